@@ -1,5 +1,5 @@
-"""The words of a command line, sorted: flags, which may stand anywhere, and what a command reads. Imports the standard
-library only."""
+"""Parses a command line into flags, which may be anywhere, and the words of the command. Imports the standard library
+only."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Arguments:
     version: bool = False
 
     def words(self, verb: str) -> list[str]:
-        """The command line of the same command."""
+        """The equivalent command line."""
         flags = ["--debug"] if self.debug else []
         flags += [] if self.config is None else [f"--config={self.config}"]
         flags += [f"--config-dir={folder}" for folder in self.config_dirs]
@@ -39,7 +39,7 @@ class Arguments:
 
 
 def parse(words: Sequence[str]) -> Arguments:
-    """Sort flags, which may stand anywhere, from the rest. Raises UserError for an unknown flag."""
+    """Separates flags, which may be anywhere, from the rest. UserError for an unknown flag."""
     arguments, left = Arguments(typed=list(words)), list(words)
     while left:
         word = left.pop(0)
@@ -71,7 +71,7 @@ def parse(words: Sequence[str]) -> Arguments:
 
 def _take(arguments: Arguments, flag: str, value: str) -> None:
     if flag == "--config" and arguments.config is not None:
-        raise UserError("--config is given twice", "give it once")
+        raise UserError("--config is given twice", "use it once")
     if flag == "--config":
         arguments.config = Path(value)
     elif flag == "--config-dir":

@@ -1,5 +1,5 @@
-"""How a command that fails ends: its error on the screen, and its exit status. Of several processes that train together
-each ends here; what is the same in all is printed once, and what follows from the end of another not at all."""
+"""Reports the error of a failed command and determines its exit status. In distributed training every rank ends here;
+identical errors are printed once, and errors caused by the end of another rank are not printed."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from lmtool.system.signals import stopped
 from lmtool.system.terminal import say, say_error
 
 REPORT_TO = "this is a bug in lmtool: please report it, with the lines above and what you typed"
-_AGAIN = "start it again: it continues from its last checkpoint"
+_RERUN_HINT = "start it again: it continues from its last checkpoint"
 
 
-def place() -> RankInfo:
-    """This process among those that were started together. What is wrong with that is reported where it matters."""
+def current_rank() -> RankInfo:
+    """The rank of this process. An invalid environment is reported elsewhere."""
     try:
         return rank_info(os.environ)
     except UserError:
@@ -26,24 +26,24 @@ def place() -> RankInfo:
 
 
 def failed(error: BaseException, debug: bool) -> int:
-    """Report what ended a command. Returns its exit status. debug: with the traceback of an error of lmtool's own."""
-    ends = Ends.here(place())
+    """Reports the error of a command and returns its exit status. debug: also print the traceback of a user error."""
+    ends = Ends.here(current_rank())
     known = _known(error)
     if known is None:
         return _unexpected(error, ends)
     if debug:
         _traceback()
     lines = tuple(line for pair in _messages(known) for line in pair if line is not None)
-    who = ends.last_words(known.exit_status, lines)
-    if who is not None:
+    prefix = ends.last_words(known.exit_status, lines)
+    if prefix is not None:
         with suppress(OSError):  # the terminal may be gone, as after SIGHUP
             for message, hint in _messages(known):
-                say_error(f"{who}{message}", hint)
+                say_error(f"{prefix}{message}", hint)
     return known.exit_status
 
 
 def _known(error: BaseException) -> LmtoolError | None:
-    """An error as one that a user can do something about; None for any other."""
+    """The error as one that the user can fix; None for any other."""
     if isinstance(error, LmtoolError):
         return error
     if isinstance(error, KeyboardInterrupt):
@@ -52,29 +52,28 @@ def _known(error: BaseException) -> LmtoolError | None:
 
 
 def _messages(error: LmtoolError) -> list[tuple[str, str | None]]:
-    """What is wrong and what to do; of a configuration, of each error in it."""
+    """(message, hint) of an error, or of each error in a configuration."""
     problems = error.problems if isinstance(error, ConfigError) else ()
     return [(problem.message, problem.hint) for problem in problems] or [(error.message, error.hint)]
 
 
 def _unexpected(error: BaseException, ends: Ends) -> int:
-    """The end of a command by a bug, or of one of several processes by the end of another."""
+    """Reports a bug, or the loss of the connection to another rank."""
     waited = isinstance(error, RuntimeError) and "timed out" in str(error).lower()
-    who = ends.last_traceback(errors.FAULT, (f"{type(error).__name__}: {error}",))
-    if who is None:
+    prefix = ends.last_traceback(errors.FAULT, (f"{type(error).__name__}: {error}",))
+    if prefix is None:
         return errors.FAULT
-    lost = _lost(error, waited, ends) if ends.process.size > 1 else None
-    if lost is not None:
-        say_error(lost, _AGAIN)
+    connection_error = _connection_error(error, waited, ends) if ends.process.size > 1 else None
+    if connection_error is not None:
+        say_error(connection_error, _RERUN_HINT)
         return errors.FAULT
     _traceback()
-    say_error(f"{who}{REPORT_TO}")
+    say_error(f"{prefix}{REPORT_TO}")
     return errors.FAULT
 
 
-def _lost(error: BaseException, waited: bool, ends: Ends) -> str | None:
-    """What is said where a process ends because another one does not answer; None where that is not the reason.
-    waited: as long as it may."""
+def _connection_error(error: BaseException, waited: bool, ends: Ends) -> str | None:
+    """The message if another rank does not answer; None for other errors. waited: whether a timeout expired."""
     if waited:
         from lmtool.training.group import TIMEOUT
 

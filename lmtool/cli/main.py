@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         with Interrupts():
-            ranks.join(exit_status.place())
+            ranks.join(exit_status.current_rank())
             with errors.system_errors():
                 return _main(words)
     except BrokenPipeError:

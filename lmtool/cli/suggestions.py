@@ -1,5 +1,5 @@
-"""What people type who know other tools, where a command or a flag belongs, and how lmtool says it. Keys are in
-config/aliases.py. Imports the standard library only, until there is a flag to explain."""
+"""Hints for commands and flags of other tools. Keys are in config/aliases.py. Imports the standard library only, unless
+a flag must be explained."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _COMMANDS = {
 
 
 def command(word: str, known: tuple[str, ...]) -> str:
-    """The hint for a word that is no command."""
+    """The hint for an unknown command."""
     if meant := _COMMANDS.get(word.lower()):
         return f"did you mean {' or '.join(f'lmtool {name}' for name in meant)}?"
     if (group := groups.singular(word, of_conf := groups.all_groups())) in of_conf:
@@ -45,8 +45,14 @@ def command(word: str, known: tuple[str, ...]) -> str:
 
 
 def flag(word: str, value: str, verb: str, known: tuple[str, ...]) -> str:
-    """The hint for a flag that there is not. value: what follows it, behind `=` or as the next word; empty: nothing.
-    verb: the command that was typed; empty: none."""
+    """The hint for an unknown flag.
+
+    Args:
+        word: the flag.
+        value: its value, after `=` or as the next word; "" without one.
+        verb: the typed command; "" without one.
+        known: the existing flags.
+    """
     if word in aliases.FLAGS:
         return aliases.FLAGS[word].replace("{}", value or "NAME")
     key = word.lstrip("-").replace("-", "_")

@@ -1,4 +1,4 @@
-"""`lmtool check`: read a data set before anything is trained on it, and say what a person would want to know."""
+"""`lmtool check`: statistics and problems of a data set, before training on it."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.weights.folders import hf_folder
 
 TOO_MANY = 0.01
-"""Share of held-out rows, or of the words of held-out text, in training from which on their scores say little."""
+"""Maximum fraction of held-out rows, or of words of held-out text, that may occur in the training data."""
 
 
 def run(config: CheckConfig) -> dict[str, Any]:
-    """Read, print and write what there is to say. Raises CheckFailed where rows fail, or where held-out ones stand in
-    the training rows."""
+    """Reads the data, prints and writes the findings. CheckFailed if rows fail, or if held-out rows occur in the
+    training rows."""
     if (config.task is None) == (config.data is None):
         raise UserError("check reads labeled data or text: give one of them", "lmtool check task=mydata.csv")
     output = Output()
@@ -60,16 +60,16 @@ def run(config: CheckConfig) -> dict[str, Any]:
     leaks = [(name, split) for name, summary in found.items() for split in _leaking(summary["splits"])]
     if failing:
         raise CheckFailed(
-            f"{counted(len(failing), 'row')} failed", "correct them, or take them out; the first are listed above"
+            f"{counted(len(failing), 'row')} failed", "correct or remove them; the first are listed above"
         )
     if leaks:
         most = max(found[name]["splits"][split]["in_training"]["equal"] for name, split in leaks)
         which = ", ".join(f"{split} of {name}" for name, split in leaks)
-        hint = f"take them out of one of both: scores on them say little; listed={most} output=FILE.jsonl lists all"
+        hint = f"remove them from one split, since scores on them say little; listed={most} output=FILE.jsonl lists all"
         if config.data is not None:
-            message = f"more than {TOO_MANY:.0%} of the words of {which} stand in the training text too"
+            message = f"more than {TOO_MANY:.0%} of the words of {which} also occur in the training text"
             raise CheckFailed(message, f"validate on other text with data.validation=FILE, or {hint}")
-        raise CheckFailed(f"more than {TOO_MANY:.0%} of the rows of {which} stand in the training rows too", hint)
+        raise CheckFailed(f"more than {TOO_MANY:.0%} of the rows of {which} also occur in the training rows", hint)
     return found
 
 

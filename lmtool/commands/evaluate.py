@@ -69,7 +69,7 @@ def run(config: EvaluateConfig) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class _ScoredSplits:
+class TaskScores:
     """A checkpoint on a task's splits. constant: the baseline, as `BaseLearner.baseline` gives it. metric: the score
     that chooses checkpoints."""
 
@@ -94,7 +94,7 @@ class _ScoredSplits:
         return members.get(split.partition(" ")[0], self.constant)
 
 
-def _on_task(config: EvaluateConfig, trained: Trained, output: Output, checkpoint: str | None = None) -> _ScoredSplits:
+def _on_task(config: EvaluateConfig, trained: Trained, output: Output, checkpoint: str | None = None) -> TaskScores:
     """A finetuned checkpoint on its task. checkpoint: another one than the configuration's."""
     before = trained.config
     if not isinstance(before, FinetuneConfig):
@@ -108,17 +108,17 @@ def _on_task(config: EvaluateConfig, trained: Trained, output: Output, checkpoin
     if checkpoint is None:
         learner = leaving(learner, config.checkpoint, config.exit, config.exit_entropy)
     held_out = HeldOutSplits(learner, data, before.max_length, config.batch_tokens, before.seed)
-    return _ScoredSplits(
+    return TaskScores(
         task.config.name, held_out.score(trained.precision), held_out.baseline(data["train"]), learner.metric.name
     )
 
 
-def _filled(config: EvaluateConfig, filled: FilledPrompts) -> _ScoredSplits:
+def _filled(config: EvaluateConfig, filled: FilledPrompts) -> TaskScores:
     """A masked language model on a task that it never learned, by the words it puts in the place of a mask."""
     data, learner = filled.task.splits(), filled.learner
     held_out = HeldOutSplits(learner, data, filled.max_length, config.batch_tokens, filled.seed)
     title = f"{filled.task.config.name} from prompts alone"
-    return _ScoredSplits(title, held_out.score(filled.precision), held_out.baseline(data["train"]), learner.metric.name)
+    return TaskScores(title, held_out.score(filled.precision), held_out.baseline(data["train"]), learner.metric.name)
 
 
 def _against(config: EvaluateConfig, trained: Trained) -> Trained:

@@ -130,8 +130,10 @@ def _screen_of(stats: RunningStatistics, heading: str, fact: str, examples: list
     """The screen of statistics; checks whose subject never occurred have no row."""
     statistics = list(stats.statistics.values())
     never = [statistic.name for statistic in statistics if statistic.checks_itself and statistic.holds(0)]
-    shown_statistics = [statistic for statistic in statistics if statistic.name not in never]
-    broken = frozenset(number for number, statistic in enumerate(shown_statistics) if not statistic.holds(stats.tested))
+    visible_statistics = [statistic for statistic in statistics if statistic.name not in never]
+    broken = frozenset(
+        number for number, statistic in enumerate(visible_statistics) if not statistic.holds(stats.tested)
+    )
     defined = sum(statistic.expected is not None for statistic in statistics)
     intervals = f"{stats.tested} interval{'s' * (stats.tested > 1)} around what was measured"
     together = f"{intervals} (together {1 - FAMILY:.1%} sure)"
@@ -143,7 +145,7 @@ def _screen_of(stats: RunningStatistics, heading: str, fact: str, examples: list
     ]
     verdict = f"all {defined} checks hold" if not broken else f"{len(broken)} of {defined} checks do not hold"
     return InspectionScreen(
-        heading, fact, examples, [_row(statistic, stats.tested) for statistic in shown_statistics], broken, verdict,
+        heading, fact, examples, [_row(statistic, stats.tested) for statistic in visible_statistics], broken, verdict,
         f"{verdict}: {'; '.join(filter(None, parts))}",
         [f"{name}: defined as {definition}" for name, definition in stats.remarks.items()],
     )  # fmt: skip

@@ -11,7 +11,7 @@ from lmtool.config.tables import Choice
 from lmtool.data.sources import open_source
 from lmtool.data.vocabulary import trained_tokenizer
 from lmtool.reporting.console import Output
-from lmtool.reporting.looks import Cut, print_tokenizations, write_tokenizations
+from lmtool.reporting.looks import Tokenization, print_tokenizations, write_tokenizations
 from lmtool.resolver.schema.use import InspectTokenizerConfig
 from lmtool.tokenizers.configs import TokenizerConfig
 from lmtool.tokenizers.folders import has_tokenizer
@@ -20,7 +20,7 @@ from lmtool.weights.folders import hf_folder
 
 
 def run(config: InspectTokenizerConfig) -> list[dict[str, Any]]:
-    """Cut, print and write the page. Returns what is on it, a row a vocabulary."""
+    """Tokenization, print and write the page. Returns what is on it, a row a vocabulary."""
     output = Output()
     tokenizations = [_cut(name, tokenizer, config.text) for name, tokenizer in _tokenizers(config, output)]
     print_tokenizations(output, config.text, tokenizations)
@@ -45,10 +45,10 @@ def _tokenizers(config: InspectTokenizerConfig, output: Output) -> Iterator[tupl
         yield checkpoint, Tokenizer.load(folder)
 
 
-def _cut(name: str, tokenizer: Tokenizer, text: str) -> Cut:
+def _cut(name: str, tokenizer: Tokenizer, text: str) -> Tokenization:
     ids = tokenizer.encode(text).tolist()
     unknown = tokenizer.roles.get("unk")
-    return Cut(
+    return Tokenization(
         name,
         tokenizer.vocab_size,
         tuple(tokenizer.readable(ids)),

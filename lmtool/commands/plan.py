@@ -1,9 +1,8 @@
-"""`lmtool plan`: parameters, operations, steps, tokens, epochs, memory, disk and time, before anything is spent.
+"""`lmtool plan`: parameters, FLOPs, steps, tokens, epochs, memory, disk and time, before training.
 
-The model is built on the meta device, so nothing of it is in memory, and pretraining text is not read: its windows
-are taken as full, and its tokens are estimated from its bytes. A task's rows are counted, since its epochs depend on
-them. With measure=true a few steps are run.
-"""
+The model is built on the meta device, and pretraining text is not read: windows are assumed to be full, and tokens are
+estimated from bytes. A task's rows are counted, since its epochs depend on them. With measure=true, a few steps are
+run."""
 
 from __future__ import annotations
 
@@ -45,7 +44,7 @@ WARM_UP, STEPS = 2, 5
 
 @dataclass(frozen=True)
 class Measured:
-    """step_seconds: the median of a few steps, loading, evaluation and saving left out; tokens: in these, a step.
+    """Measurements of a few steps. step_seconds: median, without loading, evaluation and saving. tokens: per step.
     metadata: of the loader. peak_bytes: of the process, or of the device."""
 
     step_seconds: float
@@ -55,8 +54,8 @@ class Measured:
 
 
 def measured(config: PretrainConfig | FinetuneConfig) -> Measured:
-    """Build the run as its command does and train a few steps of it. UserError where the words are several runs or none
-    of their own."""
+    """Builds the run like its command and trains a few steps. UserError if the overrides describe several runs or a
+    branch."""
     if isinstance(config, FinetuneConfig) and isinstance(config.task, GlueConfig):
         raise UserError(f"measure=true: task={config.task.name} is a run of every task in it", "give one: task=sst2")
     if config.branch is not None:
@@ -73,7 +72,7 @@ def measured(config: PretrainConfig | FinetuneConfig) -> Measured:
 
 
 class _TimedLoader:
-    """A loader that ends the training after a few steps, and knows how long each was, from when it was given on."""
+    """A loader that stops the training after a few steps, and measures each of them."""
 
     def __init__(self, loader: PackedLoader | PhasedLoader):
         self._loader = loader
@@ -98,7 +97,7 @@ BYTES_A_TOKEN = 4.0
 
 
 def run(config: TrainingConfig, verb: str, keys: PlanKeys) -> int:
-    """Print the plan of a run. UserError where steps are to be measured on a device that is not here."""
+    """Prints the plan of a run. UserError if measure=true needs a device that is not available."""
     device, notes, rows = rank_info(config, keys.device), [], 0
     typed = config
     if isinstance(config, FinetuneConfig):
@@ -118,18 +117,18 @@ def run(config: TrainingConfig, verb: str, keys: PlanKeys) -> int:
     if devices_of(config) > 1 and not device.cuda:
         notes.append(f"{devices_of(config)} processes share the cores of one machine")
 
-    config, of_pass = _with_known_passes(config, rows, None if seen is None else seen.metadata, notes)
+    config, epoch_tokens = _with_known_epochs(config, rows, None if seen is None else seen.metadata, notes)
 
-    def plan_again(config: RunConfig) -> RunPlan:
-        return _plan_of(config, learner, of_pass, device, None if seen is None else seen.metadata)
+    def plan_with(config: RunConfig) -> RunPlan:
+        return _plan_of(config, learner, epoch_tokens, device, None if seen is None else seen.metadata)
 
-    plan = replace(plan_again(config), store_bytes=_store_bytes(config))
-    plan = replace(plan, epoch_text=_of_a_pass(config, rows, of_pass, seen is not None))
+    plan = replace(plan_with(config), store_bytes=_store_bytes(config))
+    plan = replace(plan, epoch_text=_epoch_text(config, rows, epoch_tokens, seen is not None))
     if seen is not None:
         each = seen.step_seconds * plan.tokens_per_step / seen.tokens
         plan = replace(plan, step_seconds=(each, each), rate=f"measured over {STEPS} steps on {device.name}")
     if not plan.fits:
-        plan = replace(plan, advice=what_fits(config, plan_again))
+        plan = replace(plan, advice=what_fits(config, plan_with))
     print_table(
         Output(),
         ["what", "how much"],
@@ -140,16 +139,16 @@ def run(config: TrainingConfig, verb: str, keys: PlanKeys) -> int:
 
 
 def _measured(config: TrainingConfig, device: PlannedDevice, fits: bool) -> Measured | None:
-    """A few steps; none of a run that cannot be held."""
+    """Measures a few steps; None if the run does not fit."""
     if not device.here:
-        # Says what is missing, as training would.
+        # Raises the same error as training.
         from lmtool.training.precision import select_device
 
         select_device(config.device)
     return measured(config) if fits else None
 
 
-def _with_known_passes(
+def _with_known_epochs(
     config: TrainingConfig, rows: int, metadata: Mapping[str, Any] | None, notes: list[str]
 ) -> tuple[TrainingConfig, float | None]:
     """The configuration, without a budget of passes where nobody knows how long one is, which is noted; and the tokens
@@ -158,9 +157,9 @@ def _with_known_passes(
         return config, float(metadata["tokens_per_epoch"])
     if isinstance(config, FinetuneConfig):
         return config, float(rows * config.max_length)
-    of_pass = None if any(form.data != config.data for form in config.forms) else _text_tokens(config)
-    if of_pass is not None or config.max_epochs is None:
-        return config, of_pass
+    epoch_tokens = None if any(form.data != config.data for form in config.forms) else _text_tokens(config)
+    if epoch_tokens is not None or config.max_epochs is None:
+        return config, epoch_tokens
     budget, reason = f"max_epochs={config.max_epochs:g}", "the tokens of a pass are not known before the text is read"
     if set(budgets(config.model_dump(include=set(BUDGETS)))) == {"max_epochs"}:
         hint = "measure=true reads it; or give max_steps= or max_tokens= in its place"
@@ -172,30 +171,30 @@ def _with_known_passes(
 def _plan_of(
     config: RunConfig,
     learner: BaseLearner,
-    of_pass: float | None,
+    epoch_tokens: float | None,
     device: PlannedDevice,
     metadata: Mapping[str, Any] | None,
 ) -> RunPlan:
-    """of_pass: the tokens of a pass; metadata: of a loader that read it."""
+    """epoch_tokens: the tokens of a pass; metadata: of a loader that read it."""
     if isinstance(config, PretrainConfig) and config.phases:
-        by_phase = [_assumed(form, of_pass, form.objective.predicted_fraction) for form in config.forms]
+        by_phase = [_assumed(form, epoch_tokens, form.objective.predicted_fraction) for form in config.forms]
         plan = plan_in_phases(config, learner, by_phase, device)[0]
     else:
         predicted = config.objective.predicted_fraction if isinstance(config, PretrainConfig) else 0.0
-        plan = plan_of(config, learner, metadata or _assumed(config, of_pass, predicted), device)
-    return replace(plan, epochs=None if of_pass is None else plan.tokens / of_pass)
+        plan = plan_of(config, learner, metadata or _assumed(config, epoch_tokens, predicted), device)
+    return replace(plan, epochs=None if epoch_tokens is None else plan.tokens / epoch_tokens)
 
 
-def _of_a_pass(config: TrainingConfig, rows: int, of_pass: float | None, measured: bool) -> str:
+def _epoch_text(config: TrainingConfig, rows: int, epoch_tokens: float | None, measured: bool) -> str:
     """What a pass is over."""
     if isinstance(config, FinetuneConfig):
         return f" over {counted(rows, 'row')}"
-    return f" over {'' if measured else 'about '}{count(float(f'{of_pass or 0:.3g}'))} tokens"
+    return f" over {'' if measured else 'about '}{count(float(f'{epoch_tokens or 0:.3g}'))} tokens"
 
 
 def _text_tokens(config: PretrainConfig) -> float | None:
-    """Estimated tokens of the training text: in files that are here, by their size; of text that is collected or
-    downloaded up to a size, as many as that. None where nobody knows."""
+    """Estimated tokens of the training text, from the size of local files or the size limit of downloaded text; None if
+    unknown."""
     size_limit, path = getattr(config.data, "max_bytes", None), getattr(config.data, "path", None)
     if isinstance(path, str) and "://" not in path:
         device = Path(path).expanduser()
@@ -205,28 +204,28 @@ def _text_tokens(config: PretrainConfig) -> float | None:
 
 
 def _store_bytes(config: TrainingConfig) -> int | None:
-    """Of the token stores of text, estimated; None of a task's rows, and where nobody knows."""
+    """Estimated bytes of the token stores of text; None for a task's rows, and if unknown."""
     tokens = _text_tokens(config) if isinstance(config, PretrainConfig) else None
     return None if tokens is None else round(tokens * (2 if config.model.vocab_size <= 1 << 16 else 4))
 
 
 def _read(config: TrainingConfig, rows: int) -> str:
-    """What is assumed of data that are not read."""
+    """The assumption about data that is not read."""
     if isinstance(config, FinetuneConfig):
         return f"{counted(rows, 'training row')}, each taken as max_length={config.max_length} long; most are shorter"
     lengths = " or ".join(dict.fromkeys(str(form.max_length) for form in config.forms))
     return f"every sequence is taken as max_length={lengths} long; the text is not read"
 
 
-def _assumed(config: RunConfig, of_pass: float | None, predicted: float) -> dict[str, float]:
-    """A loader's facts without its data: every sequence is `max_length` long. of_pass: the tokens of a pass, None where
-    they are not known."""
+def _assumed(config: RunConfig, epoch_tokens: float | None, predicted: float) -> dict[str, float]:
+    """A loader's facts without its data: every sequence is `max_length` long. epoch_tokens: the tokens of a pass, None
+    where they are not known."""
     length = float(config.max_length)
     tokens = config.batch_tokens or (config.batch_examples or 1) * length
-    of_pass = max(of_pass or 0.0, tokens)
+    epoch_tokens = max(epoch_tokens or 0.0, tokens)
     return {
-        "steps_per_epoch": of_pass / tokens,
-        "tokens_per_epoch": of_pass,
+        "steps_per_epoch": epoch_tokens / tokens,
+        "tokens_per_epoch": epoch_tokens,
         "mean_length": length,
         "predicted_fraction": predicted,
     }

@@ -35,7 +35,7 @@ from lmtool.weights.task_heads import CLASSIFIER
 
 
 def run(config: PredictConfig) -> None:
-    """Read, predict, and print or write what was predicted."""
+    """Reads texts, predicts, and prints or writes the predictions."""
     check_output(config.output)
     trained, output = load_trained(config), Output()
     task = trained.task(config.task)
@@ -74,7 +74,7 @@ def run(config: PredictConfig) -> None:
 
 
 def _trained_on(task: TaskConfig, columns_of_texts: str) -> bool:
-    """Whether a file is that of a task's rows, or the training file of its folder."""
+    """Whether a file has the task's training rows."""
     if task.path is None:
         return False
     rows, file = Path(task.path).resolve(), Path(columns_of_texts).resolve()
@@ -105,7 +105,7 @@ def answering(trained: Trained, paired: bool) -> BaseLearner:
 
 
 def _rows(config: PredictConfig, table: Table | None, learner: BaseLearner) -> Rows:
-    """What is asked about: the rows of a table, or texts."""
+    """The input: rows of a table, or texts."""
     if table is not None:
         return learner.read_rows(dict(table.columns), table.origin)
     texts, origin = requested_texts(config)
@@ -114,8 +114,7 @@ def _rows(config: PredictConfig, table: Table | None, learner: BaseLearner) -> R
 
 
 def columns_of(learner: BaseLearner, texts: list[str], pairs: list[str] | None) -> dict[str, list[str]]:
-    """Texts, and their second ones, under the names of the columns that a learner reads. UserError where it reads
-    something else."""
+    """Texts, and optionally second texts, by the names of the learner's columns. UserError if they do not fit."""
     names = ", ".join(learner.reads)
     if len(learner.reads) == 1 and pairs is not None:
         raise UserError(f"task={learner.config.name} reads one text, {names}; pair is a second one", "leave pair= out")

@@ -14,7 +14,7 @@ from lmtool.reporting.text import plain
 from lmtool.resolver.schema.run import TokenizerCommandConfig
 from lmtool.tokenizers.tokenizer import FILES
 
-SAMPLE_PIECES = 3
+SAMPLE_TOKENS = 3
 MEASURED = 500
 
 
@@ -63,7 +63,7 @@ def run(config: TokenizerCommandConfig) -> dict[str, Any]:
             ),
             *(
                 ("sample" if number == 0 else "", plain(" ".join(tokenizer.readable(ids[:24]))))
-                for number, ids in enumerate(encoded[:SAMPLE_PIECES])
+                for number, ids in enumerate(encoded[:SAMPLE_TOKENS])
             ),
         ]
     )

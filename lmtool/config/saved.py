@@ -13,7 +13,7 @@ from yaml.reader import ReaderError
 
 from lmtool.config.base import Config
 from lmtool.errors import UserError
-from lmtool.system.files import verify_beside
+from lmtool.system.files import verify_siblings
 from lmtool.system.secrets import masked_data, masker
 from lmtool.system.terminal import visible
 
@@ -147,7 +147,7 @@ def read(path: Path) -> dict[str, Any]:
     for a config.json of a checkpoint that was changed.
     """
     if path.name == "config.json":
-        verify_beside(path.parent, [path.name])
+        verify_siblings(path.parent, [path.name])
     hint = "give the config.yaml of a run folder"
     if os.path.lexists(path) and not path.is_file():  # reading a pipe would wait for ever
         raise UserError(f"{path} is no regular file", hint)

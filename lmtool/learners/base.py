@@ -1,7 +1,7 @@
-"""The base class of learners: a backbone, its heads, and what the loop, the evaluator and the commands call.
+"""The base class of learners: a backbone with heads, and the interface of the loop, the evaluator and the commands.
 
-An objective, a task, a mixture of them: each is a subclass. In a checkpoint its tensors are named `backbone.`,
-`heads.NAME.` and `objective.` (further networks of an objective).
+Objectives, tasks and mixtures are subclasses. In a checkpoint, tensors are named `backbone.`,
+`heads.NAME.` and `objective.` (additional networks of an objective).
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ from lmtool.types import Batch, ParameterGroup, Scores, StepOutput
 
 
 def no_warning(text: str) -> None:
-    """Reports nothing."""
+    """Ignores a warning."""
 
 
 def no_progress(done: int, total: int) -> None:
-    """Shows nothing."""
+    """Ignores progress."""
 
 
-# Of a forward on a CPU. Larger ones are no faster (BERT, 2 layers, width 256: 13.2 calls of 128 texts a second of CPU
-# time at 8,192 tokens, 12.8 at 2,048), and the heap never settles on their buffers: 688 MB after 250 calls and growing,
-# against 456 MB from the 90th call on.
+# Tokens of a forward on a CPU. Larger ones are not faster (BERT, 2 layers, width 256: 13.2 calls of 128 texts a second
+# of CPU time at 8,192 tokens, 12.8 at 2,048), and the heap keeps growing: 688 MB after 250 calls and growing, against
+# 456 MB from the 90th call on.
 CPU_TOKENS = 2048
 
 
 @dataclass(frozen=True)
 class Inference:
-    """max_length: tokens of an example, at most. batch_tokens: of a forward, at most. warn: reports what a user should
-    know. progress: is given how many parts of how many are done."""
+    """Settings of inference. max_length: maximum tokens of an example. batch_tokens: maximum tokens of a forward. warn:
+    receives warnings for the user. progress: receives (done, total)."""
 
     max_length: int
     batch_tokens: int
@@ -60,14 +60,14 @@ class Inference:
 
     @property
     def forward_tokens(self) -> int:
-        """Tokens of a forward on this device."""
+        """Maximum tokens of a forward on this device."""
         return min(self.batch_tokens, CPU_TOKENS) if self.precision.device.type == "cpu" else self.batch_tokens
 
 
 @dataclass(frozen=True)
 class Answers:
-    """What a trained model answers to rows. records: plain data, one a row. scores: of `labelled` rows, by metric; none
-    where the rows have no labels."""
+    """A trained model's predictions. records: plain data, one per row. labelled: number of rows with labels. scores: by
+    metric, over those rows."""
 
     records: Iterator[dict[str, object]]
     scores: Mapping[str, float] = field(default_factory=dict)
@@ -75,7 +75,7 @@ class Answers:
 
 
 def decayed_groups(learner: nn.Module) -> list[ParameterGroup]:
-    """Every parameter that learns, once: matrices decay, vectors (norms and biases) do not."""
+    """The trainable parameters in two groups: matrices with weight decay, vectors (norms and biases) without."""
     decay, rest = ParameterGroup("decay", []), ParameterGroup("no_decay", [], weight_decay_scale=0.0)
     for name, parameter in learner.named_parameters():
         if parameter.requires_grad:
@@ -84,17 +84,23 @@ def decayed_groups(learner: nn.Module) -> list[ParameterGroup]:
 
 
 class BaseLearner(ModelWithHeads, ABC):
-    """Holds `backbone` and `heads`; further networks that learn are submodules with names of their own.
+    """A trainable model: `backbone`, `heads`, and optional networks in `objective`.
 
-    seed: of the run; new heads and dropout derive from it. weights: by term, its coefficient in the loss. metric:
-    the score that chooses the best checkpoint: of text the `loss`, or that of one term, TERM_loss. reads: the
-    columns that `respond` reads. predicts_rows: whether its scorer keeps a prediction of each row. makes_inputs:
-    whether it makes a part of what it reads itself, so that examples cannot be shown without its weights.
-    scores_part: whether its scores in training are of a part of the rows. slides: whether it can be scored over
-    windows that overlap, see `SplitData.stride`. pretrained: heads that say nothing until a checkpoint brings them.
-    reads_text: whether its examples are made of the text of a split. query_stream: whether it predicts by a stream of
-    queries too. scores_tokens: whether its heads read every token of a text. trained_beside: predictions that training
-    counts and an evaluation does not, in words. objective: further networks that learn.
+    Attributes:
+        seed: of the run; initializes new heads and dropout.
+        weights: coefficient of each term in the loss.
+        metric: selects the best checkpoint; for text the `loss`, or the loss of one term, TERM_loss.
+        reads: the columns that `respond` reads.
+        predicts_rows: whether its scorer stores a prediction for each row.
+        makes_inputs: whether the model generates part of its inputs, so that examples need its weights.
+        scores_part: whether evaluations during training score only part of the rows.
+        slides: whether it can be scored over overlapping windows, see `SplitData.stride`.
+        pretrained: heads that are useless until loaded from a checkpoint.
+        reads_text: whether its examples are made from the text of a split.
+        query_stream: whether it also predicts with a query stream.
+        scores_tokens: whether its heads read every token of a text.
+        trained_beside: description of predictions that count in training but not in evaluation.
+        objective: additional trainable networks.
     """
 
     weights: dict[str, float]
@@ -116,51 +122,51 @@ class BaseLearner(ModelWithHeads, ABC):
         self.config: Any = config
         self.tokenizer: Any = tokenizer
 
-    # What the loop asks.
+    # Interface of the loop.
 
     @abstractmethod
     def counts(self, batch: Batch) -> dict[str, float]:
-        """How much each term predicts in this batch, known without a forward."""
+        """The number of targets of each term in a batch, known without a forward."""
 
     @abstractmethod
     def forward(self, batch: Batch, step: int) -> StepOutput:
-        """The sums of the terms' losses over a batch."""
+        """The sum of each term's losses over a batch. step: the optimizer step, from 1."""
 
     def penalties(self) -> dict[str, Tensor]:
-        """Terms added once a step, whatever the batch: those of the tuning method and its schemes."""
+        """Terms added once per step, independent of the batch: those of the tuning method and the schemes."""
         terms = {} if self.tuning is None else dict(self.tuning.penalties(self))
         for scheme in self.schemes:
             terms |= scheme.penalties(self)
         return terms
 
     def begin(self, steps_in_epoch: Callable[[int], int]) -> None:
-        """Called before training, with the optimizer steps of each pass over the examples by its number from 0."""
+        """Called before training. steps_in_epoch: the optimizer steps of each epoch, counted from 0."""
         for scheme in self.schemes:
             scheme.begin(steps_in_epoch)
 
     def first_step(self, name: str, steps: int) -> int | None:
-        """The step from which a parameter that learns does so; None where it does not within these many steps."""
-        firsts = [scheme.first_step(name, steps) for scheme in self.schemes]
-        return max((first or 0 for first in firsts), default=1) if None not in firsts else None
+        """The first step that trains a parameter; None if it stays frozen for `steps` steps."""
+        first_steps = [scheme.first_step(name, steps) for scheme in self.schemes]
+        return max((first or 0 for first in first_steps), default=1) if None not in first_steps else None
 
     def on_step(self, step: int) -> None:
-        """Called before the forward of each optimizer step, with its number from 1."""
+        """Called before the forward of each optimizer step, counted from 1."""
         if self.tuning is not None:
             self.tuning.on_step(self, step)
         for scheme in self.schemes:
             scheme.on_step(self, step)
 
     def parameter_groups(self) -> list[ParameterGroup]:
-        """What learns, each tensor once."""
+        """The trainable parameters, each tensor once."""
         groups = decayed_groups(self) if self.tuning is None else self.tuning.parameter_groups(self)
         for scheme in self.schemes:
             groups = scheme.groups(groups)
         return groups
 
     def dropout_rng(self, batch: Batch, step: int) -> DropoutRng | None:
-        """The dropout of this batch in this step, for its inputs (and `for_outputs`); None in evaluation. Keyed by
-        token on a CPU; on CUDA from the device's generator, seeded by the step and the batch's first example. A model
-        that runs twice in a step takes draws `at` another place for its second forward."""
+        """The dropout of a batch in a step, for its inputs (and `for_outputs`); None in evaluation. On a CPU it is
+        keyed by token; on CUDA it uses the device's generator, seeded by the step and the batch's first example. A
+        model that runs twice per step samples `at` another index in its second forward."""
         if not self.training:
             return None
         device = batch.inputs.tokens.device
@@ -174,28 +180,31 @@ class BaseLearner(ModelWithHeads, ABC):
         return DeviceRng(key(self.seed, "dropout", step, *first), device)
 
     def hidden_of(self, batch: Batch, rng: DropoutRng | None, read_M: Tensor | None = None) -> Tensor:
-        """`hidden` of a batch."""
+        """The hidden states of a batch, see `hidden`."""
         return self.hidden(batch.inputs, batch.outputs, rng, read_M)
 
-    # What it reads.
+    # Data.
 
     def is_in(self, data: SplitData) -> bool:
-        """Whether a split has something for it."""
+        """Whether a split has data for it."""
         return True
 
     @abstractmethod
     def examples(self, data: SplitData, max_length: int) -> Examples:
-        """What is made of a split. An example may have several parts: windows of a long text, choices."""
+        """The examples of a split. An example may have several parts: windows of a long text, choices."""
 
     def inspector(self, examples: Any, max_length: int) -> Inspector:
-        """What `inspect` reports of examples that it made of a split, for this max_length."""
+        """The inspector of examples that `examples` returned for this max_length."""
         return Inspector(self, examples, max_length)
 
-    # What another model can learn of it.
+    # Distillation.
 
     def predicted(self, head: str, logits: Tensor | TokenLogits, batch: Batch) -> tuple[str, Predicted] | None:
-        """What the logits that a head of this name gave for a batch stand for: the term whose targets are predicted,
-        and how. None where no other model can learn from them."""
+        """Interprets the logits of a head for a batch.
+
+        Returns:
+            The predicted term, and the predictions; None if no other model can learn from them.
+        """
         term = head if head in self.weights or len(self.weights) > 1 else next(iter(self.weights))
         if term not in self.weights:
             return None
@@ -203,27 +212,33 @@ class BaseLearner(ModelWithHeads, ABC):
             return term, PredictedWords(logits)
         return term, Binary(logits) if logits.ndim == 1 else Classes(logits)
 
-    # How it is scored.
+    # Evaluation.
 
     @abstractmethod
     def score(self, batch: Batch) -> dict[str, Scores]:
-        """By term, each target's loss and best guess, in evaluation."""
+        """The loss and prediction of each target, by term, in evaluation mode."""
 
     def scorer(self, data: SplitData, examples: Any, predictors: Mapping[str, Predictor]) -> Scorer:
-        """Collects the scores of a split. examples: those it made of `data`. predictors: as `predictors` gives them."""
+        """Returns the scorer of a split. examples: from `examples(data)`. predictors: from `predictors`."""
         return TermScorer(self, predictors)
 
     @abstractmethod
     def predictors(self, train: SplitData, examples: Any) -> Mapping[str, Predictor]:
-        """By term, the best that reading nothing predicts, fitted on the training data.
-        examples: those it made of `train`."""
+        """The best constant predictor of each term, fitted on the training data. examples: from `examples(train)`."""
 
     def baseline(
         self, train: SplitData, held_out: SplitData, batches: Iterable[Batch], predictors: Mapping[str, Predictor]
     ) -> dict[str, object]:
-        """What reading nothing scores on a held-out split, as plain data: `name`, `metric`, `value`.
+        """The score of the constant predictors on a held-out split.
 
-        batches: those of the split. predictors: fitted on `train`.
+        Args:
+            train: the training data.
+            held_out: the split.
+            batches: of the split.
+            predictors: fitted on `train`.
+
+        Returns:
+            Plain data: `name`, `metric`, `value`.
         """
         weights = {term: weight for term, weight in self.headline.items() if term in predictors}
         losses = mean_losses({term: predictors[term] for term in weights}, batches)
@@ -235,22 +250,22 @@ class BaseLearner(ModelWithHeads, ABC):
 
     @property
     def headline(self) -> dict[str, float]:
-        """The terms whose losses its metric adds up, with their coefficients."""
+        """The terms that its metric sums, with their coefficients."""
         term = self.metric.name.removesuffix("_loss")
         return {term: 1.0} if term in self.weights else self.weights
 
     def baseline_loss(self, batches: Iterable[Batch], predictors: Mapping[str, Predictor]) -> float:
-        """What reading nothing loses on batches, the terms added up with their weights."""
+        """The weighted loss of the constant predictors on batches."""
         return sum(self.weights[term] * loss for term, loss in mean_losses(predictors, batches).items())
 
-    # What it is used for.
+    # Inference.
 
     def samples(self, batch: Batch, n: int) -> list[dict[str, Any]]:
-        """The first n examples of a held-out batch with what the model makes of them, as plain data."""
+        """The model's outputs for the first n examples of a held-out batch, as plain data."""
         return []
 
     def read_rows(self, columns: dict[str, list[Any]], origin: list[tuple[str, int]]) -> Rows:
-        """Unlabeled rows of a table, for `respond`. UserError where a column is missing or holds no text."""
+        """Unlabeled rows of a table, for `respond`. UserError if a column is missing or is not text."""
         missing = [name for name in self.reads if name not in columns]
         if missing:
             raise UserError(
@@ -260,36 +275,37 @@ class BaseLearner(ModelWithHeads, ABC):
         return Rows(list(range(len(origin))), {name: columns[name] for name in self.reads}, None, origin)
 
     def respond(self, rows: Rows, inference: Inference) -> Iterator[dict[str, Any]]:
-        """What a trained model answers to rows of texts: masks filled, texts completed, labels. Plain data, one a row.
+        """The model's predictions for rows of texts: filled masks, continuations, labels. Plain data, one per row.
 
-        UserError where it answers nothing.
+        Raises:
+            UserError: the learner predicts nothing.
         """
         raise UserError(
-            f"what {self.config.name} teaches answers no texts",
-            "finetune the checkpoint on a task, and predict with that",
+            f"a model trained on {self.config.name} has no predictions for texts",
+            "finetune the checkpoint on a task, and predict with the result",
         )
 
     def writer(self) -> Writer:
-        """What generates text with this model. UserError where nothing does."""
+        """The writer that generates text with this model. UserError if it cannot."""
         raise UserError(
-            f"what {self.config.name} teaches generates no text",
+            f"a model trained on {self.config.name} cannot generate text",
             "lmtool predict labels texts and fills their masks; a decoder or an encoder-decoder generates",
         )
 
     def writes(self) -> GenerationConfig:
-        """How it writes the text of a row of a table. UserError where it writes none."""
+        """The settings for generating a text per row. UserError if it cannot."""
         raise UserError(
-            f"what {self.config.name} teaches writes no text for a row", "give a task=, or a head, that does"
+            f"a model trained on {self.config.name} cannot generate a text per row", "choose a task= or head that can"
         )
 
     def label_of(self, text: str) -> object:
-        """The label of a row that a written text stands for; None for none."""
+        """The label that a generated text stands for; None for none."""
         return None
 
     def answers(self, rows: Rows, inference: Inference) -> Answers:
-        """What `respond` gives, and the scores of it where the rows are labeled."""
+        """The records of `respond`, with scores if the rows are labeled."""
         return Answers(self.respond(rows, inference))
 
     def line(self, record: dict[str, Any]) -> str:
-        """A record of `respond` as a line on the screen."""
+        """A record of `respond` as a line of output."""
         return str(record)

@@ -1,7 +1,7 @@
-"""The best predictor that reads nothing: what a language model must beat.
+"""Constant predictors, which ignore the input: the baseline that a language model must beat.
 
-Per term a fixed distribution over its classes, counted on the training text (add-one); the loss of a target is
-minus the logarithm of its share.
+Each term has a fixed distribution over its classes, from add-one counts on the training text; the loss of a target is
+the negative logarithm of its probability.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from lmtool.errors import NotFinite, UserError
 from lmtool.learners.metrics import paired_standard_error, ratio_standard_error
 from lmtool.types import Batch, Scores
 
-# Tokens counted at a time: a store larger than memory is read in pieces.
-_PIECE = 1 << 20
+# Tokens counted at a time: a store larger than memory is read in chunks.
+_CHUNK_TOKENS = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,10 @@ class ConstantPredictor:
     def of_counts(cls, name: str, counts_C: np.ndarray, never: Collection[int] = ()) -> ConstantPredictor:
         """From counts of each class, one added to each so that no class is impossible, but for those that are
         `never` a target."""
-        fractions_C = np.asarray(counts_C, dtype=np.float64) + 1
-        fractions_C[list(never)] = 0
+        probabilities_C = np.asarray(counts_C, dtype=np.float64) + 1
+        probabilities_C[list(never)] = 0
         with np.errstate(divide="ignore"):
-            return cls(name, np.log(fractions_C.sum()) - np.log(fractions_C))
+            return cls(name, np.log(probabilities_C.sum()) - np.log(probabilities_C))
 
     def losses(self, labels_M: np.ndarray) -> np.ndarray:
         """(M,) float64 nats of each target."""
@@ -61,8 +61,8 @@ class BestConstant:
     @staticmethod
     def least_losses(counts_C: np.ndarray) -> np.ndarray:
         """(C,) nats of each class where the classes have these counts; 0 for those that never come."""
-        fractions_C = np.asarray(counts_C, dtype=np.float64) / max(float(np.sum(counts_C)), 1e-300)
-        return -np.log(np.where(fractions_C > 0, fractions_C, 1.0))
+        probabilities_C = np.asarray(counts_C, dtype=np.float64) / max(float(np.sum(counts_C)), 1e-300)
+        return -np.log(np.where(probabilities_C > 0, probabilities_C, 1.0))
 
     @classmethod
     def least_loss(cls, counts_C: np.ndarray) -> float:
@@ -94,8 +94,8 @@ class ConstantRates:
     @classmethod
     def of_counts(cls, name: str, counts_C: np.ndarray, rows: int) -> ConstantRates:
         """From how many of the rows have each class, one added to each side so that nothing is impossible."""
-        fractions_C = (np.asarray(counts_C, dtype=np.float64) + 1) / (rows + 2)
-        return cls(name, -np.log(np.stack([1 - fractions_C, fractions_C])))
+        probabilities_C = (np.asarray(counts_C, dtype=np.float64) + 1) / (rows + 2)
+        return cls(name, -np.log(np.stack([1 - probabilities_C, probabilities_C])))
 
     def losses(self, labels: np.ndarray) -> np.ndarray:
         """(N x C,) float64 nats of labels 0 or 1, those of a text side by side."""
@@ -141,8 +141,8 @@ def nothing_predicted(term: str) -> UserError:
 def token_counts(tokens: np.ndarray, vocabulary: int) -> np.ndarray:
     """(V,) int64: how often each id occurs."""
     counts = np.zeros(vocabulary, dtype=np.int64)
-    for start in range(0, len(tokens), _PIECE):
-        counts += np.bincount(tokens[start : start + _PIECE], minlength=vocabulary)
+    for start in range(0, len(tokens), _CHUNK_TOKENS):
+        counts += np.bincount(tokens[start : start + _CHUNK_TOKENS], minlength=vocabulary)
         release(tokens)
     return counts
 
@@ -229,8 +229,8 @@ class TermSums:
     def result(self, name: str, baseline: Predictor | None) -> TermEvaluation:
         examples, inverse = np.unique(np.concatenate(self.examples), return_inverse=True)
 
-        def by_example(pieces: list[np.ndarray]) -> np.ndarray:
-            return np.bincount(inverse, np.concatenate(pieces), len(examples))
+        def by_example(chunks: list[np.ndarray]) -> np.ndarray:
+            return np.bincount(inverse, np.concatenate(chunks), len(examples))
 
         counts = by_example(self.counts)
         if not counts.sum():

@@ -1,4 +1,4 @@
-"""What is learned, as configuration: the base of every objective, and mixtures. Imports no torch."""
+"""Configurations of objectives and tasks: their base classes, and mixtures. Imports no torch."""
 
 from __future__ import annotations
 
@@ -288,8 +288,8 @@ class MixtureConfig(ObjectiveConfig):
         return self.model_copy(update={"members": tuple(part.model_dump(mode="json") for part in parts)})
 
     def of_parts(self, parts: Sequence[ObjectiveConfig]) -> MixtureConfig:
-        own = dict(zip((part.title for part in self.parts()), self.weights or (), strict=False))
-        weights = tuple(own[part.title] for part in parts) if own else None
+        by_title = dict(zip((part.title for part in self.parts()), self.weights or (), strict=False))
+        weights = tuple(by_title[part.title] for part in parts) if by_title else None
         return self.with_parts(tuple(parts)).model_copy(update={"weights": weights})
 
     def fractions(self) -> tuple[float, ...]:
@@ -323,7 +323,7 @@ class MixtureConfig(ObjectiveConfig):
 
 
 def member_problem(error: ValidationError | PydanticCustomError, known: Sequence[str]) -> str:
-    """What is wrong with a member that is not decoded, in words. known: the names there are."""
+    """Describes why a member is invalid. known: the valid names."""
     if isinstance(error, PydanticCustomError):
         given = (error.context or {}).get("given")
         subject = "a section has no name, which is" if given is None else f"{given} is not"

@@ -32,8 +32,8 @@ def evaluation_tokens(config: Any) -> int:
     return config.micro_batch_tokens or config.batch_tokens or EVALUATION_TOKENS
 
 
-class HeldOut:
-    """A split to score on: its data, and all of its examples in order."""
+class EvaluationSplit:
+    """A held-out split: its data, and all of its examples in order."""
 
     def __init__(self, learner: BaseLearner, data: SplitData, max_length: int, batch_tokens: int, seed: int):
         self.data = data
@@ -47,7 +47,7 @@ class HeldOut:
         self.loader = PackedLoader(examples, seed, None, self.budget, shuffle=False, virtual_tokens=virtual)
 
     def sample(self) -> Iterator[Batch]:
-        """Batches of some of its examples, drawn by the seed, for what would take long on all of them."""
+        """Batches of a random sample of examples, for slow computations."""
         plan = self.examples.plan(0)
         order = random_streams.Permutation(len(plan), self.seed, "sample", 0)(
             np.arange(min(len(plan), SAMPLE_EXAMPLES))
@@ -63,7 +63,7 @@ class HeldOutSplits:
     """Every split of `data` except train; the first gives the main score.
 
     predictors: by term, the predictor that reads nothing, scored alongside the learner. batch_tokens: of one forward
-    without gradients. made_by: the learner that makes the examples, if another one.
+    without gradients. example_learner: makes the examples, if it is another learner.
     """
 
     def __init__(
@@ -74,26 +74,26 @@ class HeldOutSplits:
         batch_tokens: int,
         seed: int,
         predictors: Mapping[str, Predictor] | None = None,
-        made_by: BaseLearner | None = None,
+        example_learner: BaseLearner | None = None,
     ):
         self.learner, self.predictors = learner, predictors or {}
         self.splits = {
-            split: HeldOut(made_by or learner, part, max_length, batch_tokens, seed)
+            split: EvaluationSplit(example_learner or learner, part, max_length, batch_tokens, seed)
             for split, part in data.items()
             if split != "train"
         }
 
     @property
-    def first(self) -> HeldOut:
+    def first(self) -> EvaluationSplit:
         return next(iter(self.splits.values()))
 
     @property
     def tokens(self) -> int:
-        """Those that an evaluation reads."""
+        """Tokens per evaluation."""
         return sum(int(part.loader.metadata()["tokens_per_epoch"]) for part in self.splits.values())
 
     def metadata(self) -> dict[str, Any]:
-        """By split, those of its loader."""
+        """The metadata of the loader of each split."""
         return {split: part.loader.metadata() for split, part in self.splits.items()}
 
     def score(self, precision: Precision, calibrates: bool = False, group: ProcessGroup = ALONE) -> SplitEvaluations:
@@ -108,12 +108,12 @@ class HeldOutSplits:
         return SplitEvaluations(evaluations)
 
     def baseline(self, train: SplitData) -> dict[str, object]:
-        """What reading nothing scores on the first of them."""
+        """The score of the constant predictors on the first split."""
         return self.learner.baseline(train, self.first.data, self.first.loader.epoch_batches(), self.predictors)
 
     def baseline_loss(self, baseline: Mapping[str, Any]) -> float:
-        """What reading nothing loses, at most. Of a language model the baseline is that loss; finding it means reading
-        all held-out text."""
+        """The largest loss of the constant predictors over splits. For a language model it is the baseline itself;
+        otherwise all held-out text is read."""
         if self.learner.metric is LOSS:
             return float(baseline["value"])
         return max(

@@ -111,7 +111,7 @@ class RunningStatistics:
         statistic.count += float(of)
 
     def none(self, name: str, times: float, of: float = 0.0) -> None:
-        """Something that must never be."""
+        """Something that must never occur."""
         self.exact(name, times, 0.0, of)
 
     def note(self, name: str, total: float, count: float, is_share: bool = False) -> None:
@@ -128,18 +128,18 @@ class RunningStatistics:
 
     @property
     def tested(self) -> int:
-        """How many intervals hold together."""
+        """The number of intervals that hold jointly."""
         return sum(statistic.expected is not None and not statistic.exact for statistic in self.statistics.values())
 
     def broken(self) -> list[Statistic]:
-        """Those that do not hold."""
+        """The statistics that violate their definitions."""
         return [statistic for statistic in self.statistics.values() if not statistic.holds(self.tested)]
 
 
 # Examples measured at a time.
 _EXAMPLES = 256
-# In the place of labels that are not known before a step.
-_MADE = "made in the step"
+# Placeholder for labels that are not known before a step.
+_UNKNOWN_LABELS = "made in the step"
 
 
 @dataclass(frozen=True)
@@ -177,12 +177,12 @@ class Inspector:
         return []
 
     def fact(self, stats: RunningStatistics) -> str:
-        """The one thing to know of what was measured, in a sentence; "" where nothing stands out."""
+        """The most important measurement as a sentence; "" if nothing is notable."""
         share = stats.measured("predicted share of text")
         return "" if share is None else f"{share:.1%} of the tokens are predicted"
 
     def label(self, value: Any, describe_position: bool) -> Any:
-        """A label as a user reads it. describe_position: of a place, where it is a token; else of the example."""
+        """A label as text. describe_position: whether it belongs to a position (a token) or to the example."""
         return self.tokenizer.readable([value])[0] if describe_position else value
 
     def repeats(self, epoch: int) -> bool:
@@ -190,7 +190,7 @@ class Inspector:
         return False
 
     def check_plan(self, stats: RunningStatistics) -> None:
-        """Enter what is cut or left out by the plan of the first epoch."""
+        """Adds statistics of truncated or omitted examples in the first epoch."""
         metadata = self.examples.metadata()
         if "truncated" in metadata:
             plan = self.examples.plan(0)
@@ -202,7 +202,7 @@ class Inspector:
                 stats.none("rows cut that are shorter than max_length", max(0, metadata["truncated"] - full))
 
     def check(self, stats: RunningStatistics, drawn: SampledBatch) -> None:
-        """Enter what the objective promises of these examples, beside its definition."""
+        """Adds statistics that the objective promises, with their definitions."""
 
     def entries(self, drawn: SampledBatch) -> Iterator[dict[str, Any]]:
         """Each example as plain data, see `described`; `diagram`, where the family or a subclass adds it:
@@ -294,26 +294,26 @@ class Inspector:
     def _labels(self, target: Target, number: int, count: int) -> object:
         """The label of an example, one of `count`: a class, a value, or as many of them as the head gives."""
         if target.labels is None:
-            return _MADE
+            return _UNKNOWN_LABELS
         values = target.labels.reshape(count, -1)[number].tolist()
         return self.label(values[0] if len(values) == 1 else values, False)
 
     def _target(self, batch: Batch, target: Target, documents: range) -> object:
-        """For each place its position, its label, and the boundaries it is read from."""
+        """The position, label and, for spans, boundaries of each target."""
         if target.labels is None or target.at is None:
-            return _MADE
+            return _UNKNOWN_LABELS
         side = batch.inputs if target.side == "inputs" else batch.outputs
         assert side is not None
-        start, places = side.starts[documents[0]], []
+        start, targets = side.starts[documents[0]], []
         document_M = side.documents[target.at]
         of_example = (document_M >= documents[0]) & (document_M <= documents[-1])
         for row in of_example.nonzero()[:, 0].tolist():
             label = self.label(target.labels[row].item(), True)
-            place = {"position": int(target.at[row]) - start, "label": label}
+            entry = {"position": int(target.at[row]) - start, "label": label}
             if target.span is not None:
-                place["borders"] = (target.span[row] - start).tolist()
-            places.append(place)
-        return places
+                entry["borders"] = (target.span[row] - start).tolist()
+            targets.append(entry)
+        return targets
 
     def _pad(self) -> int | None:
         """The id that stands for padding and nothing else."""
@@ -323,11 +323,11 @@ class Inspector:
 
 
 def _padding(batch: Batch, pad: int | None) -> int:
-    """Places of the batch that hold no token: behind its sequences, or padding; outputs may begin with its id."""
-    places = 0
+    """Number of positions without a token: after the sequences, or padding; outputs may start with the padding id."""
+    positions = 0
     for side, first in ((batch.inputs, 0), (batch.outputs, 1)):
         if side is not None:
             ids = side.tokens.numpy()
             within = side.positions.numpy()[: sum(side.lengths)] >= first
-            places += len(ids) - len(within) + int((ids[: len(within)][within] == pad).sum())
-    return places
+            positions += len(ids) - len(within) + int((ids[: len(within)][within] == pad).sum())
+    return positions

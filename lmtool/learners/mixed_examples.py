@@ -61,7 +61,7 @@ def combine(parts: Sequence[tuple[str, Batch]]) -> MixedBatch:
 
 
 class MixedExamples:
-    """Which of its examples a member gives is drawn anew each epoch.
+    """Examples of several members. Each epoch samples other examples of each member.
 
     An epoch is as long as no member has to repeat an example in it. repeats: it has as many examples as all members
     together; one whose share is more than it has gives all of them several times, and some of them once more. whole:
@@ -101,21 +101,21 @@ class MixedExamples:
                 records["member"], records["row"], records["again"] = number, taken, np.arange(count) // len(plan)
                 rows.append(records)
                 lengths.append(plan.lengths[taken])
-            kept = dict([*self._plans.items()][-1:])
-            self._plans = kept | {epoch: Plan(np.concatenate(rows), np.concatenate(lengths))}
+            previous = dict([*self._plans.items()][-1:])
+            self._plans = previous | {epoch: Plan(np.concatenate(rows), np.concatenate(lengths))}
         return self._plans[epoch]
 
     def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:
         parts = []
         for number, (name, member) in enumerate(self.members.items()):
-            of_it = rows[rows["member"] == number]
-            taken = of_it["row"]
-            if len(taken):
+            member_rows = rows[rows["member"] == number]
+            selected = member_rows["row"]
+            if len(selected):
                 plan = member.plan(epoch)
-                # Numbers of their own, so that no two members share a draw.
-                own = (taken + of_it["again"] * len(plan) * self.redraws) * len(self.members) + number
-                own = own * self.apart[0] + self.apart[1]
-                parts.append((name, member.batch(plan.rows[taken], own, epoch)))
+                # Unique numbers, so that no two members share random choices.
+                numbers = (selected + member_rows["again"] * len(plan) * self.redraws) * len(self.members) + number
+                numbers = numbers * self.apart[0] + self.apart[1]
+                parts.append((name, member.batch(plan.rows[selected], numbers, epoch)))
         return self.combine(parts)
 
     def combine(self, parts: Sequence[tuple[str, Batch]]) -> Batch:
@@ -134,23 +134,25 @@ class MixedExamples:
         if self.repeats:
             return [max(1, round(sum(sizes) * share)) for share in self.fractions]
         size = min(size / share for size, share in zip(sizes, self.fractions, strict=True))
-        return [min(max(1, round(size * share)), own) for own, share in zip(sizes, self.fractions, strict=True)]
+        return [
+            min(max(1, round(size * share)), available) for available, share in zip(sizes, self.fractions, strict=True)
+        ]
 
     def drawn(self, rows: np.ndarray) -> dict[str, int]:
-        """How many of these rows of a plan are of each member."""
+        """The number of rows of each member among rows of a plan."""
         return dict(zip(self.members, np.bincount(rows["member"], minlength=len(self.members)).tolist(), strict=True))
 
     def metadata(self) -> dict[str, object]:
-        """Size of the first epoch, and of each member's own."""
-        plan, own = self.plan(0), {name: member.metadata() for name, member in self.members.items()}
+        """Sizes of the first epoch and of each member."""
+        plan, by_member = self.plan(0), {name: member.metadata() for name, member in self.members.items()}
         drawn = self.drawn(plan.rows)
         metadata = {
             **plan.metadata(),
             **{
-                key: sum(count / len(plan) * own[name].get(key, 0.0) for name, count in drawn.items())
+                key: sum(count / len(plan) * by_member[name].get(key, 0.0) for name, count in drawn.items())
                 for key in ("predicted_fraction", "truncated_fraction")
             },
-            **{f"{name}_examples": int(metadata["examples"]) for name, metadata in own.items()},
+            **{f"{name}_examples": int(metadata["examples"]) for name, metadata in by_member.items()},
         }
         return (
             metadata if self.whole else {**metadata, **{f"{name}_in_an_epoch": count for name, count in drawn.items()}}
@@ -161,7 +163,7 @@ class MixedExamples:
 
 
 class MixedInspector(Inspector):
-    """The inspectors of all members, and each one's share of the mixture."""
+    """The inspectors of all members, and the fraction of each in the mixture."""
 
     def __init__(
         self, learner: BaseLearner, examples: MixedExamples, max_length: int, members: Mapping[str, Inspector]
@@ -182,11 +184,11 @@ class MixedInspector(Inspector):
         stats, examples = RunningStatistics(), self.examples
         drawn = np.bincount(examples.plan(0).rows["member"], minlength=len(self.members))
         for (name, member), count, share in zip(self.members.items(), drawn, examples.fractions, strict=True):
-            own = member.measured(max(tokens // len(drawn), 1))
-            for statistic in own.statistics.values():
+            measured = member.measured(max(tokens // len(drawn), 1))
+            for statistic in measured.statistics.values():
                 title = f"{name}: {statistic.name}"
                 stats.statistics[title] = replace(statistic, name=title)
-            stats.remarks |= own.remarks
+            stats.remarks |= measured.remarks
             stats.note(f"share of {name}", count, drawn.sum())
             # Each share is rounded to whole examples, by half of one at most, and so is their sum.
             stats.none("members off their share", abs(count - share * drawn.sum()) > 0.5 + len(drawn) / 2)
@@ -234,12 +236,22 @@ def concatenated(batches: Sequence[Batch]) -> Batch:
     starts = {side: np.cumsum([0, *(len(packed.tokens) for packed in parts)]) for side, parts in sides.items()}
     targets = {}
     for term, target in first.targets.items():
-        own = [batch.targets[term] for batch in batches]
+        term_targets = [batch.targets[term] for batch in batches]
         offsets = starts[target.side]
         targets[term] = Target(
-            _cat([part.labels for part in own]),
-            _cat([None if part.at is None else part.at + int(by) for part, by in zip(own, offsets, strict=False)]),
-            _cat([None if part.span is None else part.span + int(by) for part, by in zip(own, offsets, strict=False)]),
+            _cat([part.labels for part in term_targets]),
+            _cat(
+                [
+                    None if part.at is None else part.at + int(by)
+                    for part, by in zip(term_targets, offsets, strict=False)
+                ]
+            ),
+            _cat(
+                [
+                    None if part.span is None else part.span + int(by)
+                    for part, by in zip(term_targets, offsets, strict=False)
+                ]
+            ),
             target.side,
         )
     return Batch(
@@ -252,8 +264,8 @@ def concatenated(batches: Sequence[Batch]) -> Batch:
 
 
 def _cat(tensors: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
-    there = [tensor for tensor in tensors if tensor is not None]
-    return torch.cat(there) if there else None
+    present = [tensor for tensor in tensors if tensor is not None]
+    return torch.cat(present) if present else None
 
 
 def _packed(parts: Sequence[Packed]) -> Packed:
@@ -265,7 +277,7 @@ def _packed(parts: Sequence[Packed]) -> Packed:
     )
 
 
-# What is asked of a learner, of one text or of several.
+# Functions for learners that read one text or several.
 
 
 def examples_of(learner: BaseLearner, data: SplitData, max_length: int) -> Examples:
@@ -277,11 +289,11 @@ def examples_of(learner: BaseLearner, data: SplitData, max_length: int) -> Examp
 
 
 def predictors_of(learner: BaseLearner, train: SplitData, examples: object) -> Mapping[str, Predictor]:
-    """The best that reading nothing predicts: of several texts the mean of their distributions, by their shares."""
+    """The constant predictors of a learner; for several texts, the weighted mean of their distributions."""
     if not isinstance(examples, MixedSources):
         return learner.predictors(train, examples)
-    own = [learner.predictors(train.members[title], part) for title, part in examples.members.items()]
-    return {term: _mean([part[term] for part in own], examples.fractions) for term in own[0]}
+    by_source = [learner.predictors(train.members[title], part) for title, part in examples.members.items()]
+    return {term: _mean([part[term] for part in by_source], examples.fractions) for term in by_source[0]}
 
 
 def _mean(predictors: Sequence[Predictor], fractions: Sequence[float]) -> Predictor:
@@ -289,15 +301,15 @@ def _mean(predictors: Sequence[Predictor], fractions: Sequence[float]) -> Predic
     if len(constant) < len(predictors):
         return predictors[0]  # of the configuration, not of the text
     with np.errstate(divide="ignore"):
-        fractions_C = sum(share * np.exp(-part.losses_C) for share, part in zip(fractions, constant, strict=True))
-        return ConstantPredictor(constant[0].name, -np.log(fractions_C))
+        probabilities_C = sum(share * np.exp(-part.losses_C) for share, part in zip(fractions, constant, strict=True))
+        return ConstantPredictor(constant[0].name, -np.log(probabilities_C))
 
 
 def scorer_of(learner: BaseLearner, data: SplitData, examples: object, predictors: Mapping[str, Predictor]) -> Scorer:
-    """Collects the scores of a split: of several texts those of each too."""
+    """The scorer of a split; with several texts, it also scores each of them."""
     if not isinstance(examples, MixedSources):
         return learner.scorer(data, examples, predictors)
-    whole = learner.scorer(replace(data, store=_counted(data)), examples, predictors)
+    whole = learner.scorer(replace(data, store=_merged_store(data)), examples, predictors)
     parts = {title: learner.scorer(data.members[title], part, predictors) for title, part in examples.members.items()}
     if not isinstance(whole, TermScorer):
         return whole
@@ -306,7 +318,7 @@ def scorer_of(learner: BaseLearner, data: SplitData, examples: object, predictor
     )
 
 
-def _counted(data: SplitData) -> TokenStore:
+def _merged_store(data: SplitData) -> TokenStore:
     """A store without tokens whose metadata are those of all members together."""
     metadata = [part.text.metadata for part in data.members.values()]
     sums: dict[str, object] = {

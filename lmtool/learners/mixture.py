@@ -36,7 +36,7 @@ from lmtool.nn.stack import Side
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Scores, StepOutput
 
-# What a member's parameters are called in front of their own names, until the map to checkpoint names takes it away.
+# Prefix of the members' parameters, removed in checkpoints.
 _MEMBERS = "members."
 
 
@@ -115,21 +115,21 @@ class Mixture(BaseLearner):
             member.on_step(step)
 
     def examples(self, data: SplitData, max_length: int) -> MixedExamples:
-        """What all members learn of a split; where it is not trained on, all examples of each that has some there."""
+        """The examples of all members; for a held-out split, all examples of each member that has some."""
         examples = {name: examples_of(member, data, max_length) for name, member in self.named() if member.is_in(data)}
-        for number, own in enumerate(examples.values()):
-            if isinstance(own, MixedSources):
-                own.apart = len(examples), number
+        for number, part in enumerate(examples.values()):
+            if isinstance(part, MixedSources):
+                part.apart = len(examples), number
         fractions = [self.fractions[name] for name in examples]
         return MixedExamples(examples, fractions, self.seed, data.split != "train", self.config.repeats)
 
     def inspector(self, examples: MixedExamples, max_length: int) -> MixedInspector:
-        """Those of all members."""
+        """The inspectors of all members."""
         members = {name: inspector_of(member, examples.members[name], max_length) for name, member in self.named()}
         return MixedInspector(self, examples, max_length, members)
 
     def predictors(self, train: SplitData, examples: MixedExamples) -> dict[str, Predictor]:
-        """Those of all members."""
+        """The constant predictors of all members."""
         return {
             term_of(name, term): predictor
             for name, member in self.named()
@@ -145,24 +145,24 @@ class Mixture(BaseLearner):
     def counts(self, batch: Batch) -> dict[str, float]:
         return {
             term_of(name, term): count
-            for name, member, own in self.of_members(batch)
-            for term, count in member.counts(own).items()
+            for name, member, part in self.of_members(batch)
+            for term, count in member.counts(part).items()
         }
 
     def forward(self, batch: Batch, step: int) -> StepOutput:
         sums = {
             term_of(name, term): total
-            for name, member, own in self.of_members(batch)
-            for term, total in member(own, step).sums.items()
+            for name, member, part in self.of_members(batch)
+            for term, total in member(part, step).sums.items()
         }
         return StepOutput(sums, self.weights)
 
     def score(self, batch: Batch) -> dict[str, Scores]:
         scores, before = {}, 0
-        for name, member, own in self.of_members(batch):
-            for term, own_scores in member.score(own).items():
-                scores[term_of(name, term)] = replace(own_scores, documents=own_scores.documents + before)
-            before += len(own.inputs.lengths)
+        for name, member, part in self.of_members(batch):
+            for term, part_scores in member.score(part).items():
+                scores[term_of(name, term)] = replace(part_scores, documents=part_scores.documents + before)
+            before += len(part.inputs.lengths)
         return scores
 
     def scorer(self, data: SplitData, examples: MixedExamples, predictors: Mapping[str, Predictor]) -> Scorer:
@@ -172,18 +172,18 @@ class Mixture(BaseLearner):
             if name not in examples.members:
                 continue
             names = {term: term_of(name, term) for term in member.weights}
-            own = {term: predictors[mixed] for term, mixed in names.items() if mixed in predictors}
-            scorers[name] = scorer_of(member, data, examples.members[name], own)
+            of_member = {term: predictors[mixed] for term, mixed in names.items() if mixed in predictors}
+            scorers[name] = scorer_of(member, data, examples.members[name], of_member)
         return self.joins(scorers, self.weights)
 
     def samples(self, batch: Batch, n: int) -> list[dict[str, object]]:
         """Some examples of each member."""
         parts = list(self.of_members(batch))
         each = -(-n // max(len(parts), 1))
-        return [sample for _, member, own in parts for sample in member.samples(own, each)][:n]
+        return [sample for _, member, part in parts for sample in member.samples(part, each)][:n]
 
     def respond(self, rows: Rows, inference: Inference) -> Iterator[dict[str, object]]:
-        """What the first member answers."""
+        """The predictions of the first member."""
         return self._first.respond(rows, inference)
 
     def writer(self) -> Writer:
@@ -205,19 +205,19 @@ class MixedScorer(Scorer):
         self.members, self.weights = members, weights
 
     def outputs(self, batch: Batch) -> list[object]:
-        return [scorer.outputs(own) for scorer, own in self._parts(batch)]
+        return [scorer.outputs(part) for scorer, part in self._parts(batch)]
 
     def take(self, batch: Batch, outputs: Sequence[object]) -> None:
-        for (scorer, own), taken in zip(self._parts(batch), outputs, strict=True):
-            scorer.take(own, taken)
+        for (scorer, part), part_outputs in zip(self._parts(batch), outputs, strict=True):
+            scorer.take(part, part_outputs)
 
     def _parts(self, batch: Batch) -> Iterator[tuple[Scorer, Batch]]:
-        """The scorer of each member in a batch, and what of the batch is its."""
+        """The scorer and the part of the batch of each member."""
         if not isinstance(batch, MixedBatch):
             raise TypeError("a mixture scores the batches of its own examples")
-        for name, own in batch.members:
+        for name, part in batch.members:
             self.members[name].selects = self.selects
-            yield self.members[name], own
+            yield self.members[name], part
 
     def result(self) -> Evaluation:
         for scorer in self.members.values():
@@ -244,14 +244,14 @@ def _without_members(module: nn.Module, state: dict[str, object], prefix: str, m
     """The map to checkpoint names: what a member shares stands under the mixture's name already. What is a member's
     alone keeps its full name."""
     for name in [name for name in state if name.startswith(prefix + _MEMBERS)]:
-        own = name.removeprefix(prefix + _MEMBERS).partition(".")[2]
-        if prefix + own in state:
+        member_name = name.removeprefix(prefix + _MEMBERS).partition(".")[2]
+        if prefix + member_name in state:
             del state[name]
 
 
 def _with_members(module: nn.Module, state: dict[str, object], prefix: str, *_: object) -> None:
-    """The other way: a member's tensor is the one that has its own name in the checkpoint."""
+    """The reverse: a member's tensors have their own names in the checkpoint."""
     for name, member in cast(Mixture, module).members.items():
-        for own in member.state_dict():
-            if prefix + own in state:
-                state[f"{prefix}{_MEMBERS}{name}.{own}"] = state[prefix + own]
+        for member_name in member.state_dict():
+            if prefix + member_name in state:
+                state[f"{prefix}{_MEMBERS}{name}.{member_name}"] = state[prefix + member_name]

@@ -33,31 +33,39 @@ def labels_of(batch: Batch, term: str) -> Tensor:
 
 
 def indices_of(batch: Batch, term: str) -> Tensor:
-    """(M,) flat token indices at which a term predicts."""
+    """(M,) flat indices of the tokens at which a term predicts."""
     at = batch.targets[term].at
     if at is None:
-        raise ValueError(f"the batch has no places for {term}")
+        raise ValueError(f"the batch has no positions for {term}")
     return at
 
 
 def hidden_at(
-    read: Callable[..., Tensor], batch: Batch, places: dict[str, Tensor], rng: DropoutRng | None
+    read: Callable[..., Tensor], batch: Batch, indices: dict[str, Tensor], rng: DropoutRng | None
 ) -> dict[str, Tensor]:
-    """By term, the hidden states at its places: flat indices (...) give (..., H). One forward, whose last layer works
-    on the places alone, on each once. places: those of `batch.host`, since a device would have to be asked how many
-    there are. read: a backbone, or what reads its states in another way."""
-    read_M, at = torch.cat([indices.flatten() for indices in places.values()]).unique(return_inverse=True)
+    """The hidden states at the positions of each term, in one forward whose last layer computes each of them once.
+
+    Args:
+        read: a backbone, or a function with its signature.
+        batch: the batch, on its device.
+        indices: flat token indices (...) by term, from `batch.host`: their number is needed without synchronization.
+        rng: dropout; None in evaluation.
+
+    Returns:
+        (..., H) by term.
+    """
+    read_M, at = torch.cat([index.flatten() for index in indices.values()]).unique(return_inverse=True)
     device = batch.inputs.tokens.device
     hidden_MH = read(batch.inputs, rng, read_M=send(read_M, device))
-    parts = send(at, device).split([indices.numel() for indices in places.values()])
+    parts = send(at, device).split([index.numel() for index in indices.values()])
     return {
-        term: hidden_MH.index_select(0, part).view(*indices.shape, hidden_MH.shape[-1])
-        for (term, indices), part in zip(places.items(), parts, strict=True)
+        term: hidden_MH.index_select(0, part).view(*index.shape, hidden_MH.shape[-1])
+        for (term, index), part in zip(indices.items(), parts, strict=True)
     }
 
 
 class Tuning(Protocol):
-    """A tuning method as a learner knows it, see `lmtool.tuning.base`."""
+    """The tuning method's interface to a learner, see `lmtool.tuning.base`."""
 
     def edit(self, learner: object, seed: int, new: Collection[str] | None = None) -> None: ...
 
@@ -75,7 +83,7 @@ class Tuning(Protocol):
 
 
 class TuningScheme(Protocol):
-    """A scheme beside the tuning method as a learner knows it, see `lmtool.tuning.schemes`."""
+    """The interface of a scheme added to the tuning method, see `lmtool.tuning.schemes`."""
 
     def attach(self, learner: object, new: Collection[str] | None) -> None: ...
 
@@ -91,23 +99,22 @@ class TuningScheme(Protocol):
 
 
 class ModelWithHeads(nn.Module):
-    """A backbone and the heads on it, edited by a tuning method where there is one. seed: new heads derive
-    from it."""
+    """A backbone with heads, and optionally a tuning method. seed: initializes new heads."""
 
     def __init__(self, backbone: Backbone, seed: int):
         super().__init__()
         self.seed = seed
         self.backbone: Backbone = backbone
-        self.tokenizer: Any = None  # where only weights are loaded there is none
+        self.tokenizer: Any = None  # None if only weights are loaded
         self.heads = nn.ModuleDict()
         self.tuning: Tuning | None = None
         self.schemes: tuple[TuningScheme, ...] = ()
-        self.added: frozenset[str] = frozenset()  # names of the parameters that the tuning method put in
-        self.learning: frozenset[str] = frozenset()  # of those that learn by it, be it later in the run
+        self.added: frozenset[str] = frozenset()  # names of the parameters that the tuning method adds
+        self.learning: frozenset[str] = frozenset()  # names of trainable parameters, from whatever step
 
     @property
     def device(self) -> torch.device:
-        """Where its parameters are."""
+        """The device of its parameters."""
         return next(self.backbone.parameters()).device
 
     @property
@@ -117,7 +124,7 @@ class ModelWithHeads(nn.Module):
 
     @property
     def extracts(self) -> bool:
-        """Whether nothing learns that the backbone reads, so that it only extracts features."""
+        """Whether the backbone is frozen, so that it only extracts features."""
         read = [*self.backbone.parameters(), *(table.weight for table in self.backbone.embed.further)]
         return not any(parameter.requires_grad for parameter in read)
 
@@ -129,12 +136,21 @@ class ModelWithHeads(nn.Module):
         read_M: Tensor | None = None,
         tap: Tap | None = None,
     ) -> Tensor:
-        """What heads read: hidden states (T, F) of the outputs where there are any, else of the inputs (in an
-        encoder-decoder the encoder's), or (M, F) of the tokens with the flat indices `read_M`. F is the backbone's
-        `feature_size`. A backbone that only extracts features runs without gradient and without dropout."""
+        """The hidden states that heads read. A frozen backbone runs without gradient and without dropout.
+
+        Args:
+            inputs: the inputs.
+            outputs: the decoder's side of an encoder-decoder; without it, the encoder's states are returned.
+            rng: dropout; None in evaluation.
+            read_M: flat indices of the tokens to return; None for all.
+            tap: reads or replaces states between layers.
+
+        Returns:
+            (T, F), or (M, F) with `read_M`. F is the backbone's `feature_size`.
+        """
         features = next((head for head in self.heads.values() if isinstance(head, LayerFeatures)), None)
-        kept = None if features is None else LayerRecorder(features, self.head_side, read_M, tap)
-        tap, extracts = tap if kept is None else kept, self.extracts
+        recorder = None if features is None else LayerRecorder(features, self.head_side, read_M, tap)
+        tap, extracts = tap if recorder is None else recorder, self.extracts
         rng = None if extracts else rng
         with torch.no_grad() if extracts else nullcontext():
             if outputs is not None:
@@ -143,39 +159,44 @@ class ModelWithHeads(nn.Module):
                 states = self.backbone.read_inputs(inputs, rng, read_M=read_M, tap=tap)
             else:
                 states = self.backbone(inputs, rng, read_M=read_M, tap=tap)
-        return states if kept is None else kept.read(states)
+        return states if recorder is None else recorder.read(states)
 
     @property
     def virtual_tokens(self) -> int:
-        """Tokens that a tuning method puts into every text."""
+        """Number of virtual tokens that a tuning method adds to every text."""
         return self.backbone.embed.virtual_count
 
     def add_head(self, name: str, head: nn.Module) -> None:
-        """Enter a head under its name and give it the initial weights of the backbone's family. UserError where there
-        is one of that name: heads of tasks have the names that users give."""
+        """Adds a head, initialized like the backbone's family. UserError if the name is taken: users name the heads of
+        tasks."""
         if name in self.heads:
-            raise UserError(f"task.name={name} is the name of a head that the model has anyway", "give another name")
+            raise UserError(
+                f"task.name={name} is the name of an existing head of the model", "choose another task.name"
+            )
         self.heads[name] = head.to(self.device)
         self.backbone.initialize(head, self.seed, f"heads.{name}.")
 
     def tune(self, tuning: Tuning, new: Collection[str] | None = None, schemes: Sequence[TuningScheme] = ()) -> None:
-        """Edit the model by a tuning method, which answers for what learns from then on, with the schemes beside it.
-        new: the parts that did not come from a checkpoint; None: not known."""
-        own = {name for name, _ in self.named_parameters()}
+        """Applies a tuning method, which decides from then on what is trainable, and schemes.
+
+        Args:
+            tuning: edits the model.
+            new: names of parts that were not loaded from a checkpoint; None if unknown.
+            schemes: attached after the tuning method.
+        """
+        before = {name for name, _ in self.named_parameters()}
         tuning.edit(self, self.seed, new)
-        self.added = frozenset(name for name, _ in self.named_parameters()) - own
+        self.added = frozenset(name for name, _ in self.named_parameters()) - before
         self.learning = frozenset(name for name, parameter in self.named_parameters() if parameter.requires_grad)
         self.tuning, self.schemes = tuning, tuple(schemes)
         for scheme in self.schemes:
             scheme.attach(self, new)
 
 
-# Early exits: behind some of its layers a model of one stack has heads of their own, so that it can answer there
-# without the layers above (Teerapittayanon, McDanel, Kung, "BranchyNet", ICPR 2016; Xin et al., "DeeBERT", ACL 2020).
-#
-# In a checkpoint the heads behind layer N are `heads.exit_N.`, each by the name that it has behind the last layer.
-#
-# Shape letters: T tokens, N documents, H hidden width.
+# Early exits: extra heads after some layers of a single-stack model, which predict without the layers above
+# (Teerapittayanon, McDanel, Kung, "BranchyNet", ICPR 2016; Xin et al., "DeeBERT", ACL 2020).  In a checkpoint, the
+# heads after layer N are `heads.exit_N.NAME`, with the names of the heads after the last layer.  Shape letters: T
+# tokens, N documents, H hidden width.
 
 
 _EXIT = "exit_"
@@ -183,28 +204,29 @@ AnyLearner = TypeVar("AnyLearner", bound=ModelWithHeads)
 
 
 def add_exits(learner: ModelWithHeads, depths: Collection[int]) -> None:
-    """Put heads like those of a learner, with initial weights of their own, behind the layers of these numbers, counted
-    from 1."""
-    own = dict(learner.heads.items())
+    """Adds newly initialized copies of a learner's heads after these layers, counted from 1."""
+    final_heads = dict(learner.heads.items())
     for depth in depths:
-        heads = nn.ModuleDict({name: copy.deepcopy(head) for name, head in own.items()})
+        heads = nn.ModuleDict({name: copy.deepcopy(head) for name, head in final_heads.items()})
         learner.add_head(f"{_EXIT}{depth}", heads)
 
 
 def exits_of(learner: ModelWithHeads) -> list[int]:
-    """The layers behind which a learner has heads of their own, in order."""
+    """The numbers of the layers with exits, sorted."""
     names = (name.removeprefix(_EXIT) for name in learner.heads if name.startswith(_EXIT))
     return sorted(int(name) for name in names if name.isdecimal())
 
 
 def is_exit(part: str) -> bool:
-    """Whether a part of a learner (`heads.NAME`) is that of an exit."""
+    """Whether a part of a learner (`heads.NAME`) belongs to an exit."""
     return part.startswith(f"heads.{_EXIT}")
 
 
 def at_exit(learner: AnyLearner, depth: int | None) -> AnyLearner:
-    """A learner that ends behind a layer where the given one has an exit: with its tensors, without the layers above.
-    None: behind the last. The mode that it is in is the given one's now."""
+    """A view of a learner that ends at an exit. It shares the tensors, and the current training mode.
+
+    depth: the layer of the exit; None for the last layer.
+    """
     if depth is None:
         return copy.copy(learner)
     backbone = cast(OneStack, learner.backbone)
@@ -217,17 +239,16 @@ def at_exit(learner: AnyLearner, depth: int | None) -> AnyLearner:
 
 
 def _replace(module: nn.Module, **children: object) -> None:
-    """Give a shallow copy other submodules, which the original keeps."""
+    """Replaces submodules of a shallow copy without changing the original."""
     module.__dict__["_modules"] = {**module.__dict__["_modules"], **children}
 
 
 class Segment(Tap):
-    """A forward that begins behind a layer, where an earlier one over the same texts ended, and keeps the states behind
-    a deeper one.
+    """A forward that continues after a layer, from the states of an earlier forward over the same texts, and records
+    the states after a deeper layer.
 
-    first: where it begins; 0 for the embedding. states: (T, H) there. last: of which `kept` are the states, (T, H)
-    before the final norm; None: nothing is kept.
-    """
+    first: the layer of `states`, (T, H); 0 for the embedding. last: the layer whose output becomes `kept`, (T, H)
+    before the final norm; None to record nothing."""
 
     def __init__(self, first: int, states: Tensor | None, last: int | None):
         self.first, self.states, self.last = first, states, last
@@ -244,37 +265,37 @@ class Segment(Tap):
         return x_TH
 
 
-def some_documents(batch: Batch, kept_N: Tensor) -> Batch:
-    """The documents of a batch for which a mask, on the host, is true: a batch on the same device. Of one that reads
-    one side, whose targets have no spans."""
+def some_documents(batch: Batch, selected_N: Tensor) -> Batch:
+    """A batch of the documents that a mask on the host selects, on the same device. The batch must have inputs only,
+    and targets without spans."""
     host, device = batch.host, batch.inputs.tokens.device
     inputs = host.inputs
-    kept_T = kept_N[inputs.documents]
-    numbers = kept_N.nonzero()[:, 0].tolist()
+    selected_T = selected_N[inputs.documents]
+    numbers = selected_N.nonzero()[:, 0].tolist()
     packed = Packed(
-        inputs.tokens[kept_T],
+        inputs.tokens[selected_T],
         tuple(inputs.lengths[number] for number in numbers),
-        {name: column[kept_T] for name, column in inputs.columns.items()},
+        {name: column[selected_T] for name, column in inputs.columns.items()},
         tuple(inputs.prefixes[number] for number in numbers) if inputs.prefixes else (),
     )
-    place_T = kept_T.cumsum(0) - 1
+    new_index_T = selected_T.cumsum(0) - 1
 
     def of(target: Target) -> Target:
         if target.at is None:
-            return target if target.labels is None else replace(target, labels=target.labels[kept_N])
-        kept_M = kept_T[target.at]
-        labels = None if target.labels is None else target.labels[kept_M]
-        return replace(target, labels=labels, at=place_T[target.at[kept_M]])
+            return target if target.labels is None else replace(target, labels=target.labels[selected_N])
+        selected_M = selected_T[target.at]
+        labels = None if target.labels is None else target.labels[selected_M]
+        return replace(target, labels=labels, at=new_index_T[target.at[selected_M]])
 
     def rows(values: Tensor | None) -> Tensor | None:
-        return None if values is None else values[kept_N]
+        return None if values is None else values[selected_N]
 
     some = replace(
         host,
         inputs=packed,
         targets={name: of(target) for name, target in host.targets.items()},
-        examples=host.examples[kept_N],
-        parts=host.parts[kept_N],
+        examples=host.examples[selected_N],
+        parts=host.parts[selected_N],
         rows=rows(host.rows),
         groups=rows(host.groups),
         source=None,

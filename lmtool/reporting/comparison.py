@@ -1,4 +1,4 @@
-"""Several runs side by side, on the terminal and on a page: scores, what differs in their keys, curves."""
+"""Compares runs on the terminal and on a page: scores, differing configuration keys, curves."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lmtool.reporting import html
 from lmtool.reporting.console import Output, print_table
 from lmtool.reporting.run_files import RunFiles, read_predictions, read_run
 from lmtool.reporting.scores import between, is_significant, print_difference, score_of
-from lmtool.reporting.text import count, duration, lower_is_better, number, plain, shortened, size, title
+from lmtool.reporting.text import count, duration, is_number, lower_is_better, number, plain, shortened, size, title
 from lmtool.system.terminal import counted
 
 # Tolerance between a recomputed score and the saved one: a regression's predictions are rounded in the file.
@@ -27,7 +27,7 @@ _TOLERANCE = 1e-4
 
 @dataclass(frozen=True)
 class LabeledRows:
-    """The rows of a run's first labeled split, in their order. gold and predicted: labels, or numbers."""
+    """The rows of a run's first labeled split, in file order. gold, predicted: labels or numbers."""
 
     ids: list[Any]
     gold: list[Any]
@@ -46,62 +46,61 @@ class LabeledRows:
 
 
 def paired_difference(first: RunFiles, second: RunFiles) -> dict[str, dict[str, float]] | str:
-    """By metric, the first run's score less the second's on the same rows, with the 95% bootstrap interval, the rows
-    resampled for both alike ({"value", "low", "high"}); else the sentence why there is none."""
-    mine, theirs = LabeledRows.of(first), LabeledRows.of(second)
-    for run, rows in ((first, mine), (second, theirs)):
+    """First score minus second on the same rows, with a 95% bootstrap interval that resamples the rows of both runs
+    together: {"value", "low", "high"} by metric. A string says why the runs cannot be paired."""
+    mine, other_rows = LabeledRows.of(first), LabeledRows.of(second)
+    for run, rows in ((first, mine), (second, other_rows)):
         if not rows.ids:
             return f"{run.name} has no labeled predictions"
-    if (mine.ids, mine.gold) != (theirs.ids, theirs.gold):
-        return "their predictions are of different rows"
-    columns = _columns(mine.gold, mine.predicted, theirs.predicted)
+    if (mine.ids, mine.gold) != (other_rows.ids, other_rows.gold):
+        return "their predictions cover different rows"
+    columns = _columns(mine.gold, mine.predicted, other_rows.predicted)
     if columns is None:
-        return "their predictions are no single labels or numbers: lmtool evaluate A against=B"
+        return "their predictions are neither single labels nor numbers; try lmtool evaluate A against=B"
     gold, predicted, other = columns
     shared = [metric for metric in _metrics(first, gold, predicted) if metric in list(_metrics(second, gold, other))]
     if not shared:
-        return "their scores are no function of single labels: lmtool evaluate A against=B"
+        return "their scores do not follow from single labels; try lmtool evaluate A against=B"
     resamples = resample_count(len(gold), [metric.name for metric in shared])
-    differences_to_first: dict[str, list[float]] = {metric.name: [] for metric in shared}
+    paired: dict[str, list[float]] = {metric.name: [] for metric in shared}
     for rows_N in resampled_rows(len(gold), resamples):
         mine_N, theirs_N, gold_N = predicted[rows_N], other[rows_N], gold[rows_N]
         for metric in shared:
-            differences_to_first[metric.name].append(metric(gold_N, mine_N) - metric(gold_N, theirs_N))
+            paired[metric.name].append(metric(gold_N, mine_N) - metric(gold_N, theirs_N))
     return {
         metric.name: {
             "value": metric(gold, predicted) - metric(gold, other),
-            **interval(differences_to_first[metric.name])._asdict(),
+            **interval(paired[metric.name])._asdict(),
         }
         for metric in shared
     }
 
 
 def _columns(*columns: Sequence[Any]) -> tuple[np.ndarray, ...] | None:
-    """The columns as numbers: of labels their places in the sorted labels of all."""
+    """The columns as numbers; labels become their indices in the sorted set of all labels."""
     values = [value for column in columns for value in column]
-    if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
+    if all(is_number(value) for value in values):
         return tuple(np.asarray(column, dtype=np.float64) for column in columns)
     if not all(isinstance(value, str) for value in values):
         return None
-    indices = {label: place for place, label in enumerate(sorted(set(values)))}
+    indices = {label: index for index, label in enumerate(sorted(set(values)))}
     return tuple(np.asarray([indices[value] for value in column], dtype=np.int64) for column in columns)
 
 
 def _metrics(run: RunFiles, gold: np.ndarray, predicted: np.ndarray) -> Iterator[Metric]:
-    """The metrics of the run that its predictions give again."""
+    """The run's metrics that its predictions reproduce."""
     saved = run.result.get("metrics")
     for name, value in (saved if isinstance(saved, dict) else {}).items():
         metric = METRICS.get(name)
-        if metric is None or not isinstance(value, int | float) or (name in _OF_CLASSES) != (gold.dtype == np.int64):
+        if metric is None or not isinstance(value, int | float) or (name in _CLASS_METRICS) != (gold.dtype == np.int64):
             continue
         if math.isclose(metric(gold, predicted), value, abs_tol=_TOLERANCE):
             yield metric
 
 
-_OF_CLASSES = ("accuracy", "f1", "macro_f1", "matthews")
+_CLASS_METRICS = ("accuracy", "f1", "macro_f1", "matthews")
 
-
-# Keys that differ between any two runs and say nothing.
+# Keys that differ between any two runs.
 _NAMES = ("name", "run_dir")
 
 
@@ -122,8 +121,8 @@ def _configuration(run: RunFiles) -> dict[str, Any]:
         return {}
 
 
-def differing_keys(configurations: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Dotted keys whose values are not the same in all configurations, in the order of the first."""
+def changed_keys(configurations: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Dotted keys whose values differ between configurations, in order of first appearance."""
     keys = dict.fromkeys(key for configuration in configurations for key in configuration)
     unset = object()
     return [
@@ -135,49 +134,52 @@ def differing_keys(configurations: Sequence[Mapping[str, Any]]) -> list[str]:
 
 @dataclass
 class RunComparison:
-    """Runs side by side: names that tell them apart, their configurations, the keys that differ, their metrics,
-    and of each run but the first what it differs by from the first on the same rows, or why that is not known."""
+    """Compared runs.
+
+    names: unique names of the runs. configurations: flat configuration of each run. keys: the differing keys. paired:
+    for each run but the first, `paired_difference` from the first.
+    """
 
     runs: list[RunFiles]
     names: list[str]
     configurations: list[dict[str, Any]]
     keys: list[str]
     metrics: list[str]
-    differences_to_first: list[dict[str, dict[str, float]] | str]
+    paired: list[dict[str, dict[str, float]] | str]
 
 
 def compare(run_dirs: Sequence[str | Path]) -> RunComparison:
-    """Read the runs. UserError where a folder is no run, or is there twice."""
+    """Reads the runs. UserError if a folder is not a run or is named twice."""
     if len(run_dirs) < 2:
-        raise UserError(f"a comparison needs two runs or more, {len(run_dirs)} given", "name the folders of two runs")
+        raise UserError(f"a comparison needs at least two runs, not {len(run_dirs)}", "name the folders of two runs")
     runs = [read_run(run_dir) for run_dir in run_dirs]
     folders = [run.run_dir.resolve() for run in runs]
-    twice = next((run for run, folder in zip(runs, folders, strict=True) if folders.count(folder) > 1), None)
-    if twice is not None:
-        raise UserError(f"{twice.run_dir} is given twice", "name two runs")
+    duplicate = next((run for run, folder in zip(runs, folders, strict=True) if folders.count(folder) > 1), None)
+    if duplicate is not None:
+        raise UserError(f"{duplicate.run_dir} is named twice", "name two different runs")
     names = [run.name for run in runs]
     if len({*names}) < len(names):  # jobs of several sweeps
         names = [str(run.run_dir) for run in runs]
     configurations = [_configuration(run) for run in runs]
     metrics = list(dict.fromkeys(str(run.result["metric"]) for run in runs if run.result.get("metric")))
-    differences_to_first = [paired_difference(run, runs[0]) for run in runs[1:]]
-    return RunComparison(runs, names, configurations, differing_keys(configurations), metrics, differences_to_first)
+    paired = [paired_difference(run, runs[0]) for run in runs[1:]]
+    return RunComparison(runs, names, configurations, changed_keys(configurations), metrics, paired)
 
 
 def report_comparison(output: Output, run_dirs: Sequence[str | Path], path: Path) -> None:
-    """Print runs side by side, and write the page of `write_comparison`."""
+    """Prints the comparison and writes its page."""
     comparison = compare(run_dirs)
     print_comparison(output, comparison)
     output.line(str(_write(comparison, path)))
 
 
 def write_comparison(run_dirs: Sequence[str | Path], output: str | Path) -> Path:
-    """Write a page with runs side by side; its path. UserError where a folder is no run."""
+    """Writes the page of a comparison and returns its path. UserError if a folder is not a run."""
     return _write(compare(run_dirs), Path(output))
 
 
 def print_comparison(output: Output, comparison: RunComparison) -> None:
-    """Scores, sizes and speed, what differs, and the difference to the first run on the same rows: a column a run."""
+    """Prints scores, sizes, speed, differing keys and paired differences from the first run: one column per run."""
     runs, names = comparison.runs, shortened(comparison.names, _COLUMN)
     rows: list[list[str | None]] = [
         [title(metric), *(_with_error(run, metric) for run in runs)] for metric in comparison.metrics
@@ -188,14 +190,14 @@ def print_comparison(output: Output, comparison: RunComparison) -> None:
     print_table(output, ["", *names], rows)
     output.line()
     keys = comparison.keys[:_KEYS]
-    settings = [[key, *(_cut(of_run.get(key)) for of_run in comparison.configurations)] for key in keys]
+    settings = [[key, *(_cut(configuration.get(key)) for configuration in comparison.configurations)] for key in keys]
     if settings:
         print_table(output, ["what differs", *names], settings)
     else:
         output.line("The configurations are equal.")
     if len(comparison.keys) > _KEYS:
         output.line(f"and {counted(len(comparison.keys) - _KEYS, 'more key')}")
-    for run, name, gap in zip(runs[1:], names[1:], comparison.differences_to_first, strict=True):
+    for run, name, gap in zip(runs[1:], names[1:], comparison.paired, strict=True):
         if isinstance(gap, str):
             output.line(f"{name} minus {names[0]}: not paired, {gap}")
         else:
@@ -216,8 +218,8 @@ def _write(comparison: RunComparison, path: Path) -> Path:
     body = [
         f"<h1>{len(runs)} runs side by side</h1>",
         html.section("Scores", _scores(runs, comparison.metrics)),
-        html.section("On the same rows", _differences_to_first(comparison)),
-        html.section("What differs", _differences(runs, comparison.configurations, comparison.keys)),
+        html.section("On the same rows", _paired_html(comparison)),
+        html.section("What differs", _changed_html(runs, comparison.configurations, comparison.keys)),
         html.section("Curves", *(html.figure(wide, narrow=narrow) for wide, narrow in svg_pairs)),
         html.section(
             "Left out", *(html.paragraph(f"{run.name}: {problem}") for run in runs for problem in run.problems[:5])
@@ -227,10 +229,10 @@ def _write(comparison: RunComparison, path: Path) -> Path:
     return path
 
 
-def _differences_to_first(comparison: RunComparison) -> str:
-    """The difference of each run from the first, by metric."""
+def _paired_html(comparison: RunComparison) -> str:
+    """Each run's difference from the first run, by metric."""
     rows, sentences = [], []
-    for name, gap in zip(comparison.names[1:], comparison.differences_to_first, strict=True):
+    for name, gap in zip(comparison.names[1:], comparison.paired, strict=True):
         if isinstance(gap, str):
             sentences.append(f"{name} minus {comparison.names[0]}: not paired, {gap}.")
             continue
@@ -244,7 +246,7 @@ def _differences_to_first(comparison: RunComparison) -> str:
 
 
 def _with_error(run: RunFiles, metric: str) -> str | None:
-    """The run's score by this metric with the standard error that its rows leave."""
+    """The run's score by this metric, with its standard error over rows."""
     examples = run.result.get("validation_examples")
     score = score_of(run.result, run.baseline, examples if isinstance(examples, int) else None)
     if score is None or score.metric != metric:
@@ -252,29 +254,29 @@ def _with_error(run: RunFiles, metric: str) -> str | None:
     return number(score.value) + (f" ± {number(score.standard_error)}" if score.standard_error else "")
 
 
-def _fact(key: str, form: Callable[[float], str]) -> Callable[[Mapping[str, Any]], str]:
+def _number_cell(key: str, form: Callable[[float], str]) -> Callable[[Mapping[str, Any]], str]:
     def format_value(result: Mapping[str, Any]) -> str:
         value = result.get(key)
-        return form(value) if isinstance(value, int | float) and not isinstance(value, bool) else ""
+        return form(value) if is_number(value) else ""
 
     return format_value
 
 
 _COLUMN, _KEYS = 40, 40
 _SUMMARY_ROWS: dict[str, Callable[[Mapping[str, Any]], str]] = {
-    "baseline": _fact("baseline", number),
-    "parameters": _fact("parameters", count),
-    "of them learn": _fact("trainable_parameters", count),
-    "steps": _fact("steps", count),
-    "tokens": _fact("tokens", count),
-    "tokens a second": _fact("tokens_per_second", lambda rate: count(round(rate))),
-    "peak memory": _fact("peak_memory_bytes", size),
-    "time": _fact("seconds", duration),
+    "baseline": _number_cell("baseline", number),
+    "parameters": _number_cell("parameters", count),
+    "trainable": _number_cell("trainable_parameters", count),
+    "steps": _number_cell("steps", count),
+    "tokens": _number_cell("tokens", count),
+    "tokens per second": _number_cell("tokens_per_second", lambda rate: count(round(rate))),
+    "peak memory": _number_cell("peak_memory_bytes", size),
+    "time": _number_cell("seconds", duration),
     "status": lambda result: title(str(result.get("status", "no result yet"))),
 }
 
 
-def _cut(value: Any) -> str | None:
+def _cut(value: object) -> str | None:
     return None if value is None else plain(value, _COLUMN)
 
 
@@ -301,16 +303,16 @@ def _scores(runs: Sequence[RunFiles], metrics: Sequence[str]) -> str:
     )
 
 
-def _rounded(value: Any) -> int | None:
+def _rounded(value: object) -> int | None:
     return round(value) if isinstance(value, (int, float)) else None
 
 
-def _differences(runs: Sequence[RunFiles], configurations: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> str:
+def _changed_html(runs: Sequence[RunFiles], configurations: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> str:
     if not keys:
         return html.paragraph("The configurations are equal.")
     rows = [[key, *(_value(configuration.get(key)) for configuration in configurations)] for key in keys[:100]]
     return html.table(["key", *(run.name for run in runs)], rows)
 
 
-def _value(value: Any) -> str | None:
+def _value(value: object) -> str | None:
     return None if value is None else str(value)

@@ -1,7 +1,7 @@
-"""The output of a run: standard output and log.txt. Secrets are masked here, and text from outside is made safe.
+"""The output of a run: standard output and log.txt. Masks secrets and escapes control characters.
 
-On a terminal lines are colored and a bar may live below them; elsewhere they are plain, without carriage returns or
-escape sequences. A reader that goes away (`lmtool pretrain | head`) or a closed terminal never ends a training.
+A terminal gets colored lines and a progress bar; a file or pipe gets plain lines without carriage returns or escape
+sequences. A closed pipe (`lmtool pretrain | head`) or terminal never stops a training.
 """
 
 from __future__ import annotations
@@ -13,19 +13,22 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
-from lmtool.reporting.text import cells, clock, duration, number, plain, wrapped
+from lmtool.reporting.text import cells, clock, duration, is_number, number, plain, wrapped
 from lmtool.system.secrets import masked
 from lmtool.system.terminal import shown
 
-_EVERY_SECONDS = 30.0  # between plain lines
-_BAR, _REDRAWN_SECONDS = 24, 0.1
+_LINE_SECONDS = 30.0  # between plain lines
+_BAR_CELLS, _REDRAW_SECONDS = 24, 0.1
 
 
 class StageProgress:
-    """One stage at a time. draw: puts a text where the last one stood, None takes it away; None: no terminal. line:
-    writes a line. now: seconds of a clock."""
+    """The progress of one stage at a time.
+
+    draw: replaces the bar's text, or clears it (None); None without a terminal. line: writes a line. now: a clock in
+    seconds.
+    """
 
     def __init__(
         self,
@@ -39,22 +42,23 @@ class StageProgress:
         self._first = 0
 
     def show(self, stage: str, done: int, total: int, rate: str) -> None:
-        """done of total are done, at a rate in words."""
+        """Shows that `done` of `total` units are finished. rate: the speed as text."""
         now = self._now()
         if stage != self._stage:
             self._stage, self._began, self._shown, self._first = stage, now, now, done
         left = (now - self._began) * (total - done) / max(done - self._first, 1) if done > self._first else float("nan")
         if self._draw is None:
-            if now - self._shown >= _EVERY_SECONDS and done < total:
+            if now - self._shown >= _LINE_SECONDS and done < total:
                 self._shown = now
                 self._line(f"{stage}: {done / total:.0%}, {rate}, about {duration(left)} left")
         elif done >= total:
             self._draw(None)
-        elif now - self._shown >= _REDRAWN_SECONDS or done == self._first:
+        elif now - self._shown >= _REDRAW_SECONDS or done == self._first:
             self._shown = now
-            filled = round(_BAR * done / total)
+            filled = round(_BAR_CELLS * done / total)
             columns = shutil.get_terminal_size((100, 24)).columns
-            bar = f"{stage} [{'#' * filled}{'.' * (_BAR - filled)}] {done / total:4.0%} · {rate} · {clock(left)} left"
+            blocks = f"{'#' * filled:.<{_BAR_CELLS}}"
+            bar = f"{stage} [{blocks}] {done / total:4.0%} · {rate} · {clock(left)} left"
             self._draw(bar[: columns - 1])
 
 
@@ -66,7 +70,7 @@ _ASCII = str.maketrans({"★": "*", "·": "|", "…": "...", "±": "+-", "×": "
 
 
 class SafeStream:
-    """A text stream whose reader may go away: writing never raises, afterwards everything is dropped."""
+    """A text stream whose reader may close it: writing never raises, and later output is dropped."""
 
     def __init__(self, stream: TextIO):
         self.stream = stream
@@ -103,7 +107,7 @@ class SafeStream:
             self._lose()
 
     def _lose(self) -> None:
-        """EPIPE, EIO of a closed terminal, a full disk behind a redirection, a closed file."""
+        """Drops all further output: after EPIPE, EIO of a closed terminal, a full disk or a closed file."""
         self.gone = True
         if self.stream is not sys.stdout:
             return
@@ -116,9 +120,9 @@ class SafeStream:
 
 
 class Output:
-    """Lines to a person, and the same lines plain to a log file.
+    """Writes lines to a stream, and the same lines without styles to a log file.
 
-    stream: where to write (None: standard output). log: takes each plain line, for a file; None: no file.
+    stream: None for standard output. log: receives each plain line; None for no log file.
     """
 
     def __init__(self, stream: TextIO | None = None, log: Callable[[str], object] | None = None):
@@ -132,7 +136,7 @@ class Output:
 
     @property
     def console(self) -> Console:
-        """The rich console behind a terminal; made at first use, so that a plain run never imports rich."""
+        """The rich console, created at first use so that plain output never imports rich."""
         if self._console is None:
             from rich.console import Console
 
@@ -140,7 +144,7 @@ class Output:
         return self._console
 
     def line(self, text: str = "", style: str | None = None) -> None:
-        """One line, whatever is in the text."""
+        """Writes one line; control characters in the text are escaped."""
         text = shown(text)
         if self._drawn:
             self._draw(None)
@@ -154,11 +158,11 @@ class Output:
         self._write_log(text)
 
     def log(self, text: str) -> None:
-        """One line to the log file alone."""
+        """Writes one line to the log file only."""
         self._write_log(shown(text))
 
     def _write_log(self, text: str) -> None:
-        """A log that cannot be written is given up, with one line that says so."""
+        """Writes to the log file; gives it up with a warning if it cannot be written."""
         if self._log is None:
             return
         try:
@@ -168,7 +172,7 @@ class Output:
             self.line(f"warning: the log file cannot be written any more ({failure})", "yellow")
 
     def stage(self, stage: str, done: int, total: int, rate: str = "", /) -> None:
-        """A long preparation: one line at its start; where its rate is said, its progress too."""
+        """Announces a long preparation once; with a rate, also shows its progress."""
         if stage not in self._stages:
             self._stages.add(stage)
             self.line(f"{stage} …")
@@ -176,14 +180,14 @@ class Output:
             self._progress.show(stage, done, total, rate)
 
     def _draw(self, text: str | None) -> None:
-        """A text on a line of its own that the next one takes the place of; None: an empty one."""
+        """Replaces the transient last line of the terminal; None clears it."""
         self.stream.write(f"\r\x1b[2K{shown(text or '')}\r")
         self.stream.flush()
         self._drawn = text is not None
 
     @contextmanager
     def bar(self, stage: str) -> Iterator[Callable[[int, int], None]]:
-        """A stage's progress, given how much of how much is done: a bar on a terminal, elsewhere one line."""
+        """Yields a function that takes (done, total): a bar on a terminal, one line elsewhere."""
         if not self.live:
             yield partial(self.stage, stage)
             return
@@ -195,20 +199,19 @@ class Output:
 
     @property
     def columns(self) -> int:
-        """Cells of a line; where nothing says how many, 100."""
+        """Terminal width in cells; 100 if unknown."""
         return shutil.get_terminal_size((100, 24)).columns
 
     def paragraph(self, text: str, style: str | None = None, indent: int = 2) -> None:
-        """A sentence over as many lines as it takes, all but the first indented."""
+        """Writes a text wrapped to the terminal's width; continuation lines are indented."""
         lines = wrapped(shown(text), max(self.columns, 30) - indent)
         for index, line in enumerate(lines):
             self.line(f"{' ' * indent if index else ''}{line}", style)
 
     def rows(self, rows: Iterable[tuple[str, str]], highlights: Mapping[str, str] | None = None) -> None:
-        """(label, text) rows, labels aligned, long texts wrapped under themselves on a terminal.
+        """Writes (label, text) rows with aligned labels; long texts are wrapped on a terminal.
 
-        highlights: a style for what matches a pattern in a text, on a terminal. Such rows are read, not searched: they
-        are wrapped everywhere.
+        highlights: style by regular expression, on a terminal. Rows with highlights are wrapped everywhere.
         """
         rows = [(shown(label), shown(text)) for label, text in rows]
         indent = max((cells(label) for label, _ in rows), default=0) + 3
@@ -227,7 +230,7 @@ class Output:
     def table(
         self, header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[bool], best: int | None = None
     ) -> None:
-        """A table drawn on a terminal. right: which columns stand right; best: the row to set off."""
+        """Prints a rich table. right: whether each column is right-aligned. best: index of the row to highlight."""
         from rich.box import SIMPLE_HEAD
         from rich.table import Table
         from rich.text import Text
@@ -249,33 +252,32 @@ class Output:
 
 
 _CELL = 120
-# Minimum width of the first column of a wrapped table.
-_NARROWEST = 16
+_MIN_FIRST_COLUMN = 16
 
 
-def cell(value: Any) -> str:
-    """A value as the text of a cell: None is empty, numbers are short, text is safe and masked."""
+def cell(value: object) -> str:
+    """A value as the text of a table cell: None is empty, numbers are rounded, text is escaped and masked."""
     if value is None:
         return ""
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
+    if is_number(value):
         return number(value)
     return plain(masked(str(value)), _CELL)
 
 
-def _numeric(column: Sequence[Any]) -> bool:
+def _numeric(column: Sequence[object]) -> bool:
     known = [value for value in column if value not in (None, "")]
-    return bool(known) and all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in known)
+    return bool(known) and all(is_number(value) for value in known)
 
 
-def table_lines(header: Sequence[str], rows: Sequence[Sequence[Any]], columns: int | None = None) -> list[str]:
-    """The table as plain lines: a head, a rule, the rows; numbers stand right.
+def table_lines(header: Sequence[str], rows: Sequence[Sequence[object]], columns: int | None = None) -> list[str]:
+    """The table as plain lines: header, rule, rows; numbers are right-aligned.
 
-    columns: cells of a line, into which the texts of the first column are wrapped; None: as wide as they are.
+    columns: maximum width in cells, reached by wrapping the first column; None for no limit.
     """
     texts = [[cell(value) for value in row] for row in rows]
     widths = [max([len(name), *(len(row[index]) for row in texts)]) for index, name in enumerate(header)]
     if columns is not None:
-        widths[0] = min(widths[0], max(columns - sum(widths[1:]) - 2 * len(widths[1:]), _NARROWEST))
+        widths[0] = min(widths[0], max(columns - sum(widths[1:]) - 2 * len(widths[1:]), _MIN_FIRST_COLUMN))
     right = [_numeric([row[index] for row in rows]) for index in range(len(header))]
 
     def line(cells: Sequence[str]) -> str:
@@ -293,23 +295,23 @@ def table_lines(header: Sequence[str], rows: Sequence[Sequence[Any]], columns: i
 
 
 def _wrapped_row(row: Sequence[str], width: int) -> list[list[str]]:
-    """A row over as many lines as its first cell takes; what goes on is indented."""
-    first, *others = row
+    """A row on as many lines as its wrapped first cell needs; continuations are indented."""
+    first, *rest_cells = row
     if len(first) <= width:
         return [list(row)]
     start, *rest = wrapped(first, width)
     rest = wrapped(" ".join(rest), width - 2)
-    return [[start, *others], *([f"  {text}", *[""] * len(others)] for text in rest)]
+    return [[start, *rest_cells], *([f"  {text}", *[""] * len(rest_cells)] for text in rest)]
 
 
 def print_table(
     output: Output,
     header: Sequence[str],
-    rows: Sequence[Sequence[Any]],
+    rows: Sequence[Sequence[object]],
     heading: str | None = None,
     best: int | None = None,
 ) -> None:
-    """Print a table with an optional heading; `best` is the row to set off."""
+    """Prints a table with an optional heading. best: index of the row to highlight."""
     if heading:
         output.line(heading, "bold")
     lines = table_lines(header, rows)

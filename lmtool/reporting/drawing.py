@@ -1,7 +1,7 @@
 """The style of every plot: PNG files for slides and papers, SVG for the page.
 
-Drawn without pyplot, so that no display, no global state and no figure is left behind. In the page the ink is a CSS
-variable, so that the same drawing reads on light and on dark paper.
+Figures are made without pyplot: no display and no global state. In the page, colors are CSS variables, so that a figure
+is readable in light and in dark mode.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import matplotlib
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import QuadMesh
 from matplotlib.colors import LinearSegmentedColormap, to_rgba
@@ -27,7 +28,7 @@ from lmtool.system.terminal import counted
 INK, QUIET, FAINT = "#2b2b2b", "#767676", "#c9c9c9"
 TRAIN, VALIDATION, BASELINE = "#9db4c8", "#1f5f99", "#b5532a"
 COLORS = ("#1f5f99", "#b5532a", "#3f8a55", "#8a5aa8", "#b08a1e", "#4aa3a8", "#a84a6b", "#6b6b6b")
-# In the page these inks become variables; the others read on both papers.
+# Colors that become CSS variables in the page; the others are readable in both modes.
 _VARIABLES = {
     INK: "var(--ink)",
     QUIET: "var(--quiet)",
@@ -61,36 +62,36 @@ STYLE: dict[Any, Any] = {
 }
 POINTS = 1500
 FEW = 20
-"""Fewer logged steps than these are points: a line would show what lies between them, which nobody knows."""
+"""Fewer logged steps than this are drawn as points, since a line would suggest values between them."""
 
-# Inches of a figure over the whole page, and over that of a phone.
+# Figure widths in inches, for the full page and for a phone.
 WIDE, NARROW = 7.2, 3.7
 _PANEL = 1.8
 
 
-def panels_a_row(panels: int, width: float) -> int:
-    """The number of small plots in a row of a figure of this width in inches."""
-    return max(1, min(panels, int(width / _PANEL)))
+def plots_per_row(plots: int, width: float) -> int:
+    """The number of small plots per row of a figure. width: in inches."""
+    return max(1, min(plots, int(width / _PANEL)))
 
 
 def blank(width: float, height: float) -> Figure:
-    """An empty figure of so many inches, on no paper."""
+    """An empty transparent figure. width, height: in inches."""
     figure = Figure(figsize=(width, height), layout="constrained")
     figure.patch.set_alpha(0)
     return figure
 
 
 def tidy(axes: Axes, unit: str = "step") -> None:
-    """Axes over whole numbers of a unit."""
+    """Formats the axes; the x axis has integer ticks of a unit."""
     axes.patch.set_alpha(0)
     axes.set_xlabel(unit)
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-    axes.margins(x=0.03)  # a point at an end is as round as the others
+    axes.margins(x=0.03)  # so that points at the ends are not clipped
 
 
 def mark(axes: Axes, steps: Sequence[int], name: str = "") -> None:
-    """A thin vertical line before each of these steps, numbered from 2 where it has a name."""
+    """Draws a thin vertical line before each of these steps, numbered from 2 if `name` is given."""
     for number, step in enumerate(steps, 2):
         axes.axvline(step - 0.5, color=FAINT, linewidth=1, linestyle=(0, (1, 2)))
         if name:
@@ -101,7 +102,7 @@ def mark(axes: Axes, steps: Sequence[int], name: str = "") -> None:
 
 
 def smooth(values: Sequence[float], share: float = 0.06) -> list[float]:
-    """A centred running mean over `share` of the points, narrower at the ends; the line that the eye would draw."""
+    """A centered running mean over a fraction `share` of the points, narrower at the ends."""
     half = max(int(len(values) * share / 2), 2 if len(values) >= 20 else 0)
     sums = [0.0, *itertools.accumulate(values)]
     smoothed = []
@@ -114,7 +115,7 @@ def smooth(values: Sequence[float], share: float = 0.06) -> list[float]:
 
 
 def logged_steps(axes: Axes, steps: list[int], values: list[float], color: str, width: float) -> None:
-    """Values of the logged steps of a run: a line, or, where they are FEW, points, and how many there are."""
+    """Plots the values of logged steps: a line, or points and their number if there are fewer than FEW."""
     if len(steps) >= FEW:
         axes.plot(*thin(steps, values), color=color, linewidth=width)
         return
@@ -123,7 +124,7 @@ def logged_steps(axes: Axes, steps: list[int], values: list[float], color: str, 
 
 
 def smoothed_steps(axes: Axes, steps: list[int], values: list[float], width: float) -> None:
-    """A training loss: each logged step, and above them, unless they are few, their running mean."""
+    """Plots a training loss: each logged step and, unless there are few, the running mean."""
     if len(steps) < FEW:
         logged_steps(axes, steps, values, TRAIN, width)
         return
@@ -132,8 +133,14 @@ def smoothed_steps(axes: Axes, steps: list[int], values: list[float], width: flo
 
 
 def label_ends(axes: Axes, x: float, labels: Iterable[tuple[float, str, str]], gap: float) -> None:
-    """Name lines where they end, at x, instead of in a legend far away. labels: (height, text, color) each, pushed
-    apart. gap: between two of them, as a share of the axes' height."""
+    """Labels lines at their right ends, in place of a legend.
+
+    Args:
+        axes: where to draw.
+        x: position of the labels.
+        labels: (height, text, color) of each; close ones are moved apart.
+        gap: minimum distance of two labels, as a fraction of the axes' height.
+    """
     bottom, top = axes.get_ylim()
     height = -float("inf")
     for value, text, color in sorted(labels):
@@ -144,13 +151,13 @@ def label_ends(axes: Axes, x: float, labels: Iterable[tuple[float, str, str]], g
 
 
 def thin(steps: list[int], values: list[float]) -> tuple[list[int], list[float]]:
-    """So many points of a line that more would not be seen."""
+    """At most POINTS evenly spaced points of a line."""
     stride = -(-len(steps) // POINTS)
     return steps[::stride] if stride else steps, values[::stride] if stride else values
 
 
 def focus(axes: Axes, values: Sequence[float], loss: bool) -> None:
-    """Keep the first steps' high losses and stray peaks from flattening all that follows."""
+    """Limits the y axis so that high first losses and outliers do not flatten the curve."""
     if len(values) < 20 or not loss:
         return
     ordered = sorted(values)
@@ -161,12 +168,12 @@ def focus(axes: Axes, values: Sequence[float], loss: bool) -> None:
 
 
 _drawings = itertools.count(1)
-# CSS pixels a point: the widest figure fills the page, the narrow ones keep the size of their letters.
+# CSS pixels per point: the widest figure fills the page, and all figures have letters of one size.
 _SCALE = 1.59
 
 
 def svg(figure: Figure) -> str:
-    """The figure as an inline SVG: no outside names or addresses, ids of its own, ink from the page."""
+    """The figure as an inline SVG without external references, with unique ids and the colors of the page."""
     buffer = io.StringIO()
     with matplotlib.rc_context(STYLE):
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
@@ -186,8 +193,7 @@ def svg(figure: Figure) -> str:
 
 
 def svgs(figure: Figure) -> tuple[str, str]:
-    """The figure as an inline SVG, and once more for a page as narrow as a phone's; nothing for that where it is small
-    anyway."""
+    """The figure as an inline SVG, and a second one for narrow pages ("" if the figure is small anyway)."""
     wide, (width, height) = svg(figure), figure.get_size_inches()
     if width < WIDE:
         return wide, ""
@@ -198,24 +204,23 @@ def svgs(figure: Figure) -> tuple[str, str]:
 
 
 def write_png(figure: Figure, path: Path) -> None:
-    """The figure as a PNG on white paper, 160 dots an inch."""
+    """Writes the figure as a PNG on a white background at 160 dpi."""
     buffer = io.BytesIO()
     with matplotlib.rc_context(STYLE):
         figure.savefig(buffer, format="png", dpi=160, facecolor="white", metadata={"Software": None})
     replace_bytes(path, buffer.getvalue())
 
 
-# Attention and positions drawn: a square a pair of places.
+# Heat maps of attention and positions.
 
-
-# From nothing to the ink of the page, so that it reads on light and on dark paper.
+# From transparent to a color of the page, so that it is readable in light and in dark mode.
 _PAPER = LinearSegmentedColormap.from_list("paper", [to_rgba(VALIDATION, 0.0), to_rgba(VALIDATION)])
 _IN_A_ROW = 4
 _PIECE = 10
 
 
-def heads_figure(layer: int, weights_ALL: Any, tokens: Sequence[str]) -> Figure:
-    """The heads of a layer side by side. weights_ALL: (A, L, L)."""
+def heads_figure(layer: int, weights_ALL: np.ndarray, tokens: Sequence[str]) -> Figure:
+    """Attention maps of the heads of a layer. weights_ALL: (A, L, L)."""
     count = len(weights_ALL)
     columns = min(_IN_A_ROW, count)
     lines = -(-count // columns)
@@ -230,8 +235,8 @@ def heads_figure(layer: int, weights_ALL: Any, tokens: Sequence[str]) -> Figure:
     return figure
 
 
-def terms_figure(terms: Mapping[str, Any], tokens: Sequence[str]) -> Figure:
-    """The terms of one head's scores side by side, each with its own scale. terms: (L, L) by name, NaN stays blank."""
+def terms_figure(terms: Mapping[str, np.ndarray], tokens: Sequence[str]) -> Figure:
+    """Maps of the terms of one head's scores, each with its own color scale. terms: (L, L) by name; NaN stays blank."""
     count = len(terms)
     names = [plain(piece, _PIECE) for piece in tokens]
     with matplotlib.rc_context(STYLE):
@@ -245,8 +250,8 @@ def terms_figure(terms: Mapping[str, Any], tokens: Sequence[str]) -> Figure:
     return figure
 
 
-def position_maps_figure(scores_ALL: Any) -> Figure:
-    """The maps of positions side by side, each with its own scale. scores_ALL: (A, L, L)."""
+def position_maps_figure(scores_ALL: np.ndarray) -> Figure:
+    """Maps of position scores, each with its own color scale. scores_ALL: (A, L, L)."""
     count = len(scores_ALL)
     columns = min(_IN_A_ROW, count)
     lines = -(-count // columns)
@@ -257,17 +262,17 @@ def position_maps_figure(scores_ALL: Any) -> Figure:
             mesh = _squares(axes, scores_LL, rasterized=True)
             axes.tick_params(labelsize=6.5, length=2)
             if number > count - columns:
-                axes.set_xlabel("is looked at", fontsize=7.5)
+                axes.set_xlabel("key", fontsize=7.5)
             if number % columns == 1 or columns == 1:
-                axes.set_ylabel("looks", fontsize=7.5)
+                axes.set_ylabel("query", fontsize=7.5)
             if count > 1:
                 axes.set_title(f"head {number}", fontsize=8.5)
             _scale(figure, axes, mesh)
     return figure
 
 
-def _squares(axes: Axes, values_LL: Any, **options: Any) -> QuadMesh:
-    """A square a pair of places, the first row at the top."""
+def _squares(axes: Axes, values_LL: np.ndarray, **options: Any) -> QuadMesh:
+    """A heat map of a square matrix, its first row at the top."""
     axes.patch.set_alpha(0)
     mesh = axes.pcolormesh(values_LL, cmap=_PAPER, edgecolors="none", **options)
     axes.invert_yaxis()
@@ -276,27 +281,27 @@ def _squares(axes: Axes, values_LL: Any, **options: Any) -> QuadMesh:
 
 
 def _label_tokens(axes: Axes, names: Sequence[str], columns: int, at_left: bool) -> None:
-    """The tokens below, and beside the leftmost of so many drawings in a row."""
+    """Labels the axes with tokens: the x axis, and the y axis of the leftmost of `columns` plots."""
     size = min(7.0, 200 / max(len(names), 1) / columns)
-    places = [at + 0.5 for at in range(len(names))]
-    axes.set_xticks(places, names, rotation=90, fontsize=size)
-    axes.set_yticks(places, names if at_left else [""] * len(names), fontsize=size)
+    positions = [at + 0.5 for at in range(len(names))]
+    axes.set_xticks(positions, names, rotation=90, fontsize=size)
+    axes.set_yticks(positions, names if at_left else [""] * len(names), fontsize=size)
     axes.tick_params(length=0)
 
 
 def _scale(figure: Figure, axes: Axes, mesh: QuadMesh, **options: Any) -> None:
-    """The bar that says which number a shade is."""
-    ticks = MaxNLocator(nbins=4)  # more of them run into each other over a narrow drawing
+    """Adds the color bar."""
+    ticks = MaxNLocator(nbins=4)  # more would overlap in a narrow figure
     bar = figure.colorbar(mesh, ax=axes, **{"shrink": 0.75, "pad": 0.03, "ticks": ticks, **options})
     bar.outline.set_visible(False)
-    bar.ax.patch.set_alpha(0)  # a page may be dark
+    bar.ax.patch.set_alpha(0)  # transparent for dark mode
     if bar.solids is not None:
-        bar.solids.set_rasterized(True)  # else a path a shade
+        bar.solids.set_rasterized(True)  # otherwise one path per shade
     bar.ax.tick_params(labelsize=6.5, length=0)
 
 
 class _Similar(Protocol):
-    """As in looks.py."""
+    """The fields of `looks.Similar` that are drawn."""
 
     @property
     def name(self) -> str: ...
@@ -309,7 +314,7 @@ class _Similar(Protocol):
 
 
 def similarity_figure(read: Sequence[_Similar]) -> Figure:
-    """By layer, the cosine of the same word in other sentences (lines) and of different words (dots)."""
+    """Cosines by layer, of the same word in other sentences (lines) and of different words (dots)."""
     with matplotlib.rc_context(STYLE):
         figure = blank(7.2, 3.2)
         axes = figure.add_subplot()
@@ -321,7 +326,7 @@ def similarity_figure(read: Sequence[_Similar]) -> Figure:
             name = plain(Path(each.name).name or each.name, 24)
             if len(each.layers) > 1:
                 ends.setdefault(each.layers[-1], []).append((each.same[-1], name, color))
-            else:  # a line may begin at the only point
+            else:  # a label at the right could cover another line
                 axes.annotate(name, (each.layers[0], each.same[0]), (-2, -11), textcoords="offset points", color=color)
         axes.set_ylim(None, 1.03)
         for layer, labels in ends.items():
@@ -330,20 +335,20 @@ def similarity_figure(read: Sequence[_Similar]) -> Figure:
     return figure
 
 
-def pairs_figure(pairs_WSS: Any, layers: Sequence[int]) -> Figure:
-    """The cosines of each pair of sentences, of the first layer and of the last."""
-    shown = [0] if len(layers) == 1 else [0, len(layers) - 1]
+def pairs_figure(pairs_WSS: np.ndarray, layers: Sequence[int]) -> Figure:
+    """Cosines of each pair of sentences, in the first and the last layer."""
+    indices = [0] if len(layers) == 1 else [0, len(layers) - 1]
     count = pairs_WSS.shape[-1]
     names = [str(number) for number in range(1, count + 1)]
     low = min(0.9, float(pairs_WSS.min()))  # the scale begins where the vectors do, which are alike at first
     with matplotlib.rc_context(STYLE):
-        figure = blank(2.6 * len(shown), 2.2)
-        for number, at in enumerate(shown, 1):
-            axes = figure.add_subplot(1, len(shown), number)
+        figure = blank(2.6 * len(indices), 2.2)
+        for number, at in enumerate(indices, 1):
+            axes = figure.add_subplot(1, len(indices), number)
             mesh = _squares(axes, pairs_WSS[at], vmin=low, vmax=1)
-            places = [place + 0.5 for place in range(count)]
-            axes.set_xticks(places, names)
-            axes.set_yticks(places, names)
+            positions = [index + 0.5 for index in range(count)]
+            axes.set_xticks(positions, names)
+            axes.set_yticks(positions, names)
             axes.set_title(f"layer {layers[at]}", fontsize=8.5)
             axes.set_xlabel("sentence", fontsize=7.5)
             if number == 1:

@@ -1,4 +1,4 @@
-"""A handful of examples a person learns from: right, wrong and surprising ones, masked words, generated text."""
+"""Selected examples of a report: right, wrong and surprising predictions, masked words, generated text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lmtool.reporting.html import escape, escape_lines, table
-from lmtool.reporting.text import number, percent, plain, shortened
+from lmtool.reporting.text import is_number, number, percent, plain, shortened
 
 EXAMPLES_EACH = 4
 SAMPLES = 6
@@ -18,17 +18,17 @@ _TOKENS = 300
 _CHARACTERS = 1200
 _KNOWN = ("id", "gold", "prediction", "score", "split", "scores", "probabilities")
 _MASKED_LEGEND = (
-    "Green: right. Rust: the model's word, the truth struck out. Below each text: the truth, and the surest guesses."
+    "Green: right. Rust: the model's word, with the truth struck out. Below each text: the truth and the top guesses."
 )
 _DETECTED_LEGEND = (
-    "Green: replaced, and detected. Rust: replaced, and missed; with a question mark: the original, falsely accused. "
-    "Struck out: what stood there."
+    "Green: replaced and detected. Rust: replaced and missed, or, with a question mark, an original token flagged as "
+    "replaced. Struck out: the original token."
 )
 _CLOSING = set(".,;:!?)]}%'’”")
 
 
-def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+def _number(value: object) -> float | None:
+    return float(value) if is_number(value) else None
 
 
 @dataclass
@@ -49,7 +49,7 @@ class PredictionSummary:
 
     @property
     def examples(self) -> int | None:
-        """Scored examples of the first split, which the headline is about; None without predictions."""
+        """Scored examples of the first split, which has the main score; None without predictions."""
         return next(iter(self.rows.values()), None)
 
     @property
@@ -58,12 +58,12 @@ class PredictionSummary:
 
     @property
     def texts(self) -> bool:
-        """Whether what is predicted is text rather than a label: most gold values are there once."""
+        """Whether predictions are texts rather than labels: most gold values occur once."""
         return 2 * len({gold for gold, _ in self.pairs}) > sum(self.pairs.values())
 
     def has_labels(self, classes: Iterable[str]) -> bool:
-        """Whether gold labels can be set against predicted ones: not texts, nor sets of labels, which are written with
-        commas. classes: their names, where they are known."""
+        """Whether a confusion matrix makes sense: not for texts, nor for sets of labels, which contain commas. classes:
+        names of the classes, if known."""
         names = {name for pair in self.pairs for name in pair}
         if names <= {plain(name) for name in classes}:
             return True
@@ -79,8 +79,8 @@ class PredictionSummary:
         return labels, [[self.pairs[gold, predicted] for predicted in labels] for gold in labels]
 
 
-class _Keep:
-    """The few rows with the largest keys, in constant memory."""
+class _TopRows:
+    """The rows with the largest keys, in constant memory."""
 
     def __init__(self, size: int):
         self.size = size
@@ -100,9 +100,9 @@ class _Keep:
 
 
 def summarize(rows: Iterable[dict[str, Any]]) -> PredictionSummary:
-    """One pass over the rows of predictions.jsonl; which examples are shown depends on their ids alone."""
+    """Summarizes predictions.jsonl in one pass; the selection of examples depends only on their ids."""
     summary = PredictionSummary()
-    right, wrong, surprising = _Keep(EXAMPLES_EACH), _Keep(EXAMPLES_EACH), _Keep(EXAMPLES_EACH)
+    right, wrong, surprising = (_TopRows(EXAMPLES_EACH) for _ in range(3))
     for row in rows:
         summary.rows[str(row.get("split", ""))] += 1
         gold, predicted = _number(row["gold"]), _number(row["prediction"])
@@ -115,25 +115,25 @@ def summarize(rows: Iterable[dict[str, Any]]) -> PredictionSummary:
         # Each label of a row with many labels counts separately.
         lists = isinstance(row["gold"], list) and isinstance(row["prediction"], list)
         labels = zip(row["gold"], row["prediction"], strict=False) if lists else [(row["gold"], row["prediction"])]
-        if lists or not isinstance(row["gold"], list):  # several gold answers to one question are no label
+        if lists or not isinstance(row["gold"], list):  # alternative answers to a question are not labels
             summary.pairs.update((plain(label), plain(guess)) for label, guess in labels)
-        lot = zlib.crc32(str(row.get("id", summary.rows)).encode())
+        random_key = zlib.crc32(str(row.get("id", summary.rows)).encode())
         score = _number(row.get("score"))
         if _is_right(row):
-            right.offer(lot, row)
+            right.offer(random_key, row)
         else:
-            wrong.offer(lot, row)
+            wrong.offer(random_key, row)
             if score is not None:
                 surprising.offer(score, row)
     summary.surprising = surprising.rows()
     summary.right = right.rows()
-    shown = [id(row) for row in summary.surprising]
-    summary.wrong = [row for row in wrong.rows() if id(row) not in shown]
+    surprising_ids = {id(row) for row in summary.surprising}
+    summary.wrong = [row for row in wrong.rows() if id(row) not in surprising_ids]
     return summary
 
 
 def _is_right(row: Mapping[str, Any]) -> bool:
-    """Whether a prediction is the gold one, or one of several answers that are accepted."""
+    """Whether a prediction equals the gold value, or one of several accepted answers."""
     gold, predicted = row["gold"], row["prediction"]
     if not isinstance(gold, list) or not isinstance(predicted, str):
         return bool(gold == predicted)
@@ -144,7 +144,7 @@ def _is_right(row: Mapping[str, Any]) -> bool:
 
 
 def prediction_html(row: Mapping[str, Any]) -> str:
-    """One prediction: its text, the gold label, what was predicted and how surely."""
+    """One example: its text, gold label, prediction and confidence."""
     gold, predicted = _number(row["gold"]), _number(row["prediction"])
     regression = gold is not None and predicted is not None
     right = _is_right(row)
@@ -154,7 +154,7 @@ def prediction_html(row: Mapping[str, Any]) -> str:
     texts = [value for key, value in row.items() if key not in _KNOWN and isinstance(value, str)]
     body = "<br>".join(escape(text, 600) for text in texts[:3])
     if regression:
-        verdict = f"gold {number(float(row['gold']))}, predicted {number(float(row['prediction']))}"
+        caption = f"gold {number(float(row['gold']))}, predicted {number(float(row['prediction']))}"
     else:
         score = _number(row.get("score"))
         sure = f" ({percent(score)})" if score is not None and 0 <= score <= 1 else ""
@@ -162,12 +162,12 @@ def prediction_html(row: Mapping[str, Any]) -> str:
         answers_text = " or ".join(dict.fromkeys(map(str, row["gold"]))) if answers else row["gold"]
         nothing = "no answer" if answers else "nothing"
         gold_name, predicted_name = shortened([answers_text or nothing, row["prediction"] or nothing], 80)
-        verdict = f"{predicted_name}{sure}" + ("" if right else f", gold: {gold_name}")
-    return f'<div class="example {kind}">{body}<br><small class="quiet">{escape(verdict)}</small></div>'
+        caption = f"{predicted_name}{sure}" + ("" if right else f", gold: {gold_name}")
+    return f'<div class="example {kind}">{body}<br><small class="quiet">{escape(caption)}</small></div>'
 
 
 def _words(row: Mapping[str, Any]) -> list[Any] | None:
-    """The words of a row whose every word has a gold label and a predicted one."""
+    """The words of a row with a gold and a predicted label per word; None for other rows."""
     gold, count = row["gold"], len(row["prediction"])
     if not isinstance(gold, list) or len(gold) != count:
         return None
@@ -176,8 +176,7 @@ def _words(row: Mapping[str, Any]) -> list[Any] | None:
 
 
 def _tagged_html(words: list[Any], row: Mapping[str, Any], kind: str) -> str:
-    """Words with their labels behind them: right ones, and wrong ones with the truth struck out. O is not shown where
-    it is right."""
+    """Words followed by their labels; wrong labels have the truth struck out, correct O labels are omitted."""
     words_html = []
     for word, gold, predicted in list(zip(words, row["gold"], row["prediction"], strict=True))[:_TOKENS]:
         label = f"<small>{escape(predicted, 40)}</small>"
@@ -189,34 +188,34 @@ def _tagged_html(words: list[Any], row: Mapping[str, Any], kind: str) -> str:
         else:
             words_html.append(escape(word, 60))
     score = _number(row.get("score"))
-    sure = "" if score is None else f'<br><small class="quiet">least sure word: {percent(score)}</small>'
+    sure = "" if score is None else f'<br><small class="quiet">least confident word: {percent(score)}</small>'
     return f'<div class="example {kind}">{" ".join(words_html)}{sure}</div>'
 
 
 def predictions_html(summary: PredictionSummary) -> str:
-    """The chosen predictions under their headings."""
+    """The selected predictions under their headings."""
     if summary.regression:
         groups = [("Closest", summary.right), ("Furthest off", summary.surprising)]
     else:
         groups = [("Right", summary.right), ("Wrong", summary.wrong)]
-        groups.append(("Surprising: wrong, and the surest of it", summary.surprising))
+        groups.append(("Surprising: confident and wrong", summary.surprising))
     return "".join(
         f"<h3>{escape(name)}</h3>" + "".join(prediction_html(row) for row in rows) for name, rows in groups if rows
     )
 
 
 def _unmarked(piece: str) -> str:
-    """A piece without the mark of a space before it (byte-level BPE's, SentencePiece's)."""
+    """A token without the space marker of byte-level BPE or SentencePiece."""
     return piece.replace("Ċ", "⏎ ").replace("Ġ", "").removeprefix("▁") or "␣"
 
 
 def _is_special(piece: str) -> bool:
-    """Whether a piece is a special token by its look: [SEP], <sep>, <extra_id_0>."""
+    """Whether a token looks special: [SEP], <sep>, <extra_id_0>."""
     return len(piece) > 2 and (piece[0], piece[-1]) in (("[", "]"), ("<", ">"))
 
 
 def _joined(pieces: Sequence[str]) -> list[tuple[str, str]]:
-    """(space before, shown text) of each piece: WordPiece's ## and the others' space marks undone."""
+    """(preceding space, text) of each token, without ## and space markers."""
     marked = any(piece.startswith(("Ġ", "Ċ", "▁")) for piece in pieces)
     texts = []
     for piece in pieces:
@@ -230,7 +229,7 @@ def _joined(pieces: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def masked_html(sample: Mapping[str, Any]) -> str:
-    """A text with its hidden words: what the model put there, struck through the truth where it was wrong."""
+    """A text with its masked words replaced by the model's; wrong ones are followed by the truth, struck out."""
     pieces = [str(piece) for piece in sample["pieces"]][:_TOKENS]
     masked_positions = {masked["position"]: masked for masked in sample["masked"] if masked["guesses"]}
     words = []
@@ -253,52 +252,54 @@ def masked_html(sample: Mapping[str, Any]) -> str:
 
 
 def detected_html(sample: Mapping[str, Any]) -> str:
-    """A text as a model read it that looks for replaced tokens: which it detected, missed and falsely accused."""
+    """A text as a discriminator read it: replaced tokens that it detected and missed, and false positives."""
     pieces = [str(piece) for piece in sample["pieces"]]
     replaced = {
-        place["position"]: str(place["sampled"]) for place in sample["masked"] if place["sampled"] != place["truth"]
+        target["position"]: str(target["sampled"])
+        for target in sample["masked"]
+        if target["sampled"] != target["truth"]
     }
     read = [replaced.get(position, piece) for position, piece in enumerate(pieces)]
-    accused = {position for position, share in enumerate(sample["replaced"]) if share > 0.5}
+    flagged = {position for position, share in enumerate(sample["replaced"]) if share > 0.5}
     words = []
     for position, (space, shown) in enumerate(_joined(read[:_TOKENS])):
         text = escape(shown, 60)
         if position in replaced:
-            kind = "right" if position in accused else "wrong"
+            kind = "right" if position in flagged else "wrong"
             text = f'<mark class="{kind}">{text} <s>{escape(_unmarked(pieces[position]), 60)}</s></mark>'
-        elif position in accused:
+        elif position in flagged:
             text = f'<mark class="wrong">{text} ?</mark>'
         words.append(space + text)
     counts = (
-        f"{len(replaced)} of {len(pieces)} tokens replaced: {len(replaced.keys() & accused)} detected, "
-        f"{len(replaced.keys() - accused)} missed; {len(accused - replaced.keys())} falsely accused"
+        f"{len(replaced)} of {len(pieces)} tokens replaced: {len(replaced.keys() & flagged)} detected, "
+        f"{len(replaced.keys() - flagged)} missed; {len(flagged - replaced.keys())} false positives"
     )
     return f'<div class="example">{"".join(words)}<br><small class="quiet">{escape(counts)}</small></div>'
 
 
 def _is_detected(sample: Any) -> bool:
-    """Whether an entry of samples.json has the form that `detected_html` reads."""
+    """Whether `detected_html` can read an entry of samples.json."""
     if not _is_masked(sample) or not isinstance(sample.get("replaced"), list):
         return False
-    fractions, places = sample["replaced"], sample["masked"]
+    probabilities, targets = sample["replaced"], sample["masked"]
     return (
-        len(fractions) == len(sample["pieces"])
-        and all(_number(share) is not None for share in fractions)
-        and all({"sampled", "truth"} <= place.keys() for place in places)
+        len(probabilities) == len(sample["pieces"])
+        and all(_number(share) is not None for share in probabilities)
+        and all({"sampled", "truth"} <= target.keys() for target in targets)
     )
 
 
-def _guesses_row(place: Mapping[str, Any]) -> str:
+def _guesses_row(target: Mapping[str, Any]) -> str:
     guesses = " · ".join(
-        f"{plain(_unmarked(str(piece)), 40)} {percent(float(share))}" for piece, share, *_ in place["guesses"][:5]
+        f"{plain(_unmarked(str(piece)), 40)} {percent(float(share))}" for piece, share, *_ in target["guesses"][:5]
     )
-    rank = "right" if str(place["guesses"][0][0]) == str(place.get("truth")) else "wrong"
-    truth = f'<mark class="{rank}">{escape(_unmarked(str(place.get("truth"))), 40)}</mark>'
+    rank = "right" if str(target["guesses"][0][0]) == str(target.get("truth")) else "wrong"
+    truth = f'<mark class="{rank}">{escape(_unmarked(str(target.get("truth"))), 40)}</mark>'
     return f'<tr><td>{truth}</td><td class="quiet">{escape(guesses)}</td></tr>'
 
 
 def generated_html(sample: Mapping[str, Any]) -> str:
-    """A prompt and what the model wrote after it."""
+    """A prompt and its continuation."""
     prompt, text = str(sample.get("prompt", "")), str(sample.get("text", ""))
     text = text.removeprefix(prompt)
     written = escape_lines(text, _CHARACTERS).replace("\n", "<br>")
@@ -307,18 +308,18 @@ def generated_html(sample: Mapping[str, Any]) -> str:
 
 
 def neighbors_html(samples: Sequence[Mapping[str, Any]]) -> str:
-    """Words and those whose vectors are nearest to theirs."""
+    """Words with their nearest neighbors."""
     rows = []
     for sample in samples:
         near = " · ".join(
             f"{plain(_unmarked(str(word)), 40)} {number(float(cosine))}" for word, cosine in sample["neighbours"]
         )
         rows.append([_unmarked(str(sample["text"])), near])
-    return table(["word", "nearest words, with the cosine of their vectors"], rows)
+    return table(["word", "nearest words, with cosine similarity"], rows)
 
 
 def _is_near(sample: Any) -> bool:
-    """Whether an entry of samples.json has the form that `neighbors_html` reads."""
+    """Whether `neighbors_html` can read an entry of samples.json."""
     near = sample.get("neighbours") if isinstance(sample, dict) and "text" in sample else None
     return isinstance(near, list) and all(
         isinstance(pair, list) and len(pair) == 2 and _number(pair[1]) is not None for pair in near
@@ -326,18 +327,18 @@ def _is_near(sample: Any) -> bool:
 
 
 def _is_masked(sample: Any) -> bool:
-    """Whether an entry of samples.json has the form that `masked_html` reads."""
+    """Whether `masked_html` can read an entry of samples.json."""
     if not isinstance(sample, dict) or not isinstance(sample.get("pieces"), list):
         return False
     masked = sample.get("masked")
     return isinstance(masked, list) and all(
-        isinstance(place, dict)
-        and isinstance(place.get("position"), int)
-        and isinstance(place.get("guesses"), list)
+        isinstance(target, dict)
+        and isinstance(target.get("position"), int)
+        and isinstance(target.get("guesses"), list)
         and all(
-            isinstance(guess, list) and len(guess) >= 2 and _number(guess[1]) is not None for guess in place["guesses"]
+            isinstance(guess, list) and len(guess) >= 2 and _number(guess[1]) is not None for guess in target["guesses"]
         )
-        for place in masked
+        for target in masked
     )
 
 
@@ -346,8 +347,7 @@ def _small(text: str) -> str:
 
 
 def samples_html(samples: Sequence[Any]) -> str:
-    """The samples of samples.json: masked texts, generated and labeled ones; entries of another form are passed
-    over."""
+    """The samples of samples.json: masked, generated and labeled texts; unknown entries are skipped."""
     masked = [sample for sample in samples if _is_masked(sample)][:SAMPLES]
     texts = [sample for sample in samples if isinstance(sample, dict) and "text" in sample]
     near = [sample for sample in samples if _is_near(sample)][:SAMPLES]
@@ -355,21 +355,21 @@ def samples_html(samples: Sequence[Any]) -> str:
     predicted = [sample for sample in texts if sample.keys() >= {"gold", "prediction"}][:SAMPLES]
     parts = []
     if masked:
-        parts.append("<h3>Hidden words, and what the model put there</h3>")
+        parts.append("<h3>Masked words and the model's predictions</h3>")
         parts.append(_small(_MASKED_LEGEND))
         parts += [masked_html(sample) for sample in masked]
     if detected := [sample for sample in samples if _is_detected(sample)][:SAMPLES]:
-        parts.append("<h3>Replaced tokens, as the model read them</h3>")
+        parts.append("<h3>Detection of replaced tokens</h3>")
         parts.append(_small(_DETECTED_LEGEND))
         parts += [detected_html(sample) for sample in detected]
     if near:
         parts.append("<h3>Nearest words</h3>")
         parts.append(neighbors_html(near))
     if generated:
-        parts.append("<h3>Written by the model</h3>")
-        parts.append(_small("Bold: what the model was given. Behind it: what it wrote."))
+        parts.append("<h3>Generated text</h3>")
+        parts.append(_small("Bold: the prompt. After it: the generated text."))
         parts += [generated_html(sample) for sample in generated]
     if predicted:
-        parts.append("<h3>Labeled by the model</h3>")
+        parts.append("<h3>Predicted labels</h3>")
         parts += [prediction_html(sample) for sample in predicted]
     return "".join(parts)

@@ -1,4 +1,4 @@
-"""Pieces of a self-contained page: one style sheet, no script, nothing loaded from anywhere.
+"""Elements of a self-contained page: one style sheet, no scripts, no external resources.
 
 Everything that comes from a file goes through `escape`. Functions named for an element take text and escape it;
 `section`, `columns` and `write_page` take finished HTML.
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from lmtool.errors import UserError, cannot_write
-from lmtool.reporting.text import fact, number, plain, title
+from lmtool.reporting.text import fact, is_number, number, plain, title
 from lmtool.system.files import replace_bytes
 from lmtool.system.secrets import masked
 
@@ -72,21 +72,29 @@ details { margin: 8px 0; } summary { cursor: pointer; color: var(--blue); }
 """
 
 
-def escape(value: Any, limit: int = 2000) -> str:
+def escape(value: object, limit: int = 2000) -> str:
     """Text for HTML: control characters made visible, cut at `limit` characters, <>&"' escaped."""
     return html.escape(plain(value, limit), quote=True)
 
 
-def escape_lines(value: Any, limit: int) -> str:
-    """Text of several lines for a <pre>: as `escape`, and the line ends stay."""
+def escape_lines(value: object, limit: int) -> str:
+    """As `escape`, for several lines of text in a <pre>: line ends are preserved."""
     text = str(value)
     cut = text if len(text) <= limit else text[:limit] + "\n… (cut here)"
     return "\n".join(html.escape(plain(line.replace("\t", "    "))) for line in cut.split("\n"))
 
 
 def write_page(path: Path, heading: str, body: Iterable[str]) -> Path:
-    """Write a whole page, masked and in one step; its path. body: finished HTML, empty parts are left out. UserError
-    where the disk refuses."""
+    """Writes a page atomically, with secrets masked.
+
+    Args:
+        path: the file.
+        heading: the title of the page.
+        body: HTML elements; empty ones are left out.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
     text = (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -103,40 +111,39 @@ def write_page(path: Path, heading: str, body: Iterable[str]) -> Path:
 
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Turn an OSError into a UserError: a report is in its run's folder and nowhere else."""
+    """Turns an OSError into a UserError: a report is always in the folder of its run."""
     try:
         yield
     except OSError as error:
         hint = (
-            f"make room there, or copy it to a disk that can be written (cp -r {folder} FOLDER), "
-            "and give that to lmtool report"
+            f"free space there, or copy the folder to a writable disk (cp -r {folder} FOLDER) and "
+            "pass the copy to lmtool report"
         )
         raise UserError(cannot_write(Path(error.filename or folder), error).message, hint) from error
 
 
 def section(heading: str, *parts: str) -> str:
-    """A section with its heading; nothing where no part says anything."""
-    inside = "\n".join(part for part in parts if part)
-    return f"<section>\n<h2>{escape(heading)}</h2>\n{inside}\n</section>" if inside else ""
+    """A section with a heading; "" if all parts are empty."""
+    content = "\n".join(part for part in parts if part)
+    return f"<section>\n<h2>{escape(heading)}</h2>\n{content}\n</section>" if content else ""
 
 
 def columns(*parts: str) -> str:
-    """Blocks side by side where the page is wide enough."""
+    """Blocks in columns if the page is wide enough."""
     blocks = [f"<div>{part}</div>" for part in parts if part]
     return f'<div class="columns">{"".join(blocks)}</div>' if blocks else ""
 
 
-def paragraph(text: Any, kind: str = "quiet") -> str:
+def paragraph(text: object, kind: str = "quiet") -> str:
     return f'<p class="{kind}">{escape(text)}</p>'
 
 
-def figure(drawing: str, caption: str = "", narrow: str = "") -> str:
-    """An inline SVG with its caption. narrow: another drawing of it for a page as narrow as a phone's, where the
-    letters of the first would be too small."""
-    words = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
-    if drawing and narrow:
-        drawing = f'<div class="roomy">{drawing}</div><div class="narrow">{narrow}</div>'
-    return f"<figure>{drawing}{words}</figure>" if drawing else ""
+def figure(svg: str, caption: str = "", narrow: str = "") -> str:
+    """An inline SVG with its caption. narrow: the SVG for narrow pages, where the first would be illegible."""
+    caption_html = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
+    if svg and narrow:
+        svg = f'<div class="roomy">{svg}</div><div class="narrow">{narrow}</div>'
+    return f"<figure>{svg}{caption_html}</figure>" if svg else ""
 
 
 def commands(lines: Sequence[str]) -> str:
@@ -144,33 +151,33 @@ def commands(lines: Sequence[str]) -> str:
 
 
 def folded(summary: str, text: str, limit: int = 100_000) -> str:
-    """A long text behind a line to click."""
+    """A long text that a click unfolds."""
     if not text:
         return ""
     return f"<details><summary>{escape(summary)}</summary><pre>{escape_lines(text, limit)}</pre></details>"
 
 
 def metadata(heading: str, values: Mapping[str, Any], limit: int = 60) -> str:
-    """Facts as a two-column table; nested sections become tables of their own below it."""
+    """Values as a two-column table, each nested mapping as a table below it."""
     flat = [(key, value) for key, value in values.items() if not isinstance(value, Mapping) and value is not None]
     rows = "".join(
         f'<tr><th scope="row">{escape(title(str(key)))}</th><td>{escape(fact(str(key), value), 600)}</td></tr>'
         for key, value in flat[:limit]
     )
-    own_table = f'<h3>{escape(title(heading))}</h3><table class="facts">{rows}</table>' if rows else ""
+    flat_table = f'<h3>{escape(title(heading))}</h3><table class="metadata">{rows}</table>' if rows else ""
     nested = (
         metadata(f"{heading} · {key}", value, limit) for key, value in values.items() if isinstance(value, Mapping)
     )
-    return own_table + "".join(nested)
+    return flat_table + "".join(nested)
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """A table; numbers stand right. Columns called seconds or bytes are shown in fitting units."""
+def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A table with right-aligned numbers. Columns named seconds, bytes or fraction have readable units."""
     rows = [list(row) for row in rows]
 
     def right(index: int) -> str:
         cells = [row[index] for row in rows if row[index] not in (None, "")]
-        numeric = bool(cells) and all(isinstance(cell, (int, float)) and not isinstance(cell, bool) for cell in cells)
+        numeric = bool(cells) and all(is_number(cell) for cell in cells)
         return ' class="number"' if numeric else ""
 
     kinds = [right(index) for index in range(len(header))]
@@ -184,7 +191,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     return f"<table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>"
 
 
-def _cell(name: str, value: Any) -> str:
+def _cell(name: str, value: object) -> str:
     if isinstance(value, float) and not name.endswith(("seconds", "bytes", "fraction")):
         return escape(number(value))
     return "" if value is None else escape(fact(name, value), 300)

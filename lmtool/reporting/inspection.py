@@ -32,38 +32,40 @@ _BROKEN = "DOES NOT HOLD"
 
 @dataclass(frozen=True)
 class InspectionScreen:
-    """Of one configuration, or of one phase of a run. examples: as `Inspector.described` gives them. statistics: rows
-    of text under `_HEADER`. broken: which of these are not as defined. verdict: what of all checks holds, in a line.
-    checks: the same with their names. definitions: what is defined by no number."""
+    """The inspection of one configuration, or of one phase of a run.
+
+    examples: from `Inspector.described`. statistics: rows under `_HEADER`. broken: indices of rows that violate their
+    definition. summary: one line about all checks. checks: the same with names. definitions: those without a number.
+    """
 
     heading: str
     fact: str
     examples: Sequence[Mapping[str, Any]]
     statistics: Sequence[Sequence[str]]
     broken: frozenset[int]
-    verdict: str
+    summary: str
     checks: str
     definitions: Sequence[str] = ()
 
 
 def print_inspection(output: Output, screen: InspectionScreen, brief: bool = False) -> None:
-    """The heading and the fact; unless brief, examples with a legend, and the statistics; what holds."""
+    """Prints the heading, the examples with a legend, and the statistics; if brief, only the heading and summary."""
     output.paragraph(screen.heading, "bold")
     if screen.fact:
         output.paragraph(screen.fact, "bold green")
     if brief:
-        output.paragraph(screen.verdict, "bold red" if screen.broken else None)
+        output.paragraph(screen.summary, "bold red" if screen.broken else None)
         return
     output.line()
-    shown: list[str] = []
+    texts: list[str] = []
     for example in screen.examples:
         output.line(_title(example), "bold")
         rows = list(_rows(example))
         output.rows(rows, _HIGHLIGHTS)
         output.rows([(title, text) for title, text in example.get("drawing", ())], _HIGHLIGHTS)
         output.line()
-        shown += [text for _, text in rows]
-    if words := _legend(shown):
+        texts += [text for _, text in rows]
+    if words := _legend(texts):
         output.paragraph(words, "dim")
         output.line()
     _print_statistics(output, screen)
@@ -88,18 +90,18 @@ def _title(example: Mapping[str, Any]) -> str:
 
 
 def _rows(example: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Titled lines: the text, each side as pieces with what is predicted behind an arrow, and what is learned."""
+    """(title, text) rows: the text, the tokens of each side with their targets behind an arrow, and the targets."""
     if "text" in example:
         boundaries = [0, *example["boundaries"], len(example["text"]) + 1]
         parts = [_spaced(example["text"][start : end - 1]) for start, end in pairwise(boundaries)]
         yield "text", plain(f" {_BORDER} ".join(parts), _TEXT_LIMIT)
     predicted = {
-        term: {place["position"]: place["label"] for place in places}
-        for term, places in example["targets"].items()
-        if isinstance(places, list)
+        term: {target["position"]: target["label"] for target in targets}
+        for term, targets in example["targets"].items()
+        if isinstance(targets, list)
     }
     term, learned = next(iter(predicted.items()), ("", {}))
-    if term and len(learned) < len(example["targets"][term]):  # several at one place: no single arrow is true
+    if term and len(learned) < len(example["targets"][term]):  # several labels at one position cannot have one arrow
         learned = {}
     read = learned if "output" not in example else {}
     if "filled" in example:
@@ -112,47 +114,45 @@ def _rows(example: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if "output" in example:
         yield "output", _pieces(example["output"]["pieces"], learned, _PREDICTED)
     if "prefix" in example["input"]:
-        yield "prefix", f"{example['input']['prefix']} tokens, which see each other"
+        yield "prefix", f"{example['input']['prefix']} tokens, which attend to each other"
     side = example["output" if "output" in example else "input"]["pieces"]
     for term, value in example["targets"].items():
         yield term, _learned(value, side) if isinstance(value, list) else plain(str(value), _TEXT_LIMIT)
-        boundaries = (
-            [place["boundaries"] for place in value if "boundaries" in place] if isinstance(value, list) else []
-        )
-        if boundaries:
-            yield f"{term} boundaries", " ".join(f"{a}..{b}" for a, b in sorted({(a, b) for a, b in boundaries}))
+        spans = {tuple(target["borders"]) for target in value if "borders" in target} if isinstance(value, list) else ()
+        if spans:
+            yield f"{term} boundaries", " ".join(f"{start}..{end}" for start, end in sorted(spans))
 
 
 def _spaced(text: str) -> str:
-    """A text on one line: a single space as it is, what else there is of white space as something to see."""
+    """A text on one line, with all white space but single spaces made visible."""
     return re.sub(r"\s{2,}|[\n\r\t]", lambda space: f"{visible_space(space[0])} ", text)
 
 
 def _pieces(pieces: Sequence[str], answers: Mapping[int, str], sign: str) -> str:
-    """`shown→truth` at the places that predict; where each predicts the one behind it, the pieces alone."""
+    """Tokens, as `token→target` where something is predicted; plain tokens if each predicts the next."""
     answers = {} if _is_next(pieces, answers) else answers
-    shown: list[str] = []
+    words: list[str] = []
     left = _TEXT_LIMIT
     for at, piece in enumerate(pieces):
         word = f"{piece}{sign}{answers[at]}" if at in answers else piece
         left -= len(word) + 1
         if left < 0:
-            shown.append(f"… and {len(pieces) - at:,} more")
+            words.append(f"… and {len(pieces) - at:,} more")
             break
-        shown.append(word)
-    return plain(" ".join(shown))
+        words.append(word)
+    return plain(" ".join(words))
 
 
 def _is_next(pieces: Sequence[str], answers: Mapping[int, str]) -> bool:
-    """Whether what is to be predicted is the token behind, at every place."""
+    """Whether every target is the next token."""
     return bool(answers) and all(at + 1 >= len(pieces) or pieces[at + 1] == label for at, label in answers.items())
 
 
-def _learned(places: Sequence[Mapping[str, Any]], pieces: Sequence[str]) -> str:
-    """At how many of the tokens something is predicted."""
-    answers = {place["position"]: place["label"] for place in places}
-    if len(answers) < len(places):
-        return f"{counted(len(places), 'prediction')} at {counted(len(answers), 'token')}"
+def _learned(targets: Sequence[Mapping[str, Any]], pieces: Sequence[str]) -> str:
+    """The number of tokens with a target."""
+    answers = {target["position"]: target["label"] for target in targets}
+    if len(answers) < len(targets):
+        return f"{counted(len(targets), 'prediction')} at {counted(len(answers), 'token')}"
     words = f"{len(answers):,} of {counted(len(pieces), 'token')}"
     if answers and set(answers.values()) == {"replaced"}:
         return f"{words} are replaced"
@@ -160,10 +160,10 @@ def _learned(places: Sequence[Mapping[str, Any]], pieces: Sequence[str]) -> str:
 
 
 def _legend(texts: Sequence[str]) -> str:
-    """The signs that occur, in a line."""
+    """A line that explains the signs in the texts."""
     every = " ".join(texts)
     signs = {
-        _PREDICTED: f"a{_PREDICTED}b: at a, b is to be predicted",
+        _PREDICTED: f"a{_PREDICTED}b: b is the target at a",
         _REPLACED: f"a{_REPLACED}b: a has replaced b",
         _BORDER: f"{_BORDER} between two texts",
         "␣": "␣ a space",
@@ -177,21 +177,20 @@ def _legend(texts: Sequence[str]) -> str:
 
 
 def inspection_html(screen: InspectionScreen) -> str:
-    """The same as a part of a page."""
+    """The inspection as a part of a page."""
     examples = []
-    shown: list[str] = []
+    texts: list[str] = []
     for example in screen.examples:
         rows = list(_rows(example))
-        shown += [text for _, text in rows]
+        texts += [text for _, text in rows]
         cells = "".join(f'<tr><th scope="row">{html.escape(title)}</th><td>{_marked(text)}</td></tr>'
                         for title, text in rows)  # fmt: skip
-        drawn = "\n".join(f"{title}\t{text}" for title, text in example.get("drawing", ()))
-        lines = html.escape_lines(_aligned(example.get("drawing", ())), 20_000)
+        diagram = html.escape_lines(_aligned(example.get("drawing", ())), 20_000)
         examples.append(
-            f'<h3>{html.escape(_title(example))}</h3><table class="facts">{cells}</table>'
-            + (f"<pre>{lines}</pre>" if drawn else "")
+            f'<h3>{html.escape(_title(example))}</h3><table class="metadata">{cells}</table>'
+            + (f"<pre>{diagram}</pre>" if diagram else "")
         )
-    words = _legend(shown)
+    words = _legend(texts)
     table = [[*row, _BROKEN if number in screen.broken else ""] for number, row in enumerate(screen.statistics)]
     checks = [*screen.definitions, screen.checks]
     return "".join([
@@ -203,31 +202,31 @@ def inspection_html(screen: InspectionScreen) -> str:
     ])  # fmt: skip
 
 
-def _aligned(drawing: Sequence[Sequence[str]]) -> str:
-    width = max((len(title) for title, _ in drawing), default=0)
-    return "\n".join(f"{title:<{width}}  {text}" for title, text in drawing)
+def _aligned(diagram: Sequence[Sequence[str]]) -> str:
+    width = max((len(title) for title, _ in diagram), default=0)
+    return "\n".join(f"{title:<{width}}  {text}" for title, text in diagram)
 
 
 def _marked(text: str) -> str:
-    """Pieces with what is predicted, and special tokens, set off as on the screen."""
+    """Tokens with targets and special tokens highlighted as on the screen."""
     words = []
     for word in text.split(" "):
-        shown = html.escape(word)
+        marked = html.escape(word)
         if _PREDICTED in word[1:]:
-            shown = f'<mark class="right">{shown}</mark>'
+            marked = f'<mark class="right">{marked}</mark>'
         elif _REPLACED in word[1:]:
-            shown = f'<mark class="wrong">{shown}</mark>'
+            marked = f'<mark class="wrong">{marked}</mark>'
         elif re.fullmatch(_SPECIAL, word):
-            shown = f'<span class="quiet">{shown}</span>'
-        words.append(shown)
+            marked = f'<span class="quiet">{marked}</span>'
+        words.append(marked)
     return " ".join(words)
 
 
 def write_inspection(path: Path, parts: Sequence[InspectionScreen]) -> None:
     """The page. UserError where the disk refuses."""
-    body = [f"<h1>{html.escape(parts[0].heading)}</h1>"] if len(parts) == 1 else ["<h1>What the model is fed</h1>"]
-    for part in parts:
-        body.append(html.section(part.heading if len(parts) > 1 else "What the model is fed", inspection_html(part)))
+    single = len(parts) == 1
+    body = [f"<h1>{html.escape(parts[0].heading) if single else 'Model inputs'}</h1>"]
+    body += [html.section("Model inputs" if single else part.heading, inspection_html(part)) for part in parts]
     html.write_page(path, parts[0].heading, body)
 
 
@@ -247,9 +246,10 @@ def print_shifts(output: Output, shifts: Sequence[Any], heading: str) -> None:
     if rows:
         print_table(output, list(_HEADINGS), rows, f"shift · {heading}")
         output.paragraph(
-            "words, labels: Jensen-Shannon divergence in bits, 0 to 1; by chance: of a draw of the first rows beside "
-            "the rest of them; unknown: what the first rows never have; of 20,000 rows of a side at most", "dim"
-        )  # fmt: skip
+            "words, labels: Jensen-Shannon divergence in bits, 0 to 1; by chance: between a random sample of the "
+            "source rows and the rest; unknown: absent from the source rows; at most 20,000 rows per side",
+            "dim",
+        )
 
 
 _TEXT = 60
@@ -258,7 +258,7 @@ _KINDS = ("equal", "other_label", "similar")
 
 
 def print_failed_rows(output: Output, name: str, messages: Sequence[str], most: int) -> None:
-    """Rows that would fail, the first of them by file:line."""
+    """Prints the first `most` rows that would fail, as file:line."""
     if not messages:
         return
     output.line(f"{name}: {counted(len(messages), 'row')} failed", "bold red")
@@ -271,8 +271,16 @@ def print_failed_rows(output: Output, name: str, messages: Sequence[str], most: 
 def print_findings(
     output: Output, name: str, findings: Mapping[str, Any], unit: str, longest: int | None, most: int
 ) -> None:
-    """findings: of tasks/checking.py. unit: of the lengths. longest: of a text that is not cut, where
-    that is known."""
+    """Prints statistics, duplicates and warnings of a data set.
+
+    Args:
+        output: where to print.
+        name: of the data set.
+        findings: as `lmtool.tasks.checking` returns them.
+        unit: of the lengths.
+        longest: maximum length of an uncut text; None if unknown.
+        most: maximum number of duplicates to print per split and kind.
+    """
     splits: Mapping[str, Any] = findings["splits"]
     if not splits:
         return
@@ -296,7 +304,7 @@ def print_findings(
     header = ["texts that occur twice", "equal", "of the words" if of_text else "other label", "similar"]
     print_table(output, header, list(_twice(splits, of_text)))
     for split, summary in splits.items():
-        for kind, words in (("in_training", "stand in the training rows too"), ("within", "repeat rows above them")):
+        for kind, words in (("in_training", "also occur in the training rows"), ("within", "repeat earlier rows")):
             pairs = summary.get(kind, {}).get("pairs", ())[:most]
             if pairs:
                 output.line(f"{split}: rows that {words}", "bold")
@@ -332,5 +340,5 @@ def _labels(labels: Mapping[str, Any] | None) -> str:
     if "deviation" in labels:
         return f"mean {labels['mean']:.3g} ± {labels['deviation']:.3g}, {labels['least']:g} to {labels['most']:g}"
     total = sum(labels.values())
-    shown = [f"{name} {percent(count / total)}" for name, count in list(labels.items())[:_LABELS]]
-    return " · ".join(shown) + (f" · {len(labels) - _LABELS} more" if len(labels) > _LABELS else "")
+    parts = [f"{name} {percent(count / total)}" for name, count in list(labels.items())[:_LABELS]]
+    return " · ".join(parts) + (f" · {len(labels) - _LABELS} more" if len(labels) > _LABELS else "")

@@ -6,12 +6,15 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from lmtool.reporting import html
 from lmtool.reporting.console import Output, print_table
 from lmtool.reporting.text import number, percent, plain
 from lmtool.system.terminal import counted
+
+if TYPE_CHECKING:
+    import numpy as np
 
 _SHADES = "·░▒▓█"
 _COLORS = {"[░▒]+": "blue", "[▓█]+": "bold bright_blue", "·+": "dim"}
@@ -19,9 +22,8 @@ _PIECE = 14
 
 
 @dataclass(frozen=True)
-class Cut:
-    """A text as a vocabulary cuts it. unknown: which pieces stand for what it does not have. back: the text that the
-    pieces give again."""
+class Tokenization:
+    """The tokens of a text in one vocabulary. unknown: indices of unknown tokens. back: the decoded text."""
 
     name: str
     entries: int
@@ -37,8 +39,8 @@ class Cut:
         }  # fmt: skip
 
 
-def print_tokenizations(output: Output, text: str, tokenizations: Sequence[Cut]) -> None:
-    """A row a vocabulary, its pieces with spaces between them, and what there is to say of them below."""
+def print_tokenizations(output: Output, text: str, tokenizations: Sequence[Tokenization]) -> None:
+    """Prints the tokens in each vocabulary, separated by spaces, with a summary below."""
     output.paragraph(f"{plain(text, 120)} · {counted(len(text), 'character')}", "bold")
     unknown = {tokenization.pieces[at] for tokenization in tokenizations for at in tokenization.unknown}
     colors = {rf"(?<!\S){re.escape(piece)}(?!\S)": "bold red" for piece in unknown}
@@ -55,12 +57,12 @@ def print_tokenizations(output: Output, text: str, tokenizations: Sequence[Cut])
 _LEGEND = "Spaces separate pieces; ␣ is a space in the text, ⏎ a line end, ## continues a word."
 
 
-def _summary(tokenization: Cut) -> str:
+def _summary(tokenization: Tokenization) -> str:
     unknown = f" · {len(tokenization.unknown):,} unknown" if tokenization.unknown else ""
     return f"{counted(len(tokenization.pieces), 'piece')} of {tokenization.entries:,} entries{unknown}"
 
 
-def _back(text: str, tokenization: Cut) -> str:
+def _back(text: str, tokenization: Tokenization) -> str:
     if tokenization.back == text:
         return "identical"
     return (
@@ -74,8 +76,8 @@ def _letters(text: str) -> str:
     return "".join(text.split()).lower()
 
 
-def write_tokenizations(path: Path, text: str, tokenizations: Sequence[Cut]) -> None:
-    """The page. UserError where the disk refuses."""
+def write_tokenizations(path: Path, text: str, tokenizations: Sequence[Tokenization]) -> None:
+    """Writes the page. UserError if that fails."""
     rows = []
     for tokenization in tokenizations:
         marks = "".join(
@@ -88,44 +90,46 @@ def write_tokenizations(path: Path, text: str, tokenizations: Sequence[Cut]) -> 
         )
     body = [
         f"<h1>{html.escape(text, 300)}</h1>",
-        html.section("As each vocabulary cuts it", *rows, html.paragraph(_LEGEND)),
+        html.section("Tokens by vocabulary", *rows, html.paragraph(_LEGEND)),
     ]
     html.write_page(path, "tokenizers", body)
 
 
 @dataclass(frozen=True)
 class PositionMaps:
-    """Positions by name. scores: (1, L, L), or (A, L, L) of heads that differ."""
+    """Position scores of one kind. scores: (1, L, L), or (A, L, L) if heads differ."""
 
     name: str
-    scores: Any
+    scores: np.ndarray
 
 
 _PRINTED_POSITIONS = 24
 
 
 def print_position_maps(output: Output, maps: Sequence[PositionMaps]) -> None:
-    """The first map of each as shades, of the first places."""
+    """Prints the first map of each kind as shades, for the first positions."""
     for each in maps:
         scores = each.scores[0][:_PRINTED_POSITIONS, :_PRINTED_POSITIONS]
         low, high = float(scores.min()), float(scores.max())
         heads = f", head 1 of {len(each.scores)}" if len(each.scores) > 1 else ""
         scale = f"{number(low)} ({_SHADES[0]}) to {number(high)} ({_SHADES[-1]})"
         output.paragraph(f"{plain(each.name, 80)}{heads}: {scale}", "bold")
-        _print_picture(output, [str(place) for place in range(len(scores))], (scores - low) / max(high - low, 1e-12))
+        _print_picture(
+            output, [str(position) for position in range(len(scores))], (scores - low) / max(high - low, 1e-12)
+        )
         output.line()
     output.paragraph(_MAPS_LEGEND, "dim")
 
 
 _MAPS_LEGEND = (
-    "Rows: query positions. Columns: key positions. Color: the score. All words are the same, so only positions make a "
-    "difference."
+    "Rows: query positions. Columns: key positions. Color: the score. All words are the same, so scores differ by "
+    "position only."
 )
 
 
-def _print_picture(output: Output, names: Sequence[str], weights_LL: Any) -> None:
-    """A row a name, a shade for each number between 0 and 1: two cells wide, one where the line is too short for all,
-    and no more than it holds."""
+def _print_picture(output: Output, names: Sequence[str], weights_LL: np.ndarray) -> None:
+    """Prints a row of shades per name, for weights between 0 and 1: two cells wide, or one if the line is too short;
+    columns that do not fit are left out."""
     capacity = output.columns - max(map(len, names)) - 4
     count = min(len(names), capacity)
     cells = 2 if 2 * count <= capacity else 1
@@ -135,7 +139,7 @@ def _print_picture(output: Output, names: Sequence[str], weights_LL: Any) -> Non
     ]
     output.rows(list(zip(names, shades, strict=True)), _COLORS)
     if count < len(names):
-        output.line(f"the first {count} of {len(names)} across; the page has all", "dim")
+        output.line(f"columns 1 to {count} of {len(names)}; the page has all", "dim")
 
 
 def write_position_maps(path: Path, maps: Sequence[PositionMaps]) -> None:
@@ -151,18 +155,18 @@ def write_position_maps(path: Path, maps: Sequence[PositionMaps]) -> None:
 
 @dataclass(frozen=True)
 class Similar:
-    """A word in several sentences, read by a checkpoint. same: by layer the mean cosine of its vectors. other_words: of
-    different words. pairs: (W, S, S) cosines."""
+    """A word in several sentences, in one checkpoint. same: by layer, the mean cosine of its vectors. other_words: of
+    different words. pairs: (W, S, S) cosines by layer."""
 
     name: str
     layers: tuple[int, ...]
     same: list[float]
     other_words: list[float]
-    pairs: Any
+    pairs: np.ndarray
 
 
 def print_similar(output: Output, word: str, sentences: Sequence[str], read: Sequence[Similar]) -> None:
-    """A row a checkpoint and layer."""
+    """Prints a row per checkpoint and layer."""
     rows = [
         [each.name if number == 0 else "", layer or "0 (embedding)", f"{same:.3f}", f"{other:.3f}"]
         for each in read
@@ -189,13 +193,13 @@ def write_similar(path: Path, word: str, sentences: Sequence[str], read: Sequenc
         f"<h1>{html.escape(word, 100)}</h1>",
         *map(html.paragraph, numbered),
         html.section("Similarity of its vectors by layer", curves),
-        html.section("Each pair of sentences, first layer and last", *squares),
+        html.section("Pairs of sentences in the first and last layer", *squares),
     ]
     html.write_page(path, word, body)
 
 
 class _Head(Protocol):
-    """As in learners/representations/attention.py."""
+    """The fields of `learners.representations.attention.Head` that are printed."""
 
     @property
     def layer(self) -> int: ...
@@ -210,40 +214,46 @@ class _Head(Protocol):
 
 
 class _Attention(Protocol):
-    """As in learners/representations/attention.py."""
+    """The fields of `learners.representations.attention.Attention` that are printed."""
 
     @property
-    def weights(self) -> Any: ...
+    def weights(self) -> np.ndarray: ...
     @property
-    def terms(self) -> Mapping[str, Any]: ...
+    def terms(self) -> Mapping[str, np.ndarray]: ...
 
 
 def print_heads(
-    output: Output, heads: Sequence[_Head], pieces: Sequence[str], drawn: Sequence[tuple[_Head, Any]]
+    output: Output, heads: Sequence[_Head], tokens: Sequence[str], maps: Sequence[tuple[_Head, np.ndarray]]
 ) -> None:
-    """A row a head with the mean weight on each pattern, and some heads as pictures. drawn: heads with their (L, L)
-    weights."""
+    """Prints each head's mean attention weight on each pattern, and some attention maps.
+
+    Args:
+        output: where to print.
+        heads: all heads.
+        tokens: of the text, L of them.
+        maps: the heads to draw, each with its (L, L) weights.
+    """
     patterns = list(heads[0].fractions)
-    even = 1 / len(pieces)
+    even = 1 / len(tokens)
     rows = [
         [f"{head.layer}.{head.number}", head.mostly, *(percent(head.fractions[name]) for name in patterns),
          percent(head.entropy)]
         for head in heads
     ]  # fmt: skip
-    heading = f"{counted(len(pieces), 'token')} · uniform attention has {percent(even)} on each"
+    heading = f"{counted(len(tokens), 'token')} · uniform attention has {percent(even)} on each"
     print_table(output, ["layer.head", "pattern", *patterns, "entropy"], rows, heading)
-    for head, weights in drawn:
+    for head, weights in maps:
         output.line()
         output.paragraph(f"head {head.layer}.{head.number}, pattern: {head.mostly}", "bold")
-        _print_picture(output, [plain(piece, _PIECE) for piece in pieces], weights)
-    if drawn:
+        _print_picture(output, [plain(token, _PIECE) for token in tokens], weights)
+    if maps:
         output.paragraph(f"Rows: query tokens. Columns: key tokens. {_SHADES[0]}: no attention weight, "
                          f"{_SHADES[-1]}: most of it.", "dim")  # fmt: skip
 
 
-def write_heads(path: Path, name: str, heads: Sequence[_Head], pieces: Sequence[str], attention: _Attention) -> None:
-    """The page: every head drawn, of each layer's first head what its scores are the sum of where they have several
-    terms, and a table of the heads. UserError where the disk refuses."""
+def write_heads(path: Path, name: str, heads: Sequence[_Head], tokens: Sequence[str], attention: _Attention) -> None:
+    """Writes the page: maps of all heads, the terms of the scores of each layer's first head if there are several, and
+    a table of the heads. UserError if writing fails."""
     from lmtool.reporting import drawing
 
     patterns = list(heads[0].fractions)
@@ -254,20 +264,20 @@ def write_heads(path: Path, name: str, heads: Sequence[_Head], pieces: Sequence[
         for head in heads
     ]  # fmt: skip
     drawings = [
-        html.figure(drawing.svg(drawing.heads_figure(layer, weights_ALL, pieces)), f"layer {layer}")
+        html.figure(drawing.svg(drawing.heads_figure(layer, weights_ALL, tokens)), f"layer {layer}")
         for layer, weights_ALL in enumerate(attention.weights, 1)
     ]
     words = "Rows: query tokens. Columns: key tokens. Color: attention weight; rows sum to 1."
     summands = [
-        html.figure(drawing.svg(drawing.terms_figure(of_layer, pieces)), f"layer {layer}, head 1")
+        html.figure(drawing.svg(drawing.terms_figure(of_layer, tokens)), f"layer {layer}, head 1")
         for layer in range(1, len(attention.weights) + 1)
         if (of_layer := {term: maps_WALL[layer - 1, 0] for term, maps_WALL in attention.terms.items()})
     ]
     parts = html.paragraph("A score is the sum of these before the softmax. Each map has its own color scale.")
     body = [
         f"<h1>{html.escape(name)}</h1>",
-        html.paragraph(" ".join(pieces)),
-        html.section("Every head", html.paragraph(words), *drawings),
+        html.paragraph(" ".join(tokens)),
+        html.section("All heads", html.paragraph(words), *drawings),
         *([html.section("Terms of the scores", parts, *summands)] if summands else []),
         html.section("Patterns of the heads", html.table(header, rows)),
     ]

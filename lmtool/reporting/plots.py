@@ -1,4 +1,4 @@
-"""The plots of a run, of what it predicts, and of several runs or layers beside each other."""
+"""The plots of a run, of what it predicts, and of several runs or layers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from lmtool.reporting.drawing import (
     label_ends,
     logged_steps,
     mark,
-    panels_a_row,
+    plots_per_row,
     smooth,
     smoothed_steps,
     thin,
@@ -41,8 +41,8 @@ _RATE = FuncFormatter(lambda value, _: exponent(value))
 
 
 def loss_figure(run: RunFiles, width: float = WIDE) -> Figure | None:
-    """Training loss (each row, and smoothed), validation loss and the baseline over steps; None without rows. Of a loss
-    of several terms, what was scored on held-out data (`comparable_loss`). width: in inches."""
+    """Training loss (each row, and smoothed), validation loss and baseline over steps; None without rows. A loss with
+    several terms is reduced to those of the validation loss (`comparable_loss`). width: in inches."""
     headline, key = _headline(run), _training_loss(run)
     term = key.removeprefix("loss_") if key != "loss" else ""
     train = series(run.train, key)
@@ -56,31 +56,31 @@ def loss_figure(run: RunFiles, width: float = WIDE) -> Figure | None:
         named = title(f"{term}_loss") if term else "loss"
         unit = "the weighted sum of its terms" if key == "loss" and len(loss_terms(run)) > 1 else "nats a prediction"
         axes.set_title(f"{named}, {unit}" if run.result.get("objective") else named)
-        shown = list(validation[1])
+        values = list(validation[1])
         if train[0]:
             smoothed_steps(axes, *train, width=1.8)
-            shown += train[1]
+            values += train[1]
         baseline = run.baseline if run.baseline.get("metric") == (headline or "loss") else {}
         value = baseline.get("value")
         if isinstance(value, (int, float)):
             axes.axhline(value, color=BASELINE, linewidth=1, linestyle=(0, (5, 4)))
-            shown.append(float(value))
+            values.append(float(value))
         if validation[0]:
             axes.plot(*validation, color=VALIDATION, linewidth=1.6, marker="o", markersize=3.5)
-        focus(axes, shown, True)
+        focus(axes, values, True)
         mark(axes, phase_starts(run), "phase")
         _end_labels(axes, train, validation, baseline, narrow=width < WIDE)
     return figure
 
 
 def _headline(run: RunFiles) -> str:
-    """The metric of the run where it is the loss of one term (rtd_loss), "" else."""
+    """The metric of the run if it is the loss of one term (rtd_loss), otherwise ""."""
     metric = str(run.result.get("metric") or run.baseline.get("metric") or "")
     return metric if metric.endswith("_loss") else ""
 
 
 def _training_loss(run: RunFiles) -> str:
-    """The key of a training row that is drawn beside held-out data; "" where none compares."""
+    """The key of a training row that is comparable with held-out data; "" if none is."""
     headline = _headline(run)
     return f"loss_{headline.removesuffix('_loss')}" if headline else comparable_loss(run)
 
@@ -94,18 +94,18 @@ def loss_caption(run: RunFiles) -> str:
         logged = f"Single dots: {counted(rows, 'logged step')} of training. " if rows else ""
         sentences = [f"{logged}Joined dots: held-out data."]
     if not key:
-        sentences.append("These are not scored on all that training learns from, whose terms are below.")
+        sentences.append("Held-out data is not scored on all terms of the training loss; see below.")
     elif key != "loss":
         term = title(key.removeprefix("loss_"))
-        sentences.append(f"Of training the {term} loss alone, which held-out data are scored on.")
-    beside = run.metadata.get("trained_beside")
-    if isinstance(beside, str):
-        sentences.append(f"Training counts {beside} too, which are easier to predict.")
+        sentences.append(f"Only the {term} loss of training is drawn, since held-out data is scored on it.")
+    extra_targets = run.metadata.get("trained_beside")
+    if isinstance(extra_targets, str):
+        sentences.append(f"Training also counts {extra_targets}, which are easier to predict.")
     return " ".join(sentences)
 
 
 def _end_labels(axes: Axes, train: Any, validation: Any, baseline: Baseline, narrow: bool) -> None:
-    """narrow: in few words."""
+    """Labels the curves at their ends. narrow: with short labels."""
     labels = []
     if train[0]:
         labels.append((smooth(train[1])[-1], "training", QUIET))
@@ -115,27 +115,27 @@ def _end_labels(axes: Axes, train: Any, validation: Any, baseline: Baseline, nar
     if isinstance(value, (int, float)):
         name = "baseline" if narrow else title(str(baseline.get("name", "baseline")))[:24]
         labels.append((float(value), f"{name} {number(float(value))}", BASELINE))
-    label_ends(axes, axes.get_xlim()[1], labels, 0.1 if narrow else 0.065)  # where the baseline ends
+    label_ends(axes, axes.get_xlim()[1], labels, 0.1 if narrow else 0.065)  # the right end of the baseline
 
 
 def small_figure(run: RunFiles, metric: str | None = None, width: float = WIDE) -> Figure | None:
-    """Small multiples over steps: the main metric where it is no loss, learning rate, gradient norm, speed. width: in
+    """Small plots over steps: the main metric unless it is a loss, learning rate, gradient norm, speed. width: in
     inches."""
-    panels = [
+    plots = [
         ("learning rate", series(run.train, "learning_rate"), TRAIN),
         ("gradient norm", series(run.train, "grad_norm"), TRAIN),
     ]
-    panels.append(("tokens per second", series(run.train, "tokens_per_second"), TRAIN))
+    plots.append(("tokens per second", series(run.train, "tokens_per_second"), TRAIN))
     if metric and not metric.endswith("loss"):  # a loss has the large plot
-        panels.insert(0, (f"validation {title(metric)}", series(run.validation, metric), VALIDATION))
-    panels = [panel for panel in panels if panel[1][0]][:4]
-    if not panels:
+        plots.insert(0, (f"validation {title(metric)}", series(run.validation, metric), VALIDATION))
+    plots = [plot for plot in plots if plot[1][0]][:4]
+    if not plots:
         return None
     with matplotlib.rc_context(STYLE):
-        columns = panels_a_row(len(panels), width)
-        rows = -(-len(panels) // columns)
+        columns = plots_per_row(len(plots), width)
+        rows = -(-len(plots) // columns)
         figure = blank(width, 1.75 * rows)
-        for index, (name, (steps, values), color) in enumerate(panels):
+        for index, (name, (steps, values), color) in enumerate(plots):
             axes = figure.add_subplot(rows, columns, index + 1)
             tidy(axes)
             axes.xaxis.set_major_locator(MaxNLocator(3, integer=True))
@@ -158,7 +158,7 @@ def small_figure(run: RunFiles, metric: str | None = None, width: float = WIDE) 
 
 
 def confusion_figure(labels: Sequence[str], counts: Sequence[Sequence[int]]) -> Figure:
-    """Gold labels down, predictions across; shade is the share of the gold label's row, numbers are examples."""
+    """Confusion matrix, gold labels in rows: the shade is the fraction of the row, the number counts examples."""
     size = len(labels)
     with matplotlib.rc_context(STYLE):
         edge = min(1.7 + 0.52 * size, 7.2)
@@ -206,7 +206,7 @@ def confusion_figure(labels: Sequence[str], counts: Sequence[Sequence[int]]) -> 
 
 
 def calibration_figure(bins: Sequence[Sequence[float]]) -> Figure:
-    """Accuracy against confidence, a dot a bin, its area the bin's share of the rows; calibrated ones lie on the line.
+    """Accuracy against confidence, one dot per bin, its area proportional to the rows; the line is perfect calibration.
 
     bins: (rows, mean confidence, accuracy) each.
     """
@@ -243,8 +243,7 @@ def scatter_figure(gold: Sequence[float], predicted: Sequence[float]) -> Figure:
 
 
 def overlay_figure(runs: Sequence[RunFiles], metric: str, split: str) -> Figure | None:
-    """One metric of several runs over steps, each line named in the legend. Of a training loss of several terms the one
-    that is scored on held-out data."""
+    """One metric of several runs over steps. A training loss is reduced to the terms of the validation loss."""
 
     def points(run: RunFiles) -> tuple[list[int], list[float]]:
         if (split, metric) == ("train", "loss"):
@@ -282,15 +281,15 @@ def overlay_figure(runs: Sequence[RunFiles], metric: str, split: str) -> Figure 
 
 
 def layers_figure(target: str, checkpoints: Sequence[Mapping[str, Any]]) -> Figure:
-    """Accuracy of probes by layer: a line a checkpoint with its standard errors, dashed for random weights, dotted for
-    the commonest class. checkpoints: as in probe.json."""
+    """Accuracy of probes by layer, one line per checkpoint with standard errors; dashed for random weights, dotted for
+    the most frequent class. checkpoints: as in probe.json."""
     with matplotlib.rc_context(STYLE):
         figure = blank(7.2, 3.8)
         axes = figure.add_subplot()
         tidy(axes, "layer (0: embedding)")
         axes.margins(x=0.03)
         axes.set_title(
-            f"{plain(target, 40)}: accuracy of a linear probe (dashed: random weights, dotted: commonest class)"
+            f"{plain(target, 40)}: accuracy of a linear probe (dashed: random weights, dotted: most frequent class)"
         )
         for index, probes in enumerate(checkpoints):
             color, name = COLORS[index % len(COLORS)], plain(probes["checkpoint"], 40)
@@ -316,58 +315,58 @@ def layers_figure(target: str, checkpoints: Sequence[Mapping[str, Any]]) -> Figu
 
 
 def terms_figure(run: RunFiles, width: float = WIDE) -> Figure | None:
-    """Small multiples over steps: each term of the training loss before its weight, and on held-out data where it is
-    measured there; None where the loss has one term alone. width: in inches."""
-    panels = [(name.removeprefix("loss_"), series(run.train, name)) for name in loss_terms(run)]
-    panels = [(name, points) for name, points in panels if points[0]]
-    if len(panels) < 2:
+    """Small plots over steps: each unweighted term of the training loss, and of the validation loss if it has that
+    term; None for a loss with one term. width: in inches."""
+    plots = [(name.removeprefix("loss_"), series(run.train, name)) for name in loss_terms(run)]
+    plots = [(name, points) for name, points in plots if points[0]]
+    if len(plots) < 2:
         return None
-    columns = panels_a_row(len(panels), width)
-    rows = -(-len(panels) // columns)
+    columns = plots_per_row(len(plots), width)
+    rows = -(-len(plots) // columns)
     with matplotlib.rc_context(STYLE):
         figure = blank(width, 1.75 * rows)
-        for index, (name, (steps, values)) in enumerate(panels):
+        for index, (name, (steps, values)) in enumerate(plots):
             axes = figure.add_subplot(rows, columns, index + 1)
             tidy(axes)
             axes.xaxis.set_major_locator(MaxNLocator(3, integer=True))
             axes.yaxis.set_major_locator(MaxNLocator(4))
             axes.set_title(plain(name, 30), fontsize=8.5)
             smoothed_steps(axes, steps, values, width=1.6)
-            held_out = series(run.validation, f"{name}_loss")
-            if held_out[0]:
-                axes.plot(*held_out, color=VALIDATION, linewidth=1.2, marker="o", markersize=2.5)
+            validation = series(run.validation, f"{name}_loss")
+            if validation[0]:
+                axes.plot(*validation, color=VALIDATION, linewidth=1.2, marker="o", markersize=2.5)
             baseline = series(run.validation, f"{name}_baseline")[1][-1:]
             for value in baseline:
                 axes.axhline(value, color=BASELINE, linewidth=1, linestyle=(0, (5, 4)))
-            focus(axes, [*values, *held_out[1], *baseline], True)
+            focus(axes, [*values, *validation[1], *baseline], True)
             mark(axes, phase_starts(run))
     return figure
 
 
-_SIDES = {"inputs": "encoder", "outputs": "decoder"}
+_STACKS = {"inputs": "encoder", "outputs": "decoder"}
 
 
 def agreement_figure(accuracy: Mapping[str, Any]) -> Figure | None:
-    """A heat map of interchange accuracy: aligned layers down, where in the text the swapped span begins across; a
-    panel a stack. accuracy: `interchange_accuracy` as result.json has it; None where nothing was measured."""
+    """Heat maps of interchange accuracy, one per stack: aligned layers in rows, start of the swapped span in columns.
+    accuracy: `interchange_accuracy` of result.json. None if nothing was measured."""
     cells = [cell for cell in accuracy.get("cells") or () if cell.get("n")]
     if not cells:
         return None
-    sides = [side for side in _SIDES if any(cell["side"] == side for cell in cells)]
+    stacks = [side for side in _STACKS if any(cell["side"] == side for cell in cells)]
     regions = max(cell["region"] for cell in cells)
-    layers = {side: _layers(cells, side) for side in sides}
+    layers = {side: _layers(cells, side) for side in stacks}
     with matplotlib.rc_context(STYLE):
-        figure = blank(3.8 * len(sides), 1.1 + 0.36 * max(map(len, layers.values())))
-        for index, side in enumerate(sides):
-            axes = figure.add_subplot(1, len(sides), index + 1)
-            if len(sides) > 1:
-                axes.set_title(_SIDES[side])
+        figure = blank(3.8 * len(stacks), 1.1 + 0.36 * max(map(len, layers.values())))
+        for index, side in enumerate(stacks):
+            axes = figure.add_subplot(1, len(stacks), index + 1)
+            if len(stacks) > 1:
+                axes.set_title(_STACKS[side])
             _heat(axes, [cell for cell in cells if cell["side"] == side], layers[side], regions)
     return figure
 
 
 def _layers(cells: Sequence[Mapping[str, Any]], side: str) -> list[tuple[int, int]]:
-    """The aligned layers of a stack, the student's first."""
+    """The aligned (student, teacher) layers of a stack."""
     return sorted({(cell["student_layer"], cell["teacher_layer"]) for cell in cells if cell["side"] == side})
 
 
@@ -389,9 +388,9 @@ def _heat(axes: Axes, cells: Sequence[Mapping[str, Any]], layers: Sequence[tuple
     axes.set_xticks(
         range(regions), [f"{100 * part // regions}-{100 * (part + 1) // regions}%" for part in range(regions)]
     )
-    # Named in full: a title of this axis would be longer than a map of one row is high.
-    names = [f"layer {own}, teacher's {its}" if own else "embeddings" for own, its in layers]
+    # Full names, since an axis title would be longer than the height of a map with one row.
+    names = [f"layer {student}, teacher's {teacher}" if student else "embeddings" for student, teacher in layers]
     axes.set_yticks(range(len(layers)), names)
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
-    axes.set_xlabel("where the swapped span begins")
+    axes.set_xlabel("start of the swapped span")

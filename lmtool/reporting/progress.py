@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from lmtool.reporting.console import Output
 from lmtool.reporting.run_files import Baseline
 from lmtool.reporting.scores import CONSTANTS
-from lmtool.reporting.text import clock, count, exponent, lower_is_better, number, plain, title
+from lmtool.reporting.text import clock, count, exponent, is_number, lower_is_better, number, plain, title
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
@@ -22,14 +22,14 @@ _BOOKKEEPING = (
     "examples", "best", "time", "padding_fraction", "standard_error", "weight", "micro_batches", "phase",
 )  # fmt: skip
 _SCORES = 6
-_TELLING_SHARE = 0.01
+_MIN_TIME_FRACTION = 0.01
 
 
 class ProgressDisplay:
-    """Listens to the loop.
+    """Shows the progress of the loop.
 
-    output: where to speak. metric: the metric whose best row gets the star. log_every: steps between plain lines;
-    the first step is always told. baseline: the metric's value of the baseline, named in the table's head.
+    metric: the metric whose best row is marked with a star. log_every: steps between plain lines; the first step is
+    always printed. baseline: printed in the header of the table.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class ProgressDisplay:
         self._trained_seconds = self._first_seconds = self._first_time = 0.0
         self._tokens: int | None = None
         self._first_step: int | None = None
-        self._last_drawn = -math.inf
+        self._last_refresh = -math.inf
         self._last_row: Mapping[str, Any] = {}
 
     def __enter__(self) -> ProgressDisplay:
@@ -66,7 +66,7 @@ class ProgressDisplay:
         self.on_end()
 
     def on_start(self, step: int, steps: int | None, max_seconds: float | None = None) -> None:
-        """Training begins after `step`; `steps` in all (None: no such budget), at most `max_seconds`."""
+        """Training starts after `step`. steps, max_seconds: its budgets; None without one."""
         self._started, self._steps, self._max_seconds, self._trained_seconds = step, steps, max_seconds, 0.0
         self._tokens, self._first_step = None if step else 0, None
         if not self.output.live:
@@ -88,8 +88,8 @@ class ProgressDisplay:
         self._bar.refresh()
 
     def seconds_left(self, step: int) -> float:
-        """By the clock on the wall, estimated from the steps since the first one (which also warms up); nan while
-        nothing is known. A budget in seconds counts training alone: evaluations are taken to go on as before."""
+        """Estimated wall-clock seconds left, from the steps after the first one, which also warms up; nan if unknown. A
+        budget in seconds counts only training: evaluations are assumed to take the same fraction of time as before."""
         elapsed, left = self._now() - self._first_time, []
         known = self._first_step is not None and step > self._first_step
         if self._steps is not None and known:
@@ -101,7 +101,7 @@ class ProgressDisplay:
         return max(min(left), 0.0) if left else math.nan
 
     def on_step(self, row: Mapping[str, Any]) -> None:
-        """A row of metrics.jsonl with split train."""
+        """Shows a training row of metrics.jsonl."""
         step = int(row["step"])
         self._last_row = row
         first = self._first_step is None
@@ -121,16 +121,16 @@ class ProgressDisplay:
             return
         if printed:
             self.output.log(text)
-        if first or self._now() - self._last_drawn >= 0.1 or step == self._steps:
-            self._last_drawn = self._now()
+        if first or self._now() - self._last_refresh >= 0.1 or step == self._steps:
+            self._last_refresh = self._now()
             total, _ = self._total(step)
             head, tail = self._head(step), self._tail(row, step)
             self._bar.update(self._bar.task_ids[0], total=total, completed=step, head=head, tail=tail)
             self._bar.refresh()
 
     def _total(self, step: int) -> tuple[int | None, bool]:
-        """Steps in all, and whether time ends the run: then by the speed since the start. None where too few are taken
-        to say so: the first ones take longer."""
+        """The total steps, and whether a time budget ends the run: then estimated from the speed since the start. None
+        while there are too few steps for an estimate, since the first ones take longer."""
         if self._max_seconds is None:
             return self._steps, False
         if not self._trained_seconds:
@@ -139,7 +139,9 @@ class ProgressDisplay:
         if self._steps is not None and steps >= self._steps:
             return self._steps, False
         return (
-            (max(steps, step), True) if self._trained_seconds >= _TELLING_SHARE * self._max_seconds else (None, False)
+            (max(steps, step), True)
+            if self._trained_seconds >= _MIN_TIME_FRACTION * self._max_seconds
+            else (None, False)
         )
 
     def _head(self, step: int) -> str:
@@ -172,7 +174,7 @@ class ProgressDisplay:
         return False
 
     def on_evaluation(self, row: Mapping[str, Any]) -> None:
-        """A row of metrics.jsonl with split validation. Its own "best" is believed where it has one."""
+        """Shows a validation row of metrics.jsonl. Its key `best` has precedence over the display's own record."""
         better = self._is_best(row)
         best = bool(row["best"]) if "best" in row else better
         if self._scores is None:
@@ -189,7 +191,7 @@ class ProgressDisplay:
         self._bar.refresh()
 
     def _cell(self, row: Mapping[str, Any], key: str) -> str:
-        """A score, and the loss of a term beside that of its best constant."""
+        """A score; the loss of a term is followed by that of its baseline."""
         if key not in row:
             return ""
         baseline = row.get(f"{key.removesuffix('_loss')}_baseline") if key.endswith("_loss") else None
@@ -199,18 +201,17 @@ class ProgressDisplay:
         return max(len(title(key)), 16 if key.endswith("_loss") else 10) + 2
 
     def _choose_scores(self, row: Mapping[str, Any]) -> None:
-        """What is learned, a column each: constants and bookkeeping are none, nor is a sum of losses that are there by
-        themselves, or the loss of the one term there is."""
+        """Chooses the columns: no constants, no bookkeeping, and neither the sum of several losses nor the loss of a
+        single term, which would repeat other columns."""
         terms = [key for key in row if key.endswith("_loss") and f"{key.removesuffix('_loss')}_baseline" in row]
-        twice = {"loss"} if len(terms) > 1 or self.metric in terms else {*terms}
+        repeated = {"loss"} if len(terms) > 1 or self.metric in terms else {*terms}
         known = [
             key
             for key, value in row.items()
             if key not in _BOOKKEEPING
             and not key.endswith(CONSTANTS)
-            and (key not in twice or key == self.metric)
-            and isinstance(value, (int, float))
-            and not isinstance(value, bool)
+            and (key not in repeated or key == self.metric)
+            and is_number(value)
         ]
         known.sort(key=lambda key: (key != self.metric, key != "loss"))
         self._scores = known[:_SCORES]
@@ -222,11 +223,11 @@ class ProgressDisplay:
             self.output.line(f"{'step':>8}{'train loss':>12}{heads}{baseline_text}", "dim")
 
     def on_checkpoint(self, step: int, path: str) -> None:
-        """A checkpoint was written: told in the log alone, the screen keeps its line an interval."""
+        """Writes the checkpoint's path to the log file only."""
         self.output.log(f"step {step} · checkpoint {plain(path)}")
 
     def on_end(self) -> None:
-        """Take the bar away. Safe to call twice."""
+        """Removes the bar. Safe to call twice."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None

@@ -1,4 +1,4 @@
-"""report.html: what a run was, what it learned and how to repeat it, on one self-contained page."""
+"""report.html: configuration, results and reproduction of a run on one self-contained page."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lmtool.reporting import html
 from lmtool.reporting.examples import PredictionSummary, predictions_html, samples_html, summarize
 from lmtool.reporting.run_files import UNDISTILLED, RunFiles, models_of, read_predictions, read_run
 from lmtool.reporting.scores import Score, score_of, selected_on, stopped_by, test_scores
-from lmtool.reporting.screens import learning_rows
+from lmtool.reporting.screens import parameter_rows
 from lmtool.reporting.text import count, duration, number, percent, plain, size, title
 from lmtool.system.files import real_folder
 
@@ -28,7 +28,7 @@ _COLUMNS = {
 
 
 def distillation_html(run: RunFiles) -> str:
-    """The table of the models, what else was measured of them, and how to train the student that is missing."""
+    """The table of the models, their agreement, and the command that trains the student without a teacher."""
     models = models_of(run)
     if not models:
         return ""
@@ -40,20 +40,20 @@ def distillation_html(run: RunFiles) -> str:
     if not any(model["name"] == UNDISTILLED for model in models):
         words = ["--config", str(run.run_dir / "config.yaml"), "distill=none", f"name={run.name}-alone"]
         command = command_line(str(run.result.get("command")), *words, modules=run.plugins)
-        parts.append(html.paragraph("The same student without a teacher is not in this folder; it is trained by"))
+        parts.append(html.paragraph("The same student without a teacher is not in this folder. Train it with"))
         parts.append(html.commands([command]))
     return "".join(parts)
 
 
-def _cell(value: Any) -> Any:
+def _cell(value: object) -> object:
     return round(value) if isinstance(value, float) and abs(value) > 1000 else value
 
 
 def _layer_map(run: RunFiles) -> Iterator[str]:
-    """The layers of the student and of the teacher that are compared."""
+    """The pairs of layers of student and teacher."""
     metadata = run.section("data").get("distillation")
     if isinstance(metadata, Mapping) and metadata.get("layers"):
-        yield html.paragraph(f"Student layers and the teacher's that they learn from: {metadata['layers']}.")
+        yield html.paragraph(f"Student layers and their teacher layers: {metadata['layers']}.")
 
 
 def interchange_of(run: RunFiles) -> Mapping[str, Any]:
@@ -61,27 +61,27 @@ def interchange_of(run: RunFiles) -> Mapping[str, Any]:
     distillation = run.result.get("distillation")
     accuracy = distillation.get("interchange_accuracy") if isinstance(distillation, dict) else None
     cells = accuracy.get("cells") if isinstance(accuracy, dict) else None
-    sound = isinstance(cells, list) and all(isinstance(cell, dict) and cell.keys() >= _CELL for cell in cells)
-    return accuracy if sound and isinstance(accuracy, dict) else {}
+    valid = isinstance(cells, list) and all(isinstance(cell, dict) and cell.keys() >= _CELL for cell in cells)
+    return accuracy if valid and isinstance(accuracy, dict) else {}
 
 
 def _agreement(run: RunFiles) -> Iterator[str]:
-    """Sentences about how often student and teacher predict the same."""
+    """Sentences about the agreement of student and teacher."""
     distillation: Mapping[str, Any] = run.result["distillation"]
     fidelity, accuracy = distillation.get("fidelity"), interchange_of(run)
     if isinstance(fidelity, dict) and _known(fidelity):
-        yield html.paragraph(f"The student predicts what its teacher does of {_share(fidelity)}.")
+        yield html.paragraph(f"Student and teacher agree on {_share(fidelity)}.")
     if _known(accuracy):
         changed = accuracy.get("changed")
-        more = f"; where that changes what the teacher predicts, of {_share(changed)}" if _known(changed) else ""
+        more = f"; where the swap changes the teacher's prediction, on {_share(changed)}" if _known(changed) else ""
         swapped = "With states of another text swapped into both models (interchange accuracy)"
-        yield html.paragraph(f"{swapped}, of {_share(accuracy)}{more}.")
+        yield html.paragraph(f"{swapped}, they agree on {_share(accuracy)}{more}.")
     elif distillation.get("interchange_accuracy_reason"):
         reason = plain(str(distillation["interchange_accuracy_reason"]), 300)
         yield html.paragraph(f"Agreement under interchange interventions was not measured: {reason}.")
 
 
-def _known(share: Any) -> TypeGuard[Mapping[str, Any]]:
+def _known(share: object) -> TypeGuard[Mapping[str, Any]]:
     return isinstance(share, dict) and isinstance(share.get("value"), float) and isinstance(share.get("n"), int)
 
 
@@ -93,11 +93,13 @@ _CLASSES = 40
 
 
 def write_report(run_dir: str | Path) -> Path:
-    """Write report.html and plots/*.png of a run folder; the path of the report.
+    """Writes report.html and plots/*.png of a run folder and returns the path of the report.
 
     Reads config.yaml, result.json, metrics.jsonl and, where they are, facts.json, environment.json, samples.json and
-    predictions.jsonl. A file that is missing or broken costs its section, and the page says so. UserError where the
-    folder is no run.
+    predictions.jsonl. The section of a missing or damaged file is left out, with a note on the page.
+
+    Raises:
+        UserError: the folder is not a run.
     """
     run = read_run(run_dir)
     predictions = summarize(read_predictions(run))
@@ -135,7 +137,7 @@ def _write(run: RunFiles, predictions: PredictionSummary) -> Path:
 
 
 def _draw(run: RunFiles, predictions: PredictionSummary) -> dict[str, str]:
-    """Write the PNG files and return the page's figures by name."""
+    """Writes the PNG files and returns the page's figures by name."""
     # matplotlib takes most of a second to import, so a command that draws nothing does not.
     from lmtool.reporting import drawing, plots
 
@@ -150,26 +152,26 @@ def _draw(run: RunFiles, predictions: PredictionSummary) -> dict[str, str]:
     captions = {
         "loss": plots.loss_caption(run),
         "terms": "Each term of the training loss before its weight. Dots: held-out data; dashed: its baseline.",
-        "agreement": "Share of predictions in which both models agree, states of another text swapped in.",
-        "confusion": "Gold labels down, predictions across. Shade: share of the gold label.",
-        "scatter": "Each dot one example of the held-out set.",
+        "agreement": "Fraction of predictions on which both models agree, with states of another text swapped in.",
+        "confusion": "Rows: gold labels. Columns: predictions. Shade: fraction of the gold label.",
+        "scatter": "One dot per held-out example.",
     }
-    mixed = isinstance(run.result.get("mixture"), dict)  # labels of several tasks are in no one plot
+    mixed = isinstance(run.result.get("mixture"), dict)  # labels of several tasks do not fit into one plot
     if mixed:
         figures |= {"scatter": None, "confusion": None}
     elif predictions.regression:
         figures["scatter"] = plots.scatter_figure(predictions.gold, predictions.predicted)
     elif len(predictions.pairs) > 0 and predictions.has_labels(run.result.get("classes") or ()):
         figures["confusion"] = plots.confusion_figure(*predictions.confusion())
-    drawn = {}
+    figures_html = {}
     for name, figure in figures.items():
         if figure is None:
             continue
         drawing.write_png(figure, real_folder(run.run_dir / "plots") / f"{'curves' if name == 'small' else name}.png")
         narrow = over_steps[name](drawing.NARROW) if name in over_steps else None
         small = "" if narrow is None else drawing.svg(narrow)
-        drawn[name] = html.figure(drawing.svg(figure), captions.get(name, ""), small)
-    return drawn
+        figures_html[name] = html.figure(drawing.svg(figure), captions.get(name, ""), small)
+    return figures_html
 
 
 def _headline(run: RunFiles, predictions: PredictionSummary) -> str:
@@ -182,7 +184,7 @@ def _headline(run: RunFiles, predictions: PredictionSummary) -> str:
     words = " · ".join(plain(fact, 80) for fact in about if fact)
     lines = [f"<h1>{html.escape(run.name)}</h1>", html.paragraph(words)]
     if status is None:
-        lines.append(html.paragraph("This run has no result yet: it is running, or it was stopped.", "unclear"))
+        lines.append(html.paragraph("This run has no result yet: it is running or was stopped.", "unclear"))
     elif status != "done":
         lines.append(html.paragraph(f"This run's status: {title(str(status))}.", "unclear"))
     if score is not None:
@@ -215,7 +217,7 @@ def _score_html(score: Score, metrics: Any) -> str:
 
 
 def _strip(run: RunFiles) -> str:
-    """The run in a few numbers."""
+    """Key numbers of the run."""
     result = run.result
     numbers: list[tuple[str, Callable[[float], str]]] = [
         ("steps", count),
@@ -230,11 +232,11 @@ def _strip(run: RunFiles) -> str:
     if result.get("trainable_parameters") != result.get("parameters"):
         numbers.append(("trainable_parameters", count))
     names = {
-        "seconds": "of training",
-        "evaluation_seconds": "of evaluation",
+        "seconds": "training",
+        "evaluation_seconds": "evaluation",
         "padding_fraction": "padding",
         "peak_memory_bytes": "peak memory",
-        "trainable_parameters": "of them learn",
+        "trainable_parameters": "trainable",
     }
     items = [
         f"<div>{html.escape(form(result[key]))}<span>{html.escape(names.get(key, title(key)))}</span></div>"
@@ -245,7 +247,7 @@ def _strip(run: RunFiles) -> str:
 
 
 def _terms(run: RunFiles) -> str:
-    """The held-out scores of each term of a loss with several terms."""
+    """Held-out scores of each term of a loss with several terms."""
     metrics = run.result.get("metrics")
     known = metrics if isinstance(metrics, dict) else {}
     names = [key.removesuffix("_baseline") for key in known if key.endswith("_baseline")]
@@ -259,21 +261,21 @@ def _metadata(run: RunFiles) -> str:
     known = metrics.items() if isinstance(metrics, dict) else ()
     scores = {key: number(value) for key, value in known if isinstance(value, (int, float))}
     left = html.metadata("data", run.section("data"))
-    right = html.metadata("model", run.section("model")) + _learning(run) + html.metadata("scores", scores)
+    right = html.metadata("model", run.section("model")) + _trainable(run) + html.metadata("scores", scores)
     return html.columns(left, right)
 
 
-def _learning(run: RunFiles) -> str:
+def _trainable(run: RunFiles) -> str:
     """Trainable and all parameters by role."""
     by_role = run.section("learns")
     complete = all(isinstance(counts, dict) and {"trainable", "total"} <= set(counts) for counts in by_role.values())
     if not by_role or not complete:
         return ""
-    return html.table(["parameters", "learn", "of"], learning_rows(by_role))
+    return html.table(["parameters", "trainable", "total"], parameter_rows(by_role))
 
 
 def _lineage(run: RunFiles) -> str:
-    """The checkpoints before the run, oldest first."""
+    """The checkpoints that the run descends from, oldest first."""
     entries = run.metadata.get("lineage")
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         return ""
@@ -283,7 +285,7 @@ def _lineage(run: RunFiles) -> str:
 
 
 def _phases(run: RunFiles) -> str:
-    """The overrides of each phase, its fraction of the budget and its steps."""
+    """The overrides, fraction of the budget and steps of each phase."""
     phases = run.result.get("phases")
     if not isinstance(phases, list) or not all(isinstance(phase, dict) for phase in phases):
         return ""
@@ -292,12 +294,12 @@ def _phases(run: RunFiles) -> str:
         [number, percent(phase.get("share") or 0), *(phase.get(name) for name in columns)]
         for number, phase in enumerate(phases, 1)
     ]
-    table = html.table(["phase", "share of the budget", "what differs in it", "first step", "last step"], rows)
-    return table + html.paragraph("Held-out text is read and scored as in the last phase, over the whole run.")
+    table = html.table(["phase", "share of the budget", "changed keys", "first step", "last step"], rows)
+    return table + html.paragraph("Held-out text is scored with the settings of the last phase during the whole run.")
 
 
 def _mixture(run: RunFiles) -> str:
-    """By member of a mixture: examples read and planned, its score and its baseline."""
+    """Examples read and planned, score and baseline of each member of a mixture."""
     members, metrics = run.result.get("mixture"), run.result.get("metrics")
     if not isinstance(members, dict) or not isinstance(metrics, dict):
         return ""
@@ -313,7 +315,7 @@ def _mixture(run: RunFiles) -> str:
 
 
 def _forgetting(run: RunFiles) -> str:
-    """The pretraining's scores on held-out text before and after, and how far the weights moved."""
+    """Scores of the pretraining objective on held-out text before and after, and the change of the weights."""
     forgetting = run.result.get("forgetting")
     if not isinstance(forgetting, dict) or not {"before", "after", "distance"} <= set(forgetting):
         return ""
@@ -324,49 +326,49 @@ def _forgetting(run: RunFiles) -> str:
 
 
 def _rates(run: RunFiles) -> str:
-    """The full learning rate of each part of the model, and the step from which it learns."""
+    """The peak learning rate of each part of the model, and its first training step."""
     columns = ("group", "parameters", "learning_rate", "weight_decay", "without_decay", "from_step")
     rows = [row for row in run.metadata.get("rates") or () if isinstance(row, dict)]
     names = ["group", "parameters", "learning rate", "weight decay", "without decay", "from step"]
     cells = [[row.get(column) for column in columns] for row in rows]
-    # Rates differ in their second digit: 0.0015 is no 0.002.
+    # Three digits, since 0.0015 must not become 0.002.
     cells = [[f"{cell:.3g}" if isinstance(cell, float) else cell for cell in row] for row in cells]
     return html.table(names, cells) if rows else ""
 
 
 def _classes(run: RunFiles) -> str:
-    """Precision, recall and F1 of each class or type on the development split, those with the most rows first."""
+    """Precision, recall and F1 of each class on the development split, most frequent class first."""
     classes = run.result.get("classes")
     if not isinstance(classes, dict) or not all(isinstance(scores, dict) for scores in classes.values()):
         return ""
     names = ("precision", "recall", "f1", "support")
     rows = [[name, *(scores.get(key) for key in names)] for name, scores in classes.items()]
     rows.sort(key=lambda row: -(row[-1] or 0))
-    more = [f"{len(rows) - _CLASSES} further ones are in result.json."] if len(rows) > _CLASSES else []
+    more = [f"{len(rows) - _CLASSES} more are in result.json."] if len(rows) > _CLASSES else []
     table = html.table(["class", "precision", "recall", "F1", "n"], rows[:_CLASSES])
     return table + "".join(html.paragraph(text) for text in more)
 
 
 def _environment_text(environment: Mapping[str, Any]) -> str:
-    """The environment one fact a line, nested ones indented."""
+    """The environment, one entry per line, nested entries indented."""
     lines: list[str] = []
 
-    def tell(values: Mapping[str, Any], indent: str) -> None:
+    def add(values: Mapping[str, Any], indent: str) -> None:
         for key, value in values.items():
             if isinstance(value, Mapping):
                 lines.append(f"{indent}{key}:")
-                tell(value, indent + "  ")
+                add(value, indent + "  ")
             elif isinstance(value, (list, tuple)):
                 lines.append(f"{indent}{key}: {' '.join(str(item) for item in value)}")
             else:
                 lines.append(f"{indent}{key}: {value}")
 
-    tell(environment, "")
+    add(environment, "")
     return "\n".join(lines)
 
 
 def repeat_commands(run: RunFiles) -> list[str]:
-    """Commands that repeat the run: from its saved configuration, and as it was typed."""
+    """Commands that repeat the run: from its saved configuration, and as typed."""
     command = run.result.get("command") or run.environment.get("command")
     lines = []
     if isinstance(command, str) and command.replace("_", "").isalnum():
@@ -375,10 +377,10 @@ def repeat_commands(run: RunFiles) -> list[str]:
         lines.append(command_line(command, "--config", config, modules=run.plugins))
     argv = run.environment.get("arguments")
     if isinstance(argv, list) and argv:
-        lines.append("# the command it came from")
+        lines.append("# the original command")
         lines.append(" ".join(["lmtool", *(shlex.quote(str(word)) for word in argv[1:])]))
     following = run.metadata.get("next")
     if isinstance(following, list) and following:
-        lines.append("# what can come next")
+        lines.append("# possible next steps")
         lines += [str(line) for line in following[:5]]
     return lines

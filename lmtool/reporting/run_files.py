@@ -1,4 +1,4 @@
-"""A run folder read as plain data. A file that is missing or broken becomes a sentence, not an end."""
+"""Reads a run folder as plain data. A missing or damaged file is reported in `RunFiles.problems`."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from lmtool.runs.files import lines_of
 from lmtool.system.terminal import counted
 
 LONGEST = 100_000_000
-"""Bytes of the longest file that is read at once."""
+"""Maximum size in bytes of a file that is read at once."""
 
 
 class Baseline(TypedDict, total=False):
-    """The score of a constant prediction, as facts.json has it. value: None if unknown. members: by member of a mixture
-    its own."""
+    """The score of a constant prediction, as in facts.json. value: None if unknown. members: baseline of each member of
+    a mixture."""
 
     name: str
     metric: str
@@ -34,9 +34,9 @@ class Baseline(TypedDict, total=False):
 
 @dataclass
 class RunFiles:
-    """What the files of a run say. problems: sentences about the files that could not be read.
+    """The contents of a run's files. problems: sentences about files that could not be read.
 
-    train, validation: rows of metrics.jsonl by split. samples: samples.json, [] where there is none.
+    train, validation: rows of metrics.jsonl by split. samples: samples.json, or [].
     """
 
     run_dir: Path
@@ -55,7 +55,7 @@ class RunFiles:
 
     @property
     def baseline(self) -> Baseline:
-        """{"name", "metric", "value"} as facts.json has it, {} where it has none."""
+        """The baseline in facts.json, or {}."""
         baseline = self.metadata.get("baseline")
         return cast(Baseline, baseline) if isinstance(baseline, dict) else {}
 
@@ -69,13 +69,13 @@ class RunFiles:
         return tuple(map(str, named)) if isinstance(named, list) else ()
 
     def section(self, name: str) -> dict[str, Any]:
-        """A section of facts.json, {} where there is none."""
+        """A section of facts.json, or {}."""
         section = self.metadata.get(name)
         return section if isinstance(section, dict) else {}
 
 
 def read_run(run_dir: str | Path) -> RunFiles:
-    """Read what is there. UserError where the folder holds no run at all."""
+    """Reads a run folder. UserError if it is not a run."""
     folder = Path(run_dir)
     if not folder.is_dir():
         raise no_run(folder)
@@ -83,8 +83,8 @@ def read_run(run_dir: str | Path) -> RunFiles:
     present = [name for name in ("config.yaml", "result.json", "metrics.jsonl") if (folder / name).is_file()]
     if not present:
         raise UserError(
-            f"{folder} holds no run: no config.yaml, result.json or metrics.jsonl",
-            "give a folder that a training command made, such as runs/latest",
+            f"{folder} is not a run: no config.yaml, result.json or metrics.jsonl",
+            "name a folder written by a training command, such as runs/latest",
         )
     run.config = _read_text(run, "config.yaml")
     run.result = read_object(run, "result.json")
@@ -131,7 +131,7 @@ def _read_json(run: RunFiles, name: str, needed: bool = True) -> Any:
 
 
 def read_object(run: RunFiles, name: str, needed: bool = True) -> dict[str, Any]:
-    """A JSON object of the run's folder, {} where it is not there; what is wrong with it joins the run's problems."""
+    """A JSON object in the run's folder, or {}; errors are added to `run.problems`."""
     value = _read_json(run, name, needed)
     if isinstance(value, dict):
         return value
@@ -141,7 +141,7 @@ def read_object(run: RunFiles, name: str, needed: bool = True) -> dict[str, Any]
 
 
 def _metrics(run: RunFiles) -> Iterator[dict[str, Any]]:
-    """Rows of metrics.jsonl that have a step. A torn last line is what a kill leaves and is not worth a word."""
+    """Rows of metrics.jsonl that have a step. An incomplete last line, left by a kill, is not reported."""
     for number, line in enumerate(_lines(run, "metrics.jsonl"), start=1):
         row = _row(line)
         if row is not None and isinstance(row.get("step"), int):
@@ -151,7 +151,7 @@ def _metrics(run: RunFiles) -> Iterator[dict[str, Any]]:
 
 
 def _lines(run: RunFiles, name: str) -> Iterator[bytes]:
-    """The lines of a file of the run; of one that cannot be read, those before."""
+    """The lines of a file of the run, up to the first read error."""
     if not (run.run_dir / name).is_file():
         return
     try:
@@ -171,7 +171,7 @@ def _row(line: bytes) -> dict[str, Any] | None:
 
 
 def read_predictions(run: RunFiles) -> Iterator[dict[str, Any]]:
-    """Rows of predictions.jsonl with a gold label and a prediction, one at a time: the file may be large."""
+    """Yields the rows of predictions.jsonl that have a gold label and a prediction."""
     broken = 0
     for line in _lines(run, "predictions.jsonl"):
         row = _row(line)
@@ -199,19 +199,19 @@ def loss_terms(run: RunFiles) -> list[str]:
 
 
 def comparable_loss(run: RunFiles) -> str:
-    """The key of a training row that compares with the `loss` of held-out data: of a run that learns from a teacher, or
-    by another loss beside its task's, that of the one term that is scored there; "" where several but not all are."""
+    """The training key that is comparable with the `loss` of held-out data. With auxiliary losses or a teacher, it is
+    the one term that is scored on held-out data; "" if several but not all terms are."""
     terms = [key.removeprefix("loss_") for key in loss_terms(run)]
-    scored_terms = [term for term in terms if series(run.validation, f"{term}_loss")[0]]
-    if not scored_terms and run.result.get("task") in terms:
-        scored_terms = [str(run.result["task"])]
-    if len(terms) < 2 or not scored_terms or len(scored_terms) == len(terms):
+    validated = [term for term in terms if series(run.validation, f"{term}_loss")[0]]
+    if not validated and run.result.get("task") in terms:
+        validated = [str(run.result["task"])]
+    if len(terms) < 2 or not validated or len(validated) == len(terms):
         return "loss"
-    return f"loss_{scored_terms[0]}" if len(scored_terms) == 1 else ""
+    return f"loss_{validated[0]}" if len(validated) == 1 else ""
 
 
 def phase_starts(run: RunFiles) -> list[int]:
-    """The first step of each phase but the first; of a run under way those of its rows."""
+    """The first steps of all phases but the first; for a running run, taken from its rows."""
     phases = run.result.get("phases")
     if isinstance(phases, list) and all(isinstance(phase, dict) for phase in phases):
         starts = [phase.get("first_step") for phase in phases[1:]]
@@ -222,15 +222,13 @@ def phase_starts(run: RunFiles) -> list[int]:
 
 
 UNDISTILLED = "student without a teacher"
-
-
-# Sections and keys in which the same student without a teacher differs.
+# Configuration keys in which the same student without a teacher differs.
 _IGNORED_KEYS = ("distill", "name", "run_dir", "checkpoint_every")
 
 
 def models_of(run: RunFiles) -> list[dict[str, Any]]:
-    """The models of a distilled run, as result.json has them: `name`, `score`, `parameters`, ...; with the same student
-    without a teacher, of the runs in the same folder."""
+    """The models of a distilled run in result.json (`name`, `score`, `parameters`, ...), and the same student without a
+    teacher if a run in the same folder trained it."""
     distillation = run.result.get("distillation")
     models = distillation.get("models") if isinstance(distillation, dict) else None
     if not isinstance(models, list) or not all(isinstance(model, dict) for model in models):
@@ -248,7 +246,7 @@ def _score_row(run: RunFiles) -> dict[str, Any]:
 
 
 def undistilled_runs(run: RunFiles) -> Iterator[RunFiles]:
-    """The finished runs beside this one that are the same but for the distillation."""
+    """The finished runs in the same folder that differ only in the distillation."""
     config = _undistilled(run.run_dir)
     if config is None:
         return
@@ -260,7 +258,7 @@ def undistilled_runs(run: RunFiles) -> Iterator[RunFiles]:
             result = json.loads(path.read_text(encoding="utf-8", errors="replace"))
         except (OSError, ValueError, RecursionError):
             continue
-        # The configuration of few runs is read: that takes long where there are many.
+        # Compare results first: reading the configurations of many runs is slow.
         if not isinstance(result, dict) or result.get("status") != "done" or "distillation" in result:
             continue
         if any(result.get(key) != run.result.get(key) for key in keys):
@@ -270,7 +268,7 @@ def undistilled_runs(run: RunFiles) -> Iterator[RunFiles]:
 
 
 def _undistilled(folder: Path) -> dict[str, Any] | None:
-    """The configuration of a run without what a distilled one has of its own; None where it cannot be read."""
+    """The configuration of a run without `_IGNORED_KEYS`; None if it cannot be read."""
     try:
         config = saved.read_yaml(folder / "config.yaml")
     except (OSError, UserError):

@@ -1,4 +1,4 @@
-"""All runs and sweeps of a folder, a line each: when, what, score, state, size."""
+"""The table of all runs and sweeps in a folder."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _HEADER = ("run", "last written", "what", "score", "baseline", "state", "took", 
 
 @dataclass(frozen=True)
 class RunLine:
-    """A run or a sweep. written: when one of its files was last written, in seconds since 1970; size: bytes."""
+    """A run or a sweep. written: last modification of a file, in seconds since 1970. size: in bytes."""
 
     name: str
     written: float
@@ -38,14 +38,14 @@ class RunLine:
 
 
 def lines_in(root: Path) -> list[RunLine]:
-    """The runs and sweeps directly below a folder, the newest last."""
+    """The runs and sweeps directly in a folder, latest last."""
     folders = [path for path in root.iterdir() if path.is_dir() and not path.is_symlink()]
     read = [_of_sweep(path) if is_sweep(path) else _of_run(path) for path in folders]
     return sorted((line for line in read if line is not None), key=lambda line: line.written)
 
 
 def print_runs(output: Output, lines: Sequence[RunLine], now: float) -> None:
-    """The table of runs. now: seconds since 1970, to which "last written" is relative."""
+    """Prints the table of runs. now: in seconds since 1970, for relative times."""
     rows = [
         [line.name, _ago(line.written, now), line.what, line.score, line.baseline, line.state,
          None if line.seconds is None else duration(line.seconds), size(line.size)]
@@ -55,7 +55,7 @@ def print_runs(output: Output, lines: Sequence[RunLine], now: float) -> None:
 
 
 def _ago(written: float, now: float) -> str:
-    """`2026-03-01 14:05`, and of the last day how long ago."""
+    """'3 h 5 min ago' within the last day, otherwise '2026-03-01 14:05'."""
     past = now - written
     if 0 <= past < 86_400:
         return f"{duration(past)} ago"
@@ -63,7 +63,7 @@ def _ago(written: float, now: float) -> str:
 
 
 def _of_run(folder: Path) -> RunLine | None:
-    """None where the folder holds no run."""
+    """None if the folder is not a run."""
     if not (folder / "config.yaml").is_file():
         return None
     files = RunFiles(folder)
@@ -75,7 +75,7 @@ def _of_run(folder: Path) -> RunLine | None:
         cast(Baseline, baseline) if isinstance(baseline, dict) else None,
         examples if isinstance(examples, int) else None,
     )
-    written, taken = _written_and_size(folder)
+    written, size_bytes = _written_and_size(folder)
     seconds = result.get("seconds")
     return RunLine(
         folder.name,
@@ -85,7 +85,7 @@ def _of_run(folder: Path) -> RunLine | None:
         None if score is None else score.baseline,
         _state(folder, result),
         float(seconds) if isinstance(seconds, (int, float)) else None,
-        taken,
+        size_bytes,
     )
 
 
@@ -98,13 +98,13 @@ def _of_sweep(folder: Path) -> RunLine:
             counts[job.status] = counts.get(job.status, 0) + 1
     state = ", ".join([f"{len(done)} of {len(sweep.jobs)} done", *(f"{n} {status}" for status, n in counts.items())])
     seconds = [job.seconds for job in sweep.jobs if job.seconds is not None]
-    written, taken = _written_and_size(folder)
+    written, size_bytes = _written_and_size(folder)
     what = f"sweep of {sweep.command}".removesuffix(" of ")
-    return RunLine(folder.name, written, what, "", None, state, sum(seconds) if seconds else None, taken)
+    return RunLine(folder.name, written, what, "", None, state, sum(seconds) if seconds else None, size_bytes)
 
 
 def _state(folder: Path, result: dict[str, Any]) -> str:
-    """done, running at step N, stopped at step N, or the status that its result names."""
+    """'running at step N', 'stopped at step N', or the status in result.json."""
     if is_held(folder / "LOCK"):
         return f"running {last_step_text(folder)}".rstrip()
     status = result.get("status")
@@ -112,7 +112,7 @@ def _state(folder: Path, result: dict[str, Any]) -> str:
 
 
 def _what(folder: Path) -> str:
-    """The command, the model and what was learned: `finetune bert on sst2, lora`."""
+    """Command, model, task and tuning: `finetune bert on sst2, lora`."""
     config: Any = None
     with suppress(OSError, yaml.YAMLError, UnicodeDecodeError):
         config = saved.load((folder / "config.yaml").read_text(encoding="utf-8"))
@@ -131,11 +131,12 @@ def _what(folder: Path) -> str:
 
 
 def _written_and_size(folder: Path) -> tuple[float, int]:
-    """When a file below the folder was last written, and the bytes of all of them. What goes meanwhile is left out."""
-    written, taken = folder.stat().st_mtime, 0
+    """The last modification of a file below the folder, and the bytes of all files. Skips files that vanish
+    meanwhile."""
+    written, size_bytes = folder.stat().st_mtime, 0
     for path, _, names in os.walk(folder):
         for name in names:
             with suppress(OSError):
                 stat = os.lstat(os.path.join(path, name))
-                written, taken = max(written, stat.st_mtime), taken + stat.st_size
-    return written, taken
+                written, size_bytes = max(written, stat.st_mtime), size_bytes + stat.st_size
+    return written, size_bytes

@@ -1,4 +1,4 @@
-"""A score beside its baseline: the one sentence that says whether anything was learned."""
+"""Scores compared with their baselines, and the screens of evaluate and probe."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from lmtool.errors import UserError
 from lmtool.reporting import html
 from lmtool.reporting.console import Output, print_table
 from lmtool.reporting.run_files import Baseline
-from lmtool.reporting.text import count, lower_is_better, number, plain, shortened, title
+from lmtool.reporting.text import count, is_number, lower_is_better, number, plain, shortened, title
 from lmtool.runs.files import replace_text, to_json
 from lmtool.system.files import real_folder
 from lmtool.system.secrets import masked_data
-from lmtool.system.terminal import plural
+from lmtool.system.terminal import counted, plural
 
-# Below this many standard errors a difference is not told apart from chance.
+# A difference below this many standard errors counts as chance.
 CLEAR_ERRORS = 2.0
 _FRACTIONS = ("accuracy",)
-# Suffixes of values that do not change while a run learns.
+# Suffixes of values that do not change during training.
 CONSTANTS = ("_count", "_standard_error", "_baseline")
 
 
@@ -99,9 +99,8 @@ def test_scores(result: Mapping[str, Any]) -> list[str]:
     return sentences
 
 
-def _finite(value: Any) -> float | None:
-    known = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return float(value) if known else None
+def _finite(value: object) -> float | None:
+    return float(value) if is_number(value) else None
 
 
 def score_of(result: Mapping[str, Any], baseline: Baseline | None, examples: int | None = None) -> Score | None:
@@ -129,7 +128,6 @@ def score_of(result: Mapping[str, Any], baseline: Baseline | None, examples: int
 
 # `lmtool evaluate` on a task: scores with intervals, classes, calibration, the hardest rows.
 
-
 _HARDEST, _CLASSES = 3, 40
 # Characters of a label's name.
 _NAME = 40
@@ -138,13 +136,20 @@ _NAME = 40
 def print_evaluation(
     output: Output, title: str, split: str, evaluation: Mapping[str, Any], constant: Mapping[str, Any]
 ) -> None:
-    """One split. evaluation: as `lmtool.tasks.analysis.analysis` gives it. constant: the baseline's `name` and
-    `metrics`."""
-    beside = constant.get("metrics", {})
+    """Prints the scores of one split.
+
+    Args:
+        output: where to print.
+        title: the checkpoint and the task.
+        split: name of the split.
+        evaluation: from `lmtool.tasks.analysis.analysis`.
+        constant: `name` and `metrics` of the baseline.
+    """
+    baseline_metrics = constant.get("metrics", {})
     rows: list[list[Any]] = [["loss", f"{evaluation['loss']:.4f}", "", ""]]
     for name, score in evaluation["metrics"].items():
-        known = f"{beside[name]:.4f}" if name in beside else ""
-        rows.append([name, f"{score['value']:.4f}", between(score), known])
+        baseline = f"{baseline_metrics[name]:.4f}" if name in baseline_metrics else ""
+        rows.append([name, f"{score['value']:.4f}", between(score), baseline])
     if "calibration_error" in evaluation:
         rows.append(["calibration error", f"{evaluation['calibration_error']:.4f}", "", ""])
     headings = ["metric", "value", "95% interval", str(constant.get("name", ""))]
@@ -176,7 +181,7 @@ _NOT_TEXT = (
 )  # fmt: skip
 
 
-def _joined(value: Any) -> Any:
+def _joined(value: object) -> object:
     """A list as its items with spaces between them."""
     return " ".join(map(str, value)) if isinstance(value, list) else value
 
@@ -184,7 +189,15 @@ def _joined(value: Any) -> Any:
 def print_difference(
     output: Output, first: str, second: str, scores: Mapping[str, float], gap: Mapping[str, Mapping[str, float]]
 ) -> None:
-    """Two systems on the same rows. scores: the first's. gap: the first's less the second's, by metric."""
+    """Prints the difference of two systems on the same rows.
+
+    Args:
+        output: where to print.
+        first: name of the first system.
+        second: name of the second system.
+        scores: of the first system, by metric.
+        gap: first minus second, with its interval, by metric.
+    """
     rows = [
         [
             name, f"{scores[name]:.4f}", f"{scores[name] - of['value']:.4f}", f"{of['value']:+.4f}", between(of, "+"),
@@ -198,17 +211,17 @@ def print_difference(
 
 
 def between(score: Mapping[str, float], sign: str = "") -> str:
-    """The interval of a score as text. sign: + to write it before positive numbers too."""
+    """The interval of a score as text. sign: "+" for an explicit sign of positive numbers."""
     return f"{score['low']:{sign}.4f} to {score['high']:{sign}.4f}"
 
 
 def is_significant(gap: Mapping[str, float]) -> bool:
-    """Whether the interval of a difference leaves out 0."""
+    """Whether the interval of a difference excludes 0."""
     return gap["low"] > 0 or gap["high"] < 0
 
 
 def write_evaluation(folder: Path, details: Mapping[str, Any]) -> None:
-    """evaluation.json and plots/SPLIT_*.png in a folder. UserError where the disk refuses."""
+    """Writes evaluation.json and plots/SPLIT_*.png to a folder. UserError if that fails."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         replace_text(folder / "evaluation.json", to_json(masked_data(dict(details))) + "\n")
@@ -232,30 +245,35 @@ def _draw(folder: Path, split: str, evaluation: Mapping[str, Any]) -> None:
 
 
 def _commonest(labels: list[str], counts: list[list[int]], limit: int = 20) -> tuple[list[str], list[list[int]]]:
-    """The confusion of the classes with the most gold rows, in their order."""
-    order = sorted(range(len(labels)), key=lambda row: -sum(counts[row]))[:limit]
-    kept = sorted(order)
-    return [labels[row] for row in kept], [[counts[row][column] for column in kept] for row in kept]
+    """The confusion matrix of the most frequent gold classes, in their original order."""
+    indices = sorted(sorted(range(len(labels)), key=lambda row: -sum(counts[row]))[:limit])
+    return [labels[row] for row in indices], [[counts[row][column] for column in indices] for row in indices]
 
 
 # `lmtool evaluate shots=`: scores over several samples of demonstrations, and a constant baseline.
-
 
 _LINES, _WIDTH = 12, 100
 
 
 def print_few_shot(output: Output, title: str, shots: int, summary: Mapping[str, Any], prompt: str) -> None:
-    """One split. summary: `n`, `metrics`, `baseline`, `questions`, `cut`, `kept`, `warnings`, as
-    `lmtool.session.evaluation` has them. prompt: the first question, of which the end is shown."""
+    """Prints the scores of one split.
+
+    Args:
+        output: where to print.
+        title: the checkpoint, the task and the split.
+        shots: number of demonstrations.
+        summary: `n`, `metrics`, `baseline`, `questions`, `cut`, `kept`, `warnings` from `lmtool.session.evaluation`.
+        prompt: the first prompt; its end is printed.
+    """
     metrics, baseline = summary["metrics"], summary["baseline"]
-    draws = len(next(iter(metrics.values()))["draws"])
+    sample_count = len(next(iter(metrics.values()))["draws"])
     rows = []
     for name, score in metrics.items():
         deviation = "" if score["standard_deviation"] is None else f"{score['standard_deviation']:.4f}"
         each = " ".join(f"{value:.4f}" for value in score["draws"])
         rows.append([name, f"{score['mean']:.4f}", deviation, each, f"{baseline['metrics'][name]:.4f}"])
-    several = f"{draws} draws" if draws > 1 else "1 draw"
-    heading = f"{title} · {shots} {'shot' if shots == 1 else 'shots'} · n = {summary['n']:,} · {several}"
+    samples = counted(sample_count, "draw")
+    heading = f"{title} · {counted(shots, 'shot')} · n = {summary['n']:,} · {samples}"
     print_table(output, ["metric", "mean", "standard deviation", "draws", str(baseline["name"])], rows, heading=heading)
     lines = prompt.split("\n")
     output.line("the first prompt ends:" if len(lines) > _LINES else "the first prompt:")
@@ -263,8 +281,8 @@ def print_few_shot(output: Output, title: str, shots: int, summary: Mapping[str,
         output.line(f"  {plain(line, _WIDTH)}", "dim")
     if summary["cut"]:
         output.line(
-            f"warning: {summary['cut']:,} of {summary['questions']:,} prompts had no room for {shots} demonstrations: "
-            f"the oldest were left out, {summary['kept']:.1f} stayed on the mean; max_length= reads more",
+            f"warning: {summary['cut']:,} of {summary['questions']:,} prompts are too long for {shots} demonstrations; "
+            f"the oldest were left out, {summary['kept']:.1f} remain on average; raise max_length=",
             "yellow",
         )
     for warning in summary["warnings"]:
@@ -273,12 +291,11 @@ def print_few_shot(output: Output, title: str, shots: int, summary: Mapping[str,
 
 # `lmtool probe`: accuracy by layer, with random weights and the most frequent class as baselines.
 
-
 _HEADER = ["layer", "trained", "random weights"]
 
 
 def print_probes(output: Output, target: str, probes: Mapping[str, Any]) -> None:
-    """The table of one checkpoint. probes: its entry in probe.json."""
+    """Prints the table of one checkpoint. probes: its entry in probe.json."""
     print_table(output, _HEADER, _rows(probes), heading=_heading(target, probes))
 
 
@@ -293,7 +310,7 @@ def _rows(probes: Mapping[str, Any]) -> list[list[str]]:
 def _heading(target: str, probes: Mapping[str, Any]) -> str:
     return (
         f"{probes['checkpoint']} · {target} · accuracy ± standard error · n = {probes['n']:,}, "
-        f"{probes['classes']:,} classes, learned from {probes['examples']:,}"
+        f"{probes['classes']:,} classes, trained on {probes['examples']:,}"
     )
 
 
@@ -302,7 +319,7 @@ def _score(score: Mapping[str, float]) -> str:
 
 
 def write_probes(folder: Path, details: Mapping[str, Any]) -> None:
-    """probe.json, probe.png and probe.html in a folder. UserError where the disk refuses."""
+    """Writes probe.json, probe.png and probe.html to a folder. UserError if that fails."""
     # matplotlib takes most of a second to import.
     from lmtool.reporting import drawing, plots
 

@@ -1,4 +1,4 @@
-"""The first and the last screen of a run: its plan, and its result."""
+"""The start screen of a run (its plan) and the end screen (its result)."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from lmtool.reporting.scores import CONSTANTS, Score, score_of, selected_on, sto
 from lmtool.reporting.text import count, duration, fact, number, percent, plain, shortened, size, title
 from lmtool.system.terminal import plural
 
-# Labels that are shown each with its rows.
+# Maximum number of labels that are listed with their counts.
 _LABELS = 20
 _STYLES = {"better": "bold green", "worse": "bold red", "unclear": "bold yellow", "unknown": "bold"}
 
 
 def metadata_text(metadata: Mapping[str, Any]) -> str:
-    """Facts on one line: 'documents 1 234 · tokens 1.2 M'."""
+    """Metadata on one line: 'documents 1 234 · tokens 1.2 M'."""
     return " · ".join(
         f"{title(str(key))} {fact(str(key), value)}" for key, value in metadata.items() if value is not None
     )
 
 
 def _sections(label: str, metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """One row of the plain metadata, and one of each nested section ('train', 'validation')."""
+    """A row for the plain metadata, and one for each nested section ('train', 'validation')."""
     flat = {key: value for key, value in metadata.items() if not isinstance(value, Mapping)}
     nested = {key: value for key, value in metadata.items() if isinstance(value, Mapping)}
     texts = [metadata_text(flat)] if flat else []
@@ -36,7 +36,7 @@ def _sections(label: str, metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _nested_text(key: str, metadata: Mapping[str, Any]) -> str:
-    """A nested section on one line. Rows by label: the names as they are written; of many the rarest and commonest."""
+    """A nested section on one line. Many labels are reduced to the rarest and the most frequent one."""
     if key != "labels":
         return metadata_text(metadata)
     counts = [f"{name} {count(rows)}" for name, rows in zip(shortened(metadata, 40), metadata.values(), strict=True)]
@@ -64,29 +64,31 @@ def _plan_rows(plan: RunPlan) -> list[tuple[str, str]]:
     ]
 
 
-def learning_rows(learns: Mapping[str, Mapping[str, int]]) -> list[tuple[str, ...]]:
-    """How many parameters learn of how many, by role and in all. learns: by role, {"trainable", "total"}; roles without
-    parameters have no row. The numbers are exact, so that they can be held against published ones."""
-    roles = {role: counts for role, counts in learns.items() if counts["total"]}
-    rows = [(title(role), f"{counts['trainable']:,}", f"{counts['total']:,}") for role, counts in roles.items()]
-    trainable, total = (sum(counts[kind] for counts in roles.values()) for kind in ("trainable", "total"))
+def parameter_rows(counts_by_role: Mapping[str, Mapping[str, int]]) -> list[tuple[str, ...]]:
+    """(role, trainable, total) of each role with parameters, and the sum. counts_by_role: {"trainable", "total"}. The
+    numbers are exact, for comparison with published ones."""
+    present = {role: counts for role, counts in counts_by_role.items() if counts["total"]}
+    rows = [(title(role), f"{counts['trainable']:,}", f"{counts['total']:,}") for role, counts in present.items()]
+    trainable, total = (sum(counts[kind] for counts in present.values()) for kind in ("trainable", "total"))
     return [*rows, ("in all", f"{trainable:,}", f"{total:,}")]
 
 
-def _learning_text(learns: Mapping[str, Mapping[str, int]]) -> list[tuple[str, str]]:
-    """`learning_rows` in columns, the first behind a label."""
-    if not learns:
+def _parameter_text(counts_by_role: Mapping[str, Mapping[str, int]]) -> list[tuple[str, str]]:
+    """`parameter_rows` as aligned screen rows."""
+    if not counts_by_role:
         return []
-    rows = learning_rows(learns)
+    rows = parameter_rows(counts_by_role)
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
-    texts = [f"{role:{widths[0]}}  {own:>{widths[1]}} of {whole:>{widths[2]}}" for role, own, whole in rows]
+    texts = [f"{role:{widths[0]}}  {part:>{widths[1]}} of {total:>{widths[2]}}" for role, part, total in rows]
     return [("learns" if number == 0 else "", text) for number, text in enumerate(texts)]
 
 
 class RateRow(TypedDict):
-    """The settings of parameters that learn alike, as facts.json has them. group: "layer 12 to layer 7". learning_rate:
-    before the schedule. without_decay: parameters (norms, biases). from_step: the first step in which they learn; None:
-    not in this run."""
+    """The optimizer settings of a group of parameters, as in facts.json.
+
+    group: "layer 12 to layer 7". learning_rate: before the schedule. without_decay: number of parameters without weight
+    decay (norms, biases). from_step: first training step; None if frozen during the whole run.
+    """
 
     group: str
     parameters: int
@@ -116,12 +118,12 @@ def baseline_text(baseline: Baseline | None) -> str:
 
 @dataclass(frozen=True)
 class StartScreen:
-    """What the first screen shows.
+    """The contents of the start screen.
 
-    choices: what was chosen ({"model": "bert_tiny", "data": "pydocs"}). data: metadata, with a section a split. model:
-    layers, width, where the weights come from. trainable: trainable and all parameters by role. rates: learning rates
-    by depth, as facts.json has them. machine: device, precision, attention path, kind of dropout. resumed_step: the
-    step that a started run resumes from. branch: the run and step that a new one begins at.
+    choices: selected components ({"model": "bert_tiny", "data": "pydocs"}). data: metadata, with a section per split.
+    model: layers, width, origin of the weights. trainable: parameter counts by role. rates: learning rates by depth.
+    machine: device, precision, attention path, kind of dropout. resumed_step: step of the checkpoint that the run
+    resumes from. branch: run and step that the run branches from.
     """
 
     command: str
@@ -139,34 +141,34 @@ class StartScreen:
 
 
 def print_start(output: Output, screen: StartScreen) -> None:
-    """Print on one screen what will happen."""
-    chosen = " ".join(f"{plain(key)}={plain(value, 80)}" for key, value in screen.choices.items())
-    output.line(f"lmtool {__version__} · {screen.command} · {chosen}", "bold")
+    """Prints the start screen."""
+    choices = " ".join(f"{plain(key)}={plain(value, 80)}" for key, value in screen.choices.items())
+    output.line(f"lmtool {__version__} · {screen.command} · {choices}", "bold")
     where = plain(screen.run_dir)
     if screen.branch is not None:
         where += f" · branches from {plain(screen.branch)}"
     elif screen.resumed_step is not None:
         where += f" · resumes from step {count(screen.resumed_step)}"
     rows = [("run", where), *_sections("data", screen.data), *_sections("model", screen.model)]
-    rows += [*_plan_rows(screen.plan), ("baseline", baseline_text(screen.baseline)), *_learning_text(screen.trainable)]
+    rows += [*_plan_rows(screen.plan), ("baseline", baseline_text(screen.baseline)), *_parameter_text(screen.trainable)]
     if len(screen.rates) > 1:  # a single rate is in the configuration
         rows += [("rates" if index == 0 else "", rate_text(row)) for index, row in enumerate(screen.rates)]
     output.rows([*rows, ("machine", metadata_text(screen.machine))])
 
 
 def forgetting_rows(forgetting: Any) -> list[tuple[str, str]]:
-    """The pretraining's loss before and after, and how far the weights moved, as result.json has them."""
+    """Rows about forgetting: the pretraining loss before and after, and the change of the weights."""
     if not isinstance(forgetting, Mapping):
         return []
     before, after = (float(forgetting[when]["loss"]) for when in ("before", "after"))
     sentence = f"{plain(forgetting['objective'])} loss {number(before)} before, {number(after)} after"
     moved = " · ".join(f"{plain(level)} {percent(share)}" for level, share in forgetting["distance"].items())
-    added = f" · {count(forgetting['added'])} parameters added beside" if forgetting["added"] else ""
+    added = f" · {count(forgetting['added'])} parameters added" if forgetting["added"] else ""
     return [("forgets", f"{sentence}, on {plain(forgetting['text'])}"), ("moved", f"{moved}{added}")]
 
 
 def _took_text(seconds: float, evaluation_seconds: float) -> str:
-    """The time of a run, and the part of it that was training if the rest is more than 5%."""
+    """The time of a run, and the training time if evaluation takes more than 5% of it."""
     took = f" in {duration(seconds + evaluation_seconds)}"
     return f"{took}, {duration(seconds)} of it training" if evaluation_seconds > 0.05 * seconds else took
 
@@ -194,25 +196,32 @@ def end_screen(
     next_commands: Sequence[str],
     examples: int | None = None,
 ) -> None:
-    """Say what happened: the score beside its baseline, time, speed, the report, and what to type next.
+    """Prints the end screen.
 
-    result: result.json. examples: scored examples, for the standard error of an accuracy.
+    Args:
+        output: where to print.
+        result: result.json.
+        baseline: of the score.
+        run_dir: the run's folder.
+        report: path of the report; None without one.
+        next_commands: suggested commands.
+        examples: number of scored examples, for the standard error of an accuracy.
     """
     status = title(str(result.get("status", "done")))
     seconds = result.get("seconds")
     took = "" if seconds is None else _took_text(seconds, result.get("evaluation_seconds") or 0.0)
     steps = f" · {count(result['steps'])} {plural(result['steps'], 'step')}" if result.get("steps") is not None else ""
     reason = stopped_by(result)
-    ended = "" if reason is None else f" · {reason}"
+    reason_text = "" if reason is None else f" · {reason}"
     score: Score | None = score_of(result, baseline, examples)
-    output.line(f"{status}{took}{steps}{ended}", _STYLES[score.verdict] if score else "bold")
+    output.line(f"{status}{took}{steps}{reason_text}", _STYLES[score.verdict] if score else "bold")
     selected = selected_on(result)
     more = "" if selected is None else f" · {selected}"
     rows = [("score", f"{score.text} · {score.sentence}{more}")] if score else []
     rows += [("test" if index == 0 else "", sentence) for index, sentence in enumerate(test_scores(result))]
     if read := result.get("mixture"):
-        fractions = [f"{plain(name)} {count(own['examples'])} ({percent(own['share'])})" for name, own in read.items()]
-        rows.append(("mixture", f"examples read: {' · '.join(fractions)}"))
+        members = [f"{plain(name)} {count(row['examples'])} ({percent(row['share'])})" for name, row in read.items()]
+        rows.append(("mixture", f"examples read: {' · '.join(members)}"))
     other_metrics = {
         key: value
         for key, value in (result.get("metrics") or {}).items()
@@ -223,14 +232,14 @@ def end_screen(
     if other_metrics:
         rows.append(("also", metadata_text(other_metrics)))
     if mix := result.get("layer_mix"):
-        fractions = [f"{layer or 'embedding'} {percent(share)}" for layer, share in enumerate(mix["weights"])]
-        rows.append(("layers", f"{' · '.join(fractions)} · gamma {number(mix['gamma'])}"))
+        layers = [f"{layer or 'embedding'} {percent(share)}" for layer, share in enumerate(mix["weights"])]
+        rows.append(("layers", f"{' · '.join(layers)} · gamma {number(mix['gamma'])}"))
     rows += forgetting_rows(result.get("forgetting"))
     if speed := _speed_text(result):
         rows.append(("speed", speed))
     rows.append(("run", plain(run_dir)))
     if result.get("delta_bytes"):
-        rows.append(("weights", f"{size(result['delta_bytes'])} beside those of {plain(str(result['base']))}"))
+        rows.append(("weights", f"{size(result['delta_bytes'])} in addition to {plain(str(result['base']))}"))
     if report is not None:
         rows.append(("report", plain(report)))
     rows += [("next" if index == 0 else "", plain(command)) for index, command in enumerate(next_commands)]

@@ -1,10 +1,9 @@
-"""The jobs of a sweep grouped over their seeds, and what differs between the groups.
+"""Groups the jobs of a sweep over seeds, and computes differences between the groups.
 
-A group holds the jobs that differ in nothing but the seed. Scores of different tasks, objectives or metrics are never
-put together: each is a block of its own. Differences are taken between jobs of the same seed (Student 1908: the mean of
-the pairs' differences, its standard error, and the 95% interval of Student's t with one degree of freedom less than
-pairs). Pairs that all differ by the same amount leave the error unknown: scores of few rows are whole numbers of rows,
-and two of them are equal by chance.
+The jobs of a group differ only in their seed. Scores of different tasks, objectives or metrics are never combined: each
+has a block. Differences are paired by seed (Student 1908: the mean difference of the pairs, its standard error, and the
+95% interval of Student's t with one degree of freedom less than pairs). The error is unknown if all pairs differ by the
+same amount: scores on few rows are multiples of one row, so that equal differences occur by chance.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from lmtool.reporting.sweep_files import ReportedJob, SweepFiles
 from lmtool.reporting.text import lower_is_better, plain
 
 SEED = "seed"
-# A sweep whose sampler draws values fills next to nothing of the grid that they span: then no cell is missing.
+# A sampler's values cover little of the grid that they span; below this fraction, no cell counts as missing.
 _GRID_SHARE = 0.5
 # Relative rounding error of a score.
 _ROUNDING = 1e-9
@@ -29,14 +28,14 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class SeedGroup:
-    """The jobs of one setting. settings: the keys that vary in its block, and their values (None: not given)."""
+    """The jobs of one setting. settings: values of the keys that vary in the block (None if not set)."""
 
     settings: dict[str, str | None]
     jobs: list[ReportedJob]
 
     @property
     def scores(self) -> dict[tuple[str, int], float]:
-        """The scores of the jobs that have one, by seed, and by place where a seed came twice."""
+        """The jobs' scores by seed and, for repeated seeds, a counter."""
         scores: dict[tuple[str, int], float] = {}
         for job in self.jobs:
             if job.value is not None:
@@ -52,17 +51,17 @@ class SeedGroup:
 
     @property
     def mean(self) -> float:
-        """Not a number where no job has a score."""
+        """The mean score; nan without scores."""
         return mean_and_error(list(self.scores.values()))[0] if self.scores else math.nan
 
     @property
     def error(self) -> float | None:
-        """The standard error of the mean over seeds; None below two."""
+        """The standard error of the mean over seeds; None for fewer than two."""
         return mean_and_error(list(self.scores.values()))[1] if self.scores else None
 
     @property
     def rows_error(self) -> float | None:
-        """The standard error of one job's score, for its number of rows: the mean over the jobs."""
+        """The standard error of a job's score over rows, averaged over jobs."""
         errors = [job.standard_error for job in self.jobs if job.value is not None and job.standard_error is not None]
         return mean_and_error(errors)[0] if errors else None
 
@@ -75,9 +74,11 @@ class SeedGroup:
 
 @dataclass(frozen=True)
 class Difference:
-    """The mean of a group's scores less those of another, over the seeds that both have. error, low, high: its standard
-    error and 95% interval, None of fewer than two pairs, and of pairs that all differ by the same amount. apart:
-    whether 0 lies outside of the interval; None where that is not known."""
+    """The mean difference of two groups' scores over their common seeds.
+
+    error, low, high: standard error and 95% interval; None for fewer than two pairs, or if all pairs differ by the same
+    amount.
+    """
 
     value: float | None
     pairs: int
@@ -86,20 +87,21 @@ class Difference:
     high: float | None = None
 
     @property
-    def apart(self) -> bool | None:
+    def significant(self) -> bool | None:
+        """Whether the interval excludes 0; None if unknown."""
         if self.low is None or self.high is None:
-            # However wide an interval around 0 is, 0 lies in it.
+            # Any interval around 0 contains 0.
             return False if self.same_in_every_pair and self.value == 0 else None
         return self.low > 0 or self.high < 0
 
     @property
     def same_in_every_pair(self) -> bool:
-        """Whether two pairs or more all differ by this amount."""
+        """Whether at least two pairs all differ by this amount."""
         return self.pairs > 1 and self.error is None
 
 
 def difference(group: SeedGroup, other: SeedGroup) -> Difference:
-    """The first's scores less the second's, paired by seed."""
+    """The scores of `group` minus those of `other`, paired by seed."""
     mine, theirs = group.scores, other.scores
     pairs = [mine[seed] - theirs[seed] for seed in mine if seed in theirs]
     if not pairs:
@@ -115,11 +117,13 @@ def difference(group: SeedGroup, other: SeedGroup) -> Difference:
 
 @dataclass
 class Block:
-    """What is compared with each other: one task or objective and one metric. keys: what varies, but for the seed.
-    groups: best first, those without a score last. reference: what the differences are taken to. missing: settings of
-    the grid that no job was asked for or started."""
+    """The comparable groups: one task or objective and one metric.
 
-    learns: str
+    keys: those that vary, except the seed. groups: best first, groups without a score last. reference: the group that
+    others are compared with. missing: settings of the grid without a job.
+    """
+
+    task: str
     metric: str
     keys: list[str]
     groups: list[SeedGroup]
@@ -134,45 +138,50 @@ class Block:
     def jobs(self) -> list[ReportedJob]:
         return [job for group in self.groups for job in group.jobs]
 
-    def differences(self) -> list[tuple[SeedGroup, Difference]]:
-        """Each other group with scores, and how it differs from the reference."""
-        others = (group for group in self.groups if group is not self.reference and group.n)
-        return [(group, difference(group, self.reference)) for group in others]
+    def contrasts(self) -> list[tuple[SeedGroup, Difference]]:
+        """The difference of each other group with scores from the reference."""
+        rest = (group for group in self.groups if group is not self.reference and group.n)
+        return [(group, difference(group, self.reference)) for group in rest]
 
 
 def blocks_of(sweep: SweepFiles, against: str | None = None) -> list[Block]:
     """The blocks of a sweep that have a score, in the order of their first jobs.
 
-    against: what the differences are taken to, a job (its number or folder: the group that it is of) or a setting
-    ('optimizer.lr=0.001'); None: the best of each block. UserError where that is not one group.
+    Args:
+        sweep: the jobs.
+        against: the reference group: a job in it (number or folder) or its setting ('optimizer.lr=0.001'). None for the
+            best group of each block.
+
+    Raises:
+        UserError: `against` does not match exactly one group.
     """
-    # A job whose files are damaged says nothing of what was varied.
-    known = [job for job in sweep.jobs if job.overrides or job.value is not None]
-    learnt = dict.fromkeys((job.learns, job.metric) for job in sweep.jobs if job.value is not None)
+    # Damaged jobs have no overrides.
+    usable = [job for job in sweep.jobs if job.overrides or job.value is not None]
+    tasks = dict.fromkeys((job.task, job.metric) for job in sweep.jobs if job.value is not None)
     blocks = []
-    for learns, metric in learnt:
-        metrics = (metric, None) if sum(other == learns for other, _ in learnt) == 1 else (metric,)
-        jobs = [job for job in known if job.learns == learns and job.metric in metrics]
-        blocks.append(_block(learns, str(metric), jobs))
+    for task, metric in tasks:
+        metrics = (metric, None) if sum(other == task for other, _ in tasks) == 1 else (metric,)
+        jobs = [job for job in usable if job.task == task and job.metric in metrics]
+        blocks.append(_block(task, str(metric), jobs))
     if against is not None:
         _refer(sweep, blocks, against)
     return blocks
 
 
-def _block(learns: str, metric: str, jobs: Sequence[ReportedJob]) -> Block:
-    keys = varied(jobs)
+def _block(task: str, metric: str, jobs: Sequence[ReportedJob]) -> Block:
+    keys = varying_keys(jobs)
     grouped: dict[tuple[str | None, ...], list[ReportedJob]] = {}
     for job in jobs:
         grouped.setdefault(tuple(job.overrides.get(key) for key in keys), []).append(job)
     groups = [SeedGroup(dict(zip(keys, values, strict=True)), of_group) for values, of_group in grouped.items()]
     sign = 1 if lower_is_better(metric) else -1
     groups.sort(key=lambda group: (group.n == 0, sign * group.mean if group.n else 0.0))
-    return Block(learns, metric, keys, groups, groups[0], list(_missing(keys, groups)))
+    return Block(task, metric, keys, groups, groups[0], list(_missing(keys, groups)))
 
 
-def varied(jobs: Sequence[ReportedJob]) -> list[str]:
-    """The keys whose values differ between jobs, but for the seed, in the order typed. A job of a group's `none` has no
-    value of the keys below it."""
+def varying_keys(jobs: Sequence[ReportedJob]) -> list[str]:
+    """The keys that vary between jobs, except the seed, in the order typed. Jobs with GROUP=none do not count for the
+    keys of that group."""
     values: dict[str, set[str | None]] = {}
     keys = dict.fromkeys(key for job in jobs for key in job.overrides)
     for key in keys:
@@ -181,13 +190,13 @@ def varied(jobs: Sequence[ReportedJob]) -> list[str]:
 
 
 def _is_none(settings: Mapping[str, str | None], key: str) -> bool:
-    """Whether a key is one of a group of which none was chosen."""
+    """Whether a key belongs to a group that is set to none."""
     group, below, _ = key.partition(".")
     return bool(below) and settings.get(group) == "none"
 
 
 def _missing(keys: Sequence[str], groups: Sequence[SeedGroup]) -> Iterator[dict[str, str]]:
-    """The cells of the grid of the values that no group has; nothing where the settings are no grid."""
+    """The cells of the grid without a group; nothing if the settings are not a grid."""
     values = [list(dict.fromkeys(group.settings[key] for group in groups)) for key in keys]
     cells = math.prod(map(len, values))
     if len(groups) == cells or len(groups) < _GRID_SHARE * cells:
@@ -201,43 +210,43 @@ def _missing(keys: Sequence[str], groups: Sequence[SeedGroup]) -> Iterator[dict[
 
 
 def _refer(sweep: SweepFiles, blocks: Sequence[Block], against: str) -> None:
-    """Set the reference of the blocks that have what was named."""
+    """Sets the reference of the blocks that contain the named job or setting."""
     settings, hint = _settings(against), "against=3 names a job, against='optimizer.lr=0.001' a setting"
-    some = False
+    matched = False
     for block in blocks:
         if settings:
-            matching = [group for group in block.groups if _fits(group, settings)]
+            matching = [group for group in block.groups if _matches(group, settings)]
         else:
             matching = [group for group in block.groups if any(_named(job, against) for job in group.jobs)]
         if len(matching) > 1:
             more = ", ".join(key for key in block.keys if key not in settings)
-            raise UserError(f"against={against} fits {len(matching)} settings of the sweep", f"name {more} too")
+            raise UserError(f"against={against} matches {len(matching)} settings of the sweep", f"add {more}")
         if matching and not matching[0].n:
-            raise UserError(f"against={against}: none of its jobs has a score", "name another one")
+            raise UserError(f"against={against}: none of its jobs has a score", "name another job or setting")
         if matching:
-            block.reference, some = matching[0], True
-    if not some:
-        raise UserError(f"against={against} is no job and no setting of {sweep.folder}", hint)
+            block.reference, matched = matching[0], True
+    if not matched:
+        raise UserError(f"against={against} is neither a job nor a setting of {sweep.folder}", hint)
 
 
 def _settings(against: str) -> dict[str, str]:
-    """'a=1 b=2' or 'a=1,b=2' by key; nothing where a job is named."""
+    """Parses 'a=1 b=2' or 'a=1,b=2'; {} if a job is named."""
     words = against.replace(",", " ").split() if "=" in against else []
     return {key: value for key, _, value in (word.partition("=") for word in words)}
 
 
-def _fits(group: SeedGroup, wanted: Mapping[str, str]) -> bool:
-    return all(key in group.settings and same(group.settings[key], value) for key, value in wanted.items())
+def _matches(group: SeedGroup, settings: Mapping[str, str]) -> bool:
+    return all(key in group.settings and same(group.settings[key], value) for key, value in settings.items())
 
 
 def same(first: str | None, second: str | None) -> bool:
-    """Whether two values are the same, numbers however they are written (1e-3, 0.001)."""
+    """Whether two values are equal, as numbers (1e-3, 0.001) or as text."""
     numbers = number_of(first), number_of(second)
     return first == second or (None not in numbers and numbers[0] == numbers[1])
 
 
 def number_of(value: str | None) -> float | None:
-    """The finite number that a value is written as, else None."""
+    """The value as a finite number, or None."""
     try:
         number = float(value or "")
     except ValueError:
@@ -250,25 +259,25 @@ def _named(job: ReportedJob, name: str) -> bool:
     return stripped == str(job.number) or stripped in (str(job.folder), job.folder.name)
 
 
-# Characters that begin a formula in a spreadsheet.
+# First characters of formulas in a spreadsheet.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
-def varied_keys(jobs: Sequence[ReportedJob]) -> list[str]:
-    """All that varies, the seed last."""
+def varying_keys_and_seed(jobs: Sequence[ReportedJob]) -> list[str]:
+    """The keys that vary, the seed last."""
     seeded = len({job.overrides.get(SEED) for job in jobs}) > 1
-    return [*varied(jobs), *([SEED] if seeded else [])]
+    return [*varying_keys(jobs), *([SEED] if seeded else [])]
 
 
 def csv_rows(sweep: SweepFiles) -> Iterator[dict[str, Any]]:
-    """A row a job: its number, what varied, how it ended, its scores and sizes."""
-    keys = varied_keys(sweep.jobs)
+    """One row per job: number, varying keys, status, scores and sizes."""
+    keys = varying_keys_and_seed(sweep.jobs)
     metrics = list(dict.fromkeys(name for job in sweep.jobs for name in _scores(job)))
     sizes = ("steps", "tokens", "tokens_per_second", "parameters", "trainable_parameters", "peak_memory_bytes")
     for job in sweep.jobs:
         scores = _scores(job)
         row: dict[str, Any] = {"job": job.number, **{key: job.overrides.get(key) for key in keys}}
-        row |= {"status": job.status, "reason": job.reason, "task": job.learns, "metric": job.metric}
+        row |= {"status": job.status, "reason": job.reason, "task": job.task, "metric": job.metric}
         row |= {"value": job.value, "standard_error": job.standard_error}
         row |= {f"metrics.{name}": scores.get(name) for name in metrics}
         row |= {"seconds": job.seconds, **{name: job.result.get(name) for name in sizes}, "folder": str(job.folder)}
@@ -276,8 +285,8 @@ def csv_rows(sweep: SweepFiles) -> Iterator[dict[str, Any]]:
 
 
 def csv_cell(value: Any) -> Any:
-    """A cell that no spreadsheet takes for a formula: text that begins like one, and is no number, has a ' before it.
-    Control characters are made visible."""
+    """A cell that no spreadsheet takes for a formula: text that starts like one gets a leading '. Control characters
+    are escaped."""
     if value is None or isinstance(value, int | float):
         return value
     text = plain(value)
@@ -291,7 +300,7 @@ def csv_cell(value: Any) -> Any:
 
 
 def _scores(job: ReportedJob) -> dict[str, Any]:
-    """The metrics of result.json that are numbers."""
+    """The numeric metrics of result.json."""
     metrics = job.result.get("metrics")
     known = metrics.items() if isinstance(metrics, dict) else ()
     return {str(name): value for name, value in known if isinstance(value, int | float)}

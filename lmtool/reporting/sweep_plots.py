@@ -15,30 +15,30 @@ from lmtool.reporting.drawing import INK, QUIET, STYLE, TRAIN, VALIDATION, blank
 from lmtool.reporting.sweep_groups import Block, SeedGroup, number_of
 from lmtool.reporting.text import lower_is_better, number, plain, title
 
-# Where values span this factor they are drawn on a logarithmic axis.
+# Values that span this factor get a logarithmic axis.
 _LOGARITHMIC = 8
 _CELLS, _PANELS, _POINTS = 12, 6, 40
 
 
 def settings_figures(block: Block) -> tuple[list[Figure], str]:
-    """The figures that fit what varies, and their caption; none where they would show nothing, or too much."""
-    scored = [group for group in block.groups if group.n]
-    values = {key: _ordered([group.settings[key] for group in scored]) for key in block.keys}
-    # A key with a single scored value shows nothing.
+    """The figures for the varying keys, and their caption; none if there are too few or too many values."""
+    with_score = [group for group in block.groups if group.n]
+    values = {key: _ordered([group.settings[key] for group in with_score]) for key in block.keys}
+    # A key needs two values with scores.
     keys = [key for key in block.keys if len(values[key]) > 1]
-    if len(keys) == 1 and len(keys) == len(block.keys) and len(scored) <= _POINTS:
-        return [_curve(block, keys[0], scored)], _CURVE
+    if len(keys) == 1 and len(keys) == len(block.keys) and len(with_score) <= _POINTS:
+        return [_curve(block, keys[0], with_score)], _CURVE
     if not 2 <= len(keys) <= 3 or len(keys) != len(block.keys):
         return [], ""
     *panel, down, across = sorted(keys, key=lambda key: len(values[key]))
     if max(len(values[down]), len(values[across])) > _CELLS:
         return [], ""
-    means = [group.mean for group in scored]
+    means = [group.mean for group in with_score]
     maps: dict[str, list[SeedGroup]] = {}
     for value in values[panel[0]] if panel else []:
-        of_value = [group for group in scored if group.settings[panel[0]] == value]
+        of_value = [group for group in with_score if group.settings[panel[0]] == value]
         maps[f"{plain(panel[0], 40)} = {_short(value)}"] = of_value
-    maps = maps or {title(block.metric): scored}
+    maps = maps or {title(block.metric): with_score}
     if len(maps) > _PANELS:
         return [], ""
     scale = min(means), max(means)
@@ -52,27 +52,27 @@ _HEAT = "Mean over seeds; below it the standard error of the mean. The fuller th
 
 
 def _ordered(values: Sequence[str | None]) -> list[str | None]:
-    """Each value once, numbers by size, others in the order they came."""
+    """Unique values: numbers sorted, others in order of appearance."""
     once = list(dict.fromkeys(values))
     numbers = [number_of(value) for value in once]
-    return once if None in numbers else [once[place] for place in sorted(range(len(once)), key=numbers.__getitem__)]  # type: ignore[arg-type]
+    return once if None in numbers else [once[index] for index in sorted(range(len(once)), key=numbers.__getitem__)]  # type: ignore[arg-type]
 
 
-def _curve(block: Block, key: str, scored: Sequence[SeedGroup]) -> Figure:
-    names = _ordered([group.settings[key] for group in scored])
-    at = {group.settings[key]: group for group in scored}
+def _curve(block: Block, key: str, with_score: Sequence[SeedGroup]) -> Figure:
+    names = _ordered([group.settings[key] for group in with_score])
+    at = {group.settings[key]: group for group in with_score}
     numbers = [number_of(name) for name in names]
     numeric = [value for value in numbers if value is not None]
-    positions = numeric if len(numeric) == len(names) else [float(place) for place in range(len(names))]
+    positions = numeric if len(numeric) == len(names) else [float(index) for index in range(len(names))]
     with matplotlib.rc_context(STYLE):
         figure = blank(7.2, 3.2)
         axes = figure.add_subplot()
         axes.patch.set_alpha(0)
         axes.set_title(title(block.metric))
         axes.set_xlabel(plain(key, 60))
-        for place, name in zip(positions, names, strict=True):
+        for position, name in zip(positions, names, strict=True):
             scores = list(at[name].scores.values())
-            axes.scatter([place] * len(scores), scores, s=12, color=TRAIN, linewidths=0, zorder=2)
+            axes.scatter([position] * len(scores), scores, s=12, color=TRAIN, linewidths=0, zorder=2)
         axes.errorbar(
             positions,
             [at[name].mean for name in names],
@@ -90,7 +90,7 @@ def _curve(block: Block, key: str, scored: Sequence[SeedGroup]) -> Figure:
 
 
 def _value_axis(axes: Axes, positions: list[float], names: list[str], numeric: bool) -> None:
-    """A tick for each value, as it was typed; logarithmic where the values span much."""
+    """Sets a tick per value, as typed; the axis is logarithmic if values span a large factor."""
     if numeric and min(positions) > 0 and max(positions) >= _LOGARITHMIC * min(positions):
         axes.set_xscale("log")
     axes.xaxis.set_minor_locator(NullLocator())
@@ -102,18 +102,18 @@ def _value_axis(axes: Axes, positions: list[float], names: list[str], numeric: b
 
 def _heat_map(
     block: Block,
-    scored: Sequence[SeedGroup],
+    with_score: Sequence[SeedGroup],
     name: str,
     keys: tuple[str, str],
     values: dict[str, list[str | None]],
     scale: tuple[float, float],
 ) -> Figure:
-    """Keys down and across. scale: the lowest and highest mean of all maps."""
+    """A heat map of two keys, for rows and columns. scale: lowest and highest mean of all maps."""
     down, across = keys
     with matplotlib.rc_context(STYLE):
         figure = blank(min(1.4 + 0.95 * len(values[across]), 7.2), 0.9 + 0.55 * len(values[down]))
         axes = figure.add_subplot()
-        for group in scored:
+        for group in with_score:
             x, y = values[across].index(group.settings[across]), values[down].index(group.settings[down])
             _cell(axes, x, y, group, _shade(block, group.mean, *scale))
         _map_axes(axes, values, keys)
@@ -122,7 +122,7 @@ def _heat_map(
 
 
 def _shade(block: Block, mean: float, low: float, high: float) -> float:
-    """The rank of a mean between the worst (0) and the best (1)."""
+    """The position of a mean between the worst (0) and the best (1)."""
     if not math.isfinite(high - low) or high == low:
         return 0.5
     share = (mean - low) / (high - low)

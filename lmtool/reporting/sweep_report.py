@@ -12,14 +12,13 @@ from typing import Any
 from lmtool.learners.metrics.intervals import LEVEL
 from lmtool.reporting import html
 from lmtool.reporting.console import Output, print_table
-from lmtool.reporting.sweep_files import DONE_JOB, ReportedJob, SweepFiles, ended_as, read_sweep
-from lmtool.reporting.sweep_groups import SEED, Block, Difference, SeedGroup, blocks_of, csv_rows, varied_keys
+from lmtool.reporting.sweep_files import DONE_JOB, ReportedJob, SweepFiles, final_status, read_sweep
+from lmtool.reporting.sweep_groups import SEED, Block, Difference, SeedGroup, blocks_of, csv_rows, varying_keys_and_seed
 from lmtool.reporting.text import duration, lower_is_better, number, plain, title
 from lmtool.runs.files import write_delimited
 from lmtool.system.terminal import counted
 
-# A sweep in sentences that a person can quote, and in rows that the screen and the page share.
-
+# Sentences to quote, and rows that the screen and the page share.
 
 _NAMED = 3
 _INTERVAL = f"{LEVEL:.0%} interval"
@@ -55,13 +54,13 @@ def signed(value: float) -> str:
 def status_line(sweep: SweepFiles) -> str:
     """'11 of 12 jobs done, 1 failed'."""
     counts = Counter(job.status for job in sweep.jobs)
-    others = [f"{count} {status}" for status, count in counts.items() if status != DONE_JOB]
-    return ", ".join([f"{counts[DONE_JOB]} of {counted(len(sweep.jobs), 'job')} done", *others])
+    unfinished = [f"{count} {status}" for status, count in counts.items() if status != DONE_JOB]
+    return ", ".join([f"{counts[DONE_JOB]} of {counted(len(sweep.jobs), 'job')} done", *unfinished])
 
 
 def headline(block: Block) -> str:
-    """The sentence to quote: the best setting, its score, of how many."""
-    on = f" on {plain(block.learns, 80)}" if block.learns else ""
+    """The sentence to quote: the best setting and its score."""
+    on = f" on {plain(block.task, 80)}" if block.task else ""
     settings = sum(group.n > 0 for group in block.groups)
     if not block.keys:
         return f"{score(block, block.best)}{on}."
@@ -74,12 +73,12 @@ def headline(block: Block) -> str:
 def sentences(block: Block) -> list[str]:
     """Sentences below the headline: ties, the named reference, missing cells, and cautions."""
     notes = [_ties(block)] if block.reference is block.best else [_referred(block)]
-    differences = [gap for _, gap in block.differences()]
-    known_intervals = sum(gap.apart is not None for gap in differences)
+    contrasts = [gap for _, gap in block.contrasts()]
+    known_intervals = sum(gap.significant is not None for gap in contrasts)
     if known_intervals >= 10:
         notes.append(
-            f"{known_intervals} intervals of {LEVEL:.0%} each: where nothing differs, about "
-            f"{round(known_intervals * (1 - LEVEL)) or 1} of them would leave out 0 by chance."
+            f"{known_intervals} intervals of {LEVEL:.0%} each: without any true difference, about "
+            f"{round(known_intervals * (1 - LEVEL)) or 1} would exclude 0 by chance."
         )
     if block.missing:
         first = "; ".join(
@@ -89,19 +88,19 @@ def sentences(block: Block) -> list[str]:
         notes.append(f"Missing of the grid: {first}{f' and {more} more' if more > 0 else ''}.")
     other = [key for key in block.keys if key.partition(".")[0].partition("/")[0] in _OTHER_TARGETS]
     if other and lower_is_better(block.metric):
-        notes.append(f"{plain(other[0], 80)} varies: a {title(block.metric)} over other targets does not compare.")
+        notes.append(f"{plain(other[0], 80)} varies: {title(block.metric)} over different targets is not comparable.")
     return [sentence for sentence in notes if sentence]
 
 
 def _ties(block: Block) -> str:
     """The settings that do not differ significantly from the best."""
-    differences = block.differences()
-    if not differences:
+    contrasts = block.contrasts()
+    if not contrasts:
         return ""
-    tied = [group for group, gap in differences if gap.apart is False]
-    unknown = [(group, gap) for group, gap in differences if gap.apart is None]
+    tied = [group for group, gap in contrasts if gap.significant is False]
+    unknown = [(group, gap) for group, gap in contrasts if gap.significant is None]
     notes = []
-    if not any(gap.pairs > 1 for _, gap in differences):
+    if not any(gap.pairs > 1 for _, gap in contrasts):
         return (
             "Whether the others differ significantly is unknown: no two of their seeds can be paired. "
             "Add seeds: seed=1,2,3."
@@ -121,54 +120,54 @@ def _ties(block: Block) -> str:
 
 
 def _one_more_pair(block: Block) -> str:
-    """A seed that the block does not have, to be added."""
+    """Advice to add a new seed."""
     seeds = [int(job.seed) for job in block.jobs if job.seed.isdecimal()]
     return f"Add a pair: seed={max(seeds, default=0) + 1}."
 
 
 def _referred(block: Block) -> str:
     """The difference between the best and the named setting."""
-    gap = next((gap for group, gap in block.differences() if group is block.best), None)
+    gap = next((gap for group, gap in block.contrasts() if group is block.best), None)
     if gap is None or gap.value is None:
         return f"The best shares no seed with {setting(block.reference)}."
     known = f", {_INTERVAL} {between(gap)}" if gap.low is not None else ""
-    apart = {True: ", significant", False: ", not significant", None: ", significance unknown"}[gap.apart]
+    significance = {True: ", significant", False: ", not significant", None: ", significance unknown"}[gap.significant]
     pairs = counted(gap.pairs, "pair")
     same = f": {_SAME}. {_one_more_pair(block)}" if gap.same_in_every_pair else "."
-    return f"Best minus {setting(block.reference)}: {signed(gap.value)}{known}, {pairs} of seeds{apart}{same}"
+    return f"Best minus {setting(block.reference)}: {signed(gap.value)}{known}, {pairs} of seeds{significance}{same}"
 
 
 def group_table(block: Block) -> tuple[list[str], list[list[Any]]]:
-    """Header and a row a setting, the best first."""
+    """Header, and a row per setting, best first."""
     seeded = any(group.error is not None for group in block.groups)
     rows_known = any(group.rows_error is not None for group in block.groups)
     keys = block.keys or ["setting"]
-    differences = {id(group): gap for group, gap in block.differences()}
+    contrasts = {id(group): gap for group, gap in block.contrasts()}
     header = [*keys, title(block.metric)]
     header += (["± seeds"] if seeded else []) + (["± rows"] if rows_known else []) + ["n"]
-    compared = bool(differences)
+    compared = bool(contrasts)
     header += ["difference", *([_INTERVAL, "pairs", "significant"] if seeded else [])] if compared else []
     extra_columns = _extra_columns(block)
     header += [*extra_columns, "time", "jobs"]
     rows = []
-    for place, group in enumerate(block.groups):
+    for index, group in enumerate(block.groups):
         settings = [group.settings[key] for key in block.keys] or [group.label]
         row: list[Any] = [*settings, group.mean if group.n else None]
-        row += ([group.error] if seeded else []) + ([group.rows_error] if rows_known else []) + [_of_all(group)]
-        row += _gap_cells(differences.get(id(group)), group is block.reference, seeded) if compared else []
-        row += [values[place] for values in extra_columns.values()]
+        row += ([group.error] if seeded else []) + ([group.rows_error] if rows_known else []) + [_score_count(group)]
+        row += _gap_cells(contrasts.get(id(group)), group is block.reference, seeded) if compared else []
+        row += [values[index] for values in extra_columns.values()]
         rows.append([*row, _time(group.jobs), _job_numbers(group.jobs)])
     return header, rows
 
 
 def _extra_columns(block: Block) -> dict[str, list[Any]]:
-    """What stands beside the score of each group, in means over its jobs: how many parameters learn, where that differs
-    between groups, and by how much the loss of the pretraining rose, where it was measured (forgetting=)."""
-    learn = [_mean_of(group, lambda result: result["trainable_parameters"]) for group in block.groups]
+    """Further columns, averaged over the jobs of each group: trainable parameters, if they differ between groups, and
+    the rise of the pretraining loss, if it was measured (forgetting=)."""
+    trainable = [_mean_of(group, lambda result: result["trainable_parameters"]) for group in block.groups]
     rise = [_mean_of(group, lambda result: _loss(result, "after") - _loss(result, "before")) for group in block.groups]
     columns: dict[str, list[Any]] = {}
-    if len(set(learn) - {None}) > 1:
-        columns["parameters that learn"] = [None if mean is None else round(mean) for mean in learn]
+    if len(set(trainable) - {None}) > 1:
+        columns["trainable parameters"] = [None if mean is None else round(mean) for mean in trainable]
     if set(rise) != {None}:
         columns["forgets"] = [None if mean is None else signed(mean) for mean in rise]
     return columns
@@ -179,7 +178,7 @@ def _loss(result: Mapping[str, Any], when: str) -> float:
 
 
 def _mean_of(group: SeedGroup, value: Callable[[Mapping[str, Any]], float]) -> float | None:
-    """The mean of a value over the results of a group that have it; None where none has."""
+    """The mean of a value over the results that have it; None if none has."""
     known = []
     for job in group.jobs:
         with suppress(KeyError, TypeError, ValueError):
@@ -192,29 +191,29 @@ def _gap_cells(gap: Difference | None, reference: bool, seeded: bool) -> list[An
     if gap is None:
         return ["reference" if reference else "", *(["", None, ""] if seeded else [])]
     value = "" if gap.value is None else signed(gap.value)
-    apart = {True: "yes", False: "no", None: "unknown"}[gap.apart]
-    return [value, *([between(gap), gap.pairs, apart] if seeded else [])]
+    significance = {True: "yes", False: "no", None: "unknown"}[gap.significant]
+    return [value, *([between(gap), gap.pairs, significance] if seeded else [])]
 
 
-def _of_all(group: SeedGroup) -> Any:
-    """The number of scores; of a group with jobs that have none '2 of 3'."""
+def _score_count(group: SeedGroup) -> int | str:
+    """The number of scores; '2 of 3' if a job has none."""
     return group.n if group.n == len(group.jobs) else f"{group.n} of {len(group.jobs)}"
 
 
 def _time(jobs: Sequence[ReportedJob]) -> str | None:
-    """The mean time of a job."""
+    """The mean time per job."""
     known = [job.seconds for job in jobs if job.seconds is not None]
     return duration(sum(known) / len(known)) if known else None
 
 
 def _job_numbers(jobs: Sequence[ReportedJob]) -> str:
-    """The numbers of the jobs: their folders."""
+    """The numbers of the jobs, which start the names of their folders."""
     numbers = [str(job.number) for job in jobs]
     return " ".join(numbers[:12]) + (f" and {len(numbers) - 12} more" if len(numbers) > 12 else "")
 
 
 def unscored_table(sweep: SweepFiles) -> tuple[list[str], list[list[Any]]]:
-    """Header and a row for each job without a score: what was varied, how it ended and why."""
+    """Header, and a row per job without a score: setting, status and reason."""
     jobs = [job for job in sweep.jobs if job.value is None]
     keys = [key for key in dict.fromkeys(key for job in sweep.jobs for key in job.overrides) if _differs(sweep, key)]
     rows: list[list[Any]] = [
@@ -229,25 +228,24 @@ def _differs(sweep: SweepFiles, key: str) -> bool:
     return key == SEED or len({job.overrides.get(key) for job in sweep.jobs}) > 1
 
 
-def end_line(record: dict[str, Any], ended: int, planned: int | None, left: float | None) -> str:
-    """A job's end on one line: 'job 3 done: accuracy 0.712 · 4.9 s · 4 of 12 · left 39 s'."""
+def end_line(record: Mapping[str, Any], finished: int, total: int | None, left: float | None) -> str:
+    """The line printed at the end of a job: 'job 3 done: accuracy 0.712 · 4.9 s · 4 of 12 · left 39 s'."""
     metric, value = record.get("metric"), record.get("value")
-    status = ended_as(record.get("exit_status"))
+    status = final_status(record.get("exit_status"))
     parts = [f"{title(str(metric))} {number(value)}"] if metric and isinstance(value, int | float) else []
     parts += [duration(record["seconds"])] if isinstance(record.get("seconds"), float) else []
-    parts += [f"{ended} of {planned}"] if planned else []
+    parts += [f"{finished} of {total}"] if total else []
     parts += [f"left {duration(left)}"] if left else []
     return f"job {record.get('job')} {status}: {' · '.join(parts)}".removesuffix(": ")
 
 
 # sweep.html and sweep.csv in the folder of a sweep.
 
-
 _GROUPS, _JOBS, _UNSCORED = 300, 1000, 300
 
 
 def write_sweep(sweep: SweepFiles, blocks: Sequence[Block]) -> tuple[Path, Path]:
-    """Write both files; their paths. UserError where the disk refuses."""
+    """Writes both files and returns their paths. UserError if that fails."""
     page, table = sweep.folder / "sweep.html", sweep.folder / "sweep.csv"
     with html.writing(sweep.folder):
         write_delimited(table, csv_rows(sweep), ",", typed=False)
@@ -263,7 +261,7 @@ def _body(sweep: SweepFiles, blocks: Sequence[Block]) -> Iterator[str]:
     if not blocks:
         yield html.paragraph("No job has a score yet.", "unclear")
     for block in blocks:
-        name = f"{block.learns}: {title(block.metric)}" if len(blocks) > 1 else title(block.metric)
+        name = f"{block.task}: {title(block.metric)}" if len(blocks) > 1 else title(block.metric)
         yield html.section(name, _figures(block), _groups(block))
     yield html.section("Without a score", _unscored(sweep))
     yield html.section("Jobs", _jobs(sweep))
@@ -273,7 +271,7 @@ def _body(sweep: SweepFiles, blocks: Sequence[Block]) -> Iterator[str]:
 def _head(block: Block) -> str:
     margin = "" if block.best.error is None else f" <small>± {html.escape(number(block.best.error))}</small>"
     errors = "mean and standard error over seeds" if block.best.error is not None else "no error over seeds is known"
-    label = " · ".join(part for part in (block.learns, title(block.metric), f"n = {block.best.n}", errors) if part)
+    label = " · ".join(part for part in (block.task, title(block.metric), f"n = {block.best.n}", errors) if part)
     value = f'<div class="value">{html.escape(number(block.best.mean))}{margin}'
     value += f'<span class="label">{html.escape(label)}</span></div>'
     words = html.paragraph(headline(block), "") + "".join(map(html.paragraph, sentences(block)))
@@ -287,8 +285,9 @@ def _figures(block: Block) -> str:
     from lmtool.reporting import drawing, sweep_plots
 
     figures, caption = sweep_plots.settings_figures(block)
-    drawn = [html.figure(wide, narrow=narrow) for wide, narrow in map(drawing.svgs, figures)]
-    return (html.columns(*drawn) if len(drawn) > 1 else "".join(drawn)) + (html.paragraph(caption) if drawn else "")
+    figures_html = [html.figure(wide, narrow=narrow) for wide, narrow in map(drawing.svgs, figures)]
+    layout = html.columns(*figures_html) if len(figures_html) > 1 else "".join(figures_html)
+    return layout + (html.paragraph(caption) if figures_html else "")
 
 
 def _groups(block: Block) -> str:
@@ -297,10 +296,10 @@ def _groups(block: Block) -> str:
     if "± seeds" in header:
         notes.append("± seeds: standard error of the mean over the seeds.")
     if "± rows" in header:
-        notes.append("± rows: standard error of one job's score, for the number of rows that were scored.")
+        notes.append("± rows: standard error of one job's score over the scored rows.")
     if "difference" in header:
         to = "the best" if block.reference is block.best else setting(block.reference)
-        notes.append(f"Difference: less {to}, over the seeds that both have; its interval by Student's t.")
+        notes.append(f"Difference: minus {to}, over common seeds; interval by Student's t.")
     if "forgets" in header:
         notes.append("Forgets: the rise of the checkpoint's pretraining loss.")
     if sum(group.n > 0 for group in block.groups) > 1:
@@ -315,7 +314,7 @@ def _unscored(sweep: SweepFiles) -> str:
 
 
 def _jobs(sweep: SweepFiles) -> str:
-    keys = varied_keys(sweep.jobs)
+    keys = varying_keys_and_seed(sweep.jobs)
     metrics = list(dict.fromkeys(job.metric for job in sweep.jobs if job.metric))
     rows = [
         [str(job.number), *(job.overrides.get(key) for key in keys)]
@@ -328,23 +327,30 @@ def _jobs(sweep: SweepFiles) -> str:
 
 
 def _wide(table: str) -> str:
-    """A table that is moved sideways by itself where the page is narrow."""
+    """A table that scrolls horizontally on a narrow page."""
     return f'<div class="wide">{table}</div>'
 
 
 def _more(count: int, limit: int) -> str:
-    return html.paragraph(f"{count - limit} further rows are in sweep.csv.") if count > limit else ""
+    return html.paragraph(f"{count - limit} more rows are in sweep.csv.") if count > limit else ""
 
 
-# The table that ends a sweep.
-
+# The table printed at the end of a sweep.
 
 _PRINTED_GROUPS, _PRINTED_UNSCORED = 60, 20
 
 
 def report_sweep(output: Output, folder: str | Path, against: str | None = None) -> SweepFiles:
-    """Print the summary of a sweep's folder, and write sweep.html and sweep.csv there. against: as in `blocks_of`.
-    UserError where the folder holds no sweep, or cannot be written."""
+    """Prints the summary of a sweep's folder, and writes sweep.html and sweep.csv there.
+
+    Args:
+        output: where to print.
+        folder: of the sweep.
+        against: as in `blocks_of`.
+
+    Raises:
+        UserError: the folder is not a sweep, or cannot be written.
+    """
     sweep = read_sweep(folder)
     blocks = blocks_of(sweep, against)
     print_summary(output, sweep, blocks)
@@ -354,11 +360,11 @@ def report_sweep(output: Output, folder: str | Path, against: str | None = None)
 
 
 def print_summary(output: Output, sweep: SweepFiles, blocks: list[Block]) -> None:
-    """Print the groups of each block, best first, the jobs without a score, and the sentences to quote."""
+    """Prints the groups of each block, best first, the jobs without a score, and the sentences to quote."""
     output.line(f"{plain(sweep.name, 80)}: {status_line(sweep)}", "bold")
     for block in blocks:
         header, rows = group_table(block)
-        heading = plain(block.learns, 80) if len(blocks) > 1 else None
+        heading = plain(block.task, 80) if len(blocks) > 1 else None
         print_table(output, header, rows[:_PRINTED_GROUPS], heading, best=0)
         if len(rows) > _PRINTED_GROUPS:
             output.line(f"and {counted(len(rows) - _PRINTED_GROUPS, 'more setting')}, in sweep.html and sweep.csv")

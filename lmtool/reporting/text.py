@@ -1,17 +1,17 @@
-"""Numbers and names as a person reads them, and foreign text made safe for a terminal."""
+"""Formats numbers and names for people, and escapes foreign text for a terminal."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any
+from typing import TypeGuard
 
 from lmtool.system.secrets import masked
 from lmtool.system.terminal import visible
 
 
 def cells(text: str) -> int:
-    """How many cells of a terminal a text takes: two for a wide character, none for a combining accent."""
+    """Width of a text in terminal cells: two for a wide character, none for a combining accent."""
     if text.isascii():
         return len(text)
     from rich.cells import cell_len  # imported late: a command that is refused prints ASCII
@@ -20,7 +20,7 @@ def cells(text: str) -> int:
 
 
 def wrapped(text: str, width: int) -> list[str]:
-    """Lines of at most `width` cells; at least one, which may be empty."""
+    """Wraps a text to lines of at most `width` cells; returns at least one line, which may be empty."""
     if 2 * len(text) <= width:
         return [text.rstrip()]
     from rich.cells import cell_len, chop_cells
@@ -34,18 +34,23 @@ def wrapped(text: str, width: int) -> list[str]:
     return [line.rstrip() for line in lines if line.strip()] or [""]
 
 
+def is_number(value: object) -> TypeGuard[int | float]:
+    """Whether a value is a number; a bool is not."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
 def lower_is_better(metric: str) -> bool:
-    """Whether a smaller value of the metric is the better one (losses, errors, perplexity)."""
-    # The scores need numpy, and a screen without scores does not wait for it.
+    """Whether smaller values of the metric are better (losses, errors, perplexity)."""
+    # Imported late: metrics need numpy, and a screen without scores should not wait for it.
     from lmtool.learners.metrics import smaller_is_better
 
     return smaller_is_better(metric)
 
 
-def plain(text: Any, limit: int | None = None) -> str:
-    """Text from data on one line: control and direction characters become visible escapes.
+def plain(text: object, limit: int | None = None) -> str:
+    """Text on one line, with control and direction characters escaped.
 
-    limit: characters at most; secrets are masked before it cuts, since half of one would not be known as such.
+    limit: maximum number of characters. Secrets are masked before cutting, since half a secret is not recognized.
     """
     text = str(text)
     if limit is not None and len(text) > limit:
@@ -54,9 +59,9 @@ def plain(text: Any, limit: int | None = None) -> str:
     return visible(text)
 
 
-def shortened(names: Iterable[Any], limit: int) -> list[str]:
-    """Names as they are written, without their middle where they are longer than `limit` characters. Two different
-    names never become the same: they keep as much more as tells them apart."""
+def shortened(names: Iterable[object], limit: int) -> list[str]:
+    """Names with their middle elided if longer than `limit` characters. Different names stay different: they keep as
+    many more characters as needed."""
     texts = [plain(masked(str(name))) for name in names]
     limits = [limit] * len(texts)
     while True:
@@ -122,7 +127,7 @@ def duration(seconds: float) -> str:
 
 
 def clock(seconds: float) -> str:
-    """Seconds as 0:09, 3:20 or 2:30:00, for the narrow place beside a bar."""
+    """Seconds as 0:09, 3:20 or 2:30:00."""
     if not math.isfinite(seconds):
         return "-:--"
     whole = max(round(seconds), 0)
@@ -132,7 +137,7 @@ def clock(seconds: float) -> str:
 
 def number(value: float) -> str:
     """A score or loss: four significant digits, exponents only where a decimal would be unreadable."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if not is_number(value):
         return plain(value, 200)
     if not math.isfinite(value):
         return str(value)
@@ -160,9 +165,9 @@ def percent(fraction: float) -> str:
     return f"{100 * fraction:.3g}%"
 
 
-def fact(key: str, value: Any) -> str:
-    """The value of a fact by what its key says: `_bytes`, `bytes_per_second`, `seconds`, `_fraction`, counts,
-    tables of counts."""
+def fact(key: str, value: object) -> str:
+    """Formats a value by the suffix of its key (`_bytes`, `bytes_per_second`, `seconds`, `_fraction`, ...); also lists
+    and mappings of values."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if value is None:
@@ -184,7 +189,7 @@ def fact(key: str, value: Any) -> str:
         return text.rstrip("0").rstrip(".") if isinstance(value, float) and "." in text and text[-1] == "0" else text
     if isinstance(value, dict):
         named = zip(shortened(value, 60), value.items(), strict=True)
-        return ", ".join(f"{shown} {fact(str(name), item)}" for shown, (name, item) in named)
+        return ", ".join(f"{label} {fact(str(name), item)}" for label, (name, item) in named)
     if isinstance(value, (list, tuple)):
         return ", ".join(fact(key, item) for item in value)
     return plain(value, 500)

@@ -280,7 +280,7 @@ def _own_place(trunk: Trunk, keyed: dict[str, str]) -> Iterator[Problem]:
 
 def _changes(trunk: Trunk, now: dict[str, Any]) -> Iterator[Problem]:
     base = trunk.complete()
-    for change in differing(base, now, BRANCH_KEYS):
+    for change in changed_values(base, now, BRANCH_KEYS):
         yield _learned(change.split()[0], change, trunk)
     if budgets(base) != budgets(now) and trunk.phase():
         message = (

@@ -1,11 +1,11 @@
 """Checkpoints on disk: written atomically, verified on every load, no pickle.
 
-    step_00001000/  model.safetensors      the learner's tensors, tied ones once; of a tuned run what its base lacks
+    step_00001000/  model.safetensors      the learner's tensors, tied ones once; without the base of a tuned run
                     optimizer.safetensors  KIND.PARAMETER
-                    carried.safetensors    what the model carries from batch to batch, where it carries anything
+                    carried.safetensors    state carried from batch to batch, if any
                     state.json             step, cursor, budgets, best score: see progress.py
                     config.json            the resolved configuration
-                    ...                    what the command adds (tokenizer files, data.json, ...)
+                    ...                    files of the command (tokenizer files, data.json, ...)
                     manifest.json          bytes and sha256 of each; written last: see system/files.py
 
 It is written to a temporary folder, every file is synced, then the manifest, then the folder is renamed.
@@ -47,32 +47,30 @@ from lmtool.system.files import Damaged, sync_path, write_bytes, write_manifest
 
 
 def is_cut(tensor: Tensor) -> bool:
-    """Whether a process holds some rows of it alone."""
+    """Whether the tensor is sharded: each process has some rows."""
     return hasattr(tensor, "full_tensor")  # importing DTensor takes most of a second, and few runs have any
 
 
 def complete(tensor: Any) -> Tensor:
-    """All of a tensor, on its device. Of one that is cut every process must call it."""
+    """The complete tensor, on its device. All processes must call this for a sharded tensor."""
     full: Tensor = tensor.detach().full_tensor() if is_cut(tensor) else tensor
     return full
 
 
 def gathered(tensors: Mapping[str, Tensor], keeps: bool) -> dict[str, Tensor]:
-    """Tensors complete, those that were cut on the host; nothing where they are not kept. Every process must call it. A
-    tensor under several names stays one. A device holds one of them at a time, the host of the process that keeps them
-    holds all."""
-    own: dict[int, Tensor | None] = {}
+    """Gathers tensors; sharded ones end on the host. All processes must call this; it returns {} unless `keeps`. A
+    tensor with several names stays shared. At most one gathered tensor is on the device at a time."""
+    by_id: dict[int, Tensor | None] = {}
     for tensor in tensors.values():
-        if id(tensor) not in own:
+        if id(tensor) not in by_id:
             full = complete(tensor)
-            own[id(tensor)] = None if not keeps else full.cpu() if is_cut(tensor) else full
-    kept = {name: own[id(tensor)] for name, tensor in tensors.items()}
-    return {name: tensor for name, tensor in kept.items() if tensor is not None}
+            by_id[id(tensor)] = None if not keeps else full.cpu() if is_cut(tensor) else full
+    gathered_tensors = {name: by_id[id(tensor)] for name, tensor in tensors.items()}
+    return {name: tensor for name, tensor in gathered_tensors.items() if tensor is not None}
 
 
 def cut_like(value: Tensor, like: Any) -> Tensor:
-    """A complete tensor, of which this process keeps the rows that it holds of `like`; all of it where that is not
-    cut."""
+    """This process's rows of a complete tensor, sharded like `like`; the whole tensor if that is not sharded."""
     if not is_cut(like):
         return value
     from torch.distributed.tensor import distribute_tensor
@@ -98,8 +96,21 @@ def write_checkpoint(
     write_files: Callable[[Path], None] | None = None,
     carried: Mapping[str, Tensor] | None = None,
 ) -> Path:
-    """Write `step_...` into the folder `checkpoints` and return it. OSError where the disk refuses; nothing is left
-    then. write_files: adds files to the temporary folder."""
+    """Writes a checkpoint atomically and returns its folder.
+
+    Args:
+        checkpoints: the folder in which `step_...` is created.
+        step: the number of the step.
+        weights: the learner's tensors.
+        optimizer: the optimizer's tensors.
+        state: for state.json.
+        config: for config.json.
+        write_files: adds files to the temporary folder.
+        carried: state that the model carries from batch to batch.
+
+    Raises:
+        OSError: writing failed; nothing is left behind.
+    """
     final = checkpoints / f"step_{step:08d}"
     draft = checkpoints / f"{TEMPORARY}{final.name}-{os.getpid()}"
     try:
@@ -122,9 +133,17 @@ def write_checkpoint(
 
 
 def copy_checkpoint(source: Path, checkpoints: Path, replaced: Mapping[str, bytes]) -> Path:
-    """A checkpoint copied into another folder of checkpoints, under the same name; `replaced` are the contents of files
-    that are others there. Damaged where the source is not as it was written; OSError where the disk refuses; nothing is
-    left then."""
+    """Copies a checkpoint to another folder of checkpoints, under the same name.
+
+    Args:
+        source: the checkpoint.
+        checkpoints: the other folder.
+        replaced: contents of files that differ in the copy.
+
+    Raises:
+        Damaged: the source differs from its manifest.
+        OSError: writing failed; nothing is left behind.
+    """
     manifest = read_manifest(source)
     manifest.verify(hashes=False)
     copied = [name for name in manifest.files if name not in replaced]
@@ -154,8 +173,8 @@ def copy_checkpoint(source: Path, checkpoints: Path, replaced: Mapping[str, byte
 
 
 def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """One safetensors file. A tensor known under several names (tied weights) is stored under the first; the others
-    stand in the header."""
+    """Writes a safetensors file. A tensor with several names (tied weights) is stored under the first; the others are
+    in the header."""
     stored: dict[str, Tensor] = {}
     tied: dict[str, str] = {}
     first: dict[tuple[object, ...], str] = {}
@@ -167,9 +186,9 @@ def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
             continue
         first[same] = name
         storage = tensor.untyped_storage()
-        own = tensor.is_contiguous() and storage.nbytes() == tensor.nbytes and storage.data_ptr() not in storages
+        compact = tensor.is_contiguous() and storage.nbytes() == tensor.nbytes and storage.data_ptr() not in storages
         storages.add(storage.data_ptr())
-        stored[name] = tensor.detach() if own else tensor.detach().clone(memory_format=torch.contiguous_format)
+        stored[name] = tensor.detach() if compact else tensor.detach().clone(memory_format=torch.contiguous_format)
     metadata = {"format": "pt"} | ({_TIED: json.dumps(tied)} if tied else {})
     try:
         save_file(stored, path, metadata=metadata)
@@ -177,7 +196,7 @@ def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
             _sort_metadata(path)
     except SafetensorError as error:
         raise _os_error(error, path) from error
-    os.chmod(path, 0o666 & ~_umask())  # the library's files are readable by their owner alone
+    os.chmod(path, 0o666 & ~_umask())  # the library makes files readable only by their owner
     sync_path(path)
 
 
@@ -200,7 +219,7 @@ def _umask() -> int:
 
 
 def _os_error(error: SafetensorError, path: Path) -> OSError:
-    """The library tells the system's errors in words: `... (os error 28)`."""
+    """The library reports system errors as text: `... (os error 28)`."""
     number = re.search(r"\(os error (\d+)\)", str(error))
     code = int(number[1]) if number else errno.EIO
     return OSError(code, os.strerror(code) if number else str(error), str(path))
@@ -210,7 +229,7 @@ def _os_error(error: SafetensorError, path: Path) -> OSError:
 
 
 def read_tensors(folder: Path, name: str) -> dict[str, Tensor]:
-    """The tensors of one verified file, on the CPU, tied ones under all their names. UserError where it is damaged."""
+    """The tensors of a verified file, on the CPU, tied ones under all names. UserError if it is damaged."""
     path = folder / name
     try:
         verify(folder, only=name)
@@ -235,45 +254,55 @@ def tensor_names(folder: Path) -> set[str]:
 
 
 def read_weights(folder: str | Path) -> dict[str, Tensor]:
-    """The tensors that a checkpoint holds, by name: `backbone.`, `heads.NAME.`, `objective.`. Of a tuned run they are
-    not all: see weights/reading.py."""
+    """The tensors of a checkpoint by name: `backbone.`, `heads.NAME.`, `objective.`. For a tuned run, those of the base
+    are missing: see weights/reading.py."""
     return read_tensors(Path(folder), MODEL)
 
 
 def load_weights(
     learner: nn.Module, tensors: Mapping[str, Tensor], origin: str | Path, excluded: Collection[str] = ()
 ) -> None:
-    """Put all weights into the learner. excluded: names of those that stay as they are, which no checkpoint of the run
-    holds. UserError, naming the first three, where names or shapes differ."""
-    own = {name: tensor for name, tensor in learner.state_dict().items() if name not in excluded}
-    wrong = [f"{name} is missing" for name in own.keys() - tensors.keys()]
-    wrong += [f"{name} is unknown" for name in tensors.keys() - own.keys()]
+    """Loads all weights into the learner.
+
+    Args:
+        learner: the model.
+        tensors: by name.
+        origin: the checkpoint, for messages.
+        excluded: names of unchanged tensors, which the run's checkpoints do not contain.
+
+    Raises:
+        UserError: names or shapes differ; the message has the first three.
+    """
+    current = {name: tensor for name, tensor in learner.state_dict().items() if name not in excluded}
+    wrong = [f"{name} is missing" for name in current.keys() - tensors.keys()]
+    wrong += [f"{name} is unknown" for name in tensors.keys() - current.keys()]
     wrong += [
-        f"{name} is {tuple(tensors[name].shape)} instead of {tuple(own[name].shape)}"
-        for name in own.keys() & tensors.keys()
-        if own[name].shape != tensors[name].shape
+        f"{name} is {tuple(tensors[name].shape)} instead of {tuple(current[name].shape)}"
+        for name in current.keys() & tensors.keys()
+        if current[name].shape != tensors[name].shape
     ]
     if wrong:
         more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
         raise UserError(
-            f"{origin} is of another model: {'; '.join(sorted(wrong)[:3])}{more}",
+            f"{origin} does not fit the model: {'; '.join(sorted(wrong)[:3])}{more}",
             "resume with the configuration it was trained with, or give another name=",
         )
-    cut = {name: cut_like(tensor, own[name]) for name, tensor in tensors.items()}
+    cut = {name: cut_like(tensor, current[name]) for name, tensor in tensors.items()}
     learner.load_state_dict(cut, strict=not excluded)
 
 
-# The checkpoint a run resumes from: the newest that verifies. Damaged ones are set aside and reported.
+# The checkpoint that a run resumes from: the latest intact one. Damaged ones are set aside and reported.
 #
-# Chosen once, before anything is read from it, so that tokenizer, counters, weights and optimizer are those of one
+# It is selected once, before anything is read, so that tokenizer, counters, weights and optimizer come from the same
 # checkpoint.
 
 
 def resume_point(checkpoints: Path, report: Callable[[str], None]) -> Path | None:
-    """The newest intact checkpoint of a run, or None where it has none.
+    """The latest intact checkpoint of a run, or None without checkpoints. Later damaged ones, and a damaged best one,
+    are renamed.
 
-    Newer ones, and the best one, are set aside under another name where they are damaged. CheckFailed where there are
-    checkpoints and none is intact: nothing is moved then.
+    Raises:
+        CheckFailed: none of the checkpoints is intact; none is renamed.
     """
     damages: dict[Path, Damaged] = {}
     for folder in saved_steps(checkpoints):
@@ -290,13 +319,13 @@ def resume_point(checkpoints: Path, report: Callable[[str], None]) -> Path | Non
     if damages:
         raise CheckFailed(
             f"none of the {len(damages)} checkpoints in {checkpoints} is intact; {next(iter(damages.values()))}",
-            f"copy them again from where they came, or begin anew: rm -r {checkpoints}",
+            f"copy them again from their source, or start over: rm -r {checkpoints}",
         )
     return None
 
 
 def _check_best(newest: Path, report: Callable[[str], None]) -> None:
-    """The best weights are read when the run ends: where they are damaged, the run must not wait for that."""
+    """Verifies the best checkpoint now, since it is read only at the end of the run."""
     best = of_step(newest.parent, read_state(newest).get("best_step"))
     if best is None or best == newest:
         return

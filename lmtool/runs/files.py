@@ -25,7 +25,7 @@ def replace_text(path: Path, text: str) -> None:
 
 
 def replace_link(path: Path, name: str) -> None:
-    """Let a link name what stands beside it, in one move; on a disk without links a small file holds the name."""
+    """Atomically replaces a link to a name in the same folder; without support for links, a small file has the name."""
     draft = draft_of(path)
     try:
         draft.symlink_to(name)
@@ -42,12 +42,12 @@ def replace_link(path: Path, name: str) -> None:
 
 
 LONGEST_ROW = 10_000_000
-"""Bytes of the longest line that is read of a run's JSON lines: the text of a row stands in them."""
+"""Maximum bytes of a line in a run's JSON lines, which contain the text of a row."""
 
 
 def lines_of(path: Path) -> Iterator[bytes]:
-    """The lines of a file, their ends kept, one at a time. UserError for one of more than LONGEST_ROW bytes: what a
-    broken disk leaves can be one line of gigabytes."""
+    """Yields the lines of a file with their line ends. UserError for a line longer than LONGEST_ROW bytes: a damaged
+    file may be one line of gigabytes."""
     with path.open("rb") as file:
         for number in itertools.count(1):
             line = file.readline(LONGEST_ROW + 1)
@@ -55,13 +55,13 @@ def lines_of(path: Path) -> Iterator[bytes]:
                 return
             if len(line) > LONGEST_ROW:
                 hint = "its disk may be broken: move the file away; a run resumes without its rows"
-                raise UserError(f"{path}:{number}: a line of more than {LONGEST_ROW} bytes, which no row has", hint)
+                raise UserError(f"{path}:{number}: the line is longer than {LONGEST_ROW} bytes", hint)
             yield line
 
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, object]], typed: bool = True) -> None:
-    """JSON lines, masked, in one move, see `in_one_move`: a file that was there stays until the last row is made.
-    OSError where the disk refuses; nothing is left then."""
+    """Writes JSON lines atomically, with secrets masked, see `in_one_move`. OSError if writing fails; nothing is left
+    behind."""
     mask = masker()
 
     def lines(file: TextIO) -> None:
@@ -71,12 +71,12 @@ def write_rows(path: Path, rows: Iterable[Mapping[str, object]], typed: bool = T
 
 
 _STREAMS = ("/dev/stdout", "/dev/stderr", "/dev/fd/")
-"""Under which names a shell's pipes are open already: writing to them waits for nobody to open them."""
+"""Names of streams that are open already, so that writing does not wait for a reader."""
 
 
 def output_errors(output: str | None) -> Iterator[Problem]:
-    """What keeps an `output=` from being one file, in a folder that is there; nothing of None. A named pipe would wait
-    until somebody reads it, and a device keeps nothing."""
+    """Yields the reasons why an `output=` is not a file in an existing folder; none for None. A named pipe would wait
+    for a reader, and a device stores nothing."""
     path = None if output is None else Path(output).expanduser()
     if path is None:
         return
@@ -95,10 +95,10 @@ def output_errors(output: str | None) -> Iterator[Problem]:
 
 @contextmanager
 def in_one_move(path: Path, typed: bool = True) -> Iterator[Path]:
-    """Where to write a file that takes its place when the block ends; one that was there stays until then.
+    """Yields a temporary path whose file replaces `path` when the block ends without an error.
 
-    typed: whether a user has typed the path: links that he made are followed, and a stream that is open already
-    (/dev/stdout) is written to directly. In a run's folder a link is replaced.
+    typed: whether the path comes from the user: then links are followed, and open streams (/dev/stdout) are written
+    directly. In a run's folder, a link is replaced.
     """
     path = Path(os.path.realpath(path)) if typed else path
     direct = typed and path.exists() and not path.is_file()
@@ -127,8 +127,8 @@ class _Tabs(csv.unix_dialect):
 
 
 def write_delimited(path: Path, rows: Iterable[Mapping[str, object]], delimiter: str, typed: bool = True) -> None:
-    """A table with a header line, masked, in one move as `write_rows`. By tabs no cell is quoted: UserError where one
-    holds a tab or a line end."""
+    """Writes a table with a header line like `write_rows`. Tab-separated cells are not quoted: UserError if one
+    contains a tab or a line end."""
     mask = masker()
 
     def lines(file: TextIO) -> None:
@@ -149,14 +149,14 @@ def write_delimited(path: Path, rows: Iterable[Mapping[str, object]], delimiter:
 
 
 def remove_folder(folder: Path) -> None:
-    """Take a folder away by name first, so that a crash in between leaves no half one under its own name."""
+    """Removes a folder. It is renamed first, so that a crash leaves no incomplete folder under its name."""
     doomed = folder.with_name(f".del-{folder.name}-{os.getpid()}")
     os.rename(folder, doomed)
     shutil.rmtree(doomed, ignore_errors=True)
 
 
 def plain_data(value: Any) -> Any:
-    """Data as JSON can say it: tuples as lists, paths as text, numpy and torch scalars as numbers, nan as null."""
+    """Converts data for JSON: tuples to lists, paths to text, numpy and torch scalars to numbers, nan to null."""
     if isinstance(value, dict):
         return {str(key): plain_data(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
@@ -169,7 +169,7 @@ def plain_data(value: Any) -> Any:
         return str(value)
     if hasattr(value, "tolist"):  # numpy and torch
         return plain_data(value.tolist())
-    raise TypeError(f"{value!r} is no plain data")
+    raise TypeError(f"{value!r} is not plain data")
 
 
 def to_json(value: object, indent: int | None = 2) -> str:

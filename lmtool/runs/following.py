@@ -13,10 +13,9 @@ from lmtool.runs.run_folder import RunFolder
 
 
 class FollowedFolder(RunFolder):
-    """A run's folder that another process has opened, locked and writes: nothing is written or locked here. Checkpoints
-    are read.
+    """The folder of a run that another process has locked and writes. This process only reads checkpoints.
 
-    result: of the run where it is finished, as that process has read it.
+    result: of a finished run, as read by that process.
     """
 
     writes: ClassVar[bool] = False
@@ -36,7 +35,7 @@ class FollowedFolder(RunFolder):
         return False
 
     def follow(self, resume_point: Path | None) -> None:
-        """Resume from the checkpoint that the first process has chosen."""
+        """Resumes from the checkpoint that rank 0 selected."""
         self._resume_point = resume_point
 
     def resume_point(self, report: Callable[[str], None] | None = None) -> Path | None:

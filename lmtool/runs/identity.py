@@ -17,8 +17,8 @@ from lmtool.errors import UserError
 from lmtool.runs.files import LONGEST_ROW, to_json
 from lmtool.system.files import draft_of, real_folder, remove, sha256
 
-# Where and how fast a run computes, and what it is called: these may differ when it resumes. Everything else is part
-# of what is learned; evaluate_every and patience too, since they decide when a run ends and which weights are best.
+# Keys that may differ on resume: names, places and speed. Everything else affects the result, including evaluate_every
+# and patience, which decide when a run ends and which weights are best.
 FREE_KEYS = frozenset(
     {
         "name", "run_dir", "device", "devices", "parallel", "precision", "micro_batch_tokens", "gradient_checkpointing",
@@ -26,50 +26,53 @@ FREE_KEYS = frozenset(
     }
 )  # fmt: skip
 SUBMITTED = "submitted.json"
-"""In the folder of a job of a sweep: what the job is."""
+"""The file that describes a job, in its folder of a sweep."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 BUDGETS = frozenset({"max_steps", "max_epochs", "max_tokens", "max_minutes", "max_flops"})
-# A branch has its own end, and its own way there.
+# Keys that may differ in a branch.
 BRANCH_KEYS = FREE_KEYS | BUDGETS | {"branch", "schedule", "evaluate_every", "patience"}
 
 
 def require_name(name: str) -> None:
-    """UserError where a name is no plain name of a folder."""
+    """UserError if a name is not a plain folder name."""
     if not _NAME.fullmatch(name):
         raise UserError(
-            f"name={name!r} is no name: letters, digits, '.', '_' and '-', up to 100, no '.' or '-' in front",
+            f"name={name!r} is not a valid name: up to 100 letters, digits, '.', '_' and '-', starting with a letter "
+            "or digit",
             f"name={re.sub(r'[^A-Za-z0-9._-]+', '-', name).strip('.-')[:100] or 'my-run'}",
         )
 
 
-def differing(before: Mapping[str, object], now: Mapping[str, object], free: Collection[str] = FREE_KEYS) -> list[str]:
-    """The keys, with both values, in which two configurations as plain data are not the same run. free: keys that may
-    differ. No value is as good as null."""
+def changed_values(
+    before: Mapping[str, object], now: Mapping[str, object], free: Collection[str] = FREE_KEYS
+) -> list[str]:
+    """The keys, with both values, in which two configurations differ. free: keys that may differ. A missing value
+    equals null."""
     old, new = flatten(before), flatten(now)
     if old.get("command") != new.get("command"):
-        # Two commands share few keys: their list would say nothing.
+        # Commands share few keys, so that a list of all would not help.
         old, new = ({"command": values.get("command")} for values in (old, new))
     return [
-        f"{key} {_shown(old, key)} -> {_shown(new, key)}"
+        f"{key} {_json_value(old, key)} -> {_json_value(new, key)}"
         for key in sorted(old.keys() | new.keys())
         if key.split(".")[0] not in free and old.get(key) != new.get(key)
     ]
 
 
 def budgets(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The budgets that a configuration as plain data has."""
+    """The budgets in a configuration."""
     return {key: config[key] for key in sorted(BUDGETS) if config.get(key) is not None}
 
 
 def grows(before: Mapping[str, object], now: Mapping[str, object]) -> bool:
-    """Whether two configurations differ in budgets alone, none of which is smaller now, or new."""
+    """Whether two configurations differ only in budgets, and none of these is new or smaller."""
     old, new = budgets(before), budgets(now)
     larger = all(key in old and new[key] >= old[key] for key in new)
-    return larger and old != new and not differing(before, now, FREE_KEYS | BUDGETS)
+    return larger and old != new and not changed_values(before, now, FREE_KEYS | BUDGETS)
 
 
 def finished(path: Path) -> dict[str, object] | None:
-    """The result of a run folder that is done, else None."""
+    """The result of a finished run, otherwise None."""
     try:
         with (path / "result.json").open(encoding="utf-8") as file:
             result = json.loads(file.read(LONGEST_ROW))
@@ -88,19 +91,18 @@ def flatten(config: object, prefix: str = "") -> dict[str, object]:
     return flat
 
 
-def _shown(flat: Mapping[str, object], key: str) -> str:
+def _json_value(flat: Mapping[str, object], key: str) -> str:
     return to_json(flat[key], indent=None) if key in flat else "(absent)"
 
 
-# The code that a command runs: its fingerprint, and a copy of it for the jobs of a sweep that start later.
-
+# The code that a command runs: its fingerprint, and a copy for jobs of a sweep that start later.
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _LEFT_OUT = shutil.ignore_patterns("__pycache__", ".*")
 
 
 def _sources(plugins: Sequence[str]) -> Iterator[tuple[Path, str]]:
-    """What a job imports and reads of lmtool, and of plugins that were typed: each with its place in the copy."""
+    """The files that a job needs of lmtool and of its plugins, each with its path in the copy."""
     yield _PACKAGE, "lmtool"
     if conf_dir().parent != _PACKAGE:
         yield conf_dir(), "lmtool/conf"
@@ -113,7 +115,7 @@ def _sources(plugins: Sequence[str]) -> Iterator[tuple[Path, str]]:
 
 
 def fingerprint(plugins: Sequence[str] = ()) -> str:
-    """A hash of the contents of lmtool's files, its YAML and the plugins that were typed."""
+    """A hash of lmtool's code, its YAML and the plugins."""
     digest = hashlib.sha256()
     for source, name in _sources(plugins):
         files = [source] if source.is_file() else sorted(source.rglob("*"))
@@ -125,8 +127,8 @@ def fingerprint(plugins: Sequence[str] = ()) -> str:
 
 
 def copied(folder: Path, plugins: Sequence[str]) -> Path:
-    """A copy of the code below a folder, one for each state of it; the folder to put first on a job's path. It is run:
-    one that is there, in a folder that may come from a stranger, is used where it is this code and nothing more."""
+    """Copies the code below a folder and returns the copy, to be first on a job's path. An existing copy is used only
+    if it is identical, since its folder may come from somebody else."""
     target = real_folder(folder / ".code") / fingerprint(plugins)
     draft = draft_of(target)
     for source, name in _sources(plugins):

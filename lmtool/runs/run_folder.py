@@ -30,7 +30,7 @@ from lmtool.config.checkpoint import read_config, saved_steps
 from lmtool.errors import UserError, cannot_write
 from lmtool.runs.checkpoints import resume_point
 from lmtool.runs.files import lines_of, plain_data, replace_link, replace_text, to_json, write_rows
-from lmtool.runs.identity import BRANCH_KEYS, SUBMITTED, differing, finished, grows, require_name
+from lmtool.runs.identity import BRANCH_KEYS, SUBMITTED, changed_values, finished, grows, require_name
 from lmtool.runs.locks import Lock
 from lmtool.system.files import open_to_append
 from lmtool.system.secrets import masked_data
@@ -140,13 +140,13 @@ class RunFolder:
             self._extended_text = config_text
             return
         hint = "repeat the command the run was started with"
-        if differing(before, self.config) and not differing(before, self.config, BRANCH_KEYS):
+        if changed_values(before, self.config) and not changed_values(before, self.config, BRANCH_KEYS):
             hint += f"; branch={self.path}@last starts another run from it, with these values"
         self._require_same(before, str(self.path), hint)
 
     def _require_same(self, before: Mapping[str, object], origin: str, hint: str) -> None:
         """UserError, naming the keys, where a configuration that this run had before differs from its own."""
-        if keys := differing(before, self.config):
+        if keys := changed_values(before, self.config):
             raise UserError(
                 f"{origin} holds a run of another configuration: {'; '.join(keys)}",
                 f"give another name=, or {hint}",

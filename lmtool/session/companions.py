@@ -71,7 +71,7 @@ class Companion:
 
 
 class DataProvenance(Companion):
-    """The tokenizer and the hashes of the data, kept in every checkpoint."""
+    """The tokenizer and the hashes of the data, saved in every checkpoint."""
 
     def __init__(self, session: Session):
         self.tokenizer, self.contents = session.tokenizer, session.contents
@@ -87,7 +87,7 @@ class DataProvenance(Companion):
 
 
 class TunedBase(Companion):
-    """The checkpoint that a tuned run's weights are tuned on: its tensors are left out of the run's checkpoints."""
+    """The base checkpoint of a tuned run, whose tensors are not repeated in the run's checkpoints."""
 
     def __init__(self, base: Base):
         self.base = base
@@ -103,7 +103,7 @@ class TunedBase(Companion):
 
 
 class Lineage(Companion):
-    """The checkpoints before this one, oldest first."""
+    """The checkpoints that the run descends from, oldest first."""
 
     def __init__(self, session: Session):
         self.checkpoints = list(lineage_of(session.run))
@@ -122,7 +122,7 @@ class Lineage(Companion):
 
 
 class MixtureFractions(Companion):
-    """The number of examples that the run has read of each member of a mixture."""
+    """The number of examples read from each member of a mixture."""
 
     def after(self, session: Session, training: TrainingResult) -> Mapping[str, Any]:
         examples = [phase.examples for phase in session.phases]
@@ -145,7 +145,7 @@ class MixtureFractions(Companion):
 
 
 class Phases(Companion):
-    """The steps that each phase of the run had."""
+    """The steps of each phase of the run."""
 
     def after(self, session: Session, training: TrainingResult) -> Mapping[str, Any]:
         loader = session.loader
@@ -155,14 +155,14 @@ class Phases(Companion):
 
 
 class LayerMix(Companion):
-    """The learned weights of a mix of layers, where the learner has one."""
+    """The learned layer weights, if the learner mixes layers."""
 
     def after(self, session: Session, training: TrainingResult) -> Mapping[str, Any]:
         return layer_mix(session.learner)
 
 
 class PredictionsFile(Companion):
-    """predictions.jsonl of a learner that predicts rows, else samples.json."""
+    """Writes predictions.jsonl if the learner predicts rows, otherwise samples.json."""
 
     def after(self, session: Session, training: TrainingResult) -> Mapping[str, Any]:
         run, learner, held_out = session.run, session.learner, session.held_out
@@ -185,7 +185,7 @@ class PredictionsFile(Companion):
 
 
 class LabeledTests(Companion):
-    """The scores on labeled splits that choose nothing: the best checkpoint is scored on them once."""
+    """Scores the best checkpoint once on labeled test splits, which select nothing."""
 
     def after(self, session: Session, training: TrainingResult) -> Mapping[str, Any]:
         config, run = session.config, session.run
@@ -202,7 +202,7 @@ class LabeledTests(Companion):
 
 
 class Forgetting(Companion):
-    """The loss of the checkpoint's pretraining on held-out text before and after, and how far the weights moved."""
+    """The pretraining loss on held-out text before and after, and the change of the weights."""
 
     def begin(self, session: Session) -> Mapping[str, Mapping[str, Any]]:
         config, run = session.config, session.run
@@ -215,8 +215,8 @@ class Forgetting(Companion):
 
 
 class Distillation(Companion):
-    """Scores of the student and its teachers, and how far they agree. The digests of the
-    teachers' tensors are kept in every checkpoint: a resumed run must find the same teachers."""
+    """Scores and agreement of the student and its teachers. Digests of the teachers' tensors are saved in every
+    checkpoint, since a resumed run must have the same teachers."""
 
     def __init__(self, distilled: Distilled):
         self.distilled, self.digests = distilled, teacher_digests(distilled)
@@ -263,8 +263,8 @@ def _companions(session: Session) -> Iterator[Companion]:
 def side_by_side(
     student: BaseLearner, distilled: Distilled, held_out: HeldOutSplits, config: RunConfig, precision: Precision
 ) -> list[dict[str, Any]]:
-    """What the report sets beside each other: teachers, peers and the student, each with its `score` on the first
-    held-out split, its standard error, parameters, bytes of weights, and the tokens a second at which it was scored."""
+    """Measurements of teachers, peers and student: `score` on the first held-out split, its standard error, parameters,
+    bytes of weights, and evaluation speed in tokens per second."""
     teachers = {f"teacher {teacher.origin}": teacher.learner for teacher in distilled.teachers}
     models = {"student": student, **distilled.beside(), **teachers}
     return [_measured(name, learner, held_out, config, precision) for name, learner in reversed(models.items())]
@@ -295,6 +295,6 @@ def _measured(
 
 
 def _weights(learner: BaseLearner) -> Iterator[nn.Parameter]:
-    """The weights that predict; a generator does not."""
+    """The weights used for prediction, without a generator's."""
     yield from learner.backbone.parameters()
     yield from learner.heads.parameters()

@@ -56,7 +56,8 @@ def evaluate_text(config: EvaluateConfig, trained: Trained, before: PretrainConf
         remember(config, learner, max_length)
     if config.stride is not None and not learner.slides:
         raise UserError(
-            f"stride={config.stride} is of causal language models; {config.checkpoint} learned {learner.config.name}",
+            f"stride={config.stride} needs a causal language model; {config.checkpoint} was trained on "
+            f"{learner.config.name}",
             "leave stride= out",
         )
     data, title = text_to_score(config, trained, before)
@@ -81,7 +82,7 @@ def evaluate_text(config: EvaluateConfig, trained: Trained, before: PretrainConf
 
 
 def require_unset(config: EvaluateConfig, keys: Sequence[str], because: str, hint: str | None = None) -> None:
-    """UserError for a key that would not be read."""
+    """UserError for a key that has no effect."""
     for key in keys:
         if getattr(config, key) is not None:
             raise UserError(
@@ -90,17 +91,17 @@ def require_unset(config: EvaluateConfig, keys: Sequence[str], because: str, hin
 
 
 def require_length(config: EvaluateConfig, before: PretrainConfig) -> None:
-    """UserError where the model has no room for max_length."""
+    """UserError if max_length exceeds the positions of the model."""
     positions = before.model.max_positions
     if config.max_length is not None and config.max_length > positions:
         raise UserError(
-            f"max_length={config.max_length} is more than the {positions} positions of checkpoint={config.checkpoint}",
-            f"give max_length={positions} at most",
+            f"max_length={config.max_length} exceeds the {positions} positions of checkpoint={config.checkpoint}",
+            f"set max_length={positions} or lower",
         )
 
 
 def remember(config: EvaluateConfig, learner: BaseLearner, max_length: int) -> None:
-    """Give a model another memory. UserError where it has none, and where its positions are fewer."""
+    """Changes the length of a model's memory. UserError if it has none, or too few positions."""
     backbone, tokens, positions = learner.backbone, config.memory_length or 0, learner.backbone.config.max_positions
     if not isinstance(backbone, Remembers):
         raise UserError(
@@ -171,7 +172,7 @@ def evaluate_prompted(config: EvaluateConfig, trained: Trained, output: Output) 
         )
     if before.model.architecture == "encoder":
         raise UserError(
-            f"shots={shots} asks for a model that writes; checkpoint={config.checkpoint} fills masks",
+            f"shots={shots} needs a generative model; checkpoint={config.checkpoint} fills masks",
             f"give shots=0 (classes alone), a decoder or an encoder-decoder, or: lmtool finetune "
             f"task={config.task.name} checkpoint={config.checkpoint}",
         )
@@ -184,9 +185,9 @@ def evaluate_prompted(config: EvaluateConfig, trained: Trained, output: Output) 
         trained.precision,
     )  # fmt: skip
     checksum = _checksum(learner)
-    draws = [_draw(data, kind, shots, seed) for seed in range(config.prompt_seeds if shots else 1)]
+    demonstration_sets = [_draw(data, kind, shots, seed) for seed in range(config.prompt_seeds if shots else 1)]
     splits = {
-        split: [few_shot.evaluate(shown, rows, seed) for seed, shown in enumerate(draws)]
+        split: [few_shot.evaluate(examples, rows, seed) for seed, examples in enumerate(demonstration_sets)]
         for split, rows in data.validation.items()
     }
     if _checksum(learner) != checksum:
@@ -233,7 +234,8 @@ def fills_prompts(config: EvaluateConfig, trained: Trained) -> FilledPrompts | N
     require_unset(config, ("against", "stride"), f"{config.checkpoint} is prompted, by shots=0")
     if config.normalisation == "calibrated":
         raise UserError(
-            f"normalisation=calibrated is of models that write; checkpoint={config.checkpoint} fills a mask",
+            "normalisation=calibrated is supported for generative models only; "
+            f"checkpoint={config.checkpoint} fills a mask",
             "leave normalisation= out, or prompt a decoder or an encoder-decoder",
         )
     task = config.task.model_copy(update={"head": PROMPT})
@@ -247,7 +249,7 @@ def fills_prompts(config: EvaluateConfig, trained: Trained) -> FilledPrompts | N
 
 
 def _longest(config: EvaluateConfig, trained: Trained, before: PretrainConfig) -> int:
-    """Tokens that are read at a time: those of training, of a published model all it has positions for."""
+    """Maximum tokens per forward: as in training, or all positions of a published model."""
     require_length(config, before)
     from_lmtool = trained.saved.get("command") == "pretrain"
     return config.max_length or (before.max_length if from_lmtool else before.model.max_positions)
@@ -267,7 +269,7 @@ def _summary(kind: TaskKind, train: Rows, evaluations: Sequence[PromptedEvaluati
         values = [evaluation.scores[metric] for evaluation in evaluations]
         deviation = float(np.std(values, ddof=1)) if len(values) > 1 else None
         metrics[metric] = {"mean": float(np.mean(values)), "standard_deviation": deviation, "draws": values}
-    demonstrations_kept = np.concatenate([evaluation.kept for evaluation in evaluations])
+    demonstration_counts = np.concatenate([evaluation.kept for evaluation in evaluations])
     warnings = []
     for seed, evaluation in enumerate(evaluations):
         predicted_values = {repr(prediction.value) for prediction in evaluation.predictions}
@@ -278,9 +280,9 @@ def _summary(kind: TaskKind, train: Rows, evaluations: Sequence[PromptedEvaluati
         "n": len(rows),
         "metrics": metrics,
         "baseline": {"name": name, "metrics": kind.metrics(rows, [constant] * len(rows))},
-        "questions": len(demonstrations_kept),
-        "cut": int(np.sum(demonstrations_kept < evaluations[0].shots)),
-        "kept": float(demonstrations_kept.mean()),
+        "questions": len(demonstration_counts),
+        "cut": int(np.sum(demonstration_counts < evaluations[0].shots)),
+        "kept": float(demonstration_counts.mean()),
         "warnings": warnings,
     }
 

@@ -76,8 +76,7 @@ def compare_with_start(start: StartScores, learner: BaseLearner) -> dict[str, An
 
 
 def require_measurable(config: FinetuneConfig) -> None:
-    """UserError, before any data are read, where a run is to be measured and cannot be. One that was begun, and may be
-    finished, was asked then."""
+    """UserError, before any data is read, if forgetting cannot be measured. A started run was checked at its start."""
     started = config.run_dir is not None and saved_steps(Path(config.run_dir) / "checkpoints")
     if config.forgetting is not None and not started:
         find("forgetting", config.forgetting)
@@ -105,8 +104,8 @@ def pretrained(config: FinetuneConfig, precision: Precision) -> tuple[Trained, P
         raise UserError(f"forgetting={config.forgetting}: {error.message}", hint) from error
     if not isinstance(trained.config, PretrainConfig):
         raise UserError(
-            f"forgetting={config.forgetting}: checkpoint={config.checkpoint} was finetuned, and has no head of its "
-            "pretraining",
+            f"forgetting={config.forgetting}: checkpoint={config.checkpoint} was finetuned, and has no pretraining "
+            "head",
             hint,
         )
     return trained, trained.config
@@ -120,7 +119,7 @@ def score(
     max_length: int,
     on_stage: OnStage,
 ) -> dict[str, Any]:
-    """The scores of a pretraining's learner on all of the text; what is hidden in it is the same each time."""
+    """The scores of a pretraining learner on all of the text, with the same masking each time."""
     data = TextConfig(path=str(config.forgetting), documents=pretraining.data.documents)
     source = TextSource(data, config.cache_dir, on_stage, key="forgetting").complete()
     _, tasks = read_tasks(pretraining.objective, pretraining.seed, config.cache_dir, config.offline)

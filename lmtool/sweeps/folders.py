@@ -1,7 +1,7 @@
-"""The folder of a sweep: the folder of each job, so that rerunning the command resumes the sweep.
+"""The folder of a sweep and of its jobs, so that rerunning the command resumes the sweep.
 
-A job is known by its configuration, else by what it varies, never by its number: a grid may grow. Its folder is named
-once, NUMBER_key-value_..., and found again by the submitted.json in it.
+A job is identified by its configuration or its varied keys, never by its number, since a grid may grow. Its folder is
+named once, NUMBER_key-value_..., and found again by its submitted.json.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from lmtool.config.overrides import Typed
 from lmtool.errors import DONE, TERMINATED, UserError, cannot_write
 from lmtool.reporting.sweep_files import JOB as JOB
 from lmtool.reporting.sweep_files import SUBMITTED as SUBMITTED
-from lmtool.reporting.sweep_files import has_ended as has_ended
+from lmtool.reporting.sweep_files import is_finished as is_finished
 from lmtool.runs.files import replace_text
-from lmtool.runs.identity import FREE_KEYS, differing, finished
+from lmtool.runs.identity import FREE_KEYS, changed_values, finished
 from lmtool.runs.locks import Owner
 from lmtool.system.files import real_folder, require_no_link
 from lmtool.system.secrets import masked_data
@@ -38,7 +38,7 @@ def write(folder: Path, name: str, record: Mapping[str, object]) -> None:
 
 
 def read(folder: Path, name: str = JOB) -> dict[str, Any]:
-    """What is written there; {} where nothing is, or no JSON."""
+    """The JSON object in a file; {} if there is none."""
     with suppress(OSError, ValueError):
         record = json.loads((folder / name).read_text(encoding="utf-8"))
         if isinstance(record, dict):
@@ -51,16 +51,16 @@ def me() -> dict[str, object]:
 
 
 def done(folder: Path, has_result: bool) -> bool:
-    """Whether the job of a folder is finished. has_result: its command leaves a result.json."""
+    """Whether the job of a folder is finished. has_result: whether its command writes a result.json."""
     return read(folder).get("exit_status") == DONE and (not has_result or finished(folder) is not None)
 
 
 def under_way(record: Mapping[str, Any]) -> str | None:
-    """Where a job is at work, or waits in a queue; None where that is not certain."""
+    """The process or SLURM job of a running or queued job; None if it is not certainly running."""
     queued = record.get("slurm")
-    if isinstance(queued, str) and (not has_ended(record) or record.get("exit_status") == TERMINATED):
+    if isinstance(queued, str) and (not is_finished(record) or record.get("exit_status") == TERMINATED):
         return f"SLURM job {queued}" if queue_state(queued) else None
-    if not record or has_ended(record):
+    if not record or is_finished(record):
         return None
     with suppress(TypeError):
         owner = Owner(**record.get("owner", {}))
@@ -70,8 +70,7 @@ def under_way(record: Mapping[str, Any]) -> str | None:
 
 
 def queue_state(job_id: str) -> str | None:
-    """What SLURM says of a job that it has not forgotten (RUNNING, PENDING, ...); None: it has ended. "" where SLURM
-    does not answer, which is no end."""
+    """The state of a SLURM job (RUNNING, PENDING, ...); None if it has ended, "" if SLURM does not answer."""
     command = ["squeue", "--noheader", "--jobs", job_id, "--format", "%T"]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
@@ -89,8 +88,8 @@ LONGEST = 120
 
 @dataclass(frozen=True)
 class JobEntry:
-    """A job and its folder. overrides: all that was typed for it. varied: those that differ from job to job. config:
-    its configuration as saved. data: the same as it is run, nothing masked, in this folder."""
+    """A job and its folder. overrides: all of its overrides. varied: those that differ between jobs. config: the saved
+    configuration. data: the configuration as run, without masking."""
 
     number: int
     folder: Path
@@ -100,8 +99,8 @@ class JobEntry:
     data: dict[str, object]
 
 
-def fixed_and_varied(typed: Typed) -> tuple[dict[str, str], list[str]]:
-    """Of what was typed, the keys with one value, with it, and the keys that are swept over."""
+def split_overrides(typed: Typed) -> tuple[dict[str, str], list[str]]:
+    """Splits the typed overrides into those with a single value, by key, and the keys that are swept over."""
     parser = OverridesParser.create()
     fixed: dict[str, str] = {}
     varied: list[str] = []
@@ -115,11 +114,11 @@ def fixed_and_varied(typed: Typed) -> tuple[dict[str, str], list[str]]:
 
 
 class SweepFolder:
-    """A sweep's folder as it was found; nothing is written before `claim`."""
+    """The folder of a sweep. Nothing is written before `claim`."""
 
     def __init__(self, path: Path, command: str, typed: Typed):
         self.path, self.command = path, command
-        self.fixed, self.varied = fixed_and_varied(typed)
+        self.fixed, self.varied = split_overrides(typed)
         self.before = read(path, SUBMISSION)
         self.entries = {folder: read(folder, SUBMITTED) for folder in self._folders()}
         self._next = 1 + max((int(folder.name.partition("_")[0]) for folder in self._folders()), default=-1)
@@ -129,7 +128,7 @@ class SweepFolder:
         return [file.parent for file in self.path.glob(f"*/{SUBMITTED}") if _number(file.parent.name)]
 
     def _require_same(self) -> None:
-        """UserError, naming them, where other keys than those swept over have another value than before."""
+        """UserError if a key that is not swept over has another value than before."""
         if not self.before:
             return
         hint = "give another name=, or repeat the command the sweep was started with"
@@ -148,21 +147,29 @@ class SweepFolder:
             raise UserError(f"{self.path} holds a sweep with other values: {'; '.join(changed)}", hint)
 
     def submitted(self) -> dict[Path, Sequence[str]]:
-        """The overrides of the jobs of earlier starts, by their folders."""
+        """The overrides of jobs submitted earlier, by folder."""
         return {folder: record.get("overrides", []) for folder, record in self.entries.items()}
 
     def entry(self, job: Sequence[str], config: dict[str, object], data: dict[str, object]) -> JobEntry:
-        """The folder of a job, as it is or as it will be called. job: its overrides. config, data: its configuration,
-        masked and as it is. UserError where its folder holds another configuration, naming the keys."""
+        """The existing or new folder of a job.
+
+        Args:
+            job: its overrides.
+            config: its configuration, masked.
+            data: its configuration, unmasked.
+
+        Raises:
+            UserError: its folder has another configuration.
+        """
         texts = [text.lstrip("+") for text in job]
         pairs = dict(text.split("=", 1) for text in texts)
         varied = {key: value for key, value in pairs.items() if self.fixed.get(key) != value}
         for folder, submitted in self.entries.items():
-            if not differing(submitted.get("config", {}), config):
+            if not changed_values(submitted.get("config", {}), config):
                 return _entry_in(folder, texts, varied, config, data)
         for folder, submitted in self.entries.items():
             if varied and submitted.get("varied") == masked_data(varied):
-                keys = differing(submitted.get("config", {}), config)
+                keys = changed_values(submitted.get("config", {}), config)
                 raise UserError(
                     f"{folder} holds a job of another configuration: {'; '.join(keys)}",
                     "give another name=, or repeat the command the sweep was started with",
@@ -173,7 +180,7 @@ class SweepFolder:
         return _entry_in(folder, texts, varied, config, data)
 
     def claim(self, entries: Sequence[JobEntry]) -> None:
-        """Write down what was typed, and make the folders of jobs. UserError where the disk refuses."""
+        """Writes the submission, and creates the folders of the jobs. UserError if writing fails."""
         submission = {
             "command": self.command,
             "fixed": {**self.before.get("fixed", {}), **self.fixed},
@@ -194,11 +201,11 @@ class SweepFolder:
 def _entry_in(
     folder: Path, texts: Sequence[str], varied: dict[str, str], config: dict[str, object], data: dict[str, object]
 ) -> JobEntry:
-    if not (folder / SUBMITTED).is_file():  # that of an earlier job may have been moved to another disk
+    if not (folder / SUBMITTED).is_file():  # the folder of an earlier job may be a link to another disk
         require_no_link(folder)
     require_no_link(folder / LOG)
-    here = {"name": None, "run_dir": str(folder)} if "run_dir" in data else {}
-    return JobEntry(int(folder.name.partition("_")[0]), folder, tuple(texts), varied, config, data | here)
+    location = {"name": None, "run_dir": str(folder)} if "run_dir" in data else {}
+    return JobEntry(int(folder.name.partition("_")[0]), folder, tuple(texts), varied, config, data | location)
 
 
 def _number(name: str) -> bool:
@@ -206,23 +213,29 @@ def _number(name: str) -> bool:
 
 
 def folder_name(number: int, varied: dict[str, str]) -> str:
-    """`3_lr-1e-4_seed-1`: the number, and what the job varies by the last part of each key, cut where it is long.
+    """`3_lr-1e-4_seed-1`: the number, and the last part of each varied key with its value, truncated to LONGEST.
 
-    No `=` and no comma, which have a meaning in an override: a job's folder may be typed as checkpoint=.
+    It has no `=` and no comma, which have a meaning in overrides, since a job's folder may be typed as checkpoint=.
     """
     parts = [(key.rpartition(".")[2], value) for key, value in varied.items()]
     words = ["-".join(re.sub(r"[^A-Za-z0-9.+-]+", "-", part).strip("-.") for part in pair).strip("-") for pair in parts]
     return "_".join([str(number), *filter(None, words)])[:LONGEST].rstrip("-._")
 
 
-# Resuming a search by optuna: the results in the folders of its jobs are passed to a new study.
+# Resuming an optuna search: the results in the job folders are passed to a new study.
 #
-# Optuna's own storage is not used: the version Hydra's sweeper needs does not work with today's SQLAlchemy.
+# Optuna's storage is not used, since the version that Hydra's sweeper needs does not work with current SQLAlchemy.
 
 
 def resume(sweeper: Any, arguments: list[str], folder: Path, has_result: bool) -> None:
-    """Let a sweeper of optuna know the trials of earlier starts: those with a value count, the others are tried first.
-    Nothing changes where a storage is typed. arguments: what was typed for all jobs."""
+    """Passes earlier trials to an optuna sweeper: finished ones count, unfinished ones are tried first.
+
+    Args:
+        sweeper: unchanged if the user configured a storage.
+        arguments: the overrides of all jobs.
+        folder: of the sweep.
+        has_result: whether the command writes a result.json.
+    """
     import optuna
     from hydra_plugins.hydra_optuna_sweeper import _impl
 
@@ -253,13 +266,13 @@ def resume(sweeper: Any, arguments: list[str], folder: Path, has_result: bool) -
 
 
 def forget(sweeper: Any) -> None:
-    """Let a sweeper of optuna begin a search that is written nowhere."""
+    """Makes an optuna sweeper start a search without storage."""
     _silence()
     sweeper.storage = None
 
 
 def _silence() -> None:
-    """Let optuna say what is wrong alone."""
+    """Limits optuna's output to warnings."""
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -267,7 +280,7 @@ def _silence() -> None:
 
 
 def _parsed(distribution: Any, text: str) -> Any:
-    """A value as it stands in an override, as the distribution has it. ValueError where it is not in it."""
+    """Converts the text of an override to a value of the distribution. ValueError if it is not in it."""
     if hasattr(distribution, "choices"):
         chosen = [choice for choice in distribution.choices if str(choice) == text]
         if not chosen:

@@ -33,7 +33,7 @@ _device_locks: list[int] = []
 
 
 def visible_devices() -> list[str]:
-    """The GPUs this process may use, without loading CUDA."""
+    """The GPUs that this process may use, without loading CUDA."""
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     if named is not None:
         return [name.strip() for name in named.split(",") if name.strip()]
@@ -41,9 +41,9 @@ def visible_devices() -> list[str]:
 
 
 def take_device(sweep: Path, device_key: object) -> None:
-    """Let this process see one GPU alone, the first that is free, until it ends: CUDA reads once which there are. With
-    more processes than GPUs the rest share them. sweep: its folder, for the locks. device_key: the job's `device`; only
-    auto and cuda leave it open which."""
+    """Restricts this process to the first free GPU until it ends, since CUDA reads the variable once. Processes beyond
+    the number of GPUs share them. sweep: its folder, for the locks. device_key: the job's `device`; ignored unless auto
+    or cuda."""
     devices = visible_devices()
     if _device_locks or len(devices) < 2 or device_key not in ("auto", "cuda"):
         return
@@ -63,18 +63,18 @@ def take_device(sweep: Path, device_key: object) -> None:
 
 Run = Callable[[dict[str, object]], object]
 STOPPED = ".stopped"
-"""In the folder of a sweep, the launches that were stopped: none of their jobs starts any more."""
+"""The subfolder of a sweep that lists stopped launches, whose jobs no longer start."""
 _WATCH = "parent of a sweep's job"
 PREEMPTED_SECONDS = 600
-"""How long a job of SLURM that SIGTERM has stopped waits for what follows: of a cancelled job the process is killed, of
-a preempted one it is killed and queued again when the partition's GraceTime is over. One that ends by itself has ended.
+"""How long a SLURM job waits after SIGTERM. SLURM then kills a cancelled job, and kills and requeues a preempted one
+after the partition's GraceTime; a job that exits by itself is not requeued.
 """
 
 
 @dataclass(frozen=True)
 class SweepJob:
-    """A job as submitted: all that its process is given. data: its complete configuration. launch: the start of the
-    sweep that it belongs to. parent: the process of that start."""
+    """A job as submitted to its process. data: the complete configuration. launch: identifies the start of the sweep.
+    parent: the process id of that start."""
 
     number: int
     folder: str
@@ -89,7 +89,7 @@ class SweepJob:
     parent: int
 
     def packed(self) -> str:
-        """The job as letters and digits, for a configuration of Hydra, which reads a meaning into ${...}."""
+        """The job in base64, since Hydra would interpret ${...} in a configuration."""
         return base64.b64encode(json.dumps(asdict(self)).encode()).decode()
 
     @classmethod
@@ -98,12 +98,12 @@ class SweepJob:
 
     @property
     def separate(self) -> bool:
-        """Whether it has a process of its own."""
+        """Whether the job runs in a separate process."""
         return self.by_submitit or os.getpid() != self.parent
 
     @property
     def is_orphan(self) -> bool:
-        """Whether the process that started joblib's is gone: they still find jobs in their queue."""
+        """Whether the parent of a joblib process is gone; such a process would still take jobs from the queue."""
         return self.launcher == "joblib" and self.separate and os.getppid() != self.parent
 
     @property
@@ -112,16 +112,17 @@ class SweepJob:
 
 
 def perform(run_command: Run, config: Any) -> float:
-    """What a launcher calls. A failed job is written down and reported; the others run. Interrupts end the sweep."""
+    """Runs a job for a launcher. A failed job is recorded and reported, and others continue. Interrupts end the
+    sweep."""
     job = SweepJob.unpacked(config["job"])
     folder = Path(job.folder)
     stopped = (folder.parent / STOPPED / job.launch).exists() or job.is_orphan
     if not stopped and not folders.done(folder, job.has_result):
-        with _log_of(folder) if job.separate else contextlib.nullcontext(), _alone(job):
+        with _log_of(folder) if job.separate else contextlib.nullcontext(), _isolated(job):
             _perform(run_command, job, folder)
-        if not job.separate and (late := take_late()):  # the job was at its end; no further one starts
+        if not job.separate and (late := take_late()):  # the job had finished; no other starts
             raise SystemExit(STATUS[late[0]])
-    if job.is_orphan:  # nobody is left to hear of it, and loky's process would wait for its next job for ever
+    if job.is_orphan:  # otherwise loky's process would wait for its next job forever
         os._exit(errors.TERMINATED)
     value = folders.read(folder).get("value")
     return float(value) if isinstance(value, int | float) else math.nan
@@ -146,7 +147,7 @@ def _perform(run_command: Run, job: SweepJob, folder: Path) -> None:
     folders.write(folder, folders.JOB, record)
     say(f"job {job.number}: {' '.join(job.overrides)}")
     if job.separate and job.code != code.fingerprint(job.plugins):
-        say("warning: the files of lmtool, or of a plugin, are not those that the sweep was started with", sys.stderr)
+        say("warning: lmtool or a plugin has changed since the sweep was started", sys.stderr)
     try:
         with errors.system_errors():
             result = run_command(job.data)
@@ -175,14 +176,14 @@ def _perform(run_command: Run, job: SweepJob, folder: Path) -> None:
     finally:
         record["seconds"] = round(time.monotonic() - started, 3)
         folders.write(folder, folders.JOB, record)
-        if not job.separate:  # of other processes the parent says it
+        if not job.separate:  # the parent reports jobs in other processes
             say(end_of_job(record, folder.parent))
     if job.by_submitit and record["exit_status"] in (REQUEUE, errors.TERMINATED):
         _requeue(folder, record)
 
 
 def _scores(result: object) -> dict[str, object]:
-    """The metric of a job and its value; of a command that gives scores by name, the first of them."""
+    """The metric of a job and its value; for a command that returns scores by name, the first of them."""
     if not isinstance(result, dict):
         return {}
     if "metric" in result:
@@ -192,7 +193,7 @@ def _scores(result: object) -> dict[str, object]:
 
 
 def _requeue(folder: Path, record: dict[str, object]) -> None:
-    """Hand a job that was stopped to submitit's handler, which saves the submission and asks for the queue."""
+    """Passes a stopped job to submitit's handler, which saves the submission and requeues it."""
     handler = signal.getsignal(signal.SIGUSR2)
     if not callable(handler):
         return
@@ -202,7 +203,7 @@ def _requeue(folder: Path, record: dict[str, object]) -> None:
         return
     try:
         handler(signal.SIGUSR2, None)
-    except Exception as error:  # submitit: stopped by its time limit more often than it may be
+    except Exception as error:  # submitit: too many timeouts
         message = f"{record['error']}; {str(error).lower().rstrip('.')}"
         say_error(message, "give hydra.launcher.timeout_min= more, or hydra.launcher.max_num_timeout=")
         folders.write(folder, folders.JOB, record | {"exit_status": errors.TERMINATED, "error": message})
@@ -214,15 +215,15 @@ def _slurm_job() -> str | None:
 
 
 def _threads() -> int:
-    """The threads of a computation in this process, as torch will take them."""
+    """The number of threads that torch will use in this process."""
     threads = os.environ.get("OMP_NUM_THREADS", "")
     return int(threads) if threads.isdecimal() else len(os.sched_getaffinity(0))
 
 
 @contextlib.contextmanager
-def _alone(job: SweepJob) -> Iterator[None]:
-    """A process of a parallel launcher as the place of a job: deaf to the terminal's Ctrl-C, which the parent hands on
-    once; gone with its parent; ended in order by signals before and behind the training, which handles its own."""
+def _isolated(job: SweepJob) -> Iterator[None]:
+    """Prepares a parallel launcher's process for a job: it ignores the terminal's Ctrl-C, which the parent forwards
+    once, ends with its parent, and handles signals outside of training, which has its own handlers."""
     if not job.separate:
         yield
         return
@@ -254,7 +255,7 @@ def _end(number: int, frame: FrameType | None) -> None:
 
 
 def _end_with(parent: int) -> None:
-    """Ask this process to stop when its parent is gone: nobody would start its other jobs, nor hear of this one."""
+    """Stops this process when its parent is gone."""
     while os.getppid() == parent:
         time.sleep(1)
     os.kill(os.getpid(), signal.SIGTERM)
@@ -262,7 +263,7 @@ def _end_with(parent: int) -> None:
 
 @contextlib.contextmanager
 def _log_of(folder: Path) -> Iterator[None]:
-    """What this process prints goes into the log of its job, behind what stands there."""
+    """Appends the output of this process to the log of its job."""
     saved = [os.dup(descriptor) for descriptor in (1, 2)]
     _flush()
     with os.fdopen(open_to_append(folder / folders.LOG), "ab") as log:
@@ -272,9 +273,9 @@ def _log_of(folder: Path) -> Iterator[None]:
         yield
     finally:
         _flush()
-        for descriptor, known in zip((1, 2), saved, strict=True):
-            os.dup2(known, descriptor)
-            os.close(known)
+        for descriptor, copy in zip((1, 2), saved, strict=True):
+            os.dup2(copy, descriptor)
+            os.close(copy)
 
 
 def _flush() -> None:

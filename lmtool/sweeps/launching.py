@@ -281,7 +281,7 @@ class Launch:
     def _settle(self, entry: JobEntry) -> None:
         """Write down the end of a job that had no time to do it."""
         record = records.read(entry.folder)
-        if record and not records.has_ended(record) and not record.get("error") and not records.under_way(record):
+        if record and not records.is_finished(record) and not record.get("error") and not records.under_way(record):
             error = "it ended without a word: killed, or out of memory"
             records.write(entry.folder, records.JOB, record | {"error": error})
 

@@ -14,7 +14,7 @@ from typing import Any
 from lmtool.errors import DONE, UserError
 from lmtool.reporting.console import Output
 from lmtool.reporting.run_files import RunFiles, read_object
-from lmtool.reporting.sweep_files import NOT_STARTED, PLAN, count_ended, read_sweep
+from lmtool.reporting.sweep_files import NOT_STARTED, PLAN, count_finished, read_sweep
 from lmtool.reporting.sweep_report import end_line, report_sweep
 from lmtool.reporting.text import number
 from lmtool.runs.files import replace_text
@@ -25,47 +25,46 @@ from lmtool.system.terminal import say_error
 
 
 def show(folder: Path) -> list[int]:
-    """Print the summary of a sweep and write its files; the exit statuses of its jobs, of those that never ran none."""
+    """Prints the summary of a sweep, writes its files, and returns the exit statuses of its started jobs."""
     try:
         sweep = report_sweep(Output(), folder)
     except UserError as error:
-        # The jobs are what the sweep was for: a page that cannot be written does not decide how it ended.
+        # The jobs decide the outcome of a sweep, not a page that cannot be written.
         say_error(error.message, error.hint)
         sweep = read_sweep(folder)
     return [job.exit_status for job in sweep.jobs if job.status != NOT_STARTED]
 
 
 def write_plan(folder: Path, command: str, jobs: Sequence[Sequence[str]] | None) -> None:
-    """Note what was asked for and when, before the first job. jobs: the overrides of each; None where the sweeper
-    chooses them on the way."""
-    planned = None if jobs is None else [[text.lstrip("+") for text in typed] for typed in jobs]
-    plan = {"command": command, "jobs": planned, "started": time.time(), "ended_before": count_ended(folder)}
+    """Records the requested jobs and the time before the first job. jobs: the overrides of each; None if the sweeper
+    chooses them while running."""
+    requested = None if jobs is None else [[text.lstrip("+") for text in typed] for typed in jobs]
+    plan = {"command": command, "jobs": requested, "started": time.time(), "ended_before": count_finished(folder)}
     folder.mkdir(parents=True, exist_ok=True)
     replace_text(folder / PLAN, json.dumps(masked_data(plan), ensure_ascii=False) + "\n")
 
 
 def end_of_job(record: dict[str, object], folder: Path) -> str:
-    """The line for a job that has ended. folder: of the sweep. The time left is that of the others at the rate of this
-    start, whichever processes they run in."""
+    """The line for a finished job. folder: of the sweep. The time left is extrapolated from all jobs since this
+    start."""
     plan = read_object(RunFiles(folder), PLAN, needed=False)
-    planned, count = plan.get("jobs"), count_ended(folder)
-    if not isinstance(planned, list):
+    requested, count = plan.get("jobs"), count_finished(folder)
+    if not isinstance(requested, list):
         return end_line(record, count, None, None)
-    left, ended_here = None, count - int(plan.get("ended_before") or 0)
-    if ended_here > 0 and isinstance(plan.get("started"), int | float):
-        left = max(time.time() - plan["started"], 0.0) / ended_here * max(len(planned) - count, 0)
-    return end_line(record, count, len(planned), left)
+    left, finished_now = None, count - int(plan.get("ended_before") or 0)
+    if finished_now > 0 and isinstance(plan.get("started"), int | float):
+        left = max(time.time() - plan["started"], 0.0) / finished_now * max(len(requested) - count, 0)
+    return end_line(record, count, len(requested), left)
 
 
-# A line a job while jobs run in other processes: when it starts, how far it is, how it ended.
-
+# Lines about jobs in other processes: their start, progress and end.
 
 _SECONDS = 0.5
 _TAIL = 4096
 
 
 class Watch(threading.Thread):
-    """Reads the folders of jobs until it is left: nothing has to reach this process from the others."""
+    """Polls the folders of jobs until the context ends, without communication between processes."""
 
     def __init__(self, entries: Sequence[JobEntry], output: Output):
         super().__init__(daemon=True)

@@ -235,38 +235,44 @@ class Manifest:
         return cls(folder, metadata, files)
 
     def verify(self, names: Iterable[str] | None = None, hashes: bool = True) -> None:
-        """Hold all files (or these) against the manifest. Damaged, naming the file, where one differs, or is not
-        listed. Without `hashes` presence and sizes alone: enough to choose a folder whose files are verified when they
-        are read."""
+        """Compares files with the manifest.
+
+        Args:
+            names: the files; None for all.
+            hashes: False compares only presence and sizes, if files are verified again when read.
+
+        Raises:
+            Damaged: a file differs, or is not in the manifest.
+        """
         for name in self.files if names is None else names:
-            path, listed = self.folder / name, self._listed(name)
+            path, entry = self.folder / name, self._entry(name)
             with _reading(path):
                 size = path.stat().st_size
-                if size != listed["bytes"]:
-                    raise Damaged(path, f"is damaged: {size} bytes instead of {listed['bytes']}")
-                if hashes and sha256(path) != listed["sha256"]:
+                if size != entry["bytes"]:
+                    raise Damaged(path, f"is damaged: {size} bytes instead of {entry['bytes']}")
+                if hashes and sha256(path) != entry["sha256"]:
                     raise Damaged(path, "is damaged: its sha256 is not the manifest's")
 
     def read_bytes(self, name: str) -> bytes:
-        """A small file, verified: what is returned is what was hashed."""
-        listed = self._listed(name)
+        """The verified contents of a small file."""
+        entry = self._entry(name)
         path = self.folder / name
         with _reading(path):
             content = path.read_bytes()
-        if len(content) != listed["bytes"]:
-            raise Damaged(path, f"is damaged: {len(content)} bytes instead of {listed['bytes']}")
-        if hashlib.sha256(content).hexdigest() != listed["sha256"]:
+        if len(content) != entry["bytes"]:
+            raise Damaged(path, f"is damaged: {len(content)} bytes instead of {entry['bytes']}")
+        if hashlib.sha256(content).hexdigest() != entry["sha256"]:
             raise Damaged(path, "is damaged: its sha256 is not the manifest's")
         return content
 
-    def _listed(self, name: str) -> dict[str, object]:
+    def _entry(self, name: str) -> dict[str, object]:
         if name not in self.files:
             raise Damaged(self.folder / name, f"is not in {MANIFEST}")
         return self.files[name]
 
 
-def verify_beside(folder: Path, names: Iterable[str]) -> None:
-    """Hold those of these files that are there, or should be, against the folder's manifest, where it has one."""
+def verify_siblings(folder: Path, names: Iterable[str]) -> None:
+    """Verifies those of the named files that exist or should exist, if the folder has a manifest."""
     if not (folder / MANIFEST).is_file():
         return
     manifest = Manifest.read(folder)
@@ -275,8 +281,8 @@ def verify_beside(folder: Path, names: Iterable[str]) -> None:
 
 @contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """Around reading a file: Damaged where it cannot be read."""
-    if not path.is_file():  # reading a FIFO would wait for ever
+    """Turns errors while reading a file into Damaged."""
+    if not path.is_file():  # reading a FIFO would block
         raise Damaged(path, "is no regular file" if os.path.lexists(path) else "is missing")
     try:
         yield

@@ -118,7 +118,7 @@ class End:
 
 
 class Ends:
-    """The ends of the processes of this machine. Without files of the launcher each knows of its own alone."""
+    """The exits of the ranks on this machine. Without files of the launcher, each rank knows only its own."""
 
     def __init__(self, folder: Path | None, process: RankInfo):
         self.folder, self.process = folder, process
@@ -129,7 +129,7 @@ class Ends:
         return cls(Path(file).parent.parent if file else None, process)
 
     def all(self) -> dict[int, End]:
-        """By local rank, those that are written."""
+        """The recorded exits, by local rank."""
         ends: dict[int, End] = {}
         for file in self.folder.glob("*/error.json") if self.folder is not None else ():
             with suppress(OSError, ValueError, KeyError, TypeError):
@@ -138,32 +138,32 @@ class Ends:
         return ends
 
     def write(self, end: End) -> None:
-        """What this process ends with, in torch's own form too: the launcher of torch prints the first message."""
+        """Records the exit of this process, also in torch's format: torch's launcher prints the first message."""
         if self.folder is None:
             return
         file = self.folder / str(self.process.local_rank) / "error.json"
         message = {"message": end.lines[0] if end.lines else "", "extraInfo": {"timestamp": str(int(end.at))}}
         with suppress(OSError):
-            beside = file.with_suffix(".tmp")
-            beside.write_text(json.dumps({"message": message, "end": asdict(end)}), encoding="utf-8")
-            beside.rename(file)
+            draft = file.with_suffix(".tmp")
+            draft.write_text(json.dumps({"message": message, "end": asdict(end)}), encoding="utf-8")
+            draft.rename(file)
 
     def silent(self) -> list[int]:
         """The ranks on this machine that have not ended."""
-        first, ended = self.process.rank - self.process.local_rank, self.all()
-        return [first + number for number in range(self.process.local_size) if number not in ended]
+        first, exits = self.process.rank - self.process.local_rank, self.all()
+        return [first + number for number in range(self.process.local_size) if number not in exits]
 
     def killed(self) -> bool:
-        """Whether another process of this machine is gone without a word."""
-        ended = self.all()
+        """Whether another rank of this machine was killed without recording its exit."""
+        exits = self.all()
         for file in self.folder.glob(f"*/{PID}") if self.folder is not None else ():
             with suppress(OSError, ValueError):
-                if int(file.parent.name) not in ended and not _runs(int(file.read_text())):
+                if int(file.parent.name) not in exits and not _runs(int(file.read_text())):
                     return True
         return False
 
     def claims(self, lines: tuple[str, ...]) -> bool:
-        """Whether no other process of this machine has printed this."""
+        """Whether this rank is the first of this machine to print these lines."""
         if self.folder is None:
             return True
         name = hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
@@ -176,8 +176,8 @@ class Ends:
         return True
 
     def last_words(self, exit_status: int, lines: tuple[str, ...]) -> str | None:
-        """Write down an error of lmtool's own. Returns what stands before it on the screen, the rank; None where
-        another process has printed the same."""
+        """Records a user error. Returns the prefix of its line, the rank; None if another rank printed the same
+        error."""
         if self.process.size == 1:
             return ""
         self.write(End(self.process.rank, exit_status, lines, at=time.time()))
@@ -189,12 +189,12 @@ class Ends:
             _until(lambda: 0 in self.all(), JOINT_SECONDS)
             first = self.all().get(0)
             if first is not None and first.lines and first.lines[0].startswith(lines[0]):
-                return None  # rank 0 says the same, and perhaps what it has written of it
+                return None  # rank 0 prints the same error, perhaps with more details
         return f"rank {self.process.rank}: " if self.claims(lines) else None
 
     def last_traceback(self, exit_status: int, lines: tuple[str, ...]) -> str | None:
-        """Write down an exception that nobody expected. Returns what stands before it on the screen; None where another
-        process ended before, which is the reason or has said the same, or was killed, which the launcher says."""
+        """Records an unexpected exception. Returns the prefix of its line; None if another rank failed before, which is
+        the cause or printed the same, or was killed, which the launcher reports."""
         if self.process.size == 1:
             return ""
         local = End(self.process.rank, exit_status, lines, False, False, time.time())
@@ -208,15 +208,15 @@ class Ends:
 
 
 def _runs(process: int) -> bool:
-    """Whether a process is there and has not ended."""
+    """Whether a process is running."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
     except (OSError, IndexError):
-        return not Path("/proc/self").exists()  # without /proc nobody knows
+        return not Path("/proc/self").exists()  # unknown without /proc
 
 
 def _until(done: Callable[[], bool], seconds: float) -> None:
-    """Wait until it is so, so many seconds at most."""
-    until = time.monotonic() + seconds
-    while not done() and time.monotonic() < until:
+    """Waits until a condition holds, at most `seconds`."""
+    deadline = time.monotonic() + seconds
+    while not done() and time.monotonic() < deadline:
         time.sleep(0.05)

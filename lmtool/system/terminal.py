@@ -1,4 +1,4 @@
-"""The one door to a terminal: secrets are masked, and text from outside cannot command it. Standard library only."""
+"""Output to a terminal: secrets are masked, and control characters are escaped. Standard library only."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ _ESCAPES = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 _SPACES = str.maketrans({" ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍"})
 _RUN = re.compile(r"([␣⏎⇥␍])\1{3,}")
 
-
-# A path has 4,096 characters at most, most names 255.
+# A path has at most 4,096 characters, most names 255.
 _LONG = re.compile(r"(?P<start>\S{300})\S{200,}")
 
 
 def say(text: str = "", stream: TextIO | None = None) -> None:
-    """Print the lines of a text of ours, each as `shown`. stream: None: standard output."""
+    """Prints the lines of a text, each as by `shown`. stream: None for standard output."""
     stream = sys.stdout if stream is None else stream
     mask = masker()
     lines = "".join(f"{visible(mask(line))}\n" for line in text.split("\n"))
@@ -32,14 +31,13 @@ def say(text: str = "", stream: TextIO | None = None) -> None:
 
 
 def say_error(message: str, hint: str | None = None) -> None:
-    """Print a user's error: a line for what is wrong, and one for what to do. Each is one line, whatever is in it, and
-    what is too long for a name or a path stands in it by its beginning."""
+    """Prints an error and a hint, one line each. Words too long for a path are truncated."""
     for line in [f"error: {message}", *([f"hint: {hint}"] if hint else [])]:
         say(_LONG.sub(r"\g<start>...", shown(line)), sys.stderr)
 
 
 def shown(text: str) -> str:
-    """One line as it may be printed: masked, and `visible`."""
+    """A line that is safe to print: masked, and escaped by `visible`."""
     return visible(masked(text))
 
 
@@ -55,15 +53,15 @@ def listing(names: Sequence[str], most: int) -> str:
 
 
 def plural(number: float, noun: str) -> str:
-    """'job' of one, 'jobs' of any other number."""
+    """'job' for one, 'jobs' for any other number."""
     return noun if number == 1 else f"{noun}s"
 
 
 def visible(text: str) -> str:
-    """One line: control and direction characters become visible escapes, everything else stays.
+    """Escapes control and direction characters in a line.
 
-    An escape sequence in a data set, a file name or an override could otherwise recolour or erase the user's screen,
-    and a line end in one could forge a line of its own.
+    An escape sequence in a data set, a file name or an override could otherwise recolor or erase the user's screen,
+    and a line end could forge another line.
     """
     if text.isascii() and text.isprintable():
         return text
@@ -71,7 +69,7 @@ def visible(text: str) -> str:
 
 
 def visible_space(text: str) -> str:
-    """White space as something to see: a space as ␣, a line end as ⏎; more than three of one with their number."""
+    """Makes white space visible: ␣ for a space, ⏎ for a line end; runs of more than three are counted."""
     return _RUN.sub(lambda run: f"{run[1]}×{len(run[0])}", text.translate(_SPACES))
 
 

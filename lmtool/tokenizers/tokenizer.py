@@ -20,7 +20,7 @@ from tokenizers import processors
 from lmtool.config.checkpoint import refusal
 from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.errors import UserError
-from lmtool.system.files import Damaged, verify_beside
+from lmtool.system.files import Damaged, verify_siblings
 from lmtool.tokenizers.classes import PLAIN, SETTINGS
 from lmtool.tokenizers.entries import Marks, bytes_of, marks_of, readable, starts_word
 from lmtool.tokenizers.folders import FILES as TOKENIZER_FILES
@@ -324,7 +324,7 @@ class Tokenizer:
         checkpoint's file was changed."""
         folder = Path(folder).expanduser()
         try:
-            verify_beside(folder, TOKENIZER_FILES)
+            verify_siblings(folder, TOKENIZER_FILES)
         except Damaged as damage:
             raise refusal(damage) from damage
         backend, tokens, without_role = read_backend(folder)

@@ -62,7 +62,7 @@ def test_held_out_rows_that_are_trained_on_fail_the_check(rows, capsys):
     with (rows / "dev.csv").open("a") as file:
         file.write("sentence number 7 of all,1\n")
     check("task=sst2", f"task.path={rows}", "near=null", status=3)
-    assert "dev of sst2 stand in the training rows too" in capsys.readouterr().err
+    assert "dev of sst2 also occur in the training rows" in capsys.readouterr().err
 
 
 def test_all_rows_that_fail_are_listed_by_their_lines(rows, capsys):
@@ -111,7 +111,7 @@ def test_text_is_held_out_by_its_words(place, capsys):
     write("page.txt", "* * * *", "", chapters[7], "", "And a line of its own.")
     check("novel.txt", "near=null", "data.validation=page.txt", status=3)
     said = capsys.readouterr().err
-    assert "of the words of validation of text stand in the training text too" in said
+    assert "of the words of validation of text also occur in the training text" in said
     # What the hint says is enough to find them all.
     words = said.partition("; ")[2].split()[:2]
     assert words[0].startswith("listed=") and words[1] == "output=FILE.jsonl"

@@ -83,7 +83,7 @@ def test_inspect_draws_characters_and_both_directions(runs, monkeypatch, capsys)
             "one side of the context",
         ),
         (["finetune", "task=sst2", "task.path=rows", "checkpoint=runs/whole", "task.head=text_to_text"], "no decoder"),
-        (["predict", "checkpoint=runs/whole", "text=x"], "what bilm teaches answers no texts"),
+        (["predict", "checkpoint=runs/whole", "text=x"], "a model trained on bilm has no predictions for texts"),
     ],
 )
 def test_what_does_not_go_with_it_is_refused(runs, monkeypatch, capsys, words, message):

@@ -101,9 +101,7 @@ def test_a_report_on_a_read_only_disk(
     assert cli.main(["report", *runs]) == 2
     error = capsys.readouterr().err
     require_one_line(error)
-    assert (
-        "read-only file system" in error and "hint: make room there, or copy it to a disk that can be written" in error
-    )
+    assert "read-only file system" in error and "hint: free space there, or copy the folder to a writable disk" in error
 
 
 def test_a_lock_that_cannot_be_given_up_hides_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

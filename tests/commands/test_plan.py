@@ -23,7 +23,7 @@ def printed(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 def test_another_device_is_planned_by_what_is_published(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = printed([*LARGE, "device=h200"], capsys)
     assert "bf16 on h200, as published" in out and "25% to 50% of the published 989 TFLOP/s in bf16" in out
-    assert re.search(r"^time +\S.* to ", out, re.MULTILINE) and "yes: 141 GB are there" in out
+    assert re.search(r"^time +\S.* to ", out, re.MULTILINE) and "yes: 141 GB available" in out
     assert "fp32 on t4" in printed([*LARGE, "device=t4"], capsys)  # it has no bf16
     assert not Path("runs").exists()
 
@@ -31,7 +31,7 @@ def test_another_device_is_planned_by_what_is_published(place: Path, capsys: pyt
 def test_what_makes_it_fit_fits(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Every override that is named is planned again as it is typed."""
     out = printed([*LARGE, "device=rtx4090"], capsys)
-    assert "24 GB are there" in out and re.search(r"^fits +no: ", out, re.MULTILINE)
+    assert "24 GB available" in out and re.search(r"^fits +no: ", out, re.MULTILINE)
     offers = re.findall(r"^would fit +([^:]*):", out, re.MULTILINE)
     assert len(offers) == 2 and offers[0].startswith("micro_batch_tokens=")
     for offer in offers:
@@ -42,7 +42,7 @@ def test_a_model_that_only_other_means_make_fit(place: Path, capsys: pytest.Capt
     words = ["plan", "pretrain", "model=gpt_xl", "batch_tokens=8192", "max_length=1024", "device=l4"]
     offers = re.findall(r"^would fit +([^:]*):", printed(words, capsys), re.MULTILINE)
     assert offers and "gradient_checkpointing=true" in offers[0]
-    assert "nothing that was tried" in printed(
+    assert "no override that was tried" in printed(
         [*words[:2], "model=gpt_xl", "model.vocab_size=10000000", *words[3:]], capsys
     )
 
@@ -66,7 +66,7 @@ def test_cuda_is_planned_where_there_is_none(
 
 def test_devices_share_a_step(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = printed([*LARGE, "device=h100", "devices=8"], capsys)
-    assert ", 16,384 a device" in out and re.search(r"^memory .* a device", out, re.MULTILINE)
+    assert ", 16,384 per device" in out and re.search(r"^memory .* per device", out, re.MULTILINE)
 
 
 @pytest.mark.parametrize(

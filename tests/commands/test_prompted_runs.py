@@ -74,7 +74,7 @@ def test_a_masked_language_model_fills_prompts_untrained(base, monkeypatch, caps
     assert cli.main([*common, "shots=2"]) == 2
     assert "give shots=0 (classes alone)" in capsys.readouterr().err
     assert cli.main([*common, "shots=0", "normalisation=calibrated"]) == 2
-    assert "normalisation=calibrated is of models that write" in capsys.readouterr().err
+    assert "normalisation=calibrated is supported for generative models only" in capsys.readouterr().err
 
 
 def test_the_seed_alone_decides_which_rows_are_drawn(base, monkeypatch, capsys):

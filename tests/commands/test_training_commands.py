@@ -196,7 +196,7 @@ def test_a_pretrained_run_fills_masks_and_goes_on_with_a_text(place: Path, capsy
     printed = capsys.readouterr().out
     assert "all text of data.path=other.txt" in printed and "from 16 tokens or more" in printed
     for words, error in (
-        (["evaluate", str(masked), "stride=16"], "stride=16 is of causal language models"),
+        (["evaluate", str(masked), "stride=16"], "stride=16 needs a causal language model"),
         (["evaluate", str(causal), "max_length=100000"], "max_length=100000 is more than"),
     ):
         assert cli.main(words) == 2

@@ -92,7 +92,7 @@ def test_a_checkpoint_holds_what_its_base_lacks(place: Path, capsys: pytest.Capt
     assert result["delta_bytes"] == (Path("runs/low") / LAST / "model.safetensors").stat().st_size < 10_000
     assert sum(tensor.nbytes for tensor in own.values()) < 0.1 * sum(tensor.nbytes for tensor in state.values())
     assert predictions("runs/low", capsys) == Path("runs/low/predictions.jsonl").read_text()
-    assert "kB beside those of runs/words" in Path("runs/low/log.txt").read_text()
+    assert "kB in addition to runs/words" in Path("runs/low/log.txt").read_text()
 
 
 def test_every_command_takes_it(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -108,7 +108,7 @@ def test_every_command_takes_it(place: Path, capsys: pytest.CaptureFixture[str])
         capsys.readouterr()
         run("plan", "finetune", "task=sst2", "task.path=rows", "checkpoint=runs/words", f"tuning={tuning}")
         line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("disk"))
-        number, unit = line[: line.index(" a checkpoint")].split()[-2:]
+        number, unit = line[: line.index(" per checkpoint")].split()[-2:]
         sizes.append(float(number) * {"kB": 1, "MB": 1000}[unit])
     assert sizes[1] < 0.1 * sizes[0]
 

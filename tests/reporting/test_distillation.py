@@ -63,7 +63,7 @@ def test_agreement_is_said_and_drawn(task_run):
     (folder / "result.json").write_text(json.dumps(result))
     write_report(folder)
     page = (folder / "report.html").read_text()
-    assert "87.5% of 64 targets" in page and "changes what the teacher predicts, of 25% of 16 targets" in page
+    assert "87.5% of 64 targets" in page and "prediction, on 25% of 16 targets" in page
     assert (folder / "plots" / "agreement.png").stat().st_size > 1000
     assert "layer 2, teacher's 4" in page and "25-50%" in page
 

@@ -53,13 +53,13 @@ def test_shares_of_many_devices():
         assert share[part] == whole[part] / 8
     assert share["gathered weights"] == 4 * (3 * 7_000_000 + 2 * 26_000_000)
     assert memory_of(SIZES, FORWARD, 8) == whole
-    assert "a device" in dict(plan_rows(plan_with(devices=8)))["memory"]
+    assert "per device" in dict(plan_rows(plan_with(devices=8)))["memory"]
 
 
 def test_what_does_not_fit_says_what_would():
     room = replace(plan_with(), capacity_bytes=10**9, advice=("micro_batch_tokens=512: 0.9 GB",))
     rows = dict(plan_rows(room))
-    assert not room.fits and rows["fits"].startswith("no: ") and "1 GB are there" in rows["fits"]
+    assert not room.fits and rows["fits"].startswith("no: ") and "1 GB available" in rows["fits"]
     assert rows["would fit"] == "micro_batch_tokens=512: 0.9 GB"
     assert "smaller model" in dict(plan_rows(replace(room, advice=())))["would fit"]
     assert dict(plan_rows(replace(room, capacity_bytes=10**10)))["fits"].startswith("yes: ")
@@ -78,7 +78,7 @@ def test_what_does_not_fit_says_what_would():
         (
             {"max_minutes": 9.0, "max_steps": 6000},
             "max_minutes",
-            "after 9 minutes (max_minutes), by the estimate before max_steps=6,000",
+            "after 9 minutes (max_minutes), estimated before max_steps=6,000",
         ),
         ({"max_flops": 5e12}, "max_flops", "after 5 TFLOP (max_flops)"),
     ],

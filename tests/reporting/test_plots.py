@@ -67,7 +67,7 @@ def test_training_and_held_out_data_on_one_axis_are_one_loss(
     assert axes.get_title(loc="left").startswith(named)
     last = [line.get_ydata()[-1] for line in axes.get_lines()]
     assert last == pytest.approx([1.0] if drawn is None else [drawn, 1.0])
-    assert ("alone" in plots.loss_caption(run)) == (drawn == 2.0)
+    assert ("Only the" in plots.loss_caption(run)) == (drawn == 2.0)
     overlay = plots.overlay_figure([run], "loss", "train")
     if drawn is not None:
         assert overlay is not None and overlay.axes[0].get_lines()[0].get_ydata()[-1] == pytest.approx(drawn)
@@ -103,8 +103,8 @@ def test_what_is_beside_a_map_of_few_rows_is_no_longer_than_the_map(layers: int)
 def test_maps_of_positions_say_what_is_down_and_across_on_dark_paper_too() -> None:
     figure = drawing.position_maps_figure(np.zeros((6, 4, 4)))
     maps, bars = figure.axes[::2], figure.axes[1::2]
-    assert [axes.get_ylabel() for axes in maps] == ["looks", "", "", "", "looks", ""]
-    assert [axes.get_xlabel() for axes in maps] == ["", "", *["is looked at"] * 4]
+    assert [axes.get_ylabel() for axes in maps] == ["query", "", "", "", "query", ""]
+    assert [axes.get_xlabel() for axes in maps] == ["", "", *["key"] * 4]
     assert all(not axes.patch.get_alpha() and axes.patch.get_alpha() is not None for axes in (*maps, *bars))
     words = " ".join(value for value in vars(looks).values() if isinstance(value, str))
     assert not re.search(r"\b[Dd]ark\b", words)

@@ -13,8 +13,8 @@ import pytest
 
 from lmtool.errors import UserError
 from lmtool.reporting.comparison import (
+    changed_keys,
     compare,
-    differing_keys,
     print_comparison,
     report_comparison,
     write_comparison,
@@ -228,7 +228,7 @@ def test_values_of_wrong_types_are_passed_over(language_run):
 def test_no_run_is_a_user_error_that_names_it(tmp_path):
     with pytest.raises(UserError, match="nowhere"):
         write_report(tmp_path / "nowhere")
-    with pytest.raises(UserError, match="holds no run"):
+    with pytest.raises(UserError, match="is not a run"):
         write_report(tmp_path)
 
 
@@ -280,11 +280,11 @@ def test_runs_side_by_side_on_the_terminal(task_run):
 @pytest.mark.parametrize(
     ("predictions", "gold", "metrics", "says"),
     [
-        (["a", "b"], ["a", "b"], {"accuracy": 0.25}, "no function of single labels"),  # not what the rows give
-        (["a", "b"], ["a", "c"], {"accuracy": 0.5}, "of different rows"),
-        ([["a"], ["b"]], [["a"], ["b"]], {"accuracy": 1.0}, "no single labels"),
+        (["a", "b"], ["a", "b"], {"accuracy": 0.25}, "do not follow from single labels"),  # not what the rows give
+        (["a", "b"], ["a", "c"], {"accuracy": 0.5}, "cover different rows"),
+        ([["a"], ["b"]], [["a"], ["b"]], {"accuracy": 1.0}, "neither single labels"),
         ([], [], {}, "two has no labeled predictions"),
-        (["a", "b"], ["a", "b"], {"f1": 1.0, "accuracy": "high"}, "no function of single labels"),
+        (["a", "b"], ["a", "b"], {"f1": 1.0, "accuracy": "high"}, "do not follow from single labels"),
     ],
 )
 def test_what_cannot_be_paired_has_its_reason(task_run, predictions, gold, metrics, says):
@@ -292,7 +292,7 @@ def test_what_cannot_be_paired_has_its_reason(task_run, predictions, gold, metri
     first = predict(task_run("one"), pairs, pairs, {"accuracy": 1.0})
     second = predict(task_run("two"), predictions, gold, metrics)
     assert says in compared(first, second)
-    with pytest.raises(UserError, match="given twice"):
+    with pytest.raises(UserError, match="named twice"):
         compared(first, first)
 
 
@@ -316,8 +316,8 @@ def test_comparison_shows_scores_and_what_differs(task_run, tmp_path):
 
 
 def test_differing_keys_knows_absent_from_null():
-    assert differing_keys([{"a": 1, "b": None}, {"a": 1}]) == ["b"]
-    assert differing_keys([{"name": "x"}, {"name": "y"}]) == []
+    assert changed_keys([{"a": 1, "b": None}, {"a": 1}]) == ["b"]
+    assert changed_keys([{"name": "x"}, {"name": "y"}]) == []
 
 
 def test_importing_reporting_needs_neither_torch_nor_matplotlib_nor_rich():
@@ -376,7 +376,7 @@ def test_replaced_tokens_are_detected_missed_and_falsely_accused() -> None:
     pieces = ["the", "cat", "sit", "##s", "<b>", "now"]
     sample = {"pieces": pieces, "masked": masked, "replaced": [0.1, 0.9, 0.2, 0.4, 0.3, 0.7]}
     page = samples_html([sample, {**sample, "replaced": [0.1]}])
-    assert page.count("Replaced tokens") == 1 and page.count("falsely accused</small>") == 1
+    assert page.count("Detection of replaced tokens") == 1 and page.count("false positives</small>") == 1
     assert '<mark class="right">dog <s>cat</s></mark>' in page and '<mark class="wrong">ed <s>##s</s></mark>' in page
     assert '<mark class="wrong">now ?</mark>' in page and "<b>" not in page
-    assert "2 of 6 tokens replaced: 1 detected, 1 missed; 1 falsely accused" in page
+    assert "2 of 6 tokens replaced: 1 detected, 1 missed; 1 false positives" in page

@@ -67,7 +67,7 @@ def test_groups_over_seeds_and_differences_in_pairs(grid: Callable[..., Path]) -
     gap = difference(block.groups[1], block.best)
     # scipy.stats.ttest_rel(a, b).confidence_interval()
     assert (gap.value, gap.low, gap.high) == tuple(map(pytest.approx, (-0.011, -0.01348413771, -0.00851586229)))
-    assert gap.apart and gap.pairs == 3
+    assert gap.significant and gap.pairs == 3
     assert "All others differ significantly." in sentences(block)
     assert headline(block).startswith("Best of 2 settings on rte: tuning=b: accuracy 0.711 ± 0.116 (mean and")
 
@@ -93,7 +93,7 @@ def test_pairs_that_differ_by_the_same_amount_are_no_finding(
     folder = grid({"tuning": "ab", "seed": (1, 2)}, lambda tuning, seed: scores[seed - 1]["ab".index(tuning)])
     (block,) = blocks_of(read_sweep(folder))
     gap = difference(block.groups[1], block.groups[0])
-    assert (gap.value, gap.apart, gap.pairs) == (pytest.approx(value), apart, 2)
+    assert (gap.value, gap.significant, gap.pairs) == (pytest.approx(value), apart, 2)
     assert (gap.low is None) == (value != -1.5 / 277)
     assert says in sentences(block)[0]
     header, rows = group_table(block)
@@ -118,12 +118,12 @@ def test_what_learns_and_what_is_forgotten_stand_beside_the_score(grid: Callable
         (folder / str(number) / "result.json").write_text(json.dumps(result))
     header, rows = group_table(blocks_of(read_sweep(folder))[0])
     named = [dict(zip(header, row, strict=True)) for row in rows]
-    assert [(row["tuning"], row["parameters that learn"], row["forgets"]) for row in named] == [
+    assert [(row["tuning"], row["trainable parameters"], row["forgets"]) for row in named] == [
         ("a", 70, "+1.000"),
         ("b", 9, "0"),
     ]
     (folder / "0" / "result.json").unlink(), (folder / "1" / "result.json").unlink()
-    assert "parameters that learn" not in group_table(blocks_of(read_sweep(folder))[0])[0]
+    assert "trainable parameters" not in group_table(blocks_of(read_sweep(folder))[0])[0]
 
 
 def test_differences_are_over_the_seeds_that_both_have(grid: Callable[..., Path]) -> None:
@@ -142,7 +142,7 @@ def test_tasks_and_metrics_are_blocks_of_their_own(tmp_path: Path) -> None:
         job(tmp_path, number, {"task": task, "optimizer.lr": number}, metric=metric, value=value)
     job(tmp_path, 3, {"task": "stsb", "optimizer.lr": 1}, error="no such file", exit_status=2)
     blocks = blocks_of(read_sweep(tmp_path))
-    assert [(block.learns, block.metric, len(block.jobs)) for block in blocks] == [
+    assert [(block.task, block.metric, len(block.jobs)) for block in blocks] == [
         ("rte", "accuracy", 1),
         ("stsb", "mse", 3),
     ]
@@ -187,12 +187,12 @@ def test_missing_cells_and_jobs_that_never_started(grid: Callable[..., Path], tm
         ('{"job": 1, "overr', "job.json is not valid JSON"),
         ("[1]", "job.json is not a JSON object"),
         ('{"job": 1, "overrides": ["a=2"], "exit_status": 1}', "it did not end"),
-        ('{"job": 1, "overrides": ["a=2"], "exit_status": 0, "metric": "accuracy", "value": NaN}', "no finite number"),
+        ('{"job": 1, "overrides": ["a=2"], "exit_status": 0, "metric": "accuracy", "value": NaN}', "is not finite"),
         (
             '{"job": 1, "overrides": ["a=2"], "exit_status": 0, "metric": "accuracy", "value": "0.5"}',
-            "no finite number",
+            "is not finite",
         ),
-        ('{"job": 1, "overrides": ["a=2"], "exit_status": 0}', "it gave no score"),
+        ('{"job": 1, "overrides": ["a=2"], "exit_status": 0}', "it has no score"),
         ('{"job": "x", "overrides": 7, "exit_status": true, "value": 1e999, "error": ["x"]}', "x"),
     ],
 )
@@ -231,8 +231,8 @@ def test_against_names_a_job_or_a_setting(grid: Callable[..., Path], capsys: pyt
         assert report.main([str(folder), f"against={against}"]) == 0
         assert "Best minus optimizer.lr=0.0001: +0.090" in capsys.readouterr().out
     for words, says in (
-        (["against=99"], "no job and no setting"),
-        (["against=optimizer.lr=7"], "no job and no setting"),
+        (["against=99"], "neither a job nor a setting"),
+        (["against=optimizer.lr=7"], "neither a job nor a setting"),
         (["against=1", "against=2"], "give run folders"),
         (["agianst=1"], "there is no key agianst"),
         ([str(folder)], "is a sweep"),
@@ -244,9 +244,9 @@ def test_against_names_a_job_or_a_setting(grid: Callable[..., Path], capsys: pyt
 
 
 def test_a_folder_that_is_no_sweep(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="holds no sweep"):
+    with pytest.raises(UserError, match="is not a sweep"):
         read_sweep(tmp_path)
-    with pytest.raises(UserError, match="is no folder"):
+    with pytest.raises(UserError, match="is not a folder"):
         read_sweep(tmp_path / "nowhere")
 
 
@@ -293,4 +293,4 @@ def test_a_thousand_jobs_stay_a_small_page(grid: Callable[..., Path], capsys: py
     assert len(capsys.readouterr().out.splitlines()) < 80
     assert (folder / "sweep.html").stat().st_size < 700_000
     assert len((folder / "sweep.csv").read_text().splitlines()) == 1201
-    assert html.escape("further rows are in sweep.csv") in (folder / "sweep.html").read_text()
+    assert html.escape("more rows are in sweep.csv") in (folder / "sweep.html").read_text()

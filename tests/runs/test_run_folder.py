@@ -39,7 +39,7 @@ def test_names_are_stable_or_counted(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["../x", "a/b", ".hidden", "-rf", "a b", "", "x" * 101, "a\nb", "ä", "..", "a\0b"])
 def test_hostile_names_are_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(UserError, match="is no name") as caught:
+    with pytest.raises(UserError, match="is not a valid name") as caught:
         select_folder(tmp_path, name, None, "x")
     assert caught.value.hint is not None and caught.value.hint.startswith("name=")
 
@@ -253,7 +253,7 @@ def test_a_line_of_gigabytes_is_refused_at_once(tmp_path: Path) -> None:
     with open_run(tmp_path / "run") as run:
         with (run.path / "metrics.jsonl").open("wb") as file:
             file.truncate(8 << 30)
-        with pytest.raises(UserError, match=r"metrics\.jsonl:1: a line of more than 10000000 bytes") as caught:
+        with pytest.raises(UserError, match=r"metrics\.jsonl:1: the line is longer than 10000000 bytes") as caught:
             run.drop_rows_after(3)
         assert caught.value.hint
 

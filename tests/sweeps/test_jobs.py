@@ -151,7 +151,7 @@ def test_a_long_setting_has_a_name_that_a_disk_takes() -> None:
         *(
             pytest.param([word], says, marks=pytest.mark.slow)
             for word, says in [
-                ("name=../x", "is no name"),
+                ("name=../x", "is not a valid name"),
                 ("hydra.sweep.subdir=x", "hydra.sweep.subdir=x: jobs' folders are named after what they vary"),
                 ("hydra/launcher=jobli", "hydra/launcher=jobli is not one of basic, joblib"),
             ]

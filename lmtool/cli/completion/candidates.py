@@ -1,4 +1,4 @@
-"""What may stand where a person presses TAB: commands, flags, keys, choices, values, runs and files."""
+"""Candidates for shell completion: commands, flags, keys, options, values, runs and files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FLAGS = ("--multirun", "--config", "--config-dir", "--plugin", "--cfg", "--debug
 SHELLS = ("bash", "zsh", "fish")
 _RUNS = Path("runs")
 _MOST = 1000
-"""Candidates of one kind; a folder may hold a million files."""
+"""Maximum candidates of one kind, since a folder may have a million files."""
 
 
 @dataclass
@@ -139,8 +139,8 @@ def _of_keys(line: Line, known: Table) -> Iterator[str]:
 def _keys(keys: dict[str, Any], current: str, typed: dict[str, str], known: Table) -> Iterator[str]:
     """The keys of the section that the word is in: `optimizer.l` is in `optimizer`."""
     section = current.rpartition(".")[0]
-    inside = keys if not section else _inside(_find(keys, section, typed, known), section, typed, known)
-    for name, node in inside.items():
+    nodes = keys if not section else _children(_find(keys, section, typed, known), section, typed, known)
+    for name, node in nodes.items():
         key = f"{section}.{name}" if section else name
         if "keys" in node or known["components"].get(node.get("group") or node.get("several")):
             yield f"{key}."
@@ -149,20 +149,20 @@ def _keys(keys: dict[str, Any], current: str, typed: dict[str, str], known: Tabl
 
 
 def _find(keys: dict[str, Any], key: str, typed: dict[str, str], known: Table) -> dict[str, Any]:
-    """What is known of a dotted key; nothing: {}."""
+    """The node of a dotted key; {} if unknown."""
     node: dict[str, Any] = {"keys": keys}
     above = ""
     for part in key.split("."):
-        node = _inside(node, above, typed, known).get(part, {})
+        node = _children(node, above, typed, known).get(part, {})
         above = f"{above}.{part}" if above else part
     return node
 
 
-def _inside(node: dict[str, Any], key: str, typed: dict[str, str], known: Table) -> dict[str, Any]:
-    """The keys of a section: of the component that was typed, else of all that it can be."""
+def _children(node: dict[str, Any], key: str, typed: dict[str, str], known: Table) -> dict[str, Any]:
+    """The keys of a section: of the selected component, otherwise of all possible components."""
     if "keys" in node:
-        inside: dict[str, Any] = node["keys"]
-        return inside
+        children: dict[str, Any] = node["keys"]
+        return children
     if "several" in node:
         return {name: {"keys": keys} for name, keys in known["components"].get(node["several"], {}).items()}
     group = node.get("group")
@@ -180,8 +180,8 @@ def _values(node: dict[str, Any], value: str, known: Table) -> Iterator[str]:
     group = node.get("group") or node.get("several")
     if group is not None:
         done = value[: max(value.rfind(","), value.rfind("[")) + 1]  # of a list, or of several for a sweep
-        offered = known["options"].get(group) or dict.fromkeys(known["components"].get(group, ()))
-        left = [option for option in offered if option not in re.split(r"[\[,]", done)]
+        options = known["options"].get(group) or dict.fromkeys(known["components"].get(group, ()))
+        left = [option for option in options if option not in re.split(r"[\[,]", done)]
         yield from (f"{done}{option}" if "[" in done else f"{done}{option} " for option in left)
         if group in ("data", "task") and value:  # which take a file of the user's too
             yield from _files(value)
@@ -205,7 +205,7 @@ def _to_show(current: str, known: Table) -> Iterator[str]:
 
 
 def _runs(current: str) -> Iterator[str]:
-    """Run folders, jobs of sweeps too, as they are typed from here."""
+    """Folders of runs and of sweep jobs, relative to the working directory."""
     for depth in ("*", "*/*"):
         for number, config in enumerate(_RUNS.glob(f"{depth}/config.yaml")):
             if number < _MOST and str(config.parent).startswith(current):
@@ -213,7 +213,7 @@ def _runs(current: str) -> Iterator[str]:
 
 
 def _files(current: str, folders_only: bool = False) -> Iterator[str]:
-    """Files and folders that a path begins; hidden ones where a dot is typed."""
+    """Files and folders that start with a path; hidden ones only after a dot."""
     above, slash, name = current.rpartition("/")
     folder = Path(f"{above}{slash}" or ".").expanduser()
     if not folder.is_dir():

@@ -31,7 +31,7 @@ BEGIN_SECONDS = 30.0
 """In which a tracker must be ready, counted from when training starts."""
 END_SECONDS = 8.0
 """For what is left to write when a run ends, all trackers together; one that has not begun is waited for before."""
-_HEADLINE = (
+_SUMMARY_KEYS = (
     "metric", "value", "ended", "best_step", "steps", "epochs", "tokens", "seconds", "tokens_per_second",
     "peak_memory_bytes", "parameters", "trainable_parameters", "baseline", "standard_error",
 )  # fmt: skip
@@ -240,7 +240,7 @@ class Trackers:
 
     def finish(self, result: Mapping[str, Any]) -> None:
         """Take the headline of result.json as the summary of the trackers."""
-        self._result = {name: result[name] for name in _HEADLINE if result.get(name) is not None}
+        self._result = {name: result[name] for name in _SUMMARY_KEYS if result.get(name) is not None}
 
     def close(self) -> None:
         """End the trackers, and report what they could not take. Waits for those that are still about to begin, as long
@@ -248,9 +248,9 @@ class Trackers:
         threads, self.threads = self.threads, ()
         for thread in threads:
             thread.end(self._result)
-        begun_by = time.monotonic() + BEGIN_SECONDS
+        start_deadline = time.monotonic() + BEGIN_SECONDS
         for thread in threads:
-            thread.ready.wait(max(0.0, begun_by - time.monotonic()))
+            thread.ready.wait(max(0.0, start_deadline - time.monotonic()))
         deadline = time.monotonic() + END_SECONDS
         for thread in threads:
             done = thread.join(deadline)
