@@ -35,7 +35,7 @@ from lmtool.resolver.decoding import decoded
 from lmtool.resolver.schema.base import CommandConfig
 from lmtool.resolver.schema.run import RunConfig
 from lmtool.resolver.shorthands import CommandLine, started_config
-from lmtool.runs.identity import BRANCH_KEYS, budgets, differing
+from lmtool.runs.identity import BRANCH_KEYS, budgets, changed_values
 from lmtool.system.files import Damaged
 
 _FORM = "branch=runs/NAME@STEP, or runs/NAME@last, runs/NAME@best"
@@ -118,7 +118,7 @@ class Trunk:
 
     def require_same(self, config: dict[str, Any]) -> None:
         """Raise UserError for a configuration that does not belong to a branch of this run."""
-        if keys := differing(self.complete(), config, BRANCH_KEYS):
+        if keys := changed_values(self.complete(), config, BRANCH_KEYS):
             raise UserError(
                 f"branch={self} keeps what its trunk learns: {'; '.join(keys)}",
                 f"leave it as it was; checkpoint={self.point} in its place starts a new run from its weights",
