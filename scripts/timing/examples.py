@@ -12,6 +12,7 @@ import numpy
 
 from lmtool.config.tables import build
 from lmtool.data.configs import PydocsConfig, TextConfig
+from lmtool.data.examples import SplitData
 from lmtool.data.sources import documents
 from lmtool.data.store import open_store
 from lmtool.data.vocabulary import trained_tokenizer
@@ -21,7 +22,7 @@ from lmtool.objectives.examples.windows import CausalWindows
 from lmtool.random_streams import Permutation
 from lmtool.tasks.configs import ClassificationConfig, ExtractiveQaConfig
 from lmtool.tasks.kinds.answers import QuestionWindows
-from lmtool.tasks.kinds.texts import SequenceExamples
+from lmtool.tasks.kinds.texts import InputFormat, SequenceExamples
 from lmtool.tasks.loading import load_task
 from lmtool.tokenizers.configs import ByteBpeConfig, WordPieceConfig
 from timing.gate import product_rate
@@ -56,7 +57,8 @@ def text_examples(folder: Path, settings: dict[str, Any], tokenizer: Any, joinin
     store, length = open_store(source, "train", tokenizer, cache_of(folder)), settings["max_length"]
     if settings["family"] == "gpt":
         return CausalWindows(tokenizer, store, length, joining, "train")
-    return MaskedWindows(MlmConfig(), tokenizer, "bert", store, length, joining, "train", settings["seed"])
+    data = SplitData("train", store, joining)
+    return MaskedWindows(MlmConfig(), tokenizer, "bert", data, length, settings["seed"])
 
 
 def task_examples(folder: Path, settings: dict[str, Any], tokenizer: Any) -> Any:
@@ -64,7 +66,7 @@ def task_examples(folder: Path, settings: dict[str, Any], tokenizer: Any) -> Any
     data, length = task_data(folder, settings), settings["task"]["max_length"]
     if settings["task"]["kind"] == "extractive_qa":
         return QuestionWindows(data.config, data.train, tokenizer, "bert", length, "train")
-    return SequenceExamples(data.train, tokenizer, "bert", length, "bench", "train")
+    return SequenceExamples(data.train, InputFormat(tokenizer, "bert", length), "bench", "train")
 
 
 def draw_lengths(shape: Mapping[str, float], count: int, seed: int) -> Any:
