@@ -14,7 +14,6 @@ import math
 from typing import ClassVar, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lmtool.nn.block_sparse import Blocks, block_attention
@@ -29,6 +28,7 @@ from lmtool.nn.kernels import (
     serves,
 )
 from lmtool.nn.layout import Layout
+from lmtool.nn.linear import apply_linear, linear
 from lmtool.nn.positions import Position, Turns
 from lmtool.nn.prefix import LayerPrefix
 from lmtool.nn.regions import is_plain, region
@@ -133,14 +133,14 @@ def joint_projection(x_TH: Tensor, *projections: nn.Module) -> Tensor:
     the time."""
     linears = cast(tuple[nn.Linear, ...], projections)
     biases: list[Tensor] = [module.bias for module in linears if module.bias is not None]
-    return F.linear(x_TH, torch.cat([module.weight for module in linears]), torch.cat(biases) if biases else None)
+    return linear(x_TH, torch.cat([module.weight for module in linears]), torch.cat(biases) if biases else None)
 
 
 def project(x_TH: Tensor, q_proj: nn.Module, k_proj: nn.Module, v_proj: nn.Module) -> tuple[Tensor, Tensor, Tensor]:
     """The three projections, joined if possible; for few tokens joining costs more than it saves."""
     few = not torch.is_grad_enabled() and not torch.compiler.is_compiling() and len(x_TH) < _FEW
     if few or not joins(q_proj, k_proj, v_proj):
-        return q_proj(x_TH), k_proj(x_TH), v_proj(x_TH)
+        return apply_linear(q_proj, x_TH), apply_linear(k_proj, x_TH), apply_linear(v_proj, x_TH)
     joint_TX = joint_projection(x_TH, q_proj, k_proj, v_proj)
     q, k, v = joint_TX.split([cast(nn.Linear, module).out_features for module in (q_proj, k_proj, v_proj)], dim=-1)
     return q, k, v
@@ -212,7 +212,7 @@ class MultiHead(nn.Module):
             take(AttentionInputs(q_TAD, k_SAD, v_SAD, layout, bias, self.scale))
         rng = self.dropout.rng(context.rng)
         out_TAD = attend(q_TAD, k_SAD, v_SAD, layout, bias, self.scale, self.dropout.rate, rng)
-        return self.out_proj(only(out_TAD.flatten(-2), read_M))
+        return apply_linear(self.out_proj, only(out_TAD.flatten(-2), read_M))
 
 
 class SelfAttention(MultiHead):
@@ -241,7 +241,7 @@ class SelfAttention(MultiHead):
     def project_subset(self, x_TH: Tensor, read_M: Tensor, norm: nn.Module | None) -> tuple[Tensor, Tensor]:
         """(M, H) queries of the selected tokens, and (T, 2H) keys and values of all, concatenated."""
         x_TH = x_TH if norm is None else norm(x_TH)
-        return self.q_proj(only(x_TH, read_M)), joint_projection(x_TH, self.k_proj, self.v_proj)
+        return apply_linear(self.q_proj, only(x_TH, read_M)), joint_projection(x_TH, self.k_proj, self.v_proj)
 
     def forward(
         self, x_TH: Tensor, context: Context, read_M: Tensor | None = None, norm: nn.Module | None = None
@@ -253,9 +253,10 @@ class SelfAttention(MultiHead):
         if isinstance(rng, TokenRng) and turns is None and self._in_one_piece(context):
             arguments = self.num_heads, context.layout, self.scale, self.dropout.rate, rng
             if read_M is None or not 0 < len(read_M) <= _MANY * len(x_TH):
-                return self.out_proj(only(fused_attention(self.project_jointly(x_TH, norm), *arguments), read_M))
+                out_TH = fused_attention(self.project_jointly(x_TH, norm), *arguments)
+                return apply_linear(self.out_proj, only(out_TH, read_M))
             query_MX, joint_TX = self.project_subset(x_TH, read_M, norm)
-            return self.out_proj(fused_attention_of(query_MX, joint_TX, read_M, *arguments))
+            return apply_linear(self.out_proj, fused_attention_of(query_MX, joint_TX, read_M, *arguments))
         q_TAD, k_TAD, v_TAD = self.projected(x_TH, turns, position, norm)
         if context.cache is not None:
             k_TAD, v_TAD = context.cache.append(k_TAD, v_TAD, context.prefix)
@@ -293,7 +294,10 @@ class CrossAttention(MultiHead):
         """(S, A, D) keys and values of the encoder's hidden states, after those of a prefix if there is one."""
         if self in encoded.cached:
             return encoded.cached[self]
-        keys_values = self.heads(self.k_proj(encoded.hidden_SH)), self.heads(self.v_proj(encoded.hidden_SH))
+        keys_values = (
+            self.heads(apply_linear(self.k_proj, encoded.hidden_SH)),
+            self.heads(apply_linear(self.v_proj, encoded.hidden_SH)),
+        )
         if prefix is not None:
             keys_values = prefix.before(*keys_values)
         if encoded.keep:
@@ -306,5 +310,5 @@ class CrossAttention(MultiHead):
         if context.encoded is None or context.cross_layout is None:
             raise ValueError("cross-attention reads an encoder; the context has none")
         k_SAD, v_SAD = self.keys_values(context.encoded, context.cross_prefix)
-        q_TAD = self.heads(self.q_proj(x_TH))
+        q_TAD = self.heads(apply_linear(self.q_proj, x_TH))
         return self.attend_and_project(q_TAD, k_SAD, v_SAD, context.cross_layout, None, context, read_M)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from lmtool.nn.configs import Activation as Activation
 from lmtool.nn.configs import AdapterReads
 from lmtool.nn.dropout import Dropout, DropoutRng
+from lmtool.nn.linear import apply_linear
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
@@ -40,11 +41,11 @@ class FeedForward(nn.Module):
 
     def inner(self, x_TH: Tensor) -> Tensor:
         """(T, H) to the input of `fc_out`."""
-        return self.activation(self.fc_in(x_TH))
+        return self.activation(apply_linear(self.fc_in, x_TH))
 
     def forward(self, x_TH: Tensor, rng: DropoutRng | None = None) -> Tensor:
         """(T, H) to (T, H)."""
-        return self.fc_out(self.dropout(self.inner(x_TH), rng))
+        return apply_linear(self.fc_out, self.dropout(self.inner(x_TH), rng))
 
 
 class GatedFeedForward(FeedForward):
@@ -58,7 +59,7 @@ class GatedFeedForward(FeedForward):
         self.fc_gate = nn.Linear(hidden_size, feedforward_size, bias)
 
     def inner(self, x_TH: Tensor) -> Tensor:
-        return self.activation(self.fc_gate(x_TH)) * self.fc_in(x_TH)
+        return self.activation(apply_linear(self.fc_gate, x_TH)) * apply_linear(self.fc_in, x_TH)
 
 
 # Adapters: small trainable maps in slots between the sublayers of a layer.

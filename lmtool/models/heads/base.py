@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lmtool.nn.linear import aligned_rows, product_type
 from lmtool.nn.regions import region
 
 
@@ -133,7 +134,7 @@ def linear_loss_sum(
     al. 2024, Liger Kernel) and scaled in the backward. Products are computed in autocast's type, softmax and sums in
     fp32. Differentiable once.
     """
-    return _LinearLossSum.apply(hidden_MH, weight_VH, bias_V, labels_M, _product_type(hidden_MH), label_smoothing)
+    return _LinearLossSum.apply(hidden_MH, weight_VH, bias_V, labels_M, product_type(hidden_MH), label_smoothing)
 
 
 @torch.no_grad()
@@ -142,7 +143,7 @@ def linear_scores(
 ) -> tuple[Tensor, Tensor]:
     """(M,) fp32 losses and (M,) int64 best classes of `F.linear(hidden, weight, bias)`, in chunks of rows."""
     rows, _ = _CHUNKS[hidden_MH.device.type]
-    kind = _product_type(hidden_MH)
+    kind = product_type(hidden_MH)
     weight_VH = weight_VH.to(kind)
     all_losses, best = [hidden_MH.new_zeros(0, dtype=torch.float32)], [labels_M.new_zeros(0)]
     with torch.autocast(hidden_MH.device.type, enabled=False):
@@ -158,11 +159,6 @@ def linear_scores(
 def _wide(x: Tensor) -> Tensor:
     """fp32 for half precision, otherwise unchanged."""
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
-
-
-def _product_type(x: Tensor) -> torch.dtype:
-    device = x.device.type
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
 
 
 class ForwardGradient(torch.autograd.Function):
@@ -199,14 +195,17 @@ class _LinearLossSum(ForwardGradient):
         total = hidden.new_zeros((), dtype=_wide(hidden[:0]).dtype)
         with torch.autocast(hidden.device.type, enabled=False):
             for part, part_labels in zip(hidden_kind.split(rows), labels.split(rows), strict=True):
-                logits = F.linear(part, weight_kind)
+                aligned = aligned_rows(part, kind)
+                # The padding's logits are 0, and so are their gradients.
+                aligned_logits = F.linear(aligned, weight_kind)
+                logits = aligned_logits[: len(part)]
                 blocks = zip(logits.split(softmax_rows), part_labels.split(softmax_rows), strict=True)
                 for block, block_labels in blocks:
                     total += _to_gradient(block, bias, block_labels, bias_gradient, smoothing)
                 if for_hidden:
-                    hidden_gradients.append(logits @ weight_kind)
+                    hidden_gradients.append((aligned_logits @ weight_kind)[: len(part)])
                 if for_weight:
-                    product = (logits.T @ part).to(weight.dtype)
+                    product = (aligned_logits.T @ aligned).to(weight.dtype)
                     weight_gradient = product if weight_gradient is None else weight_gradient.add_(product)
         hidden_gradient = torch.cat(hidden_gradients).to(hidden.dtype) if hidden_gradients else torch.zeros_like(hidden)
         if weight_gradient is None and for_weight:

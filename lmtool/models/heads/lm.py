@@ -20,6 +20,7 @@ from lmtool.models.base import Backbone, VocabularyHead
 from lmtool.models.heads.base import PredictingHead, TokenLogits, linear_loss_sum, linear_scores, loss_sum
 from lmtool.nn.dropout import DropoutRng
 from lmtool.nn.feedforward import ACTIVATIONS, Activation
+from lmtool.nn.linear import apply_linear
 from lmtool.nn.regions import region
 from lmtool.types import Packed, on_host, send
 
@@ -217,7 +218,7 @@ class MaskedLMHead(LMHead):
 
     @region(1)
     def transform(self, hidden_MH: Tensor) -> Tensor:
-        return self.norm(self.activation(self.dense(hidden_MH)))
+        return self.norm(self.activation(apply_linear(self.dense, hidden_MH)))
 
     def states(
         self, backbone: Backbone, packed: Packed, rng: DropoutRng | None = None, read_M: Tensor | None = None
@@ -275,7 +276,8 @@ class ReplacedTokenHead(PredictingHead):
 
     def forward(self, hidden_TH: Tensor) -> Tensor:
         """(T,) logits."""
-        return self.seen(self.output(self.activation(self.dense(hidden_TH)))[:, 0])
+        dense_TH = self.activation(apply_linear(self.dense, hidden_TH))
+        return self.seen(apply_linear(self.output, dense_TH)[:, 0])
 
 
 class CopyGate(nn.Module):

@@ -16,6 +16,7 @@ from lmtool.models.heads.base import PredictingHead
 from lmtool.models.heads.lm import LMHead
 from lmtool.nn.dropout import Dropout, DropoutRng
 from lmtool.nn.feedforward import ACTIVATIONS, Activation
+from lmtool.nn.linear import apply_linear
 from lmtool.types import Packed, on_host, send
 
 
@@ -105,7 +106,7 @@ class SequenceHead(PredictingHead):
         """(N, H) to (N, C). rng: for the pooled tokens, `rng.rows(summary_index(...))`."""
         if self.dense is not None:
             summary_NH = torch.tanh(self.dense(summary_NH))
-        return self.seen(self.output(self.dropout(summary_NH, rng)))
+        return self.seen(apply_linear(self.output, self.dropout(summary_NH, rng)))
 
 
 def span_vectors(hidden_TH: Tensor, span_M2: Tensor) -> Tensor:
