@@ -144,6 +144,26 @@ class Device:
 device = Device()
 
 
+class WaitRow(NamedTuple):
+    """phase, line: as in `Place`. operation: that the host waited for."""
+
+    phase: str
+    line: str
+    operation: str
+
+
+def wait_rows(of: Device) -> list[tuple[str, str, str, int]]:
+    """A device's waits as plain data: a `WaitRow` and how often."""
+    return [(*where, what, count) for (what, where), count in of.waits.items()]
+
+
+def wait_lines(rows: Counter[WaitRow], runs: Counter[WaitRow]) -> Iterator[str]:
+    """Waits as a table, those of steps first. runs: in how many tests or commands each occurred."""
+    phases = ("step", "row", "evaluation", "checkpoint", "around")
+    for row in sorted(rows, key=lambda row: (phases.index(row.phase), -rows[row])):
+        yield f"{row.phase:<11}{rows[row]:>7,} in {runs[row]:>3}  {row.operation}  {row.line}"
+
+
 class CudaTensor(torch.Tensor):
     """A tensor of the device. value: its numbers."""
 

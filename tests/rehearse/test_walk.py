@@ -47,6 +47,8 @@ def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     skip_reports(monkeypatch)
     monkeypatch.setattr("lmtool.session.companions.SAMPLES", 1)  # texts that are written at the end
+    # Products of 8,192 rows, which take a CPU minutes.
+    monkeypatch.setattr("lmtool.commands.profile.product_rate", lambda *_: 1e12)
 
 
 def losses(run: Path) -> list[float]:
@@ -79,19 +81,39 @@ def trained(name: str, family: str, *words: str) -> Path:
 WIDE = ("nn/tiled.py", "nn/recurrent.py")
 
 
+def losses_on_cpu(family: str) -> list[float]:
+    """Of a run without dropout in fp32, trained once."""
+    name = f"{family}_cpu"
+    if not Path("runs", name).exists():
+        trained(name, family, *words_of(family), "device=cpu")
+    return losses(Path("runs", name))
+
+
+# To the rounding of fp32, and of bf16. Compilers are not played, but what is handed to them is.
+TOLERANCES = {"precision=fp32": 1e-5, "precision=bf16": 1e-2, "compile=true": 1e-5}
+
+
+@pytest.mark.parametrize("words", TOLERANCES)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_family_computes_what_it_computes_on_a_cpu(family, cuda):
-    """In fp32 to its rounding, in bf16 to that of bf16."""
-    plain = losses(trained(f"{family}_cpu", family, *words_of(family), "device=cpu"))
-    assert all(map(math.isfinite, plain))
-    assert losses(trained(f"{family}_fp32", family, *words_of(family))) == pytest.approx(plain, rel=1e-5)
+def test_a_family_computes_what_it_computes_on_a_cpu(family, words, cuda):
+    on_cpu = losses_on_cpu(family)
+    assert all(map(math.isfinite, on_cpu))
     cuda.products.clear()
-    half = losses(trained(f"{family}_bf16", family, *words_of(family), "precision=bf16"))
-    assert half == pytest.approx(plain, rel=1e-2)
+    own = losses(trained(f"{family}_{words.partition('=')[2]}", family, *words_of(family), "precision=fp32", words))
+    assert own == pytest.approx(on_cpu, rel=TOLERANCES[words])
     require_no_wait(cuda, phases=("step", "evaluation"))
-    wide = {where.line for (kind, where) in cuda.products if kind != "bfloat16" and where.phase == "step"}
-    permitted = {line for line in wide if line.startswith(WIDE)}
-    assert not wide - permitted - ({"backward"} if permitted else set()), wide
+    if words == "precision=bf16":
+        wide = {where.line for (kind, where) in cuda.products if kind != "bfloat16" and where.phase == "step"}
+        permitted = {line for line in wide if line.startswith(WIDE)}
+        assert not wide - permitted - ({"backward"} if permitted else set()), wide
+
+
+@pytest.mark.parametrize("family", [family for family in FAMILIES if "dropout" in fields_of(family)])
+def test_a_family_drops_in_compiled_regions(family, cuda):
+    """Which read their generators from tensors."""
+    words = [*words_of(family, 0.1), "precision=bf16", "compile=true"]
+    assert all(map(math.isfinite, losses(trained(f"{family}_compiled", family, *words))))
+    require_no_wait(cuda)
 
 
 @pytest.mark.parametrize("words", ["precision=bf16", "precision=fp16"])
@@ -230,6 +252,7 @@ COMMANDS = {
     "inspect attention": "inspect attention runs/start_bert text='The happy cat'",
     "inspect word": "inspect word checkpoint=runs/start_bert word=cat text='The cat sat. | A cat.'",
     "doctor": "doctor trains=false",
+    "profile": "profile pretrain model=bert_tiny data=text data.path=text.txt data.document=block batch_tokens=256",
     "plan": "plan finetune task=sst2 task.path=rows checkpoint=runs/start_bert",
 }
 WITHOUT_DEVICE = ("inspect", "doctor")
