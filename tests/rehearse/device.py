@@ -32,12 +32,13 @@ import torch.utils._device
 import torch.utils._pytree as pytree
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 from torch.utils.weak import WeakTensorKeyDictionary
 
 import lmtool
 from lmtool.nn import kernels
-from lmtool.training import compiling
+from lmtool.training import compiling, profiling
 from tests.nn.kernel_stand_ins import flash_on_cpu
 
 CUDA = torch.device("cuda", 0)
@@ -560,6 +561,11 @@ def is_there(real: Callable[..., bool], path: Any) -> bool:
     return path == "/dev/nvidiactl" or real(path)
 
 
+def profile_of_host(activities: Any, **options: Any) -> profile:
+    """There are no kernels to be timed: asked for them, torch's profiler warns of every operation."""
+    return profile(activities=[ProfilerActivity.CPU], **options)
+
+
 # What `torch.cuda` says of it.
 ANSWERS: dict[str, Callable[..., Any]] = {
     "_lazy_init": lambda: None,
@@ -602,6 +608,7 @@ def played() -> Iterator[Device]:
         # Compilers refuse modes: what they would be given is called as it is.
         stack.enter_context(patch.object(torch, "compile", lambda function, **_: function))
         stack.enter_context(patch.object(compiling, "missing", lambda _: None))
+        stack.enter_context(patch.object(profiling, "profile", profile_of_host))
         stack.enter_context(patch.object(os.path, "exists", partial(is_there, os.path.exists)))
         stack.enter_context(flash_on_cpu())
         stack.enter_context(Calls())
