@@ -1,12 +1,15 @@
-"""Whole commands on the played device, in a table: every family by number format and dropout, every objective, tuning
-method, optimizer, way to distill, kind of task and command. No step makes the host wait, nothing is of two devices, and
-products have the type that the precision names."""
+"""Whole commands on the played device, in a table: every family by number format, dropout and compile=, every
+objective, tuning method, optimizer, way to distill, kind of task and command, and two ranks. No step makes the host
+wait, nothing is of two devices, and products have the type that the precision names."""
 
 from __future__ import annotations
 
 import json
 import math
+import os
 import shlex
+import socket
+import subprocess
 import sys
 from itertools import product
 from pathlib import Path
@@ -23,10 +26,11 @@ from lmtool.cli import main as cli
 from lmtool.config.tables import lookup
 from lmtool.costs.rate import measure_bandwidth
 from lmtool.training.health import Health
-from tests.commands.conftest import CONF, finetune, pretrain, skip_reports, text, write_rows
+from tests.commands.conftest import CONF, but_for, finetune, pretrain, skip_reports, text, tiny, write_rows
 
 pytestmark = pytest.mark.rehearse
 
+ROOT = Path(__file__).resolve().parents[2]
 FAMILIES = matrix.FAMILIES
 SHORT = ["device=cuda", "compile=false", "max_steps=2", "evaluate_every=2", "log_every=2"]
 TEXT = [*SHORT, "data.document=block", "data.validation_fraction=0.2", "batch_tokens=128"]
@@ -276,6 +280,29 @@ def test_a_run_is_resumed(cuda):
         run = trained("resumed", "bert", "precision=bf16", f"max_steps={steps}")
     assert json.loads((run / "result.json").read_text())["steps"] == 3
     require_no_wait(cuda)
+
+
+def test_two_ranks_train_as_one(cuda):
+    """Of two machines with one device each, which add up their gradients by DDP."""
+    more = [*TEXT, *words_of("bert"), "log_every=1"]
+    alone = losses(trained("alone", "bert", *more))
+    words = ["pretrain", "model=bert_tiny", *tiny("bert_tiny"), "data=text", "data.path=text.txt", "cache_dir=cache"]
+    command = [sys.executable, "-m", "tests.rehearse", *but_for(words, [*more, "name=together"])]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    group = {"WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    path = {"PYTHONPATH": str(ROOT), "MASTER_PORT": str(port)}
+    ranks = [
+        subprocess.Popen(
+            command, env=os.environ | group | path | {"RANK": rank}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in "01"
+    ]  # fmt: skip
+    printed = [rank.communicate(timeout=300)[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], printed  # 1 where a step waits
+    assert "what the host waited for" in printed[0]
+    assert losses(Path("runs/together")) == pytest.approx(alone, rel=1e-5)
 
 
 def watching(monkeypatch, change):
