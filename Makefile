@@ -57,9 +57,13 @@ bench: $(VENV)/bench  ## Speed and memory compared with the transformers Trainer
 gpu:  ## On a GPU, with PYTHON= and no installing: its tests and its speed compared with the transformers Trainer.
 	$(PYTHON) scripts/gpu.py
 
-rehearse: $(VENV)/test  ## Walk the CUDA path without a GPU: its tests, and every family, method and command.
+rehearse: $(VENV)/test  ## Walk the CUDA path without a GPU: every family, method and command, or RUN='pretrain ...'.
+ifdef RUN
+	$(BIN)/python -m tests.rehearse $(RUN)
+else
 	$(BIN)/python -m pytest -q -n 2 -p tests.rehearse.plugin -m 'gpu or rehearse' \
 		$$(grep -rl --include='test_*.py' 'mark\.gpu\|mark\.rehearse' tests)
+endif
 
 bundle: $(VENV)/core  ## The wheels of lmtool and all it needs but torch, for a machine without a network: PYTHON_VERSION=3.12.
 	$(BIN)/python scripts/bundle.py --python-version '$(PYTHON_VERSION)'

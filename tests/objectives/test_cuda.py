@@ -62,7 +62,7 @@ def test_a_step_does_not_wait_for_the_device(name, dropout, tokenizers):
     health = Health(precision, 1.0, Progress())
 
     def step(number):
-        outcome = gradients(Plain(learner), Step([batch], {}, 0.0), number, 0, DEVICE, precision)
+        outcome = gradients(Plain(learner), Step([batch], {}, 0.0), number, 0, precision)
         norm = apply_gradients(optimizer, None, list(learner.parameters()), 1.0)
         health.watch(number, None, outcome.loss, norm, scaled=False)
         return outcome.loss

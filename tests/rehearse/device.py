@@ -8,8 +8,8 @@ tensor of the CPU. A dispatch mode sees every operation before it is computed th
 - one that hands the host a value (`item`, `nonzero`, a mask as an index, a copy in either direction that is not both
   pinned and non-blocking) is a wait; a copy to the host that does not wait has no values before somebody waited;
 - kernels that only CUDA has (flash, a fused recurrent cell) are computed by plain formulas.
-A function mode sees the few calls that never reach the dispatcher. What is not played: time, streams beside each other,
-the numerics of a GPU's kernels, compilers, NCCL.
+A function mode sees the few calls that never reach the dispatcher. Processes add up over gloo. What is not played:
+time, streams beside each other, the numerics of a GPU's kernels, compilers, FSDP, NCCL.
 """
 
 from __future__ import annotations
@@ -32,12 +32,13 @@ import torch.utils._device
 import torch.utils._pytree as pytree
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 from torch.utils.weak import WeakTensorKeyDictionary
 
 import lmtool
 from lmtool.nn import kernels
-from lmtool.training import compiling
+from lmtool.training import compiling, engine, group, profiling
 from tests.nn.kernel_stand_ins import flash_on_cpu
 
 CUDA = torch.device("cuda", 0)
@@ -142,6 +143,27 @@ class Device:
 
 
 device = Device()
+
+
+class WaitRow(NamedTuple):
+    """phase, line: as in `Place`. operation: that the host waited for."""
+
+    phase: str
+    line: str
+    operation: str
+
+
+def wait_rows(of: Device) -> list[tuple[str, str, str, int]]:
+    """A device's waits as plain data: a `WaitRow` and how often."""
+    return [(*where, what, count) for (what, where), count in of.waits.items()]
+
+
+def wait_lines(rows: Counter[WaitRow], tests: Counter[WaitRow] | None = None) -> Iterator[str]:
+    """Waits as a table, those of steps first. tests: in how many each occurred."""
+    phases = ("step", "row", "evaluation", "checkpoint", "around")
+    for row in sorted(rows, key=lambda row: (phases.index(row.phase), -rows[row])):
+        within = f" in {tests[row]:>3} tests" if tests else ""
+        yield f"{row.phase:<11}{rows[row]:>7,}{within}  {row.operation}  {row.line}"
 
 
 class CudaTensor(torch.Tensor):
@@ -299,10 +321,16 @@ def dispatched(function: Any, types: Iterable[type], args: tuple[Any, ...], kwar
     wanted = kwargs.get("device")
     wanted = None if wanted is None else torch.device(wanted)
     if not ours and (wanted is None or wanted.type != "cuda"):
-        return function(*args, **kwargs)
+        pins = kwargs.pop("pin_memory", False)
+        result = function(*args, **kwargs)
+        if pins:
+            PINNED[result] = True
+        return result
     of = operation(function)
     if (special := SPECIAL.get(of.base)) is not None:
         return special(function, *args, **kwargs)
+    if of.base.startswith("c10d::"):
+        return exchanged(function, args, kwargs)
     require_one_device(of, ours, [tensor for tensor in leaves if not isinstance(tensor, CudaTensor)])
     require_types(of, ours)
     note_reads(of, args, kwargs)
@@ -360,6 +388,13 @@ def copy_(function: Any, target: Tensor, source: Tensor, blocking: bool = False,
         device.wait("copy to the host")
     function(value_of(target), value_of(source))
     return target
+
+
+def exchanged(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What processes send each other, over gloo, into the tensors that were given."""
+    plain_args, plain_kwargs = pytree.tree_map(value_of, (args, kwargs))
+    _, work = function(*plain_args, **plain_kwargs)
+    return args[0], work
 
 
 def require_wide(cell: str, inputs: Tensor) -> None:
@@ -540,6 +575,19 @@ def is_there(real: Callable[..., bool], path: Any) -> bool:
     return path == "/dev/nvidiactl" or real(path)
 
 
+def profile_of_host(activities: Any, **options: Any) -> profile:
+    """There are no kernels to be timed: asked for them, torch's profiler warns of every operation."""
+    return profile(activities=[ProfilerActivity.CPU], **options)
+
+
+def summed(gradients: Tensor) -> torch.futures.Future[Tensor]:
+    """As `engine._summed`; the future of gloo holds tensors of the host."""
+    torch.distributed.all_reduce(gradients)
+    future: torch.futures.Future[Tensor] = torch.futures.Future()
+    future.set_result(gradients)
+    return future
+
+
 # What `torch.cuda` says of it.
 ANSWERS: dict[str, Callable[..., Any]] = {
     "_lazy_init": lambda: None,
@@ -582,6 +630,12 @@ def played() -> Iterator[Device]:
         # Compilers refuse modes: what they would be given is called as it is.
         stack.enter_context(patch.object(torch, "compile", lambda function, **_: function))
         stack.enter_context(patch.object(compiling, "missing", lambda _: None))
+        stack.enter_context(patch.object(profiling, "profile", profile_of_host))
+        stack.enter_context(patch.object(group, "backend_of", lambda _: "gloo"))
+        stack.enter_context(patch.object(engine, "_summed", summed))
+        # DDP's statistics read timers of CUDA's events.
+        logger = torch._C._distributed_c10d.Logger
+        stack.enter_context(patch.object(logger, "set_runtime_stats_and_log", lambda _: None))
         stack.enter_context(patch.object(os.path, "exists", partial(is_there, os.path.exists)))
         stack.enter_context(flash_on_cpu())
         stack.enter_context(Calls())

@@ -2,6 +2,7 @@
 // the hooks that torch asks about it. Built and loaded by guard.py, before torch is imported.
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
@@ -47,7 +48,8 @@ struct CUDAHooks final : public CUDAHooksInterface {
   void setCurrentDevice(DeviceIndex) const override {}
   DeviceIndex exchangeDevice(DeviceIndex) const override { return 0; }
   DeviceIndex maybeExchangeDevice(DeviceIndex) const override { return 0; }
-  bool isPinnedPtr(const void*) const override { return false; }
+  // Which memory is pinned, device.py knows; torch's own code is believed that it pins what it says.
+  bool isPinnedPtr(const void*) const override { return true; }
   // It draws what a CPU draws.
   const Generator& getDefaultGenerator(DeviceIndex) const override { return detail::getDefaultCPUGenerator(); }
   Generator getNewGenerator(DeviceIndex) const override { return detail::createCPUGenerator(); }
@@ -56,3 +58,6 @@ struct CUDAHooks final : public CUDAHooksInterface {
 REGISTER_CUDA_HOOKS(CUDAHooks)
 
 }  // namespace at
+
+// To be called once: torch asks about pinned memory only of a device that it has initialized.
+extern "C" void initialize() { at::globalContext().lazyInitDevice(c10::DeviceType::CUDA); }

@@ -46,4 +46,4 @@ def built() -> Path:
 
 def load() -> None:
     """Make this process's torch one that has a CUDA device. NotBuilt as `built`."""
-    ctypes.CDLL(str(built()))
+    ctypes.CDLL(str(built())).initialize()

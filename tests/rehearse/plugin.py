@@ -2,11 +2,12 @@
 
     python -m pytest -p tests.rehearse.plugin -m 'gpu or rehearse' FILES
 
-At the end it prints where steps, evaluations and the rest made the host wait.
+At the end it prints what was run, by test and by family, and where steps, evaluations and the rest made the host wait.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -20,9 +21,11 @@ try:
 except guard.NotBuilt as reason:
     pytest.exit(str(reason), returncode=5)
 
-from tests.rehearse.device import Device, played  # noqa: E402
+from tests.rehearse.device import Device, WaitRow, played, wait_lines, wait_rows  # noqa: E402
 
 WAITS = "waits"
+# Of a test whose first parameter is a model family.
+BY_FAMILY = re.compile(r"test_walk\.py::test_a_family_(\w+)\[(\w+)(?:-(.+))?\]$")
 
 
 @pytest.fixture(autouse=True)
@@ -33,21 +36,62 @@ def cuda(request: pytest.FixtureRequest, record_property: Any) -> Iterator[Devic
         return
     with played() as device:
         yield device
-    record_property(WAITS, [[*where, what, count] for (what, where), count in device.waits.items()])
+    record_property(WAITS, wait_rows(device))
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """The waits of all tests by phase and line, those of steps first."""
-    counts: Counter[tuple[str, ...]] = Counter()
-    tests: Counter[tuple[str, ...]] = Counter()
-    for report in (report for reports in terminalreporter.stats.values() for report in reports):
-        ended = isinstance(report, pytest.TestReport) and report.when == "teardown"
-        for name, rows in report.user_properties if ended else ():
-            for *where, count in rows if name == WAITS else ():
-                counts[tuple(where)] += count
-                tests[tuple(where)] += 1
-    order = {"step": 0, "row": 1, "evaluation": 2, "checkpoint": 3, "around": 4}
+    """Tables of what was run, and the waits of all tests by phase and line."""
+    reports = [report for reports in terminalreporter.stats.values() for report in reports]
+    reports = [report for report in reports if isinstance(report, pytest.TestReport)]
+    terminalreporter.section("what was run on the device")
+    for line in (*outcome_lines(reports), "", *family_lines(reports)):
+        terminalreporter.line(line)
     terminalreporter.section("what the host waited for")
-    for where in sorted(counts, key=lambda where: (order[where[0]], -counts[where])):
-        phase, line, what = where
-        terminalreporter.line(f"{phase:<11}{counts[where]:>7,} in {tests[where]:>3} tests  {what}  {line}")
+    rows: Counter[WaitRow] = Counter()
+    tests: Counter[WaitRow] = Counter()
+    for report in reports:
+        for name, counts in report.user_properties if report.when == "teardown" else ():
+            for *row, count in counts if name == WAITS else ():
+                rows[WaitRow(*row)] += count
+                tests[WaitRow(*row)] += 1
+    for line in wait_lines(rows, tests):
+        terminalreporter.line(line)
+
+
+def outcome_lines(reports: list[pytest.TestReport]) -> Iterator[str]:
+    """A line a test function: how many of its cases passed and did not, and their seconds."""
+    outcomes: dict[str, Counter[str]] = {}
+    seconds: Counter[str] = Counter()
+    failed: dict[str, list[str]] = {}
+    for report in reports:
+        function, _, case = report.nodeid.partition("[")
+        seconds[function] += report.duration  # type: ignore[assignment]
+        if report.when == "call" or report.outcome != "passed":
+            outcomes.setdefault(function, Counter())[report.outcome] += 1
+        if report.outcome == "failed":
+            failed.setdefault(function, []).append(case.removesuffix("]") or report.when or "")
+    yield f"{'passed':>6} {'failed':>6} {'skipped':>7} {'seconds':>7}  test"
+    for function, counts in sorted(outcomes.items()):
+        cases = f"  failed: {', '.join(failed[function])}" if function in failed else ""
+        yield (
+            f"{counts['passed']:>6} {counts['failed']:>6} {counts['skipped']:>7} {seconds[function]:>7.0f}"
+            f"  {function.removeprefix('tests/')}{cases}"
+        )
+
+
+def family_lines(reports: list[pytest.TestReport]) -> Iterator[str]:
+    """A line a model family: the outcome of each test that all families have."""
+    cells: dict[str, dict[str, str]] = {}
+    for report in reports:
+        found = BY_FAMILY.search(report.nodeid)
+        if found and (report.when == "call" or report.outcome != "passed"):
+            test, family, case = found.groups()
+            title = f"{test}, {case}" if case else test
+            cells.setdefault(family, {})[title.replace("_", " ")] = report.outcome
+    titles = sorted({title for row in cells.values() for title in row})
+    for number, title in enumerate(titles, 1):
+        yield f"({number}) a family {title}"
+    if cells:
+        yield f"{'':<16}" + "".join(f"{f'({number})':<9}" for number in range(1, len(titles) + 1))
+    for family, row in sorted(cells.items()):
+        yield f"{family:<16}" + "".join(f"{row.get(title, '-'):<9}" for title in titles)

@@ -1,4 +1,4 @@
-"""A draw of what `make rehearse` walks, in a process of its own, whose torch has a CUDA device."""
+"""A draw of what `make rehearse` runs, in a process of its own, whose torch has a CUDA device."""
 
 from __future__ import annotations
 
@@ -13,8 +13,13 @@ from tests.rehearse import guard
 
 ROOT = Path(__file__).resolve().parents[2]
 WALK = "tests/rehearse/test_walk.py::test_"
-# Of the device itself all; of the walk what plans on the host, reads by a kernel of its own, or watches.
+# Of the device itself all; of the walk what plans on the host, reads by a kernel of its own, or watches; of each file
+# for a GPU one test, since no other run would notice that the code under it has changed.
 DRAW = (
+    "tests/objectives/test_cuda.py::test_losses_and_gradients_are_those_of_a_cpu[mlm-bf16]",
+    "tests/objectives/test_cuda.py::test_a_step_does_not_wait_for_the_device[mlm-0.1]",
+    "tests/training/test_cuda.py::test_half_precision_learns_as_single_precision_does[fp16]",
+    "tests/commands/test_cuda.py::test_a_tiny_experiment_pretrains[bert_tiny]",
     "tests/rehearse/test_device.py",
     f"{WALK}a_family_drops[elmo-precision=bf16]",
     f"{WALK}an_adaptive_softmax",
@@ -29,9 +34,19 @@ def test_a_draw() -> None:
         guard.built()
     except guard.NotBuilt as reason:
         pytest.skip(str(reason))
-    words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "tests.rehearse.plugin", "-m", "rehearse", *DRAW]
+    words = [
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "tests.rehearse.plugin",
+        "-m",
+        "gpu or rehearse",
+        *DRAW,
+    ]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
-    done = subprocess.run(
-        [sys.executable, *words], cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-    assert done.returncode == 0, done.stdout
+    command = [sys.executable, *words, *DRAW]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr

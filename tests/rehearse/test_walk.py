@@ -1,12 +1,15 @@
-"""Whole commands on the played device, in a table: every family by number format and dropout, every objective, tuning
-method, optimizer, way to distill, kind of task and command. No step makes the host wait, nothing is of two devices, and
-products have the type that the precision names."""
+"""Whole commands on the played device, in a table: every family by number format, dropout and compile=, every
+objective, tuning method, optimizer, way to distill, kind of task and command, and two ranks. No step makes the host
+wait, nothing is of two devices, and products have the type that the precision names."""
 
 from __future__ import annotations
 
 import json
 import math
+import os
 import shlex
+import socket
+import subprocess
 import sys
 from itertools import product
 from pathlib import Path
@@ -23,10 +26,11 @@ from lmtool.cli import main as cli
 from lmtool.config.tables import lookup
 from lmtool.costs.rate import measure_bandwidth
 from lmtool.training.health import Health
-from tests.commands.conftest import CONF, finetune, pretrain, skip_reports, text, write_rows
+from tests.commands.conftest import CONF, but_for, finetune, pretrain, skip_reports, text, tiny, write_rows
 
 pytestmark = pytest.mark.rehearse
 
+ROOT = Path(__file__).resolve().parents[2]
 FAMILIES = matrix.FAMILIES
 SHORT = ["device=cuda", "compile=false", "max_steps=2", "evaluate_every=2", "log_every=2"]
 TEXT = [*SHORT, "data.document=block", "data.validation_fraction=0.2", "batch_tokens=128"]
@@ -47,6 +51,8 @@ def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     skip_reports(monkeypatch)
     monkeypatch.setattr("lmtool.session.companions.SAMPLES", 1)  # texts that are written at the end
+    # Products of 8,192 rows, which take a CPU minutes.
+    monkeypatch.setattr("lmtool.commands.profile.product_rate", lambda *_: 1e12)
 
 
 def losses(run: Path) -> list[float]:
@@ -79,19 +85,39 @@ def trained(name: str, family: str, *words: str) -> Path:
 WIDE = ("nn/tiled.py", "nn/recurrent.py")
 
 
+def losses_on_cpu(family: str) -> list[float]:
+    """Of a run without dropout in fp32, trained once."""
+    name = f"{family}_cpu"
+    if not Path("runs", name).exists():
+        trained(name, family, *words_of(family), "device=cpu")
+    return losses(Path("runs", name))
+
+
+# To the rounding of fp32, and of bf16. Compilers are not played, but what is handed to them is.
+TOLERANCES = {"precision=fp32": 1e-5, "precision=bf16": 1e-2, "compile=true": 1e-5}
+
+
+@pytest.mark.parametrize("words", TOLERANCES)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_family_computes_what_it_computes_on_a_cpu(family, cuda):
-    """In fp32 to its rounding, in bf16 to that of bf16."""
-    plain = losses(trained(f"{family}_cpu", family, *words_of(family), "device=cpu"))
-    assert all(map(math.isfinite, plain))
-    assert losses(trained(f"{family}_fp32", family, *words_of(family))) == pytest.approx(plain, rel=1e-5)
+def test_a_family_computes_what_it_computes_on_a_cpu(family, words, cuda):
+    on_cpu = losses_on_cpu(family)
+    assert all(map(math.isfinite, on_cpu))
     cuda.products.clear()
-    half = losses(trained(f"{family}_bf16", family, *words_of(family), "precision=bf16"))
-    assert half == pytest.approx(plain, rel=1e-2)
+    own = losses(trained(f"{family}_{words.partition('=')[2]}", family, *words_of(family), "precision=fp32", words))
+    assert own == pytest.approx(on_cpu, rel=TOLERANCES[words])
     require_no_wait(cuda, phases=("step", "evaluation"))
-    wide = {where.line for (kind, where) in cuda.products if kind != "bfloat16" and where.phase == "step"}
-    permitted = {line for line in wide if line.startswith(WIDE)}
-    assert not wide - permitted - ({"backward"} if permitted else set()), wide
+    if words == "precision=bf16":
+        wide = {where.line for (kind, where) in cuda.products if kind != "bfloat16" and where.phase == "step"}
+        permitted = {line for line in wide if line.startswith(WIDE)}
+        assert not wide - permitted - ({"backward"} if permitted else set()), wide
+
+
+@pytest.mark.parametrize("family", [family for family in FAMILIES if "dropout" in fields_of(family)])
+def test_a_family_drops_in_compiled_regions(family, cuda):
+    """Which read their generators from tensors."""
+    words = [*words_of(family, 0.1), "precision=bf16", "compile=true"]
+    assert all(map(math.isfinite, losses(trained(f"{family}_compiled", family, *words))))
+    require_no_wait(cuda)
 
 
 @pytest.mark.parametrize("words", ["precision=bf16", "precision=fp16"])
@@ -230,6 +256,8 @@ COMMANDS = {
     "inspect attention": "inspect attention runs/start_bert text='The happy cat'",
     "inspect word": "inspect word checkpoint=runs/start_bert word=cat text='The cat sat. | A cat.'",
     "doctor": "doctor trains=false",
+    "profile": "profile pretrain model=bert_tiny model.hidden_size=32 model.num_heads=2 model.feedforward_size=64 "
+    "model.vocab_size=400 max_length=32 batch_tokens=128 data=text data.path=text.txt data.document=block",
     "plan": "plan finetune task=sst2 task.path=rows checkpoint=runs/start_bert",
 }
 WITHOUT_DEVICE = ("inspect", "doctor")
@@ -238,8 +266,10 @@ WITHOUT_DEVICE = ("inspect", "doctor")
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command(command, cuda):
     for family in ("bert", "gpt", "t5"):
-        start(family)
-    teacher()
+        if f"start_{family}" in COMMANDS[command]:
+            start(family)
+    if "teacher" in COMMANDS[command]:
+        teacher()
     words = shlex.split(COMMANDS[command]) + ([] if command in WITHOUT_DEVICE else ["device=cuda"])
     assert cli.main(words) == 0
     require_no_wait(cuda)
@@ -250,6 +280,29 @@ def test_a_run_is_resumed(cuda):
         run = trained("resumed", "bert", "precision=bf16", f"max_steps={steps}")
     assert json.loads((run / "result.json").read_text())["steps"] == 3
     require_no_wait(cuda)
+
+
+def test_two_ranks_train_as_one(cuda):
+    """Of two machines with one device each, which add up their gradients by DDP."""
+    more = [*TEXT, *words_of("bert"), "log_every=1"]
+    alone = losses(trained("alone", "bert", *more))
+    words = ["pretrain", "model=bert_tiny", *tiny("bert_tiny"), "data=text", "data.path=text.txt", "cache_dir=cache"]
+    command = [sys.executable, "-m", "tests.rehearse", *but_for(words, [*more, "name=together"])]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    group = {"WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    path = {"PYTHONPATH": str(ROOT), "MASTER_PORT": str(port)}
+    ranks = [
+        subprocess.Popen(
+            command, env=os.environ | group | path | {"RANK": rank}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in "01"
+    ]  # fmt: skip
+    printed = [rank.communicate(timeout=300)[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], printed  # 1 where a step waits
+    assert "what the host waited for" in printed[0]
+    assert losses(Path("runs/together")) == pytest.approx(alone, rel=1e-5)
 
 
 def watching(monkeypatch, change):
