@@ -18,7 +18,10 @@ import sys
 import time
 import tracemalloc
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from subprocess import PIPE, Popen
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -27,6 +30,7 @@ from common import ROOT
 from lmtool import random_streams
 from lmtool.data.configs import TextConfig
 from lmtool.data.loader import PackedLoader, assign
+from lmtool.data.shared import UNSHARED, ArrayCache
 from lmtool.data.store import TokenStore
 from lmtool.objectives.examples.windows import CausalWindows
 from lmtool.reporting.text import count, duration, flops, percent, size
@@ -100,6 +104,60 @@ def planning(tokens: int, length: int) -> dict[str, float]:
     return {"tokens": tokens, "examples": len(examples.plan(0)), "seconds": seconds, "stays": stays, "most": most}
 
 
+def _store(folder: Path, tokens: int, cache: ArrayCache = UNSHARED) -> TokenStore:
+    """A store of that many tokens whose ids are one value seen everywhere, and whose offsets are mapped from a file."""
+    file, documents, none = folder / "offsets.npy", tokens // DOCUMENT, np.zeros(1, dtype=np.int64)
+    if not file.exists():
+        np.save(file, np.arange(documents + 1, dtype=np.int64) * DOCUMENT)
+    offsets = np.load(file, mmap_mode="r").view(np.ndarray)
+    ids = np.broadcast_to(np.uint16(7), (tokens,))
+    return TokenStore(ids, offsets, none, none, {"tokens": tokens, "documents": documents}, folder, cache=cache)
+
+
+def hold(folder: Path, tokens: int, processes: int) -> None:
+    """One of the processes of a node: says that it is here, plans and says so, and holds the plan until it is told to
+    end."""
+    store = _store(folder, tokens, ArrayCache(folder / "plans", "0" * 64, processes))
+    print("here", flush=True)
+    sys.stdin.readline()
+    loader = PackedLoader(CausalWindows(_Tokenizer(), store, 2048, "joined", "train"), 0, None, 2**21)  # type: ignore[arg-type]
+    metadata = loader.metadata()
+    first = next(loader.read(1))["start"]
+    print(json.dumps([metadata["examples"], first[:8].tolist()]), flush=True)
+    sys.stdin.readline()
+
+
+def node_memory(tokens: int, processes: int = NODE) -> dict[str, float]:
+    """Bytes that the processes of a node hold together of a plan, beyond what they hold before it: at the end and at
+    most, the proportional set size of each (a page that several processes map counts once), and seconds."""
+
+    def sizes() -> int:
+        rollups = (Path(f"/proc/{child.pid}/smaps_rollup").read_text() for child in children)
+        return sum(1024 * int(next(line for line in rollup.splitlines() if line.startswith("Pss:")).split()[1])
+                   for rollup in rollups)  # fmt: skip
+
+    with TemporaryDirectory() as name:
+        _store(Path(name), tokens)
+        command = [sys.executable, __file__, "--hold", name, str(tokens), str(processes)]
+        children = [Popen(command, stdin=PIPE, stdout=PIPE, text=True) for _ in range(processes)]
+        assert all(child.stdout is not None and child.stdout.readline() == "here\n" for child in children)
+        before, most, began = sizes(), 0, time.perf_counter()
+        for child in children:
+            print(file=child.stdin, flush=True)
+        with ThreadPoolExecutor(processes) as pool:
+            answers = [pool.submit(child.stdout.readline) for child in children if child.stdout is not None]
+            while not all(answer.done() for answer in answers):
+                most = max(most, sizes())
+                time.sleep(0.05)
+        seconds, after = time.perf_counter() - began, sizes()
+        assert len({answer.result() for answer in answers}) == 1
+        for child in children:
+            child.communicate("\n")
+        examples = json.loads(answers[0].result())[0]
+    return {"examples": examples, "processes": processes, "seconds": seconds, "held": after - before,
+            "most": max(most, after) - before}  # fmt: skip
+
+
 def ordering(length: int, steps: int = 200) -> dict[str, float]:
     """The order of all examples of 10^12 tokens, computed where it is read: some steps of it. chi_square: of where in
     the text their examples come from, a degree of freedom (1 for chance). spread: largest share of tokens over the mean
@@ -134,6 +192,7 @@ def measure() -> dict[str, Any]:
     hashed = len(block) / (time.perf_counter() - began)
     return {
         "planning": [planning(tokens, 2048) for tokens in (10**9, 10**10)],
+        "node": node_memory(4 * 10**10),
         "ordering": {str(length): ordering(length) for length in (2048, 512)},
         "sha256": hashed,
     }
@@ -296,7 +355,12 @@ def document(measured: dict[str, Any], text: str) -> tuple[str, list[str]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--measure", type=Path, help="run what is measured, and write it here")
+    parser.add_argument("--hold", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.hold is not None:
+        folder, tokens, processes = arguments.hold
+        hold(Path(folder), int(tokens), int(processes))
+        return
     if arguments.measure is not None:
         arguments.measure.write_text(json.dumps(measure()) + "\n", encoding="utf-8")
         return

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from lmtool import random_streams
-from lmtool.data.examples import Examples, Plan, SplitData
+from lmtool.data.examples import Examples, Plan, SplitData, planned
 from lmtool.data.store import TokenStore
 from lmtool.learners.base import BaseLearner
 from lmtool.learners.baseline import ConstantPredictor, Predictor
@@ -60,6 +60,19 @@ def combine(parts: Sequence[tuple[str, Batch]]) -> MixedBatch:
     return MixedBatch(inputs, targets, examples_N, parts_N, members=tuple(parts))
 
 
+def mixed_plan(text: Plan, plans: Sequence[Plan], counts: Sequence[int], seed: int, epoch: int) -> Plan:
+    """So many examples of each of the plans, of which `text` is one, chosen anew each epoch."""
+    rows, lengths = [], []
+    for number, (plan, count) in enumerate(zip(plans, counts, strict=True)):
+        order = random_streams.Permutation(len(plan), seed, "order", epoch * len(plans) + number)
+        taken = order(np.arange(count) % len(plan))
+        records = np.empty(count, dtype=MIXED)
+        records["member"], records["row"], records["again"] = number, taken, np.arange(count) // len(plan)
+        rows.append(records)
+        lengths.append(plan.lengths[taken])
+    return Plan(np.concatenate(rows), np.concatenate(lengths))
+
+
 class MixedExamples:
     """Which of its examples a member gives is drawn anew each epoch.
 
@@ -93,16 +106,10 @@ class MixedExamples:
     def plan(self, epoch: int) -> Plan:
         if epoch not in self._plans:
             plans = [member.plan(epoch) for member in self.members.values()]
-            rows, lengths = [], []
-            for number, (plan, count) in enumerate(zip(plans, self._counts(plans), strict=True)):
-                order = random_streams.Permutation(len(plan), self.seed, "order", epoch * len(plans) + number)
-                taken = order(np.arange(count) % len(plan))
-                records = np.empty(count, dtype=MIXED)
-                records["member"], records["row"], records["again"] = number, taken, np.arange(count) // len(plan)
-                rows.append(records)
-                lengths.append(plan.lengths[taken])
+            # Text is the member to share by: rows of tasks are few, and in every process.
+            text = max(plans, key=lambda plan: plan.cache.processes)
             kept = dict([*self._plans.items()][-1:])
-            self._plans = kept | {epoch: Plan(np.concatenate(rows), np.concatenate(lengths))}
+            self._plans = kept | {epoch: planned(mixed_plan, text, plans, self._counts(plans), self.seed, epoch)}
         return self._plans[epoch]
 
     def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from lmtool.data.examples import Plan, SplitData
+from lmtool.data.examples import Plan, SplitData, planned
 from lmtool.data.formats import assemble, ragged_ranges
 from lmtool.errors import UserError
 from lmtool.objectives.configs import DenoisingConfig, SpanCorruptionConfig
@@ -33,6 +33,15 @@ from lmtool.types import Batch
 # Shape letters: N examples of a batch, T their tokens.
 
 
+def noisy_windows(stream: Stream, size: int, joined: bool, infilling: float, special_count: int) -> Plan:
+    """Windows as of `windows`, and their lengths on both sides. infilling: fraction of the words in spans."""
+    rows = windows(stream, size, joined)
+    lengths = rows["length"].astype(np.int64)
+    # A mask put in between may make a short text longer.
+    noisy = np.minimum(lengths + np.ceil(lengths * infilling).astype(np.int64), size)
+    return Plan(rows, lengths + noisy + 2 * special_count)
+
+
 class NoisyWindows:
     """Windows of text, with noise on one side. joined: through documents, nothing between them; separate: of each."""
 
@@ -44,12 +53,9 @@ class NoisyWindows:
         special_count = sides.template.special_count
         self.room = room_for(max_length, special_count, 1)
         # Nothing stands between documents, and none is empty: places of the stream are places of the store.
-        self.stream = Stream(self.store.tokens, self.store.document_offsets, None)
-        rows = windows(self.stream, self.room, data.documents == "joined")
-        lengths = rows["length"].astype(np.int64)
-        # A mask put in between may make a short text longer.
-        noisy = np.minimum(lengths + np.ceil(lengths * config.text_infilling).astype(np.int64), self.room)
-        self._plan = some(Plan(rows, lengths + noisy + 2 * special_count), data.split)
+        self.stream = Stream.of(self.store, None)
+        joined, infilling = data.documents == "joined", config.text_infilling
+        self._plan = some(planned(noisy_windows, self.stream, self.room, joined, infilling, special_count), data.split)
 
     def plan(self, epoch: int) -> Plan:
         return self._plan
@@ -114,6 +120,18 @@ def _vocabulary(tokenizer: Tokenizer) -> Vocabulary:
 # Shape letters: N examples of a batch.
 
 
+def corrupted_windows(
+    stream: Stream, size: int, joined: bool, config: SpanCorruptionConfig, special_count: int
+) -> Plan:
+    """Windows as of `windows` with two tokens or more, and their lengths on both sides."""
+    rows = windows(stream, size, joined)
+    rows = rows[rows["length"] >= 2]
+    lengths = rows["length"].astype(np.int64)
+    _, spans = noise_counts(lengths, config)
+    # Each span has a sentinel on both sides.
+    return Plan(rows, lengths + 2 * spans + 2 * special_count)
+
+
 class CorruptedSpans:
     """Windows of text with spans cut out. joined: through documents, nothing between them, as T5's data were made;
     separate: of each document, of which a last token alone is left out."""
@@ -130,17 +148,15 @@ class CorruptedSpans:
         self.config, self.sides, self.store, self.split, self.seed = config, sides, data.text, data.split, seed
         special_count = sides.template.special_count
         self.text_length = text_length(max_length, special_count, config)
-        self.stream = Stream(self.store.tokens, self.store.document_offsets, None)
-        rows = windows(self.stream, self.text_length, data.documents == "joined")
-        rows = rows[rows["length"] >= 2]
-        lengths = rows["length"].astype(np.int64)
-        _, spans = noise_counts(lengths, config)
-        # Each span has a sentinel on both sides.
-        self._plan = some(Plan(rows, lengths + 2 * spans + 2 * special_count), data.split)
+        self.stream = Stream.of(self.store, None)
+        joined = data.documents == "joined"
+        plan = planned(corrupted_windows, self.stream, self.text_length, joined, config, special_count)
+        self._plan = some(plan, data.split)
         self.sentinels = np.array(tokenizer.sentinels, dtype=np.int64)
-        if len(self.sentinels) < spans.max():
+        spans = int((plan.lengths - plan.rows["length"]).max()) // 2 - special_count
+        if len(self.sentinels) < spans:
             raise UserError(
-                f"span corruption needs {spans.max()} sentinel tokens at max_length={max_length}; the tokenizer has "
+                f"span corruption needs {spans} sentinel tokens at max_length={max_length}; the tokenizer has "
                 f"{len(self.sentinels)}",
                 "give tokenizer=sentencepiece, whose tokenizer.sentinels= is their number, or a smaller max_length=",
             )

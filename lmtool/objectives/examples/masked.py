@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lmtool.data.examples import Plan, SplitData
+from lmtool.data.examples import Plan, SplitData, planned
 from lmtool.data.formats import FormatTemplate, PackedArrays, assemble, text_format
 from lmtool.data.loader import segments
 from lmtool.errors import UserError
@@ -98,6 +98,14 @@ class Permutations(TokenMasks):
 # Shape letters: N examples of a batch, T their tokens, M masked places.
 
 
+def masked_windows(
+    stream: Stream, size: int, joined: bool, short: float, seed: int, epoch: int, special_count: int
+) -> Plan:
+    """Windows as of `drawn_windows`; as of `windows` where none is short."""
+    rows = drawn_windows(stream, size, joined, short, seed, epoch) if short else windows(stream, size, joined)
+    return Plan(rows, rows["length"].astype(np.int64) + special_count)
+
+
 class MaskedWindows:
     """Masked language modelling over windows of text: `[CLS] text [SEP]` in the backbone's format.
 
@@ -113,7 +121,7 @@ class MaskedWindows:
         self.masks = masks(config, Vocabulary.of(tokenizer))
         self.template = FormatTemplate.of(text_format(format_name, tokenizer), 1)
         joined = data.documents == "joined"
-        self.stream = Stream(self.store.tokens, self.store.document_offsets, tokenizer.role("sep") if joined else None)
+        self.stream = Stream.of(self.store, tokenizer.role("sep") if joined else None)
         self.room, self.joined = room_for(max_length, self.template.special_count, 1), joined
         self._plans: dict[int, Plan] = {}
 
@@ -121,14 +129,12 @@ class MaskedWindows:
         short = self.config.short_window_probability
         drawn = self.config.drawn_epoch(epoch) if short else 0
         if drawn not in self._plans:
-            rows = (
-                drawn_windows(self.stream, self.room, self.joined, short, self.seed, drawn)
-                if short
-                else windows(self.stream, self.room, self.joined)
-            )
-            plan = some(Plan(rows, rows["length"].astype(np.int64) + self.template.special_count), self.split)
+            plan = planned(
+                masked_windows, self.stream, self.room, self.joined, short, self.seed, drawn,
+                self.template.special_count,
+            )  # fmt: skip
             # The epoch before and the one ahead: a prefetching loader looks over the border.
-            self._plans = dict([*self._plans.items()][-1:]) | {drawn: plan}
+            self._plans = dict([*self._plans.items()][-1:]) | {drawn: some(plan, self.split)}
         return self._plans[drawn]
 
     def assemble(self, rows: np.ndarray) -> PackedArrays:

@@ -9,9 +9,10 @@ import numpy as np
 import torch
 
 from lmtool import random_streams
-from lmtool.data.examples import Plan
+from lmtool.data.examples import Plan, planned
 from lmtool.data.formats import FormatTemplate, PackedArrays, assemble, ragged_ranges, text_format
 from lmtool.data.loader import segments
+from lmtool.data.shared import UNSHARED, ArrayCache
 from lmtool.data.store import TokenStore
 from lmtool.errors import UserError
 from lmtool.models.encoder_decoder import EncoderDecoder, shifted
@@ -80,17 +81,28 @@ _DRAWS = 2
 class Stream:
     """Documents of a token store as one run of ids, of which nothing is copied.
 
-    separator: the id that follows each document, or None. Documents without tokens are left out.
+    separator: the id that follows each document, or None. Documents without tokens are left out. cache: of the store.
     """
 
-    def __init__(self, tokens: np.ndarray, document_offsets: np.ndarray, separator: int | None):
+    def __init__(
+        self, tokens: np.ndarray, document_offsets: np.ndarray, separator: int | None, cache: ArrayCache = UNSHARED
+    ):
         offsets = np.asarray(document_offsets, dtype=np.int64)
         full = offsets[1:] > offsets[:-1]
         if not full.all():
             offsets = offsets[np.append(True, full)]
-        self.tokens, self.separator = tokens, separator
+        self.tokens, self.offsets, self.separator = tokens, offsets, separator
+        self.cache = cache.of("stream", separator)
         # Without a separator a place in the stream is one in the store, and nothing is held beside its file.
-        self.offsets, self.boundaries = offsets, offsets if separator is None else offsets + np.arange(len(offsets))
+        self.boundaries = offsets if separator is None else self.cache.load(self._with_separators)["boundaries"]
+
+    @classmethod
+    def of(cls, store: TokenStore, separator: int | None) -> Stream:
+        """The documents of a store."""
+        return cls(store.tokens, store.document_offsets, separator, store.cache)
+
+    def _with_separators(self) -> dict[str, np.ndarray]:
+        return {"boundaries": self.offsets + np.arange(len(self.offsets))}
 
     def __len__(self) -> int:
         return int(self.boundaries[-1])
@@ -121,6 +133,13 @@ def windows(stream: Stream, size: int, joined: bool, overlap: int = 0) -> np.nda
     rows["start"] = boundaries[owner] + offset
     rows["length"] = np.minimum(size, lengths[owner] - offset)
     return rows
+
+
+def text_windows(stream: Stream, size: int, joined: bool, shortest: int, special_count: int) -> Plan:
+    """Windows as of `windows` with `shortest` places or more. special_count: special tokens of an example."""
+    rows = windows(stream, size, joined)
+    rows = rows[rows["length"] >= shortest]
+    return Plan(rows, rows["length"].astype(np.int64) + special_count)
 
 
 def drawn_windows(stream: Stream, size: int, joined: bool, short: float, seed: int, epoch: int) -> np.ndarray:
@@ -177,6 +196,17 @@ class Sides:
 _CAUSAL = np.dtype([*WINDOW.descr, ("known", "i4")])
 
 
+def causal_windows(stream: Stream, size: int, joined: bool, overlap: int) -> Plan:
+    """Windows as of `windows`, with the number of their first places that are not predicted in them."""
+    cut = windows(stream, size, joined, overlap)
+    rows = np.empty(len(cut), dtype=_CAUSAL)
+    for name in WINDOW.names or ():
+        rows[name] = cut[name]
+    boundaries = stream.boundaries[:1] if joined else stream.boundaries
+    rows["known"] = np.where(np.isin(cut["start"], boundaries), 1, overlap)
+    return Plan(rows, rows["length"].astype(np.int64))
+
+
 class CausalWindows:
     """Next-token prediction over the stream of documents, each closed by the end-of-text token.
 
@@ -196,7 +226,7 @@ class CausalWindows:
         stride: int | None = None,
     ):
         self.store, self.split = store, split
-        self.stream = Stream(store.tokens, store.document_offsets, tokenizer.role("eos"))
+        self.stream = Stream.of(store, tokenizer.role("eos"))
         size = room_for(max_length, 0, 1)
         overlap = 1 if stride is None else size - stride
         if overlap < 1:
@@ -204,13 +234,7 @@ class CausalWindows:
                 f"stride={stride} is too long: windows of max_length={max_length} would not follow each other",
                 f"stride={size - 1} at most",
             )
-        cut = windows(self.stream, size, documents == "joined", overlap)
-        rows = np.empty(len(cut), dtype=_CAUSAL)
-        for name in WINDOW.names or ():
-            rows[name] = cut[name]
-        boundaries = self.stream.boundaries[:1] if documents == "joined" else self.stream.boundaries
-        rows["known"] = np.where(np.isin(cut["start"], boundaries), 1, overlap)
-        self._plan = some(Plan(rows, rows["length"].astype(np.int64)), split)
+        self._plan = some(planned(causal_windows, self.stream, size, documents == "joined", overlap), split)
 
     def plan(self, epoch: int) -> Plan:
         return self._plan
@@ -288,9 +312,7 @@ class _Splits:
         self, stream: Stream, store: TokenStore, size: int, joined: bool, special_count: int, split: str, seed: int
     ):
         self.stream, self.store, self.split, self.seed = stream, store, split, seed
-        rows = windows(stream, size, joined)
-        rows = rows[rows["length"] >= 2]
-        self._plan = some(Plan(rows, rows["length"].astype(np.int64) + special_count), split)
+        self._plan = some(planned(text_windows, stream, size, joined, 2, special_count), split)
 
     def plan(self, epoch: int) -> Plan:
         return self._plan
@@ -309,7 +331,7 @@ class MaskedPrefixes(_Splits):
     Each document ends with the end-of-text token."""
 
     def __init__(self, tokenizer: Tokenizer, store: TokenStore, max_length: int, documents: str, split: str, seed: int):
-        stream = Stream(store.tokens, store.document_offsets, tokenizer.role("eos"))
+        stream = Stream.of(store, tokenizer.role("eos"))
         super().__init__(stream, store, room_for(max_length, 0, 1), documents == "joined", 0, split, seed)
 
     def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:
@@ -327,7 +349,7 @@ class EncodedPrefixes(_Splits):
     def __init__(self, sides: Sides, store: TokenStore, max_length: int, documents: str, split: str, seed: int):
         self.sides = sides
         special_count = sides.template.special_count
-        stream = Stream(store.tokens, store.document_offsets, None)
+        stream = Stream.of(store, None)
         size = room_for(max_length, special_count, 1)
         super().__init__(stream, store, size, documents == "joined", 2 * special_count, split, seed)
 

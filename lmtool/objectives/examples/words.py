@@ -11,12 +11,20 @@ import numpy as np
 import torch
 
 from lmtool import random_streams
-from lmtool.data.examples import Plan
+from lmtool.data.examples import Plan, planned
 from lmtool.data.formats import PackedArrays
 from lmtool.data.store import TokenStore
 from lmtool.errors import UserError
 from lmtool.learners.baseline import token_counts
-from lmtool.objectives.examples.windows import WINDOW, Stream, numbers_of, plan_metadata, room_for, some, windows
+from lmtool.objectives.examples.windows import (
+    WINDOW,
+    Stream,
+    numbers_of,
+    plan_metadata,
+    room_for,
+    some,
+    text_windows,
+)
 from lmtool.objectives.permutation_configs import SkipGramConfig
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Packed, Target
@@ -54,10 +62,9 @@ class WordWindows:
     ):
         self.store, self.split, self.reads = store, split, reads
         self.begins_V, self.unknown = tokenizer.starts_word, tokenizer.role("unk")
-        self.stream = Stream(store.tokens, store.document_offsets, tokenizer.role("eos"))
+        self.stream = Stream.of(store, tokenizer.role("eos"))
         size = room_for(max_length, 0, 1)
-        rows = word_windows(self.stream, self.begins_V, size, documents == "joined")
-        self._plan = some(Plan(rows, rows["length"].astype(np.int64)), split)
+        self._plan = some(planned(word_windows, self.stream, self.begins_V, size, documents == "joined"), split)
 
     def plan(self, epoch: int) -> Plan:
         return self._plan
@@ -127,8 +134,8 @@ def _target(labels: np.ndarray, at: np.ndarray) -> Target:
     return Target(torch.from_numpy(labels.astype(np.int64)), at=torch.from_numpy(at.astype(np.int64)))
 
 
-def word_windows(stream: Stream, begins_V: np.ndarray, size: int, joined: bool) -> np.ndarray:
-    """(E,) records of `WINDOW`: consecutive windows of at most `size` places that begin and end with whole words, each
+def word_windows(stream: Stream, begins_V: np.ndarray, size: int, joined: bool) -> Plan:
+    """Records of `WINDOW`: consecutive windows of at most `size` places that begin and end with whole words, each
     sharing a word with the next. joined: cut through documents; else within each."""
     boundaries = np.array([0, len(stream)]) if joined else stream.boundaries
     lengths = np.diff(boundaries)
@@ -138,7 +145,8 @@ def word_windows(stream: Stream, begins_V: np.ndarray, size: int, joined: bool) 
     for first, length in zip(boundaries[:-1][long].tolist(), lengths[long].tolist(), strict=True):
         rows.append(np.array(list(_cut(stream, begins_V, size, first, first + length)), dtype=WINDOW))
     windows = np.concatenate(rows)
-    return windows[np.argsort(windows["start"], kind="stable")]
+    windows = windows[np.argsort(windows["start"], kind="stable")]
+    return Plan(windows, windows["length"].astype(np.int64))
 
 
 def _cut(stream: Stream, begins_V: np.ndarray, size: int, first: int, last: int) -> Iterator[tuple[int, int]]:
@@ -223,9 +231,8 @@ class WordPairs:
         self, config: SkipGramConfig, store: TokenStore, max_length: int, split: str, seed: int, counts: WordCounts
     ):
         self.config, self.store, self.split, self.seed, self.counts = config, store, split, seed, counts
-        self.stream = Stream(store.tokens, store.document_offsets, None)
-        rows = windows(self.stream, room_for(max_length, 0, 1), joined=False)
-        self._plan = some(Plan(rows, rows["length"].astype(np.int64)), split)
+        self.stream = Stream.of(store, None)
+        self._plan = some(planned(text_windows, self.stream, room_for(max_length, 0, 1), False, 1, 0), split)
         self._known: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
 
     def plan(self, epoch: int) -> Plan:
