@@ -58,20 +58,26 @@ HOST = 2e12
 GATHERS = 2
 
 
-def planned(name: str, *more: str) -> Any:
-    """The plan of a run on the published device, by what `lmtool plan` computes."""
+def _learner(name: str) -> tuple[Any, Any]:
+    """The configuration of a run, and its learner on the meta device."""
     import torch
 
     from lmtool.cli import main as cli
+    from lmtool.weights.assemble import assemble
+
+    words = [*RUNS[name], *EXTRA[name], f"devices={GPUS}", f"max_tokens={TOKENS}", "max_steps=null"]
+    config = cli.configuration("pretrain", cli.parse(words), running=False)
+    with torch.device("meta"):
+        return config, assemble(config, None)[0]
+
+
+def planned(name: str) -> Any:
+    """The plan of a run on the published device, by what `lmtool plan` computes."""
     from lmtool.commands.plan import _assumed
     from lmtool.costs.plan_of_run import plan_of
     from lmtool.costs.rate import rank_info
-    from lmtool.weights.assemble import assemble
 
-    words = [*RUNS[name], *EXTRA[name], f"devices={GPUS}", f"max_tokens={TOKENS}", "max_steps=null", *more]
-    config = cli.configuration("pretrain", cli.parse(words), running=False)
-    with torch.device("meta"):
-        learner, _ = assemble(config, None)
+    config, learner = _learner(name)
     place = rank_info(config, DEVICE)
     return plan_of(config, learner, _assumed(config, 0, config.objective.predicted_fraction), place)
 
@@ -156,6 +162,52 @@ def node_memory(tokens: int, processes: int = NODE) -> dict[str, float]:
         examples = json.loads(answers[0].result())[0]
     return {"examples": examples, "processes": processes, "seconds": seconds, "held": after - before,
             "most": max(most, after) - before}  # fmt: skip
+
+
+def one_rank(name: str, parallel: str, rank: int) -> dict[str, Any]:
+    """One of 64 processes of a run at its full size, alone, through torch's fake process group: bytes of the weights
+    that it holds; calls and bytes of the collectives of one forward with its backward, and of a checkpoint; messages
+    between the hosts beside the clock's. The weights are all the same number, and a batch has eight tokens."""
+    import torch
+    import torch.distributed as dist
+    from tests.training.fake_ranks import SIZE, Everyone, Traffic, at_once
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    from lmtool.config.tables import build
+    from lmtool.runs.checkpoints import gathered
+    from lmtool.training import engine
+    from lmtool.training.optimizers import state_tensors
+    from lmtool.training.precision import FP32_CPU
+    from lmtool.training.step import gradients
+    from lmtool.types import Batch, Packed, Step, Target
+
+    assert SIZE == GPUS
+    cpu, group = torch.device("cpu"), Everyone(rank)
+    config, learner = _learner(name)
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=SIZE)
+    if parallel == "fsdp":
+        engine.shard(learner, cpu, group)  # type: ignore[arg-type]
+    learner.to_empty(device=cpu)
+    with torch.no_grad():
+        for tensor in (*learner.parameters(), *learner.buffers()):
+            tensor.fill_(0.01 if tensor.is_floating_point() else 0)
+    tokens, at = torch.arange(8), torch.arange(7)
+    batch = Batch(Packed(tokens, (8,)), {config.objective.name: Target(tokens[1:], at=at)}, tokens[:1], at[:1].int())
+    engine._summed = at_once  # type: ignore[assignment]  # the fake group leaves the future of its work empty
+    with Traffic() as step:
+        gradients(engine.engine_for(learner, parallel, group), Step([batch], {}, 0.0), 1, 0, FP32_CPU)  # type: ignore[arg-type]
+    answer = {"held": sum(getattr(p, "to_local", lambda p=p: p)().nbytes for p in learner.parameters()),
+              "step": {call: [number, step.bytes[call]] for call, number in step.calls.items()},
+              "messages": group.messages}  # fmt: skip
+    if parallel == "fsdp":
+        optimizer = build(config.optimizer, learner.parameter_groups())
+        optimizer.step()
+        named = dict(learner.named_parameters())
+        with Traffic() as saving:
+            for tensors in (learner.state_dict(keep_vars=True), state_tensors(optimizer, named)):
+                gathered(tensors, keeps=False)
+        answer["checkpoint"] = {call: [number, saving.bytes[call]] for call, number in saving.calls.items()}
+    return answer
 
 
 def ordering(length: int, steps: int = 200) -> dict[str, float]:
@@ -356,6 +408,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--measure", type=Path, help="run what is measured, and write it here")
     parser.add_argument("--hold", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--rank", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.hold is not None:
         folder, tokens, processes = arguments.hold
@@ -363,6 +416,10 @@ def main() -> None:
         return
     if arguments.measure is not None:
         arguments.measure.write_text(json.dumps(measure()) + "\n", encoding="utf-8")
+        return
+    if arguments.rank is not None:
+        name, parallel, rank = arguments.rank
+        print(json.dumps(one_rank(name, parallel, int(rank))))
         return
     measured = json.loads(MEASURED.read_text(encoding="utf-8"))
     text, lacking = document(measured, PAGE.read_text(encoding="utf-8"))

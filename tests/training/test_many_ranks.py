@@ -3,8 +3,7 @@ checkpoint and a resumed run send, is what docs/scale.md counts with."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
-from torch.distributed.tensor.debug import CommDebugMode, _clear_sharding_prop_cache
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from lmtool.config.checkpoint import MODEL, OPTIMIZER
@@ -30,55 +27,13 @@ from lmtool.training.step import gradients
 from lmtool.types import Step
 from tests.objectives.objective_fixtures import backbone, rows_of, split, store, tokenizer
 
+from .fake_ranks import SIZE, Everyone, Traffic, at_once, forget_rank
+
 # CommDebugMode hooks every module, and lmtool's return dataclasses.
 WARNINGS = ("For backward hooks", "Full backward hook", "FSDP2-wrapped")
 pytestmark = [pytest.mark.filterwarnings(f"ignore:{text}") for text in WARNINGS]
-SIZE, LAYERS = 64, 3
+LAYERS = 3
 CPU = torch.device("cpu")
-
-
-class Everyone:
-    """A group whose other processes have what this one has. messages: between the hosts."""
-
-    size = SIZE
-
-    def __init__(self, rank: int):
-        self.rank, self.messages = rank, 0
-
-    def sum(self, counts: Mapping[str, float]) -> dict[str, float]:
-        self.messages += 1
-        return {name: self.size * count for name, count in counts.items()}
-
-    def add_up(self, tensor: Tensor) -> Tensor:
-        dist.all_reduce(tensor)
-        return tensor
-
-
-class Traffic(CommDebugMode):
-    """Counts collectives, and the bytes of what they complete, by operation."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.bytes: Counter[str] = Counter()
-
-    @property
-    def calls(self) -> dict[str, int]:
-        return {_operation(packet): number for packet, number in self.get_comm_counts().items()}
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        before = self.get_total_counts()
-        output = super().__torch_dispatch__(function, types, args, kwargs)
-        if self.get_total_counts() > before:
-            # In place, the first argument is what they complete; a scattered sum reads what the others complete.
-            complete = args[1] if function._opname == "_reduce_scatter_base_" else args[0]
-            complete = output if isinstance(output, Tensor) else complete
-            tensors = [complete] if isinstance(complete, Tensor) else complete
-            self.bytes[_operation(function)] += sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-        return output
-
-
-def _operation(function: Any) -> str:
-    return str(function).split(".")[1]
 
 
 @pytest.fixture(params=[0, 1, SIZE - 1])
@@ -86,7 +41,7 @@ def group(request: pytest.FixtureRequest) -> Iterator[Everyone]:
     dist.init_process_group("fake", store=FakeStore(), rank=request.param, world_size=SIZE)
     yield Everyone(request.param)
     dist.destroy_process_group()
-    _clear_sharding_prop_cache()  # which holds the rank
+    forget_rank()
 
 
 def learner_and_batch() -> tuple[Any, Any]:
@@ -103,14 +58,6 @@ def step_of(learner: Any, batch: Any, parallel: Any, group: Any) -> Traffic:
         outcome = gradients(runs, Step([batch], {}, 0.0), 1, 0, FP32_CPU)
     assert bool(torch.isfinite(outcome.loss)) and outcome.tokens == SIZE * batch.tokens
     return traffic
-
-
-def at_once(tensor: Tensor) -> torch.futures.Future[Tensor]:
-    """What adds gradients up, without the work's own future, which the fake group leaves empty."""
-    dist.all_reduce(tensor)
-    done: torch.futures.Future[Tensor] = torch.futures.Future()
-    done.set_result(tensor)
-    return done
 
 
 def test_gradients_cross_once(group: Everyone, monkeypatch: pytest.MonkeyPatch) -> None:
