@@ -44,11 +44,12 @@ class RunPlan:
     """What a run will take. FLOPs are of training (forward and backward); memory and time are estimates. Of a run in
     phases, numbers of a step are means, and the memory is that of the phase that takes most.
 
-    memory_bytes: of one device, by part. capacity_bytes: its memory; None if unknown. step_seconds: at least and at
-    most; None where no rate is known. rate: how it was found. evaluations: of the held-out data, evaluation_tokens each
-    (0: not known). budgets: those that it has, by their keys; ends_by: the one that ends it. epochs: passes over the
-    training data, None where these are not known; epoch_text: what one is. advice: overrides with which it fits, each
-    with what it takes then. warnings: of settings without effect.
+    memory_bytes: of one device, by part. capacity_bytes: its memory; None if unknown. shared_bytes: of the file that
+    holds the plan of an epoch on each machine, 0 without one. step_seconds: at least and at most; None where no rate
+    is known. rate: how it was found. evaluations: of the held-out data, evaluation_tokens each (0: not known).
+    budgets: those that it has, by their keys; ends_by: the one that ends it. epochs: passes over the training data,
+    None where these are not known; epoch_text: what one is. advice: overrides with which it fits, each with what it
+    takes then. warnings: of settings without effect.
     """
 
     parameters: dict[str, int]
@@ -61,6 +62,7 @@ class RunPlan:
     checkpoints: int
     log_bytes: int = 0
     store_bytes: int | None = None
+    shared_bytes: int = 0
     step_seconds: tuple[float, float] | None = None
     rate: str = ""
     evaluations: int = 0
@@ -120,7 +122,7 @@ class RunPlan:
 
     @property
     def disk_bytes(self) -> int:
-        return self.checkpoint_bytes * self.checkpoints + self.log_bytes + (self.store_bytes or 0)
+        return self.checkpoint_bytes * self.checkpoints + self.log_bytes + (self.store_bytes or 0) + self.shared_bytes
 
     @property
     def seconds(self) -> float | None:
@@ -188,6 +190,8 @@ def _disk_text(plan: RunPlan) -> str:
     parts = [f"{plan.checkpoints} × {size(plan.checkpoint_bytes)} a checkpoint"]
     if plan.store_bytes is not None:
         parts.append(f"token store about {size(plan.store_bytes)}")
+    if plan.shared_bytes:
+        parts.append(f"plan of an epoch about {size(plan.shared_bytes)} a machine")
     if plan.log_bytes:
         parts.append(f"logs {size(plan.log_bytes)}")
     return f"{size(plan.disk_bytes)}: {', '.join(parts)}"
