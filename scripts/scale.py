@@ -362,7 +362,7 @@ ROWS: dict[str, Callable[[dict[str, Any]], str]] = {
     "messages of the loop over gloo": lambda own: milliseconds(own["message_seconds"]),
     "weights that rank 0 holds": lambda own: size(own["alone"]["held"]),
     "weights gathered in a forward and its backward": lambda own: calls(own["alone"]["step"]["_allgather_base_"]),
-    "gradients summed, each rank its rows": lambda own: calls(own["alone"]["step"]["_reduce_scatter_base_"]),
+    "gradients summed, each rank has its rows": lambda own: calls(own["alone"]["step"]["_reduce_scatter_base_"]),
     "tensors gathered for a checkpoint": lambda own: calls(own["alone"]["checkpoint"]["all_gather_into_tensor"]),
     "their share of a step": lambda own: span(
         percent, (own["message_seconds"] / each for each in reversed(own["plan"].step_seconds))
@@ -388,10 +388,10 @@ def phrases(said: dict[str, Any]) -> list[str]:
         f"a ring of {GPUS - 1} hops", f"holds out {percent(held_out)} of the documents",
         f"{held_out * TOKENS:.0e} tokens here", f"is {percent(10 * held_out / 3)} of the training",
         f"opens it*, {duration(gpt['store'] / SHA256)} at each",
-        f"that is {size(bert['plan_most'])} a node", f"{count(large['examples'])} examples",
+        f"that is {size(bert['plan_most'])} a node at most", f"{count(large['examples'])} examples",
         f"{size(large['held'])} together, {size(large['most'])} at most",
         *(f"rank {rank} {size(alone['held'])}" for rank, alone in said["measured"]["ranks"]["bert fsdp"].items()),
-        f"sums them in {said['measured']['ranks']['bert ddp']['1']['step']['allreduce_'][0]} messages of together "
+        f"sums its gradients in {said['measured']['ranks']['bert ddp']['1']['step']['allreduce_'][0]} messages of together "
         f"{size(said['measured']['ranks']['bert ddp']['1']['step']['allreduce_'][1])}",
         f"up to {percent(bert['message_seconds'] / bert['plan'].step_seconds[0])} of a step at {GPUS}",
     ]  # fmt: skip
