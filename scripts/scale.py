@@ -2,10 +2,11 @@
 
     python scripts/scale.py                               compute both from the plan and from scripts/scale.json: writes
                                                           the tables, and names the numbers that the text lacks
-    python scripts/scale.py --measure scripts/scale.json  the planner, the order and the shares, run here: half a minute
+    python scripts/scale.py --measure scripts/scale.json  the planner, the order, the shares and one rank: minutes
 
 Memory, FLOPs and time are those of `lmtool plan`; the order and its shares are simulated at full size, since both are
-computed; planning an epoch is run at 10^9 and 10^10 tokens and extrapolated, and so is named.
+computed; planning an epoch is run in 8 processes at 10^9 and 4 * 10^9 tokens and extrapolated, and so is named; one of
+64 ranks is run alone, at full size, through torch's fake process group.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ import json
 import math
 import sys
 import time
-import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from subprocess import PIPE, Popen, check_output
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -27,6 +30,7 @@ from common import ROOT
 from lmtool import random_streams
 from lmtool.data.configs import TextConfig
 from lmtool.data.loader import PackedLoader, assign
+from lmtool.data.shared import UNSHARED, ArrayCache
 from lmtool.data.store import TokenStore
 from lmtool.objectives.examples.windows import CausalWindows
 from lmtool.reporting.text import count, duration, flops, percent, size
@@ -50,24 +54,32 @@ GPU_HOURS_A_FAILURE = 16384 * 54 * 24 / 419
 WRITE, READ, SHA256, MESSAGE = 1e9, 2e9, 1.2e9, 50e-6
 # Of a host with 8 GPUs: memory, and what it may give to plans of the data.
 HOST = 2e12
+# The runs of which some ranks are run at full size, one at a time. With ddp each would hold all of gpt_xl, twice.
+ALONE = {"gpt_xl fsdp": (0,), "bert fsdp": (0, GPUS - 1), "bert ddp": (1,)}
 # Messages that every process gathers from all others in a step, over gloo: what is predicted; the clock and signals.
 GATHERS = 2
 
 
-def planned(name: str, *more: str) -> Any:
-    """The plan of a run on the published device, by what `lmtool plan` computes."""
+def _learner(name: str) -> tuple[Any, Any]:
+    """The configuration of a run, and its learner on the meta device."""
     import torch
 
     from lmtool.cli import main as cli
+    from lmtool.weights.assemble import assemble
+
+    words = [*RUNS[name], *EXTRA[name], f"devices={GPUS}", f"max_tokens={TOKENS}", "max_steps=null"]
+    config = cli.configuration("pretrain", cli.parse(words), running=False)
+    with torch.device("meta"):
+        return config, assemble(config, None)[0]
+
+
+def planned(name: str) -> Any:
+    """The plan of a run on the published device, by what `lmtool plan` computes."""
     from lmtool.commands.plan import _assumed
     from lmtool.costs.plan_of_run import plan_of
     from lmtool.costs.rate import rank_info
-    from lmtool.weights.assemble import assemble
 
-    words = [*RUNS[name], *EXTRA[name], f"devices={GPUS}", f"max_tokens={TOKENS}", "max_steps=null", *more]
-    config = cli.configuration("pretrain", cli.parse(words), running=False)
-    with torch.device("meta"):
-        learner, _ = assemble(config, None)
+    config, learner = _learner(name)
     place = rank_info(config, DEVICE)
     return plan_of(config, learner, _assumed(config, 0, config.objective.predicted_fraction), place)
 
@@ -82,22 +94,113 @@ class _Tokenizer:
         return 0
 
 
-def planning(tokens: int, length: int) -> dict[str, float]:
-    """The planner and the loader over a store of that many tokens, whose ids are one value seen everywhere: seconds,
-    bytes that stay and bytes at most, of windows cut through documents."""
-    documents = tokens // DOCUMENT
-    offsets, none = np.arange(documents + 1, dtype=np.int64) * DOCUMENT, np.zeros(1, dtype=np.int64)
+def _store(folder: Path, tokens: int, cache: ArrayCache = UNSHARED) -> TokenStore:
+    """A store of that many tokens whose ids are one value seen everywhere, and whose offsets are mapped from a file."""
+    file, documents, none = folder / "offsets.npy", tokens // DOCUMENT, np.zeros(1, dtype=np.int64)
+    if not file.exists():
+        np.save(file, np.arange(documents + 1, dtype=np.int64) * DOCUMENT)
+    offsets = np.load(file, mmap_mode="r").view(np.ndarray)
     ids = np.broadcast_to(np.uint16(7), (tokens,))
-    store = TokenStore(ids, offsets, none, none, {"tokens": tokens, "documents": documents}, Path())
-    tracemalloc.start()
-    began = time.perf_counter()
-    examples = CausalWindows(_Tokenizer(), store, length, "joined", "train")  # type: ignore[arg-type]
-    loader = PackedLoader(examples, 0, None, 2**21)
-    loader.steps_in_epoch(0)
-    seconds = time.perf_counter() - began
-    stays, most = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    return {"tokens": tokens, "examples": len(examples.plan(0)), "seconds": seconds, "stays": stays, "most": most}
+    return TokenStore(ids, offsets, none, none, {"tokens": tokens, "documents": documents}, folder, cache=cache)
+
+
+def hold(folder: Path, tokens: int, length: int, processes: int) -> None:
+    """One of the processes of a node: says that it is here, plans and says so, and holds the plan until it is told to
+    end."""
+    store = _store(folder, tokens, ArrayCache(folder / "plans", "0" * 64, processes))
+    print("here", flush=True)
+    sys.stdin.readline()
+    began = time.process_time()
+    loader = PackedLoader(CausalWindows(_Tokenizer(), store, length, "joined", "train"), 0, None, 2**21)  # type: ignore[arg-type]
+    metadata = loader.metadata()
+    first = next(loader.read(1))["start"]
+    print(json.dumps([metadata["examples"], first[:8].tolist(), time.process_time() - began]), flush=True)
+    sys.stdin.readline()
+
+
+def node_memory(tokens: int, length: int, processes: int = NODE) -> dict[str, float]:
+    """Bytes that the processes of a node hold together of a plan, beyond what they hold before it: at the end and at
+    most, the proportional set size of each (a page that several processes map counts once), and CPU
+    seconds of the one that plans."""
+
+    def sizes() -> int:
+        rollups = (Path(f"/proc/{child.pid}/smaps_rollup").read_text() for child in children)
+        return sum(1024 * int(next(line for line in rollup.splitlines() if line.startswith("Pss:")).split()[1])
+                   for rollup in rollups)  # fmt: skip
+
+    with TemporaryDirectory() as name:
+        _store(Path(name), tokens)
+        command = [sys.executable, __file__, "--hold", name, str(tokens), str(length), str(processes)]
+        children = [Popen(command, stdin=PIPE, stdout=PIPE, text=True) for _ in range(processes)]
+        assert all(child.stdout is not None and child.stdout.readline() == "here\n" for child in children)
+        before, most = sizes(), 0
+        for child in children:
+            print(file=child.stdin, flush=True)
+        with ThreadPoolExecutor(processes) as pool:
+            answers = [pool.submit(child.stdout.readline) for child in children if child.stdout is not None]
+            while not all(answer.done() for answer in answers):
+                most = max(most, sizes())
+                time.sleep(0.05)
+        after, results = sizes(), [json.loads(answer.result()) for answer in answers]
+        assert all(result[:2] == results[0][:2] for result in results)
+        for child in children:
+            child.communicate("\n")
+    seconds = max(result[2] for result in results)
+    return {"examples": results[0][0], "processes": processes, "seconds": seconds, "held": after - before,
+            "most": max(most, after) - before}  # fmt: skip
+
+
+def one_rank(name: str, parallel: str, rank: int) -> dict[str, Any]:
+    """One of 64 processes of a run at its full size, alone, through torch's fake process group: bytes of the weights
+    that it holds; calls and bytes of the collectives of one forward with its backward, and of a checkpoint; messages
+    between the hosts beside the clock's. The weights are all the same number, and a batch has eight tokens."""
+    import torch
+    import torch.distributed as dist
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    from lmtool.config.tables import build
+    from lmtool.runs.checkpoints import gathered
+    from lmtool.training import engine
+    from lmtool.training.optimizers import state_tensors
+    from lmtool.training.precision import FP32_CPU
+    from lmtool.training.step import gradients
+    from lmtool.types import Batch, Packed, Step, Target
+    from tests.training.fake_ranks import SIZE, Everyone, Traffic, at_once
+
+    assert SIZE == GPUS
+    cpu, group = torch.device("cpu"), Everyone(rank)
+    config, learner = _learner(name)
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=SIZE)
+    if parallel == "fsdp":
+        engine.shard(learner, cpu, group)  # type: ignore[arg-type]
+    learner.to_empty(device=cpu)
+    with torch.no_grad():
+        for tensor in (*learner.parameters(), *learner.buffers()):
+            tensor.fill_(0.01 if tensor.is_floating_point() else 0)
+    tokens, at = torch.arange(8), torch.arange(7)
+    batch = Batch(Packed(tokens, (8,)), {config.objective.name: Target(tokens[1:], at=at)}, tokens[:1], at[:1].int())
+    engine._summed = at_once  # type: ignore[assignment]  # the fake group leaves the future of its work empty
+    with Traffic() as step:
+        gradients(engine.engine_for(learner, parallel, group), Step([batch], {}, 0.0), 1, 0, FP32_CPU)  # type: ignore[arg-type]
+    answer = {"held": sum(getattr(p, "to_local", lambda p=p: p)().nbytes for p in learner.parameters()),
+              "step": {call: [number, step.bytes[call]] for call, number in step.calls.items()},
+              "messages": group.messages}  # fmt: skip
+    if parallel == "fsdp":
+        optimizer = build(config.optimizer, learner.parameter_groups())
+        optimizer.step()
+        named = dict(learner.named_parameters())
+        with Traffic() as saving:
+            for tensors in (learner.state_dict(keep_vars=True), state_tensors(optimizer, named)):
+                gathered(tensors, keeps=False)
+        answer["checkpoint"] = {call: [number, saving.bytes[call]] for call, number in saving.calls.items()}
+    return answer
+
+
+def in_process(name: str, parallel: str, rank: int) -> dict[str, Any]:
+    """`one_rank` in a process of its own."""
+    command = [sys.executable, "-W", "ignore", __file__, "--rank", name, parallel, str(rank)]
+    answer: dict[str, Any] = json.loads(check_output(command, text=True))
+    return answer
 
 
 def ordering(length: int, steps: int = 200) -> dict[str, float]:
@@ -127,13 +230,16 @@ def ordering(length: int, steps: int = 200) -> dict[str, float]:
 
 
 def measure() -> dict[str, Any]:
-    """All that is run. Half a minute, 1 GB."""
+    """All that is run. Some minutes, 3 GB."""
     block = bytes(1 << 26)
     began = time.perf_counter()
     hashlib.sha256(block).hexdigest()
     hashed = len(block) / (time.perf_counter() - began)
     return {
-        "planning": [planning(tokens, 2048) for tokens in (10**9, 10**10)],
+        "node": {str(length): [node_memory(tokens, length) for tokens in (10**9, 4 * 10**9)] for length in (2048, 512)},
+        "ranks": {
+            name: {str(rank): in_process(*name.split(), rank) for rank in ranks} for name, ranks in ALONE.items()
+        },
         "ordering": {str(length): ordering(length) for length in (2048, 512)},
         "sha256": hashed,
     }
@@ -155,23 +261,24 @@ def lost_share(interval: float, save_seconds: float, start_seconds: float, failu
 
 def numbers(measured: dict[str, Any]) -> dict[str, Any]:
     """Every number of the page, as it is printed there."""
-    large, small = measured["planning"][1], measured["planning"][0]
-    grown = {
-        name: (large[name] - small[name]) / (large["examples"] - small["examples"])
-        for name in ("seconds", "stays", "most")
-    }
     said: dict[str, Any] = {"failure_hours": GPU_HOURS_A_FAILURE / GPUS}
     for name, words in RUNS.items():
         length = int(next(word.split("=")[1] for word in words if word.startswith("max_length=")))
         plan = planned(name)
         examples = TOKENS / length
         low, high = plan.step_seconds
+        small, large = measured["node"][str(length)]
+        grown = {
+            part: (large[part] - small[part]) / (large["examples"] - small["examples"])
+            for part in ("seconds", "held", "most")
+        }
+        alone = measured["ranks"][f"{name} fsdp"]["0"]
         own = {
             "plan": plan, "length": length, "examples": examples, "low_days": plan.steps * low / 86400,
             "high_days": plan.steps * high / 86400, "low_rate": plan.tokens_per_step / high,
             "high_rate": plan.tokens_per_step / low,
-            "plan_seconds": grown["seconds"] * examples, "plan_stays": grown["stays"] * examples,
-            "plan_most": grown["most"] * examples, "reads": plan.tokens_per_step / low / NODES / length,
+            "plan_seconds": grown["seconds"] * examples, "plan_held": grown["held"] * examples,
+            "plan_most": grown["most"] * examples, "alone": alone, "reads": plan.tokens_per_step / low / NODES / length,
             **measured["ordering"][str(length)],
             "order_seconds": measured["ordering"][str(length)]["seconds_an_example"] * plan.tokens_per_step / length,
             "store": 2 * TOKENS + 8 * TOKENS / DOCUMENT,
@@ -182,7 +289,8 @@ def numbers(measured: dict[str, Any]) -> dict[str, Any]:
         own["crossing_seconds"] = own["gradient_bytes"] / NETWORK
         micro = next((int(word.split("=")[1]) for word in EXTRA[name] if word.startswith("micro_batch_tokens=")), None)
         own["forwards"] = 1 if micro is None else math.ceil(plan.tokens_per_step / GPUS / micro)
-        own["sharded"] = 3 * own["forwards"] * 4 * plan.trainable_parameters * (GPUS - 1) / GPUS / NETWORK
+        own["crossing"] = sum(alone["step"][call][1] for call in ("_allgather_base_", "_reduce_scatter_base_"))
+        own["sharded"] = own["forwards"] * own["crossing"] * (GPUS - 1) / GPUS / NETWORK
         own["message_seconds"] = GATHERS * (GPUS - 1) * MESSAGE
         # Every process holds the whole store against its hashes, plans, and reads the checkpoint.
         own["start"] = own["store"] / SHA256 + own["plan_seconds"] + plan.checkpoint_bytes * (1 / READ + 1 / SHA256)
@@ -195,10 +303,10 @@ def numbers(measured: dict[str, Any]) -> dict[str, Any]:
             ("lost_sharded", between, own["shard_save"]),
         ):
             own[key] = lost_share(best_interval(save, hours), save, own["start"], hours)
-        own["lasts_examples"] = HOST / NODE / grown["most"]
+        own["lasts_examples"] = HOST / grown["most"]
         own["lasts_tokens"] = own["lasts_examples"] * length
         said[name] = own
-    return said | {"measured": measured, "grown": grown}
+    return said | {"measured": measured}
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------
@@ -206,6 +314,10 @@ def numbers(measured: dict[str, Any]) -> dict[str, Any]:
 
 def milliseconds(seconds: float) -> str:
     return f"{1000 * seconds:,.0f} ms" if seconds >= 0.1 else f"{1000 * seconds:.3g} ms"
+
+
+def calls(collective: Sequence[int]) -> str:
+    return f"{size(collective[1])} in {count(collective[0])} messages"
 
 
 def span(show: Callable[[float], str], ends: Any) -> str:
@@ -226,11 +338,10 @@ ROWS: dict[str, Callable[[dict[str, Any]], str]] = {
     "token store, 2 bytes a token and 8 a document": lambda own: size(own["store"]),
     "reads of a node, of one example each": lambda own: f"{own['reads']:,.0f} a second",
     "the same in bytes": lambda own: f"{size(own['reads'] * own['length'] * 2)}/s",
-    "planning an epoch, in every process": lambda own: duration(own["plan_seconds"]),
-    "what a process holds of the plan": lambda own: size(own["plan_stays"]),
-    "and at most while planning": lambda own: size(own["plan_most"]),
-    "times 8 processes of a node": lambda own: size(8 * own["plan_most"]),
-    "tokens at which the plans of 8 processes fill 2 TB": lambda own: f"{own['lasts_tokens']:.1e}",
+    "planning an epoch, by one process of a node": lambda own: duration(own["plan_seconds"]),
+    "what the 8 processes of a node map of the plan, together": lambda own: size(own["plan_held"]),
+    "and hold at most while one of them plans": lambda own: size(own["plan_most"]),
+    "tokens at which that fills 2 TB": lambda own: f"{own['lasts_tokens']:.1e}",
     "putting a step in order": lambda own: milliseconds(own["order_seconds"]),
     "where a step's examples come from, chi-square (chance: 0.91 to 1.09)": lambda own: f"{own['chi_square']:.2f}",
     "largest share of 64 over the mean, documents of any length": lambda own: f"{own['spread']:.3f}",
@@ -246,9 +357,13 @@ ROWS: dict[str, Callable[[dict[str, Any]], str]] = {
     "time lost, one writer, ten times the failures": lambda own: percent(own["lost_ten"]),
     "gradients a GPU sends in a step (ddp, fp32)": lambda own: size(own["gradient_bytes"]),
     f"at {size(NETWORK)}/s between nodes": lambda own: milliseconds(own["crossing_seconds"]),
-    "fsdp: in each forward weights twice, gradients once": lambda own: milliseconds(own["sharded"]),
+    "fsdp: weights and gradients of all forwards of a step": lambda own: milliseconds(own["sharded"]),
     "forwards of a GPU in a step": lambda own: str(own["forwards"]),
     "messages of the loop over gloo": lambda own: milliseconds(own["message_seconds"]),
+    "weights that rank 0 holds": lambda own: size(own["alone"]["held"]),
+    "weights gathered in a forward and its backward": lambda own: calls(own["alone"]["step"]["_allgather_base_"]),
+    "gradients summed, each rank has its rows": lambda own: calls(own["alone"]["step"]["_reduce_scatter_base_"]),
+    "tensors gathered for a checkpoint": lambda own: calls(own["alone"]["checkpoint"]["all_gather_into_tensor"]),
     "their share of a step": lambda own: span(
         percent, (own["message_seconds"] / each for each in reversed(own["plan"].step_seconds))
     ),
@@ -258,13 +373,13 @@ ROWS: dict[str, Callable[[dict[str, Any]], str]] = {
 
 def phrases(said: dict[str, Any]) -> list[str]:
     """What the text says in numbers."""
-    held_out, (small, large) = TextConfig.model_fields["validation_fraction"].default, said["measured"]["planning"]
+    held_out, large = TextConfig.model_fields["validation_fraction"].default, said["measured"]["node"]["512"][1]
     gpt, bert, hours = said["gpt_xl"], said["bert"], said["failure_hours"]
     week, low_high = WEEK / hours, span(percent, UTILISATION)
     return [
         f"tokens on {GPUS} GPUs need", f"{NODES} nodes of 8 H100",
         f"at {low_high} of its {flops(DEVICES[DEVICE].bf16 or 0)}/s",
-        f"at {count(small['tokens'])} and {count(large['tokens'])} tokens",
+        f"at {count(10**9)} and {count(4 * 10**9)} tokens",
         f"writes {size(WRITE)}/s to a shared disk, a node reads {size(READ)}/s from it, sha256 takes {size(SHA256)}/s",
         f"a message {1e6 * MESSAGE:.0f} us, a document has {DOCUMENT:,} tokens", f"nodes have {size(NETWORK)}/s each",
         " ".join([*RUNS["gpt_xl"], *EXTRA["gpt_xl"], f"devices={GPUS}", f"max_tokens={TOKENS}"]),
@@ -273,8 +388,11 @@ def phrases(said: dict[str, Any]) -> list[str]:
         f"a ring of {GPUS - 1} hops", f"holds out {percent(held_out)} of the documents",
         f"{held_out * TOKENS:.0e} tokens here", f"is {percent(10 * held_out / 3)} of the training",
         f"opens it*, {duration(gpt['store'] / SHA256)} at each",
-        f"{said['grown']['most']:.0f} bytes an example at most",
-        f"that is {size(8 * bert['plan_most'])} a node",
+        f"that is {size(bert['plan_most'])} a node at most", f"{count(large['examples'])} examples",
+        f"{size(large['held'])} together, {size(large['most'])} at most",
+        *(f"rank {rank} {size(alone['held'])}" for rank, alone in said["measured"]["ranks"]["bert fsdp"].items()),
+        f"sums its gradients in {said['measured']['ranks']['bert ddp']['1']['step']['allreduce_'][0]} messages of together "
+        f"{size(said['measured']['ranks']['bert ddp']['1']['step']['allreduce_'][1])}",
         f"up to {percent(bert['message_seconds'] / bert['plan'].step_seconds[0])} of a step at {GPUS}",
     ]  # fmt: skip
 
@@ -296,9 +414,18 @@ def document(measured: dict[str, Any], text: str) -> tuple[str, list[str]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--measure", type=Path, help="run what is measured, and write it here")
+    parser.add_argument("--hold", nargs=4, help=argparse.SUPPRESS)
+    parser.add_argument("--rank", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.hold is not None:
+        hold(Path(arguments.hold[0]), *map(int, arguments.hold[1:]))
+        return
     if arguments.measure is not None:
         arguments.measure.write_text(json.dumps(measure()) + "\n", encoding="utf-8")
+        return
+    if arguments.rank is not None:
+        name, parallel, rank = arguments.rank
+        print(json.dumps(one_rank(name, parallel, int(rank))))
         return
     measured = json.loads(MEASURED.read_text(encoding="utf-8"))
     text, lacking = document(measured, PAGE.read_text(encoding="utf-8"))

@@ -94,6 +94,8 @@ class _TimedLoader:
 
 # English text in vocabularies of 30,000 to 50,000 tokens.
 BYTES_A_TOKEN = 4.0
+# The record of a window in the plan of an epoch, and its length.
+EXAMPLE_BYTES = 24
 
 
 def run(config: TrainingConfig, verb: str, keys: PlanKeys) -> int:
@@ -207,6 +209,12 @@ def _store_bytes(config: TrainingConfig) -> int | None:
     """Estimated bytes of the token stores of text; None for a task's rows, and if unknown."""
     tokens = _text_tokens(config) if isinstance(config, PretrainConfig) else None
     return None if tokens is None else round(tokens * (2 if config.model.vocab_size <= 1 << 16 else 4))
+
+
+def _shared_bytes(config: TrainingConfig) -> int:
+    """Of the plan of an epoch of text in a file that several processes map, estimated: each example a window."""
+    tokens = _text_tokens(config) if isinstance(config, PretrainConfig) and devices_of(config) > 1 else None
+    return round((tokens or 0) / config.max_length * EXAMPLE_BYTES)
 
 
 def _read(config: TrainingConfig, rows: int) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
+from lmtool.data.shared import UNSHARED, ArrayCache, Cached
 from lmtool.data.store import TokenStore
 from lmtool.types import Batch
 
@@ -95,10 +96,12 @@ class SplitData:
 @dataclass(frozen=True)
 class Plan:
     """rows: (E,) records, all that is needed to make each example; their fields are the planner's own business.
-    lengths: (E,) packed tokens of each example with its special tokens, exact or the largest it can have."""
+    lengths: (E,) packed tokens of each example with its special tokens, exact or the largest it can have. cache: of
+    what is computed from the plan."""
 
     rows: np.ndarray
     lengths: np.ndarray
+    cache: ArrayCache = field(default=UNSHARED, compare=False)
 
     def __post_init__(self) -> None:
         if len(self.rows) != len(self.lengths):
@@ -115,6 +118,18 @@ class Plan:
             "mean_length": float(self.lengths.mean()),
             "longest": int(self.lengths.max()),
         }
+
+
+def planned(compute: Callable[..., Plan], text: Cached, *arguments: Any) -> Plan:
+    """`compute(text, *arguments)`: a pure function. Where several processes of a machine read the text, one of them
+    computes the plan, and all map it from one file."""
+    cache = text.cache.of(compute, *arguments)
+
+    def arrays() -> dict[str, np.ndarray]:
+        plan = compute(text, *arguments)
+        return {"rows": plan.rows, "lengths": plan.lengths}
+
+    return Plan(**cache.load(arrays), cache=cache)
 
 
 @runtime_checkable

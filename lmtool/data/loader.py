@@ -8,8 +8,9 @@ from __future__ import annotations
 import copy
 import queue
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import Any, Protocol, Self, TypeVar, runtime_checkable
 
 import numpy as np
@@ -153,20 +154,109 @@ def segments(places: int, lanes: int, size: int) -> np.ndarray:
 
 
 AHEAD = 2  # steps made in advance
-_BLOCK = 1 << 18  # examples that are put in order at a time
+_BLOCK = 1 << 14  # examples that are put in order at a time: some milliseconds
+_READ = 1 << 18  # examples whose lengths are read at a time
+
+
+@dataclass(frozen=True)
+class Order:
+    """The examples of an epoch as they are read, computed where they are asked for.
+
+    count: examples of the plan. seed: of the permutation, None: in the order of the plan. skipped: examples at its
+    beginning that are left out.
+    """
+
+    count: int
+    seed: int | None
+    epoch: int
+    skipped: int
+
+    def __len__(self) -> int:
+        return self.count - self.skipped
+
+    def examples(self, start: int, end: int) -> np.ndarray:
+        """(N,) the examples that are read from `start` up to `end`."""
+        first, last = start + self.skipped, end + self.skipped
+        if self.seed is None:
+            return np.arange(first, last)
+        numbers = range(first // _BLOCK, -(-last // _BLOCK))
+        return np.concatenate(
+            [self._block(number)[max(first - number * _BLOCK, 0) : last - number * _BLOCK] for number in numbers]
+        )
+
+    @cached_property
+    def _block(self) -> Callable[[int], np.ndarray]:
+        """A block by its number: the steps of a block follow each other."""
+        assert self.seed is not None
+        permutation = random_streams.Permutation(self.count, self.seed, "order", self.epoch)
+
+        def block(number: int) -> np.ndarray:
+            return permutation(np.arange(number * _BLOCK, min((number + 1) * _BLOCK, self.count)))
+
+        return lru_cache(maxsize=2)(block)
+
+
+def step_boundaries(plan: Plan, order: Order, examples: int | None, tokens: int | None) -> np.ndarray:
+    """(B+1,) borders as of `batch_boundaries` over all examples in this order, of which a part is read at a time."""
+    if tokens is None:
+        return batch_boundaries(np.empty(len(order)), examples)
+    parts, at, size = [np.zeros(1, dtype=np.int64)], 0, _READ
+    while at < len(order):
+        end = min(at + size, len(order))
+        boundaries = at + batch_boundaries(plan.lengths[order.examples(at, end)], examples, tokens)[1:]
+        # The last batch of a part may go on in the next one.
+        complete = boundaries if end == len(order) else boundaries[:-1]
+        at, size = (int(complete[-1]), _READ) if len(complete) else (at, 2 * size)
+        parts.append(complete)
+    return np.concatenate(parts)
 
 
 @dataclass(frozen=True)
 class _Epoch:
-    """plan: the plan of the epoch. order: (E,) its examples as they are read. boundaries: (B+1,) of the steps in it."""
+    """plan: the plan of the epoch. order: of its examples. sizes: of a step, in examples and in tokens."""
 
     plan: Plan
-    order: np.ndarray
-    boundaries: np.ndarray
+    order: Order
+    sizes: tuple[int | None, int | None]
+
+    @cached_property
+    def boundaries(self) -> np.ndarray:
+        """(B+1,) of the steps in the order."""
+        cache = self.plan.cache.of("boundaries", self.order, self.sizes)
+        return cache.load(lambda: {"boundaries": step_boundaries(self.plan, self.order, *self.sizes)})["boundaries"]
 
     @property
     def steps(self) -> int:
         return len(self.boundaries) - 1
+
+    def step(self, number: int) -> np.ndarray:
+        """(N,) the examples of a step."""
+        return self.order.examples(*self.boundaries[number : number + 2].tolist())
+
+    def parts(self, steps: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """So many steps from the beginning, some of them at a time: (N,) their examples, and their borders in these."""
+        at, boundaries = 0, self.boundaries[: steps + 1]
+        while at < len(boundaries) - 1:
+            last = max(at + 1, int(np.searchsorted(boundaries, boundaries[at] + _READ, side="right")) - 1)
+            start, end = boundaries[[at, last]].tolist()
+            yield self.order.examples(start, end), boundaries[at : last + 1] - start
+            at = last
+
+    @cached_property
+    def totals(self) -> list[int]:
+        """Tokens of all examples, the longest, and the tokens if each step were padded to its longest example."""
+
+        def compute() -> dict[str, np.ndarray]:
+            tokens = longest = padded = 0
+            for examples, boundaries in self.parts(self.steps):
+                lengths = self.plan.lengths[examples].astype(np.int64)
+                longest_of_steps = np.maximum.reduceat(lengths, boundaries[:-1])
+                tokens += int(lengths.sum())
+                longest = max(longest, int(longest_of_steps.max()))
+                padded += int((longest_of_steps * np.diff(boundaries)).sum())
+            return {"totals": np.array([tokens, longest, padded])}
+
+        return self.plan.cache.of("totals", self.order, self.sizes).load(compute)["totals"].tolist()
 
 
 class PackedLoader:
@@ -199,6 +289,7 @@ class PackedLoader:
         self._lanes = examples.lanes if isinstance(examples, LanedExamples) else None
         self._examples, self._seed, self._shuffle = examples, seed, shuffle and self._lanes is None
         self._batch_examples, self._batch_tokens = batch_examples, batch_tokens
+        self._sizes = (batch_examples, batch_tokens) if self._lanes is None else (self._lanes, None)
         self._micro_batch_tokens, self._virtual_tokens = micro_batch_tokens, virtual_tokens
         self._epochs: dict[int, _Epoch] = {}
         self._began = (0, 0)
@@ -249,8 +340,8 @@ class PackedLoader:
         epoch = self._began[0]
         while steps > 0:
             current = self._epoch(epoch)
-            selected = current.order[: current.boundaries[min(steps, current.steps)]]
-            yield current.plan.rows[selected]
+            for selected, _ in current.parts(steps):
+                yield current.plan.rows[selected]
             steps, epoch = steps - current.steps, epoch + 1
 
     def after(self, steps: int) -> dict[str, int]:
@@ -287,17 +378,15 @@ class PackedLoader:
         """Of the first epoch: examples, steps, tokens, mean and longest length; padding_fraction is what packing
         spends on padding, padding_avoided what padding each step to its longest example would spend."""
         epoch = self._epoch(0)
-        lengths = epoch.plan.lengths[epoch.order].astype(np.int64)
-        rectangle = np.maximum.reduceat(lengths, epoch.boundaries[:-1]) * np.diff(epoch.boundaries)
-        tokens = int(lengths.sum())
+        tokens, longest, padded = epoch.totals
         return {
-            "examples": len(lengths),
+            "examples": len(epoch.order),
             "steps_per_epoch": epoch.steps,
             "tokens_per_epoch": tokens,
-            "mean_length": tokens / len(lengths),
-            "longest": int(lengths.max()),
+            "mean_length": tokens / len(epoch.order),
+            "longest": longest,
             "padding_fraction": 0.0,
-            "padding_avoided": 1.0 - tokens / float(rectangle.sum()),
+            "padding_avoided": 1.0 - tokens / float(padded),
             **self._examples.metadata(),
         }
 
@@ -320,7 +409,7 @@ class PackedLoader:
     def _forwards(self, epoch: int, batch: int, rank: int, ranks: int) -> tuple[list[Batch], tuple[Batch, ...]]:
         """What a process runs of a step, and what of it counts nothing: its shortest example."""
         current = self._epoch(epoch)
-        selected = current.order[current.boundaries[batch] : current.boundaries[batch + 1]]
+        selected = current.step(batch)
         lengths = current.plan.lengths[selected] + self._virtual_tokens
         share = share_of(lengths, rank, ranks, self._micro_batch_tokens)
         batches = list(self._batches(current.plan, selected[share.indices], share.boundaries, epoch))
@@ -340,17 +429,10 @@ class PackedLoader:
             plan = self._examples.plan(epoch)
             if len(plan) == 0:
                 raise UserError("there are no examples to read", "give more text or rows, or a smaller max_length=")
-            order = np.arange(len(plan))
-            if self._shuffle:
-                shuffled = random_streams.Permutation(len(plan), self._seed, "order", epoch)
-                for start in range(0, len(order), _BLOCK):
-                    order[start : start + _BLOCK] = shuffled(order[start : start + _BLOCK])
-            if epoch == self._began[0]:
-                order = order[self._began[1] :]
-            sizes = (self._batch_examples, self._batch_tokens) if self._lanes is None else (self._lanes, None)
-            boundaries = batch_boundaries(plan.lengths[order], *sizes)
+            skipped = self._began[1] if epoch == self._began[0] else 0
+            order = Order(len(plan), self._seed if self._shuffle else None, epoch, skipped)
             # Of the others only the first epoch (metadata, steps in an epoch) is asked for again.
             recent = {number: entry for number, entry in self._epochs.items() if number in (0, epoch - 1)}
-            cached = _Epoch(plan, order, boundaries)
+            cached = _Epoch(plan, order, self._sizes)
             self._epochs = {**recent, epoch: cached}
         return cached

@@ -29,10 +29,12 @@ from typing import IO, Any
 
 import numpy as np
 
+from lmtool.data.shared import UNSHARED, ArrayCache
 from lmtool.data.sources import OnStage, Source, splits_of
 from lmtool.data.tokenizing import ChildDied, Tokenized, dtype_of, portions, tokenize, workers_for
 from lmtool.errors import UserError
 from lmtool.system.files import MANIFEST, Damaged, Manifest, sync_path, write_manifest
+from lmtool.system.ranks import rank_info
 from lmtool.tokenizers.tokenizer import Tokenizer
 
 FILES = {
@@ -258,7 +260,8 @@ class TokenStore:
     """tokens: all ids, documents laid end to end, uint16 or uint32. document_offsets: (D+1,) their boundaries in it.
     sentence_offsets: (S+1,) boundaries of sentences in tokens. document_sentences: (D+1,) boundaries of documents among
     the sentences. No document and no sentence is without tokens. All are read-only maps of files.
-    rows: labeled rows that are learned beside the text, by the name of their task.
+    rows: labeled rows that are learned beside the text, by the name of their task. cache: of what is computed from the
+    store.
     """
 
     tokens: np.ndarray
@@ -268,6 +271,7 @@ class TokenStore:
     metadata: dict[str, Any]
     folder: Path
     rows: Mapping[str, object] = field(default_factory=dict)
+    cache: ArrayCache = UNSHARED
 
     def __len__(self) -> int:
         return len(self.document_offsets) - 1
@@ -293,15 +297,16 @@ def open_store(
     key = hashlib.sha256("\n".join(parts).encode()).hexdigest()
     root = Path(cache_dir).expanduser() / "stores"
     folder = root / key[:32]
+    cache = ArrayCache(root.with_name("plans"), key, rank_info(os.environ).local_size, progress)
     if folder.exists():
         with contextlib.suppress(Damaged):
-            return _open(folder, key)
+            return _open(folder, key, cache)
     with writing(cache_dir):
         root.mkdir(parents=True, exist_ok=True)
         with locked(root / f"{key[:32]}.lock") as alone:
             if folder.exists():
                 try:
-                    return _open(folder, key)  # another process may have built it while we waited
+                    return _open(folder, key, cache)  # another process may have built it while we waited
                 except Damaged as damage:
                     rebuilding(damage, progress)
                     shutil.rmtree(folder, ignore_errors=True)
@@ -310,7 +315,7 @@ def open_store(
                 write_manifest(draft.folder, {"key": key, "arrays": draft.arrays, "facts": metadata})
                 os.rename(draft.folder, folder)
     try:
-        return _open(folder, key)
+        return _open(folder, key, cache)
     except Damaged as damage:
         raise UserError(f"cache_dir={cache_dir}: {damage}", "set cache_dir= to another folder") from damage
 
@@ -354,7 +359,7 @@ def locked(path: Path) -> Iterator[bool]:
         yield held
 
 
-def _open(folder: Path, key: str) -> TokenStore:
+def _open(folder: Path, key: str, cache: ArrayCache) -> TokenStore:
     """The store in a folder. Damaged where it is not as it was written."""
     manifest = Manifest.read(folder)
     missing = set(FILES.values()) - manifest.files.keys()
@@ -365,4 +370,4 @@ def _open(folder: Path, key: str) -> TokenStore:
     for name, file in FILES.items():
         dtype, count = (manifest.metadata["arrays"][name][fact] for fact in ("dtype", "count"))
         arrays[name] = np.memmap(folder / file, dtype=dtype, mode="r", shape=(count,)).view(np.ndarray)
-    return TokenStore(**arrays, metadata=manifest.metadata["facts"], folder=folder)
+    return TokenStore(**arrays, metadata=manifest.metadata["facts"], folder=folder, cache=cache)

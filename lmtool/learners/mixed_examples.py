@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from lmtool import random_streams
-from lmtool.data.examples import Examples, Plan, SplitData
+from lmtool.data.examples import Examples, Plan, SplitData, planned
 from lmtool.data.store import TokenStore
 from lmtool.learners.base import BaseLearner
 from lmtool.learners.baseline import ConstantPredictor, Predictor
@@ -58,6 +58,19 @@ def combine(parts: Sequence[tuple[str, Batch]]) -> MixedBatch:
     targets = {term_of(name, term): target for name, batch in parts for term, target in batch.targets.items()}
     examples_N, parts_N = (torch.cat([getattr(batch, key) for batch in batches]) for key in ("examples", "parts"))
     return MixedBatch(inputs, targets, examples_N, parts_N, members=tuple(parts))
+
+
+def mixed_plan(text: Plan, plans: Sequence[Plan], counts: Sequence[int], seed: int, epoch: int) -> Plan:
+    """So many examples of each of the plans, of which `text` is one, chosen anew each epoch."""
+    rows, lengths = [], []
+    for number, (plan, count) in enumerate(zip(plans, counts, strict=True)):
+        order = random_streams.Permutation(len(plan), seed, "order", epoch * len(plans) + number)
+        taken = order(np.arange(count) % len(plan))
+        records = np.empty(count, dtype=MIXED)
+        records["member"], records["row"], records["again"] = number, taken, np.arange(count) // len(plan)
+        rows.append(records)
+        lengths.append(plan.lengths[taken])
+    return Plan(np.concatenate(rows), np.concatenate(lengths))
 
 
 class MixedExamples:

@@ -58,6 +58,7 @@ class RunPlan:
     checkpoints: int
     log_bytes: int = 0
     store_bytes: int | None = None
+    shared_bytes: int = 0
     step_seconds: tuple[float, float] | None = None
     rate: str = ""
     evaluations: int = 0
@@ -117,7 +118,7 @@ class RunPlan:
 
     @property
     def disk_bytes(self) -> int:
-        return self.checkpoint_bytes * self.checkpoints + self.log_bytes + (self.store_bytes or 0)
+        return self.checkpoint_bytes * self.checkpoints + self.log_bytes + (self.store_bytes or 0) + self.shared_bytes
 
     @property
     def seconds(self) -> float | None:
@@ -186,6 +187,8 @@ def _disk_text(plan: RunPlan) -> str:
     parts = [f"{plan.checkpoints} × {size(plan.checkpoint_bytes)} per checkpoint"]
     if plan.store_bytes is not None:
         parts.append(f"token store about {size(plan.store_bytes)}")
+    if plan.shared_bytes:
+        parts.append(f"plan of an epoch about {size(plan.shared_bytes)} a machine")
     if plan.log_bytes:
         parts.append(f"logs {size(plan.log_bytes)}")
     return f"{size(plan.disk_bytes)}: {', '.join(parts)}"

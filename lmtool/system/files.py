@@ -93,13 +93,18 @@ def require_no_link(path: Path) -> None:
 def draft_of(path: Path) -> Path:
     """A name beside a path for what will take its place, at which nothing stands. Drafts that processes which are gone
     left in the folder are taken away."""
-    draft = path.with_name(f".tmp-{path.name}-{_machine()}-{os.getpid()}")
+    draft = path.with_name(draft_name(path.name, os.getpid()))
     with suppress(OSError):
         with os.scandir(path.parent) as entries:
             left = [Path(entry.path) for entry in entries if entry.name == draft.name or _is_left(entry)]
         for other in left:
             remove(other)
     return draft
+
+
+def draft_name(name: str, process: int) -> str:
+    """The name of a draft that goes when the process with this number is gone."""
+    return f".tmp-{name}-{machine()}-{process}"
 
 
 def remove(path: Path) -> None:
@@ -116,7 +121,7 @@ def _is_left(entry: os.DirEntry[str]) -> bool:
     match = _DRAFT.fullmatch(entry.name)
     if match is None:
         return False
-    if match["machine"] == _machine():
+    if match["machine"] == machine():
         return not process_exists(int(match["process"]))
     with suppress(OSError):
         return time.time() - entry.stat(follow_symlinks=False).st_mtime > _ABANDONED_SECONDS
@@ -124,7 +129,7 @@ def _is_left(entry: os.DirEntry[str]) -> bool:
 
 
 @cache
-def _machine() -> str:
+def machine() -> str:
     """This machine since it was started, and which processes are seen on it: numbers mean another process elsewhere."""
     try:
         space = os.readlink("/proc/self/ns/pid")

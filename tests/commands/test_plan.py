@@ -105,6 +105,15 @@ def test_epochs_of_text_are_estimated_from_its_bytes(
         assert re.search(rf"^{name} +{re.escape(text)} *$", out, re.MULTILINE), out
 
 
+def test_processes_of_a_machine_share_a_plan_of_text(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """24 bytes for each of 36,000 tokens in windows of 128."""
+    (place / "text.txt").write_text("y" * 4 * 36000)
+    words = ["plan", "pretrain", "model=bert_tiny", "data=text", "data.path=text.txt", "max_length=128"]
+    shared = "plan of an epoch about 6.75 kB a machine"
+    assert shared in " ".join(printed([*words, "devices=2"], capsys).split())
+    assert "plan of an epoch" not in printed(words, capsys)
+
+
 def test_a_pass_of_unknown_length_is_no_budget_to_plan(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["plan", "pretrain", "model=bert_tiny", "data=mixture", "data.members=[text,pydocs]", "max_epochs=2"]
     words += ["data.with.text.path=text.txt"]

@@ -88,7 +88,7 @@ def test_windows_hold_whole_words_but_of_words_that_are_longer():
     begins_V = np.array([True, False])
     tokens = np.array([0, 1, 1, 0, 0, 1, 0, 1, 1, 1, 1, 1, 1, 0, 0, 0])
     stream = Stream(tokens, np.array([0, 6, 16]), None)
-    joined = word_windows(stream, begins_V, 5, joined=True)
+    joined = word_windows(stream, begins_V, 5, joined=True).rows
     assert joined["length"].max() <= 5
     ends = joined["start"] + joined["length"]
     assert ends[-1] == 16 and (joined["start"][1:] <= ends[:-1]).all() and (np.diff(joined["start"]) > 0).all()

@@ -1,66 +1,39 @@
-"""One of 64 processes, alone: torch's fake process group answers for the others. What each holds, and what a step
-sends, is what docs/scale.md counts with."""
+"""One of 64 processes, alone: torch's fake process group answers for the others. What each holds, and what a step, a
+checkpoint and a resumed run send, is what docs/scale.md counts with."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from lmtool.config.checkpoint import MODEL, OPTIMIZER
 from lmtool.config.tables import build
+from lmtool.data.loader import PackedLoader
 from lmtool.objectives.configs import MlmConfig
+from lmtool.runs.checkpoints import gathered, is_cut, load_weights, save_tensors
 from lmtool.training import engine
+from lmtool.training.configs import AdamWConfig
 from lmtool.training.engine import engine_for, shard
+from lmtool.training.optimizers import state_tensors
 from lmtool.training.precision import FP32_CPU
 from lmtool.training.step import gradients
 from lmtool.types import Step
 from tests.objectives.objective_fixtures import backbone, rows_of, split, store, tokenizer
 
-SIZE, LAYERS = 64, 3
+from .fake_ranks import SIZE, Everyone, Traffic, at_once, forget_rank
+
+# CommDebugMode hooks every module, and lmtool's return dataclasses.
+WARNINGS = ("For backward hooks", "Full backward hook", "FSDP2-wrapped")
+pytestmark = [pytest.mark.filterwarnings(f"ignore:{text}") for text in WARNINGS]
+LAYERS = 3
 CPU = torch.device("cpu")
-
-
-class Everyone:
-    """A group whose other processes have what this one has. messages: between the hosts."""
-
-    size = SIZE
-
-    def __init__(self, rank: int):
-        self.rank, self.messages = rank, 0
-
-    def sum(self, counts: Mapping[str, float]) -> dict[str, float]:
-        self.messages += 1
-        return {name: self.size * count for name, count in counts.items()}
-
-    def add_up(self, tensor: Tensor) -> Tensor:
-        dist.all_reduce(tensor)
-        return tensor
-
-
-class Traffic(TorchDispatchMode):
-    """Counts collectives and the bytes of what they complete, by operation."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: Counter[str] = Counter()
-        self.bytes: Counter[str] = Counter()
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function.namespace == "c10d":
-            name = function._opname
-            # A scattered sum reads what the others complete.
-            whole = args[1] if name == "_reduce_scatter_base_" else args[0]
-            tensors = [whole] if isinstance(whole, Tensor) else whole
-            self.calls[name] += 1
-            self.bytes[name] += sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-        return function(*args, **kwargs or {})
 
 
 @pytest.fixture(params=[0, 1, SIZE - 1])
@@ -68,6 +41,7 @@ def group(request: pytest.FixtureRequest) -> Iterator[Everyone]:
     dist.init_process_group("fake", store=FakeStore(), rank=request.param, world_size=SIZE)
     yield Everyone(request.param)
     dist.destroy_process_group()
+    forget_rank()
 
 
 def learner_and_batch() -> tuple[Any, Any]:
@@ -86,14 +60,6 @@ def step_of(learner: Any, batch: Any, parallel: Any, group: Any) -> Traffic:
     return traffic
 
 
-def at_once(tensor: Tensor) -> torch.futures.Future[Tensor]:
-    """What adds gradients up, without the work's own future, which the fake group leaves empty."""
-    dist.all_reduce(tensor)
-    done: torch.futures.Future[Tensor] = torch.futures.Future()
-    done.set_result(tensor)
-    return done
-
-
 def test_gradients_cross_once(group: Everyone, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "_summed", at_once)
     learner, batch = learner_and_batch()
@@ -103,6 +69,9 @@ def test_gradients_cross_once(group: Everyone, monkeypatch: pytest.MonkeyPatch) 
     # Beside the gradients the loss, its terms, and which parameters were used.
     parameters = len(list(learner.parameters()))
     assert 4 * learning <= traffic.bytes["allreduce_"] <= 4 * (learning + parameters + 16)
+    with Traffic() as traffic:
+        saved = gathered(learner.state_dict(keep_vars=True), keeps=group.rank == 0)
+    assert not traffic.calls and len(saved) == (len(learner.state_dict()) if group.rank == 0 else 0)
 
 
 def test_weights_cross_twice_a_forward_and_gradients_once(group: Everyone) -> None:
@@ -123,3 +92,63 @@ def test_weights_cross_twice_a_forward_and_gradients_once(group: Everyone) -> No
     assert traffic.bytes["_reduce_scatter_base_"] == 4 * padded
     assert 4 * padded < traffic.bytes["_allgather_base_"] <= 2 * 4 * padded
     assert group.messages == 2  # what is predicted, and what was used
+
+
+def test_each_rank_reads_its_share_of_every_step_without_a_message(group: Everyone) -> None:
+    examples = learner_and_batch()[0].examples(split(store(tokenizer())), 32)
+    loader, sizes = PackedLoader(examples, 3, batch_examples=130, micro_batch_tokens=64), list[int]()
+    with Traffic() as traffic:
+        (step,) = islice(loader.steps(None, group.rank, SIZE), 1)
+        read = [number for batch in step.batches for number in batch.examples.tolist()]
+        for rank in range(SIZE):
+            (other,) = islice(loader.steps(None, rank, SIZE), 1)
+            numbers = [number for batch in other.batches for number in batch.examples.tolist()]
+            assert rank == group.rank or not set(numbers) & set(read)
+            assert len(other.batches) + len(other.idle) == len(step.batches) + len(step.idle)
+            sizes.append(len(numbers))
+    assert sum(sizes) == min(130, len(examples.plan(0))) and max(sizes) - min(sizes) <= 1
+    assert not traffic.calls and not group.messages
+
+
+def test_rank_0_gathers_a_checkpoint_and_every_rank_cuts_its_rows_of_it(group: Everyone, tmp_path: Path) -> None:
+    learner, batch = learner_and_batch()
+    shapes = {name: tuple(tensor.shape) for name, tensor in learner.state_dict().items()}
+    moments = {f"{kind}.{name}" for name, _ in learner.named_parameters() for kind in ("exp_avg", "exp_avg_sq")}
+    values = sum(parameter.numel() for parameter in learner.parameters())
+    shard(learner, CPU, group)  # type: ignore[arg-type]
+    step_of(learner, batch, "fsdp", group)
+    optimizer = build(AdamWConfig(), learner.parameter_groups())
+    optimizer.step()
+    named, keeps = dict(learner.named_parameters()), group.rank == 0
+    weights, state = learner.state_dict(keep_vars=True), state_tensors(optimizer, named)
+    held = sum(tensor.to_local().nbytes for tensor in (*named.values(), *state.values()) if is_cut(tensor))
+    assert 12 * values / SIZE / 2 < held < 2 * 12 * values / SIZE
+    with Traffic() as traffic:
+        saved = {MODEL: gathered(weights, keeps), OPTIMIZER: gathered(state, keeps)}
+    cut = {id(tensor): tensor for tensor in (*weights.values(), *state.values()) if is_cut(tensor)}
+    assert set(traffic.calls) == {"all_gather_into_tensor"}
+    assert traffic.calls["all_gather_into_tensor"] == len(cut) == 3 * len(named)
+    padded = sum(SIZE * -(-len(tensor) // SIZE) * tensor[:1].numel() * tensor.element_size() for tensor in cut.values())
+    assert traffic.bytes["all_gather_into_tensor"] == padded
+    if not keeps:
+        assert not saved[MODEL] and not saved[OPTIMIZER]
+        return
+    assert {name: tuple(tensor.shape) for name, tensor in saved[MODEL].items()} == shapes
+    assert moments <= saved[OPTIMIZER].keys()
+    assert sum(tensor.nbytes for tensor in saved[OPTIMIZER].values()) == pytest.approx(8 * values, rel=1e-2)
+    for name, tensors in saved.items():
+        save_tensors(tensors, tmp_path / name)
+    size = sum((tmp_path / name).stat().st_size for name in saved)
+    assert size == pytest.approx(12 * values, rel=0.05)
+
+
+def test_every_rank_reads_a_checkpoint_without_a_message(group: Everyone) -> None:
+    learner, _ = learner_and_batch()
+    complete = {name: tensor.clone() for name, tensor in learner.state_dict().items()}
+    shard(learner, CPU, group)  # type: ignore[arg-type]
+    with Traffic() as traffic:
+        load_weights(learner, complete, "a checkpoint")
+    assert not traffic.calls
+    for name, parameter in learner.named_parameters():
+        rows, each = complete[name], -(-len(complete[name]) // SIZE)
+        assert torch.equal(parameter.to_local(), rows[each * group.rank : each * (group.rank + 1)]), name

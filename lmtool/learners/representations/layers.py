@@ -91,7 +91,7 @@ OFFSETS = {"token": 0, "previous": -1, "next": 1}
 
 def windows_of(store: TokenStore, room: int) -> np.ndarray:
     """(D,) records `start`, `length`: consecutive windows of at most `room` tokens, each within one document."""
-    return windows(Stream(store.tokens, store.document_offsets, None), room, joined=False)
+    return windows(Stream.of(store, None), room, joined=False)
 
 
 def frequent_types(store: TokenStore, windows_D: np.ndarray, tokenizer: Tokenizer, count: int) -> np.ndarray:

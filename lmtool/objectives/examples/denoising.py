@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from lmtool.data.examples import Plan, SplitData
+from lmtool.data.examples import Plan, SplitData, planned
 from lmtool.data.formats import assemble, ragged_ranges
 from lmtool.errors import UserError
 from lmtool.objectives.configs import DenoisingConfig, SpanCorruptionConfig
@@ -30,6 +30,15 @@ from lmtool.types import Batch
 
 # Windows with BART's noises on the input side and the original text on the output side.
 # Shape letters: N examples of a batch, T their tokens.
+
+
+def noisy_windows(stream: Stream, size: int, joined: bool, infilling: float, special_count: int) -> Plan:
+    """Windows as of `windows`, and their lengths on both sides. infilling: fraction of the words in spans."""
+    rows = windows(stream, size, joined)
+    lengths = rows["length"].astype(np.int64)
+    # A mask put in between may make a short text longer.
+    noisy = np.minimum(lengths + np.ceil(lengths * infilling).astype(np.int64), size)
+    return Plan(rows, lengths + noisy + 2 * special_count)
 
 
 class NoisyWindows:
@@ -113,6 +122,18 @@ def _vocabulary(tokenizer: Tokenizer) -> Vocabulary:
 # Shape letters: N examples of a batch.
 
 
+def corrupted_windows(
+    stream: Stream, size: int, joined: bool, config: SpanCorruptionConfig, special_count: int
+) -> Plan:
+    """Windows as of `windows` with two tokens or more, and their lengths on both sides."""
+    rows = windows(stream, size, joined)
+    rows = rows[rows["length"] >= 2]
+    lengths = rows["length"].astype(np.int64)
+    _, spans = noise_counts(lengths, config)
+    # Each span has a sentinel on both sides.
+    return Plan(rows, lengths + 2 * spans + 2 * special_count)
+
+
 class CorruptedSpans:
     """Windows of text with corrupted spans. joined: across documents, without separators, as in T5's data; separate:
     within each document, without a single last token."""
@@ -129,17 +150,15 @@ class CorruptedSpans:
         self.config, self.sides, self.store, self.split, self.seed = config, sides, data.text, data.split, seed
         special_count = sides.template.special_count
         self.text_length = text_length(max_length, special_count, config)
-        self.stream = Stream(self.store.tokens, self.store.document_offsets, None)
-        rows = windows(self.stream, self.text_length, data.documents == "joined")
-        rows = rows[rows["length"] >= 2]
-        lengths = rows["length"].astype(np.int64)
-        _, spans = noise_counts(lengths, config)
-        # Each span has a sentinel on both sides.
-        self._plan = some(Plan(rows, lengths + 2 * spans + 2 * special_count), data.split)
+        self.stream = Stream.of(self.store, None)
+        joined = data.documents == "joined"
+        plan = planned(corrupted_windows, self.stream, self.text_length, joined, config, special_count)
+        self._plan = some(plan, data.split)
         self.sentinels = np.array(tokenizer.sentinels, dtype=np.int64)
-        if len(self.sentinels) < spans.max():
+        spans = int((plan.lengths - plan.rows["length"]).max()) // 2 - special_count
+        if len(self.sentinels) < spans:
             raise UserError(
-                f"span corruption needs {spans.max()} sentinel tokens at max_length={max_length}; the tokenizer has "
+                f"span corruption needs {spans} sentinel tokens at max_length={max_length}; the tokenizer has "
                 f"{len(self.sentinels)}",
                 "give tokenizer=sentencepiece with a larger tokenizer.sentinels=, or a smaller max_length=",
             )

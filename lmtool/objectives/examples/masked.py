@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lmtool.data.examples import Plan, SplitData
+from lmtool.data.examples import Plan, SplitData, planned
 from lmtool.data.formats import FormatTemplate, PackedArrays, assemble, text_format
 from lmtool.data.loader import segments
 from lmtool.errors import UserError
@@ -94,6 +94,14 @@ class Permutations(TokenMasks):
 
 # Masked windows of text, in the format of the backbone.
 # Shape letters: N examples of a batch, T their tokens, M masked positions.
+
+
+def masked_windows(
+    stream: Stream, size: int, joined: bool, short: float, seed: int, epoch: int, special_count: int
+) -> Plan:
+    """Windows as of `drawn_windows`; as of `windows` where none is short."""
+    rows = drawn_windows(stream, size, joined, short, seed, epoch) if short else windows(stream, size, joined)
+    return Plan(rows, rows["length"].astype(np.int64) + special_count)
 
 
 class MaskedWindows:

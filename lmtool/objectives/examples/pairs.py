@@ -10,8 +10,9 @@ import numpy as np
 import torch
 
 from lmtool import random_streams
-from lmtool.data.examples import Plan, SplitData
+from lmtool.data.examples import Plan, SplitData, planned
 from lmtool.data.formats import FormatTemplate, PackedArrays, assemble, ragged_ranges, text_format, truncate_pair
+from lmtool.data.store import TokenStore
 from lmtool.errors import UserError
 from lmtool.objectives.configs import PairsConfig
 from lmtool.objectives.corruption.masking import Masked, Vocabulary
@@ -215,6 +216,17 @@ class _Builder:
 _MOSTLY_RANDOM = 0.7
 
 
+def masked_pairs(
+    store: TokenStore, limit: int, short_probability: float, seed: int, epoch: int, kind: Pairs, sentences: bool,
+    special_count: int,
+) -> Plan:  # fmt: skip
+    """Pairs as of `sentence_pairs`."""
+    rows = sentence_pairs(
+        store.sentence_offsets, store.document_sentences, limit, short_probability, seed, epoch, kind, sentences
+    )
+    return Plan(rows, rows["a_length"].astype(np.int64) + rows["b_length"] + special_count)
+
+
 class MaskedPairs:
     """Masked segment pairs, `[CLS] a [SEP] b [SEP]` in the backbone's format, resampled each epoch; with or without a
     loss over them."""
@@ -233,10 +245,10 @@ class MaskedPairs:
         drawn = self.config.sampling_epoch(epoch)
         if drawn not in self._plans:
             self._require_choices()
-            rows = sentence_pairs(
-                self.store.sentence_offsets, self.store.document_sentences, self.limit,
-                self.config.short_sequence_probability, self.seed, drawn,
+            plan = planned(
+                masked_pairs, self.store, self.limit, self.config.short_sequence_probability, self.seed, drawn,
                 "sop" if self.config.pairs == "sop" else "nsp", self.config.pair_of == "sentences",
+                self.template.special_count,
             )  # fmt: skip
             lengths = rows["a_length"].astype(np.int64) + rows["b_length"] + self.template.special_count
             plan = some(Plan(rows, lengths), self.split)

@@ -9,9 +9,10 @@ import numpy as np
 import torch
 
 from lmtool import random_streams
-from lmtool.data.examples import Plan
+from lmtool.data.examples import Plan, planned
 from lmtool.data.formats import FormatTemplate, PackedArrays, assemble, ragged_ranges, text_format
 from lmtool.data.loader import segments
+from lmtool.data.shared import UNSHARED, ArrayCache
 from lmtool.data.store import TokenStore
 from lmtool.errors import UserError
 from lmtool.models.encoder_decoder import EncoderDecoder, shifted
@@ -78,7 +79,9 @@ class Stream:
     separator: the id after each document, or None. Empty documents are dropped.
     """
 
-    def __init__(self, tokens: np.ndarray, document_offsets: np.ndarray, separator: int | None):
+    def __init__(
+        self, tokens: np.ndarray, document_offsets: np.ndarray, separator: int | None, cache: ArrayCache = UNSHARED
+    ):
         offsets = np.asarray(document_offsets, dtype=np.int64)
         full = offsets[1:] > offsets[:-1]
         if not full.all():
@@ -172,6 +175,17 @@ class Sides:
 _CAUSAL = np.dtype([*WINDOW.descr, ("known", "i4")])
 
 
+def causal_windows(stream: Stream, size: int, joined: bool, overlap: int) -> Plan:
+    """Windows as of `windows`, with the number of their first places that are not predicted in them."""
+    cut = windows(stream, size, joined, overlap)
+    rows = np.empty(len(cut), dtype=_CAUSAL)
+    for name in WINDOW.names or ():
+        rows[name] = cut[name]
+    boundaries = stream.boundaries[:1] if joined else stream.boundaries
+    rows["known"] = np.where(np.isin(cut["start"], boundaries), 1, overlap)
+    return Plan(rows, rows["length"].astype(np.int64))
+
+
 class CausalWindows:
     """Next-token prediction over the stream of documents, each closed by the end-of-text token.
 
@@ -199,13 +213,7 @@ class CausalWindows:
                 f"stride={stride} is too long: windows of max_length={max_length} would not be contiguous",
                 f"stride={size - 1} at most",
             )
-        cut = windows(self.stream, size, documents == "joined", overlap)
-        rows = np.empty(len(cut), dtype=_CAUSAL)
-        for name in WINDOW.names or ():
-            rows[name] = cut[name]
-        boundaries = self.stream.boundaries[:1] if documents == "joined" else self.stream.boundaries
-        rows["known"] = np.where(np.isin(cut["start"], boundaries), 1, overlap)
-        self._plan = some(Plan(rows, rows["length"].astype(np.int64)), split)
+        self._plan = some(planned(causal_windows, self.stream, size, documents == "joined", overlap), split)
 
     def plan(self, epoch: int) -> Plan:
         return self._plan
@@ -282,9 +290,7 @@ class _Splits:
         self, stream: Stream, store: TokenStore, size: int, joined: bool, special_count: int, split: str, seed: int
     ):
         self.stream, self.store, self.split, self.seed = stream, store, split, seed
-        rows = windows(stream, size, joined)
-        rows = rows[rows["length"] >= 2]
-        self._plan = some(Plan(rows, rows["length"].astype(np.int64) + special_count), split)
+        self._plan = some(planned(text_windows, stream, size, joined, 2, special_count), split)
 
     def plan(self, epoch: int) -> Plan:
         return self._plan

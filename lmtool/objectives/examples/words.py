@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from lmtool import random_streams
-from lmtool.data.examples import Plan
+from lmtool.data.examples import Plan, planned
 from lmtool.data.formats import PackedArrays
 from lmtool.data.store import TokenStore
 from lmtool.errors import UserError
@@ -136,7 +136,8 @@ def word_windows(stream: Stream, begins_V: np.ndarray, size: int, joined: bool) 
     for first, length in zip(boundaries[:-1][long].tolist(), lengths[long].tolist(), strict=True):
         rows.append(np.array(list(_cut(stream, begins_V, size, first, first + length)), dtype=WINDOW))
     windows = np.concatenate(rows)
-    return windows[np.argsort(windows["start"], kind="stable")]
+    windows = windows[np.argsort(windows["start"], kind="stable")]
+    return Plan(windows, windows["length"].astype(np.int64))
 
 
 def _cut(stream: Stream, begins_V: np.ndarray, size: int, first: int, last: int) -> Iterator[tuple[int, int]]:

@@ -1,0 +1,224 @@
+"""Arrays that the processes of one machine compute once and map from one file.
+
+The first process that asks computes the arrays and writes them to a file in the cache folder; the others wait, and
+map the file read-only. The pages of a mapped file are in memory once, however many processes read them. The file loses
+its name as soon as all processes have mapped it: the disk space is free again when the last of them drops the arrays,
+whatever ends it. A file that is damaged or gone is computed again, and where none can be written every process keeps
+the arrays in its own memory. No file outlives the processes that were started together, so none is of another version
+of this code.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import weakref
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, fields, is_dataclass, replace
+from pathlib import Path
+from types import FunctionType
+from typing import Protocol, runtime_checkable
+from weakref import WeakValueDictionary
+
+import numpy as np
+from pydantic import BaseModel
+
+from lmtool.data.sources import OnStage
+from lmtool.system.files import draft_name, draft_of, machine
+
+Arrays = dict[str, np.ndarray]
+
+_HEADER, _ALIGNMENT, _COUNT = 4096, 64, 4
+"""Bytes: of the header, the boundaries of arrays, and the end of the header that counts processes."""
+_MAPPED: WeakValueDictionary[Path, np.memmap] = WeakValueDictionary()
+"""The files that this process has mapped, as long as one of their arrays is in use."""
+
+
+@dataclass(frozen=True)
+class ArrayCache:
+    """Where arrays are shared.
+
+    folder: of the files. key: hash of all that the arrays are computed from. processes: of this machine, which all ask
+    for the same arrays; 1: they stay in memory. progress: reports where no file can be written.
+    """
+
+    folder: Path
+    key: str
+    processes: int
+    progress: OnStage | None = None
+
+    def of(self, *parts: object) -> ArrayCache:
+        """The cache of arrays that are computed from this one's and from `parts`: see `identity`."""
+        return self if self.processes == 1 else replace(self, key=_digest(self.key, *map(identity, parts)))
+
+    def load(self, compute: Callable[[], Arrays]) -> Arrays:
+        """The one-dimensional arrays that `compute` returns, read-only and mapped where that is possible. `compute` is
+        pure, and does not wait for other processes."""
+        if self.processes == 1:
+            return compute()
+        folder = self.folder / machine()
+        path = folder / draft_name(self.key[:32], os.getppid())  # of the process that started all of them
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(_turn(folder / draft_name(f"{self.key[:32]}.lock", os.getppid())))
+            except OSError as error:
+                return self._in_memory(compute(), error)
+            if not _is_empty(path):
+                mapped = _MAPPED.get(path)
+                mapped = _map(path, self.processes) if mapped is None else mapped
+                if mapped is not None:
+                    return _arrays_of(mapped)
+                arrays = compute()
+                try:
+                    _write(path, arrays)
+                except OSError as error:
+                    weakref.finalize(next(iter(arrays.values())), _remove, path, os.getpid())
+                    return self._in_memory(arrays, error)
+                mapped = _map(path, self.processes)
+                return arrays if mapped is None else _arrays_of(mapped)
+        # Each for itself and all at once: the process whose turn it was could not write them.
+        return self._in_memory(compute(), "no process could write a file")
+
+    def _in_memory(self, arrays: Arrays, reason: object) -> Arrays:
+        if self.progress is not None:
+            size = sum(array.nbytes for array in arrays.values())
+            self.progress(
+                f"warning: {self.folder}: {getattr(reason, 'strerror', None) or reason}; each of {self.processes} "
+                f"processes keeps {size / 1e6:,.1f} MB of the plan of the data in memory",
+                0,
+                1,
+            )
+        return arrays
+
+
+UNSHARED = ArrayCache(Path(), "", 1)
+"""Of arrays that every process has in its own memory."""
+
+
+@runtime_checkable
+class Cached(Protocol):
+    """Arrays, or what is made of arrays, with the cache of what is computed from them."""
+
+    @property
+    def cache(self) -> ArrayCache: ...
+
+
+def identity(value: object) -> str:
+    """A text that is equal only for equal values. TypeError for values of which none is known."""
+    if isinstance(value, Cached) and value.cache.processes > 1:
+        return value.cache.key
+    if value is None or isinstance(value, bool | int | float | str | BaseModel):
+        return repr(value)
+    if isinstance(value, np.ndarray):
+        content = hashlib.sha256(np.ascontiguousarray(value).view(np.uint8).data).hexdigest()
+        return f"{value.dtype.descr} {value.shape} {content}"
+    if isinstance(value, Sequence):
+        return _digest(*map(identity, value))
+    if is_dataclass(value) and not isinstance(value, type):
+        return _digest(*(identity(getattr(value, part.name)) for part in fields(value) if part.compare))
+    if isinstance(value, FunctionType) and "<" not in value.__qualname__:  # no closure
+        return f"{value.__module__}.{value.__qualname__}"
+    raise TypeError(f"no identity of a {type(value).__name__}")
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+@contextmanager
+def _turn(path: Path) -> Iterator[None]:
+    """Hold the lock of a file, which goes with it; waits for another process that does. Where the file system knows no
+    locks, all have their turn at once, and each maps a file of its own."""
+    while True:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileNotFoundError):  # the last process that used the folder takes it away
+            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+            with suppress(OSError):
+                fcntl.flock(handle, fcntl.LOCK_EX)
+            if os.fstat(handle).st_nlink:
+                break
+            os.close(handle)
+    try:
+        yield
+    finally:
+        _remove(path, os.getpid())
+        os.close(handle)
+
+
+def _write(path: Path, arrays: Arrays) -> None:
+    """Write a file of arrays in one move. OSError where that fails: then the file is empty, if there is one."""
+    draft, header, at, checksum = draft_of(path), {}, _HEADER, 0
+    try:
+        with open(draft, "xb") as file:
+            file.write(bytes(_HEADER))
+            for name, array in arrays.items():
+                content = np.ascontiguousarray(array).view(np.uint8).data
+                padding = bytes(-len(content) % _ALIGNMENT)
+                header[name] = {"dtype": np.lib.format.dtype_to_descr(array.dtype), "count": len(array), "start": at}
+                for part in (content, padding):
+                    file.write(part)
+                    checksum = zlib.crc32(part, checksum)
+                at += len(content) + len(padding)
+            file.seek(0)
+            line = json.dumps({"arrays": header, "size": at, "crc32": checksum}).encode()
+            file.write(line.ljust(_HEADER - _COUNT) + bytes(_COUNT))
+        os.rename(draft, path)
+    except OSError:
+        with suppress(OSError):
+            os.truncate(draft, 0)
+            os.rename(draft, path)
+        raise
+
+
+def _is_empty(path: Path) -> bool:
+    try:
+        return path.stat().st_size == 0
+    except OSError:
+        return False
+
+
+def _map(path: Path, processes: int) -> np.memmap | None:
+    """A file as bytes, with one more process that has mapped it: the last one takes its name away. None where it is not
+    there or not as it was written."""
+    try:
+        with open(path, "r+b") as file:
+            head = file.read(_HEADER)
+            header = json.loads(head[:-_COUNT])
+            mapped = np.memmap(file, dtype=np.uint8, mode="r")
+            if len(mapped) != header["size"] or zlib.crc32(mapped[_HEADER:].data) != header["crc32"]:
+                raise ValueError("not as it was written")
+            count = int.from_bytes(head[-_COUNT:], "little") + 1
+            file.seek(_HEADER - _COUNT)
+            file.write(count.to_bytes(_COUNT, "little"))
+    except (OSError, ValueError, KeyError):
+        path.unlink(missing_ok=True)
+        return None
+    if count >= processes:
+        _remove(path, os.getpid())
+    else:
+        weakref.finalize(mapped, _remove, path, os.getpid())
+    _MAPPED[path] = mapped
+    return mapped
+
+
+def _arrays_of(mapped: np.memmap) -> Arrays:
+    """The arrays of a mapped file, which stays mapped as long as one of them is in use."""
+    arrays = {}
+    for name, entry in json.loads(bytes(mapped[: _HEADER - _COUNT]))["arrays"].items():
+        descr = entry["dtype"]
+        dtype = np.dtype([tuple(field) for field in descr] if isinstance(descr, list) else descr)
+        end = entry["start"] + entry["count"] * dtype.itemsize
+        arrays[name] = mapped[entry["start"] : end].view(dtype).view(np.ndarray)
+    return arrays
+
+
+def _remove(path: Path, process: int) -> None:
+    """Take away the name of a file, in the process that mapped it, and its folder where that is empty."""
+    if process == os.getpid():
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+            path.parent.rmdir()
