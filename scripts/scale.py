@@ -391,8 +391,8 @@ def phrases(said: dict[str, Any]) -> list[str]:
         f"that is {size(bert['plan_most'])} a node at most", f"{count(large['examples'])} examples",
         f"{size(large['held'])} together, {size(large['most'])} at most",
         *(f"rank {rank} {size(alone['held'])}" for rank, alone in said["measured"]["ranks"]["bert fsdp"].items()),
-        f"sums its gradients in {said['measured']['ranks']['bert ddp']['1']['step']['allreduce_'][0]} messages of together "
-        f"{size(said['measured']['ranks']['bert ddp']['1']['step']['allreduce_'][1])}",
+        f"sums its gradients in {said['measured']['ranks']['bert ddp']['1']['step']['allreduce_'][0]} messages "
+        f"of together {size(said['measured']['ranks']['bert ddp']['1']['step']['allreduce_'][1])}",
         f"up to {percent(bert['message_seconds'] / bert['plan'].step_seconds[0])} of a step at {GPUS}",
     ]  # fmt: skip
 

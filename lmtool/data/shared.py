@@ -83,11 +83,12 @@ class ArrayCache:
         # Each for itself and all at once: the process whose turn it was could not write them.
         return self._in_memory(compute(), "no process could write a file")
 
-    def _in_memory(self, arrays: Arrays, reason: object) -> Arrays:
+    def _in_memory(self, arrays: Arrays, reason: OSError | str) -> Arrays:
         if self.progress is not None:
+            text = reason if isinstance(reason, str) else reason.strerror
             size = sum(array.nbytes for array in arrays.values())
             self.progress(
-                f"warning: {self.folder}: {getattr(reason, 'strerror', None) or reason}; each of {self.processes} "
+                f"warning: {self.folder}: {text}; each of {self.processes} "
                 f"processes keeps {size / 1e6:,.1f} MB of the plan of the data in memory",
                 0,
                 1,
