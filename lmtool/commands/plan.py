@@ -124,7 +124,7 @@ def run(config: TrainingConfig, verb: str, keys: PlanKeys) -> int:
     def plan_with(config: RunConfig) -> RunPlan:
         return _plan_of(config, learner, epoch_tokens, device, None if seen is None else seen.metadata)
 
-    plan = replace(plan_with(config), store_bytes=_store_bytes(config))
+    plan = replace(plan_with(config), store_bytes=_store_bytes(config), shared_bytes=_shared_bytes(config))
     plan = replace(plan, epoch_text=_epoch_text(config, rows, epoch_tokens, seen is not None))
     if seen is not None:
         each = seen.step_seconds * plan.tokens_per_step / seen.tokens

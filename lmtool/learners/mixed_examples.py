@@ -61,7 +61,7 @@ def combine(parts: Sequence[tuple[str, Batch]]) -> MixedBatch:
 
 
 def mixed_plan(text: Plan, plans: Sequence[Plan], counts: Sequence[int], seed: int, epoch: int) -> Plan:
-    """So many examples of each of the plans, of which `text` is one, chosen anew each epoch."""
+    """Examples of all plans, `counts` of each, resampled every epoch. text: the plan whose cache is used."""
     rows, lengths = [], []
     for number, (plan, count) in enumerate(zip(plans, counts, strict=True)):
         order = random_streams.Permutation(len(plan), seed, "order", epoch * len(plans) + number)
@@ -106,16 +106,10 @@ class MixedExamples:
     def plan(self, epoch: int) -> Plan:
         if epoch not in self._plans:
             plans = [member.plan(epoch) for member in self.members.values()]
-            rows, lengths = [], []
-            for number, (plan, count) in enumerate(zip(plans, self._counts(plans), strict=True)):
-                order = random_streams.Permutation(len(plan), self.seed, "order", epoch * len(plans) + number)
-                taken = order(np.arange(count) % len(plan))
-                records = np.empty(count, dtype=MIXED)
-                records["member"], records["row"], records["again"] = number, taken, np.arange(count) // len(plan)
-                rows.append(records)
-                lengths.append(plan.lengths[taken])
+            # The file of the text is shared between processes: rows of tasks are few, and every process has them.
+            text = max(plans, key=lambda plan: plan.cache.processes)
             previous = dict([*self._plans.items()][-1:])
-            self._plans = previous | {epoch: Plan(np.concatenate(rows), np.concatenate(lengths))}
+            self._plans = previous | {epoch: planned(mixed_plan, text, plans, self._counts(plans), self.seed, epoch)}
         return self._plans[epoch]
 
     def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:

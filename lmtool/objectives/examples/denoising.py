@@ -36,7 +36,7 @@ def noisy_windows(stream: Stream, size: int, joined: bool, infilling: float, spe
     """Windows as of `windows`, and their lengths on both sides. infilling: fraction of the words in spans."""
     rows = windows(stream, size, joined)
     lengths = rows["length"].astype(np.int64)
-    # A mask put in between may make a short text longer.
+    # An inserted mask may lengthen a short text.
     noisy = np.minimum(lengths + np.ceil(lengths * infilling).astype(np.int64), size)
     return Plan(rows, lengths + noisy + 2 * special_count)
 
@@ -53,12 +53,9 @@ class NoisyWindows:
         special_count = sides.template.special_count
         self.room = text_capacity(max_length, special_count, 1)
         # Without separators or empty documents, stream positions are store positions.
-        self.stream = Stream(self.store.tokens, self.store.document_offsets, None)
-        rows = windows(self.stream, self.room, data.documents == "joined")
-        lengths = rows["length"].astype(np.int64)
-        # An inserted mask may lengthen a short text.
-        noisy = np.minimum(lengths + np.ceil(lengths * config.text_infilling).astype(np.int64), self.room)
-        self._plan = some(Plan(rows, lengths + noisy + 2 * special_count), data.split)
+        self.stream = Stream.of(self.store, None)
+        joined, infilling = data.documents == "joined", config.text_infilling
+        self._plan = some(planned(noisy_windows, self.stream, self.room, joined, infilling, special_count), data.split)
 
     def plan(self, epoch: int) -> Plan:
         return self._plan

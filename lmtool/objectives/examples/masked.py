@@ -99,8 +99,8 @@ class Permutations(TokenMasks):
 def masked_windows(
     stream: Stream, size: int, joined: bool, short: float, seed: int, epoch: int, special_count: int
 ) -> Plan:
-    """Windows as of `drawn_windows`; as of `windows` where none is short."""
-    rows = drawn_windows(stream, size, joined, short, seed, epoch) if short else windows(stream, size, joined)
+    """The windows of `sampled_windows`, or of `windows` if `short` is 0."""
+    rows = sampled_windows(stream, size, joined, short, seed, epoch) if short else windows(stream, size, joined)
     return Plan(rows, rows["length"].astype(np.int64) + special_count)
 
 
@@ -119,7 +119,7 @@ class MaskedWindows:
         self.masks = masks(config, Vocabulary.of(tokenizer))
         self.template = FormatTemplate.of(text_format(format_name, tokenizer), 1)
         joined = data.documents == "joined"
-        self.stream = Stream(self.store.tokens, self.store.document_offsets, tokenizer.role("sep") if joined else None)
+        self.stream = Stream.of(self.store, tokenizer.role("sep") if joined else None)
         self.room, self.joined = text_capacity(max_length, self.template.special_count, 1), joined
         self._plans: dict[int, Plan] = {}
 
@@ -127,14 +127,12 @@ class MaskedWindows:
         short = self.config.short_window_probability
         drawn = self.config.sampling_epoch(epoch) if short else 0
         if drawn not in self._plans:
-            rows = (
-                sampled_windows(self.stream, self.room, self.joined, short, self.seed, drawn)
-                if short
-                else windows(self.stream, self.room, self.joined)
-            )
-            plan = some(Plan(rows, rows["length"].astype(np.int64) + self.template.special_count), self.split)
+            plan = planned(
+                masked_windows, self.stream, self.room, self.joined, short, self.seed, drawn,
+                self.template.special_count,
+            )  # fmt: skip
             # The previous and the next epoch: a prefetching loader reads across the boundary.
-            self._plans = dict([*self._plans.items()][-1:]) | {drawn: plan}
+            self._plans = dict([*self._plans.items()][-1:]) | {drawn: some(plan, self.split)}
         return self._plans[drawn]
 
     def assemble(self, rows: np.ndarray) -> PackedArrays:

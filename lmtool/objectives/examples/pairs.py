@@ -250,10 +250,8 @@ class MaskedPairs:
                 "sop" if self.config.pairs == "sop" else "nsp", self.config.pair_of == "sentences",
                 self.template.special_count,
             )  # fmt: skip
-            lengths = rows["a_length"].astype(np.int64) + rows["b_length"] + self.template.special_count
-            plan = some(Plan(rows, lengths), self.split)
             # The previous and the next epoch: a prefetching loader reads across the boundary.
-            self._plans = dict([*self._plans.items()][-1:]) | {drawn: plan}
+            self._plans = dict([*self._plans.items()][-1:]) | {drawn: some(plan, self.split)}
         return self._plans[drawn]
 
     def assemble(self, rows: np.ndarray) -> PackedArrays:

@@ -76,7 +76,7 @@ _DRAWS = 2
 class Stream:
     """The documents of a token store as one stream of ids, without copying.
 
-    separator: the id after each document, or None. Empty documents are dropped.
+    separator: the id after each document, or None. Empty documents are dropped. cache: that of the store.
     """
 
     def __init__(
@@ -86,9 +86,18 @@ class Stream:
         full = offsets[1:] > offsets[:-1]
         if not full.all():
             offsets = offsets[np.append(True, full)]
-        self.tokens, self.separator = tokens, separator
+        self.tokens, self.offsets, self.separator = tokens, offsets, separator
+        self.cache = cache.of("stream", separator)
         # Without separators, stream positions are store positions, and only the memory map is used.
-        self.offsets, self.boundaries = offsets, offsets if separator is None else offsets + np.arange(len(offsets))
+        self.boundaries = offsets if separator is None else self.cache.load(self._with_separators)["boundaries"]
+
+    @classmethod
+    def of(cls, store: TokenStore, separator: int | None) -> Stream:
+        """The documents of a store."""
+        return cls(store.tokens, store.document_offsets, separator, store.cache)
+
+    def _with_separators(self) -> dict[str, np.ndarray]:
+        return {"boundaries": self.offsets + np.arange(len(self.offsets))}
 
     def __len__(self) -> int:
         return int(self.boundaries[-1])
@@ -119,6 +128,13 @@ def windows(stream: Stream, size: int, joined: bool, overlap: int = 0) -> np.nda
     rows["start"] = boundaries[owner] + offset
     rows["length"] = np.minimum(size, lengths[owner] - offset)
     return rows
+
+
+def text_windows(stream: Stream, size: int, joined: bool, shortest: int, special_count: int) -> Plan:
+    """The windows of `windows` with at least `shortest` positions. special_count: special tokens of an example."""
+    rows = windows(stream, size, joined)
+    rows = rows[rows["length"] >= shortest]
+    return Plan(rows, rows["length"].astype(np.int64) + special_count)
 
 
 def sampled_windows(stream: Stream, size: int, joined: bool, short: float, seed: int, epoch: int) -> np.ndarray:
@@ -205,7 +221,7 @@ class CausalWindows:
         stride: int | None = None,
     ):
         self.store, self.split = store, split
-        self.stream = Stream(store.tokens, store.document_offsets, tokenizer.role("eos"))
+        self.stream = Stream.of(store, tokenizer.role("eos"))
         size = text_capacity(max_length, 0, 1)
         overlap = 1 if stride is None else size - stride
         if overlap < 1:
@@ -309,7 +325,7 @@ class MaskedPrefixes(_Splits):
     document ends with the end-of-text token."""
 
     def __init__(self, tokenizer: Tokenizer, store: TokenStore, max_length: int, documents: str, split: str, seed: int):
-        stream = Stream(store.tokens, store.document_offsets, tokenizer.role("eos"))
+        stream = Stream.of(store, tokenizer.role("eos"))
         super().__init__(stream, store, text_capacity(max_length, 0, 1), documents == "joined", 0, split, seed)
 
     def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:
@@ -327,7 +343,7 @@ class EncodedPrefixes(_Splits):
     def __init__(self, sides: Sides, store: TokenStore, max_length: int, documents: str, split: str, seed: int):
         self.sides = sides
         special_count = sides.template.special_count
-        stream = Stream(store.tokens, store.document_offsets, None)
+        stream = Stream.of(store, None)
         size = text_capacity(max_length, special_count, 1)
         super().__init__(stream, store, size, documents == "joined", 2 * special_count, split, seed)
 

@@ -16,7 +16,15 @@ from lmtool.data.formats import PackedArrays
 from lmtool.data.store import TokenStore
 from lmtool.errors import UserError
 from lmtool.learners.baseline import token_counts
-from lmtool.objectives.examples.windows import WINDOW, Stream, numbers_of, plan_metadata, some, text_capacity, windows
+from lmtool.objectives.examples.windows import (
+    WINDOW,
+    Stream,
+    numbers_of,
+    plan_metadata,
+    some,
+    text_capacity,
+    text_windows,
+)
 from lmtool.objectives.permutation_configs import SkipGramConfig
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Packed, Target
@@ -51,10 +59,9 @@ class WordWindows:
     ):
         self.store, self.split, self.reads = store, split, reads
         self.begins_V, self.unknown = tokenizer.starts_word, tokenizer.role("unk")
-        self.stream = Stream(store.tokens, store.document_offsets, tokenizer.role("eos"))
+        self.stream = Stream.of(store, tokenizer.role("eos"))
         size = text_capacity(max_length, 0, 1)
-        rows = word_windows(self.stream, self.begins_V, size, documents == "joined")
-        self._plan = some(Plan(rows, rows["length"].astype(np.int64)), split)
+        self._plan = some(planned(word_windows, self.stream, self.begins_V, size, documents == "joined"), split)
 
     def plan(self, epoch: int) -> Plan:
         return self._plan
@@ -125,8 +132,8 @@ def _target(labels: np.ndarray, at: np.ndarray) -> Target:
     return Target(torch.from_numpy(labels.astype(np.int64)), at=torch.from_numpy(at.astype(np.int64)))
 
 
-def word_windows(stream: Stream, begins_V: np.ndarray, size: int, joined: bool) -> np.ndarray:
-    """(E,) records of `WINDOW`: consecutive windows of at most `size` positions that begin and end with whole words,
+def word_windows(stream: Stream, begins_V: np.ndarray, size: int, joined: bool) -> Plan:
+    """Records of `WINDOW`: consecutive windows of at most `size` positions that begin and end with whole words,
     each sharing a word with the next. joined: across documents; else within each."""
     boundaries = np.array([0, len(stream)]) if joined else stream.boundaries
     lengths = np.diff(boundaries)
@@ -220,9 +227,8 @@ class WordPairs:
         self, config: SkipGramConfig, store: TokenStore, max_length: int, split: str, seed: int, counts: WordCounts
     ):
         self.config, self.store, self.split, self.seed, self.counts = config, store, split, seed, counts
-        self.stream = Stream(store.tokens, store.document_offsets, None)
-        rows = windows(self.stream, text_capacity(max_length, 0, 1), joined=False)
-        self._plan = some(Plan(rows, rows["length"].astype(np.int64)), split)
+        self.stream = Stream.of(store, None)
+        self._plan = some(planned(text_windows, self.stream, text_capacity(max_length, 0, 1), False, 1, 0), split)
         self._known: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
 
     def plan(self, epoch: int) -> Plan:
