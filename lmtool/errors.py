@@ -63,7 +63,7 @@ _FIXABLE = {
     errno.EROFS: "{elsewhere} on a disk that can be written",
     errno.EACCES: "{elsewhere} in a folder you may read and write",
     errno.EPERM: "{elsewhere} in a folder you may read and write",
-    errno.ENAMETOOLONG: "give a shorter name",
+    errno.ENAMETOOLONG: "use a shorter name",
     errno.EIO: "the disk reports a fault: {elsewhere} on another one",
     errno.ENOTDIR: "a part of the path is a file: {elsewhere} in another folder",
     errno.EISDIR: "a folder stands where a file belongs: {elsewhere} in another one",
@@ -77,7 +77,7 @@ _FIXABLE = {
 def cannot_write(path: Path, error: OSError, key: str = "run_dir") -> UserError:
     """One line for a failed write, with what to do. key: names the folder that is written to."""
     hint = _FIXABLE.get(error.errno or 0, "{elsewhere} in another folder")
-    return UserError(f"cannot write {path}: {_reason(error)}", hint.format(elsewhere=f"give {key}="))
+    return UserError(f"cannot write {path}: {_reason(error)}", hint.format(elsewhere=f"set {key}="))
 
 
 @contextmanager
@@ -128,7 +128,7 @@ def out_of_memory(error: BaseException) -> LmtoolError | None:
     first = text.splitlines()[0] if text else type(error).__name__
     return LmtoolError(
         f"out of memory: {first}",
-        "give a smaller micro_batch_tokens=, which changes no result, gradient_checkpointing=true or a smaller "
+        "set a smaller micro_batch_tokens=, which changes no result, gradient_checkpointing=true or a smaller "
         "max_length=; `lmtool plan` shows what the memory is for",
     )
 
@@ -152,7 +152,7 @@ class NotFinite(Diverged):
     def __init__(self, quantity: str, batch: Any = None):
         super().__init__(
             f"the model's {quantity} are not finite",
-            "give an earlier checkpoint of its run (checkpoint=RUN/checkpoints/step_N), or train with a lower "
+            "use an earlier checkpoint of its run (checkpoint=RUN/checkpoints/step_N), or train with a lower "
             "optimizer.lr",
         )
         self.quantity, self.batch = quantity, batch

@@ -25,7 +25,7 @@ def listed(option: str, known: Collection[str]) -> Callable[[str], list[str]]:
     def read(text: str) -> list[str]:
         for name in text.split(","):
             if name not in known:
-                stop(f"{option} {name}: there is no such name", f"give some of {', '.join(known)}")
+                stop(f"{option} {name}: there is no such name", f"use some of {', '.join(known)}")
         return text.split(",")
 
     return read

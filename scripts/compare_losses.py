@@ -78,7 +78,7 @@ def chosen(jobs: Mapping[str, list[str]], names: Sequence[str]) -> dict[str, lis
     """The jobs of these names (all for none), and those whose checkpoints they start from."""
     unknown = [name for name in names if name not in jobs]
     if unknown:
-        stop(f"--jobs {','.join(unknown)}: there is no such job", f"give some of {','.join(jobs)}")
+        stop(f"--jobs {','.join(unknown)}: there is no such job", f"use some of {','.join(jobs)}")
     wanted = set(names or jobs)
     for name in tuple(wanted):
         wanted.update(word.removeprefix("checkpoint=") for word in jobs[name] if word.startswith("checkpoint="))
@@ -159,7 +159,7 @@ def finish(name: str, worker: subprocess.Popen[str], folder: Path) -> None:
 def git(*words: str, cwd: Path = ROOT) -> str:
     done = subprocess.run(["git", *words], cwd=cwd, capture_output=True, text=True)
     if done.returncode:
-        stop(f"git {' '.join(words)}: {done.stderr.strip()}", "give a commit, a branch or a tag of this repository")
+        stop(f"git {' '.join(words)}: {done.stderr.strip()}", "use a commit, a branch or a tag of this repository")
     return done.stdout.strip()
 
 

@@ -269,7 +269,7 @@ def hints_that_fail(cell: Cell, folder: Path, error: ConfigError, more: tuple[st
 
 
 def overrides_in(hint: str) -> list[str]:
-    """The alternatives of a hint: "give a=1, b=2 or c=3"."""
+    """The alternatives of a hint: "set a=1, b=2 or c=3"."""
     return hint.removeprefix("give ").replace(", ", " or ").split(" or ") if hint.startswith("give ") else []
 
 

@@ -96,8 +96,8 @@ def _findings(config: DoctorConfig) -> Iterator[Finding]:
     if device is not None:
         yield _speed(device)
     yield _memory()
-    yield _folder("runs", Path("runs"), "start in a folder on another disk, or give run_dir=")
-    yield _folder("cache_dir", Path(config.cache_dir).expanduser(), "give cache_dir=FOLDER on another disk")
+    yield _folder("runs", Path("runs"), "start in a folder on another disk, or set run_dir=")
+    yield _folder("cache_dir", Path(config.cache_dir).expanduser(), "set cache_dir=FOLDER on another disk")
     yield Finding("conf", f"{conf_dir()}, {sum(1 for _ in conf_dir().rglob('*.yaml'))} files")
     yield from _packages()
     yield _hub(config.offline)

@@ -114,7 +114,7 @@ def _pyarrow(path: str) -> Any:
     except ModuleNotFoundError as problem:
         raise UserError(
             f"output={path}: parquet is written by the library pyarrow, which is not installed",
-            "pip install 'lmtool[hub]', or give output=NAME.npy",
+            "pip install 'lmtool[hub]', or set output=NAME.npy",
         ) from problem
     return pyarrow
 
@@ -157,7 +157,7 @@ def _rows(config: EmbedConfig, loaded: LoadedCheckpoint) -> Rows:
         columns: dict[str, list[Any]] = {TEXT: texts}
         if config.pair is not None:
             if len(texts) != 1:
-                raise UserError("pair is the second text of text=", "give a file with the columns text and pair")
+                raise UserError("pair is the second text of text=", "use a file with the columns text and pair")
             columns[PAIR] = [config.pair]
         return Rows(list(range(len(texts))), columns, None, origin)
     aliases = {} if task is None else task.aliases
@@ -190,7 +190,7 @@ def _write(path: str, rows: Rows, vectors: Iterable[Vectors], embeds: Embedder) 
         texts = counted(len(rows), "text")
         return texts if embeds.pooling != "none" else f"{counted(tokens, 'token')} of {texts}"
     except OSError as error:
-        raise UserError(f"output={path}: {error.strerror}", "give another output=") from error
+        raise UserError(f"output={path}: {error.strerror}", "set another output=") from error
 
 
 def _lines(rows: Rows, vectors: Iterable[Vectors], embeds: Embedder) -> Iterator[str]:

@@ -54,7 +54,7 @@ def run(config: ExportConfig) -> None:
         return
     loaded = load(config.checkpoint, offline=config.offline)
     if loaded.tokenizer is None:
-        raise UserError(f"checkpoint={config.checkpoint} has no tokenizer", "give a checkpoint of lmtool")
+        raise UserError(f"checkpoint={config.checkpoint} has no tokenizer", "use a checkpoint of lmtool")
     saved = saved_config(config.checkpoint, config.offline)
     weights = merged(read(config.checkpoint, config.offline), saved)
     if weights.merged:

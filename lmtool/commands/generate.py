@@ -93,10 +93,10 @@ def _prompts(config: GenerateConfig, trained: Trained) -> Prompts:
     if values is None:
         raise UserError(
             f"input={config.input}: no column {name}; its first line names {', '.join(table.columns)}",
-            "give column=NAME; of a file without a line of names, put one there, or end its name in .txt for a text a "
+            "set column=NAME; of a file without a line of names, put one there, or end its name in .txt for a text a "
             "line",
         )
     for value, (file, line) in zip(values, table.origin, strict=True):
         if not isinstance(value, (str, int, float)):
-            raise UserError(f"{file}:{line}: the column {name} holds no text", "fill it, or take the row out")
+            raise UserError(f"{file}:{line}: the column {name} holds no text", "fill it, or remove the row")
     return list(map(str, values)), table.origin

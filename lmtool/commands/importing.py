@@ -43,7 +43,7 @@ def run(config: ImportConfig) -> None:
     if published is None:
         raise UserError(
             f"checkpoint={config.checkpoint} is no published folder: no config.json with a model_type",
-            "give a folder with config.json and model.safetensors, or hf://org/name@revision",
+            "use a folder with config.json and model.safetensors, or hf://org/name@revision",
         )
     loaded = load(config.checkpoint, offline=config.offline)
     kept, saved = loaded.model.parts.state_dict(), published.saved_config()

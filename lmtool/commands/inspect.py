@@ -61,7 +61,7 @@ def run(config: PretrainConfig | FinetuneConfig, verb: str, looking: Looking) ->
         total = sum(len(stats.statistics) for stats in tallies)
         raise CheckFailed(
             f"{len(broken)} of {total} statistics are not as defined: {names}",
-            "give another seed=; what fails again is a bug in lmtool: please report it with the table above",
+            "set another seed=; what fails again is a bug in lmtool: please report it with the table above",
         )
     return 0
 

@@ -32,13 +32,13 @@ def run(config: InspectAttentionConfig) -> list[dict[str, Any]]:
     ids, columns = text_format(layout_of(loaded), tokenizer).single(tokenizer.encode(config.text))
     longest = min(MOST, longest_of(loaded))
     if len(ids) > longest:
-        raise UserError(f"text: {len(ids)} tokens, and at most {longest} can be drawn", "give a sentence")
+        raise UserError(f"text: {len(ids)} tokens, and at most {longest} can be drawn", "use a sentence")
     tensors = {name: torch.from_numpy(np.asarray(column)) for name, column in columns.items()}
     inputs = Packed(torch.from_numpy(np.asarray(ids)), (len(ids),), tensors).to(precision.device)
     attention = attention_of(backbone.eval(), inputs, precision)
     special_L = np.isin(ids, sorted(tokenizer.special_ids))
     if special_L.all():
-        raise UserError("text has no tokens of its own", "give a sentence")
+        raise UserError("text has no tokens of its own", "use a sentence")
     heads, pieces = heads_of(attention.weights, special_L), tokenizer.readable(ids)
     pictures = [(head, attention.weights[head.layer - 1, head.number - 1]) for head in _clearest(heads)[: config.shown]]
     print_heads(output, heads, pieces, pictures)

@@ -44,7 +44,7 @@ def _new(config: InspectPositionsConfig) -> Iterator[PositionMaps]:
     if left or (head % 2 and "rotary" in config.kinds):
         raise UserError(
             f"hidden_size={config.hidden_size} is not {config.num_heads} heads of one even width",
-            f"give hidden_size={16 * config.num_heads}",
+            f"set hidden_size={16 * config.num_heads}",
         )
     sizes = PositionSizes(config.length, config.hidden_size, config.num_heads, head, config.causal)
     for kind in config.kinds:

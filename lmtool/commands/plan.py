@@ -59,7 +59,7 @@ def measured(config: PretrainConfig | FinetuneConfig) -> Measured:
     if isinstance(config, FinetuneConfig) and isinstance(config.task, GlueConfig):
         raise UserError(f"measure=true: task={config.task.name} is a run of every task in it", "give one: task=sst2")
     if config.branch is not None:
-        raise UserError("measure=true: a branch continues another run", "leave out branch=, or measure=")
+        raise UserError("measure=true: a branch continues another run", "omit branch=, or measure=")
     with temporary_session(config) as session:
         timed = _TimedLoader(session.loader)
         train_few_steps(session, timed, WARM_UP + STEPS, log_every=1)
@@ -164,7 +164,7 @@ def _with_known_epochs(
         return config, epoch_tokens
     budget, reason = f"max_epochs={config.max_epochs:g}", "the tokens of a pass are not known before the text is read"
     if set(budgets(config.model_dump(include=set(BUDGETS)))) == {"max_epochs"}:
-        hint = "measure=true reads it; or give max_steps= or max_tokens= in its place"
+        hint = "measure=true reads it; or set max_steps= or max_tokens= in its place"
         raise UserError(f"{budget} cannot be planned: {reason}", hint)
     notes.append(f"{budget} is left out here: {reason}")
     return config.model_copy(update={"max_epochs": None}), None

@@ -96,7 +96,7 @@ def answering(trained: Trained, paired: bool) -> BaseLearner:
     if name is None:
         raise UserError(
             f"checkpoint={trained.checkpoint} has no head over pairs of texts ({' or '.join(PAIR_HEADS)})",
-            "leave the second text out, or finetune the checkpoint on a task over pairs",
+            "omit the second text, or finetune the checkpoint on a task over pairs",
         )
     # What looks like a mask in its texts is one, as in those that are filled.
     tokenizer = Tokenizer.load(trained.weights.folder, parse_special_tokens=True)
@@ -117,10 +117,10 @@ def columns_of(learner: BaseLearner, texts: list[str], pairs: list[str] | None) 
     """Texts, and optionally second texts, by the names of the learner's columns. UserError if they do not fit."""
     names = ", ".join(learner.reads)
     if len(learner.reads) == 1 and pairs is not None:
-        raise UserError(f"task={learner.config.name} reads one text, {names}; pair is a second one", "leave pair= out")
+        raise UserError(f"task={learner.config.name} reads one text, {names}; pair is a second one", "omit pair=")
     if len(learner.reads) == 2 and pairs is None:
         raise UserError(
             f"task={learner.config.name} reads pairs: {names}",
-            'give text="..." pair="...", or input=FILE with both columns',
+            'set text="..." pair="...", or input=FILE with both columns',
         )
     return dict(zip(learner.reads, (texts, pairs or []), strict=False))

@@ -74,7 +74,7 @@ def _task(config: ProbeConfig) -> TaskData | None:
     if config.data is None:
         raise UserError(
             f"target={config.target} is probed on text, and the checkpoint names none",
-            "give data=text data.path=FOLDER, or data=pydocs",
+            "set data=text data.path=FOLDER, or data=pydocs",
         )
     return None
 
@@ -144,7 +144,7 @@ class _Probed:
         if len(windows) < 3:
             raise UserError(
                 f"the validation text has {len(windows)} windows of {capacity} tokens; a probe needs 3",
-                "give more text, or a smaller max_length=",
+                "use more text, or a smaller max_length=",
             )
         order = Permutation(len(windows), config.seed, "sample", _HOLD_OUT)(np.arange(len(windows)))
         third = len(windows) // 3

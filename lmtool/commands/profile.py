@@ -73,7 +73,7 @@ def _require_new_run(config: PretrainConfig | FinetuneConfig, verb: str) -> None
         )
     if config.branch is not None:
         raise UserError(
-            f"branch={config.branch}: a profile trains a run of its own", "give the trunk's words in its place"
+            f"branch={config.branch}: a profile trains a run of its own", "use the trunk's words in its place"
         )
     folder = None if config.name is None else RUNS / config.name
     folder = folder if config.run_dir is None else Path(config.run_dir).expanduser()

@@ -22,7 +22,7 @@ def run(config: TokenizerCommandConfig) -> dict[str, Any]:
     """Train, save, and say how well it fits held-out text."""
     folder = Path(config.output).expanduser()
     if folder.exists() and any(folder.iterdir()):
-        raise UserError(f"output={config.output} is not empty", "give a new folder")
+        raise UserError(f"output={config.output} is not empty", "use a new folder")
     output = Output()
     progress = output.stage
     source = open_source(config.data, config.cache_dir, progress, config.offline)
@@ -39,7 +39,7 @@ def run(config: TokenizerCommandConfig) -> dict[str, Any]:
             (folder / name).unlink(missing_ok=True)
         if new and folder.is_dir():
             folder.rmdir()
-        raise UserError(f"output={config.output}: {error.strerror}", "give a folder that can be written") from error
+        raise UserError(f"output={config.output}: {error.strerror}", "use a folder that can be written") from error
 
     texts = list(islice(documents(source.parts("validation")), MEASURED))
     encoded = tokenizer.encode_batch(texts)

@@ -18,7 +18,7 @@ Form = str | Mapping[str, str]
 ANY = "*"
 """Of a form by value: any other value."""
 
-_HELD_OUT = "leave it out: held-out rows are scored every evaluate_every= steps, and by `lmtool evaluate RUN`"
+_HELD_OUT = "omit it: held-out rows are scored every evaluate_every= steps, and by `lmtool evaluate RUN`"
 _RESUME = "the same command with the same name= resumes; so does `lmtool resume RUN`"
 _ACCUMULATION = (
     "batch_examples= (or batch_tokens=) is a whole step's batch; micro_batch_tokens= limits the tokens of one forward, "
@@ -26,9 +26,9 @@ _ACCUMULATION = (
 )
 _UPLOAD = "lmtool uploads nothing: `lmtool export RUN output=FOLDER` writes a folder for transformers"
 _BY_STEPS = "intervals are in steps: evaluate_every=, checkpoint_every= and log_every="
-_NOT_NEEDED = "leave it out: batches are packed without padding"
-_NO_CODE = "leave it out: lmtool runs no code of a checkpoint"
-_WORKERS = "leave it out: batches are made in the training process, in memory"
+_NOT_NEEDED = "omit it: batches are packed without padding"
+_NO_CODE = "omit it: lmtool runs no code of a checkpoint"
+_WORKERS = "omit it: batches are made in the training process, in memory"
 _SPLITS = "name the files train.csv, dev.csv and test.csv, in one folder: task=FOLDER"
 _BATCH = ("batch_examples={} batch_tokens=null", "batch_tokens= is the size here: tokens in one forward, at most")
 _FP16 = {"true": "precision=fp16", "false": "precision=fp32"}
@@ -46,7 +46,7 @@ FORMS: dict[str, Form | tuple[Form, ...]] = {
     "learning_rate": "optimizer.lr={}",
     "per_device_train_batch_size": _BATCH,
     "per_device_eval_batch_size": (
-        "leave it out: held-out rows are read in the batches of training, limited by micro_batch_tokens=",
+        "omit it: held-out rows are read in the batches of training, limited by micro_batch_tokens=",
         "batch_tokens= is the size here: tokens in one forward, at most",
     ),
     "gradient_accumulation_steps": _ACCUMULATION,
@@ -69,11 +69,11 @@ FORMS: dict[str, Form | tuple[Form, ...]] = {
     "evaluation_strategy": _BY_STEPS,
     "logging_strategy": _BY_STEPS,
     "save_total_limit": "keep={}",
-    "load_best_model_at_end": "leave it out: the best checkpoint is kept, and checkpoint=RUN takes it",
+    "load_best_model_at_end": "omit it: the best checkpoint is kept, and checkpoint=RUN takes it",
     "metric_for_best_model": "task.metric={}",
     "early_stopping_patience": "patience={}",
     "output_dir": ("run_dir={}", "output={}"),
-    "overwrite_output_dir": "leave it out: a run is never overwritten; name=NAME begins another one",
+    "overwrite_output_dir": "omit it: a run is never overwritten; name=NAME begins another one",
     "resume_from_checkpoint": {"true": _RESUME, "false": _RESUME, ANY: "a run is resumed by `lmtool resume {}`"},
     "run_name": "name={}",
     "report_to": _LOGGERS,
@@ -88,10 +88,10 @@ FORMS: dict[str, Form | tuple[Form, ...]] = {
     "group_by_length": _NOT_NEEDED,
     "dataloader_num_workers": _WORKERS,
     "deepspeed": "devices=N trains on several devices, and parallel=fsdp cuts the weights over them",
-    "local_rank": "leave it out: torchrun gives it to each process, and devices=N starts them without torchrun",
-    "do_train": "leave it out: `lmtool pretrain` and `lmtool finetune` train",
+    "local_rank": "omit it: torchrun gives it to each process, and devices=N starts them without torchrun",
+    "do_train": "omit it: `lmtool pretrain` and `lmtool finetune` train",
     "do_eval": _HELD_OUT,
-    "do_predict": "leave it out: `lmtool predict RUN input=FILE` labels a file",
+    "do_predict": "omit it: `lmtool predict RUN input=FILE` labels a file",
     "push_to_hub": _UPLOAD,
     "hub_model_id": _UPLOAD,
     # run_glue.py, run_mlm.py, run_clm.py: github.com/huggingface/transformers/tree/main/examples/pytorch
@@ -147,7 +147,7 @@ FORMS: dict[str, Form | tuple[Form, ...]] = {
     "lora_dropout": "tuning=lora tuning.dropout={}",
     "target_modules": "tuning=lora tuning.projections=[{}]",
     "use_rslora": "tuning=lora tuning.rank_stabilised={}",
-    "modules_to_save": "leave it out: the task's head always learns",
+    "modules_to_save": "omit it: the task's head always learns",
     "num_virtual_tokens": "tuning=prompt tuning.length={}",
     "peft_type": "tuning={}",
     # fairseq-train: fairseq.readthedocs.io/en/latest/command_line_tools.html
@@ -178,7 +178,7 @@ FORMS: dict[str, Form | tuple[Form, ...]] = {
     "seed_everything": "seed={}",
     "accelerator": "device={}",
     "strategy": "parallel={}",
-    "num_nodes": "leave it out: torchrun starts the processes of several machines, each runs `lmtool pretrain ...`",
+    "num_nodes": "omit it: torchrun starts the processes of several machines, each runs `lmtool pretrain ...`",
     "gradient_clip_val": "optimizer.clip_norm={}",
     "accumulate_grad_batches": _ACCUMULATION,
     "val_check_interval": "evaluate_every={}",
@@ -187,7 +187,7 @@ FORMS: dict[str, Form | tuple[Form, ...]] = {
     "default_root_dir": "run_dir={}",
     "fast_dev_run": "debug=short",
     "ckpt_path": _WEIGHTS,
-    "deterministic": "leave it out: every random choice is a function of seed=",
+    "deterministic": "omit it: every random choice is a function of seed=",
     # Scripts of one's own, nanoGPT (github.com/karpathy/nanoGPT) among them
     "batch_size": _BATCH,
     "train_batch_size": _BATCH,
@@ -252,11 +252,11 @@ FLAGS: dict[str, str] = {
     "--config-path": "did you mean --config-dir {}? It adds a folder of YAML",
     "-c": "did you mean --cfg {}?",
     "--info": "`lmtool doctor` says what is installed, --cfg job prints a configuration",
-    "--resolve": "leave it out: what --cfg job prints is resolved",
-    "-p": "leave it out: --cfg job prints the complete configuration",
-    "--package": "leave it out: --cfg job prints the complete configuration",
-    "-r": "leave it out: `lmtool pretrain` and its like run",
-    "--run": "leave it out: `lmtool pretrain` and its like run",
+    "--resolve": "omit it: what --cfg job prints is resolved",
+    "-p": "omit it: --cfg job prints the complete configuration",
+    "--package": "omit it: --cfg job prints the complete configuration",
+    "-r": "omit it: `lmtool pretrain` and its like run",
+    "--run": "omit it: `lmtool pretrain` and its like run",
     "--hydra-help": "lmtool --help",
     # Usual ones
     "--plugins": "did you mean --plugin {}?",

@@ -29,7 +29,7 @@ _STEP = re.compile(r"step_(\d{8,})")
 ADAPTER = "adapter_config.json"
 """What tells a folder of PEFT."""
 _GIVE = (
-    "give a run (runs/NAME) or one of its checkpoints, a folder with config.json and model.safetensors, or "
+    "use a run (runs/NAME) or one of its checkpoints, a folder with config.json and model.safetensors, or "
     "hf://org/name@revision"
 )
 RUNS = Path("runs")

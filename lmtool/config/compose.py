@@ -198,7 +198,7 @@ def plainly() -> Iterator[None]:
             having = [entry.name for entry in entries(section) if name in entry.config.model_fields]
             raise UserError(
                 f"{section}/{name} is given, and the chosen {section} has no {name}",
-                f"leave it out; these have it: {section}={'|'.join(having)}" if having else "leave it out",
+                f"omit it; these have it: {section}={'|'.join(having)}" if having else "omit it",
             ) from error
         raise UserError(
             f"the configuration does not compose: {said}", "see `lmtool list` and the YAML you named"
@@ -221,7 +221,7 @@ def require_known_targets(hydra: Any, primary: str, words: list[str]) -> None:
         if target not in known or not key.startswith(("hydra.launcher", "hydra.sweeper")):
             raise UserError(
                 f"{key}={target}: a name in a configuration is never imported",
-                "leave it out; hydra/launcher=NAME and hydra/sweeper=NAME take those of Hydra's installed plugins",
+                "omit it; hydra/launcher=NAME and hydra/sweeper=NAME take those of Hydra's installed plugins",
             )
 
 

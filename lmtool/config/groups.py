@@ -27,7 +27,7 @@ def folders(config_dirs: Sequence[Path] = ()) -> list[Path]:
             kind = "a file, not a folder" if folder.exists() else "no such folder"
             beside = [sibling.name for sibling in folder.parent.glob("*/")] if folder.parent.is_dir() else []
             close = nearest(folder.name, beside)
-            encode_with_template = "give a folder laid out like conf/: experiment/mine.yaml in it is experiment=mine"
+            encode_with_template = "use a folder laid out like conf/: experiment/mine.yaml in it is experiment=mine"
             hint = f"did you mean --config-dir {folder.parent / close}?" if close else encode_with_template
             raise UserError(f"--config-dir {folder}: {kind}", hint)
     return [conf_dir(), *config_dirs]

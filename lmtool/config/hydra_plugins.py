@@ -121,7 +121,7 @@ def _require_read(path: Path, data: dict[Any, Any]) -> None:
         beside = f", and type it beside -m: {unread[0]}=VALUE" if unread[0].startswith(OF_SWEEPS) else ""
         raise UserError(
             f"{path}: {unread[0]} is not read from a YAML; of Hydra's own keys {GRID} alone is",
-            f"take it out of the file{beside}",
+            f"remove it from the file{beside}",
         )
 
 

@@ -75,7 +75,7 @@ def read(overrides: Sequence[str], offers: Offers, *, multirun: bool = False) ->
         elif key in offers.verbatim:
             typed.verbatim[key] = value
         elif (whole := key.partition(".")[0]) in offers.verbatim and whole != key:
-            typed.problems.append(Problem(key, f"{key}: {whole}= is text here and has no keys", f"give {whole}= alone"))
+            typed.problems.append(Problem(key, f"{key}: {whole}= is text here and has no keys", f"set {whole}= alone"))
         elif (override := _parsed(parser, text, key, typed)) is not None:
             _sort(override, sign, key, offers, multirun, typed)
     for first, second in offers.alternatives:
@@ -186,7 +186,7 @@ def _sort(override: Override, sign: str, key: str, offers: Offers, multirun: boo
     elif group in offers.groups or "/" in group:
         typed.problems += list(_choice(override, text, sign, group, offers, multirun, typed))
     elif sign == "~":
-        hint = f"give {key}=VALUE, or null where it is allowed"
+        hint = f"set {key}=VALUE, or null where it is allowed"
         typed.problems.append(Problem(f"~{key}", f"~{key}: a value cannot be taken away", hint))
     elif _sweeps_inside(override.value()):
         hint = f"write the values out; -m {key}=... sweeps over what stands outside of brackets"
@@ -244,9 +244,9 @@ def _of_hydra(key: str, value: str, multirun: bool) -> Problem:
         return Problem(key, f"{key}={value}: values to sweep over stand in YAML under this key", hint)
     sweeping = key.startswith(OF_SWEEPS)
     reads = "it is read with -m alone" if sweeping else f"of Hydra's own keys {', '.join(OF_SWEEPS)} are read, with -m"
-    hint = "add -m, or leave it out" if sweeping else "leave it out"
+    hint = "add -m, or omit it" if sweeping else "omit it"
     if key in ("hydra.run.dir", "hydra.sweep.dir") and not multirun:
-        hint = f"give run_dir={value or 'FOLDER'}"
+        hint = f"set run_dir={value or 'FOLDER'}"
     return Problem(key, f"{key}={value}: {reads}", hint)
 
 
@@ -319,11 +319,11 @@ def as_values(overrides: Sequence[str], offers: Offers) -> tuple[dict[str, Any],
             Problem(
                 group,
                 f"{text}: --config brings its own {group}",
-                f"change its values ({group}.KEY=...), or leave --config out",
+                f"change its values ({group}.KEY=...), or omit --config",
             )
         )
     for text in typed.hydra:
-        problems.append(Problem(text, f"{text}: a saved configuration is read without Hydra", "leave it out"))
+        problems.append(Problem(text, f"{text}: a saved configuration is read without Hydra", "omit it"))
     parser, data = OverridesParser.create(), dict[str, Any](typed.verbatim)
     for text in typed.values:
         override = parser.parse_override(text)

@@ -46,7 +46,7 @@ def load(modules: Sequence[str]) -> None:
         here = str(Path.cwd())
         if here not in sys.path:
             sys.path.append(here)
-        _import(module, f"--plugin {module}", "give the dotted name of a module that python can import from here")
+        _import(module, f"--plugin {module}", "use the dotted name of a module that python can import from here")
     global _typed
     _typed = tuple(modules)
 

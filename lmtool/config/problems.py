@@ -132,7 +132,7 @@ def missing(command: type[Config], keys: list[str], data: dict[str, Any]) -> lis
     for key in keys:
         if key in sections:
             offered = groups.options(sections[key].group) or names(sections[key].group)
-            hint = f"give {key}=NAME; `lmtool list {sections[key].group}` prints them with a line each"
+            hint = f"set {key}=NAME; `lmtool list {sections[key].group}` prints them with a line each"
             problems.append(
                 Problem(key, f"missing required value: {key}, one of {', '.join(offered)}", hint, absent=True)
             )
@@ -142,11 +142,11 @@ def missing(command: type[Config], keys: list[str], data: dict[str, Any]) -> lis
         if choice is not None:
             # A group of its own within the section, or a key of it.
             typed = choice.group if choice.group.replace("/", ".") == key else f"{key}.{choice.key}"
-            hint = f"give {typed}=NAME, one of {', '.join(names(choice.group))}"
+            hint = f"set {typed}=NAME, one of {', '.join(names(choice.group))}"
             problems.append(Problem(key, f"{key} names no {choice.group.rpartition('/')[2]}", hint, absent=True))
             continue
         about = f" ({summary(field.description)})" if field is not None and field.description else ""
-        problems.append(Problem(key, f"missing required value: {key}", f"give {key}=...{about}", absent=True))
+        problems.append(Problem(key, f"missing required value: {key}", f"set {key}=...{about}", absent=True))
     return problems
 
 

@@ -82,7 +82,7 @@ def refusal(error: yaml.YAMLError, name: str, hint: str | None = None) -> UserEr
     mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
     where = f"{name}:{mark.line + 1}" if mark is not None else name
     if isinstance(error, TooMuch):
-        hint = "a configuration has about a hundred keys and values: see what this file is, and leave it out"
+        hint = "a configuration has about a hundred keys and values: see what this file is, and omit it"
     problem = error.problem if isinstance(error, yaml.MarkedYAMLError) else None
     problem = error.reason if isinstance(error, ReaderError) else problem
     return UserError(f"{where}: {problem or 'not plain YAML'}", hint or _PLAIN)
@@ -148,7 +148,7 @@ def read(path: Path) -> dict[str, Any]:
     """
     if path.name == "config.json":
         verify_siblings(path.parent, [path.name])
-    hint = "give the config.yaml of a run folder"
+    hint = "use the config.yaml of a run folder"
     if os.path.lexists(path) and not path.is_file():  # reading a pipe would wait for ever
         raise UserError(f"{path} is no regular file", hint)
     try:
@@ -160,7 +160,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def _read_json(path: Path) -> Any:
-    hint = "give the config.json of a checkpoint"
+    hint = "use the config.json of a checkpoint"
     try:
         size = path.stat().st_size
         if size > MAX_BYTES:
@@ -179,7 +179,7 @@ def _read_json(path: Path) -> Any:
 def of_this_version(data: Any, path: Path) -> dict[str, Any]:
     """The data of a saved configuration. Raises UserError if it is no mapping, or of another version."""
     if not isinstance(data, dict):
-        raise UserError(f"{path}: no keys and values in it", "give the config.yaml of a run folder")
+        raise UserError(f"{path}: no keys and values in it", "use the config.yaml of a run folder")
     version = data.get("version", VERSION)
     if version != VERSION:
         raise UserError(

@@ -109,7 +109,7 @@ def component(group: str, name: str, builder: str) -> Callable[[ConfigClass], Co
             lookup(group, name)  # lmtool's own of this name
         if name in table and _origin(table[name].config) != _origin(config):
             both = [".".join(_origin(known)) for known in (table[name].config, config)]
-            raise UserError(f"{group}={name} is both {both[0]} and {both[1]}", "give the plugin's another name")
+            raise UserError(f"{group}={name} is both {both[0]} and {both[1]}", "use the plugin's another name")
         table[name] = _ENTRIES[config] = Entry(group, name, config, builder)
         return config
 

@@ -243,7 +243,7 @@ def _smaller(config: TrainingConfig, fits: Callable[[TrainingConfig], bool]) -> 
         middle = (low + high) // 2
         other = changed({"num_layers": middle})
         low, high = (middle, high) if other is not None and fits(other) else (low, middle)
-    return f"give model.num_layers={low}, or a smaller model" if low else "take a smaller model: `lmtool list model`"
+    return f"set model.num_layers={low}, or a smaller model" if low else "take a smaller model: `lmtool list model`"
 
 
 def saved_values(config: RunConfig, learner: ModelWithHeads) -> int | None:

@@ -72,10 +72,7 @@ class DataConfig(Config):
         "closes each document with the separator and fills every example (RoBERTa's full sentences, GPT-2's stream)",
     )
     validation_fraction: float = Field(
-        0.02,
-        gt=0,
-        lt=1,
-        description="share of the documents held out, at least one; the same ones for every seed",
+        0.02, gt=0, lt=1, description="share of the documents held out, at least one; the same ones for every seed"
     )
 
 
@@ -124,9 +121,7 @@ def columns_of(config: RowsConfig | HubConfig) -> tuple[str, ...]:
 class JsonlConfig(RowsConfig):
     """JSON lines: an object a line."""
 
-    descriptions: ClassVar[dict[str, str]] = {
-        "path": "file, folder (.jsonl .json .ndjson), glob, or [list, of, these]",
-    }
+    descriptions: ClassVar[dict[str, str]] = {"path": "file, folder (.jsonl .json .ndjson), glob, or [list, of, these]"}
 
     name: Literal["jsonl"] = Field("jsonl", description="JSON lines.")
 
@@ -135,14 +130,11 @@ class JsonlConfig(RowsConfig):
 class CsvConfig(RowsConfig):
     """CSV and TSV files with a header line."""
 
-    descriptions: ClassVar[dict[str, str]] = {
-        "path": "file, folder (.csv .tsv), glob, or [list, of, these]",
-    }
+    descriptions: ClassVar[dict[str, str]] = {"path": "file, folder (.csv .tsv), glob, or [list, of, these]"}
 
     name: Literal["csv"] = Field("csv", description="CSV and TSV files with a header line.")
     delimiter: Literal["comma", "semicolon", "tab", "pipe"] | None = Field(
-        None,
-        description="comma, semicolon, tab or pipe, cells may be quoted; null: inferred (.tsv: no quoting)",
+        None, description="comma, semicolon, tab or pipe, cells may be quoted; null: inferred (.tsv: no quoting)"
     )
     encoding: str = Field("utf-8", description="invalid bytes are an error that names the file and line", min_length=1)
 
@@ -151,9 +143,7 @@ class CsvConfig(RowsConfig):
 class ParquetConfig(RowsConfig):
     """Parquet files."""
 
-    descriptions: ClassVar[dict[str, str]] = {
-        "path": "file, folder (.parquet), glob, or [list, of, these]",
-    }
+    descriptions: ClassVar[dict[str, str]] = {"path": "file, folder (.parquet), glob, or [list, of, these]"}
 
     name: Literal["parquet"] = Field("parquet", description="Parquet files.")
 
@@ -208,8 +198,7 @@ class MixtureTextConfig(DataConfig):
         "defaults to its name",
     )
     weights: tuple[float, ...] | None = Field(
-        None,
-        description="share of the examples, one number per member; null: by size (each example once per epoch)",
+        None, description="share of the examples, one number per member; null: by size (each example once per epoch)"
     )
     documents: Literal["separate", "joined"] | None = Field(  # type: ignore[assignment]
         None, description="for all members; null: each member's own"
@@ -282,7 +271,7 @@ def _member_message(title: str, member: str | dict[str, object], error: Validati
     detail = min(details, key=lambda detail: detail["type"] == "missing")  # a misspelt key is why another lacks
     key = ".".join(map(str, (f"data.with.{title}", *detail["loc"])))
     if detail["type"] == "missing":
-        return f"{title} lacks a value; give {key}=..."
+        return f"{title} lacks a value; set {key}=..."
     if detail["type"] == "extra_forbidden":
         close = nearest(str(detail["loc"][-1]), _keys(member))
         return f"unknown key {key}" + (f"; did you mean data.with.{title}.{close}?" if close else "")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
+from lmtool import random_streams
 from lmtool.data.shared import UNSHARED, ArrayCache, Cached
 from lmtool.data.store import TokenStore
 from lmtool.types import Batch
@@ -147,10 +149,10 @@ class Examples(Protocol):
 
 
 def batch_boundaries(lengths: np.ndarray, examples: int | None = None, tokens: int | None = None) -> np.ndarray:
-    """Borders (B+1,) of consecutive batches over (E,) lengths, in order.
+    """(B+1,) boundaries of consecutive batches over (E,) lengths, in order.
 
-    examples: that many a batch, fewer in the last. tokens: as many examples as fit, at least one, so that an example
-    longer than the budget is a batch by itself. Both: whichever is reached first. None of both: one batch.
+    examples: examples per batch; the last batch may have fewer. tokens: maximum tokens per batch; a longer example is a
+    batch by itself. Both: whichever is reached first. Neither: a single batch.
     """
     count = len(lengths)
     if count == 0:
@@ -165,3 +167,61 @@ def batch_boundaries(lengths: np.ndarray, examples: int | None = None, tokens: i
         at = max(fitting, at + 1) if examples is None else min(max(fitting, at + 1), at + examples, count)
         boundaries.append(at)
     return np.array(boundaries, dtype=np.int64)
+
+
+_BLOCK = 1 << 14  # examples permuted at a time, which takes some milliseconds
+LENGTHS_READ = 1 << 18  # lengths read at a time
+
+
+@dataclass(frozen=True)
+class Order:
+    """The order in which the examples of an epoch are read, computed in blocks on demand.
+
+    count: examples of the plan. seed: seed of the permutation; None: the order of the plan. skipped: examples that are
+    omitted at the beginning.
+    """
+
+    count: int
+    seed: int | None
+    epoch: int
+    skipped: int
+
+    def __len__(self) -> int:
+        return self.count - self.skipped
+
+    def examples(self, start: int, end: int) -> np.ndarray:
+        """(N,) the numbers of the examples from `start` to `end`."""
+        first, last = start + self.skipped, end + self.skipped
+        if self.seed is None:
+            return np.arange(first, last)
+        numbers = range(first // _BLOCK, -(-last // _BLOCK))
+        return np.concatenate(
+            [self._block(number)[max(first - number * _BLOCK, 0) : last - number * _BLOCK] for number in numbers]
+        )
+
+    @cached_property
+    def _block(self) -> Callable[[int], np.ndarray]:
+        """A function from the number of a block to its examples; consecutive steps use the same block."""
+        assert self.seed is not None
+        permutation = random_streams.Permutation(self.count, self.seed, "order", self.epoch)
+
+        def block(number: int) -> np.ndarray:
+            return permutation(np.arange(number * _BLOCK, min((number + 1) * _BLOCK, self.count)))
+
+        return lru_cache(maxsize=2)(block)
+
+
+def step_boundaries(plan: Plan, order: Order, examples: int | None, tokens: int | None) -> np.ndarray:
+    """(B+1,) the boundaries of `batch_boundaries` over all examples in this order, reading part of the lengths at a
+    time."""
+    if tokens is None:
+        return batch_boundaries(np.empty(len(order)), examples)
+    parts, at, size = [np.zeros(1, dtype=np.int64)], 0, LENGTHS_READ
+    while at < len(order):
+        end = min(at + size, len(order))
+        boundaries = at + batch_boundaries(plan.lengths[order.examples(at, end)], examples, tokens)[1:]
+        # The last batch of a part may continue in the next part.
+        complete = boundaries if end == len(order) else boundaries[:-1]
+        at, size = (int(complete[-1]), LENGTHS_READ) if len(complete) else (at, 2 * size)
+        parts.append(complete)
+    return np.concatenate(parts)

@@ -168,9 +168,7 @@ class FileSource(ABC, Generic[AnyConfig]):
             files["validation"] = find("data.validation", self.config.validation, self.suffixes)
             train, own = ({path.resolve() for path in files[split]} for split in ("train", "validation"))
             if shared := sorted(train & own):
-                raise UserError(
-                    f"data.validation: {shared[0]} is training text too", "give other files, or leave it out"
-                )
+                raise UserError(f"data.validation: {shared[0]} is training text too", "give other files, or omit it")
         return files
 
     @property

@@ -88,12 +88,12 @@ def find(key: str, value: str | tuple[str, ...], suffixes: tuple[str, ...] = (".
         elif any(character in name for character in "*?["):
             files = [Path(match) for match in sorted(glob.glob(str(path), recursive=True)) if not Path(match).is_dir()]
             if not files:
-                raise UserError(f"{key}={name} matches no file", f"look at what is there: ls {_existing_part(path)}")
+                raise UserError(f"{key}={name} matches no file", f"list the files: ls {_existing_part(path)}")
         else:
             raise no_such_file(key, name)
         for file in files:
             if not file.is_file():
-                raise UserError(f"{key}: {file} is no regular file", "give a file, a folder or a glob pattern")
+                raise UserError(f"{key}: {file} is no regular file", "use a file, a folder or a glob pattern")
             by_path.setdefault(os.path.realpath(file), file)
     return list(by_path.values())
 
@@ -105,7 +105,7 @@ def regular_file(key: str, value: str) -> Path:
         raise no_such_file(key, value)
     if not path.is_file():
         kind = "a folder" if path.is_dir() else "a special file"
-        raise UserError(f"{key}={value} is no regular file, but {kind}", f"give {key}=FILE")
+        raise UserError(f"{key}={value} is no regular file, but {kind}", f"set {key}=FILE")
     return path
 
 
@@ -118,7 +118,7 @@ def no_such_file(key: str, value: str) -> UserError:
     like = nearest(missing, names)
     if like:
         return UserError(f"{key}={value}: no such file or folder", f"did you mean {parent / like}?")
-    return UserError(f"{key}={value}: no such file or folder", f"look at what is there: ls {parent}")
+    return UserError(f"{key}={value}: no such file or folder", f"list the files: ls {parent}")
 
 
 def _entries(folder: Path) -> list[Path]:
@@ -146,7 +146,7 @@ def _in_folder(key: str, folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
                 plain = without_packing(name)
                 if plain != name and plain in names:
                     raise UserError(
-                        f"{key}={folder} holds both {plain} and {name}: the same text twice?", "take one of them out"
+                        f"{key}={folder} holds both {plain} and {name}: the same text twice?", "remove one of them"
                     )
                 files.append(Path(place) / name)
             else:
@@ -158,9 +158,9 @@ def _in_folder(key: str, folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
         found_kinds = ", ".join(f"{count} {kind}" for kind, count in others.most_common(3))
         pattern = folder / "**" / ("*" + commonest if commonest.startswith(".") else "*")
         kind = kind_of(commonest) if key == "data.path" else None
-        hint = f"data={kind} reads them: data={kind} {key}={folder}" if kind else f"give a pattern: {key}='{pattern}'"
+        hint = f"data={kind} reads them: data={kind} {key}={folder}" if kind else f"use a pattern: {key}='{pattern}'"
         raise UserError(f"{key}={folder} holds no {suffixes[0]} file, but {found_kinds}", hint)
-    raise UserError(f"{key}={folder} is empty", f"give a folder with {suffixes[0]} files, or a file")
+    raise UserError(f"{key}={folder} is empty", f"use a folder with {suffixes[0]} files, or a file")
 
 
 def check_encoding(key: str, encoding: str) -> None:
@@ -246,7 +246,7 @@ def _no_nul(path: Path, number: int, before: int, text: str, encoding: str) -> N
         byte = before + len(text[: text.index("\0")].encode(encoding, "replace")) + 1
         raise UserError(
             f"{path}:{number}:{byte}: a NUL byte: not a text file",
-            "leave the file out, or take the NUL bytes out of it",
+            "omit the file, or remove its NUL bytes",
         )
 
 

@@ -204,7 +204,7 @@ class HubSource(FileSource[HubConfig]):
         if len({*splits.values()}) < len(splits):
             raise UserError(
                 f"data.validation={self.config.validation} is the split that is learned from",
-                "name another split, or leave it out: data.validation_fraction is held out",
+                "name another split, or omit it: data.validation_fraction is held out",
             )
         return {role: self._shards(split) for role, split in splits.items()}
 
@@ -269,7 +269,7 @@ class HubSource(FileSource[HubConfig]):
             where = f"{what}:{stored.rows + 1}"
             text = text_of(where, columns, values_of(where, row, columns, "data.text"), "data.text")
             if len(text) > LINE // 2:  # what JSON makes of it is up to twice as long
-                raise UserError(f"{where}: a text of {len(text):,} characters", "leave it out: it is no document")
+                raise UserError(f"{where}: a text of {len(text):,} characters", "omit it: it is no document")
             if not writer.add(text, most):
                 return
             if writer.full:

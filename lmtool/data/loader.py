@@ -8,15 +8,14 @@ from __future__ import annotations
 import copy
 import queue
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any, Protocol, Self, TypeVar, runtime_checkable
 
 import numpy as np
 
-from lmtool import random_streams
-from lmtool.data.examples import Examples, Plan, batch_boundaries
+from lmtool.data.examples import LENGTHS_READ, Examples, Order, Plan, batch_boundaries, step_boundaries
 from lmtool.errors import UserError
 from lmtool.types import Batch, Step
 
@@ -154,61 +153,6 @@ def segments(places: int, lanes: int, size: int) -> np.ndarray:
 
 
 AHEAD = 2  # steps made in advance
-_BLOCK = 1 << 14  # examples that are put in order at a time: some milliseconds
-_READ = 1 << 18  # examples whose lengths are read at a time
-
-
-@dataclass(frozen=True)
-class Order:
-    """The examples of an epoch as they are read, computed where they are asked for.
-
-    count: examples of the plan. seed: of the permutation, None: in the order of the plan. skipped: examples at its
-    beginning that are left out.
-    """
-
-    count: int
-    seed: int | None
-    epoch: int
-    skipped: int
-
-    def __len__(self) -> int:
-        return self.count - self.skipped
-
-    def examples(self, start: int, end: int) -> np.ndarray:
-        """(N,) the examples that are read from `start` up to `end`."""
-        first, last = start + self.skipped, end + self.skipped
-        if self.seed is None:
-            return np.arange(first, last)
-        numbers = range(first // _BLOCK, -(-last // _BLOCK))
-        return np.concatenate(
-            [self._block(number)[max(first - number * _BLOCK, 0) : last - number * _BLOCK] for number in numbers]
-        )
-
-    @cached_property
-    def _block(self) -> Callable[[int], np.ndarray]:
-        """A block by its number: the steps of a block follow each other."""
-        assert self.seed is not None
-        permutation = random_streams.Permutation(self.count, self.seed, "order", self.epoch)
-
-        def block(number: int) -> np.ndarray:
-            return permutation(np.arange(number * _BLOCK, min((number + 1) * _BLOCK, self.count)))
-
-        return lru_cache(maxsize=2)(block)
-
-
-def step_boundaries(plan: Plan, order: Order, examples: int | None, tokens: int | None) -> np.ndarray:
-    """(B+1,) borders as of `batch_boundaries` over all examples in this order, of which a part is read at a time."""
-    if tokens is None:
-        return batch_boundaries(np.empty(len(order)), examples)
-    parts, at, size = [np.zeros(1, dtype=np.int64)], 0, _READ
-    while at < len(order):
-        end = min(at + size, len(order))
-        boundaries = at + batch_boundaries(plan.lengths[order.examples(at, end)], examples, tokens)[1:]
-        # The last batch of a part may go on in the next one.
-        complete = boundaries if end == len(order) else boundaries[:-1]
-        at, size = (int(complete[-1]), _READ) if len(complete) else (at, 2 * size)
-        parts.append(complete)
-    return np.concatenate(parts)
 
 
 @dataclass(frozen=True)
@@ -237,7 +181,7 @@ class _Epoch:
         """So many steps from the beginning, some of them at a time: (N,) their examples, and their borders in these."""
         at, boundaries = 0, self.boundaries[: steps + 1]
         while at < len(boundaries) - 1:
-            last = max(at + 1, int(np.searchsorted(boundaries, boundaries[at] + _READ, side="right")) - 1)
+            last = max(at + 1, int(np.searchsorted(boundaries, boundaries[at] + LENGTHS_READ, side="right")) - 1)
             start, end = boundaries[[at, last]].tolist()
             yield self.order.examples(start, end), boundaries[at : last + 1] - start
             at = last
@@ -321,7 +265,7 @@ class PackedLoader:
         UserError where the cursor is not of this data, and where processes would share lanes.
         """
         if ranks > 1 and self._lanes is not None:
-            raise UserError("state that is carried by lanes of text stays in one process", "give devices=1")
+            raise UserError("state that is carried by lanes of text stays in one process", "set devices=1")
         cursor = cursor or {"epoch": 0, "batch": 0}
         total = self._epoch(cursor["epoch"]).steps
         if not 0 <= cursor["batch"] <= total:
@@ -428,7 +372,7 @@ class PackedLoader:
         if cached is None:
             plan = self._examples.plan(epoch)
             if len(plan) == 0:
-                raise UserError("there are no examples to read", "give more text or rows, or a smaller max_length=")
+                raise UserError("there are no examples to read", "use more text or rows, or a smaller max_length=")
             skipped = self._began[1] if epoch == self._began[0] else 0
             order = Order(len(plan), self._seed if self._shuffle else None, epoch, skipped)
             # Of the others only the first epoch (metadata, steps in an epoch) is asked for again.

@@ -24,7 +24,7 @@ def read_parquet(path: Path) -> Table:
     with _open_parquet(path) as file:
         table = file.read()
     if not table.num_rows:
-        raise UserError(f"{path}: no rows", "give a file with rows")
+        raise UserError(f"{path}: no rows", "use a file with rows")
     columns = {name: table.column(name).to_pylist() for name in table.column_names}
     written = (table.schema.metadata or {}).get(b"huggingface")
     features = json.loads(written).get("info", {}).get("features", {}) if written else {}
@@ -49,7 +49,7 @@ def parquet_texts(path: Path, columns: Sequence[str], key: str) -> Iterator[tupl
                 raise no_column(f"{path}", name, schema.names, key)
             if not _holds_text(schema.field(name).type):
                 texts = [field.name for field in schema if _holds_text(field.type)]
-                hint = f"name a column of text: {key}={texts[0]}" if texts else "give a file with a column of text"
+                hint = f"name a column of text: {key}={texts[0]}" if texts else "use a file with a column of text"
                 raise UserError(f"{path}: the column {name} holds {schema.field(name).type}, not text", hint)
         for batch in file.iter_batches(_ROWS, columns=list(dict.fromkeys(columns)), use_threads=False):
             written += batch.nbytes

@@ -81,7 +81,7 @@ class PhasedLoader:
             raise UserError(
                 f"the checkpoint stands in phase {at['phase'] + 1} after step {at['step']}; with the budget of this "
                 f"run that phase begins after step {self._ends[at['phase'] - 1]:.0f}",
-                "give the budget that it had, or take a checkpoint of its first phase",
+                "use the budget that it had, or take a checkpoint of its first phase",
             )
         return self._steps(at, self._loader(at).steps(_within(at), rank, ranks), rank, ranks)
 
@@ -92,7 +92,7 @@ class PhasedLoader:
             lengths = ", ".join(f"{number:,}" for number in steps)
             raise UserError(
                 f"max_epochs says not how long the run is: a pass has {lengths} steps in its phases, in their order",
-                "give max_epochs=null, and max_steps=, max_tokens= or max_minutes=",
+                "set max_epochs=null, and max_steps=, max_tokens= or max_minutes=",
             )
         return steps[0]
 

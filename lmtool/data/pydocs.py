@@ -40,7 +40,7 @@ class PydocsSource:
         if len(self._documents) < 2:
             raise UserError(
                 f"data.packages={list(config.packages) or 'all'}: {len(self._documents)} modules with docstrings found",
-                "leave data.packages out, or give text of your own: data=text data.path=PATH",
+                "omit data.packages, or give text of your own: data=text data.path=PATH",
             )
         digest = hashlib.sha256(f"pydocs {config.validation_fraction}".encode())
         for name, text in self._documents:
@@ -216,7 +216,7 @@ def pydocs_rows(
     if len(sampled) < 2:
         raise UserError(
             "task=pydocs: too few packages with docstrings are installed here",
-            "take a task with data of its own: lmtool finetune task=custom task.path=FOLDER",
+            "use a task with data of its own: lmtool finetune task=custom task.path=FOLDER",
         )
     return {split: _table([row for rows in sampled for row in rows[split]]) for split in ("train", "dev")}
 

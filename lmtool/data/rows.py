@@ -127,7 +127,7 @@ def header_of(
     """
     number, names = (0, list(fixed)) if fixed is not None else next(lines, (0, []))
     if fixed is None and number == 0:
-        raise UserError(f"{path} is empty", "give a file with a header line and rows")
+        raise UserError(f"{path} is empty", "use a file with a header line and rows")
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise UserError(f"{path}:{number}: the column {twice[0]!r} is named twice", "rename one of them")

@@ -134,7 +134,7 @@ def split_offset(read: Callable[[int, int], str], length: int, fraction: float) 
                     return start + place
     raise UserError(
         "the text is one document of one word: nothing can be held out for validation",
-        "give more text with data.path=, or other text with data.validation=",
+        "use more text with data.path=, or other text with data.validation=",
     )
 
 

@@ -129,7 +129,7 @@ class StoreDraft:
                 if progress is not None:
                     progress(stage, min(self._counts.characters, total - 1), total, self._rates(before))
         if self._counts.tokens == 0:
-            raise UserError(f"the {split} text holds no tokens", "give text with data.path=")
+            raise UserError(f"the {split} text holds no tokens", "use text with data.path=")
         self._counts.seconds = before.seconds + time.perf_counter() - began
         if progress is not None:
             progress(stage, total, total, self._rates(before))

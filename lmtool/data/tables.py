@@ -74,7 +74,7 @@ def read_table(
             table.metadata["delimiter"] = DELIMITERS[delimiter]
     if not table:
         error = f"no row of {len(table.columns)} columns" if table.skipped else "no rows"
-        raise UserError(f"{path}: {error}", "give a file with rows below its header")
+        raise UserError(f"{path}: {error}", "use a file with rows below its header")
     return table
 
 
@@ -185,7 +185,7 @@ def read_columns(
             continue
         _append(table, path, names, cells, [number for number, _ in sentence])
     if not table:
-        raise UserError(f"{path}: no sentences", "give a file of a word a line and a blank line behind each sentence")
+        raise UserError(f"{path}: no sentences", "use a file of a word a line and a blank line behind each sentence")
     if documents:
         table.metadata["document_lines"] = documents
     return table
@@ -225,7 +225,7 @@ def read_conllu(path: Path, word: str) -> Table:
             _append(table, path, names, cells, lines)
             ids += [value.strip() for key, _, value in comments if key.strip() == "sent_id"]
     if not table:
-        raise UserError(f"{path}: no sentences", "give a file in CoNLL-U: ten columns divided by tabs")
+        raise UserError(f"{path}: no sentences", "use a file in CoNLL-U: ten columns divided by tabs")
     if len(ids) == len(table):
         table.columns["id"] = list(ids)
     if left_out:

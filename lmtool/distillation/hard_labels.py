@@ -90,7 +90,7 @@ class HardLabels(Teacher):
             if (known.keys_G[at_G] != keys_G).any() or (known.count_G[at_G] != count_G).any():
                 raise UserError(
                     f"distill.predictions={self.origin} lacks examples of {term} in this run",
-                    "give a teacher instead: distill.teacher=RUN",
+                    "use a teacher instead: distill.teacher=RUN",
                 )
             within_M = np.arange(len(order_M)) - np.repeat(np.cumsum(count_G) - count_G, count_G)
             labels = torch.empty_like(target)

@@ -36,7 +36,7 @@ class SelfDistillation(Distilled):
         if any(isinstance(head, LayerFeatures) for head in student.heads.values()) or student.backbone.states_read > 1:
             raise UserError(
                 "distill=self: the heads of the tuning method read several layers, and an exit reads one",
-                "give tuning.layers=last, another tuning=, or distill=none",
+                "set tuning.layers=last, another tuning=, or distill=none",
             )
         self.exits = exits_of(student)
         self.soft = Soft(SoftConfig(temperature=config.temperature), student, None)

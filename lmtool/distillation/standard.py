@@ -23,7 +23,7 @@ from lmtool.nn.stack import Stack, Tap, Taps
 from lmtool.types import Batch, StepOutput, part_of
 from lmtool.weights.loading import load_into
 
-_NONE = "give distill.initialize=none"
+_NONE = "set distill.initialize=none"
 
 
 def start_from(student: BaseLearner, teacher: BaseLearner, origin: str, taken: Mapping[Side, tuple[int, ...]]) -> str:
@@ -156,7 +156,7 @@ class Standard(Distilled):
             raise UserError(
                 f"distill.initialize: distill.teacher={self.teacher.origin} has another tokenizer than the student, "
                 "so that its embeddings belong to other tokens",
-                "give distill.initialize=none, or tokenizer=auto",
+                "set distill.initialize=none, or tokenizer=auto",
             )
         learner = self.teacher.learner
         if learner is self.student:
@@ -176,7 +176,7 @@ class Standard(Distilled):
         if names and (len(self.teachers) > 1 or untaught):
             raise UserError(
                 f"distill.terms.{names[0]} needs one teacher for everything that the student learns",
-                f"give distill.terms.{names[0]}=null, or such a teacher; soft and hard learn from several",
+                f"set distill.terms.{names[0]}=null, or such a teacher; soft and hard learn from several",
             )
 
     def begin(self, reading: StudentData) -> dict[str, Any]:

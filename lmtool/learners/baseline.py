@@ -135,7 +135,7 @@ def mean_losses(predictors: Mapping[str, Predictor], batches: Iterable[Batch]) -
 
 def nothing_predicted(term: str) -> UserError:
     """The error of a held-out text in which a term has no target."""
-    return UserError(f"the held-out text has nothing that {term} predicts", "give more text with data.validation=")
+    return UserError(f"the held-out text has nothing that {term} predicts", "use more text with data.validation=")
 
 
 def token_counts(tokens: np.ndarray, vocabulary: int) -> np.ndarray:

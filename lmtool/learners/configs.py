@@ -211,7 +211,7 @@ class ObjectiveConfig(LearnedConfig):
             yield Requirement(QUERY_STREAM, "objective", f"{typed} a model with a query stream")
         if self.pairs_of_segments is not None:
             reason = f"objective.pairs={self.pairs_of_segments} needs a model that tells two segments apart by a table"
-            yield Requirement(SEGMENTS, "objective.pairs", reason, "give objective.pairs=none")
+            yield Requirement(SEGMENTS, "objective.pairs", reason, "set objective.pairs=none")
         for role in self.roles:
             group = (role,) if isinstance(role, str) else role
             yield Requirement(special_token(*group), "objective", f"objective={self.name} needs")

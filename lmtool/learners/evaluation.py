@@ -126,7 +126,7 @@ class TermScorer(Scorer):
 
     def result(self) -> Evaluation:
         if not self.sums:
-            raise UserError("there is no held-out text to evaluate on", "give some with data.validation=")
+            raise UserError("there is no held-out text to evaluate on", "use some with data.validation=")
         terms = {name: sums.result(name, self.predictors.get(name)) for name, sums in self.sums.items()}
         return Evaluation(terms, {name: float(self.learner.weights[name]) for name in terms})
 

@@ -42,8 +42,7 @@ class SequenceForm:
 # Upper bounds catch typing errors and prevent overflow of products. The deepest transformer has 1,000 layers (Wang et
 # al. 2022, DeepNet), the largest vocabulary a million entries (Liang et al. 2023, XLM-V).
 Vocabulary = Annotated[
-    int,
-    Field(ge=8, le=10_000_000, description="rows of the token embedding; at least the tokenizer's vocabulary size"),
+    int, Field(ge=8, le=10_000_000, description="rows of the token embedding; at least the tokenizer's vocabulary size")
 ]
 Layers = Annotated[int, Field(ge=1, le=1000, description="number of layers")]
 Width = Annotated[int, Field(ge=4, le=1_000_000)]
@@ -66,8 +65,7 @@ SegmentTypes = Annotated[int, Field(ge=1, le=1_000_000)]
 
 
 class ModelConfig(Component):
-    """Base class of all families, with the sizes that all have. `conf/recipe/` has the values that a family's paper
-    prescribes for other sections."""
+    """Base class of all families with their common sizes; `conf/recipe/` has a paper's values for other sections."""
 
     group: ClassVar[str] = "model"
     hf_model_type: ClassVar[str | None] = None
@@ -82,11 +80,9 @@ class ModelConfig(Component):
     contextual: ClassVar[bool] = True
     """Whether the hidden state of a token depends on other tokens."""
     transformers_form: ClassVar[FormFields | None] = None
-    """Fields of `SequenceForm` in which transformers' ...ForSequenceClassification differs; None if transformers lacks
-    the class."""
+    """Fields of `SequenceForm` that differ in transformers' class for classification; None if it has no such class."""
     token_states: ClassVar[Literal["inputs", "outputs"] | None] = "inputs"
-    """The side of a batch whose hidden states represent tokens for token classification; None if the family does not
-    support it."""
+    """Side of a batch whose states are used for token classification; None if the family does not support it."""
     sees_prefixes: ClassVar[bool] = True
     """Whether the first tokens of a text may attend to each other in a decoder; false for recurrent models."""
     query_stream: ClassVar[bool] = False
@@ -361,10 +357,7 @@ class BertConfig(SegmentedConfig):
     free_fields: ClassVar[tuple[str, ...]] = (*SegmentedConfig.free_fields, "lowercase")
 
     name: Literal["bert"] = Field("bert", description="BERT.")
-    lowercase: bool = Field(
-        True,
-        description="whether tokenizer=auto lowercases text (as in the uncased models)",
-    )
+    lowercase: bool = Field(True, description="whether tokenizer=auto lowercases text (as in the uncased models)")
 
     def recipe(self) -> dict[str, Any]:
         prescribed = super().recipe()
@@ -376,11 +369,9 @@ class GptConfig(TransformerConfig):
     """GPT-2's architecture (Radford et al. 2019): pre-norm decoder with learned positions. Defaults: small."""
 
     descriptions: ClassVar[dict[str, str]] = {
-        "initializer_std": "std of initial weights (normal), over sqrt(2 num_layers) at sublayer outputs",
+        "initializer_std": "std of initial weights (normal), over sqrt(2 num_layers) at sublayer outputs"
     }
-
     hf_model_type: ClassVar[str | None] = "gpt2"
-
     architecture: ClassVar[Literal["encoder", "decoder", "encoder_decoder"]] = "decoder"
     text_format: ClassVar[str] = "gpt"
     summary: ClassVar[Summary] = "last"

@@ -138,13 +138,9 @@ class TransformerXlConfig(TransformerConfig):
     num_heads: Heads = 10
     feedforward_size: FeedForwardSize = 2100
     max_positions: Positions = Field(1024, description="maximum sequence length in tokens, including the memory")
-    positions: PositionsChoice = Field(
-        NoPositionsConfig(),
-        description="relative positions only",
-    )
+    positions: PositionsChoice = Field(NoPositionsConfig(), description="relative positions only")
     memory_length: Memory = Field(
-        150,
-        description="memory: cached states per layer from previous segments, in tokens (mem_len)",
+        150, description="memory: cached states per layer from previous segments, in tokens (mem_len)"
     )
     evaluation_memory_length: Memory | None = Field(640, description="the same in evaluation; null: as in training")
     clamp_distance: Annotated[int, Field(ge=1)] | None = Field(

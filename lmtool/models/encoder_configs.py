@@ -78,8 +78,7 @@ class AlbertConfig(SegmentedConfig):
     )
     num_layers: Layers = Field(12, description="number of times the shared layer is applied")
     activation: Literal["gelu", "gelu_tanh"] = Field(
-        "gelu_tanh",
-        description="activation of the feed-forward block and the head: gelu (version 1) or gelu_tanh (2)",
+        "gelu_tanh", description="activation of the feed-forward block and the head: gelu (version 1) or gelu_tanh (2)"
     )
     dropout: DropoutRate = 0.0
     attention_dropout: AttentionDropout = 0.0
@@ -104,7 +103,7 @@ class ModernbertConfig(TransformerConfig):
     attention in the others. Defaults: base."""
 
     descriptions: ClassVar[dict[str, str]] = {
-        "initializer_std": "std of initial weights (truncated normal), over sqrt(2 num_layers) at sublayer outputs",
+        "initializer_std": "std of initial weights (truncated normal), over sqrt(2 num_layers) at sublayer outputs"
     }
 
     hf_model_type: ClassVar[str | None] = "modernbert"
@@ -129,8 +128,7 @@ class ModernbertConfig(TransformerConfig):
         description="base of rotary positions in local layers; other positions are the same in all layers",
     )
     classifier_pooling: Literal["cls", "mean"] = Field(
-        "cls",
-        description="input of a text classifier's pooler: the first token (cls) or the mean over all tokens",
+        "cls", description="input of a text classifier's pooler: the first token (cls) or the mean over all tokens"
     )
     dropout: float = Field(0.1, ge=0, lt=1, description="dropout rate of the attention outputs")
     attention_dropout: AttentionDropout = 0.0
@@ -151,7 +149,7 @@ class BigbirdConfig(SegmentedConfig):
     last block, a window and random blocks. Defaults: base."""
 
     descriptions: ClassVar[dict[str, str]] = {
-        "positions": "type of position encoding: learned, sinusoidal, rotary or none",
+        "positions": "type of position encoding: learned, sinusoidal, rotary or none"
     }
 
     hf_model_type: ClassVar[str | None] = "big_bird"
@@ -261,12 +259,10 @@ class XlnetConfig(TransformerConfig):
     name: Literal["xlnet"] = Field("xlnet", description="XLNet.")
     vocab_size: Vocabulary = 32000
     max_positions: Positions = Field(
-        512,
-        description="maximum sequence length in tokens; distances have no table, so it may be raised later",
+        512, description="maximum sequence length in tokens; distances have no table, so it may be raised later"
     )
     positions: PositionsChoice = Field(
-        NoPositionsConfig(),
-        description="none: attention already uses relative distances",
+        NoPositionsConfig(), description="none: attention already uses relative distances"
     )
     memory_length: int = Field(
         0,

@@ -111,7 +111,7 @@ class Tied:
                 raise UserError(
                     f"{name} {tuple(copy.shape)} differs from {self.token} {tuple(original.shape)}; lmtool has "
                     "one token embedding",
-                    "give another checkpoint",
+                    "use another checkpoint",
                 )
         if self.bias is not None and self.bias[1] in untied:
             untied[self.bias[0]] = untied.pop(self.bias[1])

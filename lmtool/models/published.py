@@ -68,7 +68,7 @@ def expect(data: Mapping[str, object], family: str, **allowed: tuple[Any, ...]) 
         value = data.get(key)
         if value is not None and value not in values:
             one_of = " or ".join(str(option) for option in values)
-            raise UserError(f"config.json: {key}={value!r}; model={family} has {one_of}", "give another checkpoint")
+            raise UserError(f"config.json: {key}={value!r}; model={family} has {one_of}", "use another checkpoint")
 
 
 def require_positions(config: TransformerConfig, kind: str, title: str) -> None:

@@ -98,7 +98,7 @@ class ElmoConfig(ModelConfig):
     """ELMo (Peters et al. 2018): character convolutions and LSTMs in both directions. Defaults: the original."""
 
     descriptions: ClassVar[dict[str, str]] = {
-        "initializer_std": "standard deviation of heads; other weights are initialized by their size, as published",
+        "initializer_std": "standard deviation of heads; other weights are initialized by their size, as published"
     }
 
     architecture: ClassVar[Literal["encoder", "decoder", "encoder_decoder", "bidirectional_lm"]] = "bidirectional_lm"

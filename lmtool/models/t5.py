@@ -197,7 +197,7 @@ def from_hf(tensors: Mapping[str, Tensor], config: Mapping[str, object] = EMPTY)
     if {name.partition(".")[0] for name in plain if ".block." in name} == {"encoder"}:
         raise UserError(
             "its weights hold no decoder: T5EncoderModel and T5ForTokenClassification are T5's encoder alone",
-            "give a checkpoint with both stacks, as T5ForConditionalGeneration has",
+            "use a checkpoint with both stacks, as T5ForConditionalGeneration has",
         )
     ours, model_class = HF_FORMAT.from_hf(plain, config), HF_FORMAT.named_class(config)
     of_task = "heads.classifier.output.weight" in ours if model_class is None else not model_class.predicts

@@ -123,7 +123,7 @@ def from_hf(tensors: Mapping[str, Tensor], config: Mapping[str, object] = EMPTY)
     if _BIAS in tensors and tensors[_BIAS].any():
         raise UserError(
             f"the checkpoint adds constants to its logits ({_BIAS}); model=transformer has none",
-            "give a checkpoint without them",
+            "use a checkpoint without them",
         )
     renamed = HF_FORMAT.from_hf({name: tensors[name] for name in tensors if name != _BIAS}, config)
     return {name: _reordered(name, tensor, False) for name, tensor in renamed.items()}

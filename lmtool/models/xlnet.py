@@ -87,7 +87,7 @@ class Xlnet(Encoder):
 
     def remember(self, tokens: int) -> None:
         if not self.memory_length:
-            raise UserError("it was trained with model.memory_length=0, and keeps nothing", "leave memory_length= out")
+            raise UserError("it was trained with model.memory_length=0, and keeps nothing", "omit memory_length=")
         self.config = self.config.model_copy(update={"memory_length": tokens})
 
     def initial_state(self, lanes: int) -> State:

@@ -329,7 +329,7 @@ def recompute_layers(model: nn.Module) -> None:
     if not stacks:
         raise UserError(
             "gradient_checkpointing=true: the model has no stack of layers that could be recomputed",
-            "give gradient_checkpointing=false",
+            "set gradient_checkpointing=false",
         )
     for stack in stacks:
         stack.recomputes = True

@@ -30,14 +30,9 @@ class MaskingConfig(ObjectiveConfig):
         "from the vocabulary without special tokens; it may be the original token",
     )
     masking: Literal["dynamic", "static"] = Field(
-        "dynamic",
-        description="dynamic: new masks every epoch; static: `duplicates` fixed sets of masks in turn",
+        "dynamic", description="dynamic: new masks every epoch; static: `duplicates` fixed sets of masks in turn"
     )
-    duplicates: int = Field(
-        10,
-        ge=1,
-        description="number of mask sets under masking=static (BERT's dupe_factor)",
-    )
+    duplicates: int = Field(10, ge=1, description="number of mask sets under masking=static (BERT's dupe_factor)")
     short_window_probability: float = Field(
         0.0,
         ge=0,
@@ -72,7 +67,7 @@ class MaskingConfig(ObjectiveConfig):
     @model_validator(mode="after")
     def _decoder_is_for_masks_alone(self) -> MaskingConfig:
         if self.enhanced_decoder and self.pairs_of_segments is not None:
-            raise ValueError("enhanced_decoder=true applies to masked tokens only: give pairs=none")
+            raise ValueError("enhanced_decoder=true applies to masked tokens only: set pairs=none")
         return self
 
 
@@ -82,8 +77,7 @@ class TokenMaskingConfig(MaskingConfig):
     phase_fields: ClassVar[tuple[str, ...]] = (*MaskingConfig.phase_fields, "select", "whole_word")
 
     select: Literal["exact", "bernoulli"] = Field(
-        "exact",
-        description="exact: round(probability x tokens) per example, at least one; bernoulli: independent",
+        "exact", description="exact: round(probability x tokens) per example, at least one; bernoulli: independent"
     )
     whole_word: bool = Field(False, description="mask all subwords of a word together")
 
@@ -107,10 +101,7 @@ class PairsConfig(MaskingConfig):
         "the maximum length (BERT); with sentences the examples are short (RoBERTa's sentence pairs)",
     )
     short_sequence_probability: float = Field(
-        0.1,
-        ge=0,
-        le=1,
-        description="share of pairs cut to a random shorter length; with pairs=nsp or sop only",
+        0.1, ge=0, le=1, description="share of pairs cut to a random shorter length; with pairs=nsp or sop only"
     )
 
     @property
@@ -172,7 +163,7 @@ class SpanConfig(PairsConfig):
     @model_validator(mode="after")
     def _decoder_predicts_no_boundaries(self) -> SpanConfig:
         if self.enhanced_decoder and self.boundary:
-            raise ValueError("enhanced_decoder=true applies to masked tokens only: give boundary=false")
+            raise ValueError("enhanced_decoder=true applies to masked tokens only: set boundary=false")
         return self
 
     @property
@@ -202,10 +193,7 @@ class RtdConfig(TokenMaskingConfig):
         0.85, ge=0, le=1, description="of these: replaced by [MASK] (pretrain_helpers.py); the others stay unchanged"
     )
     random: float = Field(
-        0.0,
-        ge=0,
-        le=1,
-        description="of these: replaced by a random token (none in the published code)",
+        0.0, ge=0, le=1, description="of these: replaced by a random token (none in the published code)"
     )
     variant: RtdVariant = Field(
         "electra",
@@ -241,7 +229,7 @@ class RtdConfig(TokenMaskingConfig):
     @model_validator(mode="after")
     def _two_stages_share_nothing(self) -> RtdConfig:
         if self.training == "two_stage" and self.sharing == "gdes":
-            raise ValueError("sharing=gdes: training=two_stage shares nothing; give sharing=tied or training=joint")
+            raise ValueError("sharing=gdes: training=two_stage shares nothing; set sharing=tied or training=joint")
         return self
 
     @property

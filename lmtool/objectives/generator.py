@@ -149,7 +149,7 @@ def _disentangle(generator: Backbone, model: Backbone, device: torch.device) -> 
         raise UserError(
             f"objective.sharing=gdes adds to the generator's token table, which has width {generator_table.shape[1]}; "
             f"the model's has {own.shape[1]}",
-            "give objective.generator_size=1 (and objective.generator_layers=0.5), or objective.sharing=tied",
+            "set objective.generator_size=1 (and objective.generator_layers=0.5), or objective.sharing=tied",
         )
     if not own.is_meta:
         with torch.no_grad():

@@ -80,7 +80,7 @@ class PlmConfig(ObjectiveConfig):
     @model_validator(mode="after")
     def _pairs_are_no_running_text(self) -> PlmConfig:
         if self.pairs != "none" and self.reuse:
-            raise ValueError(f"reuse={self.reuse} needs running text: give pairs=none, or reuse=0")
+            raise ValueError(f"reuse={self.reuse} needs running text: set pairs=none, or reuse=0")
         return self
 
 

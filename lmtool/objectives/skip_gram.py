@@ -133,7 +133,7 @@ class SkipGram(BaseLearner):
                 number for number in self.tokenizer.encode(text).tolist() if number not in self.tokenizer.special_ids
             ]
             if not ids:
-                raise UserError(f"{text[:80]!r} has no word of the vocabulary", "give a word of the training text")
+                raise UserError(f"{text[:80]!r} has no word of the vocabulary", "use a word of the training text")
             yield {"text": text, "neighbours": self._neighbours(ids)}
 
     def line(self, record: dict[str, Any]) -> str:

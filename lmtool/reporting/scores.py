@@ -228,7 +228,7 @@ def write_evaluation(folder: Path, details: Mapping[str, Any]) -> None:
         for split, evaluation in details["splits"].items():
             _draw(folder / "plots", split, evaluation)
     except OSError as error:
-        raise UserError(f"report={folder}: {error.strerror}", "give another report=") from error
+        raise UserError(f"report={folder}: {error.strerror}", "set another report=") from error
 
 
 def _draw(folder: Path, split: str, evaluation: Mapping[str, Any]) -> None:
@@ -335,4 +335,4 @@ def write_probes(folder: Path, details: Mapping[str, Any]) -> None:
         drawing.write_png(figure, folder / "probe.png")
         html.write_page(folder / "probe.html", "probes", body)
     except OSError as error:
-        raise UserError(f"output={folder}: {error.strerror}", "give another output=") from error
+        raise UserError(f"output={folder}: {error.strerror}", "set another output=") from error

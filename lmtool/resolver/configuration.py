@@ -66,5 +66,5 @@ def decoded_job(line: CommandLine, data: Data, problems: Sequence[Problem], runn
     """The decoded configuration of one job of a sweep."""
     config = decoded(line.verb, sections_in_full(data, line), earlier=problems, running=running)
     if isinstance(config, RunConfig) and (config.devices or 1) > 1:
-        raise UserError(f"devices={config.devices} with -m: a job of a sweep runs in one process", "leave devices= out")
+        raise UserError(f"devices={config.devices} with -m: a job of a sweep runs in one process", "omit devices=")
     return config

@@ -51,25 +51,8 @@ def decoded(
         for plugin in unknown
     ]
     data = {**data, "plugins": list(plugins.typed())}
-    checkpoint_config = None
-    checkpoint = data.get("checkpoint")
-    if isinstance(checkpoint, list) and checkpoint:
-        checkpoint = checkpoint[0]  # of several, the first says what is taken from checkpoints
-    opened = reads_checkpoint and COMMANDS[verb].starts_with_checkpoint
-    if opened and isinstance(checkpoint, str) and checkpoint not in ("none", "???", ""):
-        try:
-            published = hf_folder(checkpoint, bool(data.get("offline")))
-            checkpoint_config = read_checkpoint(checkpoint) if published is None else published.saved_config()
-        except UserError as error:
-            problems.append(Problem("checkpoint", error.message, error.hint))
-        except OSError as error:  # a name too long for the file system, a folder that may not be entered
-            message = f"checkpoint={checkpoint[:100]}: {(error.strerror or str(error)).lower()}"
-            problems.append(Problem("checkpoint", message, "give a folder that may be read"))
-    needed = [plugin for plugin in (checkpoint_config or {}).get("plugins") or () if plugin not in plugins.typed()]
-    if needed:
-        checkpoint_config = None
-        message = f"checkpoint={checkpoint} was made with the plugin {needed[0]}, which is not loaded"
-        problems.append(Problem("checkpoint", message, " ".join(f"--plugin {plugin}" for plugin in needed)))
+    reads = reads_checkpoint and COMMANDS[verb].starts_with_checkpoint
+    checkpoint_config = _start_config(data, problems) if reads else None
     try:
         return decode(
             COMMANDS[verb],
@@ -82,6 +65,31 @@ def decoded(
     except ConfigError as error:
         known = [_not_here(verb, data, _of_another(verb, problem)) for problem in error.problems]
         raise ConfigError(known) from error
+
+
+def _start_config(data: Mapping[str, Any], problems: list[Problem]) -> dict[str, Any] | None:
+    """The saved configuration of the start checkpoint, or None; problems with it are appended to `problems`."""
+    checkpoint = data.get("checkpoint")
+    if isinstance(checkpoint, list) and checkpoint:
+        checkpoint = checkpoint[0]  # `auto` uses the first of several checkpoints
+    if not isinstance(checkpoint, str) or checkpoint in ("none", "???", ""):
+        return None
+    try:
+        hf = hf_folder(checkpoint, bool(data.get("offline")))
+        config = read_checkpoint(checkpoint) if hf is None else hf.saved_config()
+    except UserError as error:
+        problems.append(Problem("checkpoint", error.message, error.hint))
+        return None
+    except OSError as error:  # a name too long for the file system, or a folder without permission
+        message = f"checkpoint={checkpoint[:100]}: {(error.strerror or str(error)).lower()}"
+        problems.append(Problem("checkpoint", message, "use a folder that may be read"))
+        return None
+    missing = [plugin for plugin in config.get("plugins") or () if plugin not in plugins.typed()]
+    if missing:
+        message = f"checkpoint={checkpoint} was made with the plugin {missing[0]}, which is not loaded"
+        problems.append(Problem("checkpoint", message, " ".join(f"--plugin {plugin}" for plugin in missing)))
+        return None
+    return config
 
 
 def _not_here(verb: str, data: Mapping[str, Any], problem: Problem) -> Problem:

@@ -45,7 +45,7 @@ def _require_one_path(values: Mapping[str, str], section: str, content: str, cho
     if path is not None:
         raise UserError(
             f"{section}={file} and {section}.path={path}: both name {content}",
-            f"give {section}={choice} {section}.path={path}, or {section}={file} alone",
+            f"set {section}={choice} {section}.path={path}, or {section}={file} alone",
         )
 
 
@@ -97,7 +97,7 @@ def _is_path(value: str, names: Sequence[str]) -> bool:
     if kind_of(value) is None and path.is_file():
         raise UserError(
             f"data={value}: its name does not say what kind of text it is",
-            f"give data=text data.path={value}, or data=jsonl, data=csv or data=parquet",
+            f"set data=text data.path={value}, or data=jsonl, data=csv or data=parquet",
         )
     return kind_of(value) is not None or path.is_dir()
 

@@ -36,7 +36,7 @@ def tokens_around(model: ModelConfig, text_format: str | None = None) -> Iterato
     layout, start = FORMATS.get(text_format or model.text_format), model.start_role
     for role in (*(layout.roles if layout is not None else ()), *([start] if start else [])):
         yield Requirement(
-            special_token(role), "tokenizer", f"model={model.name} puts around its texts", "give tokenizer=auto"
+            special_token(role), "tokenizer", f"model={model.name} puts around its texts", "set tokenizer=auto"
         )
 
 
@@ -144,7 +144,7 @@ def require_tokens_of_text_format(model: ModelConfig, tokenizer: TokenizerConfig
     """The vocabulary has the special tokens of the model's text format."""
     missing = None if tokenizer.roles is None else missing_token(tokens_around(model), tokenizer.roles)
     if missing is not None:
-        yield Problem("tokenizer", f"tokenizer={tokenizer.name} {missing}", "give tokenizer=auto")
+        yield Problem("tokenizer", f"tokenizer={tokenizer.name} {missing}", "set tokenizer=auto")
 
 
 @rule(PretrainConfig, "objective", "model", "tokenizer")
@@ -259,7 +259,7 @@ def require_reuse_for_memory(model: ModelConfig, objective: ObjectiveConfig, dat
         yield Problem(
             "model.memory_length",
             f"model.memory_length={model.remembers} caches the states of reused tokens, and objective.reuse=0",
-            "give objective.reuse=256 for windows of 512, or model.memory_length=0",
+            "set objective.reuse=256 for windows of 512, or model.memory_length=0",
         )
 
 
@@ -291,8 +291,8 @@ SAME_STREAMS: Offer[Phases] = Offer(
 def _needs_of_state(model: ModelConfig) -> Iterator[Requirement]:
     """The requirements of a run that carries state."""
     carries = f"model={model.name} carries state from batch to batch"
-    yield Requirement(ONE_PROCESS, "devices", f"{carries}, which stays within one process", "give devices=1")
-    yield Requirement(ONE_MODEL, "distill", f"{carries}, and the other model does not", "give distill=none")
+    yield Requirement(ONE_PROCESS, "devices", f"{carries}, which stays within one process", "set devices=1")
+    yield Requirement(ONE_MODEL, "distill", f"{carries}, and the other model does not", "set distill=none")
     reason = f"model={model.name} carries state along streams of text, which these keys interrupt"
     yield Requirement(SAME_STREAMS, "phases", reason, "set them for the whole run instead")
 
@@ -329,7 +329,7 @@ def refuse_epochs_of_unequal_phases(
             "max_epochs",
             f"max_epochs={max_epochs:g}: an epoch differs in length between phases that differ in "
             f"{', '.join(differing)}",
-            f"give max_epochs=null: {other}" if max_steps is not None else f"give max_epochs=null {other}",
+            f"set max_epochs=null: {other}" if max_steps is not None else f"set max_epochs=null {other}",
         )
 
 
@@ -342,5 +342,5 @@ def refuse_unused_length(phases: Phases, max_length: int) -> Iterator[Problem]:
         yield Problem(
             "max_length",
             f"max_length={max_length} is not used by any phase: each sets its own",
-            f"give phases.0.max_length={max_length}, or omit max_length=",
+            f"set phases.0.max_length={max_length}, or omit max_length=",
         )

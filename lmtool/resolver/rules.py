@@ -40,7 +40,7 @@ def require_steps_after_generator(objective: ObjectiveConfig, max_steps: int | N
         yield Problem(
             "objective.generator_steps",
             f"objective.generator_steps={first} leaves the model no step of max_steps={max_steps}",
-            f"give objective.generator_steps={max(1, max_steps // 2)} or max_steps={2 * first}",
+            f"set objective.generator_steps={max(1, max_steps // 2)} or max_steps={2 * first}",
         )
 
 
@@ -54,7 +54,7 @@ def require_one_batch_size(batch_examples: int | None, batch_tokens: int | None)
             "set the other to null: batch_tokens=null or batch_examples=null",
         )
     if batch_examples is None and batch_tokens is None:
-        yield Problem("batch_tokens", "no batch size given", "give batch_examples=32 or batch_tokens=2048")
+        yield Problem("batch_tokens", "no batch size given", "set batch_examples=32 or batch_tokens=2048")
 
 
 @rule(RunConfig, "batch_tokens", "max_length")
@@ -64,7 +64,7 @@ def require_batch_of_one_sequence(batch_tokens: int | None, max_length: int) -> 
         yield Problem(
             "batch_tokens",
             f"batch_tokens={batch_tokens} holds no sequence of max_length={max_length}",
-            f"give batch_tokens={max_length} or more, or max_length={max(8, batch_tokens)}",
+            f"set batch_tokens={max_length} or more, or max_length={max(8, batch_tokens)}",
         )
 
 
@@ -75,7 +75,7 @@ def require_micro_batch_of_one_sequence(micro_batch_tokens: int | None, max_leng
         yield Problem(
             "micro_batch_tokens",
             f"micro_batch_tokens={micro_batch_tokens} holds no sequence of max_length={max_length}",
-            f"give micro_batch_tokens={max_length} or more",
+            f"set micro_batch_tokens={max_length} or more",
         )
 
 
@@ -86,7 +86,7 @@ def require_positions_for_length(max_length: int, model: ModelConfig) -> Iterato
         yield Problem(
             "max_length",
             f"max_length={max_length} is more than model.max_positions={model.max_positions}",
-            f"give max_length={model.max_positions} at most",
+            f"set max_length={model.max_positions} at most",
         )
 
 
@@ -98,7 +98,7 @@ def require_positions_for_memory(model: ModelConfig, max_length: int) -> Iterato
             "model.max_positions",
             f"max_length={max_length} after a memory of {model.remembers} tokens is more than "
             f"model.max_positions={model.max_positions}",
-            f"give model.max_positions={max_length + model.remembers}, or shorter memories, in training and evaluation",
+            f"set model.max_positions={max_length + model.remembers}, or shorter memories, in training and evaluation",
         )
 
 
@@ -115,7 +115,7 @@ def require_positions_for_virtual_tokens(
             "max_length",
             f"max_length={max_length} and the {virtual} virtual tokens of tuning={tuning.name} are more than "
             f"model.max_positions={model.max_positions}",
-            f"give max_length={left}" if left >= SHORTEST else f"give {fewer}",
+            f"set max_length={left}" if left >= SHORTEST else f"give {fewer}",
         )
 
 
@@ -129,14 +129,14 @@ def require_supported_positions(model: ModelConfig) -> Iterator[Problem]:
         yield Problem(
             "model.positions",
             f"model/positions={positions.name}: model={model.name} has {' or '.join(kinds)} positions only",
-            f"give model/positions={kinds[0]}",
+            f"set model/positions={kinds[0]}",
         )
     if positions.even_heads and head_size % 2:
         yield Problem(
             "model.positions",
             f"model/positions={positions.name} rotates pairs of dimensions, and the head size of "
             f"model={model.name} is {head_size}",
-            "give model/positions=alibi, or another model.num_heads",
+            "set model/positions=alibi, or another model.num_heads",
         )
 
 
@@ -147,7 +147,7 @@ def require_separate_layers_for_decay(optimizer: OptimizerConfig, model: ModelCo
         yield Problem(
             "optimizer.layer_decay",
             f"optimizer.layer_decay={optimizer.layer_decay}: model={model.name} shares the weights of all layers",
-            "give optimizer.layer_decay=1.0",
+            "set optimizer.layer_decay=1.0",
         )
 
 
@@ -156,7 +156,7 @@ def require_budget(*budgets: float | None) -> Iterator[Problem]:
     """At least one budget is set."""
     if all(budget is None for budget in budgets):
         names = "max_steps, max_epochs, max_tokens, max_minutes or max_flops"
-        yield Problem("max_steps", f"no budget: set one of {names}", "give max_steps=10000, for example")
+        yield Problem("max_steps", f"no budget: set one of {names}", "set max_steps=10000, for example")
 
 
 @rule(RunConfig, "tokenizer", "model")
@@ -167,7 +167,7 @@ def require_embedding_for_vocabulary(tokenizer: TokenizerConfig, model: ModelCon
         yield Problem(
             "tokenizer.vocab_size",
             f"tokenizer.vocab_size={entries} is more than model.vocab_size={rows}",
-            f"give tokenizer.vocab_size={rows} or model.vocab_size={entries}",
+            f"set tokenizer.vocab_size={rows} or model.vocab_size={entries}",
         )
 
 
@@ -175,7 +175,7 @@ def require_embedding_for_vocabulary(tokenizer: TokenizerConfig, model: ModelCon
 def refuse_name_latest(name: str | None) -> Iterator[Problem]:
     """runs/latest is a link to the newest run."""
     if name == "latest":
-        hint = f"give another name=; to resume the newest run: {command_line('resume', 'runs/latest')}"
+        hint = f"set another name=; to resume the newest run: {command_line('resume', 'runs/latest')}"
         yield Problem("name", "name=latest: runs/latest is a link to the newest run", hint)
 
 
@@ -185,7 +185,7 @@ def require_run_folder(run_dir: str | None) -> Iterator[Problem]:
     file = None if run_dir is None else _file_in_path(run_dir)
     if file is not None:
         yield Problem(
-            "run_dir", f"run_dir={run_dir}: {file} is a file, and a run needs a folder", "give another run_dir="
+            "run_dir", f"run_dir={run_dir}: {file} is a file, and a run needs a folder", "set another run_dir="
         )
 
 
@@ -195,9 +195,7 @@ def require_output_folder(output: str) -> Iterator[Problem]:
     """Neither the output folder nor one of its parents is a file."""
     file = _file_in_path(output)
     if file is not None:
-        yield Problem(
-            "output", f"output={output}: {file} is a file, and the output is a folder", "give another output="
-        )
+        yield Problem("output", f"output={output}: {file} is a file, and the output is a folder", "set another output=")
 
 
 @rule(UseConfig, "output", running=True)
@@ -217,7 +215,7 @@ def _file_in_path(folder: str) -> Path | None:
 def require_one_run_folder(name: str | None, run_dir: str | None) -> Iterator[Problem]:
     """A run has one folder."""
     if name is not None and run_dir is not None and Path(run_dir).name != name:
-        yield Problem("run_dir", f"name={name} and run_dir={run_dir}: a run has one folder", "give one of the two")
+        yield Problem("run_dir", f"name={name} and run_dir={run_dir}: a run has one folder", "set only one of the two")
 
 
 @rule(FinetuneConfig, "task")
@@ -225,10 +223,10 @@ def require_task_data(task: TaskConfig) -> Iterator[Problem]:
     """Every task has labeled data."""
     for part in (part for part in task.parts() if len(task.parts()) > 1 and not part.has_data):
         message = f"the member {part.name} of task.members has no data by default"
-        yield Problem(f"task.with.{part.name}.path", message, f"give task.with.{part.name}.path=FOLDER")
+        yield Problem(f"task.with.{part.name}.path", message, f"set task.with.{part.name}.path=FOLDER")
     if len(task.parts()) == 1 and not task.has_data:
         message = f"missing required value: task.path; task {task.name} has no data by default"
-        yield Problem("task.path", message, "give task.path=FOLDER, or a file to train on")
+        yield Problem("task.path", message, "set task.path=FOLDER, or a file to train on")
 
 
 @rule(PretrainConfig, "objective")
@@ -239,7 +237,7 @@ def require_objective_task_data(objective: ObjectiveConfig) -> Iterator[Problem]
         key = (
             "objective.task.path" if isinstance(objective, TaskObjectiveConfig) else f"objective.with.{task.name}.path"
         )
-        yield Problem("objective", message, f"give {key}=FOLDER, or a file to train on")
+        yield Problem("objective", message, f"set {key}=FOLDER, or a file to train on")
 
 
 @rule(PretrainConfig, "data")
@@ -249,7 +247,7 @@ def require_task_texts(data: DataConfig) -> Iterator[Problem]:
     parts = data.task.parts() if isinstance(data, TaskTextConfig) else ()
     for task in (task for task in parts if not task.has_data):
         message = f"data.task={task.name} has no data by default"
-        yield Problem("data.task.path", message, "give data.task.path=FOLDER, or a file")
+        yield Problem("data.task.path", message, "set data.task.path=FOLDER, or a file")
 
 
 @rule(FinetuneConfig, "task", "model", "max_length")
@@ -264,7 +262,7 @@ def require_length_for_source(task: TaskConfig, model: ModelConfig, max_length: 
                 "max_length",
                 f"max_length={max_length} and {key}={target}: model={model.name} reads the source before the "
                 "target, and there are no tokens left for it",
-                f"give {longer}{key}={max(2, max_length // 2)}",
+                f"set {longer}{key}={max(2, max_length // 2)}",
             )
 
 
@@ -274,7 +272,7 @@ def require_device(device: str) -> Iterator[Problem]:
     if not device.startswith("cuda") or not sys.platform.startswith("linux"):
         return
     if not any(os.path.exists(node) for node in ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg", "/dev/kfd")):
-        yield Problem("device", f"device={device}: this machine has no such device", "give device=cpu or device=auto")
+        yield Problem("device", f"device={device}: this machine has no such device", "set device=cpu or device=auto")
 
 
 @rule(PredictConfig, "text", "pair", "input")
@@ -282,10 +280,10 @@ def require_text_or_input(text: str | None, pair: str | None, source: str | None
     """Predict reads either one text or one file."""
     if (text is None) == (source is None):
         message = "neither text nor input is set" if text is None else "both text and input are set"
-        yield Problem("text", f"{message}", 'give text="..." or input=FILE (- reads standard input)')
+        yield Problem("text", f"{message}", 'set text="..." or input=FILE (- reads standard input)')
     if pair is not None and text is None:
         yield Problem(
-            "pair", "pair is the second text of a pair, and text, the first, is not set", 'give text="..." too'
+            "pair", "pair is the second text of a pair, and text, the first, is not set", 'set text="..." too'
         )
 
 
@@ -294,7 +292,7 @@ def require_output_for_probabilities(probabilities: bool, output: str | None) ->
     """The probabilities of all classes are written to a file."""
     if probabilities and output is None:
         message = "probabilities=true needs an output file, and output= is not set"
-        yield Problem("probabilities", message, "give output=FILE.csv (or .jsonl) too")
+        yield Problem("probabilities", message, "set output=FILE.csv (or .jsonl) too")
 
 
 @rule(GenerateConfig, "prompt", "input")
@@ -302,7 +300,7 @@ def require_prompt_or_input(prompt: str | None, source: str | None) -> Iterator[
     """Generate reads either one prompt or one file."""
     if (prompt is None) == (source is None):
         message = "neither prompt nor input is set" if prompt is None else "both prompt and input are set"
-        yield Problem("prompt", f"{message}", 'give prompt="..." or input=FILE (- reads lines)')
+        yield Problem("prompt", f"{message}", 'set prompt="..." or input=FILE (- reads lines)')
 
 
 @rule(TokenizerCommandConfig, "tokenizer")
@@ -315,7 +313,7 @@ def require_trainable_tokenizer(tokenizer: TokenizerConfig) -> Iterator[Problem]
             if issubclass(entry.config, TokenizerConfig) and entry.config.reads_text
         ]
         message = f"tokenizer={tokenizer.name} exists already; this command trains one"
-        yield Problem("tokenizer", message, f"give tokenizer={' or '.join(kinds)}")
+        yield Problem("tokenizer", message, f"set tokenizer={' or '.join(kinds)}")
 
 
 @rule(TokenizerCommandConfig, "tokenizer")
@@ -323,7 +321,7 @@ def require_vocabulary_size(tokenizer: TokenizerConfig) -> Iterator[Problem]:
     """Without a model, the size of the vocabulary must be set."""
     if tokenizer.vocab_size is None:
         yield Problem(
-            "tokenizer.vocab_size", "missing required value: tokenizer.vocab_size", "give tokenizer.vocab_size=8192"
+            "tokenizer.vocab_size", "missing required value: tokenizer.vocab_size", "set tokenizer.vocab_size=8192"
         )
 
 
@@ -339,7 +337,7 @@ def require_pretrained_weights(tuning: TuningConfig, checkpoint: str | None) -> 
             "tuning.regularization",
             f"tuning/regularization={scheme_name} pulls the weights towards pretrained ones, and "
             "checkpoint=none has none",
-            "give checkpoint=RUN, or tuning/regularization=none",
+            "set checkpoint=RUN, or tuning/regularization=none",
         )
 
 
@@ -348,7 +346,7 @@ def require_checkpoint_for_forgetting(forgetting: str | None, checkpoint: str | 
     """Forgetting is measured for a pretrained checkpoint only."""
     if forgetting is not None and checkpoint in (None, "none"):
         message = f"forgetting={forgetting} measures the loss of pretraining, and checkpoint=none was not pretrained"
-        yield Problem("forgetting", message, "give checkpoint=RUN, or leave forgetting= out")
+        yield Problem("forgetting", message, "set checkpoint=RUN, or omit forgetting=")
 
 
 @rule(RunConfig, "parallel", "precision")
@@ -356,7 +354,7 @@ def refuse_scaler_with_fsdp(parallel: str, precision: str) -> Iterator[Problem]:
     """The fp16 gradient scaler checks the gradients of one process only."""
     if precision == "fp16" and not WHOLE_WEIGHTS.holds(parallel):
         reason = "precision=fp16 scales the loss by the gradients of one process"
-        yield Requirement(WHOLE_WEIGHTS, "precision", reason, "give precision=bf16").problem(parallel)
+        yield Requirement(WHOLE_WEIGHTS, "precision", reason, "set precision=bf16").problem(parallel)
 
 
 @rule(FinetuneConfig, "parallel", "forgetting")
@@ -364,7 +362,7 @@ def refuse_forgetting_with_fsdp(parallel: str, forgetting: str | None) -> Iterat
     """The comparison of weights needs all of them in one process."""
     if forgetting is not None and not WHOLE_WEIGHTS.holds(parallel):
         reason = "forgetting= compares weights before and after"
-        yield Requirement(WHOLE_WEIGHTS, "forgetting", reason, "give forgetting=null").problem(parallel)
+        yield Requirement(WHOLE_WEIGHTS, "forgetting", reason, "set forgetting=null").problem(parallel)
 
 
 # Trackers.
@@ -376,7 +374,7 @@ def require_offline_trackers(logger: Mapping[str, TrackerConfig], offline: bool)
     for name, config in logger.items():
         if offline and config.needs_network:
             key = f"logger.{name}.mode"
-            yield Problem(key, f"{key}=online and offline=true", f"give {key}=offline, or offline=false")
+            yield Problem(key, f"{key}=online and offline=true", f"set {key}=offline, or offline=false")
 
 
 @rule(RunConfig, "logger", running=True)

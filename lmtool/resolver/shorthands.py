@@ -66,7 +66,7 @@ class SectionShorthand:
 
 
 _NAMED_SECTIONS = {"data.task": "data", "objective.task": "objective"}
-"""Keys that take a task by its name, and the group in which what has them is chosen."""
+"""Keys that use a task by its name, and the group in which what has them is chosen."""
 _MEMBER = re.compile(r"^((?:\+\+?)?(?:task|objective|data))\.members\.([A-Za-z_]\w*)\.(?=[\w.]+=)")
 _DOMAIN = (".domain", "/domain")
 

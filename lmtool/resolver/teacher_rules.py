@@ -77,7 +77,7 @@ def a_student_starts_from_one(distill: DistillConfig, checkpoint: str | None) ->
         yield Problem(
             "distill.initialize",
             f"checkpoint={checkpoint} and distill.initialize both say what the student starts from",
-            "give distill.initialize=none, or checkpoint=none",
+            "set distill.initialize=none, or checkpoint=none",
         )
 
 
@@ -89,7 +89,7 @@ def scores_mean_something(distill: DistillConfig, patience: int | None) -> Itera
             "patience",
             f"patience={patience}: with distill.gold=0 and terms between layers alone heads learn nothing, and their "
             "scores do not say when to stop",
-            "give patience=null, or distill.gold=0.5",
+            "set patience=null, or distill.gold=0.5",
         )
 
 
@@ -151,13 +151,13 @@ def _unreadable(distill: DistillConfig, model: ModelConfig, max_length: int, tea
                 distill.teacher_key,
                 f"{named} is a model={theirs.name} and the student a model={model.name}: they lay out a text in "
                 "different ways, and the teacher reads the student's batches",
-                f"give a model= of the teacher's family, such as model={theirs.name}, or a teacher of the student's",
+                f"use a model= of the teacher's family, such as model={theirs.name}, or a teacher of the student's",
             )
         elif max_length > theirs.max_positions:
             yield Problem(
                 "max_length",
                 f"max_length={max_length} is more than the model.max_positions={theirs.max_positions} of {named}",
-                f"give max_length={theirs.max_positions}",
+                f"set max_length={theirs.max_positions}",
             )
 
 
@@ -220,18 +220,18 @@ def _other_vocabulary(
         if differing is not None:
             ours, own = getattr(tokenizer, differing), getattr(theirs, differing)
             message = f"tokenizer.{differing}={ours}, but {named} has tokenizer.{differing}={own}"
-            free = "give tokenizer=auto, which takes the teacher's tokenizer"
+            free = "set tokenizer=auto, which takes the teacher's tokenizer"
             yield Problem("tokenizer", f"{message}: it reads the student's tokens", free if starts_anew else _ANOTHER)
         elif rows not in (None, model.vocab_size):
             yield Problem(
                 "model.vocab_size",
                 f"model.vocab_size={model.vocab_size}, but {named} has model.vocab_size={rows}: both have a row for "
                 "each token of one vocabulary",
-                f"give model.vocab_size={rows}" if starts_anew else _ANOTHER,
+                f"set model.vocab_size={rows}" if starts_anew else _ANOTHER,
             )
 
 
-_ANOTHER = "give another teacher"
+_ANOTHER = "use another teacher"
 
 
 def _without_inputs(model: ModelConfig) -> str:
@@ -258,7 +258,7 @@ def _trained_for(teacher: TeacherSpec) -> str:
 
 def _other_learned(teacher: TeacherSpec, verb: str) -> str:
     objectives = [part.name for part in teacher.objectives()]
-    return f"give objective={objectives[0]}, or another teacher" if objectives else _ANOTHER
+    return f"set objective={objectives[0]}, or another teacher" if objectives else _ANOTHER
 
 
 def _other_head(section: Mapping[str, Any], task: TaskConfig) -> str:

@@ -45,7 +45,7 @@ def read_teachers(data: Mapping[str, Any], problems: list[Problem]) -> dict[str,
             problems.append(Problem(key, message, error.hint))
         except OSError as error:  # a name too long for the file system, a folder that may not be entered
             message = f"{key}={path[:100]}: {(error.strerror or str(error)).lower()}"
-            problems.append(Problem(key, message, "give a folder that may be read"))
+            problems.append(Problem(key, message, "use a folder that may be read"))
     return saved
 
 

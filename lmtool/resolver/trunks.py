@@ -59,7 +59,7 @@ class Trunk:
         steps = saved_steps(checkpoints)
         if not steps:
             there = RUNS / name
-            hint = f"give branch={there}@{place}" if saved_steps(there / "checkpoints") else f"give {_FORM}"
+            hint = f"set branch={there}@{place}" if saved_steps(there / "checkpoints") else f"give {_FORM}"
             raise UserError(f"branch={typed}: {'no checkpoint in' if run.is_dir() else 'no run at'} {run}", hint)
         if place == "last":
             return cls(run, steps[0])
@@ -70,7 +70,7 @@ class Trunk:
             raise UserError(
                 f"branch={typed}: {run} has no checkpoint of step {int(place)}, but of "
                 f"{', '.join(map(str, listed[-_LISTED:]))}{more}",
-                f"give branch={run}@{_nearest(int(place), steps)}; a run with keep=all, or keep_every=, keeps more",
+                f"set branch={run}@{_nearest(int(place), steps)}; a run with keep=all, or keep_every=, keeps more",
             )
         return cls(run, point)
 
@@ -113,7 +113,7 @@ class Trunk:
         """The error for a damaged checkpoint, with the nearest intact one of the run."""
         others = [folder for folder in saved_steps(self.run / "checkpoints") if folder != self.point]
         intact = [folder for folder in others if is_intact(folder)]
-        hint = f"give branch={self.run}@{_nearest(self.step, intact)}, which is intact" if intact else damage.hint
+        hint = f"set branch={self.run}@{_nearest(self.step, intact)}, which is intact" if intact else damage.hint
         return UserError(damage.message, hint)
 
     def require_same(self, config: dict[str, Any]) -> None:
@@ -150,7 +150,7 @@ def _parts(typed: str) -> tuple[str, str]:
     if re.fullmatch(r"step_\d{8,}", folder.name) and folder.parent.name == "checkpoints":
         raise UserError(
             f"branch={typed}: a branch starts from a run at a step",
-            f"give branch={folder.parent.parent}@{int(folder.name[5:])}",
+            f"set branch={folder.parent.parent}@{int(folder.name[5:])}",
         )
     return typed, "last"
 
@@ -179,7 +179,7 @@ def configuration(line: CommandLine, offers: Offers, running: bool) -> CommandCo
         UserError: --config is used too.
     """
     if line.saved is not None:
-        hint = "a branch has the configuration of its trunk: leave --config out"
+        hint = "a branch has the configuration of its trunk: omit --config"
         raise UserError("--config and branch= together", hint)
     typed = branch_of(line.words)
     assert typed is not None
@@ -258,7 +258,7 @@ def _learned(key: str, said: str, trunk: Trunk) -> Problem:
     return Problem(
         key,
         f"{said}: branch={trunk} keeps what its trunk learns",
-        f"leave it out; checkpoint={trunk.point} in the place of branch= starts a new run from its weights",
+        f"omit it; checkpoint={trunk.point} in the place of branch= starts a new run from its weights",
     )
 
 
@@ -266,10 +266,10 @@ def _own_place(trunk: Trunk, keyed: dict[str, str]) -> Iterator[Problem]:
     """The problems of keys that would give a branch the folder of its trunk or another start."""
     name, folder = (keyed.get(key) if keyed.get(key) != "null" else None for key in ("name", "run_dir"))
     if not name and not folder:
-        yield Problem("name", f"branch={trunk}: a branch is a run of its own, with a name", "give name=NEW")
+        yield Problem("name", f"branch={trunk}: a branch is a run of its own, with a name", "set name=NEW")
     elif (Path(folder).expanduser() if folder else RUNS / str(name)).resolve() == trunk.run.resolve():
         key, value = ("run_dir", folder) if folder else ("name", name)
-        yield Problem(key, f"{key}={value}: that is the trunk, which a branch leaves as it is", f"give another {key}=")
+        yield Problem(key, f"{key}={value}: that is the trunk, which a branch leaves as it is", f"use another {key}=")
     if keyed.get("checkpoint", "null") != "null":
         yield Problem(
             "checkpoint",
@@ -304,7 +304,7 @@ def _spent(trunk: Trunk, config: RunConfig) -> Iterator[Problem]:
             yield Problem(
                 key,
                 f"{key}={limit:g} is spent at {trunk}: budgets count from the beginning of the trunk, {spent:g} so far",
-                f"give {key}={_more(key, spent)}, for example, or an earlier step",
+                f"set {key}={_more(key, spent)}, for example, or an earlier step",
             )
 
 

@@ -239,7 +239,7 @@ def read_tensors(folder: Path, name: str) -> dict[str, Tensor]:
     except Damaged as damage:
         raise refusal(damage) from damage
     except SafetensorError as error:
-        raise UserError(f"{path} is no safetensors file: {error}", "give another checkpoint=") from error
+        raise UserError(f"{path} is no safetensors file: {error}", "set another checkpoint=") from error
     return tensors | {alias: tensors[first] for alias, first in tied.items()}
 
 
@@ -250,7 +250,7 @@ def tensor_names(folder: Path) -> set[str]:
         with safe_open(path, framework="pt") as file:
             return {*file.keys(), *json.loads((file.metadata() or {}).get(_TIED, "{}"))}
     except (SafetensorError, OSError) as error:
-        raise UserError(f"{path} is no safetensors file: {error}", "give another checkpoint=") from error
+        raise UserError(f"{path} is no safetensors file: {error}", "set another checkpoint=") from error
 
 
 def read_weights(folder: str | Path) -> dict[str, Tensor]:
@@ -285,7 +285,7 @@ def load_weights(
         more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
         raise UserError(
             f"{origin} does not fit the model: {'; '.join(sorted(wrong)[:3])}{more}",
-            "resume with the configuration it was trained with, or give another name=",
+            "resume with the configuration it was trained with, or set another name=",
         )
     cut = {name: cut_like(tensor, current[name]) for name, tensor in tensors.items()}
     learner.load_state_dict(cut, strict=not excluded)

@@ -82,14 +82,14 @@ def output_errors(output: str | None) -> Iterator[Problem]:
         return
     if path.is_dir():
         yield Problem(
-            "output", f"output={output}: a folder; one file is written", f"give output={path / 'predictions.jsonl'}"
+            "output", f"output={output}: a folder; one file is written", f"set output={path / 'predictions.jsonl'}"
         )
     elif not path.parent.is_dir():
-        hint = f"make it: mkdir -p {path.parent}; or give another output="
+        hint = f"make it: mkdir -p {path.parent}; or set another output="
         yield Problem("output", f"output={output}: no folder {path.parent}", hint)
     elif path.exists() and not path.is_file() and not str(path).startswith(_STREAMS):
         kind = "a pipe" if path.is_fifo() else "a socket" if path.is_socket() else "a device"
-        hint = "give another output=; output=/dev/stdout writes to what reads the command"
+        hint = "set another output=; output=/dev/stdout writes to what reads the command"
         yield Problem("output", f"output={output}: {kind}; a file is written", hint)
 
 
@@ -143,7 +143,7 @@ def write_delimited(path: Path, rows: Iterable[Mapping[str, object]], delimiter:
             try:
                 writer.writerow(cells)
             except csv.Error as error:
-                raise UserError(f"output={path}: a cell holds a tab or a line end", "give output=NAME.csv") from error
+                raise UserError(f"output={path}: a cell holds a tab or a line end", "set output=NAME.csv") from error
 
     _in_one_move(path, lines, typed)
 

@@ -104,7 +104,7 @@ class Lock:
 
     def _held(self, owner: Owner | None) -> UserError:
         who = f"process {owner.pid} on {owner.host}" if owner else "another process"
-        hint = "wait for it, or give another name="
+        hint = "wait for it, or set another name="
         if owner is not None and owner.host != socket.gethostname():
             hint += f"; if it is gone: rm {self.path}"
         return UserError(f"{self.path.parent} is in use by {who}", hint)

@@ -135,7 +135,7 @@ class RunFolder:
             raise cannot_write(saved, error) from error
 
     def _compare(self, saved: Path, config_text: str) -> None:
-        before = self._complete(plain_data(yaml_files.read_yaml(saved, "give another name=")))
+        before = self._complete(plain_data(yaml_files.read_yaml(saved, "set another name=")))
         if self._may_extend(before):
             self._extended_text = config_text
             return
@@ -149,7 +149,7 @@ class RunFolder:
         if keys := changed_values(before, self.config):
             raise UserError(
                 f"{origin} holds a run of another configuration: {'; '.join(keys)}",
-                f"give another name=, or {hint}",
+                f"set another name=, or {hint}",
             )
 
     def _may_extend(self, before: Mapping[str, object]) -> bool:
@@ -193,7 +193,7 @@ class RunFolder:
                 if self._require_same_past is not None and grows(before, self.config):
                     self._require_same_past(self.path, folder)
                 else:
-                    hint = f"bring {self.path / 'config.yaml'} back as it was"
+                    hint = f"restore {self.path / 'config.yaml'}"
                     self._require_same(before, str(folder), hint)
             self._resume_point, self._chosen = folder, True
         return self._resume_point
@@ -370,13 +370,13 @@ def _require_files(path: Path) -> None:
         if (path / name).is_symlink():
             raise UserError(
                 f"{path / name} is a link; a run writes inside its own folder alone",
-                f"rm {path / name}, or give another name=; run_dir= puts a run on another disk",
+                f"rm {path / name}, or set another name=; run_dir= puts a run on another disk",
             )
     for name in _FILES:
         file = path / name
         if os.path.lexists(file) and not file.is_file():
             kind = "a folder" if file.is_dir() else "a link to nothing" if not file.exists() else "no regular file"
-            raise UserError(f"{file} is {kind}; a run writes a file there", "move it away, or give another name=")
+            raise UserError(f"{file} is {kind}; a run writes a file there", "move it away, or set another name=")
 
 
 def _version(package: str) -> str | None:

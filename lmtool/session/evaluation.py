@@ -58,7 +58,7 @@ def evaluate_text(config: EvaluateConfig, trained: Trained, before: PretrainConf
         raise UserError(
             f"stride={config.stride} needs a causal language model; {config.checkpoint} was trained on "
             f"{learner.config.name}",
-            "leave stride= out",
+            "omit stride=",
         )
     data, title = text_to_score(config, trained, before)
     held_out = HeldOutSplits(learner, {"validation": data}, max_length, config.batch_tokens, before.seed)
@@ -86,7 +86,7 @@ def require_unset(config: EvaluateConfig, keys: Sequence[str], because: str, hin
     for key in keys:
         if getattr(config, key) is not None:
             raise UserError(
-                f"{key}={getattr(config, key)} does not apply: checkpoint={because}", hint or f"leave {key}= out"
+                f"{key}={getattr(config, key)} does not apply: checkpoint={because}", hint or f"omit {key}="
             )
 
 
@@ -106,13 +106,13 @@ def remember(config: EvaluateConfig, learner: BaseLearner, max_length: int) -> N
     if not isinstance(backbone, Remembers):
         raise UserError(
             f"memory_length={tokens}: model={backbone.config.name} of checkpoint={config.checkpoint} has no memory",
-            "leave memory_length= out",
+            "omit memory_length=",
         )
     if tokens + max_length > positions:
         raise UserError(
             f"max_length={max_length} behind a memory of memory_length={tokens} tokens is more than the {positions} "
             f"positions of checkpoint={config.checkpoint}",
-            f"give memory_length={max(0, positions - max_length)} at most",
+            f"set memory_length={max(0, positions - max_length)} at most",
         )
     backbone.remember(tokens)
 
@@ -168,12 +168,12 @@ def evaluate_prompted(config: EvaluateConfig, trained: Trained, output: Output) 
         reason = "no task is named" if config.task is None else "it was trained for a task, and has its head"
         raise UserError(
             f"shots={shots} prompts a language model; checkpoint={config.checkpoint}: {reason}",
-            "give task=NAME and the checkpoint of lmtool pretrain, or a published language model",
+            "set task=NAME and the checkpoint of lmtool pretrain, or a published language model",
         )
     if before.model.architecture == "encoder":
         raise UserError(
             f"shots={shots} needs a generative model; checkpoint={config.checkpoint} fills masks",
-            f"give shots=0 (classes alone), a decoder or an encoder-decoder, or: lmtool finetune "
+            f"set shots=0 (classes alone), a decoder or an encoder-decoder, or: lmtool finetune "
             f"task={config.task.name} checkpoint={config.checkpoint}",
         )
     require_unset(config, ("against", "stride"), f"{config.checkpoint} is prompted, by shots={shots}")
@@ -236,7 +236,7 @@ def fills_prompts(config: EvaluateConfig, trained: Trained) -> FilledPrompts | N
         raise UserError(
             "normalisation=calibrated is supported for generative models only; "
             f"checkpoint={config.checkpoint} fills a mask",
-            "leave normalisation= out, or prompt a decoder or an encoder-decoder",
+            "omit normalisation=, or prompt a decoder or an encoder-decoder",
         )
     task = config.task.model_copy(update={"head": PROMPT})
     problem = refusal(task, model=before.model)

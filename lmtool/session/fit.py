@@ -131,7 +131,7 @@ def warn_of_idle_ranks(opened: OpenRun, loader: PackedLoader | PhasedLoader) -> 
         if examples < size:
             opened.output.line(
                 f"warning: {name}: a step has {counted(examples, 'example')}, and {size} processes share it: some do "
-                f"nothing; give batch_examples={size} or more (or batch_tokens), or devices={examples}",
+                f"nothing; set batch_examples={size} or more (or batch_tokens), or devices={examples}",
                 "yellow",
             )
 

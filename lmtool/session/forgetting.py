@@ -97,7 +97,7 @@ def measured_before(
 def pretrained(config: FinetuneConfig, precision: Precision) -> tuple[Trained, PretrainConfig]:
     """The checkpoint that a run starts from, and what it was pretrained with. UserError where it has no head of its
     pretraining."""
-    hint = "leave forgetting= out, or start from a run of lmtool pretrain, or a published folder with its head"
+    hint = "omit forgetting=, or start from a run of lmtool pretrain, or a published folder with its head"
     try:
         trained = read_trained(str(config.checkpoint), config.offline, precision)
     except UserError as error:

@@ -109,7 +109,7 @@ def data_to_score(
             names = ", ".join(part.name for part in known.parts())
             raise UserError(
                 f"checkpoint={config.checkpoint} was trained for {names}; not task={part.name}",
-                "leave task= out, or name one of these",
+                "omit task=, or name one of these",
             )
         data, heads[part.name] = _to_score(config, trained, before, part, trained_task, sections[trained_task.name])
         members[part.name] = data
@@ -136,7 +136,7 @@ def _to_score(
         reads = f"task={known.name}, which reads {', '.join(known.text)}"
         raise UserError(
             f"checkpoint={checkpoint} was trained for {reads}; not task={task.name} on {', '.join(task.text)}",
-            "leave task= out, and give other data with task.path=",
+            "omit task=, and give other data with task.path=",
         )
     other_data = task.path is not None and task.path != known.path
     data = load_task(task, before.seed, config.cache_dir, config.offline, scoring=other_data)
@@ -152,7 +152,7 @@ def _to_score(
         if task_config.needs_two_classes and len(head.labels) != 2:
             raise UserError(
                 f"task.metrics names f1, which is of two classes; checkpoint={checkpoint} gives {_predicted(known)}",
-                "take macro_f1, accuracy or matthews",
+                "use macro_f1, accuracy or matthews",
             )
         task_config = task_config.model_copy(update={"labels": head.labels})
     return replace(data, config=task_config), head
@@ -164,7 +164,7 @@ def _labels_of_data(task: TaskConfig, known: TaskConfig, checkpoint: str) -> Tas
     if not task.has_data:
         raise UserError(
             f"checkpoint={checkpoint} is a published classifier and names no data to score it on",
-            "give task=NAME task.path=FOLDER, or task=custom task.kind=classification task.path=FOLDER",
+            "set task=NAME task.path=FOLDER, or task=custom task.kind=classification task.path=FOLDER",
         )
     same = task.name == known.name and task.class_names == known.class_names
     return task.model_copy(update={"labels": None}) if same and task.has_classes else task

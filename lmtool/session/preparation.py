@@ -224,7 +224,7 @@ def untrained_part_warnings(learner: BaseLearner, loaded: LoadReport | None) -> 
     frozen = sum(tensor.numel() for name, tensor in backbone.items() if name not in learner.learning)
     if loaded is None and frozen:
         yield (
-            f"checkpoint=none: {frozen:,} parameters of the backbone are random and never learn; give checkpoint= of a "
+            f"checkpoint=none: {frozen:,} parameters of the backbone are random and never learn; set checkpoint= of a "
             "pretrained model, or tuning=full"
         )
     for name in learner.pretrained:

@@ -140,8 +140,7 @@ def require_same_data(opened: OpenRun, contents: Contents) -> None:
         run = opened.folder.path
         raise UserError(
             f"the data of {run} changed after {checkpoint.name}: {'; '.join(changes)}",
-            "bring them back as they were; or start another run from these weights: the same command with name=NEW "
-            f"checkpoint={run}",
+            f"restore them; or start another run from these weights: the same command with name=NEW checkpoint={run}",
         )
 
 
@@ -167,8 +166,7 @@ def require_same_teachers(opened: OpenRun, teachers: Mapping[str, str]) -> None:
             raise UserError(
                 f"the teacher {origin} changed after {checkpoint.name} of {run}: sha256 {str(before)[:16]} then, "
                 f"{now[:16]} now",
-                "bring it back as it was; or start another run from these weights: the same command with name=NEW "
-                f"checkpoint={run}",
+                f"restore it; or start another run from these weights: the same command with name=NEW checkpoint={run}",
             )
 
 
@@ -209,7 +207,7 @@ def _begin_branch(opened: OpenRun) -> None:
             raise trunk.refusal(damage) from damage
         raise UserError(
             f"{trunk.point} was taken away while it was copied: its run is under way, and keeps others",
-            f"give branch={trunk.run}@last; keep=all, or keep_every=, keeps more of a run",
+            f"set branch={trunk.run}@last; keep=all, or keep_every=, keeps more of a run",
         ) from damage
 
 
@@ -241,7 +239,7 @@ def _first_state(saved: dict[str, Any], trunk: Trunk, config: dict[str, Any]) ->
     try:
         progress = Progress.from_plain(saved)
     except ValueError as error:
-        raise UserError(f"{trunk.point / STATE}: {error}", "give another step of the trunk") from error
+        raise UserError(f"{trunk.point / STATE}: {error}", "use another step of the trunk") from error
     progress.forget_best()
     progress.stale_evaluations = 0
     progress.ended = None

@@ -44,7 +44,7 @@ def requested_texts(config: AskConfig) -> tuple[list[str], Origin]:
     if config.text is not None:
         return [config.text], [("text", 1)]
     if config.input is None:
-        raise UserError("no text is given", 'give text="..." or input=FILE (- reads standard input)')
+        raise UserError("no text is given", 'set text="..." or input=FILE (- reads standard input)')
     return input_lines(config.input)
 
 
@@ -96,7 +96,7 @@ def write_output(path: str, rows: Iterable[Mapping[str, Any]], key: str = "outpu
         else:
             write_delimited(file, numbered_rows(), delimiter, typed)
     except OSError as error:
-        raise UserError(f"{key}={path}: {error.strerror}", f"give another {key}=") from error
+        raise UserError(f"{key}={path}: {error.strerror}", f"use another {key}=") from error
     return written
 
 

@@ -84,7 +84,7 @@ def never_trained_warning(rows: Sequence[RateRow]) -> str | None:
     names = [row["group"] for row in rows if row["from_step"] is None]
     if not names:
         return None
-    hint = "give more epochs, or tuning.schedule.every_steps="
+    hint = "use more epochs, or tuning.schedule.every_steps="
     return f"the run ends before these begin to learn: {', '.join(names)}; {hint}"
 
 

@@ -292,7 +292,7 @@ def _peer_config(config: TrainingConfig, distill: CodistillationConfig, tokenize
         if isinstance(config, FinetuneConfig) and config.tuning.name != "full":
             raise UserError(
                 f"tuning={config.tuning.name} edits pretrained weights, and those of distill.model are random",
-                "give tuning=full, or distill.checkpoint=RUN in the place of distill.model",
+                "set tuning=full, or distill.checkpoint=RUN in the place of distill.model",
             )
         return config
     if distill.checkpoint is None:
@@ -300,13 +300,13 @@ def _peer_config(config: TrainingConfig, distill: CodistillationConfig, tokenize
     model = model_of_peers(config, distill)
     for need in requires_same_inputs(f"distill.checkpoint={distill.checkpoint}", model):
         if not need.offer.holds(config.model):
-            raise UserError(need.problem(config.model).message, "give another checkpoint, or leave it out")
+            raise UserError(need.problem(config.model).message, "use another checkpoint, or omit it")
     config = config.model_copy(update={"model": model, "checkpoint": distill.checkpoint})
     peer_tokenizer = starting_tokenizer(config)
     if peer_tokenizer is not None and not peer_tokenizer.same_encoding(tokenizer):
         raise UserError(
             f"distill.checkpoint={distill.checkpoint} has another tokenizer than the run: its batches are others",
-            f"give tokenizer=folder tokenizer.path={distill.checkpoint}, or another checkpoint",
+            f"set tokenizer=folder tokenizer.path={distill.checkpoint}, or another checkpoint",
         )
     return config
 
@@ -342,7 +342,7 @@ def teacher_of(config: TrainingConfig, path: str, tokenizer: Tokenizer, precisio
     if one_vocabulary(config.distill, config.learns) and not same:
         raise UserError(
             f"distill.teacher={path} has another tokenizer than the student: it cannot read the student's batches",
-            f"give tokenizer=folder tokenizer.path={path}, or a teacher with the student's tokenizer",
+            f"set tokenizer=folder tokenizer.path={path}, or a teacher with the student's tokenizer",
         )
     known, student_learns = TeacherSpec(path, trained.saved), config.learns
     parts: list[Any] = []
@@ -359,7 +359,7 @@ def teacher_of(config: TrainingConfig, path: str, tokenizer: Tokenizer, precisio
         without_auxiliaries = known.without_auxiliaries(task.with_head(head.form))
         parts.append(without_auxiliaries if task is part else part.model_copy(update={"task": without_auxiliaries}))
     if not parts:
-        raise UserError(f"distill.teacher={path} was trained for nothing that the student learns", "give another")
+        raise UserError(f"distill.teacher={path} was trained for nothing that the student learns", "use another")
     learner = trained.learner(student_learns.of_parts(parts), heads)
     reads_batches = same and layout_of(trained.config.model) == layout_of(config.model)
     reads_batches = reads_batches and config.max_length <= trained.config.model.max_positions

@@ -96,9 +96,7 @@ class Trained:
             reason = f"has no head for task={name}" if name is not None else f"was trained for {len(tasks)} tasks"
             hint = f"name one of them: task={nearest(name or '', tasks) or next(iter(tasks), 'NAME')}"
             names = ", ".join(tasks) or "none"
-            raise UserError(
-                f"checkpoint={self.checkpoint} {reason}; its tasks: {names}", hint if tasks else "leave it out"
-            )
+            raise UserError(f"checkpoint={self.checkpoint} {reason}; its tasks: {names}", hint if tasks else "omit it")
         return tasks[name]
 
     def learner(
@@ -132,7 +130,7 @@ def read_trained(checkpoint: str, offline: bool, precision: Precision) -> Traine
     weights = read(checkpoint, offline)
     verb, foreign, complete = saved.get("command"), False, saved
     if published is None and verb not in ("pretrain", "finetune", COMMAND):
-        raise UserError(f"checkpoint={checkpoint}: its config.json names no command: {verb}", "give another checkpoint")
+        raise UserError(f"checkpoint={checkpoint}: its config.json names no command: {verb}", "use another checkpoint")
     if verb not in ("pretrain", "finetune"):
         if published is not None and classifies(published, weights):
             saved = published.classifier_config()
@@ -163,7 +161,7 @@ def classifies(published: HFFolder, weights: Weights) -> bool:
 def require_same_reading(published: HFFolder, model: ModelConfig, tokenizer: Tokenizer) -> None:
     """UserError where transformers reads the texts of a published classifier in another way than lmtool does."""
     settings, config = read_settings(published.path), published.config
-    hint = "give another checkpoint"
+    hint = "use another checkpoint"
     # Scores of tokens are read beside what stands around texts; one token's or the mean is not.
     head = head_of_class(config)
     layout = model if head is not None and head.name == QUESTION_ANSWERING else model.sequence_form("transformers")

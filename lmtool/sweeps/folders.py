@@ -131,7 +131,7 @@ class SweepFolder:
         """UserError if a key that is not swept over has another value than before."""
         if not self.before:
             return
-        hint = "give another name=, or repeat the command the sweep was started with"
+        hint = "set another name=, or repeat the command the sweep was started with"
         if self.before.get("command") != self.command:
             message = f"{self.path} holds a sweep of lmtool {self.before.get('command')}, not of {self.command}"
             raise UserError(message, hint)
@@ -172,7 +172,7 @@ class SweepFolder:
                 keys = changed_values(submitted.get("config", {}), config)
                 raise UserError(
                     f"{folder} holds a job of another configuration: {'; '.join(keys)}",
-                    "give another name=, or repeat the command the sweep was started with",
+                    "set another name=, or repeat the command the sweep was started with",
                 )
         folder = self.path / folder_name(self._next, masked_data(varied))
         self._next += 1
@@ -262,7 +262,7 @@ def resume(sweeper: Any, arguments: list[str], folder: Path, has_result: bool) -
         else:
             study.enqueue_trial(values)
     if sweeper.n_trials < 1 and not study.trials:
-        raise UserError(f"hydra.sweeper.n_trials={sweeper.n_trials}: no job", "give hydra.sweeper.n_trials=10")
+        raise UserError(f"hydra.sweeper.n_trials={sweeper.n_trials}: no job", "set hydra.sweeper.n_trials=10")
 
 
 def forget(sweeper: Any) -> None:

@@ -230,7 +230,7 @@ def _first_jobs(request: SweepRequest, typed: Typed, chosen: dict[str, str]) -> 
             return [_chosen_job(request, typed, job, False) for job in first.jobs]
         except _OF_SWEEPERS as error:
             raise _ends_before_its_first_job(config, error) from error
-    raise UserError("the sweeper chooses no job", "see what was typed of hydra.sweeper.*")
+    raise UserError("the sweeper chooses no job", "check hydra.sweeper.*")
 
 
 def _arguments(config: DictConfig) -> list[str]:
@@ -249,7 +249,7 @@ def _chosen_job(request: SweepRequest, typed: Typed, job: Sequence[str], running
 def _ends_before_its_first_job(config: DictConfig, error: Exception) -> UserError:
     name = config.hydra.runtime.choices["hydra/sweeper"]
     message = f"hydra/sweeper={name} ends before its first job: {_error_text(error)}"
-    return UserError(message, "see what was typed of hydra.sweeper.*; --debug shows where it ends")
+    return UserError(message, "check hydra.sweeper.*; --debug shows where it ends")
 
 
 def _error_text(error: Exception) -> str:
@@ -289,10 +289,10 @@ def _with_checked_places(typed: Typed, chosen: dict[str, str]) -> Typed:
     problems = list(typed.problems)
     size = chosen.get(BATCH_SIZE, "null")
     if size != "null" and (not size.isdecimal() or int(size) < 1):
-        problems.append(Problem(BATCH_SIZE, f"{BATCH_SIZE}={size}: a number of jobs, 1 or more", "leave it out: all"))
+        problems.append(Problem(BATCH_SIZE, f"{BATCH_SIZE}={size}: a number of jobs, 1 or more", "omit it: all"))
     if "hydra.sweep.subdir" in chosen:
         message = f"hydra.sweep.subdir={chosen['hydra.sweep.subdir']}: jobs' folders are named after what they vary"
-        problems.append(Problem("hydra.sweep.subdir", message, "leave it out; name=NAME names the sweep"))
+        problems.append(Problem("hydra.sweep.subdir", message, "omit it; name=NAME names the sweep"))
     for text in typed.values:
         key, _, value = text.lstrip("+").partition("=")
         if key == "run_dir":
@@ -379,5 +379,5 @@ def _folder(request: SweepRequest, name: str | None, typed: str | None, root: Pa
             except FileExistsError:
                 continue
     except OSError as error:
-        raise UserError(f"{root}: {error.strerror}", "start in a folder you can write to, or give name=NAME") from error
+        raise UserError(f"{root}: {error.strerror}", "start in a folder you can write to, or set name=NAME") from error
     raise AssertionError("itertools.count ends never")

@@ -163,14 +163,14 @@ def leaving(learner: Any, checkpoint: str, depth: int | None, entropy: float | N
     if not exits:
         raise UserError(
             f"{key}={depth if depth is not None else entropy}: checkpoint={checkpoint} has no early exits",
-            "leave it out; lmtool finetune ... distill=self trains a model with exits",
+            "omit it; lmtool finetune ... distill=self trains a model with exits",
         )
     if depth is not None:
         if depth not in exits:
             near = min(exits, key=lambda known: abs(known - depth))
             raise UserError(
                 f"exit={depth}: checkpoint={checkpoint} has exits behind the layers {', '.join(map(str, exits))}",
-                f"give exit={near}, or leave it out for all layers",
+                f"set exit={near}, or omit it for all layers",
             )
         view = at_exit(learner, depth)
         view.scored_by = partial(EarlyExitScorer, views={depth: view})
@@ -179,7 +179,7 @@ def leaving(learner: Any, checkpoint: str, depth: int | None, entropy: float | N
         raise UserError(
             f"exit_entropy={entropy}: task={learner.config.name} is {learner.config.kind}, whose predictions are not "
             "classes with an entropy",
-            f"give exit={exits[0]}: all rows exit there",
+            f"set exit={exits[0]}: all rows exit there",
         )
     assert entropy is not None
     views = {number: at_exit(learner, number) for number in exits}

@@ -186,7 +186,7 @@ def _splits(config: TaskConfig, folder: Path, scoring: bool) -> dict[str, Path]:
             kind = "a folder" if file.is_dir() else "a dangling link" if not file.exists() else "a special file"
             raise UserError(
                 f"task.path={config.path}: {file.name} is not a regular file, but {kind}",
-                f"put the {split} rows there, or take it out of the folder",
+                f"put the {split} rows there, or remove it from the folder",
             )
     plain = config.validation == TaskConfig.model_fields["validation"].default
     stems = {entry: entry.name.split(".")[0].lower() for entry in entries if entry not in paths.values()}
@@ -201,7 +201,7 @@ def _splits(config: TaskConfig, folder: Path, scoring: bool) -> dict[str, Path]:
             if is_table
             else f"a split is one file, {', '.join(suffixes(config))}"
         )
-        mend = f"give task.validation=[{ignored[0].stem}]" if is_table else "convert it"
+        mend = f"set task.validation=[{ignored[0].stem}]" if is_table else "convert it"
         raise UserError(
             f"task.path={config.path}: {ignored[0].name} is not read: {why}",
             f"{mend}, or remove it from the folder: a tenth of the training rows is then held out",

@@ -97,7 +97,7 @@ def draw_shots(kind: TaskKind, train: Rows, held_out: Sequence[Rows], shots: int
             raise UserError(
                 f"task.shots_per_class={shots} requires {2 * shots} training rows of each class with different "
                 f"texts; {name} has {len(own)}",
-                f"give task.shots_per_class={len(own) // 2} at most" if len(own) > 1 else "give more rows of the class",
+                f"set task.shots_per_class={len(own) // 2} at most" if len(own) > 1 else "use more rows of the class",
             )
         drawn.append(own[Permutation(len(own), seed, "sample", _SHOTS + number)(np.arange(2 * shots))])
     chosen = np.concatenate([own[:shots] for own in drawn])
@@ -339,7 +339,7 @@ def _columns(config: TaskConfig, split: str, table: TaskTable) -> dict[str, list
         )
     if not table.origin:
         raise UserError(
-            "give a file with rows, or remove it from the folder", "give a file with rows, or take it out of the folder"
+            "use a file with rows, or remove it from the folder", "use a file with rows, or remove it from the folder"
         )
     return columns
 
@@ -357,15 +357,14 @@ def _where(table: TaskTable, split: str) -> str:
 
 
 def _validation(config: TaskConfig, columns: dict[str, Any]) -> list[str]:
-    """The available development splits: the configured ones, or an equivalent. UserError if a configured split is
-    missing."""
+    """The configured development splits, or their equivalents. Raises UserError if one is missing."""
     named = [split for split in map(canonical, config.validation) if split in columns]
     missing_splits = [
         split for split in map(canonical, config.validation) if split not in columns and split[:3] != "dev"
     ]
     if missing_splits:
         available = [split for split in columns if split not in ("train", *map(canonical, config.test))]
-        right = f"task.validation=[{','.join(available)}]" if available else "leave task.validation out"
+        right = f"task.validation=[{','.join(available)}]" if available else "omit task.validation="
         raise UserError(
             f"task.validation names the split {missing_splits[0]}; the data have {', '.join(columns)}",
             f"{right}, or put a file of that name beside train",
@@ -380,7 +379,7 @@ def _hold_out(train: Rows, groups: Sequence[object], seed: int) -> tuple[Rows, R
     if len(group) < 2:
         raise UserError(
             f"{train.origin[0][0]}: no development split, and all {len(train)} training rows have the same text",
-            "give a folder with a dev file",
+            "use a folder with a dev file",
         )
     count = min(max(round(HELD_OUT * len(group)), 1), len(group) - 1)
     held = np.isin(member, Permutation(len(group), seed, "sample", _HOLD_OUT)(np.arange(count)))

@@ -37,7 +37,7 @@ class TaskText:
         if len(texts["train"]) < 2:
             raise UserError(
                 f"data.task={config.task.name}: {len(texts['train'])} rows with text; at least two are required",
-                "give more rows with data.task.path=, or other text",
+                "use more rows with data.task.path=, or other text",
             )
         if self._held_out:
             sizes = np.array([len(text) for text in texts["train"]])

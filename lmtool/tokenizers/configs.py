@@ -46,10 +46,7 @@ class TokenizerConfig(Config):
 
     name: str = Field(description="Kind of tokenizer.")
     vocab_size: int | None = Field(
-        None,
-        ge=16,
-        le=10_000_000,
-        description="vocabulary size, special tokens included; null: the model's",
+        None, ge=16, le=10_000_000, description="vocabulary size, special tokens included; null: the model's"
     )
     parse_special_tokens: bool = Field(
         False, description="true: special tokens written in a text are read as such, not as text"
@@ -143,15 +140,9 @@ class SentencePieceConfig(TokenizerConfig):
         "<sep> <pad> <mask> <eod> <eop> first",
     )
     sentinels: int = Field(
-        100,
-        ge=0,
-        le=1000,
-        description="with t5: number of <extra_id_0>, ..., at the end; the first has the largest id",
+        100, ge=0, le=1000, description="with t5: number of <extra_id_0>, ..., at the end; the first has the largest id"
     )
-    lowercase: bool = Field(
-        False,
-        description="with albert, xlnet: lowercase the text; both strip accents regardless",
-    )
+    lowercase: bool = Field(False, description="with albert, xlnet: lowercase the text; both strip accents regardless")
     character_coverage: float = Field(
         0.9995, ge=0.98, le=1, description="share of the text's characters in the vocabulary; all others are unknown"
     )
@@ -174,10 +165,7 @@ class ListedConfig(TokenizerConfig):
         "t5: </s>, and sentinels. roberta also has <pad> <unk>, gpt <unk>, t5 <pad> <unk>",
     )
     sentinels: int = Field(
-        100,
-        ge=0,
-        le=1000,
-        description="with t5: number of <extra_id_0>, ..., at the end; the first has the largest id",
+        100, ge=0, le=1000, description="with t5: number of <extra_id_0>, ..., at the end; the first has the largest id"
     )
 
     @property
@@ -234,9 +222,7 @@ def _with_sentinels(specials: dict[str, str], sentinels: bool) -> frozenset[str]
 class FolderConfig(TokenizerConfig):
     """An existing tokenizer: of a run, a checkpoint, or a folder in Hugging Face's format."""
 
-    descriptions: ClassVar[dict[str, str]] = {
-        "vocab_size": "ignored: the existing vocabulary is used",
-    }
+    descriptions: ClassVar[dict[str, str]] = {"vocab_size": "ignored: the existing vocabulary is used"}
 
     reads_text: ClassVar[bool] = False
     # Paths differ between machines, and a checkpoint has a copy of its tokenizer.

@@ -152,7 +152,7 @@ def read_backend(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, str], li
     if not has_tokenizer(folder):
         raise UserError(
             f"tokenizer: {folder} {'has no tokenizer.json' if folder.is_dir() else 'is not a folder'}",
-            "give a folder with tokenizer.json (or vocab.txt, or vocab.json and merges.txt, or spiece.model), such as "
+            "use a folder with tokenizer.json (or vocab.txt, or vocab.json and merges.txt, or spiece.model), such as "
             "a run's checkpoint or the output of `lmtool tokenizer`",
         )
     settings = Settings.of(folder)

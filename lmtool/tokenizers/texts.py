@@ -56,7 +56,7 @@ def training_text(texts: Iterable[str]) -> list[list[str]]:
 
 
 def _no_characters() -> UserError:
-    return UserError("tokenizer: the training text has no characters", "give text with data.path=")
+    return UserError("tokenizer: the training text has no characters", "use text with data.path=")
 
 
 def _batches(texts: Iterable[str]) -> Iterator[list[str]]:

@@ -180,8 +180,8 @@ class Tokenizer:
             have = ", ".join(self.roles) or "none"
             raise UserError(
                 f"{self._origin} has no {name} token; its special tokens are: {have}",
-                "give a tokenizer that fits the model (tokenizer=wordpiece for BERT, tokenizer=bytebpe for GPT), "
-                "or leave tokenizer= out",
+                "use a tokenizer that fits the model (tokenizer=wordpiece for BERT, tokenizer=bytebpe for GPT), "
+                "or omit tokenizer=",
             )
         return self.roles[name]
 
@@ -195,8 +195,8 @@ class Tokenizer:
             panics = type(error).__name__ == "PanicException"
             if not panics and type(error) is not Exception:  # the library raises no narrower class
                 raise
-            hint = f"give a tokenizer {'with simpler patterns' if panics else 'with an unknown token'}, "
-            raise UserError(f"{self._origin} fails on this text: {error}", f"{hint}or leave the text out") from error
+            hint = f"use a tokenizer {'with simpler patterns' if panics else 'with an unknown token'}, "
+            raise UserError(f"{self._origin} fails on this text: {error}", f"{hint}or omit the text") from error
 
     def encode(self, text: str) -> np.ndarray:
         """The ids of a text: int32."""

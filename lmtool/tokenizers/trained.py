@@ -204,7 +204,7 @@ def train_words(config: WordConfig, texts: Iterable[str], vocab_size: int) -> To
     if not words:
         raise UserError(
             f"tokenizer.minimum_count={config.minimum_count}: no word of the text is this frequent",
-            "give tokenizer.minimum_count=1, or more text with data.path=",
+            "set tokenizer.minimum_count=1, or more text with data.path=",
         )
     backend.model = _word_level(config, words, vocab_size, "words")
     return _finished(config, backend)
@@ -359,5 +359,5 @@ def load(config: FolderConfig, texts: Iterable[str], vocab_size: int) -> Tokeniz
     except NoCheckpoint as error:
         raise UserError(
             f"tokenizer.path={config.path}: {'it has no tokenizer' if folder.exists() else 'no such folder'}",
-            "give a folder with tokenizer files (tokenizer.json, ...), or a run folder (runs/NAME)",
+            "use a folder with tokenizer files (tokenizer.json, ...), or a run folder (runs/NAME)",
         ) from error

@@ -64,7 +64,7 @@ def require_compiler(choice: Choice, device: torch.device) -> None:
     lacks = missing(device) if choice is True else None
     if lacks is not None:
         raise UserError(
-            f"compile=true: {lacks} is missing, with which torch compiles", f"install {lacks}, or give compile=false"
+            f"compile=true: {lacks} is missing, with which torch compiles", f"install {lacks}, or set compile=false"
         )
 
 

@@ -90,10 +90,7 @@ class AdafactorConfig(OptimizerConfig):
 
     name: Literal["adafactor"] = Field("adafactor", description="Adam with a factored second moment.")
     lr: float = Field(
-        1e-2,
-        gt=0,
-        le=100,
-        description="peak learning rate; relative to the weights with scale_parameter",
+        1e-2, gt=0, le=100, description="peak learning rate; relative to the weights with scale_parameter"
     )
     clip_norm: float | None = Field(None, gt=0)
     scale_parameter: bool = Field(

@@ -174,13 +174,13 @@ def shard(learner: nn.Module, device: torch.device, group: ProcessGroup) -> None
     if not hasattr(FSDPModule, "set_reduce_scatter_unused_params"):
         raise UserError(
             f"parallel=fsdp needs torch 2.13 or newer; this is {torch.__version__}",
-            "update torch, or give parallel=ddp",
+            "update torch, or set parallel=ddp",
         )
     for name, parameter in learner.named_parameters():
         if parameter.ndim == 0:
             raise UserError(
                 f"parallel=fsdp cuts parameters by their rows; {name} is a single number",
-                "give parallel=ddp, or make it a vector of one",
+                "set parallel=ddp, or make it a vector of one",
             )
     mesh = init_device_mesh(device.type, (group.size,))
     for module in (*_layers(learner), learner):

@@ -122,7 +122,7 @@ class Keeper:
             raise UserError(
                 f"{self.run.path} has {free / 1e6:,.1f} MB free; the checkpoints of this run need "
                 f"{needed / 1e6:,.1f} MB ({stay:,} that stay, one being written)",
-                f"free some space, or give run_dir= on another disk{', or a smaller keep=' if stay > 2 else ''}",
+                f"free some space, or set run_dir= on another disk{', or a smaller keep=' if stay > 2 else ''}",
             )
 
     def _copy_of_weights(self) -> dict[str, Tensor]:

@@ -43,7 +43,7 @@ def processes_to_start(config: Any, verb: str) -> int:
             processes = "1 process" if process.size == 1 else f"{process.size} processes"
             raise UserError(
                 f"devices={devices}, but torchrun started {processes}",
-                f"leave devices= out, or give --nproc-per-node={devices}",
+                f"omit devices=, or pass --nproc-per-node={devices}",
             )
         return 1
     if devices is None or devices == 1:
@@ -179,7 +179,7 @@ def _killed(rank: int, number: int, run: str | None) -> tuple[str, str]:
         return f"rank {rank} was ended by {name}, and the others with it", resume
     return (
         f"rank {rank} was killed (SIGKILL), and the others were ended with it",
-        f"{resume}; where the system was out of memory (dmesg), give a smaller micro_batch_tokens= or fewer devices=",
+        f"{resume}; where the system was out of memory (dmesg), set a smaller micro_batch_tokens= or fewer devices=",
     )
 
 

@@ -181,7 +181,7 @@ def resume(keeper: Keeper, budget: Budget, settings: TrainingSettings, group: Pr
     spent = budget.spent(progress)
     if progress.ended is None and spent is not None and progress.step:  # a branch, or an extended run
         message = f"{spent} is spent after step {progress.step:,}, where {keeper.run.path} starts: no step is left"
-        raise UserError(message, f"give a larger {spent}=")
+        raise UserError(message, f"use a larger {spent}=")
     progress.ended = progress.ended or spent
     return progress
 

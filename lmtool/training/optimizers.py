@@ -180,7 +180,7 @@ def load_state_tensors(optimizer: Optimizer, named: Mapping[str, nn.Parameter], 
         if parameter is None or (value.ndim > 0 and value.shape != shape_of(kind, parameter)):
             raise UserError(
                 f"the checkpoint's optimizer state is of another model: {name} {tuple(value.shape)}",
-                "resume with the configuration the run was started with, or give another name=",
+                "resume with the configuration the run was started with, or set another name=",
             )
         if value.ndim and is_cut(parameter):
             like = parameter if value.shape == parameter.shape else parameter.new_zeros(value.shape)

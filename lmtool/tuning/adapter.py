@@ -81,7 +81,7 @@ def slots(backbone: Backbone, names: Collection[str]) -> Iterator[str]:
                 raise UserError(
                     f"tuning: the layers of {type(backbone).__name__} have no slot for adapters: "
                     f"{position.name}.{name}",
-                    "give tuning=full or tuning=head",
+                    "set tuning=full or tuning=head",
                 )
             yield f"{position.name}.{name}"
 

@@ -107,7 +107,7 @@ def label_vectors(learner: BaseLearner) -> Sequence[Tensor]:
     labels are unknown."""
     labels = learner.config.class_names if isinstance(learner.config, LearnedConfig) else None
     if not labels:
-        raise UserError("tuning.init=class_labels needs labels, and the task has none", "give tuning.init=vocabulary")
+        raise UserError("tuning.init=class_labels needs labels, and the task has none", "set tuning.init=vocabulary")
     embed = learner.backbone.embed
     device = embed.token.weight.device
     tokens = [torch.from_numpy(np.asarray(learner.tokenizer.encode(label.replace("_", " ")))) for label in labels]

@@ -84,7 +84,7 @@ def assemble(
         schemes = [build(scheme) for scheme in tuned_by.schemes]
         learner.tune(method, None if report is None else frozenset(report.new), schemes)
         if not any(parameter.requires_grad for parameter in learner.parameters()):
-            raise UserError(f"tuning={tuned_by.name}: this model has no trainable parameter", "give tuning=full")
+            raise UserError(f"tuning={tuned_by.name}: this model has no trainable parameter", "set tuning=full")
         if earlier:
             method.build_on(learner, [(weights.origin, weights.tensors) for weights in earlier])
     if trained is not None:

@@ -265,7 +265,7 @@ def write_delta(tuned: Path, output: Path, folded: Folded | None = None) -> None
 def require_new(output: Path) -> None:
     """Raise UserError if `output` is a file or a folder with content."""
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise UserError(f"output={output} exists and is not empty", "give a new folder")
+        raise UserError(f"output={output} exists and is not empty", "use a new folder")
 
 
 def write_folder_atomically(output: Path, fill: Callable[[Path], None]) -> None:
@@ -280,7 +280,7 @@ def write_folder_atomically(output: Path, fill: Callable[[Path], None]) -> None:
             output.rmdir()
         draft.rename(output)
     except OSError as error:
-        raise UserError(f"output={output}: {error.strerror or error}", "give a writable folder") from error
+        raise UserError(f"output={output}: {error.strerror or error}", "use a writable folder") from error
     finally:
         shutil.rmtree(draft, ignore_errors=True)
 

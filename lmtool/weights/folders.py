@@ -113,7 +113,7 @@ TOKENIZER = (
     "vocab.json", "merges.txt", "spiece.model", "sentencepiece.model", "spm.model", "tokenizer.model", CONFIG,
 )  # fmt: skip
 """Files that define a tokenizer; config.json may name its class."""
-_GIVE = "give a run of lmtool, a folder with config.json and model.safetensors, or hf://org/name@revision"
+_GIVE = "use a run of lmtool, a folder with config.json and model.safetensors, or hf://org/name@revision"
 _MOST_BYTES = 10_000_000
 Read = TypeVar("Read")
 
@@ -298,7 +298,7 @@ def fetched(folder: HFFolder, name: str, offline: bool, required: bool = True) -
 def tokenizer_folder(path: str, offline: bool = False) -> Path:
     """The cached folder with the tokenizer files of `tokenizer.path=hf://...`. UserError if there are none or they
     cannot be downloaded."""
-    give = "give a local folder with tokenizer.json, or hf://org/name@revision"
+    give = "use a local folder with tokenizer.json, or hf://org/name@revision"
     address = Address.of("tokenizer.path", path, give)
     folder: Path | None = None
     absent: list[MissingFile] = []

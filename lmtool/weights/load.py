@@ -99,7 +99,7 @@ class LoadedCheckpoint:
         head = dict(self.model.parts.heads.items()).get("lm")
         if self.tokenizer is None or not isinstance(head, LMHead):
             missing = "tokenizer" if self.tokenizer is None else "language modeling head"
-            raise UserError(f"the checkpoint has no {missing}", "give the checkpoint of a generative language model")
+            raise UserError(f"the checkpoint has no {missing}", "use the checkpoint of a generative language model")
         writer = writer_of(self.model.parts.backbone, head, self.tokenizer, self.task)
         ids = writer.prompts(prompts, [("prompts", number) for number in range(len(prompts))])
         config = GenerationConfig(**settings).with_published(self.saved.get("generation", {}))
@@ -250,7 +250,7 @@ def section(checkpoint: str, saved: Mapping[str, object], choice: Choice) -> Any
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join([choice.group, *map(str, first["loc"])])
-        raise UserError(f"checkpoint={checkpoint}: {where}: {first['msg']}", "give another checkpoint") from error
+        raise UserError(f"checkpoint={checkpoint}: {where}: {first['msg']}", "use another checkpoint") from error
 
 
 def _real(ids_BL: Tensor, mask_BL: Tensor | None) -> Tensor:

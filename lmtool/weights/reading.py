@@ -48,10 +48,10 @@ def read_pickled(path: Path) -> dict[str, Tensor]:
     except Exception as reason:  # torch.load raises many kinds of errors
         text = " ".join(str(reason).split())[:160]
         raise UserError(
-            f"{path}: not a file with only tensors: {text}", "give a folder with model.safetensors, or copy it again"
+            f"{path}: not a file with only tensors: {text}", "use a folder with model.safetensors, or copy it again"
         ) from reason
     if not isinstance(content, dict) or not all(isinstance(value, Tensor) for value in content.values()):
-        raise UserError(f"{path}: contains more than tensors by name", "give a folder with model.safetensors")
+        raise UserError(f"{path}: contains more than tensors by name", "use a folder with model.safetensors")
     return {str(name): tensor for name, tensor in content.items()}
 
 

@@ -120,7 +120,7 @@ class SentenceEncoder:
             raise UserError(
                 f"checkpoint={checkpoint}: its {self.file} pools by {' and '.join(self.modes)}; a task supports "
                 f"{allowed}",
-                "give task.pooling=mean, or another checkpoint",
+                "set task.pooling=mean, or another checkpoint",
             )
         return fields
 
@@ -205,7 +205,7 @@ def refused(folder: HFFolder, problem: str) -> UserError:
     """The error for a setting of a sentence encoder that lmtool does not support."""
     return UserError(
         f"checkpoint={folder.checkpoint}: its {problem}, which lmtool does not support",
-        f"give another checkpoint, or a copy without {MODULES} to use its hidden states directly",
+        f"use another checkpoint, or a copy without {MODULES} to use its hidden states directly",
     )
 
 

@@ -219,9 +219,9 @@ def test_formats_need_what_is_said_of_them(place: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("model", "members", "message"),
     [
-        ("roberta_tiny", "[rtd,{name: mlm, pairs: nsp}]", "give 'objective.members=[rtd,mlm]'"),
+        ("roberta_tiny", "[rtd,{name: mlm, pairs: nsp}]", "set 'objective.members=[rtd,mlm]'"),
         ("gpt_tiny", "[mlm,{name: clm, label_smoothing: 0.1}]", """[{name: "clm",label_smoothing: 0.1},prefix_lm]"""),
-        ("bart_tiny", "[span_corruption,denoising]", "give 'objective.members=[denoising,prefix_lm]' or model=t5 "),
+        ("bart_tiny", "[span_corruption,denoising]", "set 'objective.members=[denoising,prefix_lm]' or model=t5 "),
         ("distilbert_tiny", "[span,mlm,rtd,clm]", "'objective.members=[span,mlm,rtd]' objective.weights=null"),
     ],
 )
@@ -239,7 +239,7 @@ def test_pairs_need_a_table_that_the_text_format_fills() -> None:
     words = ("objective=mlm_nsp",)
     with pytest.raises(ConfigError, match="two segments") as caught:
         decode(("model=roberta_tiny", "model.segments=2"), words)
-    assert caught.value.hint == "give objective.pairs=none"
+    assert caught.value.hint == "set objective.pairs=none"
 
 
 def test_a_tokenizer_that_came_as_files_is_refused_before_text_is_read_with_it(

@@ -54,7 +54,7 @@ def test_a_decoder(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     generate(run, status=2)
     assert "neither prompt nor input given" in capsys.readouterr().err
     generate(run, "prompt=a", "top_k=3", status=2)
-    assert "give temperature=1.0 too" in capsys.readouterr().err
+    assert "set temperature=1.0 too" in capsys.readouterr().err
 
 
 def test_gaps_are_filled_in_their_places_and_an_encoder_is_refused(
@@ -83,7 +83,7 @@ def test_sources_of_a_table_as_its_task_reads_them(place: Path, capsys: pytest.C
     assert cli.main([*words, "max_length=40"]) == 2
     error = capsys.readouterr().err
     assert "max_length=40 and task.target_tokens=48: model=gpt reads a source in front of its target" in error
-    assert "give max_length=96 or task.target_tokens=20" in error and not Path("runs/pairs").exists()
+    assert "set max_length=96 or task.target_tokens=20" in error and not Path("runs/pairs").exists()
     assert cli.main([*words, "max_length=40", "task.target_tokens=20"]) == 0
     generate("checkpoint=runs/pairs", "input=pairs/dev.tsv", "output=said.jsonl")
     rows = [json.loads(line) for line in Path("said.jsonl").read_text().splitlines()]

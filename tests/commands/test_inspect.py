@@ -284,7 +284,7 @@ def test_a_pipe_or_a_device_is_no_output(
     assert inspect("pretrain", "model=bert_tiny", *DATA, f"output={output}") == 2
     error, hint = capsys.readouterr().err.splitlines()
     assert f"output={output}: a {'pipe' if 'pipe' in output else 'device'}; a file is written" in error
-    assert hint.startswith("hint: give another output=")
+    assert hint.startswith("hint: set another output=")
     for end in ends:
         os.close(end)
 

@@ -22,12 +22,12 @@ MIXTURE = ("task=mixture", "task.members=[{kind: classification, name: films, pa
             ("finetune", "checkpoint=none", "model=gpt_tiny", *MIXTURE, "task.with.sst2.path=rows"),
             [
                 "task.members: task.with.films.pooling=first: the first token of a decoder such as model=gpt sees",
-                "give task.with.films.pooling=last or task.with.films.pooling=mean",
+                "set task.with.films.pooling=last or task.with.films.pooling=mean",
             ],
         ),
         (
             ("pretrain", "model=roberta_tiny", "objective=mlm_nsp"),
-            ["error: objective.pairs=nsp needs a model that tells two segments apart", "give objective.pairs=none"],
+            ["error: objective.pairs=nsp needs a model that tells two segments apart", "set objective.pairs=none"],
         ),
         (
             (*FINETUNE, "model=albert_tiny", "task=sst2", "tuning=last_n", "task.head=text_to_text", "parallel=fsdp"),

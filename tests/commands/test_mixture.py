@@ -145,7 +145,7 @@ def test_sweeps_and_further_losses_of_a_member(place: Path) -> None:
     ("words", "error", "hint"),
     [
         (["task.members=[sst2,{kind: regression, name: value}]"], "the member value of task.members has no data",
-         "give task.with.value.path=FOLDER"),
+         "set task.with.value.path=FOLDER"),
         (["task.members=[sst2,sst2]"], "two are called sst2", "give one of them another name, as a section: {kind:"),
         (["task.members=[sst2,cola]", "task.with.sst.path=rows"], "with.sst is of no member", "mean task.with.sst2?"),
         (["task.members=[sst2,stsb]", "task.head=text_to_text"], "model=bert writes no text", "model=t5"),

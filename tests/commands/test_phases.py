@@ -194,7 +194,7 @@ WRONG = [
     ([HALF, {"optimizer.weight_decay": 0}], "phases.1.optimizer.weight_decay=0: weight_decay does not change"),
     ([HALF, {"objective.probability": 2}], "phases.1.objective.probability: given 2 (whole number)"),
     ([HALF, {"data": "txt"}], "phases.1.data=txt is not one of"),
-    ([HALF, {"data": "text"}], "missing required value: phases.1.data.path | give phases.1.data.path=..."),
+    ([HALF, {"data": "text"}], "missing required value: phases.1.data.path | set phases.1.data.path=..."),
     ([HALF, {"batch_tokens": 64}], "phases.1.batch_tokens=64 holds no sequence of phases.1.max_length=128"),
     ([1, HALF], "phases[0]: given 1 (whole number)"),
 ]

@@ -73,7 +73,7 @@ def test_devices_share_a_step(place: Path, capsys: pytest.CaptureFixture[str]) -
     ("words", "said"),
     [
         (["plan", "pretrain", "device=h1000"], "did you mean device=h100?"),
-        (["plan", "pretrain", "measure=perhaps"], "give measure=true"),
+        (["plan", "pretrain", "measure=perhaps"], "set measure=true"),
         (["plan", "pretrain", "device=h100", "measure=true"], "steps are measured on a device that is here"),
         (["plan", "pretrain", "device=h100", "device=a100"], "device is given twice"),
         (["pretrain", "device=h100"], "lmtool plan pretrain device=h100 plans for one"),

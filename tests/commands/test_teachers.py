@@ -41,9 +41,9 @@ PRETRAINED = ["pretrain", "data=text", "data.path=text.txt", "max_length=32", "d
 @pytest.mark.parametrize(
     ("words", "message", "hint"),
     [
-        (STUDENT, "distill.terms.soft learns from a teacher, and none is named", "give distill.teacher=RUN"),
-        ([*STUDENT, "distill.teacher=runs/nobody"], "distill.teacher=runs/nobody: no such folder", "give a run"),
-        ([*STUDENT, "distill.teachers=[runs/sst2,runs/no]"], "distill.teachers=runs/no: no such folder", "give a run"),
+        (STUDENT, "distill.terms.soft learns from a teacher, and none is named", "set distill.teacher=RUN"),
+        ([*STUDENT, "distill.teacher=runs/nobody"], "distill.teacher=runs/nobody: no such folder", "use a run"),
+        ([*STUDENT, "distill.teachers=[runs/sst2,runs/no]"], "distill.teachers=runs/no: no such folder", "use a run"),
         (
             [*STUDENT, "distill.teacher=runs/mlm"],
             "distill.teacher=runs/mlm was trained for mlm, and the student learns task=sst2",
@@ -52,42 +52,42 @@ PRETRAINED = ["pretrain", "data=text", "data.path=text.txt", "max_length=32", "d
         (
             [*PRETRAINED, "model=bert_tiny", "distill.teacher=runs/sst2"],
             "distill.teacher=runs/sst2 was trained for sst2, and the student learns mlm",
-            "give another teacher",
+            "use another teacher",
         ),
         (
             [*PRETRAINED, "model=bert_tiny", "objective=span", "distill.teacher=runs/mlm"],
             "distill.teacher=runs/mlm was trained for mlm, and the student learns span",
-            "give objective=mlm",
+            "set objective=mlm",
         ),
         (
             [*PRETRAINED, "model=electra_tiny", "objective=rtd", "distill.teacher=runs/mlm"],
             "with objective=rtd a student makes a part of what it reads",
-            "give objective=mlm",
+            "set objective=mlm",
         ),
         (
             [*ROWS, "task=custom", "task.kind=regression", "task.name=sst2", "distill=soft", _OF_SST2],
             "its task sst2 is of kind classification, the student's of kind regression",
-            "give another teacher",
+            "use another teacher",
         ),
         (
             [*STUDENT, "distill.teacher=runs/sst2", "task.labels=['0', good]"],
             "its labels are negative, positive, the student's 0, good",
-            "give another teacher",
+            "use another teacher",
         ),
         (
             [*ROWS, "task=sst2", "distill=soft", "distill.teacher=runs/sst2", "max_length=100"],
             "max_length=100 is more than the model.max_positions=64 of distill.teacher=runs/sst2",
-            "give max_length=64",
+            "set max_length=64",
         ),
         (
             [*STUDENT, "distill.teacher=runs/sst2", "model.vocab_size=4000"],
             "model.vocab_size=4000, but distill.teacher=runs/sst2 has model.vocab_size=300",
-            "give model.vocab_size=300",
+            "set model.vocab_size=300",
         ),
         (
             [*STUDENT, "distill.teacher=runs/sst2", "tokenizer=bytebpe", "tokenizer.special_tokens=roberta"],
             "tokenizer.name=bytebpe, but distill.teacher=runs/sst2 has tokenizer.name=wordpiece",
-            "give tokenizer=auto, which takes the teacher's tokenizer",
+            "set tokenizer=auto, which takes the teacher's tokenizer",
         ),
         (
             [*PRETRAINED, "model=bert_tiny", "objective=mlm", "distill.teacher=roberta"],
@@ -104,7 +104,7 @@ PRETRAINED = ["pretrain", "data=text", "data.path=text.txt", "max_length=32", "d
             "teacher_weights=[1.0, 2.0]: one number per teacher is required, and there are 1",
             "",
         ),
-        ([*ROWS, "task=sst2", "distill=standard", _OF_SST2], "has no term with a weight", "give distill=soft"),
+        ([*ROWS, "task=sst2", "distill=standard", _OF_SST2], "has no term with a weight", "set distill=soft"),
     ],
 )  # fmt: skip
 def test_a_teacher_that_cannot_teach(taught, monkeypatch, capsys, words, message, hint):

@@ -91,7 +91,7 @@ WRONG = {
     "data.members=[text,pydocs] data.weights=[1]": "a number above 0 for each of the 2 members",
     "data.members=[text,pydocs] data.weights=[1,-1]": "a number above 0 for each of the 2 members",
     "data.members=[text,mixture]": "a mixture is no member of another",
-    "data.members=[jsonl,pydocs]": "jsonl lacks a value give data.with.jsonl.path=",
+    "data.members=[jsonl,pydocs]": "jsonl lacks a value set data.with.jsonl.path=",
     "data.members=[text,pydocs] data.with.text.pth=x": "unknown key data.with.text.pth did you mean .*with.text.path?",
     "data.members=[text,pydocs] data.with.txt.path=x": "data.with.txt is of no member.*did you mean data.with.text?",
     "data.members=[{title: mlm, name: text},pydocs]": "the title mlm is no word of its own",

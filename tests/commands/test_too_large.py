@@ -66,7 +66,7 @@ def test_a_plan_says_so_and_ends_well(place: Path, machine: None, capsys: pytest
     assert cli.main(["plan", "pretrain", "model=bert", "model.num_layers=30"]) == 0
     assert "model=bert is too large for cpu" in capsys.readouterr().out
     assert cli.main(but_for(["plan", "pretrain", *TINY, "model.hidden_size=1000000", "model.num_heads=1"])) == 0
-    assert "give model.hidden_size=768" in capsys.readouterr().out
+    assert "set model.hidden_size=768" in capsys.readouterr().out
 
 
 def test_several_processes_share_a_machine_or_the_weights(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,8 +65,8 @@ class DriveConfig(Config):
     """A command."""
 
     auto: ClassVar[dict[str, Auto]] = {
-        "engine": Auto(("checkpoint",), hint="give checkpoint=", agrees=True),
-        "wheels": Auto(("engine.parts.wheels",), hint="give wheels=round"),
+        "engine": Auto(("checkpoint",), hint="set checkpoint=", agrees=True),
+        "wheels": Auto(("engine.parts.wheels",), hint="set wheels=round"),
         "paint": Auto(("engine.parts.paint", {"name": "colour", "layers": 9})),
     }
 

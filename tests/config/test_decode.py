@@ -66,7 +66,7 @@ def test_all_errors_are_reported_together() -> None:
         "paint.name",
     }
     assert problems["road"].message == "missing required value: road"
-    assert problems["road"].hint == "give road=... (Road that is taken)"
+    assert problems["road"].hint == "set road=... (Road that is taken)"
     assert problems["seed"].hint == "write seed=1000"
     assert problems["mode"].message == 'mode: given "fsat" (text); allowed: fast or slow'
     assert problems["mode"].hint == "did you mean mode=fast?"
@@ -168,7 +168,7 @@ def test_auto_takes_what_the_engine_names() -> None:
 
 def test_auto_without_a_source() -> None:
     problems = problems_of(drive(engine={"name": "diesel"}, wheels={"name": "auto"}))
-    assert problems["wheels"].hint == "give wheels=round"
+    assert problems["wheels"].hint == "set wheels=round"
     problems = problems_of(drive(engine={"name": "auto"}, wheels={"name": "auto"}))
     assert set(problems) == {"engine"}, "the wheels depend on the engine: one error, reported once"
 

@@ -63,7 +63,7 @@ def test_a_checkpoint_must_agree() -> None:
             "model.positions.layout",
             "did you mean model.positions.layout=half_split?",
         ),
-        ("model.num_heads=128", "model.positions", "the head size of model=bert is 1 | give model/positions=alibi"),
+        ("model.num_heads=128", "model.positions", "the head size of model=bert is 1 | set model/positions=alibi"),
     ],
 )
 def test_errors(typed: str, key: str, message: str) -> None:

@@ -179,7 +179,7 @@ def test_a_run_scores_its_exits_and_answers_at_them(folder, capsys):
     assert cli.main(["evaluate", "checkpoint=runs/exits", "exit_entropy=1"]) == 0
     assert "40 behind layer 1" in capsys.readouterr().out
     assert cli.main(["predict", "checkpoint=runs/exits", "text=a cat", "exit=3"]) == 2
-    assert "give exit=2" in capsys.readouterr().err
+    assert "set exit=2" in capsys.readouterr().err
 
 
 def entropy(share):

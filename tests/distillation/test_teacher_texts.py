@@ -37,4 +37,4 @@ def test_the_rows_have_what_the_teacher_writes(capsys):
     (file,) = Path("cache/teachers").glob("*/texts.jsonl")
     assert len(file.read_text().splitlines()) == 16
     finetune("rates", *scored, "distill=sequence", "distill.gold=0", status=2)
-    assert "give distill.gold=1" in capsys.readouterr().err
+    assert "set distill.gold=1" in capsys.readouterr().err

@@ -15,7 +15,7 @@ def run_job(verb: str, plugins: tuple[str, ...], data: dict[str, Any]) -> dict[s
     """Stands for `cli.run_job`."""
     print(f"seed {data['seed']} speaks")
     if data["seed"] == 2:
-        raise UserError("no such seed", "give another")
+        raise UserError("no such seed", "use another")
     seen = {"pid": os.getpid(), "threads": os.environ["OMP_NUM_THREADS"], "package": lmtool.__file__}
     result = {"status": "done", "metric": "loss", "value": data["seed"] / 10, **seen}
     (Path(data["run_dir"]) / "result.json").write_text(json.dumps(result))

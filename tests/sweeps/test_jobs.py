@@ -267,7 +267,7 @@ def test_links_in_the_folder_of_a_sweep_are_not_followed(
 
 def test_user_errors_of_a_job_carry_their_status(seen: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     def run(*_: Any) -> None:
-        raise UserError("no such file", "give data.path=")
+        raise UserError("no such file", "set data.path=")
 
     monkeypatch.setattr(cli, "run", run)
     assert cli.main(["pretrain", "-m", "model=bert_tiny", "seed=0,1"]) == 2

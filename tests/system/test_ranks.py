@@ -24,8 +24,8 @@ def ends(tmp_path, monkeypatch):
 
 
 def test_the_same_error_is_printed_once(ends):
-    assert ends[0].last_words(2, ("no data", "give some")) == ""
-    assert ends[1].last_words(2, ("no data", "give some")) is None
+    assert ends[0].last_words(2, ("no data", "use some")) == ""
+    assert ends[1].last_words(2, ("no data", "use some")) is None
     assert {number: end.exit_status for number, end in ends[1].all().items()} == {0: 2, 1: 2}
 
 

@@ -230,17 +230,17 @@ def test_a_recipe_is_that_of_the_method():
         (
             {"tuning": {"name": "prompt", "length": 20}, "max_length": 64},
             "max_length=64 and the 20 virtual tokens of tuning=prompt are more than model.max_positions=64",
-            "give max_length=44",
+            "set max_length=44",
         ),
-        ({"tuning": {"name": "prefix"}, "max_length": 55}, "the 10 virtual tokens", "give max_length=54"),
+        ({"tuning": {"name": "prefix"}, "max_length": 55}, "the 10 virtual tokens", "set max_length=54"),
         (
             {"tuning": {"name": "ptuning", "length": 60}, "max_length": 40},
-            "60 virtual tokens", "give a smaller tuning.length=24",
+            "60 virtual tokens", "set a smaller tuning.length=24",
         ),
         (
             {"tuning": {"name": "prompt", "length": 8, "init": "class_labels"}, "task": {
                 "kind": "regression", "name": "mine", "path": "rows", "metrics": ["pearson"], "metric": "pearson"}},
-            "tuning.init=class_labels: task.kind=regression has no labels", "give tuning.init=vocabulary",
+            "tuning.init=class_labels: task.kind=regression has no labels", "set tuning.init=vocabulary",
         ),
         ({"tuning": {"name": "ptuning", "deep": True, "encoder": "mlp"}}, "tuning.deep=true has none", None),
     ],

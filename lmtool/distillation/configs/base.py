@@ -110,7 +110,7 @@ def _unmapped(problem_text: str, key: str, student_value: int, teacher_value: in
     return UserError(
         f"{problem_text}: the student has {counted(student_value, 'layer')}, the teacher "
         f"{teacher_value}; 0 is the embeddings",
-        f"give {key}=uniform, which is {key}={{{uniform}}} here, or layers that both have",
+        f"set {key}=uniform, which is {key}={{{uniform}}} here, or layers that both have",
     )
 
 
@@ -138,9 +138,7 @@ def taken_layers(initialize: Initialize, student: ModelConfig, teacher: ModelCon
             raise UserError(
                 f"distill.initialize: the student has model.{field}={student_value}, its teacher {teacher_value}; "
                 "tensors are copied unchanged",
-                f"give model.{field}={teacher_value} or distill.initialize=none"
-                if student_value is not None
-                else _NONE,
+                f"set model.{field}={teacher_value} or distill.initialize=none" if student_value is not None else _NONE,
             )
     if student.shares_layers != teacher.shares_layers:
         sharing = student.name if student.shares_layers else teacher.name
@@ -155,7 +153,7 @@ def taken_layers(initialize: Initialize, student: ModelConfig, teacher: ModelCon
             raise UserError(
                 f"distill.initialize={list(layers)}: the student has {counted(student_value, 'layer')}, the teacher "
                 f"{teacher_value}",
-                f"give distill.initialize=alternate, which is {list(_alternate(student_value, teacher_value))} here",
+                f"set distill.initialize=alternate, which is {list(_alternate(student_value, teacher_value))} here",
             )
         taken[side] = layers
     return taken
@@ -167,7 +165,7 @@ def _alternate(student_value: int, teacher_value: int) -> tuple[int, ...]:
     return tuple(1 + (2 * number * (teacher_value - 1) + steps) // (2 * steps) for number in range(student_value))
 
 
-_NONE = "give distill.initialize=none"
+_NONE = "set distill.initialize=none"
 
 
 @dataclass(frozen=True)
@@ -232,7 +230,7 @@ class DistillConfig(Component):
     def needs(self) -> Iterator[Requirement]:
         if self.name != "none":
             reason = f"distill={self.name}: a distilled run has no phases"
-            hint = "give phases=[], and one run per phase, each from the checkpoint of the previous one"
+            hint = "set phases=[], and one run per phase, each from the checkpoint of the previous one"
             yield Requirement(_ONE_PHASE, "phases", reason, hint)
 
     @property
@@ -264,7 +262,7 @@ def runs_models(name: str) -> Requirement:
     """Requirements of modes that train several models or run parts of one; frozen teachers run on the student's
     batches."""
     reason = f"distill={name} runs several models, or parts of one"
-    return Requirement(FORWARDS_OF_ONE_PROCESS, "distill", reason, "give distill=soft")
+    return Requirement(FORWARDS_OF_ONE_PROCESS, "distill", reason, "set distill=soft")
 
 
 def requires_same_inputs(key: str, peer: ModelConfig) -> Iterator[Requirement]:
@@ -289,11 +287,11 @@ def _same(value: Callable[[ModelConfig], object], peer: ModelConfig) -> Offer[Mo
 
 
 def _same_vocabulary(model: ModelConfig) -> str:
-    return f"give distill.model.vocab_size={model.vocab_size}"
+    return f"set distill.model.vocab_size={model.vocab_size}"
 
 
 def _same_model(model: ModelConfig) -> str:
-    return f"give distill.model.name={model.name}"
+    return f"set distill.model.name={model.name}"
 
 
 @component("distill", "none", builder="lmtool.distillation.distilled:none")

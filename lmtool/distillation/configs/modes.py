@@ -25,7 +25,7 @@ from lmtool.errors import Problem, UserError
 from lmtool.learners.configs import A_TASK, FORWARDS_OF_ONE_PROCESS, NO_TEXTS, ONE_DOMAIN, ONE_TASK, TEXTS
 from lmtool.models.configs import ModelConfig
 
-_GIVE = "give distill.teacher=RUN, a run of lmtool or a published folder; or distill=none"
+_GIVE = "set distill.teacher=RUN, a run of lmtool or a published folder; or distill=none"
 
 
 @component("distill", "standard", builder="lmtool.distillation.standard:Standard")
@@ -34,13 +34,10 @@ class StandardConfig(DistillConfig):
 
     name: Literal["standard"] = Field("standard", description="A frozen teacher and a student.")
     teacher: str | None = Field(
-        None,
-        min_length=1,
-        description="a run or checkpoint of lmtool, a published folder, or hf://org/name@revision",
+        None, min_length=1, description="a run or checkpoint of lmtool, a published folder, or hf://org/name@revision"
     )
     teachers: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
-        (),
-        description="several teachers instead; each teaches its own task, those of the same task are averaged",
+        (), description="several teachers instead; each teaches its own task, those of the same task are averaged"
     )
     teacher_weights: tuple[Annotated[float, Field(gt=0)], ...] | None = Field(
         None, description="one weight per teacher in the average; null: equal weights"
@@ -78,9 +75,7 @@ class StandardConfig(DistillConfig):
         "with each target",
     )
     top_k: int | None = Field(
-        None,
-        ge=1,
-        description="number of most probable tokens to learn, all others as one class; null: all tokens",
+        None, ge=1, description="number of most probable tokens to learn, all others as one class; null: all tokens"
     )
     store: bool | str | None = Field(
         None,
@@ -158,7 +153,7 @@ class StandardConfig(DistillConfig):
             return Problem("distill.teacher", message, _GIVE, absent=True)
         if not self._weighted and self.targets == "gold":
             message = f"distill={self.name} has no term with a weight: the student learns nothing from a teacher"
-            return Problem("distill.terms", message, "give distill=soft, distill.terms.soft.weight=0.5 or distill=none")
+            return Problem("distill.terms", message, "set distill=soft, distill.terms.soft.weight=0.5 or distill=none")
         of_teachers = [name for name, term in self._weighted.items() if term.needs_teacher]
         if self.starts_from_teacher and not self.checkpoints:
             message = f"distill.initialize={self.initialize} copies layers of a teacher, and none is named"
@@ -186,9 +181,9 @@ class StandardConfig(DistillConfig):
         yield from super().needs()
         if self.predictions is not None:
             key, typed = "distill.predictions", f"distill.predictions={self.predictions}"
-            hint = "give a teacher instead: distill.teacher=RUN"
+            hint = "use a teacher instead: distill.teacher=RUN"
             yield Requirement(ONE_TASK, key, f"{typed} needs the labels of the rows of one task", hint)
-            hint = "give the file as the task's data (task.path=), or distill=sequence"
+            hint = "use the file as the task's data (task.path=), or distill=sequence"
             yield Requirement(NO_TEXTS, key, f"{typed} holds labels of rows, not texts", hint)
         if self.targets != "gold":
             key, reason = (
@@ -196,12 +191,12 @@ class StandardConfig(DistillConfig):
                 f"distill.targets={self.targets}: a teacher generates targets only for the rows of a task",
             )
             yield Requirement(
-                TEXTS, key, reason, "give distill.targets=gold, or a task that generates texts: task=seq2seq"
+                TEXTS, key, reason, "set distill.targets=gold, or a task that generates texts: task=seq2seq"
             )
         interchange = self._weighted.get("interchange")
         if interchange is not None:
             reason = "distill.terms.interchange recomputes some layers for some texts"
-            yield Requirement(FORWARDS_OF_ONE_PROCESS, "distill.terms", reason, "give distill.terms.interchange=null")
+            yield Requirement(FORWARDS_OF_ONE_PROCESS, "distill.terms", reason, "set distill.terms.interchange=null")
 
     def conflicts(self) -> Iterator[Problem]:
         problems = (self._of_several(), self._of_predictions(), self._of_targets(), self._of_store())
@@ -217,11 +212,11 @@ class StandardConfig(DistillConfig):
             return Problem("distill.teachers", message, "give one of them as distill.teacher=; soft and hard average")
         if self.starts_from_teacher:
             message = f"distill.initialize takes layers of one teacher, and distill.teachers has {count}"
-            return Problem("distill.initialize", message, "give distill.initialize=none")
+            return Problem("distill.initialize", message, "set distill.initialize=none")
         if self.average == "logits" and (self.top_k is not None or self.store):
             cut = "distill.store" if self.store else f"distill.top_k={self.top_k}"
             message = f"distill.average=logits: {cut} keeps probabilities of words"
-            return Problem("distill.average", message, "give distill.average=probabilities")
+            return Problem("distill.average", message, "set distill.average=probabilities")
         return None
 
     def _of_predictions(self) -> Problem | None:
@@ -230,14 +225,14 @@ class StandardConfig(DistillConfig):
             return None
         setting = f"distill.predictions={self.predictions} and distill.teacher={self.checkpoints[0]}"
         message = f"{setting}: the labels come from the file or from the teacher"
-        return Problem("distill.predictions", message, "give one of the two")
+        return Problem("distill.predictions", message, "set only one of the two")
 
     def _of_targets(self) -> Problem | None:
         """Checks the source of the target texts."""
         if self.targets == "gold" or (self.gold and len(self.checkpoints) < 2):
             return None
         setting = f"distill.gold={self.gold}" if not self.gold else f"{len(self.teachers)} teachers"
-        hint = "give distill.gold=1" if not self.gold else "give one of them as distill.teacher="
+        hint = "set distill.gold=1" if not self.gold else "give one of them as distill.teacher="
         message = (
             f"distill.targets={self.targets} and {setting}: the student's own loss needs exactly one teacher's texts"
         )
@@ -251,10 +246,10 @@ class StandardConfig(DistillConfig):
             message = (
                 f"{setting} stores the teacher's predictions, and distill.terms.{live[0]} needs the teacher itself"
             )
-            return Problem("distill.store", message, f"give distill.store=null, or distill.terms.{live[0]}=null")
+            return Problem("distill.store", message, f"set distill.store=null, or distill.terms.{live[0]}=null")
         if isinstance(self.store, str) and len(self.teachers) > 1:
             message = f"{setting} is one folder; each of the distill.teachers needs its own"
-            return Problem("distill.store", message, "give distill.store=true")
+            return Problem("distill.store", message, "set distill.store=true")
         return None
 
     @model_validator(mode="after")
@@ -307,7 +302,7 @@ class CodistillationConfig(DistillConfig):
     def conflicts(self) -> Iterator[Problem]:
         if self.model is not None and self.checkpoint is not None:
             message = "distill.model is for peers with random weights, and distill.checkpoint has a model"
-            yield Problem("distill.model", message, "leave one of them out")
+            yield Problem("distill.model", message, "omit one of them")
 
 
 @component("distill", "self", builder="lmtool.distillation.self_distillation:SelfDistillation")
@@ -320,10 +315,7 @@ class SelfConfig(DistillConfig):
         "all", description="layers with an early exit, counted from 1: all (every layer below the last), or a list"
     )
     soft: float = Field(
-        0.3,
-        ge=0,
-        le=1,
-        description="share of the last layer's predictions in an exit's loss; the labels have the rest",
+        0.3, ge=0, le=1, description="share of the last layer's predictions in an exit's loss; the labels have the rest"
     )
     temperature: float = Field(3.0, gt=0, description="temperature that divides both sets of logits")
     states: float = Field(
@@ -338,10 +330,10 @@ class SelfConfig(DistillConfig):
         yield runs_models(self.name)
         why = "distill=self adds exits after the layers of a model of one task with labels"
         for offer in (A_TASK, ONE_TASK, NO_TEXTS):
-            yield Requirement(offer, "distill", why, "give distill=none")
-        yield Requirement(ONE_DOMAIN, "distill", why, "give task.domain=null, or distill=none")
-        yield Requirement(_ONE_STACK, "distill", why, "give model=bert, or distill=none")
-        yield Requirement(_LAYERS_BELOW, "distill", why, "give model.num_layers=2, or distill=none")
+            yield Requirement(offer, "distill", why, "set distill=none")
+        yield Requirement(ONE_DOMAIN, "distill", why, "set task.domain=null, or distill=none")
+        yield Requirement(_ONE_STACK, "distill", why, "set model=bert, or distill=none")
+        yield Requirement(_LAYERS_BELOW, "distill", why, "set model.num_layers=2, or distill=none")
         yield Requirement(self._layers(), "distill.exits", "distill.exits", _middle_exit)
 
     def _layers(self) -> Offer[ModelConfig]:
@@ -368,11 +360,9 @@ _LAYERS_BELOW: Offer[ModelConfig] = Offer(
     wording="{reason}: {lacking}",
 )
 _ONE_STACK: Offer[ModelConfig] = Offer(
-    "model",
-    lambda model: model.architecture != "encoder_decoder",
-    "has two stacks, whose layers are not consecutive",
+    "model", lambda model: model.architecture != "encoder_decoder", "has two stacks, whose layers are not consecutive"
 )
 
 
 def _middle_exit(model: ModelConfig) -> str:
-    return f"give distill.exits=[{max(1, (model.num_layers - 1) // 2)}], or all"
+    return f"set distill.exits=[{max(1, (model.num_layers - 1) // 2)}], or all"

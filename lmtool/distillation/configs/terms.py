@@ -130,7 +130,7 @@ _AS_MANY_HEADS = _of_pair(lambda pair: len({*_heads(pair)}) == 1, _other_heads)
 
 def _as_many_heads(pair: ModelPair) -> str:
     teacher_value = _heads(pair)[1]
-    return f"give model.num_heads={teacher_value}" if pair.student.hidden_size % teacher_value == 0 else _STATES
+    return f"set model.num_heads={teacher_value}" if pair.student.hidden_size % teacher_value == 0 else _STATES
 
 
 class AttentionTermConfig(TermConfig):
@@ -179,7 +179,7 @@ class RelationsConfig(AttentionTermConfig):
         if self.relation_heads is not None and "attention" in self.relations:
             raise ValueError(
                 f"relation_heads={self.relation_heads} splits vectors, and attention uses the model's own heads; "
-                "give relations=[queries,keys,values]"
+                "set relations=[queries,keys,values]"
             )
         return self
 
@@ -198,11 +198,11 @@ class RelationsConfig(AttentionTermConfig):
 
 def _common_relation_heads(pair: ModelPair) -> str:
     key = "distill.terms.relations"
-    return f"give {key}.relation_heads={math.gcd(*_heads(pair))} {key}.relations=[queries,keys,values]"
+    return f"set {key}.relation_heads={math.gcd(*_heads(pair))} {key}.relations=[queries,keys,values]"
 
 
 def _divisor(pair: ModelPair) -> str:
-    return f"give distill.terms.relations.relation_heads=N, a divisor of {math.gcd(*_widths(pair))}"
+    return f"set distill.terms.relations.relation_heads=N, a divisor of {math.gcd(*_widths(pair))}"
 
 
 AlignedLayers = tuple[Side, int, int]

@@ -82,7 +82,7 @@ def _opened(folder: Path, of: Mapping[str, Any], shelf: Shelf, progress: OnStage
             return None
         raise UserError(
             f"distill.store={shelf.typed} exists and holds no teacher outputs",
-            "give a new folder, or distill.store=true",
+            "use a new folder, or distill.store=true",
         )
     try:
         manifest = Manifest.read(folder)
@@ -99,7 +99,7 @@ def _opened(folder: Path, of: Mapping[str, Any], shelf: Shelf, progress: OnStage
         )
         raise UserError(
             f"distill.store={shelf.typed} does not belong to this run: {differences}",
-            "give another folder, which will be made, or distill.store=true",
+            "use another folder, which will be made, or distill.store=true",
         )
     if differing:
         return None
@@ -144,6 +144,6 @@ def require_free_space(folder: Path, done: int, examples: int, total: int) -> No
         raise UserError(
             f"the teacher's outputs take about {(done + needed) / 1e9:,.1f} GB, and {folder.parent} has "
             f"{free / 1e9:,.1f} GB left",
-            "give distill.top_k=64, which stores only the most probable words; or distill.store_dtype=float16, or "
+            "set distill.top_k=64, which stores only the most probable words; or distill.store_dtype=float16, or "
             "distill.store=FOLDER on another disk",
         )

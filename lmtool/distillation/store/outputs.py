@@ -128,7 +128,7 @@ def require_rows(batch: Batch) -> None:
         if held.batch.rows is None or held.target.at is not None or held.inside:
             raise UserError(
                 f"{term} is predicted per token, and the teacher has another tokenizer than the student",
-                "give a teacher with the student's tokenizer; or distill=sequence, which learns the teacher's texts",
+                "use a teacher with the student's tokenizer; or distill=sequence, which learns the teacher's texts",
             )
 
 
@@ -184,7 +184,7 @@ class Format:
         if bool(torch.isinf(cast.float()).logical_and(torch.isfinite(values.cpu())).any()):
             raise UserError(
                 f"distill.store_dtype={self.dtype} cannot hold what the teacher predicts",
-                "give distill.store_dtype=bfloat16 or float32",
+                "set distill.store_dtype=bfloat16 or float32",
             )
         return (cast.view(torch.int16) if self.dtype == "bfloat16" else cast).numpy()
 

@@ -96,7 +96,7 @@ class StoredTeacher(Teacher):
         if retained is None:
             raise UserError(
                 f"the store of the teacher's outputs lacks examples of {term} that this run reads",
-                "give distill.store=null, so that the teacher runs alongside the student",
+                "set distill.store=null, so that the teacher runs alongside the student",
             )
         return retained
 
@@ -126,7 +126,7 @@ class StoredTeacher(Teacher):
                 passes.reading.progress("asking the teacher", done, passes.documents)
         if not writers:
             raise UserError(
-                f"distill.teacher={self.origin} predicts nothing that can be stored", "give distill.store=null"
+                f"distill.teacher={self.origin} predicts nothing that can be stored", "set distill.store=null"
             )
         return {"terms": {name: writer.close() for name, writer in writers.items()}}
 
@@ -140,7 +140,7 @@ class StoredTeacher(Teacher):
         if loose:
             raise UserError(
                 f"the teacher's predictions of {loose[0]} have no targets in the data to index them by",
-                "give distill.store=null, so that the teacher runs alongside the student",
+                "set distill.store=null, so that the teacher runs alongside the student",
             )
         for term, part in held:
             values = predicted.get(term)
@@ -158,7 +158,7 @@ def _next_states(tap: RecordedStates, point: TapPoint, tokens: int) -> torch.Ten
     if states is None or len(states) != tokens:
         raise UserError(
             "distill.terms.states: this learner does not read each text exactly once, so its states cannot be stored",
-            "give distill.store=null, so that the teacher runs alongside the student",
+            "set distill.store=null, so that the teacher runs alongside the student",
         )
     return states
 
@@ -191,7 +191,7 @@ class Passes:
         if math.isinf(steps) and math.isinf(epochs):
             raise UserError(
                 "distill.store= needs to know how much is read: every epoch has different examples",
-                "give max_steps= or max_epochs=, in addition to another budget or instead of it",
+                "set max_steps= or max_epochs=, in addition to another budget or instead of it",
             )
         in_epoch = reading.loader.steps_in_epoch(0)
         steps = min(steps, math.ceil(epochs * in_epoch)) if epochs < 1 else steps

@@ -46,7 +46,7 @@ class LayerTerm(Term):
         if student.extracts and not any(name.startswith("backbone.") for name in student.learning):
             raise UserError(
                 "distill.terms: no layer of the student is trained, and terms between layers need one that is",
-                "give tuning=full, or use terms over predictions: distill=soft",
+                "set tuning=full, or use terms over predictions: distill=soft",
             )
         self.pairs = tuple(self.compared(student, teacher.learner, layers))
         self._kept: dict[bool, RecordedStates] = {}
@@ -120,7 +120,7 @@ class AttentionTerm(LayerTerm):
             raise UserError(
                 f"distill.terms.{entry_of(config).name}: the tuning method adds tokens to the student's attention "
                 "that the teacher does not have",
-                "give tuning=full, or use terms over states: distill.terms.hidden.weight=1",
+                "set tuning=full, or use terms over states: distill.terms.hidden.weight=1",
             )
 
     def lost(self, student: RecordedStates, teacher: RecordedStates, pair: Pair, batch: Batch) -> tuple[Tensor, int]:

@@ -140,7 +140,7 @@ class Interchange(OutputTerm):
             raise UserError(
                 "distill.terms.interchange swaps states between two texts of a forward, and here each text is alone "
                 "in its forward",
-                "give a larger batch_examples=, batch_tokens= or micro_batch_tokens=, or distill=soft",
+                "set a larger batch_examples=, batch_tokens= or micro_batch_tokens=, or distill=soft",
             )
         sides = (f"{site.side} " if len(self.depths[False]) > 1 else "" for site in self.sites)
         pairs = (f"{side}{site.student} <- {site.teacher}" for side, site in zip(sides, self.sites, strict=True))

@@ -53,8 +53,7 @@ class GenerationConfig(Config):
         "(Keskar et al. 2019)",
     )
     forced_eos: bool | None = Field(
-        None,
-        description="force the end token at the maximum length; null: as in a published checkpoint",
+        None, description="force the end token at the maximum length; null: as in a published checkpoint"
     )
 
     def with_published(self, settings: Mapping[str, object]) -> GenerationConfig:
@@ -67,7 +66,7 @@ class GenerationConfig(Config):
         except ValidationError as problem:
             said = str(own.get("repetition_penalty"))[:60]
             message = f"the checkpoint's {GENERATION} says repetition_penalty={said}: above 0"
-            raise UserError(message, "give repetition_penalty=1.0") from problem
+            raise UserError(message, "set repetition_penalty=1.0") from problem
 
     def unlike(self, settings: Mapping[str, object]) -> list[str]:
         """What a published checkpoint sets otherwise, as overrides."""
@@ -79,11 +78,11 @@ class GenerationConfig(Config):
         if self.min_new_tokens > self.max_new_tokens:
             raise ValueError(f"min_new_tokens={self.min_new_tokens} is more than max_new_tokens={self.max_new_tokens}")
         if self.temperature == 0 and (self.top_k is not None or self.top_p is not None):
-            raise ValueError("top_k and top_p are of sampling: give temperature=1.0 too")
+            raise ValueError("top_k and top_p are of sampling: set temperature=1.0 too")
         if self.temperature > 0 and self.beams > 1:
             raise ValueError(f"beams={self.beams} searches and temperature={self.temperature} draws: give one of them")
         if self.beams == 1 and (self.length_penalty != 1.0 or self.early_stopping is not False):
-            raise ValueError("length_penalty and early_stopping are of beam search: give beams=4 too")
+            raise ValueError("length_penalty and early_stopping are of beam search: set beams=4 too")
         return self
 
 

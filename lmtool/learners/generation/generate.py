@@ -64,10 +64,10 @@ class GenerativeModel:
     def require_capacity(self, length: int) -> None:
         """UserError for a prompt without tokens, and for one after which no token fits."""
         if not length:
-            raise UserError("the prompt has no tokens", "give a text")
+            raise UserError("the prompt has no tokens", "use a text")
         if length > self.longest_prompt:
             raise UserError(
-                f"the prompt has {length} tokens; the model has room for {self.longest_prompt}", "give a shorter one"
+                f"the prompt has {length} tokens; the model has room for {self.longest_prompt}", "use a shorter one"
             )
 
     @torch.no_grad()

@@ -264,7 +264,7 @@ class BeamSearch(Strategy):
         candidates = max(2, 1 + len(ends)) * beams
         if candidates > log_probs_RV.shape[1]:
             raise UserError(
-                f"beams={beams} asks for {candidates} candidates of {log_probs_RV.shape[1]} tokens", "give fewer beams="
+                f"beams={beams} asks for {candidates} candidates of {log_probs_RV.shape[1]} tokens", "use fewer beams="
             )
         # One text a prompt to begin with.
         scores_NB = torch.zeros(len(active), 1, device=device)

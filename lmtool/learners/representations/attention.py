@@ -69,7 +69,7 @@ def attention_of(backbone: Backbone, inputs: Packed, precision: Precision) -> He
         read(inputs, tap=tap)
     if not tap.layers:
         raise UserError(
-            f"model={backbone.config.name} has no attention of a text to itself", "give a checkpoint of another model"
+            f"model={backbone.config.name} has no attention of a text to itself", "use a checkpoint of another model"
         )
     names = next(iter(tap.terms.values()), {})
     return HeadAttention(

@@ -202,7 +202,7 @@ def cached(
         if own is None or own.dtype != torch.int64 or own.shape != (expected,):
             raise UserError(
                 f"target={term} is no task of one class a text or a word, which a probe predicts",
-                "give a classification or a tagging task, or target=token, previous or next",
+                "use a classification or a tagging task, or target=token, previous or next",
             )
         inputs = batch.inputs.to(device)
         states_WTH = states.read(inputs)
@@ -218,7 +218,7 @@ def cached(
         groups.append(group_M[:taken])
         count += taken
     if count == 0:
-        raise UserError("there is nothing to probe: no place has a class to predict", "give more text or rows")
+        raise UserError("there is nothing to probe: no place has a class to predict", "use more text or rows")
     return LabeledStates(torch.cat(kept, 1), torch.cat(labels).to(device), np.concatenate(groups))
 
 

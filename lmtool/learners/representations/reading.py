@@ -42,7 +42,7 @@ def pooling_of(loaded: LoadedCheckpoint) -> tuple[Pooling, str]:
 def tokenizer_of(loaded: LoadedCheckpoint, checkpoint: str) -> Tokenizer:
     """Its tokenizer. UserError where it has none."""
     if loaded.tokenizer is None:
-        raise UserError(f"checkpoint={checkpoint} has no tokenizer", "give a folder with tokenizer.json")
+        raise UserError(f"checkpoint={checkpoint} has no tokenizer", "use a folder with tokenizer.json")
     return loaded.tokenizer
 
 

@@ -130,7 +130,7 @@ def depth_of(backbone: Backbone) -> int:
     """The number of layers that read a text. UserError for a model that is no stack of layers."""
     stack = backbone.encoder if isinstance(backbone, EncoderDecoder) else backbone
     if not isinstance(stack, Stack):
-        raise UserError(f"model={backbone.config.name} is no stack of layers", "give a checkpoint of another model")
+        raise UserError(f"model={backbone.config.name} is no stack of layers", "use a checkpoint of another model")
     return len(list(stack.depth()))
 
 
@@ -149,7 +149,7 @@ class HiddenStates:
             message = (
                 f"the states of layer {first} are {widths[first]} wide, those of layer {self.layers[-1]} {self.width}"
             )
-            raise UserError(f"model={backbone.config.name}: {message}", "give layers=last, or the number of a layer")
+            raise UserError(f"model={backbone.config.name}: {message}", "set layers=last, or the number of a layer")
 
     @torch.no_grad()
     def read(self, inputs: Packed) -> Tensor:

@@ -247,7 +247,7 @@ def masked_lm_head(backbone: Backbone, enhanced: bool = False) -> MaskedLMHead:
     if enhanced and not backbone.decodes_masks:
         raise UserError(
             f"objective.enhanced_decoder=true: model={backbone.config.name} has no enhanced mask decoder",
-            "give objective.enhanced_decoder=false, or model=deberta or deberta_v3",
+            "set objective.enhanced_decoder=false, or model=deberta or deberta_v3",
         )
     head = (EnhancedMaskedLMHead if enhanced else MaskedLMHead)(
         backbone.hidden_size,

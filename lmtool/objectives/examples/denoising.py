@@ -157,7 +157,7 @@ class CorruptedSpans:
             raise UserError(
                 f"span corruption needs {spans} sentinel tokens at max_length={max_length}; the tokenizer has "
                 f"{len(self.sentinels)}",
-                "give tokenizer=sentencepiece with a larger tokenizer.sentinels=, or a smaller max_length=",
+                "set tokenizer=sentencepiece with a larger tokenizer.sentinels=, or a smaller max_length=",
             )
 
     def plan(self, epoch: int) -> Plan:

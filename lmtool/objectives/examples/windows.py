@@ -37,7 +37,7 @@ def text_capacity(max_length: int, special_count: int, texts: int) -> int:
 
 def some(plan: Plan, split: str) -> Plan:
     if not len(plan.lengths):
-        raise UserError(f"the {split} text has no window of two tokens", "give more text with data.path=")
+        raise UserError(f"the {split} text has no window of two tokens", "use more text with data.path=")
     return plan
 
 

@@ -187,7 +187,7 @@ class WordCounts:
         own = np.asarray(counts, dtype=np.int64).copy()
         own[self._special] = 0
         if not own.any():
-            raise UserError("the text has no word of the vocabulary", "give the tokenizer that fits it, or more text")
+            raise UserError("the text has no word of the vocabulary", "use the tokenizer that fits it, or more text")
         self.counts = self.counts + own
 
     @property

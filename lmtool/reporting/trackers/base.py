@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lmtool.reporting.text import is_number
 from lmtool.reporting.trackers.configs import TrackerConfig
 
 
@@ -54,5 +53,5 @@ def numbers(row: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, floa
     for name, value in row.items():
         if isinstance(value, Mapping):
             yield from numbers(value, f"{above}{name}/")
-        elif is_number(value) and (above or name != "step"):
+        elif isinstance(value, int | float) and not isinstance(value, bool) and (above or name != "step"):
             yield f"{above}{name}", value

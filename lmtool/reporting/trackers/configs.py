@@ -158,7 +158,7 @@ class WandbConfig(TrackerConfig):
         server = server_of(os.environ)
         if (problem := super().missing(key)) is not None or self.mode != "online" or has_key(server, os.environ):
             return problem
-        hint = f"set WANDB_API_KEY, type `wandb login`, or give {key}.mode=offline"
+        hint = f"set WANDB_API_KEY, type `wandb login`, or set {key}.mode=offline"
         return Problem(f"{key}.mode", f"{key}.mode=online: there is no key for {server}", hint)
 
     def fallback(self) -> TrackerConfig | None:

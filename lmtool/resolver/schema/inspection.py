@@ -43,13 +43,13 @@ class RunKeys:
                 continue
             if isinstance(getattr(cls, key), bool):
                 if value not in ("true", "false"):
-                    raise UserError(f"{word}: {key} is true or false", f"give {key}=true")
+                    raise UserError(f"{word}: {key} is true or false", f"set {key}=true")
                 values[key] = value == "true"
                 continue
             number, least = value.replace("_", "").replace(",", ""), cls.at_least.get(key, 1)
             if not number.isdigit() or int(number) < least:
                 said = f"a whole number, at least {least}" if least else "a whole number"
-                raise UserError(f"{word}: {key} is {said}", f"give {key}={getattr(cls, key)}")
+                raise UserError(f"{word}: {key} is {said}", f"set {key}={getattr(cls, key)}")
             values[key] = int(number)
         return cls(**values)
 
@@ -82,13 +82,13 @@ class PlanKeys(RunKeys):
                 raise UserError(f"{word}: {key} is given twice", "keep one of them")
         measure, device = values.get("measure", "false").lower(), values.get("device")
         if measure not in ("true", "false"):
-            raise UserError(f"measure={measure}: measure is true or false", "give measure=true")
+            raise UserError(f"measure={measure}: measure is true or false", "set measure=true")
         if device is not None:
             device_of(device)
             if measure == "true":
                 raise UserError(
                     f"device={device} measure=true: steps are measured on a device that is here",
-                    f"leave out one of the two: lmtool plan ... device={device}",
+                    f"omit one of the two: lmtool plan ... device={device}",
                 )
         return cls(device, measure == "true")
 

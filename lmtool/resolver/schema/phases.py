@@ -106,7 +106,7 @@ def _of_shares(phases: Sequence[Mapping[str, Any]], max_steps: Any) -> Iterator[
     for number, share in enumerate(fractions):
         key = f"phases.{number}.share"
         if share is None:
-            hint = f"give {key}=0.5, its share of the budget; the last phase's may be left out"
+            hint = f"set {key}=0.5, its share of the budget; the last phase's may be left out"
             yield Problem(key, f"missing required value: {key}", hint)
         elif not _is_number(share) or not 0 < share <= 1:
             last = number == len(fractions) - 1 and _is_number(share) and share <= 0
@@ -114,7 +114,7 @@ def _of_shares(phases: Sequence[Mapping[str, Any]], max_steps: Any) -> Iterator[
             yield Problem(key, f"{key}={share}: a share of the budget, above 0 and at most 1", hint)
         elif isinstance(max_steps, int) and share * max_steps < 0.5:
             yield Problem(
-                key, f"{key}={share} of max_steps={max_steps} is no step", "give a larger share, or more steps"
+                key, f"{key}={share} of max_steps={max_steps} is no step", "use a larger share, or more steps"
             )
     if all(map(_is_number, fractions)) and fractions and abs(math.fsum(fractions) - 1) > _TOLERANCE:
         total = math.fsum(fractions)

@@ -38,7 +38,7 @@ from lmtool.training.configs import OptimizerConfig, Parallel, ScheduleConfig
 from lmtool.tuning.configs import TuningConfig
 
 _START = (
-    "give checkpoint=hf://google-bert/bert-base-uncased or others of the hub, checkpoint=runs/NAME (a run of lmtool "
+    "set checkpoint=hf://google-bert/bert-base-uncased or others of the hub, checkpoint=runs/NAME (a run of lmtool "
     "pretrain), or model=bert_tiny for random weights; a task's data are read from task.path=FOLDER"
 )
 SHORTEST = 8
@@ -80,21 +80,14 @@ class RunConfig(CommandConfig):
         "is for models that do not fit on one device",
     )
     precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
-        "auto",
-        description="auto (bf16 if the device supports it), fp32, bf16, fp16",
+        "auto", description="auto (bf16 if the device supports it), fp32, bf16, fp16"
     )
     max_steps: int | None = Field(
-        None,
-        ge=1,
-        description="maximum number of steps; the first budget reached ends the run; null: no limit",
+        None, ge=1, description="maximum number of steps; the first budget reached ends the run; null: no limit"
     )
     max_epochs: float | None = Field(None, gt=0, description="maximum passes over the training examples")
     max_tokens: int | None = Field(None, ge=1, description="maximum number of training tokens")
-    max_minutes: float | None = Field(
-        None,
-        gt=0,
-        description="maximum minutes of training",
-    )
+    max_minutes: float | None = Field(None, gt=0, description="maximum minutes of training")
     max_flops: float | None = Field(None, gt=0, description="maximum floating-point operations, forward and backward")
     batch_examples: int | None = Field(None, ge=1, description="examples per step; or use batch_tokens")
     batch_tokens: int | None = Field(None, ge=1, description="maximum number of real tokens (without padding) per step")
@@ -181,7 +174,7 @@ class PretrainConfig(RunConfig):
     """`lmtool pretrain`."""
 
     descriptions: ClassVar[dict[str, str]] = {
-        "max_steps": "10000 if no other budget is set; the first budget reached ends the run; null: no limit",
+        "max_steps": "10000 if no other budget is set; the first budget reached ends the run; null: no limit"
     }
 
     tuned_by: ClassVar[None] = None
@@ -189,8 +182,8 @@ class PretrainConfig(RunConfig):
 
     auto: ClassVar[dict[str, Auto]] = {
         "model": Auto(("checkpoint", {"name": "bert"}), agrees=True),
-        "tokenizer": Auto(_TOKENIZER, hint="give tokenizer=NAME", agrees=True),
-        "objective": Auto(("model.recipe.pretrain.objective",), hint="give objective=NAME"),
+        "tokenizer": Auto(_TOKENIZER, hint="set tokenizer=NAME", agrees=True),
+        "objective": Auto(("model.recipe.pretrain.objective",), hint="set objective=NAME"),
         "optimizer": Auto(("model.recipe.pretrain.optimizer",)),
         "schedule": Auto(("model.recipe.pretrain.schedule",)),
     }
@@ -253,7 +246,7 @@ class FinetuneConfig(RunConfig):
 
     auto: ClassVar[dict[str, Auto]] = {
         "model": _FROM_CHECKPOINT,
-        "tokenizer": Auto(_TOKENIZER, hint="give tokenizer=NAME", agrees=True),
+        "tokenizer": Auto(_TOKENIZER, hint="set tokenizer=NAME", agrees=True),
         "optimizer": Auto(("tuning.recipe.optimizer", "model.recipe.finetune.optimizer")),
         "schedule": Auto(("tuning.recipe.schedule", "model.recipe.finetune.schedule")),
     }
@@ -325,8 +318,7 @@ class TransferConfig(CommandConfig):
     """The keys of commands that convert weights from one format to another."""
 
     checkpoint: str = Field(
-        description="a run or checkpoint folder, a published folder, or hf://org/name@revision",
-        min_length=1,
+        description="a run or checkpoint folder, a published folder, or hf://org/name@revision", min_length=1
     )
     output: str = Field(description="output folder, which must not exist yet", min_length=1)
     offline: bool = Field(False, description="open no network connection")
@@ -348,7 +340,7 @@ class ImportConfig(TransferConfig):
     pretrained checkpoint with another vocabulary or in another family."""
 
     descriptions: ClassVar[dict[str, str]] = {
-        "checkpoint": "folder with config.json and model.safetensors, hf://org/name@revision, a run, or vectors",
+        "checkpoint": "folder with config.json and model.safetensors, hf://org/name@revision, a run, or vectors"
     }
 
     starts_with_checkpoint: ClassVar[bool] = False
@@ -367,8 +359,7 @@ class ImportConfig(TransferConfig):
         min_length=1,
     )
     data: Annotated[DataConfig | None, Choice("data", optional=True)] = Field(
-        None,
-        description="text for the loss before and after; null: the run's held-out text, else data=pydocs",
+        None, description="text for the loss before and after; null: the run's held-out text, else data=pydocs"
     )
     cache_dir: str = Field(
         "~/.cache/lmtool", description="folder of the token stores, shared by all runs", min_length=1

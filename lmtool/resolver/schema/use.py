@@ -36,8 +36,7 @@ class UseConfig(MachineConfig):
     """The keys of the commands that use a trained checkpoint."""
 
     checkpoint: str = Field(
-        description="a run or checkpoint folder, a published folder, or hf://org/name@revision",
-        min_length=1,
+        description="a run or checkpoint folder, a published folder, or hf://org/name@revision", min_length=1
     )
     output: str | None = Field(None, description="output file; null: the screen only", min_length=1)
 
@@ -63,12 +62,12 @@ class EvaluateConfig(TaskUseConfig):
     """`lmtool evaluate`: score a checkpoint on the data it was trained for, or on other data of the same kind."""
 
     descriptions: ClassVar[dict[str, str]] = {
-        "output": "output file of the predictions (.jsonl); null: the screen only",
+        "output": "output file of the predictions (.jsonl); null: the screen only"
     }
 
     auto: ClassVar[dict[str, Auto]] = {
-        "task": Auto(("checkpoint",), hint="its checkpoint was trained for no task: give data=", implied=True),
-        "data": Auto(("checkpoint",), hint="its checkpoint was trained for a task: give task.path=", implied=True),
+        "task": Auto(("checkpoint",), hint="its checkpoint was trained for no task: set data=", implied=True),
+        "data": Auto(("checkpoint",), hint="its checkpoint was trained for a task: set task.path=", implied=True),
     }
 
     against: str | None = Field(
@@ -77,16 +76,13 @@ class EvaluateConfig(TaskUseConfig):
         min_length=1,
     )
     report: str | None = Field(
-        None,
-        description="output folder: evaluation.json, predictions.jsonl and plots",
-        min_length=1,
+        None, description="output folder: evaluation.json, predictions.jsonl and plots", min_length=1
     )
     task: Annotated[TaskConfig | None, Choice("task", key="kind", optional=True)] = Field(
         None, description="null: the checkpoint's task; task.path=FILE changes its data only"
     )
     data: Annotated[DataConfig | None, Choice("data", optional=True)] = Field(
-        None,
-        description="null: the checkpoint's held-out pretraining text; data=text data.path=FOLDER: all of it",
+        None, description="null: the checkpoint's held-out pretraining text; data=text data.path=FOLDER: all of it"
     )
     max_length: int | None = Field(
         None, ge=8, description="tokens per window that a language model reads; null: as in training"
@@ -135,7 +131,7 @@ class PredictConfig(AskConfig, TaskUseConfig):
     """`lmtool predict`: label texts, or fill their masks."""
 
     descriptions: ClassVar[dict[str, str]] = {
-        "output": "output file (.jsonl, .csv, .tsv), including the input's columns; null: the screen",
+        "output": "output file (.jsonl, .csv, .tsv), including the input's columns; null: the screen"
     }
 
     verbatim: ClassVar[tuple[str, ...]] = (*AskConfig.verbatim, "task")
@@ -172,7 +168,7 @@ class EmbedConfig(AskConfig):
     """`lmtool embed`: texts as vectors of hidden states."""
 
     descriptions: ClassVar[dict[str, str]] = {
-        "output": "output file: .npy (one row per text), .parquet (also one row per token); null: the screen",
+        "output": "output file: .npy (one row per text), .parquet (also one row per token); null: the screen"
     }
 
     layers: int | Literal["last", "all", "mean"] = Field(
@@ -191,7 +187,7 @@ class ProbeConfig(MachineConfig):
     """`lmtool probe`: linear probes on every layer."""
 
     auto: ClassVar[dict[str, Auto]] = {
-        "data": Auto(("checkpoint",), hint="give data=text data.path=FOLDER", implied=True)
+        "data": Auto(("checkpoint",), hint="set data=text data.path=FOLDER", implied=True)
     }
 
     checkpoint: tuple[str, ...] = Field(
@@ -314,8 +310,7 @@ class InspectAttentionConfig(ReadConfig):
     verbatim: ClassVar[tuple[str, ...]] = ("text",)
 
     checkpoint: str = Field(
-        description="a run or checkpoint folder, a published folder, or hf://org/name@revision",
-        min_length=1,
+        description="a run or checkpoint folder, a published folder, or hf://org/name@revision", min_length=1
     )
     text: str = Field(description="input text", min_length=1)
     shown: int = Field(3, ge=0, description="heads shown on the screen: those with the most concentrated attention")

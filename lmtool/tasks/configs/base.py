@@ -25,7 +25,7 @@ ClassNames = Annotated[
     tuple[str, ...] | None,
     Field(
         description="class names in order, quoted; null: the sorted values found in train. A file may contain the "
-        "names, or their numbers from 0",
+        "names, or their numbers from 0"
     ),
 ]
 
@@ -65,41 +65,27 @@ class TaskConfig(LearnedConfig):
     )
     label: str = Field("label", description="label column")
     path: str | None = Field(
-        None,
-        description="local data: a folder with train, dev and test files (.tsv .csv .jsonl), or one training file",
+        None, description="local data: a folder with train, dev and test files (.tsv .csv .jsonl), or one training file"
     )
-    hub: str | None = Field(
-        None,
-        description="org/name or org/name:subset on the hub, used if no path is set",
-    )
+    hub: str | None = Field(None, description="org/name or org/name:subset on the hub, used if no path is set")
     embedded: Literal["pydocs"] | None = Field(
-        None,
-        description="pydocs: data found on every machine, used if no path is set",
+        None, description="pydocs: data found on every machine, used if no path is set"
     )
     header: tuple[str, ...] | None = Field(None, description="column names for files without a header line")
     aliases: dict[str, str] = Field({}, description="map from column names in the files to names used here")
-    files: dict[str, str] = Field(
-        {},
-        description="map from file names without suffix to train, dev or test",
-    )
+    files: dict[str, str] = Field({}, description="map from file names without suffix to train, dev or test")
     ragged_rows: Literal["refuse", "skip"] = Field(
-        "refuse",
-        description="line with a wrong number of columns; refuse: error; skip: skip and count it",
+        "refuse", description="line with a wrong number of columns; refuse: error; skip: skip and count it"
     )
     validation: tuple[str, ...] = Field(
-        ("dev",),
-        min_length=1,
-        description="development splits; without one, a seeded tenth of train is held out",
+        ("dev",), min_length=1, description="development splits; without one, a seeded tenth of train is held out"
     )
     test: tuple[str, ...] = Field(("test",), description="test splits: never used for training")
     metrics: Metrics[str]
     metric: BestMetric[str]
     train_examples: int | None = Field(None, ge=1, description="number of training rows, a seeded sample; null: all")
     dropout: float | None = Field(
-        None,
-        ge=0,
-        lt=1,
-        description="dropout rate before the output layer; null: the model's",
+        None, ge=0, lt=1, description="dropout rate before the output layer; null: the model's"
     )
 
     @field_validator("validation", "test")
@@ -107,7 +93,7 @@ class TaskConfig(LearnedConfig):
     def _held_out(cls, splits: tuple[str, ...]) -> tuple[str, ...]:
         learned = next((split for split in splits if split.lower() == "train"), None)
         if learned is not None:
-            raise ValueError(f"{learned} is the training split; leave it out, and name held-out splits")
+            raise ValueError(f"{learned} is the training split; omit it, and name held-out splits")
         return splits
 
     def learner(self, *arguments: Any) -> Any:
@@ -211,7 +197,7 @@ class TaskConfig(LearnedConfig):
         )
         if self.writes_text:
             reason = f"task={self.name} is scored by what the model writes, text by text"
-            yield Requirement(FORWARDS_OF_ONE_PROCESS, "task", reason, "give another task or head")
+            yield Requirement(FORWARDS_OF_ONE_PROCESS, "task", reason, "use another task or head")
 
     def completed(self, tensors: dict[str, Any]) -> dict[str, Any]:
         """Adds the head tensors that a published folder does not store."""

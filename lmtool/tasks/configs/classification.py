@@ -36,8 +36,7 @@ class ClassificationConfig(PromptedConfig, WindowedConfig):
     of_outputs: ClassVar[tuple[str, ...]] = (*WindowedConfig.of_outputs, "loss.class_weights", "loss.focal_gamma")
 
     kind: Literal["classification"] = Field(
-        "classification",
-        description="One of several classes for a text or a pair of texts.",
+        "classification", description="One of several classes for a text or a pair of texts."
     )
     name: TaskName = "classification"
     labels: ClassNames = None
@@ -48,8 +47,7 @@ class ClassificationConfig(PromptedConfig, WindowedConfig):
     )
     metric: BestMetric[Literal["accuracy", "f1", "macro_f1", "matthews"]] = "accuracy"
     loss: ClassLossConfig = Field(
-        default_factory=lambda: ClassLossConfig.model_validate({}),
-        description="Smoothing and weights of the loss",
+        default_factory=lambda: ClassLossConfig.model_validate({}), description="Smoothing and weights of the loss"
     )
     label_words: dict[str, str] = Field(
         {}, description="task.head=text_to_text: map from class to the text for it; other classes: their names"
@@ -134,11 +132,11 @@ class ClassificationConfig(PromptedConfig, WindowedConfig):
         yield from self.needs_of_template()
         if self.auxiliary_mlm:
             reason = f"task.auxiliary_mlm={self.auxiliary_mlm:g} trains masked language modeling"
-            hint = "leave it out, or use an encoder: model=bert"
+            hint = "omit it, or use an encoder: model=bert"
             yield Requirement(architecture("encoder"), "task.auxiliary_mlm", reason, hint)
         if self.demonstrations:
             reason = f"task.demonstrations={self.demonstrations} adds texts around a predicted word"
-            hint = "leave it out, or use an encoder or a decoder"
+            hint = "omit it, or use an encoder or a decoder"
             yield Requirement(architecture("encoder", "decoder"), "task.demonstrations", reason, hint)
 
     def conflicts(self) -> Iterator[Problem]:
@@ -178,7 +176,7 @@ class ClassificationConfig(PromptedConfig, WindowedConfig):
             if value:
                 value_text = value if field != "demonstration_rows" else "..."
                 message = f"task.{field}={value_text} applies to texts read as prompts"
-                return Problem(f"task.{field}", message, f"give task.head={PROMPT} too")
+                return Problem(f"task.{field}", message, f"set task.head={PROMPT} too")
         return None
 
     @model_validator(mode="after")
@@ -215,7 +213,7 @@ class MultipleChoiceConfig(PromptedConfig, SequenceConfig):
     """The best of several choices of a row."""
 
     descriptions: ClassVar[dict[str, str]] = {
-        "label": "label column: the name of the correct choice's column, or its number from 0",
+        "label": "label column: the name of the correct choice's column, or its number from 0"
     }
 
     kind: Literal["multiple_choice"] = Field("multiple_choice", description="The best of several choices of a row.")
@@ -227,10 +225,7 @@ class MultipleChoiceConfig(PromptedConfig, SequenceConfig):
         "first columns joined by spaces, and the choice",
     )
     choices: int = Field(2, ge=2, description="number of choice columns, the last of the input columns")
-    continued: bool = Field(
-        False,
-        description="true: the column before the choices is the beginning of each choice",
-    )
+    continued: bool = Field(False, description="true: the column before the choices is the beginning of each choice")
     wordings: dict[str, str] = Field({}, description="replacements for values of the columns before the choices")
     metrics: Metrics[Literal["accuracy"]] = ("accuracy",)
     metric: BestMetric[Literal["accuracy"]] = "accuracy"

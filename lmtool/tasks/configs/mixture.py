@@ -39,8 +39,7 @@ class GlueConfig(TaskConfig):
     kind: Literal["glue"] = Field("glue", description="The tasks of GLUE, one run each.")
     name: str = Field("glue", description="common name of the runs", pattern=r"^[a-z][a-z0-9_]*$")
     path: str | None = Field(
-        None,
-        description="a folder with one subfolder per task (cola, CoLA, mnli_10k, ...); missing tasks are listed",
+        None, description="a folder with one subfolder per task (cola, CoLA, mnli_10k, ...); missing tasks are listed"
     )
     hub: str | None = Field("nyu-mll/glue", description="used if no path is set; each task's own YAML names its data")
     members: tuple[Member | dict[str, Any], ...] = Field(
@@ -97,8 +96,7 @@ class MixtureTaskConfig(TaskConfig):
     temperature: float = Field(2.0, ge=1, description="for sampling=temperature; 1: proportional")
     cap: int = Field(2**19, ge=1, description="for sampling=capped, in rows (2^19)")
     head: Literal["text_to_text"] | None = Field(
-        None,
-        description="text_to_text: generate the labels of all members (T5); null: each member's own",
+        None, description="text_to_text: generate the labels of all members (T5); null: each member's own"
     )
     rows: tuple[int, ...] | None = Field(None, description="training rows per member; null: counted")
 
@@ -195,7 +193,7 @@ class MixtureTaskConfig(TaskConfig):
                 alternatives = [metric for metric in part.metrics if not smaller_is_better(metric)]
                 key = f"task.with.{part.name}.metric"
                 message = f"{key}={part.metric}: lower is better; mixtures average higher-is-better metrics"
-                yield Problem("task.members", message, f"give {key}={alternatives[0] if alternatives else 'NAME'}")
+                yield Problem("task.members", message, f"set {key}={alternatives[0] if alternatives else 'NAME'}")
 
     @model_validator(mode="after")
     def _members_fit(self) -> MixtureTaskConfig:

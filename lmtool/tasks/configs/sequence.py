@@ -133,23 +133,23 @@ class SequenceConfig(TaskConfig):
             hint = "use an encoder-decoder or a decoder: model=t5"
             yield Requirement(_WRITES, "task.head", typed, hint)
         elif self.head == PROMPT and self.fills_prompts:
-            yield Requirement(_FILLS_A_PLACE, "task.head", f"{typed} predicts a word within a text", "leave it out")
+            yield Requirement(_FILLS_A_PLACE, "task.head", f"{typed} predicts a word within a text", "omit it")
             yield Requirement(
-                CONTEXT, "task.head", f"{typed} predicts from both sides of the context", "give task.head=paper"
+                CONTEXT, "task.head", f"{typed} predicts from both sides of the context", "set task.head=paper"
             )
             outputs = tuple(field for field in self.of_outputs if field not in self.of_summary)
             problem = self._meaningless(outputs, "applies to heads over the whole text", "reads one position")
             if problem is not None:
                 yield Requirement(_SCORES_WORDS, problem.key, problem.message, problem.hint)
         elif self.head == "transformers":
-            yield Requirement(TRANSFORMERS_CLASSIFIER, "task.head", typed, "give task.head=paper")
+            yield Requirement(TRANSFORMERS_CLASSIFIER, "task.head", typed, "set task.head=paper")
         if self.auxiliary_lm and not self.writes_text:
             reason = f"task.auxiliary_lm={self.auxiliary_lm:g} trains next-token prediction"
             yield Requirement(
-                _READS_IN_A_DIRECTION, "task.auxiliary_lm", reason, "leave it out, or use a decoder: model=gpt"
+                _READS_IN_A_DIRECTION, "task.auxiliary_lm", reason, "omit it, or use a decoder: model=gpt"
             )
         if self.pooling == "first" and not self.writes_text:
-            hint = "give task.pooling=last or task.pooling=mean"
+            hint = "set task.pooling=last or task.pooling=mean"
             yield Requirement(_FIRST_TOKEN_READS, "task.pooling", "task.pooling=first", hint)
 
     def conflicts(self) -> Iterator[Problem]:
@@ -160,7 +160,7 @@ class SequenceConfig(TaskConfig):
             problem = self._unprompted()
         elif self.auxiliary_lm and self.adapts is not None:
             message = f"task.auxiliary_lm={self.auxiliary_lm:g} and task.domain={self.adapts}: one auxiliary loss"
-            problem = Problem("task.domain", message, "leave one of them out")
+            problem = Problem("task.domain", message, "omit one of them")
         if problem is not None:
             yield problem
 
@@ -168,14 +168,14 @@ class SequenceConfig(TaskConfig):
         """The reason why labels cannot be written as text, if any."""
         if not self.labels_as_text:
             message = f"task.head={TEXT_TO_TEXT}: labels of task.kind={self.kind} cannot be written as text"
-            return Problem("task.head", message, "leave it out")
+            return Problem("task.head", message, "omit it")
         return self._meaningless(self.of_outputs, "applies to heads that output classes or values", "has none")
 
     def _unprompted(self) -> Problem | None:
         """The reason why labels cannot be words of a prompt, if any."""
         if not self.fills_prompts:
             message = f"task.head={PROMPT} names classes by words; task.kind={self.kind} has no classes"
-            return Problem("task.head", message, "leave it out")
+            return Problem("task.head", message, "omit it")
         return self._meaningless(self.of_summary, "applies to heads over the whole text", "reads one position")
 
     def _meaningless(self, fields: tuple[str, ...], whose: str, but: str) -> Problem | None:
@@ -187,7 +187,7 @@ class SequenceConfig(TaskConfig):
             if value != default:
                 value_text = value.name if isinstance(value, DomainConfig) else value
                 message = f"task.{field}={value_text} {whose}; task.head={self.head} {but}"
-                return Problem(f"task.{field}", message, "leave it out")
+                return Problem(f"task.{field}", message, "omit it")
         return None
 
 
@@ -202,8 +202,7 @@ class WindowedConfig(SequenceConfig):
     )
     stride: int = Field(0, ge=0, description="tokens shared by adjacent windows")
     domain: Annotated[DomainConfig | None, Choice("task/domain", optional=True)] = Field(
-        None,
-        description="dann or coral, with task.domain.target=FOLDER: unlabeled texts from another domain",
+        None, description="dann or coral, with task.domain.target=FOLDER: unlabeled texts from another domain"
     )
 
     @property
@@ -224,8 +223,7 @@ class ClassLossConfig(Config):
 
     label_smoothing: float = Field(0.0, ge=0, lt=1, description="share of the probability spread over all classes")
     class_weights: Literal["none", "balanced"] | tuple[float, ...] = Field(
-        "none",
-        description="none, balanced (rows / (classes x rows of the class)), or one weight per class: [1.0, 3.0]",
+        "none", description="none, balanced (rows / (classes x rows of the class)), or one weight per class: [1.0, 3.0]"
     )
 
     focal_gamma: float = Field(
@@ -257,8 +255,7 @@ class MultiLabelLossConfig(ClassLossConfig):
 
     label_smoothing: float = Field(0.0, ge=0, lt=1, description="share of a label spread over yes and no")
     class_weights: Literal["none", "balanced"] | tuple[float, ...] = Field(
-        "none",
-        description="for positive labels: none, balanced (negative / positive rows), or one per class",
+        "none", description="for positive labels: none, balanced (negative / positive rows), or one per class"
     )
 
 
@@ -266,20 +263,16 @@ class MultiLabelLossConfig(ClassLossConfig):
 class MultiLabelConfig(WindowedConfig):
     """Any number of several classes for a text or a pair of texts."""
 
-    descriptions: ClassVar[dict[str, str]] = {
-        "label": "label column: a list, or text with delimiters",
-    }
+    descriptions: ClassVar[dict[str, str]] = {"label": "label column: a list, or text with delimiters"}
 
     has_classes: ClassVar[bool] = True
 
     kind: Literal["multi_label"] = Field(
-        "multi_label",
-        description="Any number of several classes for a text or a pair of texts.",
+        "multi_label", description="Any number of several classes for a text or a pair of texts."
     )
     name: TaskName = "multi_label"
     labels: tuple[str, ...] | None = Field(
-        None,
-        description="class names in order, quoted; null: the sorted values found in train",
+        None, description="class names in order, quoted; null: the sorted values found in train"
     )
     delimiter: str = Field(
         ",",
@@ -331,14 +324,12 @@ class RegressionConfig(WindowedConfig):
     of_outputs: ClassVar[tuple[str, ...]] = (*WindowedConfig.of_outputs, "standardize")
 
     kind: Literal["regression"] = Field(
-        "regression",
-        description="One number for a text or a pair of texts, by squared error.",
+        "regression", description="One number for a text or a pair of texts, by squared error."
     )
     name: TaskName = "regression"
     metrics: Metrics[Literal["pearson", "spearman", "mse"]] = ("pearson", "spearman", "mse")
     metric: Literal["pearson", "spearman", "mse"] = Field(
-        "pearson",
-        description="metric that selects the best checkpoint; for mse, lower is better",
+        "pearson", description="metric that selects the best checkpoint; for mse, lower is better"
     )
     standardize: Literal["train"] | tuple[float, float] | None = Field(
         None,

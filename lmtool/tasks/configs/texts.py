@@ -62,8 +62,7 @@ class Seq2SeqConfig(PromptedConfig):
         description="how often a decoder reads its own prediction in training (Bengio et al. 2015)",
     )
     generation: GenerationConfig = Field(
-        default_factory=lambda: GenerationConfig.model_validate({}),
-        description="how the scored texts are generated",
+        default_factory=lambda: GenerationConfig.model_validate({}), description="how the scored texts are generated"
     )
     generate_examples: int | None = Field(
         500,
@@ -105,7 +104,7 @@ class Seq2SeqConfig(PromptedConfig):
                 PREFIXES,
                 "task.mask",
                 "task.mask=prefix makes attention within the source bidirectional",
-                "give task.mask=causal",
+                "set task.mask=causal",
             )
 
     @model_validator(mode="after")
@@ -118,13 +117,7 @@ class Seq2SeqConfig(PromptedConfig):
 
 
 AnswerMetric = Literal[
-    "exact_match",
-    "f1",
-    "has_answer_exact_match",
-    "has_answer_f1",
-    "no_answer_accuracy",
-    "best_exact_match",
-    "best_f1",
+    "exact_match", "f1", "has_answer_exact_match", "has_answer_f1", "no_answer_accuracy", "best_exact_match", "best_f1"
 ]
 
 
@@ -133,7 +126,7 @@ class ExtractiveQaConfig(TaskConfig):
     """The answer to a question, as a span of a context."""
 
     descriptions: ClassVar[dict[str, str]] = {
-        "path": "local data: a folder with train, dev and test files (SQuAD's .json, .jsonl), or one file",
+        "path": "local data: a folder with train, dev and test files (SQuAD's .json, .jsonl), or one file"
     }
 
     layouts: ClassVar[tuple[str, ...]] = ("squad", "table", "parquet")
@@ -150,13 +143,9 @@ class ExtractiveQaConfig(TaskConfig):
         description="input columns: the question, and the text that it is about",
     )
     label: str = Field("answers", description="column of the answers: their text and answer_start")
-    unanswerable: bool = Field(
-        False,
-        description="true: a question may have no answer in its context (SQuAD 2.0)",
-    )
+    unanswerable: bool = Field(False, description="true: a question may have no answer in its context (SQuAD 2.0)")
     bad_answers: Literal["refuse", "skip"] = Field(
-        "refuse",
-        description="answer text not found at answer_start: refuse the data, or skip and count the row",
+        "refuse", description="answer text not found at answer_start: refuse the data, or skip and count the row"
     )
     question_tokens: int = Field(64, ge=1, description="maximum tokens per question; longer ones are cut")
     stride: int = Field(

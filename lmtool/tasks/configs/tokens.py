@@ -51,8 +51,7 @@ class TokenClassificationConfig(TaskConfig):
         "example parts of speech",
     )
     train_on: Literal["all", "first"] = Field(
-        "all",
-        description="subwords that learn a word's tag: all (those after a B learn I), or first",
+        "all", description="subwords that learn a word's tag: all (those after a B learn I), or first"
     )
     stride: int = Field(
         64,
@@ -81,9 +80,7 @@ class TokenClassificationConfig(TaskConfig):
 
     def needs(self) -> Iterator[Requirement]:
         yield from super().needs()
-        yield Requirement(
-            WORD_STATES, "task", f"task={self.name} tags words", "give model=bert, model=t5 or model=bart"
-        )
+        yield Requirement(WORD_STATES, "task", f"task={self.name} tags words", "set model=bert, model=t5 or model=bart")
 
     def text_format(self, model: ModelConfig) -> str:
         """The format of transformers' ...ForTokenClassification, which is that of its sequence classifier."""
@@ -110,8 +107,7 @@ class SpanClassificationConfig(TaskConfig):
     default_max_length: ClassVar[int] = 256
 
     kind: Literal["span_classification"] = Field(
-        "span_classification",
-        description="One of several classes for a span of a text, or for a pair of spans.",
+        "span_classification", description="One of several classes for a span of a text, or for a pair of spans."
     )
     name: TaskName = "span_classification"
     text: tuple[str, ...] = Field(

@@ -59,7 +59,7 @@ def problem_of(config: ExtractiveQaConfig, context: str, answers: Sequence[GoldA
     if not answers and not config.unanswerable:
         return (
             "a question without an answer",
-            "give task.unanswerable=true (task=squad_v2 has it), or take the row out; task.bad_answers=skip skips "
+            "set task.unanswerable=true (task=squad_v2 has it), or remove the row; task.bad_answers=skip skips "
             "and counts such rows",
         )
     for text, start in answers:

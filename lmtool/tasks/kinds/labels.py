@@ -62,7 +62,7 @@ def class_names(config: TaskConfig, values: Sequence[object], origin: Sequence[t
     if len(names) < 2:
         raise UserError(
             f"task.label={config.label} is {names[0]} in all {len(words)} training rows: there is nothing to learn",
-            "give data of two classes or more, or name another column with task.label=",
+            "use data of two classes or more, or name another column with task.label=",
         )
     if all(name.lstrip("+-").isdecimal() for name in names):
         names.sort(key=int)

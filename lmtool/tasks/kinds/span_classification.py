@@ -136,7 +136,7 @@ class SpanExamples:
             raise UserError(
                 f"{location(rows.origin[row])}: its spans extend over {needed} tokens; max_length={max_length} "
                 f"allows {max(capacity, 0)}",
-                f"give max_length={needed + self.template.special_count} or more, or remove the row",
+                f"set max_length={needed + self.template.special_count} or more, or remove the row",
             )
         around_E = (capacity - (last_E - first_E + 1)) // 2
         start_E = np.clip(first_E - around_E, 0, np.maximum(lengths_E - capacity, 0))

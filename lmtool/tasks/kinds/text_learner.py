@@ -135,7 +135,7 @@ class TextPairs:
         if source < 1 or target < 1:
             raise UserError(
                 f"max_length={max_length} and task.target_tokens={wanted} leave no capacity for a source",
-                f"give max_length={2 * wanted + special_count}, or a smaller task.target_tokens=",
+                f"set max_length={2 * wanted + special_count}, or a smaller task.target_tokens=",
             )
         return source, target
 
@@ -202,7 +202,7 @@ class TextPairs:
             share = self.truncated_targets / len(self._plan)
             metadata["warnings"] = [
                 f"{self.truncated_targets:,} {self.split} targets ({share:.1%}) are truncated to {self.target_room} "
-                "tokens: give a larger task.target_tokens="
+                "tokens: set a larger task.target_tokens="
             ]
         return metadata
 

@@ -40,7 +40,7 @@ def sources(name: str, rows: Rows) -> list[str]:
     joined = [column for column in rows.columns if JOINED in column]
     if joined:
         raise UserError(
-            f"task.text names {joined[0]}; written labels need separate columns", "give task.head=text_to_text too"
+            f"task.text names {joined[0]}; written labels need separate columns", "set task.head=text_to_text too"
         )
     columns = [[f"{column}: {text}" for text in rows.columns[column]] for column in sorted(rows.columns)]
     return [" ".join([name, *cells]) for cells in zip(*columns, strict=True)]

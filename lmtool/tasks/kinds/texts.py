@@ -178,7 +178,7 @@ class SequenceExamples:
 
     def __init__(self, rows: Rows, layout: InputFormat, term: str, split: str):
         if not len(rows):
-            raise UserError(f"the {split} split has no rows", "give a table with rows: `lmtool show task.path`")
+            raise UserError(f"the {split} split has no rows", "use a table with rows: `lmtool show task.path`")
         self.rows, self.term, self.split, self.start = rows, term, split, layout.start
         self.template = layout.template(len(rows.columns), fewest=len(rows.columns))
         room, stride = layout.max_length - self.template.special_count, layout.stride

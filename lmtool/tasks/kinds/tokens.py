@@ -43,7 +43,7 @@ class TokenClassification(TaskKind):
             raise UserError(
                 f"task.metrics of {config.name} score entities, and the tags in {config.label} mark none "
                 f"({', '.join(sorted(set(chain(*sentences)))[:4])}, ...)",
-                "give task.metrics=[accuracy] task.metric=accuracy, or name another column with task.label=",
+                "set task.metrics=[accuracy] task.metric=accuracy, or name another column with task.label=",
             )
         config = config.model_copy(update={"scheme": scheme})
         if config.labels is None:

@@ -156,7 +156,7 @@ class Demonstrations:
         if len(lacking):
             raise UserError(
                 f"task.demonstrations: the class {self.labels[lacking[0]]} has no other row to show as a demonstration",
-                "train on two rows of each class at least, or give task.demonstrations=0",
+                "train on two rows of each class at least, or set task.demonstrations=0",
             )
         shape = (len(own_EC), draws, len(self.labels))
         uniform = random_streams.uniform(self.seed, "sample", counter, keys_E, draws * len(self.labels))
@@ -242,7 +242,7 @@ class PromptedExamples:
         auxiliary: Auxiliary | None = None,
     ):
         if not len(rows):
-            raise UserError(f"the {split} split has no rows", "give a table with rows: `lmtool show task.path`")
+            raise UserError(f"the {split} split has no rows", "use a table with rows: `lmtool show task.path`")
         self.rows, self.term, self.split, self.shown = rows, term, split, demonstrations
         self.auxiliary = auxiliary
         self.template = wording.template(demonstrations is not None)

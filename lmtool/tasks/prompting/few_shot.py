@@ -40,7 +40,7 @@ def demonstrations(kind: TaskKind, train: Rows, held_out: Sequence[Rows], shots:
         raise UserError(
             f"shots={shots} is more than the {len(free)} training rows of task={kind.config.name}"
             + (" whose text is in no held-out row" if len(free) < len(train) else ""),
-            f"give shots={len(free)} at most, or a folder with a train file",
+            f"set shots={len(free)} at most, or a folder with a train file",
         )
     return train.take(free[Permutation(len(free), seed, "sample", _DEMONSTRATIONS)(np.arange(shots))])
 
@@ -106,7 +106,7 @@ class Prompts:
         more = f" and {answer} of the answer" if self._one_stack and answer else ""
         needed = len(alone) + self._around + (answer if self._one_stack else 0)
         most = self.writer.model.backbone.longest_text
-        longer = f"give max_length={needed} or more, " if needed <= most else f"the model reads {most} at most: give "
+        longer = f"set max_length={needed} or more, " if needed <= most else f"the model reads {most} at most: give "
         raise UserError(
             f"{location(where)}: {len(alone) + self._around} tokens{more}, without a demonstration; the limit is "
             f"{self.longest}",

@@ -131,7 +131,7 @@ def prompt_capacity(max_length: int, special_count: int, texts: int) -> int:
     if max_length - special_count < texts:
         raise UserError(
             f"max_length={max_length} leaves no capacity for text: the prompt around it has {special_count} tokens",
-            f"give max_length={special_count + 16 * max(texts, 1)}, as far as the model goes, or a shorter "
+            f"set max_length={special_count + 16 * max(texts, 1)}, as far as the model goes, or a shorter "
             "task.prompt.template=",
         )
     return max_length - special_count

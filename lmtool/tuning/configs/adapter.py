@@ -19,7 +19,7 @@ from lmtool.models.configs import ModelConfig
 from lmtool.nn.configs import Activation, AdapterReads
 from lmtool.tuning.configs.base import ByDepthConfig, TuningConfig
 
-_GIVE = "give a run of lmtool finetune tuning=adapter"
+_GIVE = "use a run of lmtool finetune tuning=adapter"
 Placement = Literal["houlsby", "pfeiffer", "parallel"]
 Scale = float | Literal["learned"]
 
@@ -74,15 +74,12 @@ def _read(path: str) -> dict[str, Any]:
         raise UserError(error.message.removeprefix("checkpoint="), _GIVE) from error
     tuning, model = saved.get("tuning") or {}, saved["model"]
     if tuning.get("name") != "adapter":
-        raise UserError(
-            f"{path}: it was trained with tuning={tuning.get('name', 'full')}, and has no adapters",
-            _GIVE,
-        )
+        raise UserError(f"{path}: it was trained with tuning={tuning.get('name', 'full')}, and has no adapters", _GIVE)
     trained: Any = Choice("tuning").validate(tuning)
     if trained.stack_on:
         raise UserError(
             f"{path}: its adapters are stacked on those of {trained.stack_on[0].path}",
-            "give a run whose adapters are not stacked",
+            "use a run whose adapters are not stacked",
         )
     if trained.tunes_norms:
         raise UserError(
@@ -147,16 +144,13 @@ class AdapterConfig(ByDepthConfig):
         None, ge=1, description="hidden size / adapter width; null: published (pfeiffer 16, parallel 2)"
     )
     activation: Activation | None = Field(
-        None,
-        description="relu, gelu or gelu_tanh; null: published (houlsby gelu, the others relu)",
+        None, description="relu, gelu or gelu_tanh; null: published (houlsby gelu, the others relu)"
     )
     scale: Scale | None = Field(
-        None,
-        description="scale of an adapter's output, or learned; null: published (parallel 4, the others 1)",
+        None, description="scale of an adapter's output, or learned; null: published (parallel 4, the others 1)"
     )
     train_norms: bool | None = Field(
-        None,
-        description="train the layers' norms as well; null: published (houlsby true, the others false)",
+        None, description="train the layers' norms as well; null: published (houlsby true, the others false)"
     )
     init_std: float | None = Field(
         None,
@@ -165,8 +159,7 @@ class AdapterConfig(ByDepthConfig):
         "null: the up-projection starts at zero",
     )
     stack_on: tuple[TrainedAdapter, ...] = Field(
-        (),
-        description="tuning=adapter runs whose frozen adapters come below the new ones, lowest first (MAD-X)",
+        (), description="tuning=adapter runs whose frozen adapters come below the new ones, lowest first (MAD-X)"
     )
 
     @model_validator(mode="after")
@@ -217,7 +210,7 @@ class AdapterConfig(ByDepthConfig):
             wording="{reason} of {lacking}",
         )
         reduction = f"tuning.reduction={self.reduction or 1:g}"
-        yield Requirement(wide_enough, "tuning.reduction", reduction, "give tuning.bottleneck=1 or more")
+        yield Requirement(wide_enough, "tuning.reduction", reduction, "set tuning.bottleneck=1 or more")
         yield from _same_sizes("tuning.stack_on", self.stack_on)
 
     def conflicts(self) -> Iterator[Problem]:
@@ -235,9 +228,7 @@ class AdapterFusionConfig(TuningConfig):
         (), description="two or more runs from the same checkpoint, with the same placement"
     )
     value_penalty: float = Field(
-        0.01,
-        ge=0,
-        description="weight of the squared distance of the value projection from the identity",
+        0.01, ge=0, description="weight of the squared distance of the value projection from the identity"
     )
 
     fewest: ClassVar[int] = 2
@@ -249,7 +240,7 @@ class AdapterFusionConfig(TuningConfig):
     def needs(self) -> Iterator[Requirement]:
         yield from super().needs()
         reason = f"tuning={self.name} keeps weights close to their initial values"
-        yield Requirement(WHOLE_WEIGHTS, "tuning", reason, "give tuning=adapter")
+        yield Requirement(WHOLE_WEIGHTS, "tuning", reason, "set tuning=adapter")
         yield from _same_sizes("tuning.adapters", self.adapters)
 
     def conflicts(self) -> Iterator[Problem]:

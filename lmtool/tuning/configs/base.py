@@ -70,14 +70,14 @@ class TuningConfig(Component):
         """The layers it edits, the parameters it trains, and the requirements of the schemes."""
         if self.of_transformers:
             reason = f"tuning={self.name} edits the layers of a transformer"
-            yield Requirement(TRANSFORMER, "tuning", reason, "give tuning=full or tuning=head")
+            yield Requirement(TRANSFORMER, "tuning", reason, "set tuning=full or tuning=head")
         if self.of_stacks:
             reason = f"tuning={self.name} needs a stack of layers"
-            yield Requirement(STACK, "tuning", reason, "give tuning=full or tuning=head")
+            yield Requirement(STACK, "tuning", reason, "set tuning=full or tuning=head")
         for scheme in self.schemes:
             if scheme.name != "none":
                 reason = f"tuning with {scheme.name} tracks single weights from step to step"
-                yield Requirement(WHOLE_WEIGHTS, "tuning", reason, "give none instead")
+                yield Requirement(WHOLE_WEIGHTS, "tuning", reason, "use none instead")
 
 
 @dataclass(frozen=True)
@@ -206,10 +206,7 @@ class MixoutConfig(RegularizationConfig):
         "mixout", description="In each step, a random part of the weights is reset to the pretrained ones."
     )
     probability: float = Field(
-        0.9,
-        ge=0,
-        le=1,
-        description="replacement probability of a weight; published: 0.7, 0.8 and 0.9",
+        0.9, ge=0, le=1, description="replacement probability of a weight; published: 0.7, 0.8 and 0.9"
     )
 
 
@@ -227,7 +224,7 @@ class ByDepthConfig(TuningConfig):
     def needs(self) -> Iterator[Requirement]:
         if self.schedule.name != "none":
             reason = f"tuning/schedule={self.schedule.name} starts with some layers"
-            yield Requirement(LAYERS_OF_EACH_DEPTH, "tuning.schedule", reason, "give tuning/schedule=none")
+            yield Requirement(LAYERS_OF_EACH_DEPTH, "tuning.schedule", reason, "set tuning/schedule=none")
         yield from super().needs()
 
 

@@ -34,23 +34,21 @@ class FullConfig(ByDepthConfig, OfPretrainedConfig):
         False, description="freeze the embeddings: tokens, positions, segments and their norm"
     )
     freeze_layers: int = Field(
-        0,
-        ge=0,
-        description="number of frozen layers, from the first on; the encoder's before the decoder's",
+        0, ge=0, description="number of frozen layers, from the first on; the encoder's before the decoder's"
     )
 
     def needs(self) -> Iterator[Requirement]:
         if self.freeze_layers:
             key = "tuning.freeze_layers"
             reason = f"{key}={self.freeze_layers} freezes layers of a transformer"
-            yield Requirement(LAYERS_OF_EACH_DEPTH, key, reason, "give tuning.freeze_layers=0")
-            yield Requirement(TRANSFORMER, key, reason, "give tuning.freeze_layers=0")
+            yield Requirement(LAYERS_OF_EACH_DEPTH, key, reason, "set tuning.freeze_layers=0")
+            yield Requirement(TRANSFORMER, key, reason, "set tuning.freeze_layers=0")
             yield Requirement(number_of_layers(self.freeze_layers), key, reason, _fewer_layers)
         yield from super().needs()
 
 
 def _fewer_layers(model: ModelConfig) -> str:
-    return f"give tuning.freeze_layers={model.num_layers + model.layers_of_decoder} at most"
+    return f"set tuning.freeze_layers={model.num_layers + model.layers_of_decoder} at most"
 
 
 _SIDE_BY_SIDE = 4
@@ -63,8 +61,7 @@ class HeadConfig(TuningConfig):
     of_transformers: ClassVar[bool] = False
 
     name: Literal["head"] = Field(
-        "head",
-        description="Feature extraction: only the task's head is trained, and its pooler if new.",
+        "head", description="Feature extraction: only the task's head is trained, and its pooler if new."
     )
     layers: Literal["last", "scalar_mix", "concat_last_4"] = Field(
         "last",
@@ -75,18 +72,18 @@ class HeadConfig(TuningConfig):
 
     def needs(self) -> Iterator[Requirement]:
         yield from super().needs()
-        hint = "give tuning=last_n, tuning=lora or tuning=full"
+        hint = "set tuning=last_n, tuning=lora or tuning=full"
         yield Requirement(_SOMETHING_LEARNS, "tuning", f"tuning={self.name} trains only heads", hint)
         if self.layers == "last":
             return
-        key, typed, hint = "tuning.layers", f"tuning.layers={self.layers}", "give tuning.layers=last"
+        key, typed, hint = "tuning.layers", f"tuning.layers={self.layers}", "set tuning.layers=last"
         yield Requirement(STACK, key, f"{typed} reads the layers of a stack", hint)
         if self.layers == "scalar_mix":
             yield Requirement(STATES_OF_ONE_WIDTH, key, f"{typed} mixes states of equal width", hint)
         yield Requirement(_READS_STATES, key, typed, hint)
         yield Requirement(ONE_STACK, key, f"{typed} reads one stack", hint)
         if self.layers == "concat_last_4":
-            yield Requirement(depth_of(_SIDE_BY_SIDE), key, typed, "give tuning.layers=scalar_mix")
+            yield Requirement(depth_of(_SIDE_BY_SIDE), key, typed, "set tuning.layers=scalar_mix")
 
 
 _SOMETHING_LEARNS: Offer[HeadInput] = Offer(
@@ -134,15 +131,15 @@ class LastLayersConfig(ByDepthConfig, OfPretrainedConfig):
 
     def needs(self) -> Iterator[Requirement]:
         yield from super().needs()
-        hint = "give tuning=full, tuning=lora or tuning=head"
+        hint = "set tuning=full, tuning=lora or tuning=head"
         yield Requirement(LAYERS_OF_EACH_DEPTH, "tuning", "tuning=last_n trains the top layers", hint)
-        yield Requirement(ONE_STACK, "tuning", "tuning=last_n trains one stack", "give tuning=full or tuning=lora")
+        yield Requirement(ONE_STACK, "tuning", "tuning=last_n trains one stack", "set tuning=full or tuning=lora")
         if self.layers is not None:
             yield Requirement(depth_of(self.layers), "tuning.layers", f"tuning.layers={self.layers}", _fewer_of_head)
 
 
 def _fewer_of_head(head: HeadInput) -> str:
-    return f"give tuning.layers={head.depth} or less, or tuning=full"
+    return f"set tuning.layers={head.depth} or less, or tuning=full"
 
 
 @component("tuning", "bitfit", builder="lmtool.tuning.partial:BitFitTuning")
@@ -153,7 +150,7 @@ class BitFitConfig(ByDepthConfig):
 
     def needs(self) -> Iterator[Requirement]:
         yield from super().needs()
-        yield Requirement(BIASES, "tuning", "tuning=bitfit trains biases", "give tuning=ia3 or tuning=lora")
+        yield Requirement(BIASES, "tuning", "tuning=bitfit trains biases", "set tuning=ia3 or tuning=lora")
 
 
 Projection = Literal["q_proj", "k_proj", "v_proj", "out_proj", "fc_in", "fc_gate", "fc_out"]
@@ -176,12 +173,10 @@ class LoraConfig(ByDepthConfig):
     )
     rank_stabilised: bool = Field(False, description="true: scale by alpha / sqrt(rank) (Kalajdzievski 2023)")
     dora: bool = Field(
-        False,
-        description="true: split the updated map into direction and learned magnitude (Liu et al. 2024)",
+        False, description="true: split the updated map into direction and learned magnitude (Liu et al. 2024)"
     )
     bias: Literal["none", "lora_only", "all"] = Field(
-        "none",
-        description="none; lora_only: also train the biases of the updated maps; all: all biases of the model",
+        "none", description="none; lora_only: also train the biases of the updated maps; all: all biases of the model"
     )
 
     @field_validator("projections")
@@ -199,10 +194,10 @@ class LoraConfig(ByDepthConfig):
     def needs(self) -> Iterator[Requirement]:
         yield from super().needs()
         if self.bias != "none":
-            yield Requirement(BIASES, "tuning.bias", f"tuning.bias={self.bias} trains biases", "give tuning.bias=none")
+            yield Requirement(BIASES, "tuning.bias", f"tuning.bias={self.bias} trains biases", "set tuning.bias=none")
         if "fc_gate" in self.projections:
             supported = ",".join(name for name in self.projections if name != "fc_gate") or "fc_in"
-            hint = f"give 'tuning.projections=[{supported}]'"
+            hint = f"set 'tuning.projections=[{supported}]'"
             yield Requirement(GATE, "tuning.projections", "tuning.projections names fc_gate", hint)
 
     def warnings(self, optimizer: Any, model: Any) -> list[str]:
@@ -271,12 +266,7 @@ class SoftPromptConfig(TuningConfig):
     def needs(self) -> Iterator[Requirement]:
         yield from super().needs()
         if self.init == "class_labels":
-            yield Requirement(
-                LABELS,
-                "tuning.init",
-                "tuning.init=class_labels",
-                "give tuning.init=vocabulary",
-            )
+            yield Requirement(LABELS, "tuning.init", "tuning.init=class_labels", "set tuning.init=vocabulary")
 
     def warnings(self, optimizer: Any, model: Any) -> list[str]:
         if optimizer.lr >= SMALL_RATE:

@@ -136,7 +136,7 @@ def config_of(source: CheckpointModel, name: str) -> ModelConfig:
             f"model={name} does not exist", f"did you mean model={close}?" if close else "see `lmtool list model`"
         )
     if name == old.name:
-        raise UserError(f"the checkpoint is already of model={name}", "give another model=, or leave it out")
+        raise UserError(f"the checkpoint is already of model={name}", "set another model=, or omit it")
     family = cast(type[ModelConfig], entry.config)
     shared = type(old).model_fields.keys() - _RESIZED
     sizes = {key: getattr(old, key) for key in family.model_fields if key in shared}
@@ -151,7 +151,7 @@ def config_of(source: CheckpointModel, name: str) -> ModelConfig:
         where = ".".join(map(str, first["loc"])) or "its sizes"
         raise UserError(
             f"model={name} does not support the sizes of the checkpoint (model={old.name}): {where}: {first['msg']}",
-            "give another model=",
+            "set another model=",
         ) from error
 
 
@@ -276,7 +276,7 @@ def import_architecture(config: ImportConfig, name: str) -> None:
     if tuned or (hugging_face is not None and classifies(hugging_face, weights)):
         raise UserError(
             f"model={name}: checkpoint={config.checkpoint} was finetuned",
-            "give the pretrained checkpoint, and finetune the result",
+            "use the pretrained checkpoint, and finetune the result",
         )
     conversion = convert_architecture(loaded.model.parts, name, weights.tensors)
     tensors = conversion.model.state_dict()

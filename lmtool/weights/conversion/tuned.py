@@ -68,7 +68,7 @@ def tuned_checkpoint(config: ExportConfig) -> tuple[Path, Base]:
     if folder is None or base is None:
         raise UserError(
             f"format={config.format}: checkpoint={config.checkpoint} is complete; it has no base",
-            "leave format= out; a run with tuning=full or checkpoint=none has no smaller export",
+            "omit format=; a run with tuning=full or checkpoint=none has no smaller export",
         )
     return folder, base
 
@@ -127,7 +127,7 @@ def _require_readable_base(loaded: LoadedCheckpoint, architecture: str, base: Ba
         raise UserError(
             f"format=peft: transformers does not load the backbone of {base.checkpoint} into {architecture}: its "
             f"prefix is {model_class.prefix}, not {declared.prefix}, so a new backbone would be initialized",
-            "leave format= out to export merged weights",
+            "omit format= to export merged weights",
         )
 
 

@@ -202,9 +202,7 @@ def _with_head(config: ImportConfig, saved: Mapping[str, object], weights: Weigh
 
 
 def _require_roles(trained: Trained | None, model: Any, new: Tokenizer, path: str) -> None:
-    hint = (
-        "give a tokenizer with this token: `lmtool tokenizer` with the kind of the model or tokenizer.special_tokens="
-    )
+    hint = "use a tokenizer with this token: `lmtool tokenizer` with the kind of the model or tokenizer.special_tokens="
     if trained is None:
         problem = missing_token(tokens_around(model), new.roles)
         if problem is not None:

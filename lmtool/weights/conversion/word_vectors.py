@@ -96,7 +96,7 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
     except Broken as problem:
         raise UserError(f"{path}: {problem.reason}", problem.hint) from problem
     except OSError as problem:
-        raise UserError(f"{path}: {problem.strerror}", "give a readable file") from problem
+        raise UserError(f"{path}: {problem.strerror}", "use a readable file") from problem
 
 
 def _word(path: Path, number: int, parts: Sequence[bytes], width: int) -> tuple[str, list[float]]:
@@ -168,7 +168,7 @@ def import_vectors(config: ImportConfig, path: Path) -> None:
 def table_of(file: WordFile, tokenizer: Tokenizer) -> torch.Tensor:
     """(V, H) vectors by id; zeros for special tokens that the file does not list."""
     if tokenizer.vocab_size < 8:
-        raise UserError(f"the file has only {len(file.words)} words", "give a file with more words")
+        raise UserError(f"the file has only {len(file.words)} words", "use a file with more words")
     table_VH = torch.zeros(tokenizer.vocab_size, file.vectors.shape[1])
     numbers = {word: number for number, word in enumerate(tokenizer.pieces(range(tokenizer.vocab_size)))}
     numbers[_UNKNOWN] = tokenizer.role("unk")
@@ -215,13 +215,13 @@ def import_as_embedding(config: ImportConfig, family: str) -> None:
     table_VH, entry = loaded.model.parts.state_dict()[_TABLE].float(), lookup("model", family)
     if entry is None or "embedding_size" not in entry.config.model_fields:
         raise UserError(
-            f"model={family} has no token embedding with a separate embedding_size", "give model=cnn or model=lstm"
+            f"model={family} has no token embedding with a separate embedding_size", "set model=cnn or model=lstm"
         )
     sizes: JsonObject = {"vocab_size": len(table_VH), "embedding_size": table_VH.shape[1]}
     model: Any = entry.config.model_validate(sizes)
     tensors = {f"backbone.{name}": tensor for name, tensor in build(model, 0).state_dict().items()}
     if _TABLE not in tensors or tensors[_TABLE].shape != table_VH.shape:
-        raise UserError(f"model={family} embeds more than tokens", "give model=cnn or model=lstm")
+        raise UserError(f"model={family} embeds more than tokens", "set model=cnn or model=lstm")
     tensors[_TABLE] = table_VH
     source: JsonObject = {"checkpoint": config.checkpoint, "revision": None}
     write_import(ImportedModel(tensors, model, loaded.tokenizer, source), folder)

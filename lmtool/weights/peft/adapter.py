@@ -260,7 +260,7 @@ def adapter_folder(checkpoint: str, offline: bool = False) -> Path | None:
     if "://" not in checkpoint:
         folder = Path(checkpoint).expanduser()
         return folder if (folder / CONFIG).is_file() else None
-    address = Address.of("checkpoint", checkpoint, "give a folder, or hf://org/name@revision")
+    address = Address.of("checkpoint", checkpoint, "use a folder, or hf://org/name@revision")
     try:
         folder = address.file(CONFIG, offline).parent
     except MissingFile:

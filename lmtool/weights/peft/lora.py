@@ -239,7 +239,7 @@ def ia3_to_peft(tuned: Tuned) -> tuple[JsonObject, dict[str, Tensor]]:
             raise UserError(
                 f"transformers adds the biases of {parts[0].name.removeprefix('backbone.')} after {linear.module}, so "
                 "PEFT does not scale them",
-                f"{DELTA}; leave format= out to merge them",
+                f"{DELTA}; omit format= to merge them",
             )
         targets.append(linear.module)
         if parts[0].name.endswith(_INPUTS):

@@ -21,7 +21,7 @@ from lmtool.errors import UserError
 CONFIG, WEIGHTS = ADAPTER, "adapter_model.safetensors"
 MERGE = "merge it with PEFT (merge_and_unload), save the model, and import that"
 DELTA = "format=delta exports the tuned weights for lmtool"
-DISAGREE = "give the base that it was trained on, or save the adapter again"
+DISAGREE = "use the base that it was trained on, or save the adapter again"
 SAVE_AGAIN = "save the complete adapter again"
 """Hints: for an adapter that lmtool does not support, for one that PEFT does not support, and for a damaged one."""
 TaskType = Literal["SEQ_CLS", "TOKEN_CLS", "QUESTION_ANS", "CAUSAL_LM", "SEQ_2_SEQ_LM", "FEATURE_EXTRACTION"]
