@@ -27,7 +27,7 @@ def current_rank() -> RankInfo:
 
 def failed(error: BaseException, debug: bool) -> int:
     """Reports the error of a command and returns its exit status. debug: also print the traceback of a user error."""
-    ends = Ends.here(current_rank())
+    ends = Ends.local(current_rank())
     known = _known(error)
     if known is None:
         return _unexpected(error, ends)

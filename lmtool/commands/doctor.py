@@ -60,7 +60,7 @@ class Finding:
     """good: as it should be. note: works, and something could be better. problem: something will not work."""
 
     subject: str
-    said: str
+    details: str
     state: Literal["good", "note", "problem"] = "good"
     hint: str | None = None
 
@@ -73,7 +73,7 @@ def run(config: DoctorConfig) -> list[Finding]:
     output, findings = Output(), []
     for finding in _findings(config):
         mark, style = _MARKS[finding.state]
-        output.line(f"{mark} {finding.subject:<12} {finding.said}", style if finding.state != "good" else None)
+        output.line(f"{mark} {finding.subject:<12} {finding.details}", style if finding.state != "good" else None)
         if finding.hint is not None:
             output.line(f"  {'':<12} {finding.hint}")
         findings.append(finding)
@@ -111,13 +111,13 @@ def _python() -> Finding:
 
 def _torch() -> Finding:
     version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
-    said = f"{torch.__version__}, {'CUDA ' + torch.version.cuda if torch.version.cuda else 'built without CUDA'}"
+    details = f"{torch.__version__}, {'CUDA ' + torch.version.cuda if torch.version.cuda else 'built without CUDA'}"
     if version < OLDEST_TORCH:
         oldest = ".".join(map(str, OLDEST_TORCH))
-        return Finding("torch", said, "problem", f"lmtool needs {oldest} or newer: pip install 'torch>={oldest}'")
+        return Finding("torch", details, "problem", f"lmtool needs {oldest} or newer: pip install 'torch>={oldest}'")
     if not torch.__version__.startswith(TESTED_TORCH):
-        return Finding("torch", said, "note", f"the tests run under {TESTED_TORCH}")
-    return Finding("torch", said)
+        return Finding("torch", details, "note", f"the tests run under {TESTED_TORCH}")
+    return Finding("torch", details)
 
 
 def _processor() -> Finding:
@@ -127,10 +127,10 @@ def _processor() -> Finding:
     )
     bf16 = "bf16 of its own" if cpu_has_bf16() else "no bf16 of its own"
     computes = f"{counted(cores or 1, 'core')} for this process, {counted(threads, 'thread')}, {bf16}"
-    said = f"{processor() or platform.machine()}, {computes}"
+    details = f"{processor() or platform.machine()}, {computes}"
     if threads != cores and "OMP_NUM_THREADS" in os.environ:
-        return Finding("processor", said, "note", f"OMP_NUM_THREADS={os.environ['OMP_NUM_THREADS']} is set")
-    return Finding("processor", said)
+        return Finding("processor", details, "note", f"OMP_NUM_THREADS={os.environ['OMP_NUM_THREADS']} is set")
+    return Finding("processor", details)
 
 
 def _devices(chosen: torch.device) -> Iterator[Finding]:
@@ -139,8 +139,8 @@ def _devices(chosen: torch.device) -> Iterator[Finding]:
         properties = torch.cuda.get_device_properties(device)
         flash = "flash attention" if has_flash(device) else "no flash attention: its GPU is older than Ampere"
         free = size(available_bytes(device) or 0)
-        said = f"{properties.name}, {size(properties.total_memory)}, {free} free, {flash}"
-        yield Finding(f"cuda:{number}", said, "good" if has_flash(device) else "note")
+        details = f"{properties.name}, {size(properties.total_memory)}, {free} free, {flash}"
+        yield Finding(f"cuda:{number}", details, "good" if has_flash(device) else "note")
     if (count := torch.cuda.device_count()) > 1:
         yield Finding("devices", f"{count}; a run takes one of them", "note", f"devices={count} trains on all")
     if not torch.cuda.device_count():
@@ -166,8 +166,8 @@ def _speed(device: torch.device) -> Finding:
     rates = {}
     for name in dict.fromkeys(("fp32", precision.name)):
         rates[name] = measure_rate(*_WIDTH, name, str(device)) / STEP_SHARE
-    said = ", ".join(f"{name} {rate / 1e9:,.0f} GFLOP/s" for name, rate in rates.items())
-    return Finding("speed", f"{said} on {device}; precision=auto takes {precision.name}")
+    details = ", ".join(f"{name} {rate / 1e9:,.0f} GFLOP/s" for name, rate in rates.items())
+    return Finding("speed", f"{details} on {device}; precision=auto takes {precision.name}")
 
 
 def _memory() -> Finding:
@@ -232,7 +232,7 @@ def _training(device: str) -> Finding:
             losses.append([json.loads(row).get("loss") for row in rows])
     if losses[0] == losses[1]:
         return Finding("training", "a tiny BERT learned twice, bit for bit the same")
-    said = "a tiny BERT learned twice, and the losses differ"
+    details = "a tiny BERT learned twice, and the losses differ"
     if device != "cpu" and torch.cuda.is_available():
-        return Finding("training", said, "note", "kernels of CUDA add in no fixed order; device=cpu is exact")
-    return Finding("training", said, "problem", "please report it, with the lines above")
+        return Finding("training", details, "note", "kernels of CUDA add in no fixed order; device=cpu is exact")
+    return Finding("training", details, "problem", "please report it, with the lines above")

@@ -111,7 +111,7 @@ def run(config: TrainingConfig, verb: str, keys: PlanKeys) -> int:
         notes += [f"{counted(len(task.train), 'training row')} of the task {name}" for name, task in tasks.items()]
     with torch.device("meta"):
         learner, _ = assemble(config, None)
-    problem = too_large(config, device.precision) if device.here else None
+    problem = too_large(config, device.precision) if device.this_machine else None
     if problem is not None:
         notes += [problem.message, str(problem.hint)]
     seen = _measured(typed, device, problem is None) if keys.measure else None
@@ -142,7 +142,7 @@ def run(config: TrainingConfig, verb: str, keys: PlanKeys) -> int:
 
 def _measured(config: TrainingConfig, device: PlannedDevice, fits: bool) -> Measured | None:
     """Measures a few steps; None if the run does not fit."""
-    if not device.here:
+    if not device.this_machine:
         # Raises the same error as training.
         from lmtool.training.precision import select_device
 

@@ -352,5 +352,5 @@ def shown(value: Any) -> str:
 
 def _weights(value: str) -> str:
     """The value of `checkpoint=` for a model that another tool loads: an existing folder, else a model on the hub."""
-    here = value == "VALUE" or "://" in value or value[:1] in "./~" or Path(value).exists()
-    return value if here else f"hf://{value}"
+    is_path = value == "VALUE" or "://" in value or value[:1] in "./~" or Path(value).exists()
+    return value if is_path else f"hf://{value}"

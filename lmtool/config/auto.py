@@ -167,12 +167,12 @@ def _disagreements(section: str, value: dict[str, Any], saved: Any, choice: Choi
         differing = [
             key for key in chosen.model_fields if key not in free and _plain(values[key]) != _plain(saved_values[key])
         ]
-    theirs = saved if differing == [choice.key] else (saved_values if differing else {})
+    checkpoint_values = saved if differing == [choice.key] else (saved_values if differing else {})
     return [
         Problem(
             f"{section}.{key}",
             f"{section}.{key}={_displayed(values[key])}, but the checkpoint has "
-            f"{section}.{key}={_displayed(theirs.get(key))}",
+            f"{section}.{key}={_displayed(checkpoint_values.get(key))}",
             f"{section}=auto takes it from the checkpoint; checkpoint=none starts without one",
         )
         for key in differing

@@ -192,8 +192,8 @@ def _hint_for(given: Path, typed: str) -> str:
 def _nearest_folder(path: Path) -> Path | None:
     """A folder with a similar name, or the run of this name; None if there is none."""
     with suppress(OSError):
-        beside = [folder.name for folder in path.parent.iterdir() if folder.is_dir()] if path.parent.is_dir() else []
-        close = nearest(path.name, beside)
+        siblings = [folder.name for folder in path.parent.iterdir() if folder.is_dir()] if path.parent.is_dir() else []
+        close = nearest(path.name, siblings)
         if close is not None and close != path.name:
             return path.parent / close
         if (RUNS / path).is_dir():

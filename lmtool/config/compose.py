@@ -123,8 +123,8 @@ def _stored(repo: dict[str, Any], above: str = "") -> dict[str, tuple[str, ...]]
     for name, nodes in repo.items():
         group = f"{above}/{name}" if above else name
         if isinstance(nodes, dict) and group not in ("hydra", "_dummy_empty_config_"):
-            here = tuple(key.removesuffix(".yaml") for key, node in nodes.items() if not isinstance(node, dict))
-            options |= ({group: here} if here else {}) | _stored(nodes, group)
+            names = tuple(key.removesuffix(".yaml") for key, node in nodes.items() if not isinstance(node, dict))
+            options |= ({group: names} if names else {}) | _stored(nodes, group)
     return options
 
 
@@ -186,14 +186,14 @@ def plainly() -> Iterator[None]:
     except (HydraException, OmegaConfBaseException) as error:
         cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else None
         lines = [line.strip() for line in str(cause or error).splitlines() if line.strip()]
-        said = " ".join(lines[:2]) if lines else type(error).__name__
-        if alien := re.search(r"In '(\S+)/(\S+)': Could not override '(\S+)'", said):
+        message = " ".join(lines[:2]) if lines else type(error).__name__
+        if alien := re.search(r"In '(\S+)/(\S+)': Could not override '(\S+)'", message):
             group, name, section = alien.groups()
             raise UserError(
                 f"{group}={name} sets {section}, which this command does not have",
                 f"`lmtool show {group}={name}` says which command it is for",
             ) from error
-        if absent := re.search(r"Could not override '(\w+)/(\w+)'\. No match", said):
+        if absent := re.search(r"Could not override '(\w+)/(\w+)'\. No match", message):
             section, name = absent.groups()
             having = [entry.name for entry in entries(section) if name in entry.config.model_fields]
             raise UserError(
@@ -201,7 +201,7 @@ def plainly() -> Iterator[None]:
                 f"omit it; these have it: {section}={'|'.join(having)}" if having else "omit it",
             ) from error
         raise UserError(
-            f"the configuration does not compose: {said}", "see `lmtool list` and the YAML you named"
+            f"the configuration does not compose: {message}", "see `lmtool list` and the YAML you named"
         ) from error
 
 
@@ -248,8 +248,8 @@ def _named_targets(value: Any, key: str) -> Iterator[tuple[str, Any]]:
 
 
 def _missing(error: MissingConfigException) -> UserError:
-    wanted = (error.missing_cfg_file or "").removesuffix(".yaml")
-    group, _, name = wanted.rpartition("/")
+    missing_file = (error.missing_cfg_file or "").removesuffix(".yaml")
+    group, _, name = missing_file.rpartition("/")
     offered = tuple(error.options or ()) or groups.options(group)
     close = nearest(name, offered)
     hint = f"did you mean {group}={close}?" if close else f"`lmtool list {group}` prints what there is"

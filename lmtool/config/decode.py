@@ -76,9 +76,9 @@ def decode(
             _, own = _checked(command, variant.data, silent, left, teachers, running)
             problems += [variant.placed(problem) for problem in own if problem not in found]
     # What is there under a misspelt key, or could not be read, is not missing; what is comes last.
-    there = {key for problem in problems if not problem.absent for key in (problem.key, *problem.meant)}
+    reported_keys = {key for problem in problems if not problem.absent for key in (problem.key, *problem.meant)}
     problems = sorted(
-        (problem for problem in problems if not (problem.absent and problem.key in there)),
+        (problem for problem in problems if not (problem.absent and problem.key in reported_keys)),
         key=lambda problem: problem.absent,
     )
     if problems:

@@ -25,8 +25,8 @@ def folders(config_dirs: Sequence[Path] = ()) -> list[Path]:
     for folder in config_dirs:
         if not folder.is_dir():
             kind = "a file, not a folder" if folder.exists() else "no such folder"
-            beside = [sibling.name for sibling in folder.parent.glob("*/")] if folder.parent.is_dir() else []
-            close = nearest(folder.name, beside)
+            siblings = [sibling.name for sibling in folder.parent.glob("*/")] if folder.parent.is_dir() else []
+            close = nearest(folder.name, siblings)
             encode_with_template = "use a folder laid out like conf/: experiment/mine.yaml in it is experiment=mine"
             hint = f"did you mean --config-dir {folder.parent / close}?" if close else encode_with_template
             raise UserError(f"--config-dir {folder}: {kind}", hint)

@@ -118,10 +118,10 @@ def _require_read(path: Path, data: dict[Any, Any]) -> None:
     keys += [group.split()[-1].lstrip("/") for group in chosen if group.split()[-1].lstrip("/").startswith("hydra/")]
     unread = [key for key in keys if not f"{key}.".startswith(f"{GRID}.")]
     if unread:
-        beside = f", and type it beside -m: {unread[0]}=VALUE" if unread[0].startswith(OF_SWEEPS) else ""
+        advice = f", and type it beside -m: {unread[0]}=VALUE" if unread[0].startswith(OF_SWEEPS) else ""
         raise UserError(
             f"{path}: {unread[0]} is not read from a YAML; of Hydra's own keys {GRID} alone is",
-            f"remove it from the file{beside}",
+            f"remove it from the file{advice}",
         )
 
 

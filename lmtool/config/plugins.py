@@ -43,9 +43,9 @@ def load(modules: Sequence[str]) -> None:
     for module in modules:
         if "/" in module or module.startswith(".") or module.endswith(".py"):
             raise _file_given(module)
-        here = str(Path.cwd())
-        if here not in sys.path:
-            sys.path.append(here)
+        folder = str(Path.cwd())
+        if folder not in sys.path:
+            sys.path.append(folder)
         _import(module, f"--plugin {module}", "use the dotted name of a module that python can import from here")
     global _typed
     _typed = tuple(modules)
@@ -53,10 +53,10 @@ def load(modules: Sequence[str]) -> None:
 
 def _file_given(module: str) -> UserError:
     """The error for a path in place of the name of a module."""
-    path, here = Path(module).expanduser().absolute(), Path.cwd()
+    path, folder = Path(module).expanduser().absolute(), Path.cwd()
     path = Path(os.path.normpath(path)).with_suffix("")
-    if path.is_relative_to(here):
-        hint = f"--plugin {'.'.join(path.relative_to(here).parts) or 'NAME'}, which python imports from this folder"
+    if path.is_relative_to(folder):
+        hint = f"--plugin {'.'.join(path.relative_to(folder).parts) or 'NAME'}, which python imports from this folder"
     else:
         hint = f"PYTHONPATH={path.parent} lmtool ... --plugin {path.name}"
     return UserError(f"--plugin {module}: a path, not the dotted name of a module", hint)

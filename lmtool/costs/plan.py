@@ -184,8 +184,8 @@ def _decoding(backbone: Any, length: float) -> Work:
 def _asking(backbone: Any, share: float, length: float) -> Work:
     """A query stream: all layers at the predicted tokens, with queries only."""
     layers = list(backbone.depth())
-    asked = _matrices(part for layer in layers for part in (layer.self_attn.k_proj, layer.self_attn.v_proj))
-    return Work(share, _matrices(layers) - asked, _attention(layers), backbone.seen(0, length))
+    projections = _matrices(part for layer in layers for part in (layer.self_attn.k_proj, layer.self_attn.v_proj))
+    return Work(share, _matrices(layers) - projections, _attention(layers), backbone.seen(0, length))
 
 
 def _passes(backbone: Backbone) -> float:

@@ -29,7 +29,7 @@ from lmtool.costs.memory_of_run import (
     values_of,
 )
 from lmtool.costs.plan import FOLDER_BYTES, ROW_BYTES, Forward, Sizes, StepCosts, Work, works_of
-from lmtool.costs.rate import PlannedDevice, StepWork, here
+from lmtool.costs.rate import PlannedDevice, StepWork, this_machine
 from lmtool.data.phases import PhaseFractions
 from lmtool.distillation.configs import CodistillationConfig
 from lmtool.learners.base import BaseLearner
@@ -114,7 +114,7 @@ def plan_in_phases(
 
 
 def _planned_device(config: RunConfig, where: Precision | PlannedDevice) -> PlannedDevice:
-    return where if isinstance(where, PlannedDevice) else here(config, where)
+    return where if isinstance(where, PlannedDevice) else this_machine(config, where)
 
 
 def _of_one_step(

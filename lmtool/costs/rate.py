@@ -180,10 +180,10 @@ class PlannedDevice:
     capacity_bytes: int | None
     seconds: Times
     rate: str
-    here: bool = True
+    this_machine: bool = True
 
 
-def here(config: RunConfig, precision: Precision) -> PlannedDevice:
+def this_machine(config: RunConfig, precision: Precision) -> PlannedDevice:
     """A device of this machine. Measures it for at most a third of a second."""
     model, device = config.model, str(precision.device)
     rate = measure_rate(model.hidden_size, model.inner_size, precision.name, device) / STEP_SHARE
@@ -213,7 +213,7 @@ def rank_info(config: RunConfig, published: str | None) -> PlannedDevice:
         return PlannedDevice(
             f"{config.device}, not on this machine", precision, True, None, lambda work: None, rate, False
         )
-    return here(config, select_precision(config.precision, select_device(config.device)))
+    return this_machine(config, select_precision(config.precision, select_device(config.device)))
 
 
 def _published(name: str, precision_name: str) -> PlannedDevice:

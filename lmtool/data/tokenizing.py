@@ -60,9 +60,9 @@ class Portion:
 
 def portions(parts: Iterator[tuple[str, bool]], size: int = PORTION) -> Iterator[Portion]:
     """Portions of `size` characters or more, of what `Source.parts` gives: the same each time."""
-    portion, splitter, counted, begun = Portion(), SentenceSplitter(), TextSize(), False
+    portion, splitter, counted, started = Portion(), SentenceSplitter(), TextSize(), False
     for text, ends in parts:
-        if ends and not begun:
+        if ends and not started:
             portion.pieces.append(text)
         else:
             before = counted.words, counted.bytes
@@ -70,7 +70,7 @@ def portions(parts: Iterator[tuple[str, bool]], size: int = PORTION) -> Iterator
             portion.pieces.append(splitter.split(text, ends))
             portion.words += counted.words - before[0]
             portion.bytes += counted.bytes - before[1]
-        begun = not ends
+        started = not ends
         portion.ends.append(ends)
         portion.characters += len(text)
         if portion.characters >= size:
@@ -153,8 +153,8 @@ def workers_for(characters: int) -> int:
     if os.environ.get("TOKENIZERS_PARALLELISM", "").lower() in ("false", "0", "off", "no", "f", "n"):
         return 1
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    asked = os.environ.get("RAYON_NUM_THREADS", "")
-    return min(int(asked) if asked.isdigit() and int(asked) else cores, _MOST)
+    threads = os.environ.get("RAYON_NUM_THREADS", "")
+    return min(int(threads) if threads.isdigit() and int(threads) else cores, _MOST)
 
 
 def tokenize(tokenizer: Tokenizer, portions: Iterable[Portion], workers: int) -> Generator[Tokenized]:

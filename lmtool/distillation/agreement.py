@@ -143,8 +143,8 @@ def _count(counted: Agreement, student: BaseLearner, teacher: Teacher, batch: Ba
             regions_M = _regions(batch.host, term, plans, len(same_M))
             counted.swapped.add(same_M, changed_M)
             for region in range(REGIONS):
-                there_M = regions_M == region
-                counted.cells[site, region].add(same_M[there_M], changed_M[there_M])
+                in_region_M = regions_M == region
+                counted.cells[site, region].add(same_M[in_region_M], changed_M[in_region_M])
 
 
 def _best(seen: RecordedOutputs) -> dict[str, np.ndarray]:

@@ -142,7 +142,7 @@ class Codistillation(Distilled):
             peer.begin(reading.loader.steps_in_epoch)
         return {}
 
-    def beside(self) -> Mapping[str, BaseLearner]:
+    def extra_models(self) -> Mapping[str, BaseLearner]:
         return {name.replace("_", " "): peer for name, peer in self.peers.items()}
 
     def metadata(self) -> dict[str, Any]:

@@ -56,7 +56,7 @@ class Distilled(nn.Module, ABC):
 
     def parameter_groups(self) -> list[ParameterGroup]:
         """The student's, and those of modules trained besides it."""
-        beside = [
+        extra_models = [
             ParameterGroup(
                 f"distill_{group.name}",
                 [(f"distill.{name}", parameter) for name, parameter in group.parameters],
@@ -65,7 +65,7 @@ class Distilled(nn.Module, ABC):
             )
             for group in decayed_groups(self.distill)
         ]
-        return [*self.student.parameter_groups(), *beside]
+        return [*self.student.parameter_groups(), *extra_models]
 
     def on_step(self, step: int) -> None:
         """The student's."""
@@ -78,7 +78,7 @@ class Distilled(nn.Module, ABC):
         """The frozen teachers in this process."""
         return ()
 
-    def beside(self) -> Mapping[str, BaseLearner]:
+    def extra_models(self) -> Mapping[str, BaseLearner]:
         """By name, further trained learners, evaluated at the end like the student."""
         return {}
 

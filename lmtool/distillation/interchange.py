@@ -44,7 +44,7 @@ class Swap:
     to_S: Tensor
     from_S: Tensor
 
-    def beside(self, other: Swap) -> Swap:
+    def alongside(self, other: Swap) -> Swap:
         """The union of two swaps of distinct tokens."""
         return Swap(torch.cat([self.to_S, other.to_S]), torch.cat([self.from_S, other.from_S]))
 
@@ -172,6 +172,6 @@ def swapped(
         for number, swap in plan.swaps.items():
             place = sites[number].place(teacher)
             # Several layers of a student may be aligned with the same teacher layer.
-            at[place] = at[place].beside(swap) if place in at else swap
+            at[place] = at[place].alongside(swap) if place in at else swap
         swaps.append(at)
     return Swapped(retained, swaps, dimensions)

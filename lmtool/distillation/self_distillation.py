@@ -88,7 +88,7 @@ class SelfDistillation(Distilled):
         """States of a layer after the final norm."""
         return cast(Stack, self.student.backbone).leave(x_TH)
 
-    def beside(self) -> Mapping[str, BaseLearner]:
+    def extra_models(self) -> Mapping[str, BaseLearner]:
         """The exits, the deepest first."""
         return {f"exit {depth}": at_exit(self.student, depth) for depth in reversed(self.exits)}
 

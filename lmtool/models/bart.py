@@ -90,14 +90,14 @@ def post_norm_pairs() -> list[tuple[str, str]]:
     pairs = [("backbone.embed.token", "model.shared"), ("heads.lm.bias", "final_logits_bias")]
     pairs.append(("heads.lm.output", "lm_head"))
     for stack, parts in sublayers.items():
-        ours, theirs = f"backbone.{stack}.layers.*.", f"model.{stack}.layers.*."
+        fields, theirs = f"backbone.{stack}.layers.*.", f"model.{stack}.layers.*."
         for name, norm, hf_tensors in parts:
             pairs += [
-                (f"{ours}{name}.{projection}", f"{theirs}{hf_tensors}.{other}") for projection, other in attention
+                (f"{fields}{name}.{projection}", f"{theirs}{hf_tensors}.{other}") for projection, other in attention
             ]
-            pairs.append((ours + norm, f"{theirs}{hf_tensors}_layer_norm"))
-        pairs += [(ours + "ffn.fc_in", theirs + "fc1"), (ours + "ffn.fc_out", theirs + "fc2")]
-        pairs.append((ours + ("norm2" if stack == "encoder" else "norm3"), theirs + "final_layer_norm"))
+            pairs.append((fields + norm, f"{theirs}{hf_tensors}_layer_norm"))
+        pairs += [(fields + "ffn.fc_in", theirs + "fc1"), (fields + "ffn.fc_out", theirs + "fc2")]
+        pairs.append((fields + ("norm2" if stack == "encoder" else "norm3"), theirs + "final_layer_norm"))
     return pairs
 
 
@@ -107,8 +107,8 @@ class TwoStackFormat(HFFormat):
 
     def to_hf_config(self, config: TransformerConfig) -> JsonObject:
         assert isinstance(config, PostNormConfig)
-        ours = super().to_hf_config(config)
-        return {**ours, "is_encoder_decoder": True, "decoder_layers": config.layers_of_decoder}
+        fields = super().to_hf_config(config)
+        return {**fields, "is_encoder_decoder": True, "decoder_layers": config.layers_of_decoder}
 
     def from_hf_config(self, data: Mapping[str, object]) -> JsonObject:
         section = super().from_hf_config(data)

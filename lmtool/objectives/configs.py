@@ -65,7 +65,7 @@ class MaskingConfig(ObjectiveConfig):
         return self
 
     @model_validator(mode="after")
-    def _decoder_is_for_masks_alone(self) -> MaskingConfig:
+    def _require_masks_for_decoder(self) -> MaskingConfig:
         if self.enhanced_decoder and self.pairs_of_segments is not None:
             raise ValueError("enhanced_decoder=true applies to masked tokens only: set pairs=none")
         return self

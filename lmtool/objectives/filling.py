@@ -34,8 +34,8 @@ def masked_samples(
     """The first n examples of a batch as plain data: `pieces` of the original text, and `masked`: for each masked
     position its `position` among them, the `truth`, the token `shown` to the model, and `guesses`: the five most
     probable pieces with probabilities. at, labels: (M,) the masked positions and original tokens."""
-    wanted = batch.inputs.documents[at] < n
-    at, labels = at[wanted], labels[wanted]
+    requested = batch.inputs.documents[at] < n
+    at, labels = at[requested], labels[requested]
     # Table rows beyond the vocabulary have no piece.
     probability_MV = logits_at(batch.inputs, at).float().softmax(-1)[:, : tokenizer.vocab_size]
     fractions, guesses = (tensor.cpu() for tensor in probability_MV.topk(min(GUESSES, tokenizer.vocab_size)))

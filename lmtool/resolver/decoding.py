@@ -63,7 +63,7 @@ def decoded(
             running=running,
         )
     except ConfigError as error:
-        known = [_not_here(verb, data, _of_another(verb, problem)) for problem in error.problems]
+        known = [_missing_device(verb, data, _of_another(verb, problem)) for problem in error.problems]
         raise ConfigError(known) from error
 
 
@@ -92,7 +92,7 @@ def _start_config(data: Mapping[str, Any], problems: list[Problem]) -> dict[str,
     return config
 
 
-def _not_here(verb: str, data: Mapping[str, Any], problem: Problem) -> Problem:
+def _missing_device(verb: str, data: Mapping[str, Any], problem: Problem) -> Problem:
     """A type of device that can be planned for but not run on."""
     name = data.get("device")
     if problem.key != "device" or name not in DEVICES:

@@ -135,14 +135,14 @@ def one_vocabulary(distill: DistillConfig, learned: LearnedConfig) -> bool:
     return distill.compares and (distill.same_batches or not rows)
 
 
-def differing_tokenizer(ours: TokenizerConfig, theirs: TokenizerConfig | None) -> str | None:
+def differing_tokenizer(student: TokenizerConfig, teacher: TokenizerConfig | None) -> str | None:
     """The field in which two tokenizers differ for certain. The contents of files are compared when they are read."""
-    if theirs is None or isinstance(ours, FolderConfig) or isinstance(theirs, FolderConfig):
+    if teacher is None or isinstance(student, FolderConfig) or isinstance(teacher, FolderConfig):
         return None
-    if ours.name != theirs.name:
+    if student.name != teacher.name:
         return "name"
-    fields = [name for name in type(ours).model_fields if name == "vocab_size" or name not in ours.free_fields]
-    return next((name for name in fields if getattr(ours, name) != getattr(theirs, name)), None)
+    fields = [name for name in type(student).model_fields if name == "vocab_size" or name not in student.free_fields]
+    return next((name for name in fields if getattr(student, name) != getattr(teacher, name)), None)
 
 
 def _decoded(choice: Choice, section: Any) -> Any:

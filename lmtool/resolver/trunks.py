@@ -58,8 +58,8 @@ class Trunk:
         checkpoints = run / "checkpoints"
         steps = saved_steps(checkpoints)
         if not steps:
-            there = RUNS / name
-            hint = f"set branch={there}@{place}" if saved_steps(there / "checkpoints") else f"give {_FORM}"
+            exists = RUNS / name
+            hint = f"set branch={exists}@{place}" if saved_steps(exists / "checkpoints") else f"give {_FORM}"
             raise UserError(f"branch={typed}: {'no checkpoint in' if run.is_dir() else 'no run at'} {run}", hint)
         if place == "last":
             return cls(run, steps[0])
@@ -194,7 +194,7 @@ def configuration(line: CommandLine, offers: Offers, running: bool) -> CommandCo
         if before.get("branch") != typed or not _parts(typed)[1].isdigit():
             raise
         trunk, base = Trunk.gone(typed), before  # a branch that has started_config needs its trunk no more
-    there = base is not before
+    exists = base is not before
     command = base.get("command")
     if command != line.verb:
         raise UserError(
@@ -212,7 +212,7 @@ def configuration(line: CommandLine, offers: Offers, running: bool) -> CommandCo
         reads_checkpoint=False,  # the configuration is complete, and what the trunk started from may be gone
     )
     assert isinstance(config, RunConfig)
-    problems = [*_changes(trunk, saved.save(config, line.verb)), *_spent(trunk, config)] if there else []
+    problems = [*_changes(trunk, saved.save(config, line.verb)), *_spent(trunk, config)] if exists else []
     if problems:
         raise ConfigError(problems)
     return config
@@ -254,10 +254,10 @@ def _is_so_already(group: str, name: str, base: dict[str, Any], config_dirs: Seq
     return name == AUTO or all(base[group].get(key) == value for key, value in option.items() if value != MISSING)
 
 
-def _learned(key: str, said: str, trunk: Trunk) -> Problem:
+def _learned(key: str, message: str, trunk: Trunk) -> Problem:
     return Problem(
         key,
-        f"{said}: branch={trunk} keeps what its trunk learns",
+        f"{message}: branch={trunk} keeps what its trunk learns",
         f"omit it; checkpoint={trunk.point} in the place of branch= starts a new run from its weights",
     )
 

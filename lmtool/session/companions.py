@@ -266,7 +266,7 @@ def side_by_side(
     """Measurements of teachers, peers and student: `score` on the first held-out split, its standard error, parameters,
     bytes of weights, and evaluation speed in tokens per second."""
     teachers = {f"teacher {teacher.origin}": teacher.learner for teacher in distilled.teachers}
-    models = {"student": student, **distilled.beside(), **teachers}
+    models = {"student": student, **distilled.extra_models(), **teachers}
     return [_measured(name, learner, held_out, config, precision) for name, learner in reversed(models.items())]
 
 

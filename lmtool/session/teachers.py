@@ -202,7 +202,7 @@ def with_texts(
     replaced, metadata = taught(student, rows, texts, section.targets == "both")
     tokenizers = both_tokenizers(teacher, student.tokenizer, config.model)
     train = replace(splits["train"], rows={**splits["train"].rows, config.task.name: replaced})
-    return {**splits, "train": train}, {"teacher_texts": {**opened_store.said(), **metadata, **tokenizers}}
+    return {**splits, "train": train}, {"teacher_texts": {**opened_store.screen_metadata(), **metadata, **tokenizers}}
 
 
 def taught(student: BaseLearner, rows: Rows, texts: Sequence[str], alongside: bool) -> tuple[Rows, dict[str, Any]]:

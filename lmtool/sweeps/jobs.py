@@ -35,7 +35,7 @@ from lmtool.runs.identity import require_name
 from lmtool.sweeps import folders
 from lmtool.sweeps.folders import JOB, JobEntry, SweepFolder
 from lmtool.sweeps.job import Run
-from lmtool.sweeps.launching import HERE, AsLauncher, FirstJobs, Launch, NoLauncher
+from lmtool.sweeps.launching import LOCAL, AsLauncher, FirstJobs, Launch, NoLauncher
 from lmtool.sweeps.table import write_plan
 from lmtool.system.signals import stopped
 from lmtool.system.terminal import counted, say
@@ -113,7 +113,7 @@ def run(request: SweepRequest, *, print_config: bool = False, root: Path = Path(
     typed, name = _named(typed)
     jobs: list[tuple[list[str], Config]] = []
     if known:
-        jobs = list(_decoded_jobs(request, typed, launcher in HERE and not print_config))
+        jobs = list(_decoded_jobs(request, typed, launcher in LOCAL and not print_config))
     if print_config:
         configs = [config for _, config in jobs] if known else _first_jobs(request, typed, chosen)
         if not known:
@@ -196,7 +196,7 @@ def _search(request: SweepRequest, sweep: SweepFolder, typed: Typed, hydra: obje
     config = launch.config
 
     def prepared(job: list[str]) -> JobEntry:
-        return _entry(request, sweep, job, _chosen_job(request, typed, job, launch.name in HERE))
+        return _entry(request, sweep, job, _chosen_job(request, typed, job, launch.name in LOCAL))
 
     sweeper = _sweeper(hydra, config, launch.callbacks)
     sweeper.launcher = AsLauncher(launch, prepared)
@@ -211,7 +211,7 @@ def _search(request: SweepRequest, sweep: SweepFolder, typed: Typed, hydra: obje
         raise
     except _OF_SWEEPERS as error:
         if not any(sweep.path.glob(f"*/{JOB}")):
-            raise _ends_before_its_first_job(config, error) from error
+            raise _no_first_job(config, error) from error
         # A sweeper whose jobs have all failed has no best one; the summary says why they failed.
         say(f"warning: the sweeper ended early: {_error_text(error)}")
 
@@ -229,7 +229,7 @@ def _first_jobs(request: SweepRequest, typed: Typed, chosen: dict[str, str]) -> 
         except FirstJobs as first:
             return [_chosen_job(request, typed, job, False) for job in first.jobs]
         except _OF_SWEEPERS as error:
-            raise _ends_before_its_first_job(config, error) from error
+            raise _no_first_job(config, error) from error
     raise UserError("the sweeper chooses no job", "check hydra.sweeper.*")
 
 
@@ -246,7 +246,7 @@ def _chosen_job(request: SweepRequest, typed: Typed, job: Sequence[str], running
     return config
 
 
-def _ends_before_its_first_job(config: DictConfig, error: Exception) -> UserError:
+def _no_first_job(config: DictConfig, error: Exception) -> UserError:
     name = config.hydra.runtime.choices["hydra/sweeper"]
     message = f"hydra/sweeper={name} ends before its first job: {_error_text(error)}"
     return UserError(message, "check hydra.sweeper.*; --debug shows where it ends")

@@ -114,7 +114,7 @@ def waited_for(folders: Sequence[Path]) -> Iterator[list[Waited]]:
         submitit.AutoExecutor = known  # type: ignore[misc]
 
 
-HERE = ("basic", "joblib", "submitit_local")
+LOCAL = ("basic", "joblib", "submitit_local")
 """Launchers whose jobs run on this machine, as soon as they are started."""
 
 
@@ -306,7 +306,7 @@ class Launch:
                 interrupt(entry.folder, number)
 
         # A queue of a cluster runs on when the terminal is lost.
-        numbers = [number for number in STATUS if self.name in HERE or number != signal.SIGHUP]
+        numbers = [number for number in STATUS if self.name in LOCAL or number != signal.SIGHUP]
         before = {number: signal.signal(number, handle) for number in numbers}
         try:
             yield

@@ -85,7 +85,7 @@ def join(process: RankInfo) -> None:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     if process.rank > 0:
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  for as long as the process lasts
-    folder = Ends.here(process).folder
+    folder = Ends.local(process).folder
     if folder is not None:
         with suppress(OSError):
             (folder / str(process.local_rank) / PID).write_text(str(os.getpid()), encoding="utf-8")
@@ -124,7 +124,7 @@ class Ends:
         self.folder, self.process = folder, process
 
     @classmethod
-    def here(cls, process: RankInfo) -> Ends:
+    def local(cls, process: RankInfo) -> Ends:
         file = os.environ.get(ERROR_FILE)
         return cls(Path(file).parent.parent if file else None, process)
 

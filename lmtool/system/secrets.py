@@ -23,7 +23,7 @@ _NAME = re.compile(
 # In front of a host: user:password@, and a token alone; not the revision in hf://name@revision. A path made of an
 # address has one slash.
 _PASSWORD = re.compile(r"(?i)\b(?P<scheme>[a-z][a-z0-9+.-]*://?)[^/\s@:]*:(?P<password>[^/\s]*)@")
-_ALONE = re.compile(r"(?i)\b(?P<scheme>(?!hf:)[a-z][a-z0-9+.-]*://?)[^/\s@:]+@")
+_BARE_CREDENTIAL = re.compile(r"(?i)\b(?P<scheme>(?!hf:)[a-z][a-z0-9+.-]*://?)[^/\s@:]+@")
 _QUERY = re.compile(r"(?i)(?P<name>[?&;][\w.-]*(?:token|key|secret|passw|signature|auth|sig|credential)\w*=)[^&;#\s]+")
 # A hub token, which has 34 characters behind its hf_ (a folder may be called hf_distilbert); 40 hexadecimal digits, the
 # form of a tracker's key, but for a commit: hf://org/name@commit.
@@ -50,7 +50,7 @@ def masker(environ: Mapping[str, str] | None = None) -> Callable[[str], str]:
             text = text.replace(spelling, MASK)
         if ":/" in text:
             text = _PASSWORD.sub(rf"\g<scheme>{MASK}@", text)
-            text = _ALONE.sub(rf"\g<scheme>{MASK}@", text)
+            text = _BARE_CREDENTIAL.sub(rf"\g<scheme>{MASK}@", text)
             text = _QUERY.sub(rf"\g<name>{MASK}", text)
         return _FORM.sub(MASK, text)
 

@@ -157,14 +157,14 @@ def _splits(config: TaskConfig, folder: Path, scoring: bool) -> dict[str, Path]:
     UserError if the file of a split cannot be read: rows held out of train must not replace it silently.
     """
     development = {"dev", *map(canonical, config.validation)}
-    wanted = {"train", *development, *map(canonical, config.test)}
+    configured = {"train", *development, *map(canonical, config.test)}
     entries = sorted(folder.iterdir())
     files = [entry for entry in entries if entry.suffix.lower() in suffixes(config)]
     paths: dict[str, Path] = {}
     for file in files:
         split = canonical(file.stem)
         # A .txt file is not a table by its name alone; it may be notes.
-        if split not in wanted or (file.suffix.lower() == ".txt" and layout_of(file, config) == "table"):
+        if split not in configured or (file.suffix.lower() == ".txt" and layout_of(file, config) == "table"):
             continue
         if split in paths:
             raise UserError(

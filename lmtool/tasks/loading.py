@@ -186,7 +186,7 @@ def decode_tables(
     if scoring and config.path is not None and Path(config.path).expanduser().is_file():
         tables = {**tables, "dev": tables["train"]}
     if scoring and "train" not in tables:
-        return _held_out_alone(config, first, tables, metadata)
+        return _without_train(config, first, tables, metadata)
     columns = {split: _columns(config, split, table) for split, table in tables.items()}
     if "train" not in columns:
         raise UserError(
@@ -292,7 +292,7 @@ def _texts_of(kind: TaskKind, columns: dict[str, list], origin: list[tuple[str, 
     ]
 
 
-def _held_out_alone(
+def _without_train(
     config: TaskConfig, kind: TaskKind, tables: Mapping[str, TaskTable], metadata: dict[str, object]
 ) -> TaskData:
     """The data of a task with development and test splits only; the labels must be configured."""

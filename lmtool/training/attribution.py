@@ -79,7 +79,7 @@ class _At:
 
     part: str = STEP
     backward: bool = False
-    settled: bool = False
+    is_final: bool = False
     scope: _Scope = field(default_factory=_Scope)
 
 
@@ -131,7 +131,7 @@ class _Attribution:
             at = _At(self.last_node, True, True)
             self._count(event, at, operator=False)
         elif any(name.startswith(prefix) for prefix in _OPTIMIZER):
-            at = _At(_OPTIMIZER[name.partition("#")[0] + "#"], settled=True)
+            at = _At(_OPTIMIZER[name.partition("#")[0] + "#"], is_final=True)
             # Gradients are forgotten: what that takes is their memory, given back by no operator.
             self._count(event, at, operator=at.part == ZERO and not self.on_device)
         else:
@@ -139,13 +139,13 @@ class _Attribution:
             at = self._labelled(event, at, compiled)
             if not at.backward and event.sequence_nr >= 0 and event.scope == 0:
                 # Of all that have a number the last one to begin is the operation that it was given to.
-                self.part_of_node[event.sequence_nr] = _settled(at.part)
+                self.part_of_node[event.sequence_nr] = _label(at.part)
             self._count(event, at, operator=compiled or _is_operator(name))
         for child in event.cpu_children:
             self._visit(child, at)
 
     def _entered(self, part: str, at: _At) -> _At:
-        if at.settled and not at.backward:
+        if at.is_final and not at.backward:
             return at
         if part in (HEAD, LEARNER):
             at.scope.headed = True
@@ -154,27 +154,27 @@ class _Attribution:
 
     def _labelled(self, event: Any, at: _At, compiled: bool) -> _At:
         """Where an operator stands: what its range leaves open is settled by its own name, or by when it runs."""
-        if compiled and not (at.settled and not at.backward):
-            return replace(at, part=COMPILED, settled=True)
-        if at.settled:
+        if compiled and not (at.is_final and not at.backward):
+            return replace(at, part=COMPILED, is_final=True)
+        if at.is_final:
             return at
         name, part = event.name, at.part
         if part in (ATTENTION, CROSS_ATTENTION):
             at.scope.maps = at.scope.maps and name.startswith(_JOINING)
             kind = PROJECTIONS if at.scope.maps or name == "aten::linear" else SCORES
-            return replace(at, part=part + kind, settled=True)
+            return replace(at, part=part + kind, is_final=True)
         if part == HEAD and "loss" in name.lower():
             return replace(at, part=LOSS)  # fused with the products of the head
         if part == LOSS and name in _MAPS:
-            return replace(at, part=HEAD, settled=True)
+            return replace(at, part=HEAD, is_final=True)
         if part == LEARNER:
-            return replace(at, part=LOSS if at.scope.headed else OTHER, settled=True)
+            return replace(at, part=LOSS if at.scope.headed else OTHER, is_final=True)
         if part == STEP:
-            return replace(at, part=self.outside.part_at(event.time_range.start), settled=True)
+            return replace(at, part=self.outside.part_at(event.time_range.start), is_final=True)
         return at
 
     def _count(self, event: Any, at: _At, operator: bool) -> None:
-        cost = self.parts[_settled(at.part)]
+        cost = self.parts[_label(at.part)]
         milliseconds = _own_time(event, self.on_device) / 1000
         operator = operator or (self.on_device and bool(event.kernels))
         if not operator:
@@ -225,7 +225,7 @@ def _starts(events: Sequence[Any], step: Any, *prefixes: str) -> list[float]:
     ]
 
 
-def _settled(part: str) -> str:
+def _label(part: str) -> str:
     """The part of what a range leaves open."""
     if part in (ATTENTION, CROSS_ATTENTION):
         return part + SCORES

@@ -101,8 +101,8 @@ def take(learner: BaseLearner, tensors: Mapping[str, Tensor], inside: str, origi
                 "start from the checkpoint that they were trained on (checkpoint=), or train them on this one",
             )
     taken = {name.replace("_adapter.", f"_adapter.{inside}"): tensor for name, tensor in adapters.items()}
-    wanted = {name for name in expected if f"_adapter.{inside}" in name}
-    if taken.keys() != wanted or any(expected[name].shape != tensor.shape for name, tensor in taken.items()):
+    adapter_keys = {name for name in expected if f"_adapter.{inside}" in name}
+    if taken.keys() != adapter_keys or any(expected[name].shape != tensor.shape for name, tensor in taken.items()):
         raise UserError(
             f"{origin}: its adapters do not match its configuration",
             "copy the run again, or train it again",

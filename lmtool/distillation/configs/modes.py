@@ -346,11 +346,11 @@ class SelfConfig(DistillConfig):
                 return "names none" if not exits else f"names {beyond}"
             return None if len(set(exits)) == len(exits) else "names a layer twice"
 
-        def said(model: ModelConfig) -> str:
+        def describe(model: ModelConfig) -> str:
             behind = f"exits come after layers 1 to {model.num_layers - 1}, all but the last"
             return f"{list(self.exit_layers(model))} {wrong(model)}: {behind}"
 
-        return Offer("model", lambda model: wrong(model) is None, said, wording="{reason}={lacking}")
+        return Offer("model", lambda model: wrong(model) is None, describe, wording="{reason}={lacking}")
 
 
 _LAYERS_BELOW: Offer[ModelConfig] = Offer(

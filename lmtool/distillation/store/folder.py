@@ -45,7 +45,7 @@ class Opened:
     bytes: int
     seconds: float | None
 
-    def said(self, **metadata: Any) -> dict[str, Any]:
+    def screen_metadata(self, **metadata: Any) -> dict[str, Any]:
         """A description for the first screen."""
         seconds = self.metadata["seconds"] if self.seconds is None else self.seconds
         found = "made" if self.seconds is not None else "found"

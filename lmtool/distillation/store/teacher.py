@@ -71,7 +71,7 @@ class StoredTeacher(Teacher):
         )  # fmt: skip
         self._read(opened)
         stored = max(metadata["examples"] for metadata in opened.metadata["terms"].values())
-        return {**opened.said(stored_examples=stored), **self.tokenizers}
+        return {**opened.screen_metadata(stored_examples=stored), **self.tokenizers}
 
     @property
     def by_row(self) -> bool:

@@ -64,8 +64,8 @@ class GenerationConfig(Config):
         try:
             return type(self).model_validate({**self.model_dump(), **own})
         except ValidationError as problem:
-            said = str(own.get("repetition_penalty"))[:60]
-            message = f"the checkpoint's {GENERATION} says repetition_penalty={said}: above 0"
+            penalty = str(own.get("repetition_penalty"))[:60]
+            message = f"the checkpoint's {GENERATION} says repetition_penalty={penalty}: above 0"
             raise UserError(message, "set repetition_penalty=1.0") from problem
 
     def unlike(self, settings: Mapping[str, object]) -> list[str]:

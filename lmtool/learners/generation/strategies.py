@@ -285,7 +285,7 @@ class BeamSearch(Strategy):
             counts_NC = end_NC & (torch.arange(candidates, device=device) < beams)
             finished.merge(sums_NC / step**self.config.length_penalty, tokens_NCL, step, counts_NC)
             live_NB, next_NB = (sums_NC + end_NC * _NEVER).topk(beams)
-            done = (self._is_settled(finished, live_NB, step, active, request) | full_N1[:, 0]).tolist()
+            done = (self._is_finished(finished, live_NB, step, active, request) | full_N1[:, 0]).tolist()
             for row, number in enumerate(active):
                 if done[row]:
                     texts[number] = finished.best(row, ends)
@@ -303,7 +303,7 @@ class BeamSearch(Strategy):
             constraints.advance(chosen_R, rows)
             log_probs_RV = scored(decoding.advance(chosen_R, rows))
 
-    def _is_settled(
+    def _is_finished(
         self, finished: FinishedTexts, live_NB: Tensor, step: int, active: list[int], request: Request
     ) -> Tensor:
         """(N,) whether nothing that is still searched is expected to be better than what has ended."""

@@ -58,9 +58,9 @@ class NoisyInspector(StreamInspector):
                 _masked(stats, examples, before, after)
             elif name == "token_deletion":
                 gone = before.lengths - after.lengths
-                wanted = np.minimum(budget(before.lengths, examples.config.token_deletion), before.lengths - 1)
-                stats.exact("deleted share of tokens", gone.sum(), wanted.sum(), before.lengths.sum())
-                stats.none("texts off their number of deletions", (gone != wanted).sum())
+                expected = np.minimum(budget(before.lengths, examples.config.token_deletion), before.lengths - 1)
+                stats.exact("deleted share of tokens", gone.sum(), expected.sum(), before.lengths.sum())
+                stats.none("texts off their number of deletions", (gone != expected).sum())
             elif name == "document_rotation":
                 _rotated(stats, examples.config.document_rotation, before, after)
             before = after
@@ -103,9 +103,9 @@ def _infilled(stats: RunningStatistics, examples: NoisyWindows, before: PackedTe
         stats.share(f"spans of {length} as drawn", (drawn == length).sum(), len(drawn), float(fractions[length]))
     opens = vocabulary.starts_word[before.tokens] | (before.positions == 0)
     words = np.bincount(before.owners[opens], minlength=len(before.lengths))
-    wanted = np.ceil(words * config.text_infilling - 1e-9)
-    stats.exact("masked share of words", infilled.masked.sum(), wanted.sum(), words.sum())
-    stats.none("texts off their number of masked words", (infilled.masked != wanted).sum())
+    expected = np.ceil(words * config.text_infilling - 1e-9)
+    stats.exact("masked share of words", infilled.masked.sum(), expected.sum(), words.sum())
+    stats.none("texts off their number of masked words", (infilled.masked != expected).sum())
     if config.random:
         plain = infill(before, vocabulary, config.text_infilling, config.poisson_mean, 0.0, examples.room)
         _randomised(stats, examples, "spans", after, plain.texts.tokens == vocabulary.mask)
@@ -116,9 +116,9 @@ def _masked(stats: RunningStatistics, examples: NoisyWindows, before: PackedText
     plain = mask_each(before, examples.vocabulary, config.token_masking, 0.0)
     new = plain.tokens != before.tokens
     some = np.bincount(before.owners, before.tokens != mask, len(before.lengths)).astype(np.int64)
-    masked, wanted = np.bincount(after.owners, new, len(before.lengths)), budget(some, config.token_masking)
-    stats.exact("masked share of tokens", masked.sum(), wanted.sum(), some.sum())
-    stats.none("texts off their number of masks", (masked != wanted).sum())
+    masked, expected = np.bincount(after.owners, new, len(before.lengths)), budget(some, config.token_masking)
+    stats.exact("masked share of tokens", masked.sum(), expected.sum(), some.sum())
+    stats.none("texts off their number of masks", (masked != expected).sum())
     stats.none("tokens changed but not masked", (~new & (after.tokens != before.tokens)).sum())
     if config.random:
         _randomised(stats, examples, "tokens", after, new)

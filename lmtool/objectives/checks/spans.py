@@ -39,8 +39,8 @@ class SpanInspector(MaskingInspector):
         # A window may begin within a word, and so may a span at its start.
         within = ~starts & masks.text[spans.spans[:, 0] - 1]
         stats.none("spans that begin within a word", within.sum())
-        wanted = np.ceil(masks.eligible * self.config.probability - 1e-9)
-        check_budget(stats, masks.selected, wanted, masks.eligible)
+        expected = np.ceil(masks.eligible * self.config.probability - 1e-9)
+        check_budget(stats, masks.selected, expected, masks.eligible)
 
     def _check_lengths(self, stats: RunningStatistics, sampled_D: np.ndarray) -> None:
         """Checks that the (D,) sampled lengths follow the configured distribution."""
@@ -98,8 +98,8 @@ class PermutationInspector(Inspector):
         retained = f"up to {memory} tokens in front, of those that windows before reused: seen by all"
         for entry in super().entries(drawn):
             side = entry["input"]
-            asked = {target["position"] for target in entry["targets"]["plm"]}
-            drawing = draw_streams(side["pieces"][:_DRAWN], side["rank"][:_DRAWN], asked)
+            predicted_positions = {target["position"] for target in entry["targets"]["plm"]}
+            drawing = draw_streams(side["pieces"][:_DRAWN], side["rank"][:_DRAWN], predicted_positions)
             yield {**entry, "drawing": [*([("memory", retained)] if memory else []), *drawing]}
 
     def check_permutations(self, stats: RunningStatistics, drawn: SampledBatch) -> None:
@@ -187,7 +187,7 @@ def _check_order(
     stats.none("second parts not behind the first", (lowest[second_blocks] <= highest[second_blocks - 1]).sum())
 
 
-def draw_streams(pieces: list[str], ranks: list[int], asked: set[int]) -> list[tuple[str, str]]:
+def draw_streams(pieces: list[str], ranks: list[int], predicted_positions: set[int]) -> list[tuple[str, str]]:
     """Diagram lines (piece, text): the order of the tokens, and what each attends to (`x`) in the content stream and in
     the query stream. asked: the predicted positions, which alone have a query."""
     order, count = np.array(ranks), len(pieces)
@@ -197,7 +197,7 @@ def draw_streams(pieces: list[str], ranks: list[int], asked: set[int]) -> list[t
         for row in positions:
             yield pieces[row], f"{order[row]:03d} " + "".join("x" if seen else "." for seen in sees[row])
 
-    predicted = [position for position in range(count) if position in asked]
+    predicted = [position for position in range(count) if position in predicted_positions]
     sequence = sorted(predicted, key=lambda position: int(order[position]))
     return [
         ("order", " ".join(pieces[position] for position in sequence) or "nothing of these is predicted"),

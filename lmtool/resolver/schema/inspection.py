@@ -48,8 +48,8 @@ class RunKeys:
                 continue
             number, least = value.replace("_", "").replace(",", ""), cls.at_least.get(key, 1)
             if not number.isdigit() or int(number) < least:
-                said = f"a whole number, at least {least}" if least else "a whole number"
-                raise UserError(f"{word}: {key} is {said}", f"set {key}={getattr(cls, key)}")
+                allowed = f"a whole number, at least {least}" if least else "a whole number"
+                raise UserError(f"{word}: {key} is {allowed}", f"set {key}={getattr(cls, key)}")
             values[key] = int(number)
         return cls(**values)
 

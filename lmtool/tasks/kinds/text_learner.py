@@ -296,10 +296,10 @@ class TextLearner(TaskLearner):
         first_N = torch.full((len(packed.lengths),), len(packed.tokens)).scatter_reduce(
             0, packed.documents[at_M], at_M, "amin"
         )
-        begun = [int(first) + 1 - start for first, start in zip(first_N, packed.starts, strict=True)]
+        started = [int(first) + 1 - start for first, start in zip(first_N, packed.starts, strict=True)]
         texts, owned = packed.tokens.split(packed.lengths), predicted_T.split(packed.lengths)
-        starts = [text[:count].tolist() for text, count in zip(texts, begun, strict=True)]
-        more = [text[count:].tolist() for text, count in zip(texts, begun, strict=True)]
+        starts = [text[:count].tolist() for text, count in zip(texts, started, strict=True)]
+        more = [text[count:].tolist() for text, count in zip(texts, started, strict=True)]
         rows, longest = self.backbone.config.vocab_size, max(packed.lengths)
         decoding: Decoding
         if isinstance(self.backbone, EncoderDecoder):
@@ -308,7 +308,7 @@ class TextLearner(TaskLearner):
         else:
             assert isinstance(self.backbone, Decoder)
             decoding = ContinuationDecoding(self.backbone, self._lm, rows, starts, longest, bool(packed.prefixes))
-        own = [flags[count:].tolist() for flags, count in zip(owned, begun, strict=True)]
+        own = [flags[count:].tolist() for flags, count in zip(owned, started, strict=True)]
         read = read_step_by_step(decoding, more, own)
         return torch.tensor([token for pair in zip(starts, read, strict=True) for part in pair for token in part])
 

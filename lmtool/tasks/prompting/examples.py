@@ -276,8 +276,8 @@ class PromptedExamples:
             drawn = self.shown.drawn(self._own, self._keys, epoch + 1 if train else EVALUATION, draws)
             row, part = np.repeat(row, draws), np.tile(np.arange(draws), len(row))
             shown = drawn.reshape(len(row), -1)
-            beside = [self.shown.texts.lengths[:, own] for own in shown.T]
-            lengths = np.concatenate([lengths[:, row], *beside])
+            demonstration_lengths = [self.shown.texts.lengths[:, own] for own in shown.T]
+            lengths = np.concatenate([lengths[:, row], *demonstration_lengths])
             if self.continued:
                 lengths = np.roll(lengths, -self._columns, axis=0)
         retained = truncate_texts(lengths, self.room)

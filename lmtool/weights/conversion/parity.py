@@ -98,11 +98,11 @@ def parity(folder: Path, architecture: str, original: CheckpointModel, tokenizer
     rows = sample(model, tokenizer)
     if original.task is not None:  # the decoder reads the same text
         rows.pop("decoder_input_ids", None)
-    ours = PaddedModel(original, tokenizer.roles.get(model.start_role or "")).eval()(**rows)
+    actual = PaddedModel(original, tokenizer.roles.get(model.start_role or "")).eval()(**rows)
     try:
         with quiet_transformers():
-            theirs, report = model_class.from_pretrained(folder, output_loading_info=True, local_files_only=True)
-            outputs = _outputs(theirs.eval(), architecture, rows)
+            reference, report = model_class.from_pretrained(folder, output_loading_info=True, local_files_only=True)
+            outputs = _outputs(reference.eval(), architecture, rows)
     except Exception as error:  # transformers raises many kinds of errors
         return Parity(name, architecture, (f"{type(error).__name__}: {str(error).partition(chr(10))[0]}",))
     unexpected = [
@@ -111,7 +111,11 @@ def parity(folder: Path, architecture: str, original: CheckpointModel, tokenizer
         for key in sorted(report[kind])
     ]
     real = None if "decoder_input_ids" in rows else rows["attention_mask"].bool()
-    expected = {"logits": ours.logits, "pair logits": ours.pair_logits, "hidden states": ours.hidden}
+    expected = {
+        "logits": actual.logits,
+        "pair logits": actual.pair_logits,
+        "hidden states": actual.hidden,
+    }
     differences = {kind: _relative_difference(expected[kind], values, real) for kind, values in outputs.items()}
     return Parity(name, architecture, tuple(unexpected), tuple(sorted(report["missing_keys"])), differences)
 
@@ -142,30 +146,30 @@ def sample(model: ModelConfig, tokenizer: Tokenizer) -> dict[str, Tensor]:
     return {name: values.long() for name, values in rows.items()}
 
 
-def _outputs(theirs: Any, architecture: str, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _outputs(reference: Any, architecture: str, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The outputs of a transformers model, under our names. Each row of a multiple choice has one choice."""
     head = head_of_class({"architectures": [architecture]})
     if head is not None and head.name == CHOICES:
-        return {"logits": theirs(**{name: values[:, None] for name, values in rows.items()}).logits}
-    output = dict(theirs(**rows))
+        return {"logits": reference(**{name: values[:, None] for name, values in rows.items()}).logits}
+    output = dict(reference(**rows))
     if "start_logits" in output:
         return {"logits": torch.stack([output["start_logits"], output["end_logits"]], dim=-1)}
     names = {
         "logits": "logits", "prediction_logits": "logits", "seq_relationship_logits": "pair logits",
         "sop_logits": "pair logits",
     }  # fmt: skip
-    logits = {ours: output[key] for key, ours in names.items() if key in output}
+    logits = {actual: output[key] for key, actual in names.items() if key in output}
     return logits or {"hidden states": output["last_hidden_state"]}
 
 
-def _relative_difference(ours: Tensor | None, theirs: Tensor, real_BL: Tensor | None) -> float:
+def _relative_difference(actual: Tensor | None, reference: Tensor, real_BL: Tensor | None) -> float:
     """The largest relative difference; infinite if lmtool lacks the output. real_BL: real tokens, for outputs over
     tokens."""
-    if ours is None:
+    if actual is None:
         return float("inf")
-    if real_BL is not None and ours.shape[:2] == theirs.shape[:2] == real_BL.shape:
-        ours, theirs = ours[real_BL], theirs[real_BL]
-    return relative_difference(ours, theirs)
+    if real_BL is not None and actual.shape[:2] == reference.shape[:2] == real_BL.shape:
+        actual, reference = actual[real_BL], reference[real_BL]
+    return relative_difference(actual, reference)
 
 
 # The exported folder as a transformers user reads texts (AutoTokenizer, padded rows), compared with `lmtool predict` on
@@ -271,13 +275,13 @@ def _text_difference(
     if isinstance(original, CheckpointModel) and reloaded.config.architecture == "encoder_decoder":
         return 0.0  # the decoder's input does not depend on how texts are read
     output = reloaded.model(**read)
-    theirs = [output.hidden[real], output.pair_logits]
+    reference = [output.hidden[real], output.pair_logits]
     if isinstance(original, TaskLearner):
         logits, target = output.logits, batch.targets.get(original.term)
         if original.scores_tokens and logits is not None:
             logits = logits[real] if target is None or target.at is None else logits[real][target.at]
-        theirs = [logits]
-    pairs = zip(_predictions(original, batch), theirs, strict=True)
+        reference = [logits]
+    pairs = zip(_predictions(original, batch), reference, strict=True)
     differences = [relative_difference(mine, other) for mine, other in pairs if mine is not None and other is not None]
     return float(torch.tensor(differences).max())  # NaN if one is NaN, unlike max()
 

@@ -185,8 +185,8 @@ def _open_with_peft(loaded: LoadedCheckpoint, folder: Path, export: Export, base
     if loaded.config.architecture == "encoder_decoder" and loaded.model.parts.task is None:
         rows["decoder_input_ids"] = rows["input_ids"][:, :2]
     with torch.no_grad():
-        ours = loaded.model(**rows)
-    expected = ours.hidden if ours.logits is None else ours.logits
+        lmtool_outputs = loaded.model(**rows)
+    expected = lmtool_outputs.hidden if lmtool_outputs.logits is None else lmtool_outputs.logits
     try:
         hf_tensors = their_names(loaded.config, base.tensors)
         logits = peft_logits(folder, export.architecture, export.config, hf_tensors, rows)
