@@ -83,7 +83,7 @@ def _require_new_run(config: PretrainConfig | FinetuneConfig, verb: str) -> None
         key = f"name={config.name}" if config.run_dir is None else f"run_dir={config.run_dir}"
         raise UserError(
             f"{key}: that run is there already, {state}; a profile trains a new one",
-            f"give {key.partition('=')[0]}=null: lmtool profile {verb} keeps no run",
+            f"set {key.partition('=')[0]}=null: lmtool profile {verb} keeps no run",
         )
 
 

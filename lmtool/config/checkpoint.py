@@ -74,7 +74,7 @@ def _another(checkpoints: Path, damaged: Path | None = None) -> str:
     """The hint of another checkpoint to use instead of a damaged one."""
     for folder in saved_steps(checkpoints):
         if folder != damaged and is_intact(folder):
-            return f"give {folder}, which is intact"
+            return f"use {folder}, which is intact"
     return _COPY
 
 

@@ -283,7 +283,7 @@ def compose(primary: str, typed: Typed, config_dirs: Sequence[Path] = ()) -> dic
             values = " ".join(f"{key}={value}" for key, value in firsts.items())
             chosen = next((text for text in typed.choices if text.startswith(("sweep=", "experiment="))), "the YAML")
             message = f"{chosen} has several values for {', '.join(left)}, and a run takes one"
-            raise UserError(message, f"-m runs a job for each: lmtool {primary} -m {chosen}; or give {values}")
+            raise UserError(message, f"-m runs a job for each: lmtool {primary} -m {chosen}; or set {values}")
         with open_dict(config):
             del config["hydra"]
         return to_data(config) | typed.verbatim

@@ -237,7 +237,7 @@ def _smaller(config: TrainingConfig, fits: Callable[[TrainingConfig], bool]) -> 
     for sizes in [*({key: default} for key, default in larger.items()), larger]:
         other = changed(sizes)
         if other is not None and fits(other):
-            return "give " + " ".join(f"model.{key}={value}" for key, value in sizes.items())
+            return "set " + " ".join(f"model.{key}={value}" for key, value in sizes.items())
     low, high = 0, model.num_layers
     while high - low > 1:
         middle = (low + high) // 2

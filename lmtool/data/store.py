@@ -297,7 +297,8 @@ def open_store(
     key = hashlib.sha256("\n".join(parts).encode()).hexdigest()
     root = Path(cache_dir).expanduser() / "stores"
     folder = root / key[:32]
-    cache = ArrayCache(root.with_name("plans"), key, rank_info(os.environ).local_size, progress)
+    processes = rank_info(os.environ).local_size
+    cache = UNSHARED if processes == 1 else ArrayCache(root.with_name("plans"), key, processes, progress)
     if folder.exists():
         with contextlib.suppress(Damaged):
             return _open(folder, key, cache)

@@ -151,7 +151,7 @@ def _only_kind(value: str, folder: Path) -> str:
     if len(kinds) > 1:
         held = ", ".join(f"{count} of {kind}" for kind, count in kinds.most_common())
         forms = "   or ".join(f"data={kind} data.path={value}" for kind, _ in kinds.most_common())
-        raise UserError(f"data={value}: the folder holds files of several kinds: {held}", f"give {forms}")
+        raise UserError(f"data={value}: the folder holds files of several kinds: {held}", f"use {forms}")
     return next(iter(kinds))
 
 
@@ -176,7 +176,7 @@ def _column(value: str, rows: Iterator[Mapping[str, Any]], words: str, has_heade
     names = texts or list(columns)
     problem = "several of its columns hold text" if texts else "none of its columns holds text"
     forms = "   or ".join(f"{words} data.text={typed(name)}" for name in names[:2])
-    raise UserError(f"data={value}: {problem}: {', '.join(names)}", f"give {forms}")
+    raise UserError(f"data={value}: {problem}: {', '.join(names)}", f"use {forms}")
 
 
 def _rows(file: Path, kind: str, values: Mapping[str, str]) -> Iterator[Mapping[str, Any]]:

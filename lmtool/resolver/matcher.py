@@ -106,7 +106,7 @@ def _nearest(component: Component, part: Component, others: dict[str, Any]) -> s
         overrides = [*_other_objective(component, others["model"], None), *_other_model(component, None)]
     elif isinstance(part, TaskConfig):
         overrides = [f"model={model.name}" for model in _defaults("model") if fits(part, model, None)][:1]
-    return f"give {' or '.join(overrides)}" if overrides else None
+    return f"set {' or '.join(overrides)}" if overrides else None
 
 
 def _conflicts(section: str, command: type[Config]) -> None:
@@ -162,7 +162,7 @@ def require_tokens_of_objective(
         if missing is not None:
             overrides = ["tokenizer=auto"] if fits(objective, model, _suggested_roles(model)) else []
             overrides += [*_other_objective(objective, model, roles), *_other_model(objective, roles)]
-            hint = f"give {' or '.join(overrides)}" if overrides else None
+            hint = f"set {' or '.join(overrides)}" if overrides else None
             problem = Problem("objective", f"tokenizer={tokenizer.name} {missing}", hint)
             yield _worded("objective", objective, part, problem)
             return

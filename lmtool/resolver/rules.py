@@ -115,7 +115,7 @@ def require_positions_for_virtual_tokens(
             "max_length",
             f"max_length={max_length} and the {virtual} virtual tokens of tuning={tuning.name} are more than "
             f"model.max_positions={model.max_positions}",
-            f"set max_length={left}" if left >= SHORTEST else f"give {fewer}",
+            f"set max_length={left}" if left >= SHORTEST else f"set {fewer}",
         )
 
 

@@ -48,7 +48,7 @@ def _other_inputs(distill: DistillConfig, model: ModelConfig, learned: LearnedCo
                 "distill",
                 f"distill={distill.name}: with {written} a student makes a part of what it reads as it learns, and its "
                 "teacher would read other texts",
-                f"give {instead}, or distill=none",
+                f"set {instead}, or distill=none",
             )
             return
 

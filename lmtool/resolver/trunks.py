@@ -59,7 +59,7 @@ class Trunk:
         steps = saved_steps(checkpoints)
         if not steps:
             exists = RUNS / name
-            hint = f"set branch={exists}@{place}" if saved_steps(exists / "checkpoints") else f"give {_FORM}"
+            hint = f"set branch={exists}@{place}" if saved_steps(exists / "checkpoints") else f"use {_FORM}"
             raise UserError(f"branch={typed}: {'no checkpoint in' if run.is_dir() else 'no run at'} {run}", hint)
         if place == "last":
             return cls(run, steps[0])
@@ -145,7 +145,7 @@ def _parts(typed: str) -> tuple[str, str]:
     if name and (place in ("last", "best") or re.fullmatch("[0-9]{1,18}", place)):
         return name, place
     if name and not Path(typed).expanduser().is_dir():
-        raise UserError(f"branch={typed}: {place!r} is no step", f"give {_FORM}")
+        raise UserError(f"branch={typed}: {place!r} is no step", f"use {_FORM}")
     folder = Path(typed).expanduser()
     if re.fullmatch(r"step_\d{8,}", folder.name) and folder.parent.name == "checkpoints":
         raise UserError(

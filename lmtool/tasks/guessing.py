@@ -306,7 +306,7 @@ def _refuse(value: str, guesses: Sequence[Guess]) -> None:
     first, second = (shlex.join(guess.words(value)) for guess in guesses[:2])
     more = f" (or {len(guesses) - 2} more)" if len(guesses) > 2 else ""
     differ = "is predicted" if guesses[0].label != guesses[1].label else "is meant"
-    raise UserError(f"task={value}: its columns do not determine {differ}", f"give {first}   or {second}{more}")
+    raise UserError(f"task={value}: its columns do not determine {differ}", f"set {first}   or {second}{more}")
 
 
 def _file(value: str) -> Path:

@@ -478,7 +478,9 @@ def test_list_and_show(capsys: pytest.CaptureFixture[str]) -> None:
     assert "num_layers: 2" in capsys.readouterr().out
     assert cli.main(["show", "model"]) == 0
     shown = capsys.readouterr().out
-    assert re.search(r"^  model.num_layers +layers$", shown, re.MULTILINE), "ALBERT's own meaning is not everyone's"
+    assert re.search(r"^  model.num_layers +number of layers$", shown, re.MULTILINE), (
+        "ALBERT's own meaning is not everyone's"
+    )
     assert "model.name " not in shown
     assert cli.main(["list", "task"]) == 0
     assert re.search(r"^  mnli +MNLI: .* \(Williams et al\. 2018; GLUE\)\.$", capsys.readouterr().out, re.MULTILINE)

@@ -114,7 +114,7 @@ def test_documents_too_few_for_pairs_are_told_by_their_split(place: Path, capsys
     few = "\n\n".join([f"{SENTENCE} {SENTENCE}"] * 20)
     assert tried(few.encode(), "mlm_nsp") == 2
     error = capsys.readouterr().err
-    assert "the validation text is one" in error and "data.validation_fraction=" in error
+    assert "the validation text has one" in error and "data.validation_fraction=" in error
     assert tried(few.encode(), "mlm_nsp", "data.validation_fraction=0.2") == 0
 
 
@@ -143,7 +143,7 @@ def test_checkpoints_of_others(place: Path, capsys: pytest.CaptureFixture[str]) 
     words = ["pretrain", "model=auto", "checkpoint=bert", "objective=mlm", "data=text", "data.path=text.txt"]
     words += ["cache_dir=cache", "max_length=32", "batch_tokens=256", "max_steps=1", "device=cpu", "precision=fp32"]
     assert cli.main(words) == 2
-    assert "bert/model.safetensors: no whole safetensors file" in capsys.readouterr().err
+    assert "bert/model.safetensors: not a complete safetensors file" in capsys.readouterr().err
     weights.write_bytes(whole)
     config = Path("bert/config.json")
     strange = {"auto_map": {"AutoModel": "stranger.Model"}, "foo": 1}
@@ -176,4 +176,4 @@ def test_a_line_of_input_is_a_row_whatever_stands_in_it(
     os.mkfifo("pipe.tsv")
     for name in ("pipe.txt", "pipe.tsv"):
         assert cli.main([*words, f"input={name}"]) == 2
-        assert f"error: input={name} is not a regular file, but a special file" in capsys.readouterr().err
+        assert f"error: input={name} is no regular file, but a special file" in capsys.readouterr().err

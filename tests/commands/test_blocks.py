@@ -26,7 +26,7 @@ def test_it_resumes_to_the_bit(capsys: pytest.CaptureFixture[str]) -> None:
     run = pretrain("part", *more, "max_steps=1", model=MODEL)
     path = json.loads((run / "facts.json").read_text())["model"]["attention"]
     assert "blocks of tokens to those they see, gathered (in texts of more than 14 tokens)" in path
-    assert "no text is seen by blocks" not in capsys.readouterr().out
+    assert "no text is long enough" not in capsys.readouterr().out
     resumed = weights(pretrain("part", *more, "max_steps=2", model=MODEL))
     assert "resumes from step 1" in capsys.readouterr().out
     unbroken = weights(pretrain("whole", *more, "max_steps=2", model=MODEL))
@@ -44,7 +44,7 @@ def test_inspect_draws_the_blocks(length: int, capsys: pytest.CaptureFixture[str
     (_, title), *lines = json.loads(Path("seen.jsonl").read_text())["drawing"]
     rows = [text for _, text in lines]
     assert all(line in printed for line in (title, *rows))
-    warning = f"max_length={length}: no text is seen by blocks, all are dense"
+    warning = f"max_length={length}: no text is long enough for block-sparse attention"
     if length == 14:
         assert (title, rows) == ("7 of 2 tokens, dense", []) and warning in printed
     else:

@@ -141,8 +141,8 @@ def refused(error: ConfigError, model: tuple[str, ...], objective: tuple[str, ..
     assert len(error.problems) == 1
     problem = error.problems[0]
     assert problem.key.split(".")[0] in ("objective", "tokenizer") and "model=" in f"{problem.message} {problem.hint}"
-    assert problem.hint is not None and problem.hint.startswith("give ")
-    for hint in problem.hint.removeprefix("give ").split(" or "):
+    assert problem.hint is not None and problem.hint.startswith("set ")
+    for hint in problem.hint.removeprefix("set ").split(" or "):
         decode(model, objective, tuple(shlex.split(hint)))
 
 

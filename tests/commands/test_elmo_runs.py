@@ -75,7 +75,7 @@ def test_inspect_draws_characters_and_both_directions(runs, monkeypatch, capsys)
     [
         (["pretrain", "model=elmo_tiny", "objective=mlm"], "objective=mlm trains an encoder; model=elmo is a"),
         (["pretrain", "model=bert_tiny", "objective=bilm"], "objective=bilm trains a bidirectional-lm"),
-        (["pretrain", "model=elmo_tiny", "model.filters=[[60,4]]"], "a width of 60 is more than model.word_length=20"),
+        (["pretrain", "model=elmo_tiny", "model.filters=[[60,4]]"], "a width of 60 exceeds model.word_length=20"),
         (["export", "checkpoint=runs/whole", "output=out"], "model=elmo has no counterpart in transformers"),
         (["finetune", "task=sst2", "task.path=rows", "checkpoint=runs/whole", "tuning=lora"], "model=elmo is none"),
         (

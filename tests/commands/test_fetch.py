@@ -185,7 +185,10 @@ def test_tokenizers_teachers_and_bases(hub: Hub, place: Path, capsys: pytest.Cap
     [
         (["fetch", "evaluate"], "fetches for pretrain or finetune"),
         (["fetch", "pretrian"], "lmtool fetch pretrain"),
-        (["fetch", "finetune", "task=sst2", "checkpoint=hf://a/b/c"], "no address that lmtool reads"),
+        (
+            ["fetch", "finetune", "task=sst2", "checkpoint=hf://a/b/c"],
+            "not an address of the form hf://org/name@revision",
+        ),
     ],
 )
 def test_what_is_typed_wrong(hub: Hub, words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -86,7 +86,7 @@ def test_relative_distances() -> None:
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (["checkpoint=none", "model=bert_tiny"], "checkpoint=none has nothing"),
+        (["checkpoint=none", "model=bert_tiny"], "checkpoint=none was not pretrained"),
         (["checkpoint=runs/task"], "checkpoint=runs/task was finetuned, and has no pretraining head"),
         (["checkpoint=runs/mlm", "forgetting=nowhere.txt"], "forgetting=nowhere.txt: no such file"),
     ],

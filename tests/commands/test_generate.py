@@ -52,7 +52,7 @@ def test_a_decoder(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     error = capsys.readouterr().err
     assert "error: long.txt:2: the prompt has" in error and "the model has room for" in error
     generate(run, status=2)
-    assert "neither prompt nor input given" in capsys.readouterr().err
+    assert "neither prompt nor input is set" in capsys.readouterr().err
     generate(run, "prompt=a", "top_k=3", status=2)
     assert "set temperature=1.0 too" in capsys.readouterr().err
 
@@ -69,7 +69,7 @@ def test_gaps_are_filled_in_their_places_and_an_encoder_is_refused(
     capsys.readouterr()
     generate("checkpoint=runs/bert", "prompt=a", status=2)
     error = capsys.readouterr().err
-    assert "generates no text" in error and "lmtool predict" in error
+    assert "cannot generate text" in error and "lmtool predict" in error
 
 
 def test_sources_of_a_table_as_its_task_reads_them(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -82,7 +82,7 @@ def test_sources_of_a_table_as_its_task_reads_them(place: Path, capsys: pytest.C
     words += ["task.generation.max_new_tokens=2", "name=pairs"]
     assert cli.main([*words, "max_length=40"]) == 2
     error = capsys.readouterr().err
-    assert "max_length=40 and task.target_tokens=48: model=gpt reads a source in front of its target" in error
+    assert "max_length=40 and task.target_tokens=48: model=gpt reads the source before the target" in error
     assert "set max_length=96 or task.target_tokens=20" in error and not Path("runs/pairs").exists()
     assert cli.main([*words, "max_length=40", "task.target_tokens=20"]) == 0
     generate("checkpoint=runs/pairs", "input=pairs/dev.tsv", "output=said.jsonl")

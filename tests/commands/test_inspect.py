@@ -133,7 +133,8 @@ BROKEN: dict[str, tuple[str, Callable[..., Any], list[str], str]] = {
         "pairs that are swapped",
     ),
     "span lengths": (
-        f"{CORRUPTION}.masking.length_shares", changed(f"{CORRUPTION}.masking.length_shares", geometric=0.4),
+        f"{CORRUPTION}.masking.length_probabilities",
+        changed(f"{CORRUPTION}.masking.length_probabilities", geometric=0.4),
         ["objective=span"], "words of a span as drawn",
     ),
     "replaced": (
@@ -155,7 +156,7 @@ BROKEN: dict[str, tuple[str, Callable[..., Any], list[str], str]] = {
         ["objective=span_corruption", "model=t5_tiny"], "corrupted share of text",
     ),
     "poisson": (
-        f"{CORRUPTION}.noises.poisson_shares", lambda mean: poisson_probabilities(mean * 1.5),
+        f"{CORRUPTION}.noises.poisson_probabilities", lambda mean: poisson_probabilities(mean * 1.5),
         ["objective=denoising", "model=bart_tiny"], "words of a span as drawn",
     ),
     "permutation": (

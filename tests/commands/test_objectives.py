@@ -90,7 +90,7 @@ def pretrain_parameters(name: str, *more: str) -> int:
             "kind: classification, path: rows, text: [label], label: sentence, labels: [a, b]",
             "is unknown; the labels of",
         ),
-        ("kind: regression, path: rows, text: [label], label: sentence", "is no number"),
+        ("kind: regression, path: rows, text: [label], label: sentence", "is not a number"),
         ("kind: clasification, path: rows", "members: task: kind=clasification is not known"),
         ("path: rows", "members: task: no kind given"),
     ],

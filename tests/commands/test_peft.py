@@ -141,7 +141,7 @@ def test_a_tuned_language_model_is_imported_and_used(place: Path, capsys: pytest
     config = json.loads(Path("adapter/adapter_config.json").read_text())
     for change, message in (
         ({"base_model_name_or_path": None}, "has no base_model_name_or_path"),
-        ({"peft_type": "LOHA"}, 'peft_type: given "LOHA" (text); lmtool supports LORA, IA3'),
+        ({"peft_type": "LOHA"}, 'peft_type: given "LOHA" (text); lmtool reads LORA, IA3'),
     ):
         Path("adapter/adapter_config.json").write_text(json.dumps({**config, **change}))
         capsys.readouterr()

@@ -104,7 +104,7 @@ def test_a_run_is_not_resumed_with_another_configuration(place: Path, capsys: py
     assert cli.main(["resume", "runs/text"]) == 2
     error = capsys.readouterr().err
     assert "step_00000001 holds a run of another configuration: max_length 32 -> 31" in error
-    assert "bring runs/text/config.yaml back as it was" in error
+    assert "restore runs/text/config.yaml" in error
     path.unlink()
     pretrain("text", "objective=mlm", "max_steps=1", "data.validation=held_out.txt", "seed=5", status=2)
     assert "step_00000001 holds a run of another configuration: " in capsys.readouterr().err

@@ -103,7 +103,11 @@ def test_the_start_must_be_there_to_resume(place: Path, capsys: pytest.CaptureFi
         (["tuning=head", "tuning.regularization=l2_sp"], "the chosen tuning has no regularization", "full|"),
         (["tuning=head", "tuning.schedule=gradual_unfreezing"], "the chosen tuning has no schedule", "full|"),
         (["tuning.schedule=gradual"], "tuning/schedule=gradual is not one of", "gradual_unfreezing"),
-        (["model=albert_tiny", "checkpoint=none", "optimizer.layer_decay=0.5"], "at every depth", "layer_decay=1.0"),
+        (
+            ["model=albert_tiny", "checkpoint=none", "optimizer.layer_decay=0.5"],
+            "the weights of all layers",
+            "layer_decay=1.0",
+        ),
         (["tuning.freeze_layers=3"], "model=bert has 2 layers", "freeze_layers=2 at most"),
     ],
 )

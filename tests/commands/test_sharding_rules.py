@@ -18,10 +18,10 @@ FINETUNE = ("finetune", "model=bert_tiny", "checkpoint=none", "task=sst2")
     [
         ((*PRETRAIN, "precision=fp16"), "precision=fp16 scales the loss"),
         ((*PRETRAIN, "objective=mixture", "objective.members=[mlm,span]"), "objective mixes mlm, span"),
-        ((*PRETRAIN, "distill=codistillation"), "distill=codistillation runs models"),
+        ((*PRETRAIN, "distill=codistillation"), "distill=codistillation runs several models"),
         ((*FINETUNE[:3], "task=mixture", "task.members=[sst2,rte]"), "task mixes sst2, rte"),
-        ((*FINETUNE, "tuning/regularization=mixout"), "tuning with mixout follows single weights"),
-        ((*FINETUNE, "tuning/schedule=gradual_unfreezing"), "tuning with gradual_unfreezing follows"),
+        ((*FINETUNE, "tuning/regularization=mixout"), "tuning with mixout tracks single weights"),
+        ((*FINETUNE, "tuning/schedule=gradual_unfreezing"), "tuning with gradual_unfreezing tracks"),
         ((*FINETUNE, "forgetting=somewhere.txt"), "forgetting= compares weights"),
         (("finetune", "model=t5_tiny", "checkpoint=none", "task=xsum"), "is scored by what the model writes"),
     ],

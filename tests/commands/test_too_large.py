@@ -39,10 +39,10 @@ def test_it_is_refused_with_what_fits(
     assert cli.main(["pretrain", *TEXT, *words]) == 2
     error, advice = capsys.readouterr().err.splitlines()
     assert "is too large for cpu: weights, gradients and optimizer need " in error and "2 GB are available" in error
-    assert advice.startswith("hint: give ") and hint in advice
+    assert advice.startswith("hint: set ") and hint in advice
     assert not Path("runs").exists() and not Path("cache").exists()
     # What the hint says does fit.
-    overrides = shlex.split(advice.removeprefix("hint: give ").partition(",")[0])
+    overrides = shlex.split(advice.removeprefix("hint: set ").partition(",")[0])
     config = cli.configuration("pretrain", cli.parse(but_for([*TEXT, *words], overrides)), running=True)
     planning.require_memory(config, planning_precision())
 

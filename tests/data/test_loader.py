@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lmtool import types
-from lmtool.data import loader as loader_module
+from lmtool.data import examples as examples_module
 from lmtool.data.examples import Plan, batch_boundaries
 from lmtool.data.loader import PackedLoader, prefetch
 from lmtool.errors import UserError
@@ -181,7 +181,7 @@ def test_order_is_the_same_in_blocks(monkeypatch):
     whole = [
         step.batches[0].examples.tolist() for step in taken(PackedLoader(DrawnExamples(100), 4, batch_examples=9), 8)
     ]
-    monkeypatch.setattr(loader_module, "_BLOCK", 7)
+    monkeypatch.setattr(examples_module, "_BLOCK", 7)
     loader = PackedLoader(DrawnExamples(100), 4, batch_examples=9)
     assert [step.batches[0].examples.tolist() for step in taken(loader, 8)] == whole
 

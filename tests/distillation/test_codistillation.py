@@ -118,5 +118,5 @@ def test_the_steps_of_peers_are_planned(folder, capsys):
     for more in ([], ["distill=codistillation", "distill.learners=3"]):
         capsys.readouterr()
         assert cli.main([*typed, *more, "offline=true", "cache_dir=cache"]) == 0
-        flops.append(float(re.search(r"([\d.]+) MFLOP a token", capsys.readouterr().out)[1]))
+        flops.append(float(re.search(r"([\d.]+) MFLOP per token", capsys.readouterr().out)[1]))
     assert flops[1] == pytest.approx(3 * flops[0], rel=0.01)

@@ -46,7 +46,7 @@ def test_joblib(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert "job 0 done: loss 0.1" in shown and "speaks" not in shown
     assert "job 1: no such seed" in shown and "job 1 failed" in shown
     assert "seed 1 speaks" in Path("runs/mine/0_seed-1/job.log").read_text()
-    assert "hint: give another" in Path("runs/mine/1_seed-2/job.log").read_text()
+    assert "hint: use another" in Path("runs/mine/1_seed-2/job.log").read_text()
     result = results(Path("runs/mine"))["0_seed-1"]
     assert result["threads"] == str(threads) and result["pid"] != os.getpid()
     assert cli.main([*TYPED, "seed=1,3", *launcher]) == 0  # in the processes that are there

@@ -11,7 +11,7 @@ from urllib.parse import quote
 import pytest
 import yaml
 
-from lmtool.config.words import given
+from lmtool.config.words import quoted
 from lmtool.reporting.text import plain
 from lmtool.system.secrets import masked, masked_data
 from lmtool.system.terminal import say, visible
@@ -102,7 +102,7 @@ def test_what_is_no_secret_stays(text: str) -> None:
 
 def test_what_is_cut_is_masked_before(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOME_TOKEN", "verysecretvalue")
-    assert "very" not in given("x" * 70 + "verysecretvalue")
+    assert "very" not in quoted("x" * 70 + "verysecretvalue")
     assert "very" not in plain("x" * 70 + "verysecretvalue", 80)
 
 

@@ -351,7 +351,7 @@ def test_development_splits_that_are_not_there(tmp_path):
     path = two_rows(tmp_path, ["sentence", "label"], ["a", 0], ["b", 1])
     with pytest.raises(UserError, match="task.validation names the split nope; the data have train") as caught:
         load(task_config("sst2", path=path, validation=["nope"]))
-    assert "leave task.validation out" in caught.value.hint
+    assert "omit task.validation=" in caught.value.hint
     table(path / "dev_easy.tsv", ["sentence", "label"], [["a", 0]])
     assert [*load(task_config("sst2", path=path, validation=["dev_easy"])).validation] == ["dev_easy"]
     with pytest.raises(UserError, match="dev_easy.tsv is not read: task.validation=") as caught:

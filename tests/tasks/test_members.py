@@ -124,7 +124,7 @@ def test_names_are_a_heads_alone(sections, tokenizers):
 
     with pytest.raises(UserError, match="the task masked_lm has the name of another member's head"):
         named("masked_lm", "mlm")
-    with pytest.raises(UserError, match="task.name=pooler is the name of a head"):
+    with pytest.raises(UserError, match="task.name=pooler is the name of an existing head"):
         named("pooler")
     for members, message in (
         ([*sections, sections[0]], r"\[mood, score, mood\]: each objective once, tasks by their names"),

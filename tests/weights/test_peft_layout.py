@@ -151,7 +151,7 @@ def test_modules_ranks_and_scales_are_those_of_peft() -> None:
     [
         ({"r": "x"}, 'r: given "x" (text); allowed: a whole number, at least 1'),
         ({"r": 0}, "r: given 0 (whole number); allowed: a whole number, at least 1"),
-        ({"peft_type": ["LORA"]}, 'peft_type: given ["LORA"] (list); lmtool supports LORA, IA3, PROMPT_TUNING'),
+        ({"peft_type": ["LORA"]}, 'peft_type: given ["LORA"] (list); lmtool reads LORA, IA3, PROMPT_TUNING'),
         ({"peft_type": None}, "peft_type: given null"),
         ({"lora_alpha": float("nan")}, "lora_alpha: given NaN (number); allowed: a number, above 0"),
         ({"target_modules": None}, "target_modules: given null"),
@@ -161,7 +161,7 @@ def test_modules_ranks_and_scales_are_those_of_peft() -> None:
         ({"task_type": "SEQ_CLASS"}, 'task_type: given "SEQ_CLASS" (text); allowed: SEQ_CLS'),
         ({"peft_type": "PREFIX_TUNING"}, "num_virtual_tokens: it is missing; allowed: a whole number, at least 1"),
         ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights=pissa_niter_4 changes the base's weights"),
-        ({"arrow_config": {"top_k": 2}}, "lmtool does not support Arrow"),
+        ({"arrow_config": {"top_k": 2}}, "lmtool has no Arrow"),
     ],
 )
 def test_a_configuration_of_other_types_is_one_line(change: dict[str, Any], message: str) -> None:

@@ -217,7 +217,7 @@ class Embedder:
             cut += examples.truncated
             yield from self._of_examples(examples, start, len(rows), progress)
         if cut:
-            warn(f"{cut:,} of {len(rows):,} texts are cut to {self.max_length} tokens")
+            warn(f"{cut:,} of {len(rows):,} texts are truncated to {self.max_length} tokens")
 
     def _prompted(self, rows: Rows) -> Rows:
         """The rows with the prompt before their first texts."""

@@ -138,7 +138,7 @@ def _fixed(key: str, value: Any, data: Mapping[str, Any], path: str) -> Iterator
         yield from _of_objective(value, own, path)
     elif key in data or key in _SECTIONS:
         given = f"={value}" if isinstance(value, str | int | float) else ""
-        hint = f"leave it to the run; a phase may give {', '.join(_KEYS)}, data, objective.KEY and optimizer.lr"
+        hint = f"leave it to the run; a phase may set {', '.join(_KEYS)}, data, objective.KEY and optimizer.lr"
         yield Problem(f"{path}.{key}", f"{path}.{key}{given}: {key} does not change during a run", hint)
 
 
@@ -175,5 +175,5 @@ def _others(value: Mapping[str, Any], own: Any, free: Sequence[str], path: str, 
         yield Problem(
             f"{path}.{name}",
             f"{path}.{name}{shown}: {name} does not change during a run, whose phases share all parameters",
-            f"leave it to the run; a phase may give {may}" if may else "leave it to the run",
+            f"leave it to the run; a phase may set {may}" if may else "leave it to the run",
         )

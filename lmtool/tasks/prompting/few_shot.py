@@ -106,7 +106,7 @@ class Prompts:
         more = f" and {answer} of the answer" if self._one_stack and answer else ""
         needed = len(alone) + self._around + (answer if self._one_stack else 0)
         most = self.writer.model.backbone.longest_text
-        longer = f"set max_length={needed} or more, " if needed <= most else f"the model reads {most} at most: give "
+        longer = f"set max_length={needed} or more, " if needed <= most else f"the model reads {most} at most: use "
         raise UserError(
             f"{location(where)}: {len(alone) + self._around} tokens{more}, without a demonstration; the limit is "
             f"{self.longest}",

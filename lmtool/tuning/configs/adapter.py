@@ -247,7 +247,7 @@ class AdapterFusionConfig(TuningConfig):
         key, hint = "tuning.adapters", "tuning.adapters=[runs/A,runs/B]"
         if len(self.adapters) < self.fewest:
             message = f"{key} names {len(self.adapters) or 'no'} run; a fusion mixes {self.fewest} or more"
-            yield Problem(key, message, f"train them with tuning=adapter, and give {hint}")
+            yield Problem(key, message, f"train them with tuning=adapter, and set {hint}")
             return
         folders = [Path(adapter.path).expanduser().resolve() for adapter in self.adapters]
         twice = [run.path for run, folder in zip(self.adapters, folders, strict=True) if folders.count(folder) > 1]
