@@ -72,7 +72,7 @@ def _refused(command: type[Config], data: dict[str, Any], key: str, text: str) -
         return next((f"{section}{match[0]}" for section in sections if section + match[1] in known), match[0])
 
     text = re.sub(r"(?<![\w.=])with\.(?=\w)", f"{key}.with.", re.sub(r"(?<![\w.=])([\w.]+)=", typed, text))
-    message, *advice = re.split("[;:] (?=give |write |did you mean )", text, maxsplit=1)
+    message, *advice = re.split("[;:] (?=set |use |omit |give |write |did you mean )", text, maxsplit=1)
     named = [key] if key else [name for name in aliases.keys_in(message) if name in known]
     message = message if not key or message.startswith((f"{key}.", f"{key}=")) else f"{key}: {message}"
     explained = f"`lmtool show {named[0]}` explains it" if named else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
@@ -195,20 +195,20 @@ class Order:
         if self.seed is None:
             return np.arange(first, last)
         numbers = range(first // _BLOCK, -(-last // _BLOCK))
+        blocks = [_permuted_block(self.count, self.seed, self.epoch, number) for number in numbers]
         return np.concatenate(
-            [self._block(number)[max(first - number * _BLOCK, 0) : last - number * _BLOCK] for number in numbers]
+            [
+                block[max(first - number * _BLOCK, 0) : last - number * _BLOCK]
+                for number, block in zip(numbers, blocks, strict=True)
+            ]
         )
 
-    @cached_property
-    def _block(self) -> Callable[[int], np.ndarray]:
-        """A function from the number of a block to its examples; consecutive steps use the same block."""
-        assert self.seed is not None
-        permutation = random_streams.Permutation(self.count, self.seed, "order", self.epoch)
 
-        def block(number: int) -> np.ndarray:
-            return permutation(np.arange(number * _BLOCK, min((number + 1) * _BLOCK, self.count)))
-
-        return lru_cache(maxsize=2)(block)
+@lru_cache(maxsize=4)  # consecutive steps read from the same block
+def _permuted_block(count: int, seed: int, epoch: int, number: int) -> np.ndarray:
+    """The examples of one block of a permuted epoch."""
+    permutation = random_streams.Permutation(count, seed, "order", epoch)
+    return permutation(np.arange(number * _BLOCK, min((number + 1) * _BLOCK, count)))
 
 
 def step_boundaries(plan: Plan, order: Order, examples: int | None, tokens: int | None) -> np.ndarray:

@@ -1,1 +1,1 @@
-"""Distillation around any objective or task: a model learns from another, from several, or from itself."""
+"""Distillation: a model learns from another one, from several, or from itself."""

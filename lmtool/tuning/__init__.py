@@ -1,1 +1,1 @@
-"""Tuning methods: select, add and edit trainable parameters of a built model, by its uniform names."""
+"""Tuning methods: select, add and edit trainable parameters of a built model by their names."""

@@ -182,8 +182,10 @@ def test_order_is_the_same_in_blocks(monkeypatch):
         step.batches[0].examples.tolist() for step in taken(PackedLoader(DrawnExamples(100), 4, batch_examples=9), 8)
     ]
     monkeypatch.setattr(examples_module, "_BLOCK", 7)
+    examples_module._permuted_block.cache_clear()
     loader = PackedLoader(DrawnExamples(100), 4, batch_examples=9)
     assert [step.batches[0].examples.tolist() for step in taken(loader, 8)] == whole
+    examples_module._permuted_block.cache_clear()
 
 
 def test_borders_by_both_budgets():

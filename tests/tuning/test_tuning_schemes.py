@@ -115,7 +115,7 @@ def test_frozen_embeddings_and_layers(fields, expected):
 )
 def test_what_has_no_such_layers_is_refused(fields, model, problem):
     misfit = refused(FullConfig(**fields), model, None)
-    assert problem in misfit.message and misfit.hint.startswith("give tuning")
+    assert problem in misfit.message and misfit.hint.startswith("set tuning")
 
 
 def test_legal_depths():

@@ -80,7 +80,9 @@ class GenerationConfig(Config):
         if self.temperature == 0 and (self.top_k is not None or self.top_p is not None):
             raise ValueError("top_k and top_p are of sampling: set temperature=1.0 too")
         if self.temperature > 0 and self.beams > 1:
-            raise ValueError(f"beams={self.beams} searches and temperature={self.temperature} draws: give one of them")
+            raise ValueError(
+                f"beams={self.beams} searches and temperature={self.temperature} draws: set only one of them"
+            )
         if self.beams == 1 and (self.length_penalty != 1.0 or self.early_stopping is not False):
             raise ValueError("length_penalty and early_stopping are of beam search: set beams=4 too")
         return self
