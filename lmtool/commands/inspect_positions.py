@@ -51,7 +51,7 @@ def _new(config: InspectPositionsConfig) -> Iterator[PositionMaps]:
         if kind not in known:
             close = nearest(kind, known)
             raise UserError(
-                f"kinds: {kind} is not one of {', '.join(known)}",
+                f"choose from {kind} is not one of {', '.join(known)}",
                 f"did you mean {close}?" if close else "lmtool list model/positions",
             )
         torch.manual_seed(0)
@@ -76,6 +76,6 @@ def _of_checkpoints(config: InspectPositionsConfig) -> Iterator[PositionMaps]:
         if scores is None:
             raise UserError(
                 f"checkpoint={checkpoint}: model={model.name} has none of the kinds of positions that are drawn",
-                f"kinds: {', '.join(config.kinds) or 'learned, sinusoidal, rotary, t5, alibi, shaw'}",
+                f"choose from {', '.join(config.kinds) or 'learned, sinusoidal, rotary, t5, alibi, shaw'}",
             )
         yield PositionMaps(checkpoint, scores)

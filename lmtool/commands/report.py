@@ -20,7 +20,8 @@ def main(words: list[str]) -> int:
     if len(against) < len(typed):
         other = next(word for word in typed if not word.startswith("against="))
         raise UserError(
-            f"report: there is no key {other.partition('=')[0]}", "of a sweep: against=JOB or against=KEY=VALUE"
+            f"report: there is no key {other.partition('=')[0]}",
+            "name a job or a setting of the sweep: against=JOB or against=KEY=VALUE",
         )
     if not named or len(against) > 1:
         raise UserError(f"{' '.join(['report', *words])}: give run folders", "lmtool report runs/NAME")

@@ -142,7 +142,7 @@ def _plain(value: Any, key: str, problems: list[Problem], depth: int = 0) -> Any
             Problem(
                 key.split(".")[0].split("[")[0],
                 f"{key[:60]}...: nested more than {MAX_DEPTH} deep",
-                "no key takes that",
+                "write it as text, in quotes",
             )
         )
         return None
@@ -158,7 +158,7 @@ def _plain(value: Any, key: str, problems: list[Problem], depth: int = 0) -> Any
     if isinstance(value, str):
         return _text(value, key, problems)
     if isinstance(value, int) and abs(value) >= 2**63:
-        problems.append(Problem(key, f"{key}: a number of more than 64 bits", "no key takes so large a number"))
+        problems.append(Problem(key, f"{key}: a number of more than 64 bits", "use a smaller number"))
         return 0
     if value is None or isinstance(value, bool | int | float):
         return value

@@ -61,7 +61,7 @@ def without_key(text: str, offers: Offers) -> Problem:
     """The problem of a word without `=`: an option of a group, a key without its value, a file, a slip of these."""
     message = f"{text} is no override"
     if text.startswith("-"):
-        return Problem(text, message, "flags begin with two dashes: `lmtool --help`")
+        return Problem(text, message, "type two dashes before a flag: `lmtool --help`")
     # A sweep is of many runs.
     sections = [group for group in offers.primary if group != "sweep"]
     words = [f"{group}={text}" for group in sections if text in offers.groups.get(group, ())]

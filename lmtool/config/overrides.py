@@ -265,7 +265,7 @@ def _choice(
         yield Problem(group, f"there is no group {group}", hint)
     elif section not in offers.primary:
         has = ", ".join(group_name for group_name in offers.primary if offers.groups.get(group_name))
-        yield Problem(group, f"{text}: this command has no {section}", f"its groups are {has}")
+        yield Problem(group, f"{text}: this command has no {section}", f"use one of its groups: {has}")
     elif isinstance(override.value(), list) and group not in offers.several:
         names = value.strip("[]")
         first = names.split(",")[0].strip()

@@ -280,7 +280,7 @@ class FileSource(ABC, Generic[AnyConfig]):
     def _read(self, scan: Scan) -> Iterator[tuple[str, bool]]:
         for path, stamp in zip(scan.files, scan.stamps, strict=True):
             if not path.is_file() or (path.stat().st_size, path.stat().st_mtime_ns) != stamp:
-                raise UserError(f"{path} changed while it was being read", "leave the files alone and start again")
+                raise UserError(f"{path} changed while it was being read", "do not change the files, and start again")
             yield from self._documents(path, None)
 
     def _documents(self, path: Path, counts: Counter[str] | None) -> Iterator[tuple[str, bool]]:
@@ -293,7 +293,9 @@ class FileSource(ABC, Generic[AnyConfig]):
         except UserError as error:
             kind = kind_of(path.name) if isinstance(self.config, FileConfig) else None
             if kind not in (None, "text", self.config.name):
-                error = UserError(error.message, f"by its name it is for data={kind}; else {error.hint}")
+                error = UserError(
+                    error.message, f"use data={kind}, which reads files of this name; otherwise {error.hint}"
+                )
             refuse(error)
             if started:
                 yield "", True

@@ -366,5 +366,6 @@ def _text_of(path: Path) -> str:
         return path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise UserError(
-            f"{path}: byte {error.start} is not UTF-8", f"iconv -f windows-1252 -t utf-8 {path}, if it is that"
+            f"{path}: byte {error.start} is not UTF-8",
+            f"convert it, for example: iconv -f windows-1252 -t utf-8 {path}",
         ) from error

@@ -187,7 +187,7 @@ def with_shape(data: Data, line: CommandLine) -> Data:
     if len(others) > 1:
         raise UserError(
             f"checkpoint={typed}: none has the shape of the checkpoint beside it, and there are {len(others)}",
-            f"a sweep for each: -m checkpoint={others[0]},{_NONE}",
+            f"run a sweep for each: -m checkpoint={others[0]},{_NONE}",
         )
     if data.get("checkpoint") != _NONE:
         return data

@@ -121,7 +121,7 @@ class Trunk:
         if keys := changed_values(self.complete(), config, BRANCH_KEYS):
             raise UserError(
                 f"branch={self} keeps what its trunk learns: {'; '.join(keys)}",
-                f"leave it as it was; checkpoint={self.point} in its place starts a new run from its weights",
+                f"keep it as it was; checkpoint={self.point} in its place starts a new run from its weights",
             )
 
 

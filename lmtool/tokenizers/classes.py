@@ -358,7 +358,7 @@ def class_of(folder: Path, settings: Settings) -> TokenizerClass | str | None:
     supported = ", ".join([*(name for candidate in CLASSES for name in candidate.names), PLAIN[0]])
     raise UserError(
         f"{path}: unsupported {declared}; lmtool supports {supported}",
-        f'to use tokenizer.json unchanged, set "tokenizer_class": "{PLAIN[0]}" in {SETTINGS} of a copy',
+        f'set "tokenizer_class": "{PLAIN[0]}" in {SETTINGS} of a copy to use tokenizer.json unchanged',
     )
 
 

@@ -205,6 +205,6 @@ def _never_met(process: RankInfo, error: Exception) -> UserError:
     if isinstance(error, dist.DistNetworkError) or "timeout" in text.lower() or "timed out" in text.lower():
         return UserError(
             f"{who} did not meet the others at {address}:{port} within {TIMEOUT.seconds // 60} minutes",
-            f"look at the messages of the other ranks; {ADDRESS} must be the address of rank 0's machine",
+            f"read the messages of the other ranks; {ADDRESS} must be the address of rank 0's machine",
         )
     return UserError(f"{who}: the processes could not be joined: {text.splitlines()[0]}", START_AGAIN)

@@ -94,7 +94,7 @@ def load_into(learner: nn.Module, tensors: Mapping[str, Tensor], origin: str, re
             more = f" (and {len(mismatches) - 1} more)" if len(mismatches) > 1 else ""
             raise UserError(
                 f"checkpoint={origin} does not fit the model: {mismatches[0]}{more}",
-                "its configuration and weights do not match: copy it again, or set another checkpoint=",
+                "copy it again, because its configuration and weights do not match; or set another checkpoint=",
             )
         else:
             new[part] = sum(tensor.numel() for tensor in expected_part.values())

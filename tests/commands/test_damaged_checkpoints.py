@@ -118,7 +118,7 @@ def test_commands_that_read_a_checkpoint(
             assert status == 0 and given(command, screen.out) == undamaged[command], command
             continue
         assert status == 2 and f"error: {path} " in screen.err, (command, screen.err)
-        assert "hint: give runs/run/checkpoints/step_00000002, which is intact" in screen.err
+        assert "hint: use runs/run/checkpoints/step_00000002, which is intact" in screen.err
         assert "Traceback" not in screen.err and not Path(command).exists()
     if name not in UNREAD or damage != "flipped":
         with pytest.raises(UserError, match=name.replace(".", r"\.")):

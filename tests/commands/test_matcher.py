@@ -21,7 +21,7 @@ MIXTURE = ("task=mixture", "task.members=[{kind: classification, name: films, pa
         (
             ("finetune", "checkpoint=none", "model=gpt_tiny", *MIXTURE, "task.with.sst2.path=rows"),
             [
-                "task.members: task.with.films.pooling=first: the first token of a decoder such as model=gpt attends to none",
+                "task.members: task.with.films.pooling=first: the first token of a decoder such as model=gpt",
                 "set task.with.films.pooling=last or task.with.films.pooling=mean",
             ],
         ),

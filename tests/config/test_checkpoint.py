@@ -97,7 +97,7 @@ def test_the_best_and_the_last_are_known_whatever_their_pointers_say(
 
 def test_where_the_best_is_gone_another_is_taken_only_by_its_pointer(run: Path) -> None:
     shutil.rmtree(run / "checkpoints" / "step_00000005")
-    hint = f"give {run / 'checkpoints' / 'step_00000010'}, which is intact"
+    hint = f"use {run / 'checkpoints' / 'step_00000010'}, which is intact"
     with pytest.raises(UserError, match="best names step_00000005, which is not there") as caught:
         find(run)
     assert caught.value.hint == hint
@@ -115,7 +115,7 @@ def test_where_the_newest_is_damaged_the_pointer_names_the_best(run: Path) -> No
     (run / "checkpoints" / "best").unlink()
     with pytest.raises(UserError, match=r"step_00000010/state\.json is damaged") as caught:
         find(run)
-    assert caught.value.hint == f"give {run / 'checkpoints' / 'step_00000005'}, which is intact"
+    assert caught.value.hint == f"use {run / 'checkpoints' / 'step_00000005'}, which is intact"
 
 
 @pytest.mark.parametrize("step", ["x", -1, 10**100, 1.5, [5]])
@@ -196,7 +196,7 @@ def test_a_damaged_file_is_refused_by_name(run: Path, name: str, damage: Callabl
             with pytest.raises(UserError, match=words) as caught:
                 read(folder)
             assert str(folder / name) in caught.value.message
-            assert caught.value.hint == f"give {run / 'checkpoints' / 'step_00000010'}, which is intact"
+            assert caught.value.hint == f"use {run / 'checkpoints' / 'step_00000010'}, which is intact"
         else:
             assert read(folder)
 

@@ -79,7 +79,7 @@ def test_a_group_of_another_command() -> None:
     offers.primary["local"] = "default"  # an optional file of the user's
     (problem,) = read(["task=sst2"], offers).problems
     assert problem.message == "task=sst2: this command has no task"
-    assert problem.hint == "its groups are model"
+    assert problem.hint == "use one of its groups: model"
 
 
 def test_two_choices_of_a_group() -> None:

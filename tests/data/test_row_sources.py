@@ -237,7 +237,7 @@ def test_a_file_of_another_kind_is_named(tmp_path: Path) -> None:
         assert entry is not None
         with pytest.raises(UserError, match=rf"{name}:1") as caught:
             build(entry.config(path=str(path)))
-        assert f"by its name it is for data={'csv' if kind == 'jsonl' else 'jsonl'}" in str(caught.value.hint)
+        assert f"use data={'csv' if kind == 'jsonl' else 'jsonl'}" in str(caught.value.hint)
 
 
 @pytest.mark.parametrize(("name", "content", "match"), CASES)

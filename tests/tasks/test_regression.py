@@ -54,7 +54,7 @@ def test_the_loss_is_in_the_deviation_of_the_values(tmp_path):
 def test_what_is_refused(tmp_path):
     with pytest.raises(UserError, match="all training rows have the value 3") as raised:
         data_of(tmp_path, [3.0], standardize="train")
-    assert "leave task.standardize out" in str(raised.value.hint)
+    assert "omit task.standardize=" in str(raised.value.hint)
     with pytest.raises(ValueError, match="a positive standard deviation"):
         task_config("regression", standardize=(1.0, 0.0))
     problem = refusal(task_config("regression", standardize="train", head="text_to_text"), model=T5Config())

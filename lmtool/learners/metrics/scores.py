@@ -120,7 +120,7 @@ def compute(names: Sequence[str], gold: Sequence | np.ndarray, predicted: Sequen
     """
     unknown = [name for name in names if name not in METRICS]
     if unknown:
-        raise UserError(f"unknown metric {unknown[0]}", f"one of {', '.join(sorted(METRICS))}")
+        raise UserError(f"unknown metric {unknown[0]}", f"use one of {', '.join(sorted(METRICS))}")
     gold, predicted = np.asarray(gold), np.asarray(predicted)
     if gold.shape != predicted.shape or gold.ndim != 1 or not len(gold):
         raise UserError(f"cannot score {len(predicted)} predictions against {len(gold)} gold values")

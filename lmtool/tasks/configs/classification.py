@@ -159,7 +159,7 @@ class ClassificationConfig(PromptedConfig, WindowedConfig):
             return Problem(
                 f"task.{field}",
                 f"task.{field} names {unknown[0]!r}, which is not a label of task={self.name}",
-                f"the labels are {', '.join((self.labels or ())[:8])}",
+                f"use the labels {', '.join((self.labels or ())[:8])}",
             )
         if len(set(words)) < len(words):
             return Problem(

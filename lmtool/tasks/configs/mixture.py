@@ -181,7 +181,7 @@ class MixtureTaskConfig(TaskConfig):
                     f"task.head={TEXT_TO_TEXT}: the labels of the member {part.name} ({part.kind}) cannot be written "
                     "as text"
                 )
-                yield Problem("task.head", message, f"leave {part.name} out of task.members, or task.head")
+                yield Problem("task.head", message, f"remove {part.name} from task.members, or omit task.head=")
         yield from self._other_scores()
 
     def _other_scores(self) -> Iterator[Problem]:

@@ -47,7 +47,7 @@ class Regression(WrittenKind):
         values = np.asarray(train.labels)
         if not values.std():
             raise UserError(
-                f"task.standardize=train: all training rows have the value {values[0]:g}", "leave task.standardize out"
+                f"task.standardize=train: all training rows have the value {values[0]:g}", "omit task.standardize="
             )
         return self.config.model_copy(update={"standardize": (float(values.mean()), float(values.std()))})
 

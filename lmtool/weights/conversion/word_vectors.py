@@ -68,7 +68,7 @@ def read_words(path: Path) -> WordFile:
             if width < 2:
                 raise UserError(
                     f"{path}:1: not a word with its vector: {width} numbers at the end of the line",
-                    "a line is a word and its numbers, separated by spaces; convert a binary word2vec file with "
+                    "write a word and its numbers per line, separated by spaces; convert a binary word2vec file with "
                     "gensim: save_word2vec_format(..., binary=False)",
                 )
             if header:

@@ -1,0 +1,105 @@
+"""The words of names, messages and hints: standard terms, and hints that say what to type (docs/contributing.md)."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+PACKAGE = Path(__file__).parents[1] / "lmtool"
+
+# Words that no name of a definition has, because readers of transformers, PEFT, torch and Hydra do not know them, or
+# because they do not say what is meant; docs/contributing.md has the words to use.
+AVOIDED = """
+alike asked begun cleaning crossing doubts facts here inspected its misfit misfits mistake mistakes
+panels said settled sight sound theirs told
+"""
+
+# How a hint begins, unless it begins with what to type (KEY=VALUE, a flag, a command, a name in quotes).
+VERBS = """
+add change check choose convert copy correct did do download export fill finetune free give import install
+keep list lower make merge move name number omit open pass pip profile prompt put quote raise read reduce
+remove rename repeat replace report restore resume rm run save see separate set shorten split start sweep test
+train type update upgrade use wait write
+"""
+
+
+@cache
+def trees() -> dict[Path, ast.Module]:
+    return {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+def names(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """The names that a module defines: classes, functions, parameters, and variables that are assigned."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield node.lineno, node.name
+        if isinstance(node, ast.FunctionDef):
+            yield from ((argument.lineno, argument.arg) for argument in [*node.args.args, *node.args.kwonlyargs])
+        targets = (
+            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        )
+        yield from ((target.lineno, target.id) for target in targets if isinstance(target, ast.Name))
+
+
+def words(name: str) -> list[str]:
+    """The words of a name, without shape letters at its end."""
+    name = re.sub(r"(?<=[a-z])_[A-Z][A-Z0-9]*$", "", name)
+    return re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", name).lower().split("_")
+
+
+def test_words_of_a_name() -> None:
+    assert words("x_TH") == ["x"] and words("TapPoint") == ["tap", "point"] and words("its_rows_N") == ["its", "rows"]
+
+
+def test_names_have_no_word_that_is_avoided() -> None:
+    wrong = [
+        f"{path.relative_to(PACKAGE)}:{line}: {name}"
+        for path, tree in trees().items()
+        for line, name in names(tree)
+        if {*AVOIDED.split()} & {*words(name)}
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def text_of(node: ast.expr) -> str | None:
+    """A literal text, `{}` for its values; None for other expressions."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    if isinstance(node, ast.JoinedStr):
+        return "".join(part.value if isinstance(part, ast.Constant) else "{}" for part in node.values)  # type: ignore[misc]
+    return None
+
+
+def errors() -> Iterator[tuple[str, str, str | None]]:
+    """Each error for a user: its place, its message and its hint, as far as they are literal."""
+    for path, tree in trees().items():
+        for node in ast.walk(tree):
+            called = getattr(node.func, "id", "") if isinstance(node, ast.Call) else ""
+            if isinstance(node, ast.Call) and called in ("UserError", "Problem"):
+                texts = [text_of(argument) for argument in node.args][called == "Problem" :]
+                message, hint, *_ = [*texts, None, None]
+                yield f"{path.relative_to(PACKAGE)}:{node.lineno}", message or "", hint
+
+
+def test_hints_begin_with_what_to_do() -> None:
+    wrong = []
+    for place, _, hint in errors():
+        first = (hint or "use").split()[0].strip(",;:") if (hint or "use").split() else ""
+        if first not in VERBS.split() and not re.match(r"""[`"'\-{]|lmtool$|[\w.{}/]+=""", first):
+            wrong.append(f"{place}: {hint}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_messages_and_hints_end_without_a_period_and_are_no_fragments() -> None:
+    """A message names its subject first: it does not begin with a preposition, a pronoun or a relative clause."""
+    fragment = re.compile(r"(of|is|are|has|which|whose|where|what|that|so|for|with|from|by|to) ")
+    wrong = [
+        f"{place}: {text}"
+        for place, *texts in errors()
+        for text in texts
+        if text and (re.search(r"[a-z]\.$", text) or fragment.match(text))
+    ]
+    assert not wrong, "\n".join(wrong)
