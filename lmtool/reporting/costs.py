@@ -188,7 +188,7 @@ def _disk_text(plan: RunPlan) -> str:
     if plan.store_bytes is not None:
         parts.append(f"token store about {size(plan.store_bytes)}")
     if plan.shared_bytes:
-        parts.append(f"plan of an epoch about {size(plan.shared_bytes)} a machine")
+        parts.append(f"plan of an epoch about {size(plan.shared_bytes)} per machine")
     if plan.log_bytes:
         parts.append(f"logs {size(plan.log_bytes)}")
     return f"{size(plan.disk_bytes)}: {', '.join(parts)}"

@@ -109,7 +109,7 @@ def test_processes_of_a_machine_share_a_plan_of_text(place: Path, capsys: pytest
     """24 bytes for each of 36,000 tokens in windows of 128."""
     (place / "text.txt").write_text("y" * 4 * 36000)
     words = ["plan", "pretrain", "model=bert_tiny", "data=text", "data.path=text.txt", "max_length=128"]
-    shared = "plan of an epoch about 6.75 kB a machine"
+    shared = "plan of an epoch about 6.75 kB per machine"
     assert shared in " ".join(printed([*words, "devices=2"], capsys).split())
     assert "plan of an epoch" not in printed(words, capsys)
 
