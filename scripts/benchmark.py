@@ -5,6 +5,7 @@ Trainer, as documented and tuned; of prediction beside the pipeline.
     python scripts/benchmark.py --quick            about eight minutes: two rounds, wide spreads
     python scripts/benchmark.py --only sst2,mnli   some of the tables
     python scripts/benchmark.py --sizes base       BERT-base and GPT-2 small instead: a few steps, about eight minutes
+    python scripts/benchmark.py --corpus 40 160    memory of pretraining up to its first step, by megabytes of text
     python scripts/benchmark.py --resume FILE      finish what FILE began, with its settings
     python scripts/benchmark.py --markdown FILE    the table of docs/speed.md from a finished FILE; nothing is measured
 
@@ -30,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from common import cores, listed, processor, stop
+from timing.corpus import measure_corpora
 from timing.report import DIFFERENT, DIFFERENT_STEP, Row, checks, compose, machine_line, markdown, of_work
 from timing.report import settings_line as line_of_settings
 from timing.turns import Failed, ask, measure
@@ -163,6 +165,7 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     add("--quick", action="store_true", help="two rounds instead of ten")
     add("--only", metavar="A,B", type=listed("--only", NAMES), help=f"some of the tables: {', '.join(NAMES)}")
     add("--sizes", choices=["small", "base"], default="small", help="base: BERT-base and GPT-2 small, pretraining only")
+    add("--corpus", metavar="MB", nargs="+", type=int, help="measure pretraining on so much text, and nothing else")
     add("--precision", choices=["auto", "bf16", "fp32"], default="auto", help="auto: lmtool's own")
     add("--attention-dropout", type=float, default=0.1, help="on both sides (0.1, as published)")
     add("--output", type=Path, help="for the JSON lines (runs/bench/TIME.jsonl)")
@@ -177,6 +180,9 @@ def main() -> None:
         if options.markdown is not None:
             rows = read_rows(options.markdown)
             print(markdown(works_of(rows), rows))
+        elif options.corpus is not None:
+            for line in measure_corpora(options.corpus):
+                print(line, flush=True)
         else:
             measure_all(options)
     except Failed as failure:

@@ -205,6 +205,17 @@ def test_a_run_that_was_cut_off_is_finished_by_resume(benchmark, workers, monkey
     assert "| 4.00 (4.00 to 4.00) | 2x reached | 0.55 |" in "\n".join(table)
 
 
+def test_the_memory_of_a_corpus_is_measured(benchmark, monkeypatch, capsys):
+    run(benchmark, monkeypatch, "--corpus", "1")
+    header, row = capsys.readouterr().out.splitlines()
+    size, seconds, peak = row.split()
+    assert header.split()[-2:] == ["peak", "MB"] and size == "1" and float(seconds) > 0 and 50 < float(peak) < 4000
+    monkeypatch.setattr("timing.corpus.COMMAND", ("model=nothing",))
+    with pytest.raises(SystemExit) as caught:
+        run(benchmark, monkeypatch, "--corpus", "1")
+    assert caught.value.code == 1 and "lmtool pretrain ended with status 2" in capsys.readouterr().err
+
+
 def test_the_published_sizes_are_measured_on_request(benchmark, workers, monkeypatch, tmp_path, capsys):
     file = tmp_path / "rows.jsonl"
     run(benchmark, monkeypatch, "--sizes", "base", "--precision", "fp32", "--output", str(file))
