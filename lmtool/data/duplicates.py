@@ -5,8 +5,8 @@ Two texts are equal if their words are, regardless of case, punctuation and spac
 Jaccard similarity of their sets of character 5-grams reaches a threshold. MinHash proposes the pairs, of which it
 misses few; each is then measured exactly, so that every reported pair is one.
 
-Texts are read several times and not held: an index holds 8 bytes of each text and 512 of each of `MOST_TEXTS` at most,
-and reads the texts of proposed pairs again. Time is linear in the text.
+Texts are read several times and not held: an index holds 40 bytes of each text and 512 more of each of `MOST_TEXTS` at
+most. It reads the texts of proposed pairs again, and holds those while it measures them. Time is linear in the text.
 
 Shape letters: N texts, K sampled texts, P pairs.
 """
