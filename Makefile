@@ -12,7 +12,7 @@ help:  ## Print this list.
 
 $(VENV)/core: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) --editable '.[hub,scores,check,trackers]'
+	$(PIP) --editable '.[hub,scores,trackers]'
 	touch $@
 
 $(VENV)/test: $(VENV)/core

@@ -4,6 +4,8 @@ Trainer, as documented and tuned; of prediction beside the pipeline.
     python scripts/benchmark.py                    at most 25 minutes on two cores (`make bench`)
     python scripts/benchmark.py --quick            about eight minutes: two rounds, wide spreads
     python scripts/benchmark.py --only sst2,mnli   some of the tables
+    python scripts/benchmark.py --sizes base       BERT-base and GPT-2 small instead: a few steps, about eight minutes
+    python scripts/benchmark.py --corpus 40 160    memory of pretraining up to its first step, by megabytes of text
     python scripts/benchmark.py --resume FILE      finish what FILE began, with its settings
     python scripts/benchmark.py --markdown FILE    the table of docs/speed.md from a finished FILE; nothing is measured
 
@@ -29,10 +31,11 @@ from pathlib import Path
 from typing import Any
 
 from common import cores, listed, processor, stop
+from timing.corpus import measure_corpora
 from timing.report import DIFFERENT, DIFFERENT_STEP, Row, checks, compose, machine_line, markdown, of_work
 from timing.report import settings_line as line_of_settings
 from timing.turns import Failed, ask, measure
-from timing.works import WORKS, Work, settings_of
+from timing.works import BASE_MODEL, BASE_WORKS, WORKS, Work, settings_of
 
 FOLDER = Path("runs/bench")
 MINUTES, QUICK_MINUTES = 23, 7
@@ -53,10 +56,11 @@ def settings_row(options: argparse.Namespace) -> Row:
         from lmtool.training.precision import select_device, select_precision
 
         options.precision = select_precision("auto", select_device("cpu")).name
-    quick = {"rounds": 2, "turn_seconds": 2.0} if options.quick else {}
+    base = options.sizes == "base"
+    quick = {"rounds": 2, "turn_seconds": 2.0} if options.quick or base else {}
     settings = settings_of(threads=cores(), precision=options.precision, **quick)
-    settings["model"]["attention_dropout"] = options.attention_dropout
-    return {"kind": "settings", **settings, "only": options.only}
+    settings["model"] |= {"attention_dropout": options.attention_dropout, **(BASE_MODEL if base else {})}
+    return {"kind": "settings", **settings, "only": [work.name for work in BASE_WORKS] if base else options.only}
 
 
 def read_rows(path: Path) -> list[Row]:
@@ -100,12 +104,13 @@ def opened(options: argparse.Namespace) -> tuple[Path, list[Row]]:
 
 def works_of(rows: Sequence[Row]) -> list[Work]:
     """The tables of a results file."""
-    return [work for work in WORKS if work.name in (rows[1]["only"] or NAMES)]
+    return [work for work in (*WORKS, *BASE_WORKS) if work.name in (rows[1]["only"] or NAMES)]
 
 
 def run_work(work: Work, rows: list[Row], seconds: float, record: Callable[[Row], None]) -> None:
     """Prepare, check and measure one table, as far as its rows do not say it already."""
     settings = {name: value for name, value in rows[1].items() if name not in ("kind", "only")} | work.settings
+    settings["model"] = {**rows[1]["model"], **settings["model"]}
     begin = max((row["rounds"] for row in of_work(work, rows) if row["kind"] == "round"), default=0)
     if begin >= settings["rounds"] or any(row["kind"] == "finished" for row in of_work(work, rows)):
         return
@@ -127,6 +132,8 @@ def measure_all(options: argparse.Namespace) -> None:
     if any(importlib.util.find_spec(name) is None for name in ("transformers", "accelerate")):
         raise Failed("the peer is not installed: transformers and accelerate", "make bench")
     started = time.monotonic()
+    if options.sizes == "base" and options.only:
+        raise Failed("--only names tables of the small size, which --sizes base does not measure", "omit one of them")
     output, rows = opened(options)
     works = works_of(rows)
     seconds = 60 * (QUICK_MINUTES if rows[1]["rounds"] <= 2 else MINUTES)
@@ -157,6 +164,8 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     add: Any = parser.add_argument
     add("--quick", action="store_true", help="two rounds instead of ten")
     add("--only", metavar="A,B", type=listed("--only", NAMES), help=f"some of the tables: {', '.join(NAMES)}")
+    add("--sizes", choices=["small", "base"], default="small", help="base: BERT-base and GPT-2 small, pretraining only")
+    add("--corpus", metavar="MB", nargs="+", type=int, help="measure pretraining on so much text, and nothing else")
     add("--precision", choices=["auto", "bf16", "fp32"], default="auto", help="auto: lmtool's own")
     add("--attention-dropout", type=float, default=0.1, help="on both sides (0.1, as published)")
     add("--output", type=Path, help="for the JSON lines (runs/bench/TIME.jsonl)")
@@ -171,6 +180,9 @@ def main() -> None:
         if options.markdown is not None:
             rows = read_rows(options.markdown)
             print(markdown(works_of(rows), rows))
+        elif options.corpus is not None:
+            for line in measure_corpora(options.corpus):
+                print(line, flush=True)
         else:
             measure_all(options)
     except Failed as failure:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from lmtool.config.checkpoint import find
 from lmtool.data.configs import DataConfig
 from lmtool.data.files import collected
-from lmtool.data.sources import documents, open_source
+from lmtool.data.sources import Source, documents, open_source
 from lmtool.errors import CheckFailed, UserError
 from lmtool.reporting.console import Output
 from lmtool.reporting.inspection import print_failed_rows, print_findings
@@ -40,7 +41,7 @@ def run(config: CheckConfig) -> dict[str, Any]:
             summary = (
                 {}
                 if data is None
-                else findings(data, config.near, length_of, config.max_length, config.listed, output.stage)
+                else findings(data, config.near, length_of, config.max_length, config.listed, config.seed, output.stage)
             )
             metadata = (
                 {}
@@ -83,13 +84,25 @@ def _text(
     """Findings about text to pretrain on, document by document."""
     with collected() as problems:
         source = open_source(text, config.cache_dir, output.stage, config.offline)
-        splits = {}
-        for split in ("train", "validation"):
-            splits[split] = LabeledTexts.of_documents(list(documents(source.parts(split))), split)
-    summary = compared(splits, config.near, length_of, config.max_length, config.listed, output.stage)
+        splits = {
+            split: LabeledTexts.of_documents(_Documents(source, split), split) for split in ("train", "validation")
+        }
+        stage = output.stage
+        summary = compared(splits, config.near, length_of, config.max_length, config.listed, config.seed, stage)
     metadata = {name: fact for name, fact in source.metadata().items() if isinstance(fact, int | str)}
     messages = list(dict.fromkeys(problem.message for problem in problems))  # text is read more than once
     return {"source": metadata, "warnings": [], "failing": messages, "splits": summary}
+
+
+@dataclass(frozen=True)
+class _Documents:
+    """The documents of a split, read anew at each iteration."""
+
+    source: Source
+    split: str
+
+    def __iter__(self) -> Iterator[str]:
+        return documents(self.source.parts(self.split))
 
 
 def _lengths(config: CheckConfig) -> tuple[Callable[[Sequence[str]], list[int]], str]:

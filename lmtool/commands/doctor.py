@@ -48,7 +48,6 @@ _OPTIONAL = {
     "datasets": ("data sets of the hub, parquet", "hub"),
     "sacrebleu": ("BLEU and chrF of generated text", "scores"),
     "rouge_score": ("ROUGE of generated text", "scores"),
-    "datasketch": ("near-duplicates in lmtool check", "check"),
     "wandb": ("logger=wandb", "trackers"),
     "tensorboard": ("logger=tensorboard", "trackers"),
     "submitit": ("sweeps on a cluster", "sweeps"),

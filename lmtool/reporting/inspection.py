@@ -304,6 +304,11 @@ def print_findings(
     header = ["texts that occur twice", "equal", "of the words" if of_text else "other label", "similar"]
     print_table(output, header, list(_twice(splits, of_text)))
     for split, summary in splits.items():
+        compared = summary["near_compared"]
+        if compared and compared["texts"] < compared["of"]:
+            words = f"{compared['texts']:,} of {compared['of']:,} texts of {split}, a sample: `seed` draws another one"
+            output.paragraph(f"note: near-duplicates were looked for among {words}", "yellow")
+    for split, summary in splits.items():
         for kind, words in (("in_training", "also occur in the training rows"), ("within", "repeat earlier rows")):
             pairs = summary.get(kind, {}).get("pairs", ())[:most]
             if pairs:

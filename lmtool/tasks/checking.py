@@ -4,16 +4,17 @@ torch."""
 from __future__ import annotations
 
 import re
+from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import combinations
+from dataclasses import dataclass, replace
+from itertools import combinations, islice
 from typing import Any
 
 import numpy as np
 
 from lmtool.config.tables import build
-from lmtool.data.duplicates import Match, overlap, repeats
+from lmtool.data.duplicates import Matches, TextIndex, key_of, numbered
 from lmtool.data.examples import Rows
 from lmtool.data.files import collected
 from lmtool.errors import UserError
@@ -134,57 +135,59 @@ def _single(kind: TaskKind, rows: Rows) -> Iterable[object]:
 
 MOST_FAILING = 1000
 """Maximum number of invalid rows that are listed; beyond it, reading stops."""
+_BATCH = 1000  # texts measured at a time
 _PLACE = re.compile(r"(.+?):(\d+)(?::\d+)?: ")
 OnStage = Callable[[str, int, int], None]
 
 
-@dataclass
-class Twice:
-    """Rows of a split whose text occurs before them (`within`) or in the training rows (`in_training`): equal up to
-    case, punctuation and spacing, or similar.
-
-    other_label: number of the equal ones with a different label. size: total size of the equal ones, as in
-    `Texts.sizes`. pairs: (row, the row it repeats, similarity) by file:line and text, those with different labels
-    first.
-    """
-
-    equal: int = 0
-    similar: int = 0
-    other_label: int = 0
-    size: int = 0
-    pairs: list[dict[str, Any]] = field(default_factory=list)
-
-    def plain(self, total: int, most: int) -> dict[str, object]:
-        """total: the size of all rows. most: maximum pairs to list. share: the fraction that is equal."""
-        pairs = sorted(self.pairs, key=lambda pair: ("label" not in pair, -pair["similarity"]))[:most]
-        counts = {"equal": self.equal, "similar": self.similar, "other_label": self.other_label}
-        return {**counts, "share": self.size / max(total, 1), "pairs": pairs}
-
-
 @dataclass(frozen=True)
 class LabeledTexts:
-    """The rows of a split, one text each: its location, its label or None, its weight in fractions; and the frequency
-    of each label."""
+    """The rows of a split, one text each.
 
-    texts: list[str]
-    places: list[str]
-    labels: list[object]
-    sizes: list[int]
+    texts: iterated more than once. place: gives the location of a text by its number. labels: the label or None of
+    each; None: no text has one. label_counts: the frequency of each label. by_words: whether texts are weighted by
+    their words in fractions.
+    """
+
+    texts: Iterable[str]
+    place: Callable[[int], str]
+    labels: list[object] | None = None
     label_counts: dict[str, object] | None = None
+    by_words: bool = False
 
     @classmethod
     def of(cls, kind: TaskKind, rows: Rows) -> LabeledTexts:
         cells = zip(*rows.columns.values(), strict=True)
         texts = ["\n".join(_text(cell) for cell in row) for row in cells]
-        labels = [None] * len(rows) if rows.labels is None else [kind.shown(label) for label in rows.labels]
-        return cls(texts, [location(origin) for origin in rows.origin], labels, [1] * len(rows), _counted(kind, rows))
+        labels = None if rows.labels is None else [kind.shown(label) for label in rows.labels]
+        return cls(texts, lambda number: location(rows.origin[number]), labels, _counted(kind, rows))
 
     @classmethod
-    def of_documents(cls, texts: list[str], split: str) -> LabeledTexts:
+    def of_documents(cls, texts: Iterable[str], split: str) -> LabeledTexts:
         """Documents to pretrain on, weighted by their words: repeated headings, "Yes." or lines of asterisks are many
         documents and little text."""
-        places = [f"{split} document {number:,}" for number in range(1, len(texts) + 1)]
-        return cls(texts, places, [None] * len(texts), [len(_WORD.findall(text)) for text in texts])
+        return cls(texts, lambda number: f"{split} document {number + 1:,}", by_words=True)
+
+
+@dataclass(frozen=True)
+class _Measures:
+    """Of each text of a split its length, its weight in fractions and its key, each (N,); and how many are empty."""
+
+    lengths: np.ndarray
+    sizes: np.ndarray
+    keys: np.ndarray
+    empty: int
+
+    @classmethod
+    def of(cls, split_texts: LabeledTexts, length_of: Callable[[Sequence[str]], list[int]]) -> _Measures:
+        lengths, sizes, keys, empty = array("q"), array("q"), array("Q"), 0
+        texts = iter(split_texts.texts)
+        while batch := list(islice(texts, _BATCH)):
+            lengths.extend(length_of(batch))
+            sizes.extend(len(_WORD.findall(text)) if split_texts.by_words else 1 for text in batch)
+            keys.extend(map(key_of, batch))
+            empty += sum(not text.strip() for text in batch)
+        return cls(np.array(lengths), np.array(sizes), np.array(keys, dtype=np.uint64), empty)
 
 
 def _text(cell: object) -> str:
@@ -234,6 +237,7 @@ def findings(
     length_of: Callable[[Sequence[str]], list[int]],
     longest: int,
     most: int,
+    seed: int = 0,
     progress: OnStage | None = None,
 ) -> dict[str, object]:
     """By split: rows, labels, lengths, and duplicate texts.
@@ -244,13 +248,14 @@ def findings(
         length_of: Computes lengths of texts.
         longest: Length from which texts are truncated.
         most: Maximum pairs to list.
+        seed: Of the sample that is compared for near-duplicates.
     """
     kind: TaskKind = build(data.config)
     splits = {
         name: LabeledTexts.of(kind, rows)
         for name, rows in {"train": data.train, **data.validation, **data.test}.items()
     }
-    return compared(splits, near, length_of, longest, most, progress)
+    return compared(splits, near, length_of, longest, most, seed, progress)
 
 
 def compared(
@@ -259,6 +264,7 @@ def compared(
     length_of: Callable[[Sequence[str]], list[int]],
     longest: int,
     most: int,
+    seed: int = 0,
     progress: OnStage | None = None,
 ) -> dict[str, Any]:
     """The same for texts by split, training texts first."""
@@ -266,43 +272,63 @@ def compared(
     for split, split_texts in splits.items():
         if progress is not None:
             progress(f"comparing the texts of {split}", 0, 1)
-        index_here, matches = repeats(split_texts.texts, near)
+        measures = _Measures.of(split_texts, length_of)
+        index_here = TextIndex(split_texts.texts, near, seed, keys=measures.keys)
         report[split] = {
-            "rows": len(split_texts.texts),
-            "empty": sum(not text.strip() for text in split_texts.texts),
+            "rows": len(measures.keys),
+            "empty": measures.empty,
             "labels": split_texts.label_counts,
-            "lengths": _quantiles(np.array(length_of(split_texts.texts)), longest),
-            "within": _twice(split_texts, split_texts, matches.items()).plain(sum(split_texts.sizes), most),
+            "lengths": _quantiles(measures.lengths, longest),
+            "near_compared": dict(zip(("texts", "of"), index_here.compared, strict=True)) if near is not None else None,
+            "within": _repeated(split_texts, split_texts, index_here.repeats(), measures.sizes, most),
         }
         if index is None or train is None:
             index, train = index_here, split_texts
         else:
-            shared = _twice(split_texts, train, overlap(split_texts.texts, index))
-            report[split]["in_training"] = shared.plain(sum(split_texts.sizes), most)
+            matches = index.overlap(index_here)
+            report[split]["in_training"] = _repeated(split_texts, train, matches, measures.sizes, most)
     return report
 
 
-def _twice(split_texts: LabeledTexts, other_splits: LabeledTexts, matches: Iterable[tuple[int, Match]]) -> Twice:
-    twice = Twice()
-    for number, match in matches:
-        equal = match.similarity == 1.0
-        labels = split_texts.labels[number], other_splits.labels[match.number]
-        differ = None not in labels and labels[0] != labels[1]
-        twice.equal += equal
-        twice.similar += not equal
-        twice.other_label += equal and differ
-        twice.size += split_texts.sizes[number] if equal else 0
-        twice.pairs.append(
-            {
-                "row": split_texts.places[number],
-                "repeats": other_splits.places[match.number],
-                "similarity": round(match.similarity, 3),
-                "text": split_texts.texts[number],
-                "text_repeated": other_splits.texts[match.number],
-                **({"label": labels[0], "label_repeated": labels[1]} if differ else {}),
-            }
-        )
-    return twice
+def _repeated(
+    split_texts: LabeledTexts, other_texts: LabeledTexts, matches: Matches, sizes: np.ndarray, most: int
+) -> dict[str, Any]:
+    """Texts of a split that repeat others: how many are equal up to case, punctuation and spacing, similar, or equal
+    with another label; the fraction of their sizes that is equal; and `most` pairs, those with different labels first.
+    """
+    numbers = np.flatnonzero(matches.repeated >= 0)
+    repeated, similarity = matches.repeated[numbers], matches.similarity[numbers]
+    equal, differ = similarity == 1, np.zeros(len(numbers), dtype=bool)
+    if split_texts.labels is not None and other_texts.labels is not None:
+        labels, other_labels = split_texts.labels, other_texts.labels
+        both = ((labels[here], other_labels[there]) for here, there in zip(numbers, repeated, strict=True))
+        differ = np.array([None not in pair and pair[0] != pair[1] for pair in both], dtype=bool)
+    chosen = np.lexsort((-similarity.round(3), ~differ))[:most]
+    texts, other = (
+        dict(numbered(rows.texts, np.unique(wanted[chosen])))
+        for rows, wanted in ((split_texts, numbers), (other_texts, repeated))
+    )
+    pairs = []
+    for at in chosen.tolist():
+        here, there = int(numbers[at]), int(repeated[at])
+        pair = {
+            "row": split_texts.place(here),
+            "repeats": other_texts.place(there),
+            "similarity": round(float(similarity[at]), 3),
+            "text": texts[here],
+            "text_repeated": other[there],
+        }
+        if differ[at]:
+            assert split_texts.labels is not None and other_texts.labels is not None
+            pair |= {"label": split_texts.labels[here], "label_repeated": other_texts.labels[there]}
+        pairs.append(pair)
+    return {
+        "equal": int(equal.sum()),
+        "similar": int((~equal).sum()),
+        "other_label": int((equal & differ).sum()),
+        "share": int(sizes[numbers[equal]].sum()) / max(int(sizes.sum()), 1),
+        "pairs": pairs,
+    }
 
 
 def _counted(kind: TaskKind, rows: Rows) -> dict[str, object] | None:

@@ -10,7 +10,7 @@ and scaled dot-product attention.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -215,5 +215,45 @@ WORKS = (
             Comparison("lmtool_prediction", "pipeline_single", aim=2.0),
             Comparison("lmtool_prediction", "pipeline_batched", aim=2.0),
         ),
+    ),
+)  # fmt: skip
+
+
+BASE_MODEL: Mapping[str, Any] = MappingProxyType({
+    "num_layers": 12, "hidden_size": 768, "num_heads": 12, "feedforward_size": 3072,
+})  # fmt: skip
+"""What BERT-base and GPT-2 small have in common; of `--sizes base`."""
+
+
+def base(name: str, title: str, variants: tuple[str, ...], **settings: Any) -> Work:
+    """A table of pretraining at that size: some of the variants, half the batch, no aims."""
+    work = next(work for work in WORKS if work.name == name)
+    present = [work.variant(variant) for variant in variants]
+    return replace(
+        work,
+        name=f"{name}_base",
+        title=title,
+        variants=tuple(
+            replace(variant, label=variant.label.replace("batch_examples=16", "batch_examples=8"))
+            for variant in present
+        ),
+        comparisons=tuple(
+            replace(pair, aim=None) for pair in work.comparisons if pair.own in variants and pair.rival in variants
+        ),
+        settings={**work.settings, "batch": 8, **settings},
+        share_aim=None,
+        notes=work.notes if name == "causal_lm" else (),
+    )
+
+
+BASE_WORKS = (
+    base(
+        "masked_lm", "BERT-base, masked LM, documents of natural length cut at 128 tokens, 8 rows a step",
+        ("trainer_lines", "trainer_packed", "lmtool_texts"),
+    ),
+    base(
+        "causal_lm", "GPT-2 small (V50257), causal LM, documents of natural length cut at 128 tokens, 8 rows a step",
+        ("trainer_lines", "trainer_packed", "lmtool_separate", "lmtool_joined"),
+        model={"vocab_size": 50257, "max_positions": 1024},
     ),
 )  # fmt: skip

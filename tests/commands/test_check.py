@@ -55,6 +55,14 @@ def test_what_is_there_is_counted_and_listed(rows, capsys):
     assert "dev in train" in screen and "train.csv:204 = " in screen and "median words" in screen
 
 
+def test_a_sample_is_reported_with_the_key_that_draws_another(rows, capsys, monkeypatch):
+    monkeypatch.setattr("lmtool.data.duplicates.MOST_TEXTS", 160)
+    said = check("task=sst2", f"task.path={rows}", "near=0.6")["splits"]
+    assert said["train"]["near_compared"] == {"texts": 160, "of": 201} and said["train"]["within"]["equal"] == 2
+    screen = " ".join(capsys.readouterr().out.split())
+    assert "among 160 of 201 texts of train, a sample: `seed` draws another one" in screen and "of dev," not in screen
+
+
 def test_held_out_rows_that_are_trained_on_fail_the_check(rows, capsys):
     with (rows / "dev.csv").open("a") as file:
         file.writelines(f"sentence number {n} of all,{n % 2}\n" for n in range(1))

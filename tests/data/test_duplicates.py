@@ -6,19 +6,24 @@ import random
 import string
 
 import numpy as np
-import pytest
 
-from lmtool.data.duplicates import TextIndex, jaccard, normalized, overlap, repeats, shingles_of
+from lmtool.data.duplicates import Matches, TextIndex, jaccard, normalized, numbered, shingles_of
 
 
 def text(chance: random.Random, words: int) -> list[str]:
     return ["".join(chance.choices(string.ascii_lowercase, k=chance.randint(3, 8))) for _ in range(words)]
 
 
+def found(matches: Matches) -> dict[int, tuple[int, float]]:
+    numbers = np.flatnonzero(matches.repeated >= 0).tolist()
+    return {number: (int(matches.repeated[number]), float(matches.similarity[number])) for number in numbers}
+
+
 def test_case_punctuation_and_spacing_make_no_difference():
-    index, matches = repeats(["A cat, sat!", "another", "a  CAT sat", "!!!", "???", "!!!", ""])
-    assert {number: match.number for number, match in matches.items()} == {2: 0, 5: 3}
-    assert index.match("another.").number == 1 and index.match("a cat") is None
+    index = TextIndex(["A cat, sat!", "another", "a  CAT sat", "!!!", "???", "!!!", ""])
+    assert found(index.repeats()) == {2: (0, 1.0), 5: (3, 1.0)}
+    assert found(index.overlap(TextIndex(["another.", "a cat"]))) == {0: (1, 1.0)}
+    assert not found(TextIndex([]).overlap(index)) and not found(index.overlap(TextIndex([])))
     assert normalized("Ärger, 3x!") == "ärger 3x"
 
 
@@ -44,24 +49,54 @@ def test_near_duplicates_are_measured_and_few_are_missed():
     true = {n: jaccard(shingles_of(changed[n]), shingles_of(texts[n])) for n in range(300)}
     near = {number for number, similarity in true.items() if similarity >= 0.7}
     assert 50 < len(near) < 290
-    index, within = repeats(texts, 0.7)
-    assert not within
-    found = dict(overlap(changed, index))
-    assert found.keys() <= near and len(found) > 0.95 * len(near)
-    assert all(match.number == number and match.similarity == true[number] for number, match in found.items())
+    index = TextIndex(texts, 0.7)
+    assert not found(index.repeats())
+    matches = found(index.overlap(TextIndex(changed, 0.7)))
+    assert matches.keys() <= near and len(matches) > 0.95 * len(near)
+    assert all(match == (number, true[number]) for number, match in matches.items())
 
 
 def test_an_equal_text_goes_before_a_similar_one():
-    index = TextIndex(0.5)
-    assert index.add(0, "the quick brown fox jumps over a dog") is None
-    assert index.add(1, "the quick brown fox jumps over a cat").number == 0
-    assert index.match("The quick brown fox jumps over a cat!").similarity == 1.0
-    assert index.match("The quick brown fox jumps over a cat!").number == 1
+    fox = "the quick brown fox jumps over a "
+    index = TextIndex([f"{fox}dog", f"{fox}cat"], 0.5)
+    assert found(index.repeats()).keys() == {1}
+    equal = f"The{fox[3:]}cat!"
+    assert found(index.overlap(TextIndex([equal, f"{fox}bat", equal], 0.5)))[2] == (1, 1.0)
 
 
-def test_the_library_is_named_where_it_is_missing(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "datasketch", None)
-    TextIndex()
-    with pytest.raises(Exception, match="datasketch") as raised:
-        TextIndex(0.8)
-    assert "pip install 'lmtool[check]'" in raised.value.hint
+def test_the_most_similar_text_is_reported_and_many_similar_ones_are_found():
+    chance = random.Random(1)
+    words = text(chance, 60)
+    copies = [" ".join([*words, *text(chance, 3)]) for _ in range(500)]
+    matches = found(TextIndex(copies, 0.6).repeats())
+    assert matches.keys() == set(range(1, 500)) and all(number > match for number, (match, _) in matches.items())
+    nearly = f"{copies[450]} end"
+    assert found(TextIndex([*copies[:3], copies[450]], 0.6).overlap(TextIndex([nearly], 0.6)))[0][0] == 3
+
+
+def test_a_sample_is_compared_where_there_are_many(monkeypatch):
+    chance = random.Random(2)
+    texts = [" ".join(text(chance, 20)) for _ in range(40)]
+    texts += [f"{copied} end" for copied in texts]
+    every = TextIndex(texts, 0.7)
+    monkeypatch.setattr("lmtool.data.duplicates.MOST_TEXTS", 40)
+    sampled, another = TextIndex(texts, 0.7, seed=0), TextIndex(texts, 0.7, seed=1)
+    assert every.compared == (80, 80) and sampled.compared == (40, 80)
+    pairs = [found(index.repeats()) for index in (every, sampled, another)]
+    assert len(pairs[0]) == 40 and 0 < len(pairs[1]) < 40
+    assert pairs[1].items() < pairs[0].items() and pairs[1] != pairs[2]
+
+
+def test_a_long_text_is_cut_into_parts_that_share_no_shingle_and_lose_none(monkeypatch):
+    chance = random.Random(3)
+    for length in (100, 101, 104, 105):
+        long = "".join(chance.choices(string.ascii_lowercase, k=length))
+        monkeypatch.undo()
+        expected = shingles_of(long)
+        monkeypatch.setattr("lmtool.data.duplicates._PART", 50)
+        assert np.array_equal(shingles_of(long), expected)
+
+
+def test_texts_are_read_by_their_numbers():
+    assert dict(numbered(iter("abcd"), np.array([1, 3]))) == {1: "b", 3: "d"}
+    assert dict(numbered(iter("abcd"), np.array([], dtype=np.int64))) == {}

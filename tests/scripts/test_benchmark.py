@@ -205,10 +205,33 @@ def test_a_run_that_was_cut_off_is_finished_by_resume(benchmark, workers, monkey
     assert "| 4.00 (4.00 to 4.00) | 2x reached | 0.55 |" in "\n".join(table)
 
 
+def test_the_memory_of_a_corpus_is_measured(benchmark, monkeypatch, capsys):
+    run(benchmark, monkeypatch, "--corpus", "1")
+    header, row = capsys.readouterr().out.splitlines()
+    size, seconds, peak = row.split()
+    assert header.split()[-2:] == ["peak", "MB"] and size == "1" and float(seconds) > 0 and 50 < float(peak) < 4000
+    monkeypatch.setattr("timing.corpus.COMMAND", ("model=nothing",))
+    with pytest.raises(SystemExit) as caught:
+        run(benchmark, monkeypatch, "--corpus", "1")
+    assert caught.value.code == 1 and "lmtool pretrain ended with status 2" in capsys.readouterr().err
+
+
+def test_the_published_sizes_are_measured_on_request(benchmark, workers, monkeypatch, tmp_path, capsys):
+    file = tmp_path / "rows.jsonl"
+    run(benchmark, monkeypatch, "--sizes", "base", "--precision", "fp32", "--output", str(file))
+    screen = capsys.readouterr().out
+    assert "H768 L12 heads 12 FF3072 V30522" in screen and "GPT-2 small (V50257)" in screen and "SST-2" not in screen
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    assert rows[1]["only"] == ["masked_lm_base", "causal_lm_base"]
+    assert {row["rounds"] for row in rows if row["kind"] == "round"} == {1, 2}
+    assert sum(row["kind"] == "check" for row in rows) == 3
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["--only", "sst"], "--only sst: there is no such name"),
+        (["--only", "sst2", "--sizes", "base"], "--only names tables of the small size"),
         (["--resume", "nowhere.jsonl"], "nowhere.jsonl: No such file or directory"),
         (["--resume", "other.jsonl", "--quick"], "--resume measures with the settings of its file"),
         (["--output", "empty.jsonl"], "--output empty.jsonl is there already"),

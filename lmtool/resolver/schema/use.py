@@ -248,7 +248,12 @@ class CheckConfig(CommandConfig):
     )
     listed: int = Field(20, ge=0, description="maximum number of rows listed per finding; all rows are counted")
     output: str | None = Field(None, description="output file: every finding, as JSON", min_length=1)
-    seed: int = Field(0, ge=0, lt=2**63, description="seed for the rows held out when there is no development split")
+    seed: int = Field(
+        0,
+        ge=0,
+        lt=2**63,
+        description="seed for the rows held out when there is no development split, and for samples",
+    )
     cache_dir: str = Field("~/.cache/lmtool", description="folder for collected or downloaded text", min_length=1)
     offline: bool = Field(False, description="open no network connection")
 
