@@ -273,19 +273,21 @@ def compared(
         if progress is not None:
             progress(f"comparing the texts of {split}", 0, 1)
         measures = _Measures.of(split_texts, length_of)
-        index_here = TextIndex(split_texts.texts, near, seed, keys=measures.keys)
+        split_index = TextIndex(split_texts.texts, near, seed, keys=measures.keys)
         report[split] = {
             "rows": len(measures.keys),
             "empty": measures.empty,
             "labels": split_texts.label_counts,
             "lengths": _quantiles(measures.lengths, longest),
-            "near_compared": dict(zip(("texts", "of"), index_here.compared, strict=True)) if near is not None else None,
-            "within": _repeated(split_texts, split_texts, index_here.repeats(), measures.sizes, most),
+            "near_compared": dict(zip(("texts", "of"), split_index.compared, strict=True))
+            if near is not None
+            else None,
+            "within": _repeated(split_texts, split_texts, split_index.repeats(), measures.sizes, most),
         }
         if index is None or train is None:
-            index, train = index_here, split_texts
+            index, train = split_index, split_texts
         else:
-            matches = index.overlap(index_here)
+            matches = index.overlap(split_index)
             report[split]["in_training"] = _repeated(split_texts, train, matches, measures.sizes, most)
     return report
 

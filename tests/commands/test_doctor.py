@@ -24,7 +24,7 @@ def test_what_is_there_and_what_is_missing(place: Path, capsys, monkeypatch) -> 
 @pytest.mark.parametrize(("threads", "words"), [(1, " 1 thread, "), (4, " 4 threads, ")])
 def test_threads_are_counted(threads: int, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor.torch, "get_num_threads", lambda: threads)
-    assert words in doctor._processor().said
+    assert words in doctor._processor().details
 
 
 def test_what_is_broken_fails(place: Path, capsys, monkeypatch) -> None:

@@ -228,7 +228,7 @@ def test_a_tokenizer_on_the_hub_is_read_without_a_socket(
     assert caught.value.message == (
         "tokenizer.path=hf://some/other@v2: tokenizer.json of some/other@v2: offline=true, and not in the hub's cache"
     )
-    assert "or give a local folder" in str(caught.value.hint)
+    assert "or use a local folder" in str(caught.value.hint)
     assert not no_network
     with pytest.raises(UserError, match="no network, and not in the hub's cache"):
         tokenizer_folder("hf://some/other")
