@@ -11,7 +11,7 @@ from lmtool.tasks.configs import GlueConfig
 
 
 def run(config: FinetuneConfig) -> dict[str, Any]:
-    """Build, train, evaluate, save. Returns result.json; of several tasks their summary."""
+    """Build, train, evaluate, save. Returns the content of result.json, or the summary if there are several tasks."""
     if isinstance(config.task, GlueConfig):
         return suite.run(config, config.task, run)
     return fit.run(FinetunePreparation(config))

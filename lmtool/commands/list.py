@@ -26,7 +26,7 @@ def main(arguments: Sequence[str], config_dirs: Sequence[Path] = ()) -> int:
     if not arguments:
         for group in known:
             _line(group, ", ".join(_options(group, config_dirs)), max(map(len, known)))
-        say("\n`lmtool list GROUP` prints a line each; `lmtool show GROUP=NAME` prints its YAML.")
+        say("\n`lmtool list GROUP` prints one line per option; `lmtool show GROUP=NAME` prints its YAML.")
     for asked in named:
         options = _options(asked, config_dirs)
         for name in options:
@@ -40,7 +40,7 @@ def _options(group: str, config_dirs: Sequence[Path]) -> list[str]:
 
 
 def about(group: str, name: str, config_dirs: Sequence[Path] = ()) -> str:
-    """One line on an option: the first comment of its YAML, else of its class."""
+    """One line on an option: the first comment of its YAML, or the first line of its class's docstring."""
     path = groups.yaml_file(group, name, config_dirs)
     if path is not None:
         return groups.purpose(path)

@@ -73,11 +73,11 @@ def run(config: PredictConfig) -> None:
     output.line(f"{counted(written, 'row')}: {config.output}{has_scores}")
 
 
-def _trained_on(task: TaskConfig, columns_of_texts: str) -> bool:
+def _trained_on(task: TaskConfig, input_path: str) -> bool:
     """Whether a file has the task's training rows."""
     if task.path is None:
         return False
-    rows, file = Path(task.path).resolve(), Path(columns_of_texts).resolve()
+    rows, file = Path(task.path).resolve(), Path(input_path).resolve()
     return file == rows or (file.parent == rows and file.name.split(".")[0] == "train")
 
 
@@ -98,7 +98,7 @@ def answering(trained: Trained, paired: bool) -> BaseLearner:
             f"checkpoint={trained.checkpoint} has no head over pairs of texts ({' or '.join(PAIR_HEADS)})",
             "omit the second text, or finetune the checkpoint on a task over pairs",
         )
-    # What looks like a mask in its texts is one, as in those that are filled.
+    # Mask tokens typed in the texts are parsed as mask tokens, as when masks are filled.
     tokenizer = Tokenizer.load(trained.weights.folder, parse_special_tokens=True)
     task = ClassificationConfig(name=name, text=(TEXT, PAIR), labels=PAIR_HEADS[name])
     return replace(trained, tokenizer=tokenizer).learner(task, {name: LoadedHead(name, {})})

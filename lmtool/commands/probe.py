@@ -1,4 +1,4 @@
-"""`lmtool probe`: what every layer of a checkpoint holds, by linear probes, beside random weights."""
+"""`lmtool probe`: linear probes on every layer of a checkpoint, compared with random weights."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class _Probed:
         return result
 
     def _of(self, name: str, backbone: Backbone, tokenizer: Tokenizer, progress: Callable[[], None]) -> dict[str, Any]:
-        """The scores of one set of weights under its name, and what is the same of both."""
+        """The scores of one set of weights, under its name, and the values that both sets share."""
         config, states = self.config, HiddenStates(backbone, self.precision)
         of_text = self.task is None
         train, held_out, term, classes = self._text(tokenizer) if of_text else self._rows(backbone, tokenizer)
@@ -150,11 +150,11 @@ class _Probed:
         third = len(windows) // 3
         held_out, train = windows[np.sort(order[:third])], windows[np.sort(order[third:])]
         classes_V = frequent_types(store, train, tokenizer, config.classes)
-        stacks_read = [
+        train_and_held_out = [
             TokenTargets(store, side, tokenizer, template, OFFSETS[str(config.target)], classes_V)
             for side in (train, held_out)
         ]
-        return stacks_read[0], stacks_read[1], TERM, int(classes_V.max()) + 1
+        return train_and_held_out[0], train_and_held_out[1], TERM, int(classes_V.max()) + 1
 
     def _rows(self, backbone: Backbone, tokenizer: Tokenizer) -> tuple[Examples, Examples, str, int]:
         """The training rows of the task, and those of its first development split."""

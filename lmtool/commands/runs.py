@@ -13,7 +13,7 @@ from lmtool.system.terminal import say
 
 
 def main(words: list[str]) -> int:
-    """words: the folder that holds them; runs, where none is given."""
+    """words: the folder to list; runs/ if there is none."""
     if len(words) > 1 or any("=" in word for word in words):
         raise UserError(f"{' '.join(['runs', *words])}: give one folder, or none for runs", "lmtool runs FOLDER")
     root = Path(words[0] if words else "runs").expanduser()

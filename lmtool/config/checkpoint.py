@@ -27,7 +27,7 @@ MODEL, OPTIMIZER, CARRIED, STATE, CONFIG, DATA = (
 )  # fmt: skip
 _STEP = re.compile(r"step_(\d{8,})")
 ADAPTER = "adapter_config.json"
-"""What tells a folder of PEFT."""
+"""The file that identifies a PEFT adapter folder."""
 _GIVE = (
     "use a run (runs/NAME) or one of its checkpoints, a folder with config.json and model.safetensors, or "
     "hf://org/name@revision"

@@ -1,5 +1,5 @@
-"""What a command offers to be typed: groups with their options, and keys; and what a word is that names none of them.
-Imports no Hydra."""
+"""What may be typed after a command (groups with their options, and keys), and the error for a word that is no
+override. Imports no Hydra."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lmtool.config import aliases, groups, saved, tables
 from lmtool.config.nearest import nearest
 from lmtool.errors import Problem
 
-# org/name, or a name with a dash, which no option has.
+# A hub name: org/name, or a name with a dash; no option contains a dash.
 _OF_THE_HUB = re.compile(r"[A-Za-z][\w.-]*/[A-Za-z][\w.-]*|[A-Za-z]\w*(-\w+)+")
 _WORDS = "a word is KEY=VALUE, and a text of several words is quoted; `lmtool COMMAND --help` prints the keys"
 
@@ -31,7 +31,7 @@ class Offers:
     keys: frozenset[str] = frozenset()
     """The command's keys beside the groups, those within sections left out."""
     takes: Callable[[str, Any], bool] = lambda key, value: True
-    """Whether a key allows a value, for hints: the decoder decides."""
+    """Whether a key probably accepts a value. For hints only; the decoder has the last word."""
     verbatim: Sequence[str] = ()
     """Keys whose values are text as typed."""
     alternatives: Sequence[tuple[str, str]] = ()
@@ -58,7 +58,8 @@ def offers_of(primary: Path, config_dirs: Sequence[Path], extra: dict[str, tuple
 
 
 def without_key(text: str, offers: Offers) -> Problem:
-    """The problem of a word without `=`: an option of a group, a key without its value, a file, a slip of these."""
+    """The problem of a word without `=`: an option without its group, a key without its value, a file, or a misspelling
+    of one of these."""
     message = f"{text} is no override"
     if text.startswith("-"):
         return Problem(text, message, "type two dashes before a flag: `lmtool --help`")
@@ -83,7 +84,7 @@ def without_key(text: str, offers: Offers) -> Problem:
 
 
 def _as_paths(text: str) -> Iterator[str]:
-    """What a word may be that is written like a file, a folder or a model of the hub, the likeliest first."""
+    """The overrides that a word could stand for if it looks like a file, a folder or a hub model, most likely first."""
     here, run = os.path.exists(text), text.startswith("runs/")
     if not here and not run and not groups.is_path_only(text) and _OF_THE_HUB.fullmatch(text):
         yield f"checkpoint=hf://{text}"

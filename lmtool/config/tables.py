@@ -106,10 +106,10 @@ def component(group: str, name: str, builder: str) -> Callable[[ConfigClass], Co
     def enter(config: ConfigClass) -> ConfigClass:
         table = _TABLES.setdefault(group, {})
         if config.__module__ != _MODULES.get((group, name), config.__module__):
-            lookup(group, name)  # lmtool's own of this name
+            lookup(group, name)  # registers lmtool's own component first, so that a clash is found below
         if name in table and _origin(table[name].config) != _origin(config):
             both = [".".join(_origin(known)) for known in (table[name].config, config)]
-            raise UserError(f"{group}={name} is both {both[0]} and {both[1]}", "use the plugin's another name")
+            raise UserError(f"{group}={name} is both {both[0]} and {both[1]}", "rename the component in the plugin")
         table[name] = _ENTRIES[config] = Entry(group, name, config, builder)
         return config
 
@@ -215,7 +215,7 @@ class Choice:
         )
 
     def validate(self, value: Any) -> Config | None:
-        """The decoded section. Raises pydantic's errors, which the decoder words."""
+        """The decoded section. Raises pydantic's errors, which the decoder turns into messages."""
         if isinstance(value, Config) or (value is None and self.optional):
             return value
         if not isinstance(value, dict) or not isinstance(value.get(self.key), str):
@@ -245,7 +245,7 @@ class Several:
         )
 
     def validate(self, value: Any) -> dict[str, Config]:
-        """The decoded sections. Raises pydantic's errors, which the decoder words."""
+        """The decoded sections. Raises pydantic's errors, which the decoder turns into messages."""
         if not isinstance(value, dict):
             raise PydanticCustomError("several", "a section for each name")
         if all(isinstance(section, Config) for section in value.values()):

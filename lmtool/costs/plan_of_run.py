@@ -123,7 +123,7 @@ def _of_one_step(
     """The plan of a single step."""
     predicted = metadata.get("predicted_fraction", 0.0)
     fractions = config.objective.places if isinstance(config, PretrainConfig) else {}
-    # A task's encoder-decoder reads its text on both sides.
+    # A task's encoder-decoder reads its text on both sides: half of the tokens are outputs.
     outputs = predicted or 0.5
     teachers = planned_teachers(config)
     works = [*works_of(learner, fractions, predicted, metadata["mean_length"], outputs)]

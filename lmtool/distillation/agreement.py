@@ -41,7 +41,8 @@ PROPORTION = 0.3
 
 @dataclass
 class _Tally:
-    """Counts of targets and of agreements; `changed`: of targets whose prediction the swap changes in the teacher."""
+    """Counts of targets (`n`) and of agreements (`same`); `changed` and `changed_same` count only targets for which the
+    swap changes the teacher's prediction."""
 
     same: int = 0
     n: int = 0
@@ -105,7 +106,7 @@ def agreement(
     if not counted.plain.n:
         return unknown("the two models do not predict classes of the same targets")
     if not counted.swapped.n:
-        reason = "no text was read beside another one" if sites else "no layers of the two are aligned"
+        reason = "no batch contained two texts" if sites else "no layers of the two are aligned"
         return {**counted.words(), **without_interchange(reason)}
     return counted.words()
 
@@ -116,7 +117,7 @@ def unknown(reason: str) -> dict[str, Any]:
 
 
 def without_interchange(reason: str) -> dict[str, Any]:
-    """The same for interventions only."""
+    """The fields of result.json for an interchange accuracy that was not measured."""
     return {"interchange_accuracy": None, "interchange_accuracy_reason": reason}
 
 

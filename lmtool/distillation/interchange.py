@@ -104,9 +104,9 @@ def _swap(
 
 
 class Swapped(Tap):
-    """Replaces states in a forward by those of the sources. kept: states of the ordinary forward over the same batch.
-    swaps: by location, for each batch of `parts_of`. dimensions: the swapped part of each state, as fractions of its
-    width."""
+    """Replaces states in a forward by those of the sources. retained: states of the ordinary forward over the same
+    batch. swaps: by location, for each batch of `parts_of`. dimensions: the swapped part of each state, as fractions of
+    its width."""
 
     def __init__(
         self,
@@ -144,7 +144,8 @@ class Swapped(Tap):
 
 
 def _span(shares: tuple[float, float], width: int) -> tuple[int, int]:
-    """Two fractions of a width in dimensions, at least one apart."""
+    """The first and the exclusive last dimension of a part of the width given as two fractions, at least one
+    dimension."""
     first = min(round(shares[0] * width), width - 1)
     return first, max(round(shares[1] * width), first + 1)
 

@@ -30,7 +30,7 @@ class HFClass:
         name: Of the class.
         heads: Our heads that it has in addition to the backbone.
         pairs: Names (ours, theirs) of additional tensors, which take precedence over the family's key map.
-        prefix: Of the backbone's names, if it differs from the family's.
+        prefix: Prefix of the backbone's tensor names, if it differs from the family's.
         predicts: Whether it predicts tokens.
     """
 
@@ -73,7 +73,7 @@ class HFFormat:
         title: The family's name in messages.
         keys: Tensor names.
         tied: Tensors that files may contain several times.
-        fields: Our field by key of config.json.
+        fields: lmtool's field names, by key of config.json.
         defaults: transformers' values for missing keys.
         classes: Candidates for export; the first whose heads the checkpoint has is used.
         unlike: Other classes by name, and why their heads are not supported.

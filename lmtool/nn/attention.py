@@ -112,7 +112,7 @@ def reference_attention(
 _FEW = 64
 
 
-# From this fraction of selected tokens on, computing attention for the selected queries only saves nothing.
+# From this fraction of selected tokens on, restricting attention to the selected queries saves no time.
 _MANY = 0.5
 
 

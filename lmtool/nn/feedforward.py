@@ -122,7 +122,7 @@ class BottleneckAdapter(AdapterSlot):
 
 
 class StackedAdapters(AdapterSlot):
-    """A stack of adapters, each taking the sublayer's place for the next (Pfeiffer et al. 2020, "MAD-X", 2.3): those
+    """A stack of adapters, each applied to the output of the one below (Pfeiffer et al. 2020, "MAD-X", 2.3): those
     below are already trained, the top one learns."""
 
     def __init__(self, below: Iterable[BottleneckAdapter], top: BottleneckAdapter):

@@ -21,8 +21,8 @@ from lmtool.resolver.shorthands import CommandLine, Data, sections_in_full
 
 
 def configuration(line: CommandLine, running: bool) -> CommandConfig:
-    """The decoded configuration of a complete command line. running: the command runs on this machine, rather than a
-    plan of it. Raises ConfigError with all errors."""
+    """The decoded configuration of a complete command line. running: whether the command runs on this machine, rather
+    than only being planned. Raises ConfigError with all errors."""
     offers = offers_of(line)
     if trunks.branch_of(line.words) is not None:
         return trunks.configuration(line, offers, running)

@@ -33,7 +33,7 @@ def decoded(
         verb: the command.
         data: composed plain data, or the body of a saved configuration.
         earlier: problems to report together with the others.
-        running: the command runs on this machine, rather than a plan of it.
+        running: whether the command runs on this machine, rather than only being planned.
         reads_checkpoint: False for a complete configuration, which takes nothing from the checkpoint that it names; its
             teachers are read only if it runs.
 

@@ -23,7 +23,7 @@ from lmtool.weights.folders import hf_folder
 from lmtool.weights.task_heads import HEADS
 
 Saved = Mapping[str, dict[str, Any]]
-"""By what was typed, a teacher's saved configuration."""
+"""Each teacher's saved configuration, keyed by its path as typed."""
 
 
 def read_teachers(data: Mapping[str, Any], problems: list[Problem]) -> dict[str, dict[str, Any]]:
@@ -80,8 +80,8 @@ class TeacherSpec:
         return not {"task", "objective"} & set(self.saved)
 
     def tasks(self) -> dict[str, dict[str, Any]]:
-        """The sections of its tasks by name: of finetuning, of tasks among the objectives of pretraining, and of a
-        published classifier."""
+        """The configuration sections of its tasks, by name: the finetuned task, tasks used as pretraining objectives,
+        and the task of a published classifier."""
         among = [part.task for part in self.objectives() if isinstance(part, TaskObjectiveConfig)]
         return {**{task.name: task.model_dump(mode="json") for task in among}, **sections_of(self.saved)}
 
@@ -136,7 +136,8 @@ def one_vocabulary(distill: DistillConfig, learned: LearnedConfig) -> bool:
 
 
 def differing_tokenizer(student: TokenizerConfig, teacher: TokenizerConfig | None) -> str | None:
-    """The field in which two tokenizers differ for certain. The contents of files are compared when they are read."""
+    """The first field in which two tokenizers certainly differ, or None. The contents of files are compared when they
+    are read."""
     if teacher is None or isinstance(student, FolderConfig) or isinstance(teacher, FolderConfig):
         return None
     if student.name != teacher.name:

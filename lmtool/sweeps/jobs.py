@@ -42,7 +42,7 @@ from lmtool.system.terminal import counted, say
 
 
 def with_grid(words: Sequence[str], offers: Offers, primary: str, config_dirs: Sequence[Path]) -> Typed:
-    """What was typed, behind the values of the chosen YAML, for any sweeper of Hydra."""
+    """The sweep values of the selected YAML files, followed by the typed overrides; typed keys win."""
     typed = overrides.read(words, offers, multirun=True)
     if typed.problems:
         return typed
@@ -240,9 +240,9 @@ def _arguments(config: DictConfig) -> list[str]:
 
 def _chosen_job(request: SweepRequest, typed: Typed, job: Sequence[str], running: bool) -> Config:
     """The configuration of a job that a sweeper chose."""
-    typed_keys = replace(typed, choices=[text for text in job if text[:1] != "+"], hydra=[])
-    typed_keys.values = [text for text in job if text[:1] == "+"]
-    config: Config = request.decode(compose.compose(request.primary, typed_keys, request.config_dirs), (), running)
+    job_overrides = replace(typed, choices=[text for text in job if text[:1] != "+"], hydra=[])
+    job_overrides.values = [text for text in job if text[:1] == "+"]
+    config: Config = request.decode(compose.compose(request.primary, job_overrides, request.config_dirs), (), running)
     return config
 
 
@@ -257,7 +257,7 @@ def _error_text(error: Exception) -> str:
 
 
 def _direction(request: SweepRequest, typed: Typed, sweep: SweepFolder) -> str:
-    """Whether a search wants more or less of what its jobs give: the metric of the task that all have, else a loss."""
+    """ "maximize" or "minimize": the direction of the metric of the task that all jobs share, or of the loss."""
     common = [text for text in typed.choices if text.lstrip("+").partition("=")[0] in sweep.fixed]
     values = [text for text in typed.values if text.lstrip("+").partition("=")[0] in sweep.fixed]
     data = compose.compose(request.primary, replace(typed, choices=common, values=values), request.config_dirs)
@@ -285,7 +285,8 @@ def _severity(status: int) -> int:
 
 
 def _with_checked_places(typed: Typed, chosen: dict[str, str]) -> Typed:
-    """What was typed, with the problems of keys that would put two jobs into one folder, or none at a time."""
+    """What was typed, with problems of keys that would put two jobs into one folder, and of an invalid
+    max_batch_size."""
     problems = list(typed.problems)
     size = chosen.get(BATCH_SIZE, "null")
     if size != "null" and (not size.isdecimal() or int(size) < 1):

@@ -28,7 +28,7 @@ from lmtool.tasks.loading import TaskData, decode_tables, read_tables
 _WORD = re.compile(r"\w+")
 # Histogram bins of values, over the range of both sets of rows.
 _BINS = 10
-# Counter of the stream "sample" for the reference sample of the source.
+# Counter in the random stream "sample" for all samples drawn here.
 _CHANCE = 16
 MOST = 20_000
 """Maximum rows read of each set; a seeded sample of them."""
@@ -38,9 +38,10 @@ MOST = 20_000
 class Shift:
     """The distribution shift from the texts of `source` to those of `target`.
 
-    rows: of the target. words: divergence of the lower-cased unigrams. chance: the same for a random sample of the
-    source against the rest. unknown: fraction of the target's words that are absent from the source; unknown_types: the
-    same over distinct words. labels: divergence of the labels; None if they cannot be compared.
+    rows: of the target. words: divergence of the lower-cased unigrams. chance: the same divergence between a random
+    sample of the source and the rest of it, as a baseline. unknown: fraction of the target's words that are absent from
+    the source; unknown_types: the same over distinct words. labels: divergence of the labels; None if they cannot be
+    compared.
     """
 
     source: str
@@ -171,7 +172,8 @@ class LabeledTexts:
 
 @dataclass(frozen=True)
 class _Measures:
-    """Of each text of a split its length, its weight in fractions and its key, each (N,); and how many are empty."""
+    """For each text of a split its length, its weight and its key for exact matching, each (N,); and the number of
+    empty texts."""
 
     lengths: np.ndarray
     sizes: np.ndarray

@@ -29,7 +29,7 @@ _WORDS = (".conll", ".conllu", ".bio", ".iob", ".iob2")
 _SUFFIXES = (*SUFFIXES, ".parquet", *_WORDS)
 TABLES = tuple(suffix for suffix in _SUFFIXES if suffix != ".txt")
 """Suffixes of files that hold rows."""
-# At most as many distinct integers are classes; at least as many are values; in between, either is possible.
+# Integer labels: up to _FEW distinct values mean classes, from _MANY on regression; in between, either is possible.
 _FEW, _MANY = 20, 50
 _LABELS = (
     "label", "labels", "class", "category", "gold", "score", "rating", "stars", "sentiment", "intent",
@@ -38,7 +38,7 @@ _LABELS = (
 # Names of columns that hold several labels per row, if their cells do.
 _SEVERAL = ("labels", "topics", "classes", "categories", "tags", "genres", "emotions")
 _MARKS = (",", ";", "|")
-# Mean words of a value from which a column is input text, not a label.
+# A column whose values have at least this many words on average is input text, not a label.
 _LONG = 3
 _TAG = re.compile(r"O|[BIEMSLU]-\S+")
 _PAIRS = (("source", "target"), ("src", "tgt"))
@@ -75,7 +75,7 @@ def is_path(value: str, options: Collection[str]) -> bool:
 
 
 def guess(value: str, overrides: Mapping[str, str]) -> Guess:
-    """Guesses the task of a file or a folder. given: the typed `task.*` values; a typed `kind`, `label`, `text` or
+    """Guesses the task of a file or a folder. overrides: the typed `task.*` values; a typed `kind`, `label`, `text` or
     `header` is not guessed. UserError if nothing fits, if the guess is ambiguous, and if the first line of a table is a
     row."""
     file = _file(value)
@@ -135,8 +135,8 @@ def headless(columns: Mapping[str, list[object]]) -> str | None:
 
 
 def _with_header(value: str, columns: Mapping[str, list[object]], kind: str | None) -> str:
-    """The overrides that name the columns of a table without a header, and those that treat the first line as a header.
-    The overrides that name the columns of a table without a header, and those that treat the first line as a header."""
+    """The hint for a table that may lack a header: how to name its columns, and how to use its first line as the
+    header."""
     names = [f"column_{number}" for number in range(1, len(columns) + 1)]
     rows = dict(zip(names, ([name, *values] for name, values in columns.items()), strict=True))
     with contextlib.suppress(UserError):
@@ -305,7 +305,7 @@ def is_text(values: list[object]) -> bool:
 def _refuse(value: str, guesses: Sequence[Guess]) -> None:
     first, second = (shlex.join(guess.words(value)) for guess in guesses[:2])
     more = f" (or {len(guesses) - 2} more)" if len(guesses) > 2 else ""
-    differ = "is predicted" if guesses[0].label != guesses[1].label else "is meant"
+    differ = "which column is the label" if guesses[0].label != guesses[1].label else "which task is meant"
     raise UserError(f"task={value}: its columns do not determine {differ}", f"set {first}   or {second}{more}")
 
 

@@ -75,7 +75,7 @@ class _Scope:
 
 @dataclass(frozen=True)
 class _At:
-    """Where an event stands. inside: whether the part is settled, whatever ranges follow."""
+    """Where an event stands. is_final: whether the part is settled, whatever ranges are nested in it."""
 
     part: str = STEP
     backward: bool = False
@@ -138,7 +138,7 @@ class _Attribution:
             compiled = any(word in name for word in _COMPILED)
             at = self._labelled(event, at, compiled)
             if not at.backward and event.sequence_nr >= 0 and event.scope == 0:
-                # Of all that have a number the last one to begin is the operation that it was given to.
+                # Nested operators share a sequence number; the one that begins last is the operation it belongs to.
                 self.part_of_node[event.sequence_nr] = _label(at.part)
             self._count(event, at, operator=compiled or _is_operator(name))
         for child in event.cpu_children:

@@ -1,12 +1,11 @@
 """The budgets that end a run, and the horizon of its schedule.
 
-Budgets in steps and epochs are exact. One in tokens or operations has to know how long a step is: that is measured once
+Budgets in steps and epochs are exact. A budget in tokens or FLOPs is converted to steps: the mean step is measured once
 over a few early steps, kept in state.json and read when the run resumes: the schedule never bends. With a budget in
-minutes the schedule follows the share of the budget that is spent, of all budgets the largest: it is smooth whatever
-the speed, and ends where the time does. Phases begin at steps, so a run of them that is limited in time measures its
-steps once, too. Until a horizon is known the schedule sees the budget in steps or epochs, and where there is none an
-infinite run. A branch with other budgets than its trunk, and a run whose budgets have grown, take it from all that was
-trained before.
+minutes the schedule follows the largest spent share of any budget: it is smooth at any speed, and ends when the time
+does. Phases begin at steps, so a run of them that is limited in time measures its steps once, too. Until a horizon is
+known the schedule sees the budget in steps or epochs, and where there is none an infinite run. A branch with changed
+budgets, or a run whose budgets were extended, measures its horizon over all earlier training.
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ class Budget:
 
     @property
     def tokens(self) -> float:
-        """The budget in tokens, that in operations counted in; infinite where there is none."""
+        """The token budget, or the FLOP budget converted to tokens if that is smaller; infinite if neither is set."""
         limits = [self.measured.get("max_tokens", math.inf)]
         if "max_flops" in self.measured:
             assert self.settings.flops_per_token is not None
@@ -172,7 +171,7 @@ class Budget:
         progress.total_steps, progress.horizon = max(1, math.ceil(totals[name] - 1e-9)), name
 
     def _advance(self, progress: Progress) -> bool:
-        """Whether the early steps tell enough. The count of steps alone decides where no time is asked for, so that
+        """Whether enough early steps are measured. Without a time budget only their number counts, so that
         a horizon in tokens is the same on every machine."""
         if self._started is None:
             self._started = progress.step
@@ -241,8 +240,8 @@ class Keeping(Protocol):
 
 
 def retained_checkpoints(keeping: Keeping, steps: float) -> int:
-    """How many checkpoints stay of a run of so many steps, at most; of one whose steps are not known, as many as of one
-    with ten evaluations."""
+    """The maximum number of checkpoints that a run of `steps` steps keeps; if `steps` is infinite, that of a run with
+    ten evaluations."""
     known = math.isfinite(steps)
     evaluate = keeping.evaluate_every or (math.ceil(steps / 10) if known else 1)
     save = keeping.checkpoint_every or evaluate

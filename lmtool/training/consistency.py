@@ -44,7 +44,7 @@ def _sums(learner: nn.Module) -> dict[str, int]:
 
 
 def _bits(tensor: Tensor) -> Tensor:
-    """The numbers of a tensor as integers, of four bytes where they are as wide."""
+    """The bytes of a tensor as integers: int32 for 4-byte elements, otherwise uint8."""
     flat = tensor.detach().contiguous().flatten()
     return flat.view(torch.int32 if flat.element_size() == 4 else torch.uint8)
 
@@ -73,7 +73,7 @@ def versions(plugins: tuple[str, ...] = ()) -> dict[str, str]:
 
 
 def keys(config: Mapping[str, object]) -> dict[str, object]:
-    """A configuration as plain data, by dotted key, without what may differ."""
+    """A configuration as plain data, by dotted key, without the keys that may differ between ranks."""
     return {key: value for key, value in flatten(config).items() if key.split(".")[0] not in FREE_KEYS}
 
 

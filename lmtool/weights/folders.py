@@ -76,7 +76,7 @@ class Address:
         if isinstance(cached, str):
             return Path(cached)
         file = f"{self.typed}: {name} of {self.repository}@{revision}"
-        hint = "run the command once with a network and without offline=true, or use a local folder"
+        hint = "run the command once with network access and without offline=true, or use a local folder"
         if offline or constants.HF_HUB_OFFLINE:
             raise MissingFile(f"{file}: offline=true, and not in the hub's cache", hint)
         if not self._reachable:

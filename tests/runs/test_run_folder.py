@@ -466,3 +466,13 @@ def test_latest_is_a_link_to_the_newest_run_and_none_to_a_job(tmp_path: Path) ->
     with RunFolder(tmp_path / "second", CONFIG, yaml.safe_dump(CONFIG)) as run:
         run.announce()
     assert (tmp_path / "latest").is_dir() and not [*tmp_path.glob(".tmp-*")]
+
+
+def test_a_lock_that_is_a_link_is_refused_and_its_target_is_left_alone(tmp_path: Path) -> None:
+    target = tmp_path / "notes.txt"
+    target.write_text("the user's own")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "LOCK").symlink_to(target)
+    with pytest.raises(UserError, match="LOCK"):
+        Lock(tmp_path / "run" / "LOCK").acquire()
+    assert target.read_text() == "the user's own"

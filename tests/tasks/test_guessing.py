@@ -96,13 +96,13 @@ def test_a_folder_and_columns_of_words(tmp_path):
 @pytest.mark.parametrize(
     ("columns", "message", "forms"),
     [
-        ({"text": TEXTS, "score": [number % 5 / 2 for number in range(60)]}, "is meant",
+        ({"text": TEXTS, "score": [number % 5 / 2 for number in range(60)]}, "which task is meant",
          ["task.kind=classification", "task.kind=regression"]),
-        ({"text": TEXTS, "label": ["a", "b,a", "c"] * 20}, "is meant",
+        ({"text": TEXTS, "label": ["a", "b,a", "c"] * 20}, "which task is meant",
          ["task.kind=multi_label", "task.kind=classification"]),
-        ({"text": TEXTS, "mood": ["a", "b"] * 30, "tone": ["c", "d"] * 30}, "is predicted",
+        ({"text": TEXTS, "mood": ["a", "b"] * 30, "tone": ["c", "d"] * 30}, "which column is the label",
          ["task.label=mood", "task.label=tone"]),
-        ({"a": TEXTS, "b": TEXTS, "c": TEXTS, "label": ["x", "y"] * 30}, "is meant",
+        ({"a": TEXTS, "b": TEXTS, "c": TEXTS, "label": ["x", "y"] * 30}, "which task is meant",
          ["task.text=[a]", "task.text=[b]"]),
     ],
 )  # fmt: skip

@@ -54,8 +54,8 @@ class LayerTerm(Term):
     def compared(self, student: BaseLearner, teacher: BaseLearner, layers: LayerMap | None) -> Iterator[Pair]:
         """The compared locations, by the layer map."""
         yield from (
-            (TapPoint(student_value, side), TapPoint(teacher_value, side))
-            for side, student_value, teacher_value in layers or ()
+            (TapPoint(student_layer, side), TapPoint(teacher_layer, side))
+            for side, student_layer, teacher_layer in layers or ()
         )
 
     def tap(self, teacher: bool) -> Tap:
@@ -67,17 +67,17 @@ class LayerTerm(Term):
         return {"": float(batch.tokens)}
 
     def sums(self, student: RecordedOutputs, teacher: RecordedOutputs, step: int) -> dict[str, Tensor]:
-        student_value, teacher_value = self._kept.pop(False), self._kept.pop(True)
+        student_states, teacher_states = self._kept.pop(False), self._kept.pop(True)
         total = torch.zeros((), device=student.batch.inputs.tokens.device)
         rows: dict[Side, int] = {}
         for pair in self.pairs:
-            if student_value.tokens(pair[0]) != teacher_value.tokens(pair[1]):
+            if student_states.tokens(pair[0]) != teacher_states.tokens(pair[1]):
                 raise UserError(
                     "distill.terms: layers are compared token by token, and here the student reads other texts than "
                     "its teacher, such as those of another domain",
                     "use terms over predictions: distill=soft",
                 )
-            lost, rows[pair[0].side] = self.lost(student_value, teacher_value, pair, student.batch)
+            lost, rows[pair[0].side] = self.lost(student_states, teacher_states, pair, student.batch)
             total = total + lost
         # A learner may read an input more than once, or only one side.
         return {"": total * (self.counts(student.batch)[""] / max(sum(rows.values()), 1))}
@@ -89,9 +89,9 @@ class LayerTerm(Term):
 
 def last_places(student: BaseLearner, teacher: BaseLearner) -> Iterator[Pair]:
     """The last layers of the stacks that both have."""
-    student_value, teacher_value = student.backbone.config, teacher.backbone.config
-    for side in shared_sides(student_value, teacher_value):
-        yield TapPoint(student_value.depths[side], side), TapPoint(teacher_value.depths[side], side)
+    student_config, teacher_config = student.backbone.config, teacher.backbone.config
+    for side in shared_sides(student_config, teacher_config):
+        yield TapPoint(student_config.depths[side], side), TapPoint(teacher_config.depths[side], side)
 
 
 def texts_of(batch: Batch, side: Side) -> Sequence[Packed]:
@@ -125,12 +125,12 @@ class AttentionTerm(LayerTerm):
 
     def lost(self, student: RecordedStates, teacher: RecordedStates, pair: Pair, batch: Batch) -> tuple[Tensor, int]:
         total, tokens = torch.zeros((), device=batch.inputs.tokens.device), 0
-        for student_value, teacher_value in zip(
+        for student_inputs, teacher_inputs in zip(
             student.attention_inputs[pair[0]], teacher.attention_inputs[pair[1]], strict=True
         ):
-            for tiles in self.tiles(student_value, teacher_value):
+            for tiles in self.tiles(student_inputs, teacher_inputs):
                 total = total + self.distance(*tiles)
-            tokens += len(student_value.q_TAD)
+            tokens += len(student_inputs.q_TAD)
         return total, tokens
 
     @abstractmethod
@@ -208,25 +208,25 @@ def _over_queries(each_RAL: Tensor, tile: TileScores) -> Tensor:
 
 
 class StateTerm(LayerTerm):
-    """The base of terms over states. projection: one for all layers, as TinyBERT's W_h; None if the widths are equal.
-    The base of terms over states. projection: one for all layers, as TinyBERT's W_h; None if the widths are equal."""
+    """The base of terms over states. projection: one for all layers, as TinyBERT's W_h; None if the widths are
+    equal."""
 
     def __init__(self, config: Any, student: BaseLearner, teacher: Teacher | None, layers: LayerMap | None = None):
         super().__init__(config, student, teacher, layers)
         assert teacher is not None
-        student_value, teacher_value = student.backbone.hidden_size, teacher.learner.backbone.hidden_size
+        student_width, teacher_width = student.backbone.hidden_size, teacher.learner.backbone.hidden_size
         self.projection: nn.Linear | None = None
-        if student_value != teacher_value:
-            projection = materialize(lambda: nn.Linear(student_value, teacher_value, bias=False))
+        if student_width != teacher_width:
+            projection = materialize(lambda: nn.Linear(student_width, teacher_width, bias=False))
             student.backbone.initialize(projection, student.seed, f"distill.{entry_of(config).name}.projection.")
             self.projection = projection.to(student.device)
 
     def lost(self, student: RecordedStates, teacher: RecordedStates, pair: Pair, batch: Batch) -> tuple[Tensor, int]:
-        student_value, teacher_value = student.states[pair[0]], teacher.states[pair[1]]
-        if not student_value:
+        student_states, teacher_states = student.states[pair[0]], teacher.states[pair[1]]
+        if not student_states:
             return torch.zeros(()), 0
         texts = texts_of(batch, pair[0].side)
-        x_RH, y_RH = self.read(student_value, texts), self.read(teacher_value, texts)
+        x_RH, y_RH = self.read(student_states, texts), self.read(teacher_states, texts)
         if self.projection is not None:
             x_RH = self.projection(x_RH)
         return self.distance(x_RH.float(), y_RH.float(), pair), len(x_RH)
@@ -303,7 +303,7 @@ class Patience(StateTerm):
         return occupied.cu_lengths[1:].long() - 1 if self._last else occupied.cu_lengths[:-1].long()
 
     def distance(self, x_RH: Tensor, y_RH: Tensor, pair: Pair) -> Tensor:
-        layers = sum(student_value.side == pair[0].side for student_value, _ in self.pairs)
+        layers = sum(student_point.side == pair[0].side for student_point, _ in self.pairs)
         return (F.normalize(x_RH, dim=-1) - F.normalize(y_RH, dim=-1)).square().mean(-1).sum() / layers
 
 

@@ -131,7 +131,7 @@ class MaskedWindows:
                 masked_windows, self.stream, self.room, self.joined, short, self.seed, drawn,
                 self.template.special_count,
             )  # fmt: skip
-            # The previous and the next epoch: a prefetching loader reads across the boundary.
+            # Plans of two epochs stay, because a prefetching loader reads across the boundary.
             self._plans = dict([*self._plans.items()][-1:]) | {drawn: some(plan, self.split)}
         return self._plans[drawn]
 
@@ -167,7 +167,7 @@ class MaskedWindows:
 
 
 class PermutedWindows(MaskedWindows):
-    """Windows for a model with carried state, joined: a loader reads them in lanes."""
+    """Windows across documents for a model that carries state; the loader reads them in lanes."""
 
     config: PlmConfig
 

@@ -250,7 +250,7 @@ class MaskedPairs:
                 "sop" if self.config.pairs == "sop" else "nsp", self.config.pair_of == "sentences",
                 self.template.special_count,
             )  # fmt: skip
-            # The previous and the next epoch: a prefetching loader reads across the boundary.
+            # Plans of two epochs stay, because a prefetching loader reads across the boundary.
             self._plans = dict([*self._plans.items()][-1:]) | {drawn: some(plan, self.split)}
         return self._plans[drawn]
 

@@ -76,7 +76,7 @@ def prompt_to_peft(tuned: Tuned) -> tuple[JsonObject, dict[str, Tensor]]:
 
 
 def _sizes(name: str, model: Any) -> dict[str, int]:
-    """PEFT's names for a transformer's sizes. A prefix has as many heads as keys and values."""
+    """PEFT's names for a transformer's sizes. A prefix uses the model's key-value heads."""
     prefix = name == _PREFIX
     heads = model.key_value_heads if prefix else model.num_heads
     width = heads * model.width_of_head if prefix else model.hidden_size

@@ -78,11 +78,12 @@ def test_the_best_threshold_is_the_official_one():
 
 
 def test_shares_of_questions_with_and_without_an_answer():
-    names = ["exact_match", "f1", "has_answer_exact_match", "has_answer_f1", "no_answer_accuracy", "best_f1"]
+    names = ["exact_match", "f1", "has_answer_exact_match", "has_answer_f1", "no_answer_accuracy"]
+    names += ["best_exact_match", "best_f1"]  # each with a threshold of its own
     given = {"exact_match": np.array([1, 0, 1.0, 0, 0]), "f1": np.array([1, 0.5, 1.0, 0, 0])}
-    raw = {"exact_match": np.array([1.0, 0, 0, 0, 0]), "f1": F1}
+    raw = {"exact_match": np.zeros(5), "f1": F1}
     scores = summarized(names, given, raw, ANSWERED, NULL)
-    expected = [2 / 5, 2.5 / 5, 1 / 3, 1.5 / 3, 1 / 2, 3 / 5]
+    expected = [2 / 5, 2.5 / 5, 1 / 3, 1.5 / 3, 1 / 2, 2 / 5, 3 / 5]
     assert list(scores) == names and np.allclose(list(scores.values()), expected, atol=1e-9)
 
 
