@@ -1,9 +1,8 @@
 """`python -m lmtool`, as torchrun starts it too.
 
-With -m Python imports from the working folder first: a `json.py` that lies there would be run in the place of Python's
-own. So this folder is taken off the path, as the command `lmtool` and `python -P` have it, unless lmtool itself is
-imported from it. What Python imports before it comes here (`contextlib`, `typing`, ...) is looked up there unless -P is
-given.
+With -m, Python imports from the working folder first: a file `json.py` there would replace Python's own module. This
+module therefore removes the working folder from the path, as `python -P` does, unless lmtool itself is imported from
+it. Without -P, modules that Python imports earlier (`contextlib`, `typing`, ...) are still looked up there.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ with contextlib.suppress(OSError):  # the working folder is gone
         else:
             del sys.path[0]
 
-from lmtool.cli.main import main  # noqa: E402 found with the path as it is now
+from lmtool.cli.main import main  # noqa: E402 imported with the changed path
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,7 +1,7 @@
 """The errors a user can cause, and the ways a run can end.
 
-Every error carries what was given, where, what is allowed and what to do. `cli` prints it as one line
-`error: ...` and one line `hint: ...`, without a traceback, and exits with `exit_status`.
+An error names the value, its key or file, the allowed values and the remedy. `cli` prints it as one line `error: ...`
+and one line `hint: ...`, without a traceback, and exits with `exit_status`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TERMINATED = 143
 
 
 class LmtoolError(Exception):
-    """Anything lmtool ends a command with on purpose. `message` is one line; `hint` is what to type or change."""
+    """An expected end of a command. `message` is one line; `hint` says what to type or change."""
 
     exit_status = FAULT
 
@@ -36,7 +36,7 @@ class LmtoolError(Exception):
 
 
 class UserError(LmtoolError):
-    """The user can fix it: exit 2. Name the key or file:line, what was given and what is allowed."""
+    """An error that the user can fix: exit 2. It names the key or file:line, the value and the allowed values."""
 
     exit_status = USER_ERROR
 
@@ -45,7 +45,7 @@ class UserError(LmtoolError):
 class Problem:
     """One error in a configuration: the dotted key, what is wrong with it, and what to do.
 
-    meant: the keys that an unknown one probably stands for. absent: the key has no value, and needs one.
+    meant: the keys that an unknown key probably stands for. absent: a required key has no value.
     """
 
     key: str
@@ -55,7 +55,7 @@ class Problem:
     absent: bool = False
 
 
-# What the user can do something about: full or read-only disks, quotas, rights, names.
+# System errors that the user can fix: full or read-only disks, quotas, permissions, names.
 _FIXABLE = {
     errno.ENOSPC: "free some space, or {elsewhere} on another disk",
     errno.EDQUOT: "free some of your quota, or {elsewhere} on another disk",
@@ -64,26 +64,26 @@ _FIXABLE = {
     errno.EACCES: "{elsewhere} in a folder you may read and write",
     errno.EPERM: "{elsewhere} in a folder you may read and write",
     errno.ENAMETOOLONG: "use a shorter name",
-    errno.EIO: "the disk reports a fault: {elsewhere} on another one",
+    errno.EIO: "the disk reports an error: {elsewhere} on another disk",
     errno.ENOTDIR: "a part of the path is a file: {elsewhere} in another folder",
-    errno.EISDIR: "a folder stands where a file belongs: {elsewhere} in another one",
-    errno.ELOOP: "a link leads to itself, or is not followed here: rm it, or {elsewhere} in another folder",
+    errno.EISDIR: "a folder has the name of this file: {elsewhere} in another folder",
+    errno.ELOOP: "remove the link, which points to itself or is not followed here, or {elsewhere} in another folder",
     errno.EMFILE: "raise the limit on open files (ulimit -n)",
     errno.ENFILE: "raise the limit on open files, or end other programs",
-    errno.ENOMEM: "end other programs, or take a smaller model or batch",
+    errno.ENOMEM: "end other programs, or use a smaller model or batch",
 }
 
 
 def cannot_write(path: Path, error: OSError, key: str = "run_dir") -> UserError:
-    """One line for a failed write, with what to do. key: names the folder that is written to."""
+    """The error for a failed write. key: the key that sets the folder."""
     hint = _FIXABLE.get(error.errno or 0, "{elsewhere} in another folder")
     return UserError(f"cannot write {path}: {_reason(error)}", hint.format(elsewhere=f"set {key}="))
 
 
 @contextmanager
 def system_errors() -> Iterator[None]:
-    """What the system refuses inside (a full disk, a folder that may not be read) leaves as a UserError where the user
-    can do something about it. Parts that know the key to give say so themselves: this is for all others."""
+    """Convert OSErrors that the user can fix (a full disk, a folder without read permission) into UserErrors. Callers
+    that know which key to change raise their own."""
     try:
         yield
     except OSError as error:
@@ -96,7 +96,7 @@ def system_errors() -> Iterator[None]:
 
 def _reason(error: OSError) -> str:
     if error.errno == errno.ELOOP:
-        return "a link stands there"
+        return "a link is in its place"
     return (os.strerror(error.errno) if error.errno else str(error)).lower()
 
 
@@ -109,8 +109,8 @@ class ConfigError(UserError):
         super().__init__(first.message, first.hint)
 
     def inside(self, origin: str, hint: str) -> ConfigError:
-        """The same errors in a configuration that nobody typed, named by where it stands. hint: what to do there; a
-        plugin is typed beside it."""
+        """The same errors in a configuration that was read from a file. origin: the file. hint: what to do about it; an
+        error about plugins keeps its own hint, because plugins are typed on the command line."""
         return ConfigError(
             [
                 Problem(problem.key, f"{origin}: {problem.message}", problem.hint if problem.key == "plugins" else hint)
@@ -120,10 +120,10 @@ class ConfigError(UserError):
 
 
 def out_of_memory(error: BaseException) -> LmtoolError | None:
-    """What a device or the system refused for want of memory, as an error with what to do; None for any other."""
+    """The error for an exception that means out of memory, on a device or the host; None for other exceptions."""
     text = str(error)
-    refused = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
-    if not refused and "not enough memory" not in text and "can't allocate memory" not in text:
+    known_type = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    if not known_type and "not enough memory" not in text and "can't allocate memory" not in text:
         return None
     first = text.splitlines()[0] if text else type(error).__name__
     return LmtoolError(
@@ -134,20 +134,19 @@ def out_of_memory(error: BaseException) -> LmtoolError | None:
 
 
 class CheckFailed(LmtoolError):
-    """A check did not hold (a round trip, measured statistics): exit 3."""
+    """A failed check (a round trip, measured statistics): exit 3."""
 
     exit_status = CHECK_FAILED
 
 
 class Diverged(LmtoolError):
-    """The loss stopped being a number, or exploded: exit 4. The offending batch is saved beside the run."""
+    """A loss that is not finite or exploded: exit 4. The batch is saved in the run folder."""
 
     exit_status = DIVERGED
 
 
 class NotFinite(Diverged):
-    """A model gives something that is no finite number where it is scored or used. batch: the `types.Batch` it was
-    given, where known."""
+    """Model output that is not finite, in evaluation or use. batch: the `types.Batch` of the forward pass, if known."""
 
     def __init__(self, quantity: str, batch: Any = None):
         super().__init__(

@@ -286,7 +286,7 @@ def test_an_installed_package_is_found_by_its_entry_point(tmp_path: Path) -> Non
         (
             "from hydra.core.config_store import ConfigStore\n"
             "ConfigStore.instance().store(group='model', name='bert', node={'name': 'bert'})\n",
-            "a plugin stores model=bert, which is the name of a YAML",
+            "a plugin registers model=bert, but lmtool has a YAML of that name",
         ),
     ],
 )

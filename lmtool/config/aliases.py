@@ -1,8 +1,8 @@
 """Names of other tools' options and what they are called in lmtool. Imports the standard library only.
 
-A word is looked up here before similar spellings are searched. A form is the override to type, with `{}` for the value,
-or a sentence if lmtool has no such key. Several forms: the first one whose keys the command has. A mapping: the form
-depends on the value. Sources: the page above each group of words.
+An unknown key is looked up here before similar spellings are searched. A form is the override to type, with `{}` for
+the value, or a sentence if lmtool has no such key. Of several forms, the first whose keys the command has is used. In a
+mapping, the form depends on the value. The source of each group of names is the page above it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 Form = str | Mapping[str, str]
 ANY = "*"
-"""Of a form by value: any other value."""
+"""Key of a mapping for any other value."""
 
 _HELD_OUT = "omit it: held-out rows are scored every evaluate_every= steps, and by `lmtool evaluate RUN`"
 _RESUME = "the same command with the same name= resumes; so does `lmtool resume RUN`"
@@ -38,7 +38,7 @@ _LOGGERS = {
     "tensorboard": "logger=tensorboard",
     "true": "logger=wandb",
     "none": "logger=null",
-    ANY: "logger=wandb or logger=tensorboard show a run elsewhere; its own folder always has all rows",
+    ANY: "logger=wandb or logger=tensorboard report to a tracker; the run folder always has all metrics",
 }
 
 FORMS: dict[str, Form | tuple[Form, ...]] = {
@@ -69,11 +69,11 @@ FORMS: dict[str, Form | tuple[Form, ...]] = {
     "evaluation_strategy": _BY_STEPS,
     "logging_strategy": _BY_STEPS,
     "save_total_limit": "keep={}",
-    "load_best_model_at_end": "omit it: the best checkpoint is kept, and checkpoint=RUN takes it",
+    "load_best_model_at_end": "omit it: the best checkpoint is always saved, and checkpoint=RUN uses it",
     "metric_for_best_model": "task.metric={}",
     "early_stopping_patience": "patience={}",
     "output_dir": ("run_dir={}", "output={}"),
-    "overwrite_output_dir": "omit it: a run is never overwritten; name=NAME begins another one",
+    "overwrite_output_dir": "omit it: a run is never overwritten; name=NAME starts another one",
     "resume_from_checkpoint": {"true": _RESUME, "false": _RESUME, ANY: "a run is resumed by `lmtool resume {}`"},
     "run_name": "name={}",
     "report_to": _LOGGERS,
@@ -87,8 +87,8 @@ FORMS: dict[str, Form | tuple[Form, ...]] = {
     "label_smoothing_factor": ("task.loss.label_smoothing={}", "objective.label_smoothing={}"),
     "group_by_length": _NOT_NEEDED,
     "dataloader_num_workers": _WORKERS,
-    "deepspeed": "devices=N trains on several devices, and parallel=fsdp cuts the weights over them",
-    "local_rank": "omit it: torchrun gives it to each process, and devices=N starts them without torchrun",
+    "deepspeed": "devices=N trains on several devices, and parallel=fsdp shards the weights across them",
+    "local_rank": "omit it: torchrun sets it for each process, and devices=N starts processes without torchrun",
     "do_train": "omit it: `lmtool pretrain` and `lmtool finetune` train",
     "do_eval": _HELD_OUT,
     "do_predict": "omit it: `lmtool predict RUN input=FILE` labels a file",
@@ -96,7 +96,7 @@ FORMS: dict[str, Form | tuple[Form, ...]] = {
     "hub_model_id": _UPLOAD,
     # run_glue.py, run_mlm.py, run_clm.py: github.com/huggingface/transformers/tree/main/examples/pytorch
     "model_name_or_path": _WEIGHTS,
-    "config_name": "an architecture is model=NAME, one of `lmtool list model`; model.KEY= sets a size of it",
+    "config_name": "set model=NAME, one of `lmtool list model`; model.KEY= changes its sizes",
     "model_type": "model={}",
     "tokenizer_name": "tokenizer=folder tokenizer.path={weights}",
     "task_name": "task={}",
@@ -115,7 +115,7 @@ FORMS: dict[str, Form | tuple[Form, ...]] = {
     "block_size": "max_length={}",
     "mlm_probability": "objective.probability={}",
     "line_by_line": {"true": "data.document=line", "false": "data.document=block"},
-    "validation_split_percentage": "data.validation_fraction= is the share that is held out: 0.05 for 5 percent",
+    "validation_split_percentage": "set data.validation_fraction=, the fraction that is held out: 0.05 for 5 percent",
     "pad_to_max_length": _NOT_NEEDED,
     "trust_remote_code": _NO_CODE,
     "max_train_steps": "max_steps={}",
@@ -188,7 +188,7 @@ FORMS: dict[str, Form | tuple[Form, ...]] = {
     "fast_dev_run": "debug=short",
     "ckpt_path": _WEIGHTS,
     "deterministic": "omit it: every random choice is a function of seed=",
-    # Scripts of one's own, nanoGPT (github.com/karpathy/nanoGPT) among them
+    # Small training scripts, nanoGPT (github.com/karpathy/nanoGPT) among them
     "batch_size": _BATCH,
     "train_batch_size": _BATCH,
     "epochs": "max_epochs={}",
@@ -251,14 +251,14 @@ FLAGS: dict[str, str] = {
     "-cp": "did you mean --config-dir {}? It adds a folder of YAML",
     "--config-path": "did you mean --config-dir {}? It adds a folder of YAML",
     "-c": "did you mean --cfg {}?",
-    "--info": "`lmtool doctor` says what is installed, --cfg job prints a configuration",
-    "--resolve": "omit it: what --cfg job prints is resolved",
+    "--info": "`lmtool doctor` prints what is installed, --cfg job prints a configuration",
+    "--resolve": "omit it: --cfg job prints resolved values",
     "-p": "omit it: --cfg job prints the complete configuration",
     "--package": "omit it: --cfg job prints the complete configuration",
-    "-r": "omit it: `lmtool pretrain` and its like run",
-    "--run": "omit it: `lmtool pretrain` and its like run",
+    "-r": "omit it: `lmtool pretrain` already runs",
+    "--run": "omit it: `lmtool pretrain` already runs",
     "--hydra-help": "lmtool --help",
-    # Usual ones
+    # Common flags
     "--plugins": "did you mean --plugin {}?",
     "-v": "lmtool --version; --debug shows tracebacks",
     "--verbose": "--debug shows tracebacks",
@@ -270,8 +270,8 @@ _OVERRIDES = re.compile(r"[a-z][\w.]*=\S+( [a-z][\w.]*=\S+)*")
 
 @dataclass(frozen=True)
 class Meaning:
-    """words: the overrides with the same meaning in lmtool; empty if there is no such key. hint: the hint for the user.
-    of_another_tool: the word is in the table, not only spelled like a key."""
+    """The meaning of an unknown key. words: overrides with the same meaning in lmtool; empty if there is no such key.
+    hint: the hint for the user. of_another_tool: the key is in the table, not only spelled similarly."""
 
     words: tuple[str, ...]
     hint: str
@@ -284,7 +284,7 @@ class Meaning:
 
 
 def meaning(key: str, value: Any, has: Callable[[str], bool]) -> Meaning | None:
-    """The meaning of another tool's key in lmtool; None for a word that is not in the table.
+    """The meaning of another tool's key in lmtool; None if it is not in the table.
 
     value: plain data; None: unknown. has: whether the command has a key. Only the last part of a dotted key counts if
     the command does not have its section (`trainer.accelerator`), or has the key elsewhere (`tuning.r`).

@@ -34,7 +34,7 @@ def resolve(
         command: the class of the command.
         data: plain nested data; not changed.
         checkpoint: the saved configuration of the checkpoint, if there is one.
-        unreadable: there should be a checkpoint, but reading it failed, which is reported already.
+        unreadable: reading the checkpoint failed, which is reported already.
         teacher: the saved configuration of the teacher, if there is one.
 
     Returns:
@@ -45,51 +45,51 @@ def resolve(
     table = command.auto
 
     def named_by_another(named_choice: tuple[str, Choice]) -> bool:
-        how = table.get(named_choice[0])
-        return how is not None and any(isinstance(source, str) and "." in source for source in how.sources)
+        rule = table.get(named_choice[0])
+        return rule is not None and any(isinstance(source, str) and "." in source for source in rule.sources)
 
-    # A section that another one names is resolved after it, wherever the fields stand in the class.
+    # A section that depends on another one is resolved after it, whatever the order of the fields.
     for section, choice in sorted(choices(command).items(), key=named_by_another):
         value = resolved.get(section)
         if isinstance(value, str):
             value = resolved[section] = {choice.key: value}
-        how = table.get(section)
-        if how is None:
+        rule = table.get(section)
+        if rule is None:
             continue
-        if not _is_auto(value, choice, how):
-            if how.agrees and checkpoint is not None and isinstance(value, dict):
+        if not _is_auto(value, choice, rule):
+            if rule.agrees and checkpoint is not None and isinstance(value, dict):
                 problems += _disagreements(section, value, checkpoint.get(section), choice)
             continue
-        source, blocked = _source(how, section, resolved, saved, command, unreadable)
+        source, blocked = _source(rule, section, resolved, saved, command, unreadable)
         if source is not None:
             typed = {key: inside for key, inside in (value or {}).items() if key != choice.key}
             resolved[section] = merge(source, typed)
-            if how.agrees and checkpoint is not None:
+            if rule.agrees and checkpoint is not None:
                 problems += _disagreements(section, resolved[section], checkpoint.get(section), choice)
         elif value is not None or blocked:
             left.add(section)
             if not blocked:
                 reason = "no other section names one"
-                if how.sources == ("checkpoint",):
+                if rule.sources == ("checkpoint",):
                     reason = f"the checkpoint has no {section}"
                     if data.get("checkpoint") == "none":
                         reason = f"checkpoint=none has no {section}"
                     elif checkpoint is None:
                         reason = "there is no checkpoint to take it from"
-                problems.append(Problem(section, f"{section}={AUTO}: {reason}", how.hint or None, absent=True))
+                problems.append(Problem(section, f"{section}={AUTO}: {reason}", rule.hint or None, absent=True))
     return resolved, problems, left
 
 
-def _is_auto(value: Any, choice: Choice, how: Auto) -> bool:
+def _is_auto(value: Any, choice: Choice, rule: Auto) -> bool:
     if value is None:
-        return how.implied
+        return rule.implied
     if not isinstance(value, dict):
         return False
-    return value.get(choice.key) == AUTO or (how.implied and choice.key not in value)
+    return value.get(choice.key) == AUTO or (rule.implied and choice.key not in value)
 
 
 def _source(
-    how: Auto,
+    rule: Auto,
     section: str,
     resolved: dict[str, Any],
     saved: Mapping[str, dict[str, Any] | None],
@@ -97,7 +97,7 @@ def _source(
     unreadable: bool,
 ) -> tuple[dict[str, Any] | None, bool]:
     """The first source that exists; and whether an error in another section is the reason why there is none."""
-    for source in how.sources:
+    for source in rule.sources:
         if isinstance(source, dict):
             return source, False
         if source in saved:

@@ -1,4 +1,4 @@
-"""What every configuration class is: a frozen, strict pydantic model whose fields are all documented."""
+"""The base of all configuration classes: a frozen, strict pydantic model whose fields are all documented."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ from lmtool.errors import Problem
 
 @dataclass(frozen=True)
 class Auto:
-    """Where a section comes from when its name is `auto`; the first source that exists is taken.
+    """The sources of a section whose name is `auto`; the first one that exists is used.
 
-    sources: "checkpoint" (the section of that name in the checkpoint's saved configuration), "teacher" (that of the
-    model it is distilled from), "SECTION.METHOD.KEYS" (what a method of another, already resolved section returns under
-    these keys), or a section itself.
-    hint: what to type where none exists. implied: a null section, and one without a name, are `auto` too.
-    agrees: a section that is typed must agree with the checkpoint's, but for the `free_fields` of its class.
+    sources: "checkpoint" or "teacher" (the section of that name in their saved configuration), "SECTION.METHOD.KEYS" (a
+    method of another, already resolved section, and the keys of its result), or the data of a section.
+    hint: for the error if no source exists. implied: a null section, or one without a name, counts as `auto`.
+    agrees: a typed section must be equal to the checkpoint's, except for the `free_fields` of its class.
     """
 
     sources: tuple[str | dict[str, Any], ...]
@@ -31,8 +30,10 @@ class Auto:
 
 @dataclass(frozen=True)
 class Variant:
-    """path: the key under which it stands. data: the whole configuration as plain data; None where there is none to
-    check. problems: what is wrong with how it is written. keys: those that it may give, which are typed under its path.
+    """A further configuration within a command's, such as that of a phase.
+
+    path: its key. data: the complete configuration as plain data; None if it cannot be checked. problems: errors in how
+    it is written. keys: the keys that it may set, typed below `path`.
     """
 
     path: str
@@ -41,7 +42,7 @@ class Variant:
     keys: tuple[str, ...] = ()
 
     def placed(self, problem: Problem) -> Problem:
-        """A problem of its configuration in the words of the command's, in which its keys stand under its path."""
+        """A problem of this configuration, with its keys written below `path`, as the user types them."""
         keys = "|".join(map(re.escape, sorted({problem.key, *self.keys}, key=len, reverse=True)))
         pattern = re.compile(rf"(?<![\w.\-/])(?<!lmtool show )({keys})(?=[=:.]|$)")
 
@@ -56,24 +57,24 @@ class Variant:
 class Config(BaseModel):
     """A section of a run's configuration.
 
-    Unknown keys are refused, types are not coerced, values do not change after decoding. Every field has a
-    `description` with its unit. Its first sentence is the comment of the field in the YAML
-    file (`make conf` writes it); `lmtool show KEY` prints all of it.
+    Unknown keys are refused, types are not coerced, and values do not change after decoding. Every field has a
+    `description` with its unit. Its first sentence is the field's comment in the YAML file, which `make conf` writes;
+    `lmtool show KEY` prints all of it.
     """
 
-    # defer_build: the validator of a class is built when something is decoded as it; of most components never.
+    # defer_build: the validator of a class is built at its first use; most components of a run are never used.
     model_config = ConfigDict(
         extra="forbid", frozen=True, strict=True, allow_inf_nan=False, protected_namespaces=(), defer_build=True
     )
 
     auto: ClassVar[dict[str, Auto]] = {}
-    """Of a command: where a section that is `auto` comes from."""
+    """For commands: the sources of each section that may be `auto`."""
     overlays: ClassVar[tuple[str, ...]] = ()
-    """Of a command: groups that set values of other sections and have none of their own."""
+    """For commands: groups that only set values of other sections."""
     free_fields: ClassVar[tuple[str, ...]] = ()
-    """Of a component: fields that may differ from a checkpoint's."""
+    """For components: fields that may differ from a checkpoint's."""
     descriptions: ClassVar[dict[str, str]] = {}
-    """Descriptions of inherited fields that mean something more specific in this class."""
+    """More specific descriptions of inherited fields."""
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
@@ -87,15 +88,15 @@ class Config(BaseModel):
 
     @classmethod
     def filled(cls, data: dict[str, Any]) -> dict[str, Any]:
-        """The data of a command, or of a section, with values that follow from its other values: none."""
+        """The data of a command or section with derived values filled in. By default there are none."""
         return data
 
     @classmethod
     def variants(cls, data: dict[str, Any]) -> Iterable[Variant]:
-        """Further configurations that a command's data bring along: none."""
+        """Further configurations within a command's data. By default there are none."""
         return ()
 
 
 def summary(description: str | None) -> str:
-    """The part of a field's description that its YAML file repeats: its first sentence."""
+    """The first sentence of a description, which is the field's comment in YAML."""
     return re.split(r"(?<!et al)\. ", description or "")[0].removesuffix(".")

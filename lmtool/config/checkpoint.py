@@ -35,7 +35,7 @@ _GIVE = (
 RUNS = Path("runs")
 _OF_THE_HUB = re.compile(r"[A-Za-z0-9][\w-]*(\.[\w-]+)*(/[A-Za-z0-9][\w.-]*)?")
 _LONGEST_NAME = 255  # bytes of a file's name
-_COPY = "copy it again from where it came, or give another checkpoint"
+_COPY = "copy it again from its source, or use another checkpoint"
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
@@ -52,10 +52,10 @@ def read_manifest(folder: Path) -> Manifest:
     manifest = Manifest.read(folder)
     missing = {MODEL, STATE, CONFIG} - manifest.files.keys()
     if missing:
-        raise Damaged(folder / MANIFEST, f"lists no {sorted(missing)[0]}")
+        raise Damaged(folder / MANIFEST, f"does not list {sorted(missing)[0]}")
     named, step = _STEP.fullmatch(folder.name), manifest.metadata.get("step")
     if named is not None and int(named[1]) != step:
-        raise Damaged(folder / MANIFEST, f"is of step {step}, and its folder is called {folder.name}")
+        raise Damaged(folder / MANIFEST, f"says step {step}, but its folder is called {folder.name}")
     return manifest
 
 
@@ -119,7 +119,7 @@ def pointed(checkpoints: Path, pointer: str) -> Path | None:
 def _pointed(pointer: Path) -> Path:
     """The checkpoint that a pointer file names. Raises UserError if it does not exist."""
     name = ""
-    if pointer.is_file():  # reading a FIFO would wait for ever
+    if pointer.is_file():  # reading a FIFO would block
         with suppress(OSError, UnicodeDecodeError), pointer.open(encoding="utf-8") as file:
             name = file.read(300).strip()  # whatever the file's size
     if not _STEP.fullmatch(name):
@@ -144,7 +144,7 @@ def run_folder(path: str | Path) -> Path:
     with given.open(encoding="utf-8", errors="replace") as file:
         name = Path(file.read(_LONGEST_NAME + 2).strip() or "-").name
     if len(os.fsencode(name)) > _LONGEST_NAME:
-        raise NoCheckpoint(f"{given} names no run, but a text of more than {_LONGEST_NAME} letters", _GIVE)
+        raise NoCheckpoint(f"{given} contains no name of a run: it is longer than {_LONGEST_NAME} bytes", _GIVE)
     return given.parent / name
 
 
@@ -153,7 +153,7 @@ def checkpoint_folder(path: str | Path) -> Path:
     its newest before the first evaluation) or `runs/latest`. The contents are verified when they are read.
 
     Raises:
-        NoCheckpoint: there is none.
+        NoCheckpoint: no checkpoint exists there.
         UserError: that checkpoint does not exist; another one is never used instead.
     """
     given = run_folder(path)
@@ -163,19 +163,20 @@ def checkpoint_folder(path: str | Path) -> Path:
         raise NoCheckpoint(f"checkpoint={path}: no such folder", _hint_for(given, str(path)))
     if not given.is_dir():
         pickled = "; pickled weights can run code when they are read" if given.suffix in _PICKLED else ""
-        hint = f"of word vectors as text: lmtool import checkpoint={path} output=FOLDER, and give that folder"
+        hint = f"for word vectors as text, run lmtool import checkpoint={path} output=FOLDER and use that folder"
         raise NoCheckpoint(
-            f"checkpoint={path}: a file, and lmtool reads checkpoint folders{pickled}", _GIVE if pickled else hint
+            f"checkpoint={path} is a file; lmtool reads checkpoint folders{pickled}", _GIVE if pickled else hint
         )
     if is_checkpoint(given):
         return given
     checkpoints = given if given.name == "checkpoints" else given / "checkpoints"
     if (given / ADAPTER).is_file():
-        hint = f"lmtool import checkpoint={path} output=FOLDER, and give that folder"
-        raise NoCheckpoint(f"checkpoint={path}: an adapter of PEFT, which is beside a model that it names", hint)
+        hint = f"run lmtool import checkpoint={path} output=FOLDER and use that folder"
+        raise NoCheckpoint(f"checkpoint={path} is a PEFT adapter without the weights of its base model", hint)
     if not saved_steps(checkpoints):
         raise NoCheckpoint(
-            f"checkpoint={path}: neither a checkpoint of lmtool nor a published config.json in it", _GIVE
+            f"checkpoint={path}: the folder contains neither an lmtool checkpoint nor a config.json of transformers",
+            _GIVE,
         )
     return best_of(checkpoints)
 
@@ -205,8 +206,8 @@ def no_run(folder: Path) -> UserError:
     """The error for a folder that contains no run."""
     above = folder.parent.parent if folder.parent.name == "checkpoints" else None
     close = above or _nearest_folder(folder)
-    listed = f"`lmtool runs{'' if folder.parent in (RUNS, Path()) else f' {folder.parent}'}` prints the runs there are"
-    return UserError(f"{folder}: no run there", f"did you mean {close}?" if close else listed)
+    listed = f"`lmtool runs{'' if folder.parent in (RUNS, Path()) else f' {folder.parent}'}` prints the existing runs"
+    return UserError(f"{folder} is not a run", f"did you mean {close}?" if close else listed)
 
 
 def best_of(checkpoints: Path) -> Path:
@@ -261,7 +262,7 @@ def _object(folder: Path, name: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         content = None
     if not isinstance(content, dict):
-        raise Damaged(folder / name, "holds no JSON object")
+        raise Damaged(folder / name, "does not contain a JSON object")
     return content
 
 
@@ -270,7 +271,7 @@ def read_state(folder: str | Path) -> dict[str, Any]:
     its step is not an integer."""
     state = read_json(Path(folder), STATE)
     if type(state.get("step")) is not int or state["step"] < 0:
-        raise UserError(f"{Path(folder) / STATE}: step={state.get('step')!r} is no whole number from 0 on", _COPY)
+        raise UserError(f"{Path(folder) / STATE}: step={state.get('step')!r} is not a whole number from 0 on", _COPY)
     return state
 
 
@@ -282,9 +283,9 @@ def read_config(folder: str | Path) -> dict[str, Any]:
 def read_checkpoint(path: str) -> dict[str, Any]:
     """The saved configuration of the checkpoint that `checkpoint=` names."""
     if "://" in path:
-        raise UserError(f"checkpoint={path}: lmtool reads its own runs, on this machine", _GIVE)
+        raise UserError(f"checkpoint={path}: this command reads only runs on this machine", _GIVE)
     folder = find(path)
     data = saved.of_this_version(read_config(folder), folder / CONFIG)
     if not isinstance(data.get("model"), dict):
-        raise UserError(f"checkpoint={path}: its config.json is not one of lmtool", _GIVE)
+        raise UserError(f"checkpoint={path}: its config.json was not written by lmtool", _GIVE)
     return data

@@ -33,9 +33,11 @@ from lmtool.errors import UserError
 _Path = tuple[str, ...]
 
 MAX_SIZE = 1_000_000
-"""Characters that a value may stand for at most, a reference counted as one more."""
+"""Maximum characters of a value with its interpolations expanded, each reference counted as one more."""
 
-_REFERENCE = re.compile(r"\$\{([^${}]*)(\$?)")  # a name or resolver's call, and whether another follows in it
+_REFERENCE = re.compile(
+    r"\$\{([^${}]*)(\$?)"
+)  # a name or a resolver's call, and whether it contains another interpolation
 
 
 def check(data: dict[str, Any]) -> None:
@@ -44,8 +46,8 @@ def check(data: dict[str, Any]) -> None:
     sizes = _Sizes({path: value for path, value in _leaves(data, ()) if isinstance(value, str)})
     for path in sizes.texts:
         if sizes.of(path) > MAX_SIZE:
-            hint = "an interpolation names another key: see what these are made of, and leave them out"
-            raise UserError(f"{'.'.join(path)}: interpolations that stand for more than {MAX_SIZE} characters", hint)
+            hint = "remove the interpolations (${...}) of this key, or those of the keys that they name"
+            raise UserError(f"{'.'.join(path)}: its interpolations expand to more than {MAX_SIZE} characters", hint)
 
 
 def _leaves(value: Any, path: _Path) -> Iterator[tuple[_Path, Any]]:
@@ -93,7 +95,7 @@ class _Sizes:
 
 
 WHOLE_RUN = "# @package _global_"
-FIRST_LINE = f"put the line {WHOLE_RUN} at its top"
+FIRST_LINE = f"add {WHOLE_RUN} as its first line"
 
 
 def offers_of_primary(primary: str, config_dirs: Sequence[Path] = ()) -> Offers:
@@ -111,7 +113,7 @@ def offers_of_primary(primary: str, config_dirs: Sequence[Path] = ()) -> Offers:
         clash = sorted(set(names) & set(groups.options(group, config_dirs)))
         if clash:
             raise UserError(
-                f"a plugin stores {group}={clash[0]}, which is the name of a YAML", "rename it in the plugin"
+                f"a plugin registers {group}={clash[0]}, but lmtool has a YAML of that name", "rename it in the plugin"
             )
         extra[group] = names
     return offers_of(groups.conf_dir() / f"{primary}.yaml", config_dirs, extra)
@@ -145,8 +147,8 @@ def hydra_at() -> Iterator[Any]:
 
 @cache
 def _section_of_a_run() -> DictConfig:
-    """The part of Hydra's own section that composing a single run needs, as plain data. Launcher, sweeper, logging and
-    help are composed only where jobs are launched; their classes took a fifth of the time."""
+    """The part of Hydra's own section that a single run needs, as plain data. Launcher, sweeper, logging and help are
+    composed only for sweeps; their classes took a fifth of the time."""
     separators = {"kv_sep": "=", "item_sep": ",", "exclude_keys": []}
     job = {"name": None, "config_name": None, "override_dirname": None, "config": {"override_dirname": separators}}
     return OmegaConf.create(
@@ -164,13 +166,13 @@ def _section_of_a_run() -> DictConfig:
 def _for_a_run() -> Iterator[Any]:
     """Initialize Hydra as in `hydra_at`, with only the part of Hydra's section that the YAML of a run may use."""
     nodes: dict[str, Any] = ConfigStore.instance().repo["hydra"]
-    whole = nodes["config.yaml"]
+    original = nodes["config.yaml"]
     with hydra_at() as hydra:
-        nodes["config.yaml"] = replace(whole, node=_section_of_a_run())
+        nodes["config.yaml"] = replace(original, node=_section_of_a_run())
         try:
             yield hydra
         finally:
-            nodes["config.yaml"] = whole
+            nodes["config.yaml"] = original
 
 
 @contextmanager
@@ -181,7 +183,7 @@ def plainly() -> Iterator[None]:
     except MissingConfigException as error:
         raise _missing(error) from error
     except RecursionError as error:
-        hint = "see the lists and sections that were typed, and the YAML you named"
+        hint = "use fewer nested lists and sections in the overrides and in your YAML"
         raise UserError("the configuration does not compose: nested too deep", hint) from error
     except (HydraException, OmegaConfBaseException) as error:
         cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else None
@@ -197,8 +199,8 @@ def plainly() -> Iterator[None]:
             section, name = absent.groups()
             having = [entry.name for entry in entries(section) if name in entry.config.model_fields]
             raise UserError(
-                f"{section}/{name} is given, and the chosen {section} has no {name}",
-                f"omit it; these have it: {section}={'|'.join(having)}" if having else "omit it",
+                f"{section}/{name} is set, but the selected {section} has no {name}",
+                f"omit it, or set {section}={'|'.join(having)}" if having else "omit it",
             ) from error
         raise UserError(
             f"the configuration does not compose: {message}", "see `lmtool list` and the YAML you named"
@@ -206,8 +208,8 @@ def plainly() -> Iterator[None]:
 
 
 def require_known_targets(hydra: Any, primary: str, words: list[str]) -> None:
-    """Raise UserError if the section `hydra` names a class that no installed launcher or sweeper of Hydra names: Hydra
-    would import and call it, and lmtool never imports a name from a configuration."""
+    """Raise UserError if the section `hydra` names a class that belongs to no installed launcher or sweeper: Hydra
+    would import and call it, but lmtool never imports a name from a configuration."""
     config = hydra.compose_config(primary, words, RunMode.MULTIRUN, with_log_configuration=False, from_shell=False)
     section = OmegaConf.to_container(config.hydra, resolve=False)
     search_space = config.hydra.sweeper.get("custom_search_space")
@@ -221,7 +223,7 @@ def require_known_targets(hydra: Any, primary: str, words: list[str]) -> None:
         if target not in known or not key.startswith(("hydra.launcher", "hydra.sweeper")):
             raise UserError(
                 f"{key}={target}: a name in a configuration is never imported",
-                "omit it; hydra/launcher=NAME and hydra/sweeper=NAME take those of Hydra's installed plugins",
+                "omit it; hydra/launcher=NAME and hydra/sweeper=NAME select installed plugins of Hydra",
             )
 
 
@@ -252,7 +254,7 @@ def _missing(error: MissingConfigException) -> UserError:
     group, _, name = missing_file.rpartition("/")
     offered = tuple(error.options or ()) or groups.options(group)
     close = nearest(name, offered)
-    hint = f"did you mean {group}={close}?" if close else f"`lmtool list {group}` prints what there is"
+    hint = f"did you mean {group}={close}?" if close else f"`lmtool list {group}` prints its options"
     return UserError(f"{group}={name} is not one of {', '.join(offered)}", hint)
 
 
@@ -275,15 +277,15 @@ def compose(primary: str, typed: Typed, config_dirs: Sequence[Path] = ()) -> dic
     words = [*typed.choices, *typed.values, *search_path(config_dirs)]
     with plainly(), _for_a_run():
         config = hydra_compose(primary, overrides=words, return_hydra_config=True)
-        own = {key_of(text) for text in words}
-        left = {key: values for key, values in _grid(config).items() if key_of(key) not in own}
-        # What is wrong with a grid's own values comes first; several values are those of no run.
+        typed_keys = {key_of(text) for text in words}
+        left = {key: values for key, values in _grid(config).items() if key_of(key) not in typed_keys}
+        # Errors in the values of a grid are reported first.
         if left and not typed.problems and not typed.sweeps:
             firsts = {key: "VALUE" if "(" in value else value.partition(",")[0] for key, value in left.items()}
             values = " ".join(f"{key}={value}" for key, value in firsts.items())
             chosen = next((text for text in typed.choices if text.startswith(("sweep=", "experiment="))), "the YAML")
-            message = f"{chosen} has several values for {', '.join(left)}, and a run takes one"
-            raise UserError(message, f"-m runs a job for each: lmtool {primary} -m {chosen}; or set {values}")
+            message = f"{chosen} has several values for {', '.join(left)}, but a run takes one"
+            raise UserError(message, f"add -m to run a job for each: lmtool {primary} -m {chosen}; or set {values}")
         with open_dict(config):
             del config["hydra"]
         return to_data(config) | typed.verbatim
@@ -299,7 +301,7 @@ def _require_package(choices: Sequence[str], config_dirs: Sequence[Path]) -> Non
             continue
         shipped = (groups.conf_dir() / group).glob("*.yaml")
         if any(WHOLE_RUN in file.read_text(encoding="utf-8") for file in shipped):
-            raise UserError(f"{path}: its keys are those of a whole run, and it does not say so", FIRST_LINE)
+            raise UserError(f"{path} sets keys of the whole run without declaring it", FIRST_LINE)
 
 
 def grid(primary: str, typed: Typed, config_dirs: Sequence[Path] = ()) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The strict decoder: plain data in; out comes a frozen configuration, or all of its errors at once.
+"""The strict decoder: converts plain data to a frozen configuration, or reports all errors at once.
 
 The same decoder reads the result of Hydra, a saved `config.yaml` and the `config.json` of a checkpoint: no Hydra, no
 resolvers, no import of a name from the data.
@@ -51,14 +51,14 @@ def decode(
     clean = _plain(data, "", problems)
     missing: list[str] = []
     clean = _without_missing(clean, "", missing)
-    # A checkpoint that is there, but cannot be read or has its key misspelt, is spoken of already.
+    # A checkpoint that cannot be read, or whose key is misspelt, is reported already.
     misspelt = {
         name
         for key in clean.keys() - command.model_fields
         for name, _ in wording.meant_by(key, clean[key], command, clean).pairs
     }
-    spoken_of = {key for problem in earlier for key in (problem.key, *problem.meant)}
-    unreadable = "checkpoint" in spoken_of | misspelt
+    reported = {key for problem in earlier for key in (problem.key, *problem.meant)}
+    unreadable = "checkpoint" in reported | misspelt
     clean, unresolved, left = resolve(
         command, clean, checkpoint_config, unreadable, next(iter((teachers or {}).values()), None)
     )
@@ -73,9 +73,9 @@ def decode(
     for variant in command.variants(clean):
         problems += variant.problems
         if variant.data is not None:
-            _, own = _checked(command, variant.data, silent, left, teachers, running)
-            problems += [variant.placed(problem) for problem in own if problem not in found]
-    # What is there under a misspelt key, or could not be read, is not missing; what is comes last.
+            _, inside = _checked(command, variant.data, silent, left, teachers, running)
+            problems += [variant.placed(problem) for problem in inside if problem not in found]
+    # A value under a misspelt key, or one that could not be read, is not missing. Missing values come last.
     reported_keys = {key for problem in problems if not problem.absent for key in (problem.key, *problem.meant)}
     problems = sorted(
         (problem for problem in problems if not (problem.absent and problem.key in reported_keys)),
@@ -109,7 +109,7 @@ def _checked(
 
 def _validate(command: type[Command], data: dict[str, Any]) -> tuple[Command | None, list[Any]]:
     try:
-        # Strict in JSON mode: a list becomes a tuple, but "fast" is no number, 2.5 no count and 7 no text.
+        # Strict in JSON mode: a list becomes a tuple, but "fast" is not a number, 2.5 not a count and 7 not text.
         return command.model_validate_json(json.dumps(data)), []
     except ValidationError as error:
         return None, error.errors(include_url=False, include_input=False)
@@ -164,7 +164,7 @@ def _plain(value: Any, key: str, problems: list[Problem], depth: int = 0) -> Any
         return value
     kind = type(value).__name__
     problems.append(
-        Problem(key, f"{key}: YAML read {value} as a {kind}, which nothing takes", f'quote it: {key}: "{value}"')
+        Problem(key, f"{key}: YAML read {value} as a {kind}, which no key accepts", f'quote it: {key}: "{value}"')
     )
     return str(value)
 
@@ -174,24 +174,22 @@ def _text(text: str, key: str, problems: list[Problem]) -> str:
     NUL."""
     clean = text.encode("utf-8", "replace").decode().replace("\0", "?")
     if clean != text:
-        hint = "type it in UTF-8; rename a file whose name is not"
-        problems.append(
-            Problem(key, f"{key}: {text} is no text: it has a character that UTF-8 cannot write, or NUL", hint)
-        )
+        hint = "type it in UTF-8; rename a file whose name is not UTF-8"
+        problems.append(Problem(key, f"{key}: {text} has a character that UTF-8 cannot encode, or NUL", hint))
     return clean
 
 
 def _without_missing(value: Any, key: str, missing: list[str]) -> Any:
     """A copy without `???` values; their keys are added to `missing`."""
     if isinstance(value, dict):
-        kept = {}
+        complete = {}
         for name, item in value.items():
             path = f"{key}.{name}" if key else name
             if item == MISSING:
                 missing.append(path)
             else:
-                kept[name] = _without_missing(item, path, missing)
-        return kept
+                complete[name] = _without_missing(item, path, missing)
+        return complete
     if isinstance(value, list):
         if MISSING in value:
             missing.append(key)

@@ -17,7 +17,7 @@ def conf_dir() -> Path:
     for folder in (package / "conf", package.parent / "conf"):
         if (folder / "pretrain.yaml").is_file():
             return folder
-    raise UserError(f"no conf/ in {package} or beside it", "install lmtool again")
+    raise UserError(f"no conf/ in {package} or next to it", "install lmtool again")
 
 
 def folders(config_dirs: Sequence[Path] = ()) -> list[Path]:
@@ -27,8 +27,8 @@ def folders(config_dirs: Sequence[Path] = ()) -> list[Path]:
             kind = "a file, not a folder" if folder.exists() else "no such folder"
             siblings = [sibling.name for sibling in folder.parent.glob("*/")] if folder.parent.is_dir() else []
             close = nearest(folder.name, siblings)
-            encode_with_template = "use a folder laid out like conf/: experiment/mine.yaml in it is experiment=mine"
-            hint = f"did you mean --config-dir {folder.parent / close}?" if close else encode_with_template
+            structure = "use a folder with the structure of conf/: experiment/mine.yaml in it is experiment=mine"
+            hint = f"did you mean --config-dir {folder.parent / close}?" if close else structure
             raise UserError(f"--config-dir {folder}: {kind}", hint)
     return [conf_dir(), *config_dirs]
 

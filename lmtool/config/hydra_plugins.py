@@ -1,7 +1,7 @@
 """Replacements for parts of Hydra: which plugins it imports, and how it reads YAML.
 
 Hydra imports every installed plugin before it composes anything, optuna and submitit among them. Here it sees its own
-plugins only, in this process and in those that its launchers start, and the launcher or sweeper that was selected.
+plugins and the selected launcher or sweeper, in this process and in those that launchers start.
 
 Hydra also parses all YAML in Python, again for each composition, which is half of its time, and expands every defaults
 list for interpolations, which is a quarter of the rest. Here each file is checked like a user's file and parsed once.
@@ -43,7 +43,7 @@ _PACKAGES = {
     },
     "hydra/sweeper": {"optuna": "hydra_optuna_sweeper"},
 }
-"""The packages of the extra `sweeps`, by what chooses them."""
+"""Packages of the extra `sweeps` by group and option."""
 _scan = Plugins._scan_all_plugins
 
 
@@ -61,7 +61,7 @@ def require(group: str, name: str) -> None:
     if name in _known(group):
         return
     package = _PACKAGES[group].get(name)
-    # Of a plugin that lmtool does not know, only importing them all says which package it is in.
+    # The package of a plugin that lmtool does not know is found only by importing all of them.
     module = "hydra_plugins" if package is None else f"hydra_plugins.{package}"
     try:
         plugins, _ = _scan([importlib.import_module(module)])
@@ -74,7 +74,7 @@ def require(group: str, name: str) -> None:
     if name not in _known(group):
         offered = sorted({*_known(group), *_PACKAGES[group]})
         close = nearest(name, offered)
-        hint = f"did you mean {group}={close}?" if close else "take one of these, or install its plugin"
+        hint = f"did you mean {group}={close}?" if close else "use one of these, or install its plugin"
         raise UserError(f"{group}={name} is not one of {', '.join(offered)}", hint)
 
 
@@ -99,7 +99,7 @@ class LimitedFiles(FileConfigSource):
         path = Path(self.path, self._normalize_file_name(config_path))
         text, data = saved.read_yaml(path, parse=_parsed)
         if not isinstance(data, dict | None):
-            raise UserError(f"{path}: no keys and values in it", "write KEY: VALUE a line, as conf/ has them")
+            raise UserError(f"{path}: no keys and values in it", "write one KEY: VALUE a line, as in conf/")
         if self.provider != "hydra":
             _require_read(path, data or {})
         return ConfigResult(
@@ -118,9 +118,9 @@ def _require_read(path: Path, data: dict[Any, Any]) -> None:
     keys += [group.split()[-1].lstrip("/") for group in chosen if group.split()[-1].lstrip("/").startswith("hydra/")]
     unread = [key for key in keys if not f"{key}.".startswith(f"{GRID}.")]
     if unread:
-        advice = f", and type it beside -m: {unread[0]}=VALUE" if unread[0].startswith(OF_SWEEPS) else ""
+        advice = f", and type it on the command line: -m {unread[0]}=VALUE" if unread[0].startswith(OF_SWEEPS) else ""
         raise UserError(
-            f"{path}: {unread[0]} is not read from a YAML; of Hydra's own keys {GRID} alone is",
+            f"{path}: {unread[0]} cannot be set in YAML; the only key of Hydra that can is {GRID}",
             f"remove it from the file{advice}",
         )
 
@@ -165,7 +165,7 @@ def limit(loader: ConfigLoader, conf: Path) -> None:
     loader.repository.initialize_sources(search_path)
 
 
-# What OmegaConf takes for a number, and no key twice.
+# The loader of OmegaConf decides which texts are numbers, and refuses duplicate keys.
 _OMEGACONF = get_yaml_loader()
 _LOADER = type(
     "Loader",

@@ -1,4 +1,4 @@
-"""Sections with a list of named members. A mapping beside the list, `with`, sets keys of each member by its name
+"""Sections with a list of named members. The mapping `with` of such a section sets keys of its members by name
 (`task.with.sst2.path=FOLDER`).
 """
 
@@ -17,10 +17,10 @@ WITH = "with"
 def with_member_values(section: dict[str, Any]) -> dict[str, Any]:
     """The data of a section with the values of `with` merged into its members. Raises pydantic's error if a key of
     `with` names no member."""
-    changes, given = section.get(WITH), section.get("members")
-    if not isinstance(changes, dict) or not isinstance(given, list):
+    changes, members = section.get(WITH), section.get("members")
+    if not isinstance(changes, dict) or not isinstance(members, list):
         return section
-    members = list(given)
+    members = list(members)
     titles = [title_of(member) for member in members]
     for name, values in changes.items():
         if name not in titles or not isinstance(values, dict):
@@ -49,7 +49,7 @@ def _changed(member: Any, values: dict[str, Any]) -> dict[str, Any]:
 
 def _unreached(name: str, values: Any, titles: list[str]) -> str:
     if name in titles:
-        return f"{WITH}.{name}={values}: no keys of a member; write {WITH}.{name}.KEY=VALUE"
+        return f"{WITH}.{name}={values} has no key; write {WITH}.{name}.KEY=VALUE"
     close = nearest(name, titles)
     meant = f"; did you mean {WITH}.{close}?" if close else ""
-    return f"{WITH}.{name} is of no member; the members are {', '.join(titles)}{meant}"
+    return f"{WITH}.{name} names no member; the members are {', '.join(titles)}{meant}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 LONGEST = 200
-"""Maximum letters of a word that is compared: the time grows with the product of both lengths."""
+"""Maximum letters of a compared word, since the time grows with the product of both lengths."""
 
 
 def distance(a: str, b: str) -> int:

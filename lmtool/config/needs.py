@@ -1,4 +1,4 @@
-"""Compatibility of components: what one needs, what another offers, and the error if the two do not match.
+"""Compatibility of components: requirements, offers, and the errors of unmet requirements.
 
 Base configuration classes declare typed fields (`has_biases`, `architectures`, `writes_text`). An `Offer` tests such a
 field and words the error for a component without it. `needs()` of a component yields a `Requirement` for each offer
@@ -21,9 +21,9 @@ Other = TypeVar("Other")
 class Offer(Generic[Other]):
     """A property that a component may have.
 
-    section: the section of such components: model, task, parallel, ... holds: whether a component has the property.
-    lacking: the end of a sentence about a component without it, "model=gpt ..."; or a function that returns the whole
-    sentence. alternative: another override that helps, within the section itself. wording: template of the message.
+    section: the section of the component (model, task, parallel, ...). holds: whether a component has the property.
+    lacking: the end of the sentence about a component without it, "model=gpt ..."; or a function that returns the
+    complete sentence. alternative: an override within the section that also helps. wording: template of the message.
     """
 
     section: str
@@ -81,7 +81,7 @@ class Component(Config):
 
 def unmet(component: Component, **others: Any) -> Iterator[tuple[Requirement, Any]]:
     """The requirements that other components do not meet, each with that component. others: components by section;
-    None: not known yet."""
+    None if it is not known yet."""
     for need in component.needs():
         other = others.get(need.offer.section)
         if other is not None and not need.offer.holds(other):

@@ -1,5 +1,5 @@
-"""What may be typed after a command (groups with their options, and keys), and the error for a word that is no
-override. Imports no Hydra."""
+"""The groups, options and keys that a command accepts, and the error for an argument that is not an override. Imports
+no Hydra."""
 
 from __future__ import annotations
 
@@ -17,28 +17,29 @@ from lmtool.errors import Problem
 
 # A hub name: org/name, or a name with a dash; no option contains a dash.
 _OF_THE_HUB = re.compile(r"[A-Za-z][\w.-]*/[A-Za-z][\w.-]*|[A-Za-z]\w*(-\w+)+")
-_WORDS = "a word is KEY=VALUE, and a text of several words is quoted; `lmtool COMMAND --help` prints the keys"
+_FORMAT = "write KEY=VALUE, with quotes around a value of several words; `lmtool COMMAND --help` prints the keys"
 
 
 @dataclass(frozen=True)
 class Offers:
-    """What may be chosen: option names by group, and the groups of the command with the options they begin with."""
+    """The overrides that a command accepts. groups: option names by group. primary: the command's groups with their
+    default options."""
 
     groups: dict[str, tuple[str, ...]]
     primary: dict[str, str | None]
     several: frozenset[str] = frozenset()
     """Groups of which a run may have any number of options: GROUP=[ONE,TWO]."""
     keys: frozenset[str] = frozenset()
-    """The command's keys beside the groups, those within sections left out."""
+    """The command's top-level keys, except groups."""
     takes: Callable[[str, Any], bool] = lambda key, value: True
-    """Whether a key probably accepts a value. For hints only; the decoder has the last word."""
+    """Whether a key probably accepts a value. For hints only; the decoder decides."""
     verbatim: Sequence[str] = ()
     """Keys whose values are text as typed."""
     alternatives: Sequence[tuple[str, str]] = ()
-    """Pairs of keys of which one is typed."""
+    """Pairs of keys that exclude each other."""
 
     def has(self, key: str) -> bool:
-        """Whether the command has a key; of a section, whether one of its components has it."""
+        """Whether the command has a key; for a key within a section, whether any of its components has it."""
         section, _, name = key.partition(".")
         if not name:
             return section in self.keys or section in self.primary
@@ -47,7 +48,7 @@ class Offers:
 
 
 def offers_of(primary: Path, config_dirs: Sequence[Path], extra: dict[str, tuple[str, ...]]) -> Offers:
-    """What may be chosen with a primary file: the YAML of all folders, and `extra` options (of plugins) by group."""
+    """The offers of a primary file: the YAML of all folders, and `extra` options (of plugins) by group."""
     offered = groups.all_options(config_dirs)
     for name, options in extra.items():
         offered[name] = tuple(sorted({*offered.get(name, ()), *options}))
@@ -58,12 +59,12 @@ def offers_of(primary: Path, config_dirs: Sequence[Path], extra: dict[str, tuple
 
 
 def without_key(text: str, offers: Offers) -> Problem:
-    """The problem of a word without `=`: an option without its group, a key without its value, a file, or a misspelling
-    of one of these."""
-    message = f"{text} is no override"
+    """The problem of an argument without `=`: an option without its group, a key without its value, a file, or a
+    misspelling of one of these."""
+    message = f"{text} is not an override"
     if text.startswith("-"):
         return Problem(text, message, "type two dashes before a flag: `lmtool --help`")
-    # A sweep is of many runs.
+    # The group sweep belongs to several runs.
     sections = [group for group in offers.primary if group != "sweep"]
     words = [f"{group}={text}" for group in sections if text in offers.groups.get(group, ())]
     if not words and offers.has(text):
@@ -79,12 +80,12 @@ def without_key(text: str, offers: Offers) -> Problem:
         words = [f"{group_of[close]}={close}" if close in group_of else f"{close}=VALUE"] if close else []
     if not words and text.partition(".")[0] not in offers.primary:
         words = paths
-    hint = f"write {' or '.join(map(shlex.quote, words))}" if words else _WORDS
+    hint = f"write {' or '.join(map(shlex.quote, words))}" if words else _FORMAT
     return Problem(text, message, hint, tuple(word.partition("=")[0] for word in words))
 
 
 def _as_paths(text: str) -> Iterator[str]:
-    """The overrides that a word could stand for if it looks like a file, a folder or a hub model, most likely first."""
+    """The overrides that an argument probably means if it looks like a path or a hub model, most likely first."""
     here, run = os.path.exists(text), text.startswith("runs/")
     if not here and not run and not groups.is_path_only(text) and _OF_THE_HUB.fullmatch(text):
         yield f"checkpoint=hf://{text}"

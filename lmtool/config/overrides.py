@@ -1,8 +1,8 @@
 """Overrides of the command line, checked and rewritten before Hydra sees them.
 
-Every value override becomes a forced one (`++a.b=c`), so that Hydra never judges keys: the decoder does, all at once.
-Texts with characters outside Hydra's grammar (`data.path=café.txt`) are quoted. Overrides of groups, `hydra.*` and
-deletions of a group keep their form.
+Every value override becomes a forced one (`++a.b=c`), so that Hydra accepts any key; the decoder reports all unknown
+keys at once. Texts with characters outside Hydra's grammar (`data.path=café.txt`) are quoted. Overrides of groups,
+`hydra.*` and deletions of a group keep their form.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from lmtool.config.offers import Offers, without_key
 from lmtool.errors import Problem
 
 GRID = "hydra.sweeper.params"
-"""Values to sweep over in YAML, as users of Hydra write them."""
+"""The key of sweep values in YAML, the same as in Hydra."""
 LONGEST_KEY = 200
-"""Bytes of a key; Hydra looks for it among the names of files, which have 255 at most."""
-# Outside quotes Hydra's lexer knows neither letters beyond ASCII nor these signs, so they mean nothing but themselves.
+"""Maximum bytes of a key: Hydra uses it as a file name, which has at most 255."""
+# Hydra's lexer accepts neither non-ASCII letters nor these signs outside quotes, so they have no special meaning.
 _UNKNOWN_TO_HYDRA = re.compile(r"[^\x00-\x7f]|[!#&;<>=^`~]")
 OF_SWEEPS = ("hydra/launcher", "hydra/sweeper", "hydra.launcher", "hydra.sweeper", "hydra.sweep")
-"""What a sweep reads of Hydra's own configuration, where it is typed."""
+"""Keys of Hydra that may be typed for a sweep."""
 
 
 @dataclass
@@ -71,7 +71,7 @@ def read(overrides: Sequence[str], offers: Offers, *, multirun: bool = False) ->
         value = text.partition("=")[2]
         if sign != "~" and key not in offers.groups and values.setdefault(key, value) != value:
             both = f"{key}={values[key]} and {key}={value}"
-            typed.problems.append(Problem(key, f"{both}: a key is given once", "keep one of them"))
+            typed.problems.append(Problem(key, f"{both}: a key may be set only once", "keep one of them"))
         elif key in offers.verbatim:
             typed.verbatim[key] = value
         elif (whole := key.partition(".")[0]) in offers.verbatim and whole != key:
@@ -81,7 +81,7 @@ def read(overrides: Sequence[str], offers: Offers, *, multirun: bool = False) ->
     for first, second in offers.alternatives:
         if {first, second} <= values.keys() and "null" not in (values[first], values[second]):
             both = f"{first}={values[first]} and {second}={values[second]}"
-            typed.problems.append(Problem(second, f"{both}: one of them counts", "keep one of them"))
+            typed.problems.append(Problem(second, f"{both} exclude each other", "keep one of them"))
     return typed
 
 
@@ -99,8 +99,10 @@ def _key(text: str) -> tuple[str, str]:
 
 def _parsed(parser: OverridesParser, text: str, key: str, typed: Typed) -> Override | None:
     if not key.isascii() or not key.strip():
-        hint = "keys are letters, digits, _ and dots; `lmtool COMMAND --help` prints those there are"
-        typed.problems.append(Problem(key, f"{text}: {key or 'nothing'} is no key", hint))
+        hint = "write a key of letters, digits, _ and dots; `lmtool COMMAND --help` prints the keys"
+        typed.problems.append(
+            Problem(key, f"{text}: {key} is not a key" if key.strip() else f"{text} has no key before =", hint)
+        )
         return None
     for form in (text, _quoted(parser, text)):
         try:
@@ -109,17 +111,17 @@ def _parsed(parser: OverridesParser, text: str, key: str, typed: Typed) -> Overr
         except HydraException:
             continue
         except (RecursionError, ValueError) as error:
-            # Brackets by the hundred, or a number of thousands of digits.
+            # Hundreds of brackets, or a number of thousands of digits.
             fault = "is nested too deep" if isinstance(error, RecursionError) else "is too long for a number"
             typed.problems.append(Problem(key, f"{key}: the value {fault}", f"`lmtool show {key}` explains it"))
             return None
     value = text.partition("=")[2]
     quote = "'" if '"' in value else '"'
     inside = value.replace("'", "\\'") if quote == "'" else value
-    shown = f"{key}={quote}{inside}{quote}"
-    shown = f"'{shown}'" if quote == '"' and "'" not in value else '"' + shown.replace('"', '\\"') + '"'
+    quoted = f"{key}={quote}{inside}{quote}"
+    quoted = f"'{quoted}'" if quote == '"' and "'" not in value else '"' + quoted.replace('"', '\\"') + '"'
     typed.problems.append(
-        Problem(key, f"{text}: the value has a character with a meaning of its own", f"quote it: {shown}")
+        Problem(key, f"{text}: the value has a character with a special meaning", f"quote it: {quoted}")
     )
     return None
 
@@ -131,13 +133,13 @@ def _quoted(parser: OverridesParser, text: str) -> str | None:
     unknown = _UNKNOWN_TO_HYDRA.findall(value)
     if not unknown:
         return None
-    # A word that is not in the value stands for each of them while the rest is parsed.
+    # While the rest is parsed, each character is replaced by a word that the value does not contain.
     word = "x" * (1 + max(map(len, re.findall("x+", value)), default=0))
     numbers = itertools.count()
     try:
         override = parser.parse_override(f"{key}={_UNKNOWN_TO_HYDRA.sub(lambda _: f'{word}{next(numbers)}_', value)}")
-        given = override.value()
-        parts = given.list if isinstance(given, ChoiceSweep) and given.simple_form else [given]
+        value = override.value()
+        parts = value.list if isinstance(value, ChoiceSweep) and value.simple_form else [value]
         written = ",".join(map(_written, parts))
     except (HydraException, TypeError, RecursionError, ValueError):
         return None
@@ -170,7 +172,7 @@ def _sort(override: Override, sign: str, key: str, offers: Offers, multirun: boo
         if not options:
             typed.problems.append(_of_pattern(key, value, nested in offers.groups, multirun))
             return
-        # A pattern stands for the options that it matches, in their order.
+        # A pattern is replaced by the options that it matches, in their order.
         group, value = nested, ",".join(options)
         text = f"{group}={value}"
         override = OverridesParser.create().parse_override(text)
@@ -187,9 +189,9 @@ def _sort(override: Override, sign: str, key: str, offers: Offers, multirun: boo
         typed.problems += list(_choice(override, text, sign, group, offers, multirun, typed))
     elif sign == "~":
         hint = f"set {key}=VALUE, or null where it is allowed"
-        typed.problems.append(Problem(f"~{key}", f"~{key}: a value cannot be taken away", hint))
+        typed.problems.append(Problem(f"~{key}", f"~{key}: a value cannot be removed", hint))
     elif _sweeps_inside(override.value()):
-        hint = f"write the values out; -m {key}=... sweeps over what stands outside of brackets"
+        hint = f"write the values out; -m {key}=A,B sweeps over values outside brackets"
         typed.problems.append(Problem(key, f"{key}={value}: a sweep inside a list or section", hint))
     elif override.is_sweep_override() and not multirun:
         hint = "; ".join(["-m sweeps over them", *_as_one(override, key, value, offers)])
@@ -223,11 +225,11 @@ def _of_pattern(key: str, value: str, is_group: bool, multirun: bool) -> Problem
     """The problem of a pattern without matches."""
     if not is_group:
         hint = "write the values out, with commas; quoted, it is text: " + shlex.quote(f'{key}="{value}"')
-        return Problem(key, f"{key}={value}: a pattern of options, and {key} is no group", hint)
+        return Problem(key, f"{key}={value}: a pattern of options, but {key} is not a group", hint)
     if not multirun:
-        hint = f"add -m to run each of those that it matches: -m {shlex.quote(f'{key}={value}')}"
+        hint = f"add -m to run each option that it matches: -m {shlex.quote(f'{key}={value}')}"
         return Problem(key, f"{key}={value}: a pattern of several options for one run", hint)
-    hint = f"one pattern, without other values; `lmtool list {key}` prints the options"
+    hint = f"use one pattern, without other values; `lmtool list {key}` prints the options"
     return Problem(key, f"{key}={value}: matches no option of {key}", hint)
 
 
@@ -241,9 +243,9 @@ def _of_hydra(key: str, value: str, multirun: bool) -> Problem:
     """The problem of a key of Hydra's own configuration that lmtool does not use."""
     if key.startswith(GRID):
         hint = f"type the values of each key: -m {key.removeprefix(GRID).lstrip('.') or 'seed'}=1,2"
-        return Problem(key, f"{key}={value}: values to sweep over stand in YAML under this key", hint)
+        return Problem(key, f"{key}={value}: this key is for sweep values in YAML", hint)
     sweeping = key.startswith(OF_SWEEPS)
-    reads = "it is read with -m alone" if sweeping else f"of Hydra's own keys {', '.join(OF_SWEEPS)} are read, with -m"
+    reads = "only used with -m" if sweeping else f"the only keys of Hydra are {', '.join(OF_SWEEPS)}, with -m"
     hint = "add -m, or omit it" if sweeping else "omit it"
     if key in ("hydra.run.dir", "hydra.sweep.dir") and not multirun:
         hint = f"set run_dir={value or 'FOLDER'}"
@@ -253,11 +255,11 @@ def _of_hydra(key: str, value: str, multirun: bool) -> Problem:
 def _choice(
     override: Override, text: str, sign: str, group: str, offers: Offers, multirun: bool, typed: Typed
 ) -> Iterator[Problem]:
-    """Check the override of a group and keep it if it is valid."""
+    """Check the override of a group and add it to `typed` if it is valid."""
     section, value = group.split("/")[0], text.partition("=")[2]
     if sign == "~":
         yield Problem(
-            f"~{group}", f"~{group}: a section cannot be taken away", f"`lmtool list {group}` prints what it can be"
+            f"~{group}", f"~{group}: a section cannot be removed", f"`lmtool list {group}` prints its options"
         )
     elif group not in offers.groups:
         close = nearest(group, offers.groups)
@@ -269,19 +271,19 @@ def _choice(
     elif isinstance(override.value(), list) and group not in offers.several:
         names = value.strip("[]")
         first = names.split(",")[0].strip()
-        hint = f"one: {group}={first}; each in a run of its own: -m {group}={names.replace(' ', '')}"
+        hint = f"choose one, {group}={first}, or run each: -m {group}={names.replace(' ', '')}"
         yield Problem(group, f"{text}: a run takes one {group}, not a list", hint)
     elif override.is_sweep_override() and not multirun:
-        together = f"; all in one run: {group}=[{value}]" if group in offers.several else ""
+        together = f"; for all in one run, {group}=[{value}]" if group in offers.several else ""
         yield Problem(group, f"{text}: several choices for one run", f"add -m to run each: -m {text}{together}")
     elif override.value() in (None, []):
-        # Hydra has no word for "none of them" but taking the group away.
+        # In Hydra, no option is selected by removing the group.
         if offers.primary.get(group) is not None:
             typed.choices.append(f"~{group}")
     else:
-        names_given = _names(override)
-        wrong = [name for name in names_given if str(name) not in offers.groups[group]]
-        for name in {str(name) for name in names_given if names_given.count(name) > 1}:
+        names = _names(override)
+        wrong = [name for name in names if str(name) not in offers.groups[group]]
+        for name in {str(name) for name in names if names.count(name) > 1}:
             if isinstance(override.value(), list):
                 yield Problem(group, f"{text}: {group}={name} is named twice", "keep one of them")
         for name in wrong:
@@ -289,10 +291,13 @@ def _choice(
         before = next((choice for choice in typed.choices if choice.partition("=")[0] == group), None)
         if before not in (None, text.lstrip("+")):
             both = f"{before.partition('=')[2]},{value}"
-            hint = f"keep one of them; each in a run of its own: -m {group}={both}"
+            hint = f"keep one of them, or run each: -m {group}={both}"
             reason = f"a run takes one {group}"
             if group in offers.several:
-                reason, hint = "a group is given once", f"several: {group}=[{both.replace('[', '').replace(']', '')}]"
+                reason, hint = (
+                    "a group may be set only once",
+                    f"for several, set {group}=[{both.replace('[', '').replace(']', '')}]",
+                )
             yield Problem(group, f"{before} and {group}={value}: {reason}", hint)
         elif not wrong:
             typed.sweeps = typed.sweeps or override.is_sweep_override()
@@ -300,10 +305,10 @@ def _choice(
 
 
 def _names(override: Override) -> list[Any]:
-    """The options that an override names: one, those in a list, or those of a sweep over a plain list."""
+    """The options that an override names: a single one, a list, or a sweep over plain values."""
     if not override.is_sweep_override():
-        given = override.value()
-        return list(given) if isinstance(given, list) else [given]
+        value = override.value()
+        return list(value) if isinstance(value, list) else [value]
     if override.is_discrete_sweep():
         return [part.split("=", 1)[-1].strip("'\"") for part in override.sweep_string_iterator()]
     return []
@@ -318,8 +323,8 @@ def as_values(overrides: Sequence[str], offers: Offers) -> tuple[dict[str, Any],
         problems.append(
             Problem(
                 group,
-                f"{text}: --config brings its own {group}",
-                f"change its values ({group}.KEY=...), or omit --config",
+                f"{text}: the file of --config sets {group}",
+                f"change its values ({group}.KEY=VALUE), or omit --config",
             )
         )
     for text in typed.hydra:

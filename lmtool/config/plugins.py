@@ -17,7 +17,6 @@ from lmtool.errors import UserError
 
 ENTRY_POINTS = "lmtool.plugins"
 
-
 _typed: tuple[str, ...] = ()
 
 
@@ -42,7 +41,7 @@ def load(modules: Sequence[str]) -> None:
         _import(point.module, f"the installed plugin {point.name} ({point.module})", "update or uninstall its package")
     for module in modules:
         if "/" in module or module.startswith(".") or module.endswith(".py"):
-            raise _file_given(module)
+            raise _path_instead(module)
         folder = str(Path.cwd())
         if folder not in sys.path:
             sys.path.append(folder)
@@ -51,8 +50,8 @@ def load(modules: Sequence[str]) -> None:
     _typed = tuple(modules)
 
 
-def _file_given(module: str) -> UserError:
-    """The error for a path in place of the name of a module."""
+def _path_instead(module: str) -> UserError:
+    """The error for a path instead of the name of a module."""
     path, folder = Path(module).expanduser().absolute(), Path.cwd()
     path = Path(os.path.normpath(path)).with_suffix("")
     if path.is_relative_to(folder):
@@ -65,7 +64,7 @@ def _file_given(module: str) -> UserError:
 def _import(module: str, subject: str, hint: str) -> None:
     try:
         importlib.import_module(module)
-    # Whatever a stranger's module raises while it is imported, the error names whose it was.
+    # Any exception of a plugin is reported under its name.
     except Exception as error:
         raise UserError(f"{subject} cannot be imported: {type(error).__name__}: {error}", hint) from error
 
@@ -73,7 +72,7 @@ def _import(module: str, subject: str, hint: str) -> None:
 def nodes(config_dirs: Sequence[Path] = ()) -> dict[tuple[str, str], tuple[Entry, dict[str, Any]]]:
     """The default values of components that have no YAML, by (group, name).
 
-    Plugins add them; all of lmtool's own have one. A required value is `???`.
+    Only components of plugins have none. A required value is `???`.
     """
     written = groups.all_options(config_dirs)
     without = [entry for entry in added() if entry.name not in written.get(entry.group, ())]

@@ -25,7 +25,7 @@ from lmtool.errors import Problem
 
 _ABSENT = object()
 Fields = Mapping[str, Sequence[FieldInfo | None]]
-"""The fields of keys, one of each component that has the key; None of what only groups others."""
+"""Fields by key, one for each component that has the key; None for a key that only contains others."""
 
 
 def from_pydantic(command: type[Config], data: dict[str, Any], errors: list[Any]) -> list[Problem]:
@@ -34,11 +34,11 @@ def from_pydantic(command: type[Config], data: dict[str, Any], errors: list[Any]
     for error in errors:
         for problem in _worded(command, data, error):
             problems.setdefault(problem.key, problem)
-    # Of a list, its first bad item says enough; of a union, the list's own error says nothing more.
-    kept: dict[str, Problem] = {}
+    # The first bad item of a list is enough, and the error of the list itself adds nothing to it.
+    first_in_list: dict[str, Problem] = {}
     for key, problem in sorted(problems.items(), key=lambda pair: "[" not in pair[0]):
-        kept.setdefault(key.split("[")[0], problem)
-    return [problem for problem in problems.values() if problem in kept.values()]
+        first_in_list.setdefault(key.split("[")[0], problem)
+    return [problem for problem in problems.values() if problem in first_in_list.values()]
 
 
 def _worded(command: type[Config], data: dict[str, Any], error: Any) -> Iterator[Problem]:
@@ -56,7 +56,7 @@ def _worded(command: type[Config], data: dict[str, Any], error: Any) -> Iterator
         yield _refused(command, data, key, str(context.get("error", error["msg"])))
     elif field is None and error["type"].startswith("model_"):
         hint = f"write {key}.KEY=VALUE; `lmtool show {key}` prints the keys"
-        yield Problem(key, f"{key}: given {words.quoted(value)}; a section of keys stands here", hint)
+        yield Problem(key, f"{key}: given {words.quoted(value)}; this is a section of keys", hint)
     elif field is None:
         yield Problem(key, f"{key}: {error['msg']}")
     else:
@@ -116,7 +116,7 @@ def _takes(field: FieldInfo, value: Any) -> bool:
         adapter: TypeAdapter[Any] = TypeAdapter(Annotated[field.annotation, field], config=Config.model_config)  # type: ignore[arg-type]
         adapter.validate_json(json.dumps(value))
         return True
-    except (ValidationError, PydanticUserError):  # also of sections, which have a configuration of their own
+    except (ValidationError, PydanticUserError):  # also for sections, whose class has a configuration of its own
         return False
 
 
@@ -140,10 +140,17 @@ def missing(command: type[Config], keys: list[str], data: dict[str, Any]) -> lis
         field = _locate(command, data, tuple(key.split(".")))[1]
         choice = None if field is None else choice_of(field)
         if choice is not None:
-            # A group of its own within the section, or a key of it.
+            # A group within the section, or a key of it.
             typed = choice.group if choice.group.replace("/", ".") == key else f"{key}.{choice.key}"
             hint = f"set {typed}=NAME, one of {', '.join(names(choice.group))}"
-            problems.append(Problem(key, f"{key} names no {choice.group.rpartition('/')[2]}", hint, absent=True))
+            problems.append(
+                Problem(
+                    key,
+                    f"missing required value: {key}.{choice.key}, the name of a {choice.group.rpartition('/')[2]}",
+                    hint,
+                    absent=True,
+                )
+            )
             continue
         about = f" ({summary(field.description)})" if field is not None and field.description else ""
         problems.append(Problem(key, f"missing required value: {key}", f"set {key}=...{about}", absent=True))
@@ -171,7 +178,7 @@ def _inside(given: str, offered: Sequence[str]) -> str | None:
     return last if last != given and last in offered else None
 
 
-# What the hub has in the place of an option, by its group, where a name may be one of the hub.
+# The override to type for a name that may be one of the hub, by the group of the unknown option.
 _PUBLISHED: dict[str, Callable[[str], str | None]] = {
     "model": lambda given: f"checkpoint=hf://{given}" if "-" in given or "/" in given else None,
     "data": lambda given: f"data=hub data.hub={given}" if "/" in given else None,

@@ -18,16 +18,16 @@ from lmtool.system.secrets import masked_data, masker
 from lmtool.system.terminal import visible
 
 JsonObject: TypeAlias = dict[str, Any]
-"""A JSON or YAML object as it was parsed: what its values are is decided where they are decoded."""
+"""A parsed JSON or YAML object, not yet decoded."""
 JsonMapping: TypeAlias = Mapping[str, Any]
 """The same, read only."""
 
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 50
 MAX_NODES = 20_000
-"""Keys and values at most, each alias counted as all that it stands for. A configuration has about a hundred."""
+"""Maximum keys and values, with aliases expanded. A configuration has about a hundred."""
 
-# libyaml's parser where PyYAML was built with it: a hundred times faster, and without recursion as the other one.
+# libyaml's parser, if PyYAML was built with it, is a hundred times faster and does not recurse.
 _LOADER = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
 
 
@@ -55,8 +55,8 @@ def load(text: str, loader: Any = _LOADER) -> Any:
 
 
 def read_yaml(path: Path, hint: str | None = None, parse: Callable[[str], Any] = load) -> Any:
-    """The document in a file. Raises OSError if it cannot be read, and UserError with the hint if it is no such
-    document."""
+    """The document in a file. Raises OSError if it cannot be read, and UserError with the hint if it is not plain
+    YAML."""
     try:
         return parse(read_text(path))
     except UnicodeDecodeError as error:
@@ -82,7 +82,7 @@ def refusal(error: yaml.YAMLError, name: str, hint: str | None = None) -> UserEr
     mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
     where = f"{name}:{mark.line + 1}" if mark is not None else name
     if isinstance(error, TooMuch):
-        hint = "a configuration has about a hundred keys and values: see what this file is, and omit it"
+        hint = "a configuration has about a hundred keys and values: check what this file is, and omit it"
     problem = error.problem if isinstance(error, yaml.MarkedYAMLError) else None
     problem = error.reason if isinstance(error, ReaderError) else problem
     return UserError(f"{where}: {problem or 'not plain YAML'}", hint or _PLAIN)
@@ -108,7 +108,7 @@ def check(text: str) -> None:
                 sizes[anchor] = nodes
         elif isinstance(event, yaml.AliasEvent):
             if event.anchor not in sizes:
-                raise TooMuch(f"the alias *{event.anchor} names nothing that ends before it", event.start_mark)
+                raise TooMuch(f"the alias *{event.anchor} has no complete anchor before it", event.start_mark)
             nodes = sizes[event.anchor]
         elif isinstance(event, yaml.ScalarEvent):
             nodes = 1
@@ -117,7 +117,7 @@ def check(text: str) -> None:
         anchor, before = open_nodes[-1]
         open_nodes[-1] = (anchor, before + nodes)
         if before + nodes > MAX_NODES:
-            problem = f"more than {MAX_NODES} keys and values, aliases counted as what they stand for"
+            problem = f"more than {MAX_NODES} keys and values, with aliases expanded"
             raise TooMuch(problem, event.start_mark)
 
 
@@ -143,14 +143,14 @@ def to_yaml(data: dict[str, Any]) -> str:
 def read(path: Path) -> dict[str, Any]:
     """A saved configuration (YAML or JSON) as plain data, including `version` and `command`.
 
-    Raises UserError for a file that is missing, too large, not UTF-8, not YAML, no mapping or of another version, and
-    for a config.json of a checkpoint that was changed.
+    Raises UserError for a file that is missing, too large, not UTF-8, not YAML, not a mapping or of another version,
+    and for a changed config.json of a checkpoint.
     """
     if path.name == "config.json":
         verify_siblings(path.parent, [path.name])
     hint = "use the config.yaml of a run folder"
-    if os.path.lexists(path) and not path.is_file():  # reading a pipe would wait for ever
-        raise UserError(f"{path} is no regular file", hint)
+    if os.path.lexists(path) and not path.is_file():  # reading a pipe would block
+        raise UserError(f"{path} is not a regular file", hint)
     try:
         # YAML reads JSON's 1e-12 as text.
         data = _read_json(path) if path.suffix == ".json" else read_yaml(path, hint)
@@ -177,7 +177,7 @@ def _read_json(path: Path) -> Any:
 
 
 def of_this_version(data: Any, path: Path) -> dict[str, Any]:
-    """The data of a saved configuration. Raises UserError if it is no mapping, or of another version."""
+    """The data of a saved configuration. Raises UserError if it is not a mapping, or has another version."""
     if not isinstance(data, dict):
         raise UserError(f"{path}: no keys and values in it", "use the config.yaml of a run folder")
     version = data.get("version", VERSION)

@@ -1,8 +1,8 @@
 """The table of components by group and name.
 
 A name is looked up here; a string from a configuration is never imported. SHIPPED lists the module of each
-configuration class, which is imported when the component is looked up. The builder is a literal beside the class,
-imported when the component is built. So decoding imports only the selected components, and never torch.
+configuration class, which is imported when the component is looked up. The builder is a literal in the decorator of
+the class, imported when the component is built. So decoding imports only the selected components, and never torch.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ SHIPPED: Mapping[str, Mapping[str, str]] = {
 }
 """lmtool's own components: by group and module the names that it registers."""
 SEVERAL = frozenset({"logger"})
-"""Groups of which a run may have several options, each in a section under its name."""
+"""Groups of which a run may select several options, each in a section of its name."""
 
 _MODULES = {
     (group, name): module
@@ -108,7 +108,7 @@ def component(group: str, name: str, builder: str) -> Callable[[ConfigClass], Co
         if config.__module__ != _MODULES.get((group, name), config.__module__):
             lookup(group, name)  # registers lmtool's own component first, so that a clash is found below
         if name in table and _origin(table[name].config) != _origin(config):
-            both = [".".join(_origin(known)) for known in (table[name].config, config)]
+            both = [".".join(_origin(owner)) for owner in (table[name].config, config)]
             raise UserError(f"{group}={name} is both {both[0]} and {both[1]}", "rename the component in the plugin")
         table[name] = _ENTRIES[config] = Entry(group, name, config, builder)
         return config
@@ -127,7 +127,7 @@ def groups() -> tuple[str, ...]:
 
 def names(group: str) -> tuple[str, ...]:
     """The names in a group, sorted."""
-    shipped = (name for of, name in _MODULES if of == group)
+    shipped = (name for owner, name in _MODULES if owner == group)
     return tuple(sorted({*shipped, *_TABLES.get(group, {})}))
 
 
@@ -164,8 +164,8 @@ def load_builder(config: Config) -> Callable[..., Any]:
 
 
 def attribute_of(package: str, *modules: str) -> Callable[[str], Any]:
-    """A `__getattr__` for a package that re-exports names of these modules: they are imported one after the other until
-    one has the name."""
+    """A `__getattr__` for a package that re-exports the names of these modules, imported in turn until one has the
+    name."""
 
     def attribute(name: str) -> Any:
         for module in () if name.startswith("__") else modules:
@@ -219,13 +219,13 @@ class Choice:
         if isinstance(value, Config) or (value is None and self.optional):
             return value
         if not isinstance(value, dict) or not isinstance(value.get(self.key), str):
-            raise PydanticCustomError("choice_missing", "no {key} given", {"key": self.key, "group": self.group})
+            raise PydanticCustomError("choice_missing", "missing {key}", {"key": self.key, "group": self.group})
         entry = lookup(self.group, value[self.key])
         if entry is None:
             raise PydanticCustomError(
                 "choice_unknown", "{key}={given}", {"key": self.key, "given": value[self.key], "group": self.group}
             )
-        # JSON mode, like the outermost decode: lists become tuples, but "fast" is no number and 2.5 is no count.
+        # JSON mode, like the outermost decode: lists become tuples, but "fast" is not a number and 2.5 not a count.
         return entry.config.model_validate_json(json.dumps(entry.config.filled(value)))
 
 

@@ -23,7 +23,7 @@ _KINDS = {
 
 def quoted(value: Any) -> str:
     """A value as the user would write it, with its type if that is ambiguous: `"7" (text)`."""
-    # Masked before it is cut: half a secret would not be known as one.
+    # Masked before it is truncated: half a secret would not be recognized.
     shown = masked(json.dumps(value, ensure_ascii=False, default=str))
     shown = shown if len(shown) <= 80 else shown[:77] + "..."
     return f"{shown} ({kind(value)})"
@@ -123,7 +123,7 @@ _LIMITS = {
     "pattern": " that matches {}",
     "multiple_of": ", a multiple of {}",
 }
-"""By the attribute of a constraint, what it says."""
+"""Text of a constraint by its attribute."""
 
 
 def bounds(metadata: list[Any]) -> str:

@@ -1,5 +1,5 @@
-"""What the command line sets in the environment: before torch is loaded, and for the processes that a part of it
-starts. Standard library only."""
+"""Environment variables that the command line sets, before torch is loaded and for child processes. Standard library
+only."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from urllib.parse import urlsplit
 
-# Read by torch's libraries when they are loaded; what the user has set stays.
+# Read by torch's libraries when they are loaded. Values set by the user are not changed.
 ENVIRONMENT = {
-    # OpenMP threads wait by spinning, and on a machine with other work the spinners starve the worker: a tiny BERT
-    # (width 128) trained at 3,000 tokens a second beside other processes, and with this at 16,000 and more beside two
-    # busy loops on two cores. Alone it lost about a quarter there, and 3% at width 256.
+    # OpenMP threads wait by spinning, which starves the working thread on a busy machine: next to two busy loops on two
+    # cores, a tiny BERT (width 128) trained at 3,000 tokens a second, and with this setting at 16,000 and more. On an
+    # idle machine the setting cost about a quarter of the speed there, and 3% at width 256.
     "GOMP_SPINCOUNT": "1000",
     # oneDNN compiles its bf16 products for each shape and keeps 1024 of them in each of two caches. A packed batch has
     # new shapes every step: 11 MB a step, 2.6 GB after 150 steps of BERT (4 layers, width 256) instead of 1.1 GB. A
     # step needs about 40, and a step with nothing in the cache takes the same time.
     "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128",
     "LRU_CACHE_CAPACITY": "128",
-    # What torch's C++ prints for its developers, a line from each process: that a step used all parameters (which DDP
-    # looks for since others do not), that a host's name has no IPv6 address. Its errors are raised as ever.
+    # Hides the warnings of torch's C++ code, a line from each process: that a step used all parameters (which DDP
+    # checks because other steps do not), that a host name has no IPv6 address. Errors are still raised.
     "TORCH_CPP_LOG_LEVEL": "ERROR",
-    # Torch's profiler writes a line of its own to the terminal when it starts and stops, at every level below this one.
+    # Below this level torch's profiler prints a line when it starts and stops.
     "KINETO_LOG_LEVEL": "6",
 }
 
-# A Python that is started with -m or -c imports from the working folder first: a `ctypes.py` among the files of a
-# stranger would be run. lmtool starts its own with -P; this is for those that libraries start.
+# Python with -m or -c imports from the working folder first, so a stranger's `ctypes.py` there would be run. lmtool
+# starts Python with -P; this variable does the same for processes that libraries start.
 SAFE_PATH = {"PYTHONSAFEPATH": "1"}
 
 
 @contextmanager
 def inherited(values: Mapping[str, str]) -> Iterator[None]:
-    """Within, the environment has these values, for the processes that are started."""
+    """Context in which the environment has these values, for child processes."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:
@@ -46,16 +46,13 @@ def inherited(values: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-# Whether a server answers, asked before a library that would retry for half a minute. Standard library only.
-
-
 PATIENCE_SECONDS = 5.0
 
 
 def answers(address: str, seconds: float = PATIENCE_SECONDS) -> bool:
-    """Whether the server of an address (https://host:port/...) takes a connection in time; taken for granted behind a
-    proxy."""
-    from urllib.request import getproxies  # with http and email, for a question that few commands ask
+    """Whether the server of an address (https://host:port/...) accepts a connection in time; assumed behind a proxy.
+    Called before libraries that would retry for half a minute."""
+    from urllib.request import getproxies  # imports http and email, which few commands need
 
     server = urlsplit(address)
     if getproxies().get(server.scheme):

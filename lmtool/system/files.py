@@ -1,11 +1,10 @@
-"""Atomic writes of files and folders: a crash leaves the old content or the new, and no link is followed.
+"""Atomic writes of files and folders, and manifests. A crash leaves either the old content or the new, and no link is
+followed, so a folder from a stranger (an unpacked run) is safe to write in. Standard library only.
 
-What replaces a file is written beside it, under a name of this process's own, and moved there: a link that has the name
-is replaced, and what it leads to stays as it is. What is appended to is opened without following a link, and where the
-same file has further names (hard links) it gets a copy of its own first. Folders that strangers have filled, such as an
-unpacked run, are therefore written in like any other.
-
-A draft that a killed process left is taken away by the next one that writes in its folder. Standard library only.
+A file is replaced by writing a draft in the same folder, named after this process, and renaming it: a link of that name
+is replaced, and its target stays unchanged. A file to append to is opened without following links; a file with several
+names (hard links) is copied first. Drafts of killed processes are removed by the next process that writes in the
+folder.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ from lmtool.errors import UserError
 
 _DRAFT = re.compile(r"\.tmp-.+-(?P<machine>[0-9a-f]{8})-(?P<process>\d+)", re.DOTALL)
 _ABANDONED_SECONDS = 3600.0
-"""After which a draft of another machine that nobody has written to is left: its process cannot be asked."""
+"""Age at which an unchanged draft of another machine counts as abandoned, since its process cannot be checked."""
 
 
 def sync_path(path: Path) -> None:
-    """Wait until a file, or the entries of a folder, are on the disk."""
+    """Wait until a file, or the entries of a folder, are on disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -42,7 +41,7 @@ def sync_path(path: Path) -> None:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """A new file, on the disk when this returns, in the place of one of that name."""
+    """Write a new file, replacing any file of that name. It is on disk when the function returns."""
     path.unlink(missing_ok=True)
     with path.open("xb") as file:
         file.write(content)
@@ -63,8 +62,8 @@ def replace_bytes(path: Path, content: bytes) -> None:
 
 
 def open_to_append(path: Path) -> int:
-    """The descriptor of a file that is appended to, made where it is not there; one with further names is replaced by
-    a copy first. OSError (ELOOP) where a link stands there."""
+    """Open a file for appending, creating it if needed, and return its descriptor. A file with hard links is replaced
+    by a copy first. Raises OSError (ELOOP) if the path is a link."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     handle = os.open(path, flags, 0o666)
     if os.fstat(handle).st_nlink < 2:
@@ -75,40 +74,40 @@ def open_to_append(path: Path) -> int:
 
 
 def real_folder(path: Path) -> Path:
-    """A folder inside one that is written in, made where it is not there. OSError (ELOOP) where a link stands there."""
+    """The folder, created if needed. Raises OSError (ELOOP) if the path is a link."""
     require_no_link(path)
     path.mkdir(parents=True, exist_ok=True)
     return path
 
 
 def require_no_link(path: Path) -> None:
-    """OSError (ELOOP) where a link stands at a path."""
+    """Raise OSError (ELOOP) if the path is a link."""
     if path.is_symlink():
-        raise OSError(errno.ELOOP, f"{path.name} is a link, and none is followed", str(path))
+        raise OSError(errno.ELOOP, f"{path.name} is a link, which is not followed", str(path))
 
 
 # --- drafts -----------------------------------------------------------------------------------------------------------
 
 
 def draft_of(path: Path) -> Path:
-    """A name beside a path for what will take its place, at which nothing stands. Drafts that processes which are gone
-    left in the folder are taken away."""
+    """An unused name in the folder of a path for the draft that will replace it. Removes the drafts of processes that
+    no longer exist."""
     draft = path.with_name(draft_name(path.name, os.getpid()))
     with suppress(OSError):
         with os.scandir(path.parent) as entries:
-            left = [Path(entry.path) for entry in entries if entry.name == draft.name or _is_left(entry)]
-        for other in left:
-            remove(other)
+            drafts = [Path(entry.path) for entry in entries if entry.name == draft.name or _is_abandoned(entry)]
+        for abandoned in drafts:
+            remove(abandoned)
     return draft
 
 
 def draft_name(name: str, process: int) -> str:
-    """The name of a draft that goes when the process with this number is gone."""
+    """The name of a draft that belongs to the process with this number."""
     return f".tmp-{name}-{machine()}-{process}"
 
 
 def remove(path: Path) -> None:
-    """Take away a file, a link or a folder, as far as the disk allows."""
+    """Remove a file, a link or a folder, ignoring errors."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
         return
@@ -116,8 +115,8 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _is_left(entry: os.DirEntry[str]) -> bool:
-    """Whether the process that wrote a draft is gone, as far as it can be known."""
+def _is_abandoned(entry: os.DirEntry[str]) -> bool:
+    """Whether a file is the draft of a process that, as far as can be known, no longer exists."""
     match = _DRAFT.fullmatch(entry.name)
     if match is None:
         return False
@@ -130,7 +129,7 @@ def _is_left(entry: os.DirEntry[str]) -> bool:
 
 @cache
 def machine() -> str:
-    """This machine since it was started, and which processes are seen on it: numbers mean another process elsewhere."""
+    """A hash of the host, its boot and its process namespace, within which a process number is unique."""
     try:
         space = os.readlink("/proc/self/ns/pid")
     except OSError:
@@ -139,7 +138,7 @@ def machine() -> str:
 
 
 def boot() -> str:
-    """What the system calls its present run; "" where it does not say."""
+    """The identifier of the current boot; "" if the system has none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -147,7 +146,7 @@ def boot() -> str:
 
 
 def process_exists(number: int) -> bool:
-    """Whether a process of this machine has the number."""
+    """Whether a process with this number exists on this machine."""
     try:
         os.kill(number, 0)
     except ProcessLookupError:
@@ -157,29 +156,26 @@ def process_exists(number: int) -> bool:
     return True
 
 
-# A folder held against its manifest: bytes and sha256 of each file, written last, and a hash of the manifest itself.
+# --- manifests ----------------------------------------------------------------------------------------------------
 #
-# Checkpoints, token stores and cached tokenizers are such folders. Neither safetensors nor torch's format nor a
-# memory map notices flipped bits, the manifest does. sha256 reads 1.2 GB/s on a core with instructions for it.
-
+# Checkpoints, token stores and cached tokenizers have a manifest, written last: size and sha256 of each file, and a
+# hash of itself. It detects flipped bits, which safetensors, torch's format and memory maps do not. sha256 reads 1.2
+# GB/s on a core with instructions for it.
 
 FORMAT = 1
 MANIFEST = "manifest.json"
 
 
 class Damaged(UserError):
-    """A folder that is not as it was written: which file, and what is wrong with it."""
+    """A file of a folder that does not match the manifest, or a damaged manifest. why: the end of the sentence."""
 
     def __init__(self, path: Path, why: str, hint: str = "copy it again from where it came"):
         super().__init__(f"{path} {why}", hint)
         self.path, self.why = path, why
 
 
-# --- writing -------------------------------------------------------------------------------------------------------
-
-
 def write_manifest(folder: Path, metadata: Mapping[str, object]) -> None:
-    """Hash what is in the folder, sync it, and write the manifest last. metadata: plain data that it carries too."""
+    """Hash and sync all files of a folder, then write its manifest. metadata: further plain data of the manifest."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
     files = {
         path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": sha256(path)} for path in paths
@@ -191,7 +187,7 @@ def write_manifest(folder: Path, metadata: Mapping[str, object]) -> None:
 
 
 def _encoded(body: Mapping[str, object]) -> bytes:
-    """The manifest carries a hash of itself, so that a flipped bit in it is noticed too."""
+    """The manifest with a hash of itself, which detects flipped bits in it."""
     digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
     return json.dumps({**body, "sha256": digest}, indent=2, ensure_ascii=False, allow_nan=False).encode()
 
@@ -202,12 +198,9 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-# --- verifying -----------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Manifest:
-    """metadata: what was given to `write_manifest`. files: {"bytes", "sha256"} by the name within the folder."""
+    """metadata: the plain data passed to `write_manifest`. files: {"bytes", "sha256"} by relative path."""
 
     folder: Path
     metadata: dict[str, Any]
@@ -215,7 +208,8 @@ class Manifest:
 
     @classmethod
     def read(cls, folder: Path) -> Manifest:
-        """Damaged where the manifest is missing or not as it was written; UserError where a newer lmtool wrote it."""
+        """Read and check a manifest. Raises Damaged if it is missing or changed, UserError if a newer lmtool wrote
+        it."""
         path = folder / MANIFEST
         with _reading(path):
             content = path.read_bytes()
@@ -235,12 +229,12 @@ class Manifest:
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             intact = False
         if not intact:
-            raise Damaged(path, "is not as it was written")
+            raise Damaged(path, "was changed after it was written")
         metadata = {key: value for key, value in body.items() if key not in ("format", "files")}
         return cls(folder, metadata, files)
 
     def verify(self, names: Iterable[str] | None = None, hashes: bool = True) -> None:
-        """Compares files with the manifest.
+        """Compare files with the manifest.
 
         Args:
             names: the files; None for all.
@@ -253,10 +247,7 @@ class Manifest:
             path, entry = self.folder / name, self._entry(name)
             with _reading(path):
                 size = path.stat().st_size
-                if size != entry["bytes"]:
-                    raise Damaged(path, f"is damaged: {size} bytes instead of {entry['bytes']}")
-                if hashes and sha256(path) != entry["sha256"]:
-                    raise Damaged(path, "is damaged: its sha256 is not the manifest's")
+                _compare(path, entry, size, sha256(path) if hashes and size == entry["bytes"] else None)
 
     def read_bytes(self, name: str) -> bytes:
         """The verified contents of a small file."""
@@ -264,10 +255,7 @@ class Manifest:
         path = self.folder / name
         with _reading(path):
             content = path.read_bytes()
-        if len(content) != entry["bytes"]:
-            raise Damaged(path, f"is damaged: {len(content)} bytes instead of {entry['bytes']}")
-        if hashlib.sha256(content).hexdigest() != entry["sha256"]:
-            raise Damaged(path, "is damaged: its sha256 is not the manifest's")
+        _compare(path, entry, len(content), hashlib.sha256(content).hexdigest())
         return content
 
     def _entry(self, name: str) -> dict[str, object]:
@@ -276,8 +264,16 @@ class Manifest:
         return self.files[name]
 
 
+def _compare(path: Path, entry: Mapping[str, object], size: int, digest: str | None) -> None:
+    """Raise Damaged if a file's size or sha256 differs from its entry. digest: None if it is not compared."""
+    if size != entry["bytes"]:
+        raise Damaged(path, f"is damaged: {size} bytes instead of {entry['bytes']}")
+    if digest not in (None, entry["sha256"]):
+        raise Damaged(path, "is damaged: its sha256 is not the manifest's")
+
+
 def verify_siblings(folder: Path, names: Iterable[str]) -> None:
-    """Verifies those of the named files that exist or should exist, if the folder has a manifest."""
+    """Verify the named files that exist or are in the manifest, if the folder has one."""
     if not (folder / MANIFEST).is_file():
         return
     manifest = Manifest.read(folder)
@@ -286,9 +282,9 @@ def verify_siblings(folder: Path, names: Iterable[str]) -> None:
 
 @contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """Turns errors while reading a file into Damaged."""
+    """Convert errors while reading a file into Damaged."""
     if not path.is_file():  # reading a FIFO would block
-        raise Damaged(path, "is no regular file" if os.path.lexists(path) else "is missing")
+        raise Damaged(path, "is not a regular file" if os.path.lexists(path) else "is missing")
     try:
         yield
     except OSError as error:

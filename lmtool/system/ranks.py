@@ -1,9 +1,9 @@
-"""Processes that were started together, by torchrun or by `devices=`: the place of this one among them, and how each of
-them ends. Standard library only: torch is not imported yet where a configuration is wrong.
+"""The ranks that torchrun or `devices=` started: the rank of this process, and how each rank ended. Standard library
+only, because configuration errors are reported before torch is imported.
 
-torch's launcher gives each process a file for its last words (`TORCHELASTIC_ERROR_FILE`), in a folder of its own beside
-those of the others on its machine. By these files the processes of a machine find out what the others ended with, so
-that an error which all of them meet is printed once, and one that only follows from the end of another not at all.
+torch's launcher gives each rank an error file (`TORCHELASTIC_ERROR_FILE`) in a folder of its own, next to those of the
+other ranks of the machine. Through these files, ranks see each other's errors: an error that all of them meet is
+printed once, and one that only follows from the end of another rank is not printed.
 """
 
 from __future__ import annotations
@@ -26,21 +26,20 @@ RANK, SIZE, LOCAL_RANK, LOCAL_SIZE = "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_
 ADDRESS, PORT = "MASTER_ADDR", "MASTER_PORT"
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 LAUNCHER = "LMTOOL_LAUNCHER"
-"""In the environment of a process that `devices=` started: the process that did."""
+"""Environment variable with the process number of the launcher, set by `devices=`."""
 PID = "pid"
-"""The file in which a process says, beside its last words, that it has started."""
+"""The file, next to the error file, in which a rank writes its process number when it starts."""
 START_AGAIN = "start it with `torchrun --nproc-per-node=N -m lmtool ...`"
 
 JOINT_SECONDS = 20.0
-"""How long a process with an error waits for rank 0, which may close a folder: its own end would end rank 0 too."""
+"""Seconds that a rank with an error waits for rank 0 to end, whose run folder would otherwise stay open."""
 CAUSE_SECONDS = 3.0
-"""How long one that failed unexpectedly waits for the reason: another that ended. The launcher kills it sooner."""
+"""Seconds that a rank with an unexpected error waits for an earlier error of another rank, which may be the cause."""
 
 
 @dataclass(frozen=True)
 class RankInfo:
-    """The place of this process among those that were started together. local_rank: on its machine; local_size: how
-    many there are on it."""
+    """The rank of this process. size: number of ranks. local_rank, local_size: the same on its machine."""
 
     rank: int = 0
     size: int = 1
@@ -49,8 +48,8 @@ class RankInfo:
 
 
 def rank_info(environment: Mapping[str, str]) -> RankInfo:
-    """What the environment says, as torchrun sets it; alone where it says nothing. UserError where it says half of it,
-    or no numbers."""
+    """The rank in torchrun's environment variables; a single process if none is set. Raises UserError if some are
+    missing or not numbers."""
     if not any(environment.get(name) for name in (RANK, SIZE, LOCAL_RANK)):
         return RankInfo()
     missing = [name for name in (RANK, SIZE, LOCAL_RANK, ADDRESS, PORT) if not environment.get(name)]
@@ -58,14 +57,14 @@ def rank_info(environment: Mapping[str, str]) -> RankInfo:
         present = next(name for name in (RANK, SIZE, LOCAL_RANK) if environment.get(name))
         raise UserError(
             f"the environment has {present}={environment[present]}, but not {', '.join(missing)}: it names one of "
-            "several processes, and not how they meet",
+            "several processes, but not how they connect",
             f"{START_AGAIN}, or unset {present} to train in one process",
         )
     values = {name: environment[name] for name in (RANK, SIZE, LOCAL_RANK, PORT)}
     values[LOCAL_SIZE] = environment.get(LOCAL_SIZE) or values[SIZE]
     for name, value in values.items():
         if not (value.isascii() and value.isdigit()):
-            raise UserError(f"the environment has {name}={value!r}, which is no number", START_AGAIN)
+            raise UserError(f"the environment has {name}={value!r}, which is not a number", START_AGAIN)
     rank, size, local_rank, local_size = (int(values[name]) for name in (RANK, SIZE, LOCAL_RANK, LOCAL_SIZE))
     if not rank < size:
         raise UserError(f"the environment has {RANK}={rank} of {SIZE}={size}: ranks count from 0", START_AGAIN)
@@ -73,15 +72,15 @@ def rank_info(environment: Mapping[str, str]) -> RankInfo:
 
 
 def started_together(environment: Mapping[str, str]) -> bool:
-    """Whether torchrun, or what sets the same, has started this process, be it alone."""
+    """Whether torchrun, or a launcher that sets the same variables, started this process, even as the only one."""
     return bool(environment.get(RANK))
 
 
 def join(process: RankInfo) -> None:
-    """What a process does first that is one of several: rank 0 alone writes to the standard output."""
+    """Prepare one of several ranks: only rank 0 writes to the standard output."""
     if process.size == 1:
         return
-    # Torch's reducer reports what it did not need to look for; errors are still printed.
+    # Warnings of torch's reducer are not printed, its errors are.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     if process.rank > 0:
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  for as long as the process lasts
@@ -94,8 +93,7 @@ def join(process: RankInfo) -> None:
 
 
 def _end_with_parent() -> None:
-    """Be stopped, as by SIGTERM, where the process that started this one is killed: nobody would end the others of a
-    run that is incomplete. Linux alone can."""
+    """Receive SIGTERM when the launcher is killed, because nothing else would end the other ranks. Linux only."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
@@ -105,9 +103,9 @@ _PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True)
 class End:
-    """How a process ended. lines: its error, as it is printed. expected: an error of lmtool's own; else its cause may
-    be that another process ended before it. reported: whether it, or another process with the same, has printed it. at:
-    seconds since the epoch."""
+    """How a rank ended. lines: its error as printed. expected: an LmtoolError; the cause of any other error may be that
+    another rank ended before. reported: whether this rank, or another one with the same error, printed it. at: seconds
+    since the epoch."""
 
     rank: int
     exit_status: int
@@ -118,7 +116,7 @@ class End:
 
 
 class Ends:
-    """The exits of the ranks on this machine. Without files of the launcher, each rank knows only its own."""
+    """The exits of the ranks on this machine. Without error files, a rank knows only its own exit."""
 
     def __init__(self, folder: Path | None, process: RankInfo):
         self.folder, self.process = folder, process
@@ -138,7 +136,7 @@ class Ends:
         return ends
 
     def write(self, end: End) -> None:
-        """Records the exit of this process, also in torch's format: torch's launcher prints the first message."""
+        """Record the exit of this rank, also in torch's format: torch's launcher prints the first message."""
         if self.folder is None:
             return
         file = self.folder / str(self.process.local_rank) / "error.json"
@@ -176,7 +174,7 @@ class Ends:
         return True
 
     def last_words(self, exit_status: int, lines: tuple[str, ...]) -> str | None:
-        """Records a user error. Returns the prefix of its line, the rank; None if another rank printed the same
+        """Record a user error. Returns the prefix of its line, the rank; None if another rank printed the same
         error."""
         if self.process.size == 1:
             return ""
@@ -184,8 +182,8 @@ class Ends:
         if self.process.rank == 0:
             self.claims(lines)
             return ""
-        with_first = self.process.rank == self.process.local_rank and self.folder is not None
-        if with_first:
+        on_machine_of_rank_0 = self.process.rank == self.process.local_rank
+        if on_machine_of_rank_0 and self.folder is not None:
             _until(lambda: 0 in self.all(), JOINT_SECONDS)
             first = self.all().get(0)
             if first is not None and first.lines and first.lines[0].startswith(lines[0]):
@@ -193,8 +191,8 @@ class Ends:
         return f"rank {self.process.rank}: " if self.claims(lines) else None
 
     def last_traceback(self, exit_status: int, lines: tuple[str, ...]) -> str | None:
-        """Records an unexpected exception. Returns the prefix of its line; None if another rank failed before, which is
-        the cause or printed the same, or was killed, which the launcher reports."""
+        """Record an unexpected exception. Returns the prefix of its line; None if another rank failed before (the
+        cause, or the same error) or was killed, which the launcher reports."""
         if self.process.size == 1:
             return ""
         local = End(self.process.rank, exit_status, lines, False, False, time.time())
@@ -216,7 +214,7 @@ def _runs(process: int) -> bool:
 
 
 def _until(done: Callable[[], bool], seconds: float) -> None:
-    """Waits until a condition holds, at most `seconds`."""
+    """Wait until a condition holds, at most `seconds`."""
     deadline = time.monotonic() + seconds
     while not done() and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -13,35 +13,35 @@ from urllib.parse import quote, unquote
 
 MASK = "***"
 SHORTEST = 6
-"""Characters of the shortest value of a variable that is masked: a shorter one stands in ordinary text too."""
+"""Minimum number of characters of a masked value: shorter ones also occur in ordinary text."""
 
-# Of an environment variable. TOKENIZERS_PARALLELISM holds no token; PWD is the working folder, MYSQL_PWD a password.
+# Names of variables. TOKENIZERS_PARALLELISM holds no token; PWD is the working folder, but MYSQL_PWD a password.
 _NAME = re.compile(
     r"KEY|TOKEN(?!IZER)|SECRET|PASSW|PASSPHRASE|CREDENTIAL|COOKIE|[A-Z]_PWD$|(?:^|_)(?:AUTH|BEARER|PASS|PAT)(?:_|$)",
     re.IGNORECASE,
 )
-# In front of a host: user:password@, and a token alone; not the revision in hf://name@revision. A path made of an
-# address has one slash.
+# Before a host: user:password@ or a token, but not the revision in hf://name@revision. In a path derived from an
+# address there is one slash.
 _PASSWORD = re.compile(r"(?i)\b(?P<scheme>[a-z][a-z0-9+.-]*://?)[^/\s@:]*:(?P<password>[^/\s]*)@")
 _BARE_CREDENTIAL = re.compile(r"(?i)\b(?P<scheme>(?!hf:)[a-z][a-z0-9+.-]*://?)[^/\s@:]+@")
 _QUERY = re.compile(r"(?i)(?P<name>[?&;][\w.-]*(?:token|key|secret|passw|signature|auth|sig|credential)\w*=)[^&;#\s]+")
-# A hub token, which has 34 characters behind its hf_ (a folder may be called hf_distilbert); 40 hexadecimal digits, the
-# form of a tracker's key, but for a commit: hf://org/name@commit.
+# A hub token, hf_ and 34 characters (a folder may be called hf_distilbert); or a tracker's key, 40 hexadecimal digits
+# (but not a commit: hf://org/name@commit).
 _FORM = re.compile(r"\bhf_[A-Za-z0-9]{20,}|(?<!@)\b[0-9a-f]{40}\b")
 
 
 def masked(text: str, environ: Mapping[str, str] | None = None) -> str:
-    """The text with each secret replaced by `***`, also where it stands quoted or escaped.
+    """The text with each secret, also a quoted or escaped one, replaced by `***`.
 
-    Secrets are the values of environment variables whose names say so (*KEY*, *TOKEN*, *SECRET*, *PASSWORD*, *_AUTH,
-    *_BEARER, ...), the passwords in those that hold an address (DATABASE_URL), what stands in an address before its @
-    or behind `token=` and the like, and what has the form of a hub token or of a tracker's key.
+    Secrets are the values of environment variables named like *KEY*, *TOKEN*, *SECRET*, *PASSWORD*, *_AUTH or *_BEARER;
+    passwords in variables that contain an address (DATABASE_URL); the part of an address before its @ and the values of
+    `token=` and similar parameters; and texts that look like a hub token or a tracker's key.
     """
     return masker(environ)(text)
 
 
 def masker(environ: Mapping[str, str] | None = None) -> Callable[[str], str]:
-    """`masked`, with the environment read once: for many texts."""
+    """A `masked` for many texts, which reads the environment once."""
     secrets = set(_values(os.environ if environ is None else environ))
     spellings = _spelled(tuple(sorted(secrets)))
 
@@ -84,13 +84,13 @@ def _is_secret(name: str) -> bool:
 
 @lru_cache(maxsize=8)
 def _spelled(secrets: tuple[str, ...]) -> tuple[str, ...]:
-    """Every spelling of the secrets, longer ones first: one may be part of another."""
+    """Every spelling of the secrets, longer ones first, because one may be part of another."""
     spellings = {spelling for secret in secrets for spelling in _spellings(secret)}
     return tuple(sorted(spellings, key=lambda spelling: (-len(spelling), spelling)))
 
 
 def _spellings(secret: str) -> Iterator[str]:
-    """A text as JSON, Python, HTML, an address, a shell, YAML and an override write it."""
+    """A secret as written in JSON, Python, HTML, an address, a shell, YAML and an override."""
     yield secret
     yield json.dumps(secret)[1:-1]
     yield json.dumps(secret, ensure_ascii=False)[1:-1]

@@ -1,8 +1,8 @@
-"""Signals end a command in order, with the status that a shell, a batch system or a sweep goes by.
+"""Signals end a command in order, with the exit status that shells, batch systems and sweeps expect.
 
-A command is ended where it is (`Interrupts`). While a run trains, a flag is set that the loop reads between steps,
-where it saves and stops (`Signals`). After its last step it is too late for that (`too_late`): what is left is to write
-the results. Standard library only.
+`Interrupts` ends a command wherever it is. During training, `Signals` sets a flag that the loop reads between steps,
+where it saves a checkpoint and stops. After the last step (`too_late`) the run finishes: only results are left to
+write. Standard library only.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from typing import Any, Self
 from lmtool.errors import INTERRUPTED, REQUEUE, TERMINATED, LmtoolError, Stopped
 from lmtool.system.ranks import started_together
 
-# Schedulers announce preemption with the user signals: exit 75 asks to be queued again. A lost terminal ends a run
-# like SIGTERM does.
+# Schedulers announce preemption with the user signals: exit 75 asks to be queued again. Losing the terminal (SIGHUP)
+# ends a run like SIGTERM.
 STATUS = {
     signal.SIGINT: INTERRUPTED,
     signal.SIGTERM: TERMINATED,
@@ -33,12 +33,12 @@ STATUS = {
 
 AGAIN_SECONDS = 0.05
 REPEATED_SECONDS = 0.5
-"""In which the same signal is one request, of processes that were started together."""
+"""Seconds within which a repeated signal counts as the same request, for ranks of one launcher."""
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal, raised where the process is. Like Ctrl-C it is no Exception, which a library would take for one of its
-    own errors."""
+    """A signal, raised at the current instruction. Like Ctrl-C it is not an Exception, so that no library handles it as
+    an error of its own."""
 
     def __init__(self, number: int):
         self.signal = signal.Signals(number)
@@ -46,7 +46,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 def stopped(interrupt: KeyboardInterrupt, when: str = "", hint: str | None = None) -> Stopped:
-    """The end of a command by a signal, or by Ctrl-C where nothing handles signals."""
+    """The end of a command by a signal, or by Ctrl-C if no handler is installed."""
     if not isinstance(interrupt, Interrupted):
         return Stopped("interrupted", INTERRUPTED, hint)
     return Stopped(f"stopped by {interrupt.signal.name}{when}", STATUS[interrupt.signal], hint)
@@ -55,17 +55,17 @@ def stopped(interrupt: KeyboardInterrupt, when: str = "", hint: str | None = Non
 class Interrupts:
     """Context in which the first signal raises Interrupted wherever the process is.
 
-    Where that is a finalizer, in which Python drops what is raised, it is raised again a moment later; where a library
-    makes an error of its own of it, the end of the context makes it Interrupted again. The second signal raises
-    Stopped, so that files are closed and the lock is given up where the first one is still being obeyed; the third ends
-    the process at once. A scheduler that preempts a run sends SIGTERM and then a user signal: that is one request, to
-    be queued again. Signals that were ignored (nohup) stay ignored. Handlers belong to the main thread: entered in
-    another, this does nothing.
+    In a finalizer, where Python drops exceptions, the signal is sent again a moment later. If a library converts the
+    exception into its own, the end of the context raises Interrupted again. The second signal raises Stopped, so that
+    files are closed and the lock is released while the first one is still being handled; the third ends the process at
+    once. SIGTERM followed by a user signal, as schedulers send them, is one request to be queued again. Ignored signals
+    (nohup) stay ignored. Handlers belong to the main thread; in any other thread the context does nothing.
     """
 
-    def __init__(self, go_on: str | None = None, stands: str = "") -> None:
-        """go_on: what to type to go on. stands: what a second signal leaves."""
-        self.go_on, self.stands = go_on, stands
+    def __init__(self, resume_hint: str | None = None, remaining: str = "") -> None:
+        """resume_hint: the hint of the second signal's error. remaining: the end of its message, which names the
+        checkpoint that is left."""
+        self.resume_hint, self.remaining = resume_hint, remaining
         self.received: signal.Signals | None = None
         self._count = 0
         self._last: tuple[int, float] = (0, 0.0)
@@ -108,7 +108,7 @@ class Interrupts:
             sys.unraisablehook, self._unraisable = self._dropped, sys.unraisablehook
 
     def _dropped(self, problem: sys.UnraisableHookArgs) -> None:
-        """Something was raised where nobody could catch it."""
+        """Send a signal again whose exception was raised where nothing can catch it."""
         if not isinstance(problem.exc_value, Interrupted):
             self._unraisable(problem)
             return
@@ -118,7 +118,7 @@ class Interrupts:
         self._again.start()
 
     def obey(self, number: signal.Signals) -> None:
-        """What the first signal does."""
+        """Handle the first signal."""
         self._raised = True
         raise Interrupted(number)
 
@@ -134,13 +134,15 @@ class Interrupts:
             self.received = number
             self.obey(number)
         elif self._count == 2:
-            raise Stopped(f"stopped at once by a second {number.name}{self.stands}", STATUS[number], self.go_on)
+            raise Stopped(
+                f"stopped at once by a second {number.name}{self.remaining}", STATUS[number], self.resume_hint
+            )
         else:
             os._exit(STATUS[number])
 
     def _repeated(self, number: int) -> bool:
-        """Whether a signal is the one that came just before: one of several processes has it from their launcher too,
-        and where that one is killed, again for each of its threads."""
+        """Whether a signal repeats the one just before: a rank also receives it from the launcher, and once for each of
+        the launcher's threads if that is killed."""
         before, self._last = self._last, (number, time.monotonic())
         return self._together and number == before[0] and self._last[1] - before[1] < REPEATED_SECONDS
 
@@ -148,24 +150,24 @@ class Interrupts:
 class Signals(Interrupts):
     """Context in which the first signal sets `received`, which the loop reads between steps."""
 
-    def __init__(self, go_on: str) -> None:
-        super().__init__(go_on, "; the last checkpoint stands")
+    def __init__(self, resume_hint: str) -> None:
+        super().__init__(resume_hint, "; the last checkpoint is intact")
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         super().__exit__(kind, error, trace)
-        if error is None and self.received is not None:  # it came in the last step
+        if error is None and self.received is not None:  # it came during the last step
             _late.append(self.received)
 
     def obey(self, number: signal.Signals) -> None:
-        """The loop does, between steps."""
+        """The loop handles it between steps."""
 
     def stopped(self, step: int, saved: bool) -> Stopped:
         """The end of a run that was asked to stop after `step`."""
         assert self.received is not None
-        where = f"a checkpoint of step {step} is saved" if saved else "saving failed, the checkpoint before it stands"
-        return Stopped(f"stopped by {self.received.name}: {where}", STATUS[self.received], self.go_on)
+        where = f"a checkpoint of step {step} is saved" if saved else "saving failed, the previous checkpoint is intact"
+        return Stopped(f"stopped by {self.received.name}: {where}", STATUS[self.received], self.resume_hint)
 
 
 # --- after the last step ----------------------------------------------------------------------------------------------
@@ -174,32 +176,34 @@ _late: list[signal.Signals] = []
 
 
 class _Late(Interrupts):
-    """The first signal is answered, and changes nothing: what is left of a run is to write its results."""
+    """The first signal is reported and otherwise ignored, because the run only has its results left to write."""
 
-    def __init__(self, go_on: str, log: Callable[[str], None], speaks: bool) -> None:
-        super().__init__(go_on, "; the checkpoint of the last step stands")
-        self.log, self.speaks = log, speaks
+    def __init__(self, resume_hint: str, log: Callable[[str], None], reports: bool) -> None:
+        super().__init__(resume_hint, "; the checkpoint of the last step is intact")
+        self.log, self.reports = log, reports
 
     def obey(self, number: signal.Signals) -> None:
         _late.append(number)
-        text = f"{number.name} came after the last step, too late to stop: the run has finished, and writes its results"
-        if self.speaks:
-            with suppress(OSError):  # not by print, in the middle of which the signal may have come
+        text = (
+            f"{number.name} came after the last step, too late to stop: the run has finished and is writing its results"
+        )
+        if self.reports:
+            with suppress(OSError):  # print is not reentrant, and the signal may have interrupted one
                 os.write(2, f"warning: {text}\n".encode())
             self.log(text)
 
 
-def too_late(go_on: str, log: Callable[[str], None], speaks: bool) -> None:
-    """From here to the end of the surrounding `Interrupts` a signal changes nothing. One that came in the last step is
-    answered now. log: takes the line for log.txt. speaks: whether this process does, of several."""
-    late = _Late(go_on, log, speaks)
+def too_late(resume_hint: str, log: Callable[[str], None], reports: bool) -> None:
+    """Ignore the first signal from here to the end of the surrounding `Interrupts`; one that came during the last step
+    is reported now. log: writes a line to log.txt. reports: whether this rank prints the message."""
+    late = _Late(resume_hint, log, reports)
     late.install()
     for number in take_late():
         late.handle(number)
 
 
 def take_late() -> list[signal.Signals]:
-    """The signals that came too late for a run, once: a sweep runs no further job."""
+    """Remove and return the signals that came too late for a run, after which a sweep starts no further job."""
     late = [*_late]
     _late.clear()
     return late

@@ -134,7 +134,7 @@ def stop(*arguments: Any, **keywords: Any) -> None:
     "words, said",
     [
         ("branch=runs/trunk@7 name=b", "runs/trunk has no checkpoint of step 7, but of 1, 2, 3, 4, 5, 6"),
-        ("branch=runs/trunk@2 name=b branch=runs/trunk@3", "a key is given once"),
+        ("branch=runs/trunk@2 name=b branch=runs/trunk@3", "a key may be set only once"),
         ("branch=runs/trunk@x name=b", "'x' is no step"),
         ("branch=trunk@2 name=b", "set branch=runs/trunk@2"),
         ("branch=runs/trunk/checkpoints/step_00000002 name=b", "set branch=runs/trunk@2"),

@@ -122,7 +122,9 @@ def test_after_the_last_step(
         signalling(patch, PredictionsFile, "after", *numbers)
         run = pretrain("a", "max_steps=2", status=status)
     lines = capfd.readouterr().err.splitlines()
-    came = f"{numbers[0].name} came after the last step, too late to stop: the run has finished, and writes its results"
+    came = (
+        f"{numbers[0].name} came after the last step, too late to stop: the run has finished and is writing its results"
+    )
     assert lines[0] == f"warning: {came}" and f" {came}\n" in (run / "log.txt").read_text()
     assert (run / "result.json").exists() == (status == 0) and not (run / "LOCK").exists()
     assert lines[1:] == [] if status == 0 else lines[1].startswith("error: stopped at once by a second SIGINT")

@@ -63,7 +63,7 @@ def test_a_checkpoint_is_found_where_a_user_points(run: Path) -> None:
 def test_latest_of_too_many_letters_names_no_run(run: Path, content: str) -> None:
     latest = run.parent / "latest"
     latest.write_text(content)
-    with pytest.raises(UserError, match="latest names no run, but a text of more than 255 letters"):
+    with pytest.raises(UserError, match="latest contains no name of a run: it is longer than 255 bytes"):
         find(latest)
     latest.unlink()
     latest.symlink_to("x" * 300)
@@ -140,9 +140,9 @@ def test_no_checkpoint(tmp_path: Path) -> None:
     for name in ("model.safetensors", "state.json"):
         (folder / name).write_text("{}")
     for content, words in (
-        ('{"architectures": ["BertModel"]}', "not one of lmtool"),
-        ("[1]", "holds no JSON object"),
-        ("{" * 100_000, "holds no JSON object"),
+        ('{"architectures": ["BertModel"]}', "not written by lmtool"),
+        ("[1]", "does not contain a JSON object"),
+        ("{" * 100_000, "does not contain a JSON object"),
         ('{"version": 9, "model": {}}', "version 9"),
     ):
         (folder / MANIFEST).unlink(missing_ok=True)
@@ -175,10 +175,10 @@ def fold(path: Path) -> None:
     ("damage", "words"),
     [
         (lambda path: path.unlink(), "is missing"),
-        (cut, "is damaged: |is not as it was written"),
-        (flip, "is damaged: |is not as it was written"),
-        (lambda path: path.write_bytes(b""), "is damaged: 0 bytes|is not as it was written"),
-        (fold, "is no regular file"),
+        (cut, "is damaged: |was changed after it was written"),
+        (flip, "is damaged: |was changed after it was written"),
+        (lambda path: path.write_bytes(b""), "is damaged: 0 bytes|was changed after it was written"),
+        (fold, "is not a regular file"),
     ],
     ids=["deleted", "cut", "flipped", "emptied", "a folder"],
 )
@@ -203,7 +203,7 @@ def test_a_damaged_file_is_refused_by_name(run: Path, name: str, damage: Callabl
 
 def test_a_renamed_checkpoint_is_refused(run: Path) -> None:
     (run / "checkpoints" / "step_00000005").rename(run / "checkpoints" / "step_00000015")
-    with pytest.raises(UserError, match="is of step 5, and its folder is called step_00000015"):
+    with pytest.raises(UserError, match="says step 5, but its folder is called step_00000015"):
         find(run / "checkpoints" / "step_00000015")
     (run / "checkpoints" / "step_00000015").rename(run.parent / "mine")
     assert find(run.parent / "mine") == run.parent / "mine"
@@ -222,11 +222,11 @@ def test_a_manifest_that_lists_no_model_or_is_no_manifest(tmp_path: Path) -> Non
     (folder / "model.safetensors").unlink()
     (folder / MANIFEST).unlink()
     write_manifest(folder, {"step": 5})
-    with pytest.raises(UserError, match=r"lists no model\.safetensors"):
+    with pytest.raises(UserError, match=r"does not list model\.safetensors"):
         find(folder)
     for content in ("[]", "null", "{}", '{"format": 1}', "[" * 100_000):
         (folder / MANIFEST).write_text(content)
-        with pytest.raises(Damaged, match="not as it was written"):
+        with pytest.raises(Damaged, match="changed after it was written"):
             Manifest.read(folder)
 
 
@@ -236,5 +236,5 @@ def test_a_step_that_is_no_whole_number_is_refused(tmp_path: Path, step: Any) ->
     (folder / "state.json").write_text(json.dumps({"step": step}))
     (folder / MANIFEST).unlink()
     write_manifest(folder, {"step": 5})
-    with pytest.raises(UserError, match="state.json: step=.* is no whole number"):
+    with pytest.raises(UserError, match="state.json: step=.* is not a whole number"):
         read_state(folder)

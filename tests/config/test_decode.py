@@ -211,7 +211,7 @@ def test_earlier_problems_come_along_and_silence_what_follows_from_them() -> Non
 def test_text_that_no_file_takes(value: str) -> None:
     for data in (drive(road=value), drive(stops=["a", value])):
         (problem,) = problems_of(data).values()
-        assert "is no text" in problem.message and problem.hint
+        assert "cannot encode" in problem.message and problem.hint
     assert problems_of({**drive(), f"x{value}": 1})
 
 

@@ -58,4 +58,4 @@ def test_a_bomb_in_a_folder_of_yaml(words: list[str], tmp_path: Path, capsys: py
     ]
     assert cli.main([*typed, *words]) == 2
     assert time.process_time() - begun < 10
-    assert "interpolations that stand for more than" in capsys.readouterr().err
+    assert "interpolations expand to more than" in capsys.readouterr().err

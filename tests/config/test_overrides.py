@@ -40,31 +40,31 @@ def test_null_takes_a_choice_away() -> None:
         ("task=sst2,cola", "several choices", "-m task=sst2,cola"),
         ("seed=1,2", "several values", "-m sweeps over them"),
         ("data.path=a.txt,b.txt", "several values", "a list is 'data.path=[a.txt,b.txt]'; one text is 'data.path="),
-        ("data.path=it's", "meaning of its own", "it's"),
-        ("data.path=a(b.csv", "meaning of its own", "'data.path=\"a(b.csv\"'"),
-        ("data.path=[é", "meaning of its own", "'data.path=\"[é\"'"),
-        ("é=1", "é=1: é is no key", "letters, digits"),
-        ("=3", "nothing is no key", "letters, digits"),
-        ("hydra.foo=1", "hydra.foo=1: of Hydra's own keys", "omit it"),
-        ("hydra.run.dir=", "hydra.run.dir=: of Hydra's own keys", "set run_dir=FOLDER"),
-        ("hydra.run.dir=x", "hydra.run.dir=x: of Hydra's own keys", "set run_dir=x"),
-        ("hydra/launcher=joblib", "read with -m alone", "add -m"),
-        ("~model", "cannot be taken away", "lmtool list model"),
-        ("~seed", "cannot be taken away", "seed=VALUE"),
-        ("seed", "no override", "write seed=VALUE"),
-        ("bert", "no override", "write model=bert"),
-        ("max_stps", "no override", "write max_steps=VALUE"),
-        ("max_epoch", "no override", "a word is KEY=VALUE"),
-        ("runs/first", "no override", "write checkpoint=runs/first"),
-        ("bert-base-cased", "no override", "write checkpoint=hf://bert-base-cased"),
-        ("org/name", "no override", "write checkpoint=hf://org/name"),
-        ("rows.csv", "no override", "write task=rows.csv"),
+        ("data.path=it's", "special meaning", "it's"),
+        ("data.path=a(b.csv", "special meaning", "'data.path=\"a(b.csv\"'"),
+        ("data.path=[é", "special meaning", "'data.path=\"[é\"'"),
+        ("é=1", "é=1: é is not a key", "letters, digits"),
+        ("=3", "=3 has no key before =", "letters, digits"),
+        ("hydra.foo=1", "hydra.foo=1: the only keys of Hydra", "omit it"),
+        ("hydra.run.dir=", "hydra.run.dir=: the only keys of Hydra", "set run_dir=FOLDER"),
+        ("hydra.run.dir=x", "hydra.run.dir=x: the only keys of Hydra", "set run_dir=x"),
+        ("hydra/launcher=joblib", "only used with -m", "add -m"),
+        ("~model", "cannot be removed", "lmtool list model"),
+        ("~seed", "cannot be removed", "seed=VALUE"),
+        ("seed", "not an override", "write seed=VALUE"),
+        ("bert", "not an override", "write model=bert"),
+        ("max_stps", "not an override", "write max_steps=VALUE"),
+        ("max_epoch", "not an override", "write KEY=VALUE"),
+        ("runs/first", "not an override", "write checkpoint=runs/first"),
+        ("bert-base-cased", "not an override", "write checkpoint=hf://bert-base-cased"),
+        ("org/name", "not an override", "write checkpoint=hf://org/name"),
+        ("rows.csv", "not an override", "write task=rows.csv"),
         ("model=bert-base-cased", "is not one of", "did you mean checkpoint=hf://bert-base-cased?"),
         ("task=glue/sst2", "is not one of", "did you mean task=sst2, or task=custom"),
         ("model=glob(bert*)", "several options for one run", "-m 'model=glob(bert*)'"),
-        ("seed=glob(*)", "seed is no group", "write the values out"),
+        ("seed=glob(*)", "seed is not a group", "write the values out"),
         ("model/position=learned", "no group model/position", "model/positions=learned"),
-        ("seed=[range(1,3),-1]", "a sweep inside a list", "-m seed=... sweeps"),
+        ("seed=[range(1,3),-1]", "a sweep inside a list", "-m seed=A,B sweeps"),
         ("seed={a: [1, interval(1,3)]}", "a sweep inside a list or section", "write the values out"),
         ("data/x=learned", "no group data/x", "lmtool list"),
     ],
@@ -94,15 +94,15 @@ def test_two_choices_of_a_group() -> None:
 def test_a_key_is_given_once(multirun: bool) -> None:
     typed = read(["seed=1", "a.b=x", "++seed=2", "a.b=x"], OFFERS, multirun=multirun)
     (problem,) = typed.problems
-    assert (problem.message, problem.hint) == ("seed=1 and seed=2: a key is given once", "keep one of them")
+    assert (problem.message, problem.hint) == ("seed=1 and seed=2: a key may be set only once", "keep one of them")
     (problem,) = read(["text=a", "text=b"], replace(OFFERS, verbatim=["text"])).problems
-    assert problem.message == "text=a and text=b: a key is given once"
+    assert problem.message == "text=a and text=b: a key may be set only once"
 
 
 def test_alternatives_are_not_typed_together() -> None:
     offers = replace(OFFERS, alternatives=[("a.steps", "a.share")])
     (problem,) = read(["a.share=0.5", "a.steps=3"], offers).problems
-    assert problem.message == "a.steps=3 and a.share=0.5: one of them counts"
+    assert problem.message == "a.steps=3 and a.share=0.5 exclude each other"
     assert not read(["a.share=null", "a.steps=3"], offers).problems
 
 

@@ -33,7 +33,7 @@ def test_what_is_printed_is_the_same_data(text: str) -> None:
 
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "config.yaml")
-    with pytest.raises(UserError, match="config.yaml is no regular file"):
+    with pytest.raises(UserError, match="config.yaml is not a regular file"):
         saved.read(tmp_path / "config.yaml")
 
 

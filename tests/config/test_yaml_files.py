@@ -23,8 +23,8 @@ BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
     ("text", "says", "line"),
     [
         (BOMB, "more than 20000 keys and values", 5),
-        (f"top: &top {{<<: *top}}\n{BOMB}", "alias \\*top names nothing that ends before it", 1),
-        ("a: *b\n", "names nothing", 1),
+        (f"top: &top {{<<: *top}}\n{BOMB}", "alias \\*top has no complete anchor before it", 1),
+        ("a: *b\n", "no complete anchor", 1),
         ("[" * 100_000 + "]" * 100_000, "nested more than 50 deep", 1),
         ("".join(f"{' ' * depth}k:\n" for depth in range(1000)), "nested more than 50 deep", 51),
         ("a: [" + "1, " * 100_000 + "]", "more than 20000 keys", 1),

@@ -222,7 +222,7 @@ def test_find_takes_what_a_user_types(run: Path) -> None:
     "make, words",
     [
         (lambda place: place / "nowhere", "nowhere: no such folder"),
-        (lambda place: place, "neither a checkpoint of lmtool nor a published config.json in it"),
+        (lambda place: place, "the folder contains neither an lmtool checkpoint nor a config.json of transformers"),
         (lambda place: place / "model.bin", "pickled weights can run code"),
         (lambda place: place / "notes.txt", "reads checkpoint folders"),
     ],
@@ -259,7 +259,7 @@ def test_an_edited_manifest_is_noticed_and_a_newer_format_is_named(run: Path) ->
     manifest = json.loads(path.read_text())
     changed = {**manifest, "step": 7}
     path.write_text(json.dumps(changed, indent=2))
-    with pytest.raises(Damaged, match="not as it was written"):
+    with pytest.raises(Damaged, match="changed after it was written"):
         verify(path.parent)
     path.write_text(json.dumps({**manifest, "format": 2}))
     with pytest.raises(UserError, match="newer lmtool"):
@@ -362,7 +362,7 @@ def test_the_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
             (tmp_path / "run" / "metrics.jsonl").unlink(missing_ok=True)
             (tmp_path / "run" / "metrics.jsonl").symlink_to("metrics.jsonl")
 
-    with pytest.raises(UserError, match=r"cannot write \S+/metrics\.jsonl: a link stands there"):
+    with pytest.raises(UserError, match=r"cannot write \S+/metrics\.jsonl: a link is in its place"):
         go(tmp_path / "run", learner=Linking(), max_steps=2, evaluate_every=2)
 
 

@@ -158,7 +158,7 @@ def test_a_long_setting_has_a_name_that_a_disk_takes() -> None:
         ),
         (["hydra/launcher=joblib", "hydra.launcher.n_job=2"], "n_job"),
         (["hydra.sweeper.max_batch_size=0"], "hydra.sweeper.max_batch_size=0: a number of jobs, 1 or more"),
-        (["hydra.sweeper.params.seed=1"], "values to sweep over stand in YAML under this key"),
+        (["hydra.sweeper.params.seed=1"], "this key is for sweep values in YAML"),
         (["hydra/sweeper=optuna", "hydra.sweeper.custom_search_space=os.system"], "is never imported"),
         pytest.param(
             ["hydra/launcher=submitit_local", "hydra.launcher.nodes=2"], "only one node", marks=pytest.mark.slow
@@ -261,7 +261,7 @@ def test_links_in_the_folder_of_a_sweep_are_not_followed(
     assert cli.main([*typed, "seed=0,1"]) == 0
     Path("runs/mine", name).symlink_to(Path("own").resolve())
     assert cli.main([*typed, "seed=0,1,5"]) == 2
-    assert f"error: runs/mine/{name}: a link stands there" in capsys.readouterr().err
+    assert f"error: runs/mine/{name}: a link is in its place" in capsys.readouterr().err
     assert not [*Path("own").iterdir()]
 
 

@@ -78,7 +78,7 @@ def test_links_are_replaced_refused_and_never_followed(tmp_path: Path) -> None:
     with pytest.raises(OSError) as caught:
         open_to_append(place / "appended")
     assert caught.value.errno == errno.ELOOP
-    with pytest.raises(OSError, match="folder is a link, and none is followed"):
+    with pytest.raises(OSError, match="folder is a link, which is not followed"):
         real_folder(place / "folder")
     (place / "hard").hardlink_to(own / "file")
     os.write(open_to_append(place / "hard"), b" and more")
