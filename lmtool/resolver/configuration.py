@@ -1,5 +1,5 @@
-"""From a command line to its configuration: shorthands, then Hydra, a saved configuration or the trunk of a branch,
-then `auto`, the decoder and the rules.
+"""The configuration of a command line: shorthands; then Hydra, a saved configuration or the trunk of a branch; then
+`auto`, the decoder and the rules.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ def _composed(line: CommandLine, offers: Offers) -> tuple[Data, list[Problem]]:
 
 
 def _saved(line: CommandLine, offers: Offers) -> tuple[Data, list[Problem]]:
-    """A saved configuration updated with the overrides, and the problems of these."""
+    """A saved configuration updated with the overrides, and the problems of the overrides."""
     path = line.saved
     assert path is not None
     data = saved.read(path)
     command = str(data.get("command", line.verb))
     if command != line.verb:
         hint = plugins.command_line(command, "--config", str(path))
-        raise UserError(f"{path}: saved by lmtool {command}", hint)
+        raise UserError(f"{path} was saved by lmtool {command}, not by lmtool {line.verb}", hint)
     values, found = overrides.as_values(line.words, offers)
     return merge(saved.body(data), values), found
 

@@ -1,4 +1,5 @@
-"""From plain data to a command's configuration: the saved configuration of the checkpoint, the decoder, the rules."""
+"""Decoding of a command's configuration: reads the configurations of its checkpoint and teachers, and applies the
+rules."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ def decoded(
         data: composed plain data, or the body of a saved configuration.
         earlier: problems to report together with the others.
         running: whether the command runs on this machine, rather than only being planned.
-        reads_checkpoint: False for a complete configuration, which takes nothing from the checkpoint that it names; its
+        reads_checkpoint: False for a complete configuration, whose sections are independent of its checkpoint; its
             teachers are read only if it runs.
 
     Raises:
@@ -45,7 +46,7 @@ def decoded(
     problems += [
         Problem(
             "plugins",
-            f"plugins: {plugin} is not loaded; no name in a configuration is imported",
+            f"plugins: {plugin} is not loaded, because names in a configuration are never imported",
             f"type --plugin {plugin}",
         )
         for plugin in unknown
@@ -63,8 +64,8 @@ def decoded(
             running=running,
         )
     except ConfigError as error:
-        known = [_missing_device(verb, data, _of_another(verb, problem)) for problem in error.problems]
-        raise ConfigError(known) from error
+        problems = [_missing_device(verb, data, _key_of_others(verb, problem)) for problem in error.problems]
+        raise ConfigError(problems) from error
 
 
 def _start_config(data: Mapping[str, Any], problems: list[Problem]) -> dict[str, Any] | None:
@@ -86,30 +87,28 @@ def _start_config(data: Mapping[str, Any], problems: list[Problem]) -> dict[str,
         return None
     missing = [plugin for plugin in config.get("plugins") or () if plugin not in plugins.typed()]
     if missing:
-        message = f"checkpoint={checkpoint} was made with the plugin {missing[0]}, which is not loaded"
-        problems.append(Problem("checkpoint", message, " ".join(f"--plugin {plugin}" for plugin in missing)))
+        message = f"checkpoint={checkpoint} needs the plugin {missing[0]}, which is not loaded"
+        problems.append(Problem("checkpoint", message, "add " + " ".join(f"--plugin {name}" for name in missing)))
         return None
     return config
 
 
 def _missing_device(verb: str, data: Mapping[str, Any], problem: Problem) -> Problem:
-    """A type of device that can be planned for but not run on."""
+    """For the name of a device type, which only `lmtool plan` accepts: an error that says so."""
     name = data.get("device")
     if problem.key != "device" or name not in DEVICES:
         return problem
-    plans = f"lmtool plan {verb} device={name} plans for one; " if verb in ("pretrain", "finetune") else ""
-    hint = f"{plans}lmtool {verb} runs on auto, cpu, cuda or cuda:N"
-    return Problem("device", f"device={name}: a kind of device, not one that is here", hint)
+    plans = f"lmtool plan {verb} device={name} plans for it; " if verb in ("pretrain", "finetune") else ""
+    hint = f"{plans}set device=auto, cpu, cuda or cuda:N"
+    return Problem("device", f"device={name} is a type of device, not a device of this machine", hint)
 
 
-def _of_another(verb: str, problem: Problem) -> Problem:
+def _key_of_others(verb: str, problem: Problem) -> Problem:
     """For a key that only other commands have: a hint that names these commands."""
     having = [name for name, command in COMMANDS.items() if problem.key in command.model_fields and name != verb]
     if not problem.message.startswith("unknown key") or problem.meant or not having:
         return problem
-    return replace(
-        problem, hint=f"{problem.key} is a key of lmtool {', '.join(having)}; lmtool {verb} does not read it"
-    )
+    return replace(problem, hint=f"omit it: {problem.key} is a key of lmtool {', '.join(having)}")
 
 
 def completed(config: Mapping[str, Any]) -> Mapping[str, Any]:

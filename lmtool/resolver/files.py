@@ -1,5 +1,5 @@
-"""`task=FILE` and `data=FILE`: a file or folder of the user in place of the name of a task or source, expanded into
-overrides. Imports no torch.
+"""`task=FILE` and `data=FILE`: expands a file or folder, typed instead of the name of a task or source, into overrides.
+Imports no torch.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from lmtool.system.terminal import say
 from lmtool.tasks.files import canonical
 from lmtool.tasks.guessing import TABLES, guess, headless, is_path, is_text, typed
 
-_HEAD = 100  # rows that say which column holds the text
+_HEAD = 100  # rows from which the text column is inferred
 _LETTERS = re.compile(r"[A-Za-z]+")
 
 
 def named(line: CommandLine) -> list[str]:
-    """Files and folders on the command line that stand for labeled rows or for text, by the key that they replace."""
+    """The arguments, with the key task= or data= added to each file or folder."""
     return [
         word if "=" in word else f"{'task' if Path(word).suffix.lower() in TABLES else 'data'}={word}"
         for word in line.words
@@ -44,8 +44,8 @@ def _require_one_path(values: Mapping[str, str], section: str, content: str, cho
     file, path = values[section], values.get(f"{section}.path")
     if path is not None:
         raise UserError(
-            f"{section}={file} and {section}.path={path}: both name {content}",
-            f"set {section}={choice} {section}.path={path}, or {section}={file} alone",
+            f"{section}={file} and {section}.path={path} both name {content}",
+            f"set {section}={choice} {section}.path={path}, or only {section}={file}",
         )
 
 
@@ -57,12 +57,12 @@ def with_task(line: CommandLine) -> list[str]:
     if not is_path(file, options("task", line.config_dirs)):
         return list(line.words)
     _require_one_path(values, "task", "data", "NAME")
-    full = [f"task.path={file}"]  # all that changes where a checkpoint has a task
+    full = [f"task.path={file}"]  # all that `evaluate` needs, because its checkpoint has the task
     if line.verb != "evaluate":
-        given = {key.removeprefix("task."): value for key, value in values.items() if key.startswith("task.")}
-        # What `check` reads may have rows that fail: it lists them.
+        typed_keys = {key.removeprefix("task."): value for key, value in values.items() if key.startswith("task.")}
+        # `check` lists the rows with errors instead of stopping.
         with collected() if line.verb == "check" else contextlib.nullcontext():
-            full = guess(file, given).words(file)
+            full = guess(file, typed_keys).words(file)
         full = [word for word in full if word.startswith("task=") or word.partition("=")[0] not in values]
     return _printed(line, "task", file, full)
 
@@ -81,8 +81,8 @@ def with_text(line: CommandLine) -> list[str]:
 
 def _printed(line: CommandLine, key: str, file: str, full: Sequence[str]) -> list[str]:
     """The overrides with `key=file` replaced by `full`, which is printed together with other keys of the section."""
-    own = [word for word in line.words if word.startswith(f"{key}.")]
-    say(f"{key}={file} is read as: {shlex.join([*full, *own])}", sys.stderr)
+    others = [word for word in line.words if word.startswith(f"{key}.")]
+    say(f"{key}={file} is read as: {shlex.join([*full, *others])}", sys.stderr)
     number = line.words.index(f"{key}={file}")
     return [*line.words[:number], *full, *line.words[number + 1 :]]
 
@@ -96,7 +96,7 @@ def _is_path(value: str, names: Sequence[str]) -> bool:
         raise no_such_file("data", value)
     if kind_of(value) is None and path.is_file():
         raise UserError(
-            f"data={value}: its name does not say what kind of text it is",
+            f"data={value}: its type cannot be inferred from its name",
             f"set data=text data.path={value}, or data=jsonl, data=csv or data=parquet",
         )
     return kind_of(value) is not None or path.is_dir()
@@ -130,8 +130,8 @@ def _of_folder(value: str, folder: Path) -> dict[str, str]:
         for pattern in by_split.get(split, ()):
             if key in paths:
                 raise UserError(
-                    f"data={value}: its {split} files are of several kinds: {', '.join(sorted(by_split[split]))}",
-                    f"name those that are meant: data=KIND data.path='{folder / pattern}'",
+                    f"data={value}: its {split} files have several types: {', '.join(sorted(by_split[split]))}",
+                    f"choose one type: data=KIND data.path='{folder / pattern}'",
                 )
             paths[key] = str(folder / pattern)
     return paths
@@ -145,13 +145,13 @@ def _only_kind(value: str, folder: Path) -> str:
         kinds.update(kind for name in names if not name.startswith(".") and (kind := kind_of(name)))
     if not kinds:
         raise UserError(
-            f"data={value}: the folder holds no text: no .txt, .jsonl, .csv, .tsv or .parquet file",
-            "name another folder, or a pattern: data=text data.path='FOLDER/*.md'",
+            f"data={value}: the folder has no .txt, .jsonl, .csv, .tsv or .parquet file",
+            "use another folder, or a pattern: data=text data.path='FOLDER/*.md'",
         )
     if len(kinds) > 1:
-        held = ", ".join(f"{count} of {kind}" for kind, count in kinds.most_common())
+        counts = ", ".join(f"{count} of {kind}" for kind, count in kinds.most_common())
         forms = "   or ".join(f"data={kind} data.path={value}" for kind, _ in kinds.most_common())
-        raise UserError(f"data={value}: the folder holds files of several kinds: {held}", f"use {forms}")
+        raise UserError(f"data={value}: the folder has files of several types: {counts}", f"use {forms}")
     return next(iter(kinds))
 
 
@@ -159,7 +159,7 @@ def _column(value: str, rows: Iterator[Mapping[str, Any]], words: str, has_heade
     """The text column: `text`, or the only text column in the first rows. has_header: the first line contains column
     names. Raises UserError if that line is a row, or if the column is ambiguous."""
     columns: dict[str, list[Any]] = {}
-    # What is wrong with a row, or with the rest of the file, is reported when the text is read.
+    # Errors in rows, or in the rest of the file, are reported when the text is read.
     with collected(), contextlib.suppress(UserError):
         for row in itertools.islice(rows, _HEAD):
             for name, cell in row.items():
@@ -168,13 +168,14 @@ def _column(value: str, rows: Iterator[Mapping[str, Any]], words: str, has_heade
         return "text"
     if has_header and (why := headless(columns)):
         raise UserError(
-            f"data={value}: {why}", f"write their names above it; if it does name them: {words} data.text=COLUMN"
+            f"data={value}: {why}",
+            f"add a line of column names; if the first line has them, set {words} data.text=COLUMN",
         )
     texts = [name for name, cells in columns.items() if is_text(cells)]
     if len(texts) == 1:
         return texts[0]
     names = texts or list(columns)
-    problem = "several of its columns hold text" if texts else "none of its columns holds text"
+    problem = "several columns contain text" if texts else "no column contains text"
     forms = "   or ".join(f"{words} data.text={typed(name)}" for name in names[:2])
     raise UserError(f"data={value}: {problem}: {', '.join(names)}", f"use {forms}")
 

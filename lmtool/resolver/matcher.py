@@ -21,7 +21,7 @@ from lmtool.distillation.configs import DistillConfig
 from lmtool.errors import Problem
 from lmtool.learners.configs import LearnedConfig, MixtureConfig, ObjectiveConfig, special_token
 from lmtool.models.configs import ModelConfig
-from lmtool.resolver.schema.phases import OF_A_PASS, words_of
+from lmtool.resolver.schema.phases import EPOCH_KEYS, words_of
 from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig, RunConfig
 from lmtool.tasks.configs import TaskConfig
 from lmtool.tokenizers.configs import TokenizerConfig
@@ -36,15 +36,15 @@ def tokens_around(model: ModelConfig, text_format: str | None = None) -> Iterato
     layout, start = FORMATS.get(text_format or model.text_format), model.start_role
     for role in (*(layout.roles if layout is not None else ()), *([start] if start else [])):
         yield Requirement(
-            special_token(role), "tokenizer", f"model={model.name} puts around its texts", "set tokenizer=auto"
+            special_token(role), "tokenizer", f"model={model.name} adds to its texts", "set tokenizer=auto"
         )
 
 
 def missing_token(needs: Iterable[Requirement], roles: Iterable[str]) -> str | None:
     """The first missing token as a sentence: "has no mask token, which objective=mlm needs"; None: all exist."""
-    known = frozenset(roles)
-    lacking = (need for need in needs if need.offer.section == "roles" and not need.offer.holds(known))
-    return next((need.problem(known).message for need in lacking), None)
+    tokens = frozenset(roles)
+    lacking = (need for need in needs if need.offer.section == "roles" and not need.offer.holds(tokens))
+    return next((need.problem(tokens).message for need in lacking), None)
 
 
 def fits(learned: LearnedConfig, model: ModelConfig, roles: Roles) -> bool:
@@ -54,7 +54,7 @@ def fits(learned: LearnedConfig, model: ModelConfig, roles: Roles) -> bool:
     return not any(True for part in learned.parts() for _ in unmet(part, model=model, roles=roles))
 
 
-# The pairs of sections that are matched. Of each pair only the first problem is reported.
+# The pairs of sections that are matched. Only the first problem of a pair is reported.
 
 Phases = tuple[dict[str, Any], ...]
 SectionsOf = Callable[..., dict[str, Any]]
@@ -110,7 +110,7 @@ def _nearest(component: Component, part: Component, others: dict[str, Any]) -> s
 
 
 def _conflicts(section: str, command: type[Config]) -> None:
-    """Check a section, or every member of a mixture, for contradictions of its own."""
+    """Check a section, or every member of a mixture, for contradictions within it."""
 
     def check(component: Component) -> Iterator[Problem]:
         parts = component.parts() if isinstance(component, LearnedConfig) else (component,)
@@ -168,7 +168,7 @@ def require_tokens_of_objective(
             return
 
 
-# The nearest legal override.
+# --- the nearest legal override -----------------------------------------------------------------------------------
 
 
 def _defaults(group: str) -> Iterator[Any]:
@@ -188,7 +188,7 @@ def _suggested_roles(model: ModelConfig) -> Roles:
 
 
 def _published_objective(model: ModelConfig) -> dict[str, Any]:
-    """The section that objective=auto stands for."""
+    """The section that objective=auto selects."""
     return model.recipe()["pretrain"].get("objective", {})
 
 
@@ -204,8 +204,8 @@ def fitting_objectives(model: ModelConfig, roles: Roles) -> list[ObjectiveConfig
 
 
 def _other_objective(objective: ObjectiveConfig, model: ModelConfig, roles: Roles) -> list[str]:
-    """The nearest objective that is compatible with a model, as an override. Of a mixture: its compatible members, and
-    others in place of the incompatible ones."""
+    """The nearest objective that is compatible with a model, as an override. For a mixture: its compatible members, and
+    replacements for the others."""
     fitting = [other.name for other in fitting_objectives(model, _suggested_roles(model) if roles is None else roles)]
     if not isinstance(objective, MixtureConfig):
         return [f"objective={name}" for name in fitting[:1]]
@@ -240,9 +240,10 @@ def _written(member: str | dict[str, Any]) -> str:
     return "{" + ",".join(f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in member.items()) + "}"
 
 
-# Recurrent memory: a model that carries state from batch to batch along streams of joined text (data/loader.py) needs
-# one process that reads all streams from the beginning of an epoch to its end.
-
+# --- recurrent memory ---------------------------------------------------------------------------------------------
+#
+# A model that carries state from batch to batch along streams of joined text (data/loader.py) needs one process that
+# reads all streams from the beginning of an epoch to its end.
 
 _SEPARATE = "or data.documents=separate, which carries no state"
 
@@ -258,7 +259,7 @@ def require_reuse_for_memory(model: ModelConfig, objective: ObjectiveConfig, dat
     if objective.reuses_nothing and fits(objective, model, None) and reads_lanes(model, objective, data):
         yield Problem(
             "model.memory_length",
-            f"model.memory_length={model.remembers} caches the states of reused tokens, and objective.reuse=0",
+            f"model.memory_length={model.remembers} caches the states of reused tokens, but objective.reuse=0",
             "set objective.reuse=256 for windows of 512, or model.memory_length=0",
         )
 
@@ -266,9 +267,9 @@ def require_reuse_for_memory(model: ModelConfig, objective: ObjectiveConfig, dat
 def _phase_that_cuts(phases: Phases) -> str | None:
     """A phase that changes the streams or their number, which loses their state, as a sentence; None: no phase does."""
     for number, phase in enumerate(phases):
-        changed = {key: phase[key] for key in OF_A_PASS if key in phase}
+        changed = {key: phase[key] for key in EPOCH_KEYS if key in phase}
         if changed:
-            return f"phases.{number} gives {words_of(changed)}"
+            return f"phases.{number} sets {words_of(changed)}"
     return None
 
 
@@ -292,7 +293,7 @@ def _needs_of_state(model: ModelConfig) -> Iterator[Requirement]:
     """The requirements of a run that carries state."""
     carries = f"model={model.name} carries state from batch to batch"
     yield Requirement(ONE_PROCESS, "devices", f"{carries}, which stays within one process", "set devices=1")
-    yield Requirement(ONE_MODEL, "distill", f"{carries}, and the other model does not", "set distill=none")
+    yield Requirement(ONE_MODEL, "distill", f"{carries}, but the other model does not", "set distill=none")
     reason = f"model={model.name} carries state along streams of text, which these keys interrupt"
     yield Requirement(SAME_STREAMS, "phases", reason, "set them for the whole run instead")
 
@@ -301,10 +302,10 @@ def _match_state(key: str) -> None:
     def check(model: ModelConfig, objective: ObjectiveConfig, data: DataConfig, value: Any) -> Iterator[Problem]:
         if not reads_lanes(model, objective, data):
             return
-        other = value or int(os.environ.get("WORLD_SIZE", "1")) if key == "devices" else value
+        actual = value or int(os.environ.get("WORLD_SIZE", "1")) if key == "devices" else value
         for need in _needs_of_state(model):
-            if need.offer.section == key and not need.offer.holds(other):
-                yield need.problem(other)
+            if need.offer.section == key and not need.offer.holds(actual):
+                yield need.problem(actual)
 
     check.__qualname__ = f"carried state with {key}"
     rule(PretrainConfig, "model", "objective", "data", key)(check)
@@ -314,7 +315,7 @@ for _key in ("devices", "distill", "phases"):
     _match_state(_key)
 
 
-# Phases: budgets that they allow, and keys without effect.
+# --- phases -------------------------------------------------------------------------------------------------------
 
 
 @rule(PretrainConfig, "phases", "max_epochs", "max_steps")
@@ -322,12 +323,12 @@ def refuse_epochs_of_unequal_phases(
     phases: Phases, max_epochs: float | None, max_steps: int | None
 ) -> Iterator[Problem]:
     """A number of epochs is a budget only if an epoch has the same length in all phases."""
-    differing = [key for key in OF_A_PASS if len({json.dumps(phase.get(key), sort_keys=True) for phase in phases}) > 1]
+    differing = [key for key in EPOCH_KEYS if len({json.dumps(phase.get(key), sort_keys=True) for phase in phases}) > 1]
     if max_epochs is not None and differing:
         other = f"max_steps={max_steps} is a budget" if max_steps is not None else "with max_steps=10000 or max_tokens="
         yield Problem(
             "max_epochs",
-            f"max_epochs={max_epochs:g}: an epoch differs in length between phases that differ in "
+            f"max_epochs={max_epochs:g}: the length of an epoch changes between phases, which differ in "
             f"{', '.join(differing)}",
             f"set max_epochs=null: {other}" if max_steps is not None else f"set max_epochs=null {other}",
         )
@@ -341,6 +342,6 @@ def refuse_unused_length(phases: Phases, max_length: int) -> Iterator[Problem]:
     if phases and None not in lengths and max_length not in (default, *lengths):
         yield Problem(
             "max_length",
-            f"max_length={max_length} is not used by any phase: each sets its own",
+            f"max_length={max_length} is not used: every phase sets its own max_length",
             f"set phases.0.max_length={max_length}, or omit max_length=",
         )

@@ -48,12 +48,12 @@ def with_sections(data: dict[str, Any], config_dirs: Sequence[Path] = ()) -> dic
 def _phase(phase: Any, number: int, config_dirs: Sequence[Path]) -> Any:
     """A phase whose text source is a name gets the section of that name, updated with its own keys."""
     nested = nested_keys(phase) if isinstance(phase, dict) else {}
-    given = nested.get("data")
-    if not isinstance(given, dict) or not isinstance(given.get("name"), str):
+    text = nested.get("data")
+    if not isinstance(text, dict) or not isinstance(text.get("name"), str):
         return phase
-    name, offered = given["name"], compose.offers_of_primary("pretrain", config_dirs).groups.get("data", ())
+    name, offered = text["name"], compose.offers_of_primary("pretrain", config_dirs).groups.get("data", ())
     if name in offered:
-        section = merge(compose.option("data", name, config_dirs), given)
+        section = merge(compose.option("data", name, config_dirs), text)
         return {**nested, "data": with_sections({"data": section}, config_dirs)["data"]}
     if lookup("data", name) is None:
         raise ConfigError([unknown_choice("data", f"phases.{number}.data", name, offered)])
@@ -61,16 +61,16 @@ def _phase(phase: Any, number: int, config_dirs: Sequence[Path]) -> Any:
 
 
 def _task(key: str, member: Any, config_dirs: Sequence[Path]) -> Any:
-    """The section of a task that is given by name, alone or with further keys; other sections stay. key: its key."""
-    given = member if isinstance(member, str) else None
+    """The section of a task for its name, alone or with further keys; other sections stay unchanged. key: its key."""
+    name = member if isinstance(member, str) else None
     if isinstance(member, dict) and "kind" not in member and isinstance(member.get("name"), str):
-        given = member["name"]
-    if given is None or given == "???":
+        name = member["name"]
+    if name is None or name == "???":
         return member
     offered = _tasks(config_dirs)
-    if given not in offered:
-        raise ConfigError([unknown_choice("task", key, given, offered)])
-    section = compose.option("task", given, config_dirs)
+    if name not in offered:
+        raise ConfigError([unknown_choice("task", key, name, offered)])
+    section = compose.option("task", name, config_dirs)
     return merge(section, member) if isinstance(member, dict) else section
 
 
@@ -85,22 +85,21 @@ def _objective(member: Any, config_dirs: Sequence[Path]) -> Any:
 
 def _text(member: Any, config_dirs: Sequence[Path]) -> Any:
     """A member of a mixture of texts: an option of the group by name, alone or with further keys."""
-    given = member.get("name") if isinstance(member, dict) else member
-    if not isinstance(given, str) or given == "???":
+    name = member.get("name") if isinstance(member, dict) else member
+    if not isinstance(name, str) or name == "???":
         return member
-    if given.startswith("task:"):
-        return {"name": "task", "task": _task("data.members", given.removeprefix("task:"), config_dirs)}
+    if name.startswith("task:"):
+        return {"name": "task", "task": _task("data.members", name.removeprefix("task:"), config_dirs)}
     offered = compose.offers_of_primary("pretrain", config_dirs).groups.get("data", ())
-    if given not in offered:
-        if lookup("data", given) is not None:
+    if name not in offered:
+        if lookup("data", name) is not None:
             return member
-        raise ConfigError([unknown_choice("data", "data.members", given, offered)])
-    section = compose.option("data", given, config_dirs)
-    # What is missing here may be given by its key, and the decoder asks for it by that.
-    section = {key: value for key, value in section.items() if value != "???"}
-    own = member if isinstance(member, dict) else {}
-    title = {} if section.get("name") == given else {"title": given}
-    return {**title, **merge(section, {key: value for key, value in own.items() if key != "name"})}
+        raise ConfigError([unknown_choice("data", "data.members", name, offered)])
+    # Required values may be set by further keys; otherwise the decoder reports them.
+    section = {key: value for key, value in compose.option("data", name, config_dirs).items() if value != "???"}
+    title = {} if section.get("name") == name else {"title": name}
+    changes = {key: value for key, value in member.items() if key != "name"} if isinstance(member, dict) else {}
+    return {**title, **merge(section, changes)}
 
 
 def _tasks(config_dirs: Sequence[Path]) -> tuple[str, ...]:

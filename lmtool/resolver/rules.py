@@ -54,7 +54,7 @@ def require_one_batch_size(batch_examples: int | None, batch_tokens: int | None)
             "set the other to null: batch_tokens=null or batch_examples=null",
         )
     if batch_examples is None and batch_tokens is None:
-        yield Problem("batch_tokens", "no batch size given", "set batch_examples=32 or batch_tokens=2048")
+        yield Problem("batch_tokens", "missing batch size", "set batch_examples=32 or batch_tokens=2048")
 
 
 @rule(RunConfig, "batch_tokens", "max_length")
@@ -86,7 +86,7 @@ def require_positions_for_length(max_length: int, model: ModelConfig) -> Iterato
         yield Problem(
             "max_length",
             f"max_length={max_length} is more than model.max_positions={model.max_positions}",
-            f"set max_length={model.max_positions} at most",
+            f"set max_length={model.max_positions} or lower",
         )
 
 
@@ -98,7 +98,7 @@ def require_positions_for_memory(model: ModelConfig, max_length: int) -> Iterato
             "model.max_positions",
             f"max_length={max_length} after a memory of {model.remembers} tokens is more than "
             f"model.max_positions={model.max_positions}",
-            f"set model.max_positions={max_length + model.remembers}, or shorter memories, in training and evaluation",
+            f"set model.max_positions={max_length + model.remembers}, or smaller memory lengths",
         )
 
 
@@ -109,8 +109,8 @@ def require_positions_for_virtual_tokens(
     """The model has positions for a text together with the virtual tokens of the tuning method."""
     virtual = tuning.reserved_positions(model)
     left = model.max_positions - virtual
-    if virtual and left < max_length <= model.max_positions:  # more is another rule's
-        fewer = f"a smaller tuning.length={max(1, model.max_positions - max_length)}"
+    if virtual and left < max_length <= model.max_positions:  # a longer one is refused by require_positions_for_length
+        fewer = f"tuning.length={max(1, model.max_positions - max_length)}"
         yield Problem(
             "max_length",
             f"max_length={max_length} and the {virtual} virtual tokens of tuning={tuning.name} are more than "
@@ -134,7 +134,7 @@ def require_supported_positions(model: ModelConfig) -> Iterator[Problem]:
     if positions.even_heads and head_size % 2:
         yield Problem(
             "model.positions",
-            f"model/positions={positions.name} rotates pairs of dimensions, and the head size of "
+            f"model/positions={positions.name} rotates pairs of dimensions, but the head size of "
             f"model={model.name} is {head_size}",
             "set model/positions=alibi, or another model.num_heads",
         )
@@ -156,7 +156,7 @@ def require_budget(*budgets: float | None) -> Iterator[Problem]:
     """At least one budget is set."""
     if all(budget is None for budget in budgets):
         names = "max_steps, max_epochs, max_tokens, max_minutes or max_flops"
-        yield Problem("max_steps", f"no budget: set one of {names}", "set max_steps=10000, for example")
+        yield Problem("max_steps", f"missing budget: one of {names}", "set max_steps=10000, for example")
 
 
 @rule(RunConfig, "tokenizer", "model")
@@ -185,7 +185,7 @@ def require_run_folder(run_dir: str | None) -> Iterator[Problem]:
     file = None if run_dir is None else _file_in_path(run_dir)
     if file is not None:
         yield Problem(
-            "run_dir", f"run_dir={run_dir}: {file} is a file, and a run needs a folder", "set another run_dir="
+            "run_dir", f"run_dir={run_dir}: {file} is a file, but a run needs a folder", "set another run_dir="
         )
 
 
@@ -195,12 +195,12 @@ def require_output_folder(output: str) -> Iterator[Problem]:
     """Neither the output folder nor one of its parents is a file."""
     file = _file_in_path(output)
     if file is not None:
-        yield Problem("output", f"output={output}: {file} is a file, and the output is a folder", "set another output=")
+        yield Problem("output", f"output={output}: {file} is a file, but the output is a folder", "set another output=")
 
 
 @rule(UseConfig, "output", running=True)
 def require_output_file(output: str | None) -> Iterator[Problem]:
-    """The output file can be written to an existing folder: checked before hours of predicting."""
+    """The folder of the output file exists: checked before hours of predicting."""
     yield from output_errors(output)
 
 
@@ -261,14 +261,14 @@ def require_length_for_source(task: TaskConfig, model: ModelConfig, max_length: 
             yield Problem(
                 "max_length",
                 f"max_length={max_length} and {key}={target}: model={model.name} reads the source before the "
-                "target, and there are no tokens left for it",
+                "target, which leaves no tokens for the source",
                 f"set {longer}{key}={max(2, max_length // 2)}",
             )
 
 
 @rule(RunConfig, "device", running=True)
 def require_device(device: str) -> Iterator[Problem]:
-    """A machine that is to run on CUDA has a driver. The number of devices is checked later."""
+    """A run on CUDA needs a driver. The number of devices is checked later."""
     if not device.startswith("cuda") or not sys.platform.startswith("linux"):
         return
     if not any(os.path.exists(node) for node in ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg", "/dev/kfd")):
@@ -282,16 +282,14 @@ def require_text_or_input(text: str | None, pair: str | None, source: str | None
         message = "neither text nor input is set" if text is None else "both text and input are set"
         yield Problem("text", f"{message}", 'set text="..." or input=FILE (- reads standard input)')
     if pair is not None and text is None:
-        yield Problem(
-            "pair", "pair is the second text of a pair, and text, the first, is not set", 'set text="..." too'
-        )
+        yield Problem("pair", "pair, the second text, is set without text, the first", 'set text="..." too')
 
 
 @rule(PredictConfig, "probabilities", "output")
 def require_output_for_probabilities(probabilities: bool, output: str | None) -> Iterator[Problem]:
     """The probabilities of all classes are written to a file."""
     if probabilities and output is None:
-        message = "probabilities=true needs an output file, and output= is not set"
+        message = "probabilities=true needs an output file, but output= is not set"
         yield Problem("probabilities", message, "set output=FILE.csv (or .jsonl) too")
 
 
@@ -312,7 +310,7 @@ def require_trainable_tokenizer(tokenizer: TokenizerConfig) -> Iterator[Problem]
             for entry in entries("tokenizer")
             if issubclass(entry.config, TokenizerConfig) and entry.config.reads_text
         ]
-        message = f"tokenizer={tokenizer.name} exists already; this command trains one"
+        message = f"tokenizer={tokenizer.name} is trained already, but this command trains a tokenizer"
         yield Problem("tokenizer", message, f"set tokenizer={' or '.join(kinds)}")
 
 
@@ -325,9 +323,6 @@ def require_vocabulary_size(tokenizer: TokenizerConfig) -> Iterator[Problem]:
         )
 
 
-# The start of a run, and what its processes share.
-
-
 @rule(FinetuneConfig, "tuning", "checkpoint", running=True)
 def require_pretrained_weights(tuning: TuningConfig, checkpoint: str | None) -> Iterator[Problem]:
     """Regularization towards pretrained weights needs a checkpoint to start from."""
@@ -335,8 +330,8 @@ def require_pretrained_weights(tuning: TuningConfig, checkpoint: str | None) -> 
         scheme_name = next((scheme.name for scheme in tuning.schemes if scheme.needs_start), tuning.name)
         yield Problem(
             "tuning.regularization",
-            f"tuning/regularization={scheme_name} pulls the weights towards pretrained ones, and "
-            "checkpoint=none has none",
+            f"tuning/regularization={scheme_name} pulls the weights towards pretrained ones, but "
+            "checkpoint=none has no pretrained weights",
             "set checkpoint=RUN, or tuning/regularization=none",
         )
 
@@ -345,7 +340,7 @@ def require_pretrained_weights(tuning: TuningConfig, checkpoint: str | None) -> 
 def require_checkpoint_for_forgetting(forgetting: str | None, checkpoint: str | None) -> Iterator[Problem]:
     """Forgetting is measured for a pretrained checkpoint only."""
     if forgetting is not None and checkpoint in (None, "none"):
-        message = f"forgetting={forgetting} measures the loss of pretraining, and checkpoint=none was not pretrained"
+        message = f"forgetting={forgetting} measures the pretraining loss, but checkpoint=none was not pretrained"
         yield Problem("forgetting", message, "set checkpoint=RUN, or omit forgetting=")
 
 
@@ -361,11 +356,8 @@ def refuse_scaler_with_fsdp(parallel: str, precision: str) -> Iterator[Problem]:
 def refuse_forgetting_with_fsdp(parallel: str, forgetting: str | None) -> Iterator[Problem]:
     """The comparison of weights needs all of them in one process."""
     if forgetting is not None and not WHOLE_WEIGHTS.holds(parallel):
-        reason = "forgetting= compares weights before and after"
+        reason = "forgetting= compares the weights before and after training"
         yield Requirement(WHOLE_WEIGHTS, "forgetting", reason, "set forgetting=null").problem(parallel)
-
-
-# Trackers.
 
 
 @rule(RunConfig, "logger", "offline")
@@ -374,7 +366,7 @@ def require_offline_trackers(logger: Mapping[str, TrackerConfig], offline: bool)
     for name, config in logger.items():
         if offline and config.needs_network:
             key = f"logger.{name}.mode"
-            yield Problem(key, f"{key}=online and offline=true", f"set {key}=offline, or offline=false")
+            yield Problem(key, f"{key}=online contradicts offline=true", f"set {key}=offline, or offline=false")
 
 
 @rule(RunConfig, "logger", running=True)

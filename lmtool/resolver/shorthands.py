@@ -22,13 +22,13 @@ from lmtool.weights.folders import hf_folder
 
 Data = dict[str, Any]
 OVERRIDE = re.compile(r"[+~]*[A-Za-z_][\w./@-]*=|~")
-"""How an override begins."""
+"""The start of an override."""
 
 
 @dataclass(frozen=True)
 class CommandLine:
-    """A command and its words without flags. config_dirs: additional folders of YAML. saved: the saved configuration of
-    --config."""
+    """A command and its arguments, without flags. config_dirs: additional folders of YAML. saved: the saved
+    configuration of --config."""
 
     verb: str
     words: tuple[str, ...]
@@ -45,8 +45,8 @@ class CommandLine:
 class WordShorthand:
     """A shorthand on the command line.
 
-    form: its syntax. verbs: the commands that accept it. may_be: whether a word may be one. in_full: `module:function`
-    in this package that returns the line with the shorthand expanded.
+    form: its syntax. verbs: the commands that accept it. may_be: whether an argument may be one. in_full:
+    `module:function` in this package that returns the arguments with the shorthand expanded.
     """
 
     form: str
@@ -66,7 +66,7 @@ class SectionShorthand:
 
 
 _NAMED_SECTIONS = {"data.task": "data", "objective.task": "objective"}
-"""Keys that use a task by its name, and the group in which what has them is chosen."""
+"""Keys that name a task, and the group of the section that has them."""
 _MEMBER = re.compile(r"^((?:\+\+?)?(?:task|objective|data))\.members\.([A-Za-z_]\w*)\.(?=[\w.]+=)")
 _DOMAIN = (".domain", "/domain")
 
@@ -127,7 +127,7 @@ def sections_in_full(data: Data, line: CommandLine) -> Data:
 
 
 def placed(line: CommandLine) -> list[str]:
-    """Words without = as values of the positional keys; additional words stay unchanged and are refused."""
+    """Arguments without = become values of the positional keys; additional ones stay unchanged and are refused."""
     keys = iter(VERBS[line.verb].places)
     return [
         word if OVERRIDE.match(word) or (key := next(keys, None)) is None else f"{key}={word}" for word in line.words
@@ -135,7 +135,7 @@ def placed(line: CommandLine) -> list[str]:
 
 
 def with_target(line: CommandLine) -> list[str]:
-    """`target=NAME` of a task as the two overrides that it stands for."""
+    """`target=NAME` as `target=task task=NAME`, if it names a task."""
     words: list[str] = []
     for word in line.words:
         key, _, value = word.partition("=")
@@ -156,8 +156,8 @@ def with_task_of_text(line: CommandLine) -> list[str]:
 
 
 def with_names(line: CommandLine) -> list[str]:
-    """`data.task=NAME` and `task.domain=NAME` as overrides of `name` in these sections, next to which other keys may be
-    set."""
+    """`data.task=NAME` and `task.domain=NAME` as overrides of `name` in these sections, so that their other keys may be
+    set too."""
     words = []
     for word in line.words:
         key, _, value = word.partition("=")
@@ -171,14 +171,14 @@ def with_members(line: CommandLine) -> list[str]:
     return [_MEMBER.sub(r"\1.with.\2.", word) for word in line.words]
 
 
-# --- what pretraining is worth: -m checkpoint=RUN,none -------------------------------------------------------------
+# --- -m checkpoint=RUN,none ------------------------------------------------------------------------------------------
 
 _NONE = "none"
 
 
 def with_shape(data: Data, line: CommandLine) -> Data:
-    """The job of `none` in a sweep over `checkpoint=RUN,none`: random weights for the model and vocabulary of RUN, so
-    that the jobs differ only in their weights. Raises UserError if several checkpoints are listed."""
+    """The job `none` of a sweep over `checkpoint=RUN,none`: random weights for the model and vocabulary of RUN, so that
+    the jobs differ only in their initial weights. Raises UserError if several checkpoints are listed."""
     typed = next((word.partition("=")[2] for word in line.words if word.startswith("checkpoint=")), "")
     values = [value.strip() for value in typed.split(",")]
     others = [value for value in values if value != _NONE]
@@ -186,7 +186,7 @@ def with_shape(data: Data, line: CommandLine) -> Data:
         return data
     if len(others) > 1:
         raise UserError(
-            f"checkpoint={typed}: none has the shape of the checkpoint beside it, and there are {len(others)}",
+            f"checkpoint={typed}: none means random weights of the other checkpoint, but there are {len(others)}",
             f"run a sweep for each: -m checkpoint={others[0]},{_NONE}",
         )
     if data.get("checkpoint") != _NONE:
@@ -199,7 +199,7 @@ def with_shape(data: Data, line: CommandLine) -> Data:
 # --- runs/latest ---------------------------------------------------------------------------------------------------
 
 _LINK = "latest"
-_OWN = ("name", "run_dir")  # the run's, which is not read
+_FOLDER_KEYS = ("name", "run_dir")  # the folder of this run, not a path that is read
 
 
 def started_config(config: Mapping[str, Any]) -> Data:
@@ -211,18 +211,20 @@ def started_config(config: Mapping[str, Any]) -> Data:
 
 
 def with_latest_run(data: Data, line: CommandLine) -> Data:
-    """Paths through `runs/latest` replaced by the run that it points to now. This run becomes `runs/latest` when it
-    starts, and it must not refer to another one when it is resumed or repeated from its config.yaml. A path to the run
-    of this configuration itself, which was started before, is replaced by the path that it was started with."""
+    """Paths through `runs/latest` replaced by the run that it points to now, because this run becomes `runs/latest`
+    when it starts. If it already points to this run, which is being resumed, the path is the one that it started
+    with."""
     if _LINK not in repr(data):
         return data
     try:
         before = started_config(data)
-    except UserError:  # who opens the run says what is wrong
+    except UserError:  # reported when the run is opened
         before = {}
     folder = _folder(data)
-    own = None if folder is None else folder.absolute()
-    return {key: value if key in _OWN else _resolved(value, before.get(key), own) for key, value in data.items()}
+    run = None if folder is None else folder.absolute()
+    return {
+        key: value if key in _FOLDER_KEYS else _resolved(value, before.get(key), run) for key, value in data.items()
+    }
 
 
 def _folder(config: Mapping[str, Any]) -> Path | None:
@@ -231,19 +233,19 @@ def _folder(config: Mapping[str, Any]) -> Path | None:
     return RUNS / str(config["name"]) if config.get("name") else None
 
 
-def _resolved(value: Any, before: Any, own: Path | None) -> Any:
-    """before: the value with which the run was started, or None."""
+def _resolved(value: Any, before: Any, current: Path | None) -> Any:
+    """before: the value with which the run was started, or None. current: the folder of this run."""
     if isinstance(value, dict):
-        known = before if isinstance(before, dict) else {}
-        return {key: _resolved(inner, known.get(key), own) for key, inner in value.items()}
+        earlier = before if isinstance(before, dict) else {}
+        return {key: _resolved(inner, earlier.get(key), current) for key, inner in value.items()}
     if isinstance(value, list):
         each: Sequence[Any] = before if isinstance(before, list) and len(before) == len(value) else [None] * len(value)
-        return [_resolved(inner, was, own) for inner, was in zip(value, each, strict=True)]
+        return [_resolved(inner, was, current) for inner, was in zip(value, each, strict=True)]
     if not isinstance(value, str) or _LINK not in value or "://" in value or _LINK not in Path(value).parts:
         return value
     parts = Path(value).parts
-    behind = parts.index(_LINK) + 1
-    run = run_folder(Path(*parts[:behind]))
-    if own is not None and run.absolute() == own and isinstance(before, str):
+    end = parts.index(_LINK) + 1
+    run = run_folder(Path(*parts[:end]))
+    if current is not None and run.absolute() == current and isinstance(before, str):
         return before
-    return str(run.joinpath(*parts[behind:])) if run.name != _LINK and run.is_dir() else value
+    return str(run.joinpath(*parts[end:])) if run.name != _LINK and run.is_dir() else value

@@ -1,6 +1,6 @@
-"""Rules of distillation: whether a mode, its terms and its teachers can teach the student.
+"""Rules of distillation: whether the student can learn from its teachers.
 
-A teacher that runs on the student's packed batches has the student's vocabulary, and lays a text out in the same way.
+A teacher that runs on the student's packed batches needs the student's vocabulary and text format.
 """
 
 from __future__ import annotations
@@ -22,48 +22,49 @@ from lmtool.resolver.teachers import Saved, TeacherSpec, differing_tokenizer, on
 from lmtool.tasks.configs import GlueConfig, TaskConfig
 from lmtool.tokenizers.configs import TokenizerConfig
 
+_ANOTHER = "use another teacher"
+
 
 @rule(PretrainConfig, "distill", "model", "objective")
-def distillation_fits(distill: DistillConfig, model: ModelConfig, objective: ObjectiveConfig) -> Iterator[Problem]:
-    """What a student learns from a teacher beside, it reads as its teacher does."""
-    yield from _other_inputs(distill, model, objective)
-
-
 @rule(FinetuneConfig, "distill", "model", "task")
-def distillation_fits_task(distill: DistillConfig, model: ModelConfig, task: TaskConfig) -> Iterator[Problem]:
-    """So with a task."""
-    yield from _other_inputs(distill, model, task)
-
-
-def _other_inputs(distill: DistillConfig, model: ModelConfig, learned: LearnedConfig) -> Iterator[Problem]:
+def refuse_generated_inputs(distill: DistillConfig, model: ModelConfig, learned: LearnedConfig) -> Iterator[Problem]:
+    """Teacher and student must read the same texts, so the student must not generate its inputs."""
     if refusal(distill, learned=learned, model=model) is not None:
-        return  # told already
-    for part in learned.parts() if distill.same_batches or one_vocabulary(distill, learned) else ():
+        return  # reported by the matcher
+    for part in learned.parts() if _same_texts(distill, learned) else ():
         learns = task_of(part) or part
         if learns.makes_inputs:
             written, instead = "task.scheduled_sampling", "task.scheduled_sampling.schedule=none"
             if isinstance(learns, ObjectiveConfig):
-                written, instead = f"objective={learns.name}", f"objective={_without_inputs(model)}"
+                fitting = (
+                    objective.name for objective in fitting_objectives(model, None) if not objective.makes_inputs
+                )
+                written, instead = f"objective={learns.name}", f"objective={next(fitting, 'mlm')}"
             yield Problem(
                 "distill",
-                f"distill={distill.name}: with {written} a student makes a part of what it reads as it learns, and its "
-                "teacher would read other texts",
+                f"distill={distill.name}: with {written} the student generates part of its inputs, so its teacher "
+                "would read other texts",
                 f"set {instead}, or distill=none",
             )
             return
 
 
+def _same_texts(distill: DistillConfig, learned: LearnedConfig) -> bool:
+    """Whether teachers read the student's tokens, in its batches or from the store."""
+    return distill.same_batches or one_vocabulary(distill, learned)
+
+
 @rule(RunConfig, "distill", running=True)
-def teachers_are_named(distill: DistillConfig) -> Iterator[Problem]:
-    """What learns from a teacher has one. A trained student is read without it."""
+def require_teachers(distill: DistillConfig) -> Iterator[Problem]:
+    """Training with a teacher needs one. A trained student is used without it."""
     problem = distill.untaught()
     if problem is not None:
         yield problem
 
 
 @rule(RunConfig, "distill", running=True)
-def predictions_are_there(distill: DistillConfig) -> Iterator[Problem]:
-    """So have hard labels of a file."""
+def require_label_file(distill: DistillConfig) -> Iterator[Problem]:
+    """Hard labels from a file need the file."""
     path = distill.label_file
     if path is not None and not Path(path).expanduser().is_file():
         hint = f"lmtool predict checkpoint=TEACHER input=ROWS output={path}"
@@ -71,181 +72,143 @@ def predictions_are_there(distill: DistillConfig) -> Iterator[Problem]:
 
 
 @rule(RunConfig, "distill", "checkpoint", running=True)
-def a_student_starts_from_one(distill: DistillConfig, checkpoint: str | None) -> Iterator[Problem]:
-    """From a checkpoint, or from layers of its teacher. A trained student is read from its own."""
+def require_one_student_start(distill: DistillConfig, checkpoint: str | None) -> Iterator[Problem]:
+    """A student starts from a checkpoint or from layers of its teacher, not from both."""
     if distill.starts_from_teacher and checkpoint not in (None, "none"):
         yield Problem(
             "distill.initialize",
-            f"checkpoint={checkpoint} and distill.initialize both say what the student starts from",
+            f"checkpoint={checkpoint} and distill.initialize both set the initial weights of the student",
             "set distill.initialize=none, or checkpoint=none",
         )
 
 
 @rule(RunConfig, "distill", "patience")
-def scores_mean_something(distill: DistillConfig, patience: int | None) -> Iterator[Problem]:
-    """A run ends early by scores of heads that learn."""
+def require_trained_heads_for_patience(distill: DistillConfig, patience: int | None) -> Iterator[Problem]:
+    """Early stopping needs scores of trained heads."""
     if patience is not None and not distill.teaches_heads:
         yield Problem(
             "patience",
-            f"patience={patience}: with distill.gold=0 and terms between layers alone heads learn nothing, and their "
-            "scores do not say when to stop",
+            f"patience={patience}: with distill.gold=0 and only terms between layers, heads are not trained and their "
+            "scores do not improve",
             "set patience=null, or distill.gold=0.5",
         )
 
 
 @rule(PretrainConfig, "distill", "objective", "teachers")
-def teachers_know_the_objective(
+def require_objective_of_teachers(
     distill: DistillConfig, objective: ObjectiveConfig, teachers: Saved
 ) -> Iterator[Problem]:
-    """Every teacher was trained for something that the student learns."""
+    """Every teacher was trained with an objective of the student."""
     for teacher in _specs(distill, teachers):
         if not any(teacher.teaches(part) for part in objective.parts()):
             names = ", ".join(part.title for part in objective.parts())
+            objectives = [part.name for part in teacher.objectives()]
             yield Problem(
                 distill.teacher_key,
-                f"{distill.teacher_key}={teacher.path} {_trained_for(teacher)}, and the student learns {names}",
-                _other_learned(teacher, "pretrain"),
+                f"{distill.teacher_key}={teacher.path} {_trained_for(teacher)}, but the student learns {names}",
+                f"set objective={objectives[0]}, or use another teacher" if objectives else _ANOTHER,
             )
 
 
 @rule(FinetuneConfig, "distill", "task", "teachers")
-def teachers_know_the_task(distill: DistillConfig, task: TaskConfig, teachers: Saved) -> Iterator[Problem]:
-    """Every teacher was trained for a task of the student's, with the same labels."""
+def require_task_of_teachers(distill: DistillConfig, task: TaskConfig, teachers: Saved) -> Iterator[Problem]:
+    """Every teacher was trained on a task of the student, with the same labels."""
     if isinstance(task, GlueConfig) and distill.checkpoints:
-        message = f"task={task.name} is several runs, each with a teacher of its own"
-        yield Problem("distill", message, "name one task, or task=mixture with distill.teachers=[RUN,RUN2]")
+        message = f"task={task.name} runs several tasks, and each needs its own teacher"
+        yield Problem("distill", message, "name one task, or set task=mixture with distill.teachers=[RUN,RUN2]")
         return
     for teacher in _specs(distill, teachers):
         shared = [part for part in task.parts() if teacher.teaches(part)]
+        named = f"{distill.teacher_key}={teacher.path}"
         if not shared:
             names = ", ".join(part.name for part in task.parts())
             yield Problem(
                 distill.teacher_key,
-                f"{distill.teacher_key}={teacher.path} {_trained_for(teacher)}, and the student learns task={names}",
+                f"{named} {_trained_for(teacher)}, but the student learns task={names}",
                 f"lmtool finetune task={names} trains a teacher" if len(task.parts()) == 1 else None,
             )
         for part in shared:
             section = teacher.section_for(part)
             if section is not None and teacher.head_for(part) is None:
-                yield Problem(
-                    distill.teacher_key, f"{distill.teacher_key}={teacher.path}: {_other_head(section, part)}", _ANOTHER
-                )
+                yield Problem(distill.teacher_key, f"{named}: {_other_head(section, part)}", _ANOTHER)
 
 
-@rule(RunConfig, "distill", "model", "max_length", "teachers")
-def teachers_read_the_batches(
-    distill: DistillConfig, model: ModelConfig, max_length: int, teachers: Saved
+@rule(PretrainConfig, "distill", "objective", "model", "max_length", "teachers")
+@rule(FinetuneConfig, "distill", "task", "model", "max_length", "teachers")
+def require_text_format_of_teachers(
+    distill: DistillConfig, learned: LearnedConfig, model: ModelConfig, max_length: int, teachers: Saved
 ) -> Iterator[Problem]:
-    """A teacher that runs on the student's batches has a position for every token, and reads texts as the student."""
-    if distill.same_batches:
-        yield from _unreadable(distill, model, max_length, teachers)
-
-
-def _unreadable(distill: DistillConfig, model: ModelConfig, max_length: int, teachers: Saved) -> Iterator[Problem]:
-    for teacher in _specs(distill, teachers):
-        theirs, named = teacher.model, f"{distill.teacher_key}={teacher.path}"
-        if theirs is None:
-            yield Problem(distill.teacher_key, f"{named}: the model in its config.json is none of lmtool's", _ANOTHER)
-        elif _reading(theirs) != _reading(model):
+    """A teacher of the student's tokens has a position for each of them, and the same text format."""
+    for teacher in _token_teachers(distill, learned, teachers):
+        other, named = teacher.model, f"{distill.teacher_key}={teacher.path}"
+        if other is None:
+            message = f"{named}: its config.json describes a model that lmtool does not have"
+            yield Problem(distill.teacher_key, message, _ANOTHER)
+        elif _text_format(other) != _text_format(model):
             yield Problem(
                 distill.teacher_key,
-                f"{named} is a model={theirs.name} and the student a model={model.name}: they lay out a text in "
-                "different ways, and the teacher reads the student's batches",
-                f"use a model= of the teacher's family, such as model={theirs.name}, or a teacher of the student's",
+                f"{named} is a model={other.name} and the student a model={model.name}: their text formats differ, but "
+                "the teacher reads the student's batches",
+                f"use a model= of the teacher's family, such as model={other.name}, or a teacher of the student's",
             )
-        elif max_length > theirs.max_positions:
+        elif max_length > other.max_positions:
             yield Problem(
                 "max_length",
-                f"max_length={max_length} is more than the model.max_positions={theirs.max_positions} of {named}",
-                f"set max_length={theirs.max_positions}",
+                f"max_length={max_length} is more than the model.max_positions={other.max_positions} of {named}",
+                f"set max_length={other.max_positions}",
             )
 
 
 @rule(RunConfig, "distill", "model", "teachers")
-def teachers_fit_model(distill: DistillConfig, model: ModelConfig, teachers: Saved) -> Iterator[Problem]:
-    """What a student learns from a teacher's model can be learned with its own."""
+def require_comparable_layers(distill: DistillConfig, model: ModelConfig, teachers: Saved) -> Iterator[Problem]:
+    """The layers that the terms compare exist in both models."""
     for teacher in _specs(distill, teachers):
         if teacher.model is not None:
             yield from distill.refusals_of_pair(ModelPair(model, teacher.model))
 
 
-@rule(RunConfig, "distill", "model", "tokenizer", "checkpoint", "teachers")
-def teachers_share_the_vocabulary(
-    distill: DistillConfig, model: ModelConfig, tokenizer: TokenizerConfig, checkpoint: str | None, teachers: Saved
-) -> Iterator[Problem]:
-    """A teacher that runs on the student's batches has the student's vocabulary."""
-    if distill.same_batches:
-        yield from _other_vocabulary(distill, model, tokenizer, checkpoint, teachers)
-
-
-@rule(PretrainConfig, "distill", "model", "max_length", "tokenizer", "checkpoint", "teachers")
-def stored_teachers_read_the_text(
+@rule(PretrainConfig, "distill", "objective", "model", "tokenizer", "checkpoint", "teachers")
+@rule(FinetuneConfig, "distill", "task", "model", "tokenizer", "checkpoint", "teachers")
+def require_vocabulary_of_teachers(
     distill: DistillConfig,
+    learned: LearnedConfig,
     model: ModelConfig,
-    max_length: int,
     tokenizer: TokenizerConfig,
     checkpoint: str | None,
     teachers: Saved,
 ) -> Iterator[Problem]:
-    """What is stored of a teacher is of tokens."""
-    if not distill.same_batches:
-        yield from _unreadable(distill, model, max_length, teachers)
-        yield from _other_vocabulary(distill, model, tokenizer, checkpoint, teachers)
-
-
-@rule(FinetuneConfig, "distill", "task", "model", "max_length", "tokenizer", "checkpoint", "teachers")
-def stored_teachers_read_the_rows(
-    distill: DistillConfig,
-    task: TaskConfig,
-    model: ModelConfig,
-    max_length: int,
-    tokenizer: TokenizerConfig,
-    checkpoint: str | None,
-    teachers: Saved,
-) -> Iterator[Problem]:
-    """Unless the task predicts rows, which a teacher reads with a tokenizer of its own."""
-    if not distill.same_batches and one_vocabulary(distill, task):
-        yield from _unreadable(distill, model, max_length, teachers)
-        yield from _other_vocabulary(distill, model, tokenizer, checkpoint, teachers)
-
-
-def _other_vocabulary(
-    distill: DistillConfig, model: ModelConfig, tokenizer: TokenizerConfig, checkpoint: str | None, teachers: Saved
-) -> Iterator[Problem]:
-    starts_anew = checkpoint in (None, "none")
-    for teacher in _specs(distill, teachers):
-        theirs, rows = teacher.tokenizer, None if teacher.model is None else teacher.model.vocab_size
+    """A teacher of the student's tokens has the same vocabulary."""
+    random_weights = checkpoint in (None, "none")
+    for teacher in _token_teachers(distill, learned, teachers):
+        other, rows = teacher.tokenizer, None if teacher.model is None else teacher.model.vocab_size
         named = f"{distill.teacher_key}={teacher.path}"
-        differing = differing_tokenizer(tokenizer, theirs)
-        if differing is not None:
-            ours, own = getattr(tokenizer, differing), getattr(theirs, differing)
-            message = f"tokenizer.{differing}={ours}, but {named} has tokenizer.{differing}={own}"
-            free = "set tokenizer=auto, which takes the teacher's tokenizer"
-            yield Problem("tokenizer", f"{message}: it reads the student's tokens", free if starts_anew else _ANOTHER)
+        field = differing_tokenizer(tokenizer, other)
+        if field is not None:
+            typed, needed = (f"tokenizer.{field}={getattr(section, field)}" for section in (tokenizer, other))
+            free = "set tokenizer=auto, which uses the teacher's tokenizer"
+            message = f"{typed}, but {named} has {needed}: the teacher reads the student's tokens"
+            yield Problem("tokenizer", message, free if random_weights else _ANOTHER)
         elif rows not in (None, model.vocab_size):
             yield Problem(
                 "model.vocab_size",
-                f"model.vocab_size={model.vocab_size}, but {named} has model.vocab_size={rows}: both have a row for "
-                "each token of one vocabulary",
-                f"set model.vocab_size={rows}" if starts_anew else _ANOTHER,
+                f"model.vocab_size={model.vocab_size}, but {named} has model.vocab_size={rows}: teacher and student "
+                "share one vocabulary",
+                f"set model.vocab_size={rows}" if random_weights else _ANOTHER,
             )
-
-
-_ANOTHER = "use another teacher"
-
-
-def _without_inputs(model: ModelConfig) -> str:
-    """The nearest objective that goes with a model and makes no part of what it reads."""
-    fitting = fitting_objectives(model, None)
-    return next((objective.name for objective in fitting if not objective.makes_inputs), "mlm")
 
 
 def _specs(distill: DistillConfig, teachers: Saved) -> list[TeacherSpec]:
     return [TeacherSpec(path, teachers[path]) for path in distill.checkpoints if path in teachers]
 
 
-def _reading(model: ModelConfig) -> tuple[str, str, str | None]:
-    """What decides how a batch is laid out for a model."""
+def _token_teachers(distill: DistillConfig, learned: LearnedConfig, teachers: Saved) -> list[TeacherSpec]:
+    """The teachers that read, or whose weights are those of, the student's tokens: all except teachers of rows."""
+    of_tokens = isinstance(learned, ObjectiveConfig) or _same_texts(distill, learned)
+    return _specs(distill, teachers) if of_tokens else []
+
+
+def _text_format(model: ModelConfig) -> tuple[str, str, str | None]:
+    """The properties that determine how a model reads a text."""
     return model.architecture, model.text_format, model.start_role
 
 
@@ -256,14 +219,9 @@ def _trained_for(teacher: TeacherSpec) -> str:
     return "is a language model without a head for a task"
 
 
-def _other_learned(teacher: TeacherSpec, verb: str) -> str:
-    objectives = [part.name for part in teacher.objectives()]
-    return f"set objective={objectives[0]}, or another teacher" if objectives else _ANOTHER
-
-
 def _other_head(section: Mapping[str, Any], task: TaskConfig) -> str:
-    """How a head of the same name differs from what a student's task needs."""
+    """The difference between a teacher's head and the head of the student's task of the same name."""
     if section.get("kind") != task.kind:
         return f"its task {section.get('name')} is of kind {section.get('kind')}, the student's of kind {task.kind}"
-    theirs, ours = section.get("labels") or (), task.class_names or ()
-    return f"its labels are {', '.join(map(str, theirs))}, the student's {', '.join(ours)}"
+    labels, expected = section.get("labels") or (), task.class_names or ()
+    return f"its labels are {', '.join(map(str, labels))}, the student's {', '.join(expected)}"

@@ -1,4 +1,4 @@
-"""The teachers of a run, as far as their config.json describes them. Imports no torch."""
+"""The configurations of a run's teachers. Imports no torch."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def saved_teacher(path: str, offline: bool) -> dict[str, Any]:
     published = hf_folder(path, offline)
     saved = read_checkpoint(path) if published is None else published.saved_config()
     tokenizer = saved.get("tokenizer") or {}
-    # A checkpoint carries its own copy of a tokenizer that came in a folder.
+    # A checkpoint contains a copy of a tokenizer that was read from a folder.
     return {**saved, "tokenizer": {**tokenizer, "path": path}} if tokenizer.get("name") == "folder" else saved
 
 
@@ -111,7 +111,7 @@ class TeacherSpec:
         task = task_of(part)
         if task is not None:
             return self.section_for(task) is not None or (self.published and task.writes_text)
-        return self.published or any(known.name == part.name for known in self.objectives())
+        return self.published or any(objective.name == part.name for objective in self.objectives())
 
     def without_auxiliaries(self, task: TaskConfig) -> TaskConfig:
         """The student's task without the auxiliary losses that the teacher was not trained with."""

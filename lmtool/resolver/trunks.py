@@ -44,7 +44,7 @@ _LISTED = 12
 
 @dataclass(frozen=True)
 class Trunk:
-    """run: the run's folder, as on the command line. point: the checkpoint that a branch starts from."""
+    """The run that a branch starts from. run: its folder, as typed. point: the checkpoint."""
 
     run: Path
     point: Path
@@ -53,24 +53,24 @@ class Trunk:
     def of(cls, typed: str) -> Trunk:
         """The trunk of RUN@STEP, RUN@last, RUN@best or RUN, which means RUN@last. Raises UserError if there is no such
         checkpoint."""
-        name, place = _parts(typed)
+        name, position = _parts(typed)
         run = run_folder(name)
         checkpoints = run / "checkpoints"
         steps = saved_steps(checkpoints)
         if not steps:
             exists = RUNS / name
-            hint = f"set branch={exists}@{place}" if saved_steps(exists / "checkpoints") else f"use {_FORM}"
+            hint = f"set branch={exists}@{position}" if saved_steps(exists / "checkpoints") else f"use {_FORM}"
             raise UserError(f"branch={typed}: {'no checkpoint in' if run.is_dir() else 'no run at'} {run}", hint)
-        if place == "last":
+        if position == "last":
             return cls(run, steps[0])
-        point = best_of(checkpoints) if place == "best" else of_step(checkpoints, int(place))
+        point = best_of(checkpoints) if position == "best" else of_step(checkpoints, int(position))
         if point is None:
             listed = [_step(folder) for folder in reversed(steps)]
-            more = f" and {len(listed) - _LISTED} before" if len(listed) > _LISTED else ""
+            more = f" and {len(listed) - _LISTED} earlier ones" if len(listed) > _LISTED else ""
             raise UserError(
-                f"branch={typed}: {run} has no checkpoint of step {int(place)}, but of "
+                f"branch={typed}: {run} has no checkpoint of step {int(position)}; it has "
                 f"{', '.join(map(str, listed[-_LISTED:]))}{more}",
-                f"set branch={run}@{_nearest(int(place), steps)}; a run with keep=all, or keep_every=, keeps more",
+                f"set branch={run}@{_nearest(int(position), steps)}; train with keep=all or keep_every= to have more",
             )
         return cls(run, point)
 
@@ -120,8 +120,8 @@ class Trunk:
         """Raise UserError for a configuration that does not belong to a branch of this run."""
         if keys := changed_values(self.complete(), config, BRANCH_KEYS):
             raise UserError(
-                f"branch={self} keeps what its trunk learns: {'; '.join(keys)}",
-                f"keep it as it was; checkpoint={self.point} in its place starts a new run from its weights",
+                f"branch={self} cannot change what its trunk learns: {'; '.join(keys)}",
+                f"omit the changes; checkpoint={self.point} instead of branch= starts a new run from its weights",
             )
 
 
@@ -145,7 +145,7 @@ def _parts(typed: str) -> tuple[str, str]:
     if name and (place in ("last", "best") or re.fullmatch("[0-9]{1,18}", place)):
         return name, place
     if name and not Path(typed).expanduser().is_dir():
-        raise UserError(f"branch={typed}: {place!r} is no step", f"use {_FORM}")
+        raise UserError(f"branch={typed}: {place!r} is not a step", f"use {_FORM}")
     folder = Path(typed).expanduser()
     if re.fullmatch(r"step_\d{8,}", folder.name) and folder.parent.name == "checkpoints":
         raise UserError(
@@ -160,7 +160,7 @@ def branch_of(words: Sequence[str]) -> str | None:
     typed = [word.partition("=")[2] for word in words if word.lstrip("+").startswith("branch=")]
     if len(set(typed)) > 1:
         raise UserError(
-            f"{' and '.join(f'branch={value}' for value in typed)}: a key is given once", "keep one of them"
+            f"{' and '.join(f'branch={value}' for value in typed)}: a key may be set only once", "keep one of them"
         )
     return typed[-1].strip("'\"") if typed and typed[-1] not in ("null", "") else None
 
@@ -168,7 +168,7 @@ def branch_of(words: Sequence[str]) -> str | None:
 def refuse_in_sweep(words: Sequence[str]) -> None:
     """Raise UserError for branch= with -m: a branch has the configuration of its trunk."""
     if branch_of(words) is not None:
-        raise UserError("-m and branch= together", "start each branch by itself, under a name of its own")
+        raise UserError("branch= cannot be used with -m", "start each branch separately, with its own name=")
 
 
 def configuration(line: CommandLine, offers: Offers, running: bool) -> CommandConfig:
@@ -179,8 +179,7 @@ def configuration(line: CommandLine, offers: Offers, running: bool) -> CommandCo
         UserError: --config is used too.
     """
     if line.saved is not None:
-        hint = "a branch has the configuration of its trunk: omit --config"
-        raise UserError("--config and branch= together", hint)
+        raise UserError("branch= cannot be used with --config", "omit --config: a branch has its trunk's configuration")
     typed = branch_of(line.words)
     assert typed is not None
     words = [word for word in line.words if not word.lstrip("+").startswith("branch=")]
@@ -193,23 +192,23 @@ def configuration(line: CommandLine, offers: Offers, running: bool) -> CommandCo
     except UserError:
         if before.get("branch") != typed or not _parts(typed)[1].isdigit():
             raise
-        trunk, base = Trunk.gone(typed), before  # a branch that has started_config needs its trunk no more
+        trunk, base = Trunk.gone(typed), before  # a branch that has started no longer needs its trunk
     exists = base is not before
     command = base.get("command")
     if command != line.verb:
         raise UserError(
-            f"branch={trunk}: {trunk.run} is a run of lmtool {command}", f"lmtool {command} branch={trunk} name=NEW"
+            f"branch={trunk}: {trunk.run} is a run of lmtool {command}", f"use lmtool {command} branch={trunk} name=NEW"
         )
     chosen, words, problems = _choices(replace(line, words=tuple(words)), saved.body(base), offers, trunk)
     values, more = overrides.as_values(words, offers)
-    problems += [*more, *_own_place(trunk, keyed)]
+    problems += [*more, *_folder_problems(trunk, keyed)]
     data = saved.body(base) | {"name": None, "run_dir": None} | chosen
     config = decoded(
         line.verb,
         merge(data, values) | {"branch": str(trunk)},
         earlier=problems,
         running=running,
-        reads_checkpoint=False,  # the configuration is complete, and what the trunk started from may be gone
+        reads_checkpoint=False,  # the configuration is complete, and the checkpoint of the trunk may be deleted
     )
     assert isinstance(config, RunConfig)
     problems = [*_changes(trunk, saved.save(config, line.verb)), *_spent(trunk, config)] if exists else []
@@ -228,8 +227,8 @@ def _as_before(typed: str, before: dict[str, Any]) -> str:
 def _choices(
     line: CommandLine, base: dict[str, Any], offers: Offers, trunk: Trunk
 ) -> tuple[dict[str, Any], list[str], list[Problem]]:
-    """The selected sections that may differ from the trunk's, the words that are no selections, and the problems of all
-    other selections."""
+    """The selected sections that may differ from the trunk's, the arguments that select no section, and the problems of
+    all other selections."""
     free, others, problems = list[str](), list[str](), list[Problem]()
     for word in line.words:
         group, _, name = word.lstrip("+~").partition("=")
@@ -257,24 +256,24 @@ def _is_so_already(group: str, name: str, base: dict[str, Any], config_dirs: Seq
 def _learned(key: str, message: str, trunk: Trunk) -> Problem:
     return Problem(
         key,
-        f"{message}: branch={trunk} keeps what its trunk learns",
-        f"omit it; checkpoint={trunk.point} in the place of branch= starts a new run from its weights",
+        f"{message}: branch={trunk} cannot change what its trunk learns",
+        f"omit it; checkpoint={trunk.point} instead of branch= starts a new run from its weights",
     )
 
 
-def _own_place(trunk: Trunk, keyed: dict[str, str]) -> Iterator[Problem]:
-    """The problems of keys that would give a branch the folder of its trunk or another start."""
+def _folder_problems(trunk: Trunk, keyed: dict[str, str]) -> Iterator[Problem]:
+    """The problems of keys that set the folder of a branch to its trunk's, or another start."""
     name, folder = (keyed.get(key) if keyed.get(key) != "null" else None for key in ("name", "run_dir"))
     if not name and not folder:
-        yield Problem("name", f"branch={trunk}: a branch is a run of its own, with a name", "set name=NEW")
+        yield Problem("name", f"branch={trunk}: a branch is a new run and needs a name", "set name=NEW")
     elif (Path(folder).expanduser() if folder else RUNS / str(name)).resolve() == trunk.run.resolve():
         key, value = ("run_dir", folder) if folder else ("name", name)
-        yield Problem(key, f"{key}={value}: that is the trunk, which a branch leaves as it is", f"use another {key}=")
+        yield Problem(key, f"{key}={value} is the trunk, which a branch does not change", f"use another {key}=")
     if keyed.get("checkpoint", "null") != "null":
         yield Problem(
             "checkpoint",
-            f"checkpoint={keyed['checkpoint']} and branch={trunk}: a run starts from one of the two",
-            "branch= takes the optimizer and the place in the data too, checkpoint= the weights alone",
+            f"checkpoint={keyed['checkpoint']} and branch={trunk}: a run starts from only one of them",
+            "use branch= for weights, optimizer and data position, or checkpoint= for the weights only",
         )
 
 
@@ -283,10 +282,8 @@ def _changes(trunk: Trunk, now: dict[str, Any]) -> Iterator[Problem]:
     for change in changed_values(base, now, BRANCH_KEYS):
         yield _learned(change.split()[0], change, trunk)
     if budgets(base) != budgets(now) and trunk.phase():
-        message = (
-            f"branch={trunk}: phases are shares of the budget, and phase {trunk.phase() + 1} had started at this step"
-        )
-        yield Problem("phases", message, "keep the budgets as they are, or branch from a step of the first phase")
+        message = f"branch={trunk}: phase {trunk.phase() + 1} had started there, and phases are fractions of the budget"
+        yield Problem("phases", message, "omit the new budget, or branch from a step of the first phase")
 
 
 def _spent(trunk: Trunk, config: RunConfig) -> Iterator[Problem]:
@@ -303,7 +300,7 @@ def _spent(trunk: Trunk, config: RunConfig) -> Iterator[Problem]:
         if limit is not None and spent >= limit:
             yield Problem(
                 key,
-                f"{key}={limit:g} is spent at {trunk}: budgets count from the beginning of the trunk, {spent:g} so far",
+                f"{key}={limit:g} is used up at {trunk}: budgets include the trunk, which used {spent:g}",
                 f"set {key}={_more(key, spent)}, for example, or an earlier step",
             )
 

@@ -79,13 +79,13 @@ ERRORS: list[tuple[str, list[str]]] = [
     (f"pretrain seed={'9' * 30}", ["seed: a number of more than 64 bits"]),
     (f"pretrain seed={'9' * 5000}", ["seed: the value is too long for a number"]),
     ("pretrain name=latest", ["runs/latest is a link to the newest run", "lmtool resume runs/latest"]),
-    ("pretrain run_dir=/dev/null", ["run_dir=/dev/null: /dev/null is a file, and a run needs a folder"]),
-    ("pretrain run_dir=/dev/null/x", ["run_dir=/dev/null/x: /dev/null is a file, and a run needs a folder"]),
+    ("pretrain run_dir=/dev/null", ["run_dir=/dev/null: /dev/null is a file, but a run needs a folder"]),
+    ("pretrain run_dir=/dev/null/x", ["run_dir=/dev/null/x: /dev/null is a file, but a run needs a folder"]),
     (
         "export checkpoint=nowhere output=/dev/null",
-        ["output=/dev/null: /dev/null is a file, and the output is a folder"],
+        ["output=/dev/null: /dev/null is a file, but the output is a folder"],
     ),
-    ("tokenizer output=/dev/null tokenizer.vocab_size=300", ["/dev/null is a file, and the output is a folder"]),
+    ("tokenizer output=/dev/null tokenizer.vocab_size=300", ["/dev/null is a file, but the output is a folder"]),
     ("predict checkpoint=nowhere text=a output=/dev", ["output=/dev: a folder", "output=/dev/predictions.jsonl"]),
     ("predict checkpoint=nowhere text=a output=no/x", ["output=no/x: no folder no", "mkdir -p no"]),
     ("predict checkpoint=nowhere text=a output=/dev/null", ["output=/dev/null: a device; a file is written"]),
@@ -133,7 +133,7 @@ ERRORS: list[tuple[str, list[str]]] = [
     ("pretrain hydra.run.dir=", ["set run_dir=FOLDER"]),
     ("pretrain seed=1 seed=2", ["seed=1 and seed=2: a key may be set only once"]),
     ("pretrain --config a --config b", ["--config is given twice"]),
-    ("inspect pretrain n=1 n=2", ["n=2: n is given twice"]),
+    ("inspect pretrain n=1 n=2", ["n=2: n is set twice"]),
     ("pretrain max_steps='3'", ['max_steps: given "3" (text)', "hint: write max_steps=3"]),
     ("pretrain experimnt=bert_tiny", ["did you mean experiment=bert_tiny?"]),
     ("pretrain debgu=short", ["did you mean debug=short?"]),
@@ -166,11 +166,11 @@ ERRORS: list[tuple[str, list[str]]] = [
     ),
     (
         "pretrain model=bart_tiny tokenizer=bytebpe",
-        ["tokenizer=bytebpe has no cls token, which model=bart puts around its texts", "set tokenizer=auto"],
+        ["tokenizer=bytebpe has no cls token, which model=bart adds to its texts", "set tokenizer=auto"],
     ),
     (
         "finetune model=t5_tiny checkpoint=none task=sst2 task.path=x tokenizer=wordpiece",
-        ["tokenizer=wordpiece has no eos token, which model=t5 puts around its texts"],
+        ["tokenizer=wordpiece has no eos token, which model=t5 adds to its texts"],
     ),
     ("pretrain model=bert_tiny objective=clm", ["set objective=mlm or model=gpt"]),
     ("pretrain model=t5_tiny objective=span", ["set objective=span_corruption or model=spanbert"]),
@@ -199,7 +199,7 @@ ERRORS: list[tuple[str, list[str]]] = [
         "finetune model=bert_tiny task=sst2 task.validation=[train] task.test=[test,Train]",
         ["task.validation: train is the training split", "task.test: Train is the training split"],
     ),
-    ("pretrain max_steps=null", ["no budget: set one"]),
+    ("pretrain max_steps=null", ["missing budget: one"]),
     ("pretrain batch_examples=8", ["batch_examples=8 and batch_tokens=2048"]),
     ("pretrain task=sst2", ["this command has no task"]),
     ("pretrain checkpoint=runs/none", ["checkpoint=runs/none: no such folder"]),
@@ -221,7 +221,7 @@ ERRORS: list[tuple[str, list[str]]] = [
     ("evaluate", ["missing required value: checkpoint"]),
     ("predict checkpoint=nowhere text=a", ["checkpoint=nowhere: no such folder"]),
     ("tokenizer", ["missing required value: output"]),
-    ("tokenizer output=x tokenizer=folder tokenizer.path=y", ["exists already", "wordpiece"]),
+    ("tokenizer output=x tokenizer=folder tokenizer.path=y", ["is trained already", "wordpiece"]),
     ("plan evaluate", ["plans pretrain or finetune"]),
     ("plan pretrain modle=bert", ["did you mean model=bert?"]),
     ("list tasc", ["there is no group tasc", "lmtool list task"]),
@@ -391,7 +391,7 @@ def test_none_beside_a_checkpoint_is_its_shape_with_random_weights(
     assert (random["tokenizer"]["name"], random["tokenizer"]["path"]) == ("folder", str(run))
     assert {key for key in random if random[key] != pretrained[key]} == {"checkpoint", "tokenizer"}
     assert cli.main([*words, f"checkpoint={run},other,none"]) == 2
-    assert "and there are 2" in capsys.readouterr().err
+    assert "but there are 2" in capsys.readouterr().err
 
 
 def test_a_checkpoint_with_a_name_too_long(capsys: pytest.CaptureFixture[str]) -> None:

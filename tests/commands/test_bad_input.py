@@ -123,8 +123,8 @@ def test_tokenizers_that_lack_what_an_objective_needs(place: Path, capsys: pytes
     make("bert", place / "bert")
     text = Path("text.txt").read_bytes()
     for objective, folder, message in (
-        ("rtd", "gpt", "has no cls token, which model=electra puts around its texts"),
-        ("clm", "bert", "has no eos token, which model=gpt puts around its texts"),
+        ("rtd", "gpt", "has no cls token, which model=electra adds to its texts"),
+        ("clm", "bert", "has no eos token, which model=gpt adds to its texts"),
         ("span_corruption", "gpt", "has no sentinel token, which objective=span_corruption needs"),
     ):
         assert tried(text, objective, "tokenizer=folder", f"tokenizer.path={folder}") == 2

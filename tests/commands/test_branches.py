@@ -133,21 +133,24 @@ def stop(*arguments: Any, **keywords: Any) -> None:
 @pytest.mark.parametrize(
     "words, said",
     [
-        ("branch=runs/trunk@7 name=b", "runs/trunk has no checkpoint of step 7, but of 1, 2, 3, 4, 5, 6"),
+        ("branch=runs/trunk@7 name=b", "runs/trunk has no checkpoint of step 7; it has 1, 2, 3, 4, 5, 6"),
         ("branch=runs/trunk@2 name=b branch=runs/trunk@3", "a key may be set only once"),
-        ("branch=runs/trunk@x name=b", "'x' is no step"),
+        ("branch=runs/trunk@x name=b", "'x' is not a step"),
         ("branch=trunk@2 name=b", "set branch=runs/trunk@2"),
         ("branch=runs/trunk/checkpoints/step_00000002 name=b", "set branch=runs/trunk@2"),
         ("branch=runs/trunk@2", "set name=NEW"),
-        ("branch=runs/trunk@2 name=trunk", "that is the trunk"),
-        ("branch=runs/trunk@2 run_dir=runs/trunk", "that is the trunk"),
-        ("branch=runs/trunk@2 name=b checkpoint=runs/trunk", "a run starts from one of the two"),
-        ("branch=runs/trunk name=b", "max_steps=6 is spent at runs/trunk@6"),
+        ("branch=runs/trunk@2 name=trunk", "is the trunk"),
+        ("branch=runs/trunk@2 run_dir=runs/trunk", "is the trunk"),
+        ("branch=runs/trunk@2 name=b checkpoint=runs/trunk", "a run starts from only one of them"),
+        ("branch=runs/trunk name=b", "max_steps=6 is used up at runs/trunk@6"),
         ("branch=runs/trunk@2 name=b optimizer.lr=1 seed=3", "optimizer.lr 0.001 -> 1.0"),
         ("branch=runs/trunk@2 name=b optimizer.lr=1 seed=3", "seed 0 -> 3"),
-        ("branch=runs/trunk@2 name=b model=gpt_tiny", "model=gpt_tiny: branch=runs/trunk@2 keeps what its trunk"),
+        (
+            "branch=runs/trunk@2 name=b model=gpt_tiny",
+            "model=gpt_tiny: branch=runs/trunk@2 cannot change what its trunk",
+        ),
         ("branch=runs/trunk@2 name=b schedule=wdd", "did you mean schedule=wsd?"),
-        ("-m branch=runs/trunk@2 name=b seed=1,2", "start each branch by itself"),
+        ("-m branch=runs/trunk@2 name=b seed=1,2", "start each branch separately"),
     ],
 )
 def test_wrong_branches_are_refused(trunk: Path, words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:

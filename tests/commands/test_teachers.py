@@ -46,22 +46,22 @@ PRETRAINED = ["pretrain", "data=text", "data.path=text.txt", "max_length=32", "d
         ([*STUDENT, "distill.teachers=[runs/sst2,runs/no]"], "distill.teachers=runs/no: no such folder", "use a run"),
         (
             [*STUDENT, "distill.teacher=runs/mlm"],
-            "distill.teacher=runs/mlm was trained for mlm, and the student learns task=sst2",
+            "distill.teacher=runs/mlm was trained for mlm, but the student learns task=sst2",
             "lmtool finetune task=sst2 trains a teacher",
         ),
         (
             [*PRETRAINED, "model=bert_tiny", "distill.teacher=runs/sst2"],
-            "distill.teacher=runs/sst2 was trained for sst2, and the student learns mlm",
+            "distill.teacher=runs/sst2 was trained for sst2, but the student learns mlm",
             "use another teacher",
         ),
         (
             [*PRETRAINED, "model=bert_tiny", "objective=span", "distill.teacher=runs/mlm"],
-            "distill.teacher=runs/mlm was trained for mlm, and the student learns span",
+            "distill.teacher=runs/mlm was trained for mlm, but the student learns span",
             "set objective=mlm",
         ),
         (
             [*PRETRAINED, "model=electra_tiny", "objective=rtd", "distill.teacher=runs/mlm"],
-            "with objective=rtd a student makes a part of what it reads",
+            "with objective=rtd the student generates part of its inputs",
             "set objective=mlm",
         ),
         (
@@ -87,11 +87,11 @@ PRETRAINED = ["pretrain", "data=text", "data.path=text.txt", "max_length=32", "d
         (
             [*STUDENT, "distill.teacher=runs/sst2", "tokenizer=bytebpe", "tokenizer.special_tokens=roberta"],
             "tokenizer.name=bytebpe, but distill.teacher=runs/sst2 has tokenizer.name=wordpiece",
-            "set tokenizer=auto, which takes the teacher's tokenizer",
+            "set tokenizer=auto, which uses the teacher's tokenizer",
         ),
         (
             [*PRETRAINED, "model=bert_tiny", "objective=mlm", "distill.teacher=roberta"],
-            "distill.teacher=roberta is a model=roberta and the student a model=bert: they lay out a text in different",
+            "distill.teacher=roberta is a model=roberta and the student a model=bert: their text formats differ",
             "such as model=roberta",
         ),
         (

@@ -98,7 +98,7 @@ def test_peers_of_another_model(folder, capsys):
 def test_what_makes_its_inputs_has_no_peers(folder, capsys):
     typed = ["pretrain", "model=electra_tiny", "objective=rtd", "data=text", "data.path=text.txt"]
     assert cli.main([*typed, *CODISTILLATION]) == 2
-    assert "makes a part of what it reads" in capsys.readouterr().err
+    assert "generates part of its inputs" in capsys.readouterr().err
 
 
 def test_peers_and_their_copies_are_planned(folder):

@@ -300,7 +300,7 @@ def test_a_yaml_has_nothing_of_hydras_that_is_not_read(
     (folder / "odd.yaml").write_text(f"# @package _global_\n{section}\n")
     assert cli.main(["pretrain", "model=bert_tiny", *words, "--config-dir", "mine", "experiment=odd"]) == 2
     error = capsys.readouterr().err
-    assert f"odd.yaml: {says} is not read from a YAML" in error and "hint: remove it" in error
+    assert f"odd.yaml: {says} cannot be set in YAML" in error and "hint: remove it" in error
     assert seen == [] and [path.name for path in Path().iterdir()] == ["mine"]
 
 

@@ -1,4 +1,4 @@
-"""The base of what every command reads. Imports no torch."""
+"""The base class of the commands' configurations. Imports no torch."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ class CommandConfig(Config):
     """The keys that every command shares."""
 
     verbatim: ClassVar[tuple[str, ...]] = ()
-    """Keys whose value is text as it is typed: commas, quotes and brackets mean nothing in it."""
+    """Keys whose value is text as typed: commas, quotes and brackets have no special meaning in it."""
     alternatives: ClassVar[tuple[tuple[str, str], ...]] = ()
-    """Pairs of keys of which one is typed: the other would not be read."""
+    """Pairs of keys that exclude each other."""
 
     starts_with_checkpoint: ClassVar[bool] = True
-    """Whether sections may be taken from what checkpoint= names: it is opened before the command begins."""
+    """Whether sections may come from the checkpoint, whose configuration is then read first."""
 
     plugins: tuple[str, ...] = Field(
         (), description="Python modules whose components are added; typed with --plugin, never read from a file."

@@ -32,24 +32,24 @@ class RunKeys:
 
     @classmethod
     def of(cls, words: Sequence[str]) -> Self:
-        """From KEY=VALUE words. UserError where a value is no number."""
+        """Decode KEY=VALUE arguments. Raises UserError for an invalid value."""
         values: dict[str, Any] = {}
         for word in dict.fromkeys(words):
             key, _, value = word.partition("=")
             if key in values:
-                raise UserError(f"{word}: {key} is given twice", "keep one of them")
+                raise UserError(f"{word}: {key} is set twice", "keep one of them")
             if key == "output":
                 values[key] = value
                 continue
             if isinstance(getattr(cls, key), bool):
                 if value not in ("true", "false"):
-                    raise UserError(f"{word}: {key} is true or false", f"set {key}=true")
+                    raise UserError(f"{word}: {key} must be true or false", f"set {key}=true")
                 values[key] = value == "true"
                 continue
             number, least = value.replace("_", "").replace(",", ""), cls.at_least.get(key, 1)
             if not number.isdigit() or int(number) < least:
                 allowed = f"a whole number, at least {least}" if least else "a whole number"
-                raise UserError(f"{word}: {key} is {allowed}", f"set {key}={getattr(cls, key)}")
+                raise UserError(f"{word}: {key} must be {allowed}", f"set {key}={getattr(cls, key)}")
             values[key] = int(number)
         return cls(**values)
 
@@ -74,29 +74,29 @@ class PlanKeys(RunKeys):
 
     @classmethod
     def of(cls, words: Sequence[str]) -> PlanKeys:
-        """From KEY=VALUE words. UserError for a device nobody knows, and where measuring needs one that is not here."""
+        """Decode KEY=VALUE arguments. Raises UserError for an unknown device, and for measuring on a device type."""
         values: dict[str, str] = {}
         for word in words:
             key, _, value = word.partition("=")
             if values.setdefault(key, value) != value:
-                raise UserError(f"{word}: {key} is given twice", "keep one of them")
+                raise UserError(f"{word}: {key} is set twice", "keep one of them")
         measure, device = values.get("measure", "false").lower(), values.get("device")
         if measure not in ("true", "false"):
-            raise UserError(f"measure={measure}: measure is true or false", "set measure=true")
+            raise UserError(f"measure={measure}: measure must be true or false", "set measure=true")
         if device is not None:
             device_of(device)
             if measure == "true":
                 raise UserError(
-                    f"device={device} measure=true: steps are measured on a device that is here",
-                    f"omit one of the two: lmtool plan ... device={device}",
+                    f"device={device} measure=true: steps can be measured only on a device of this machine",
+                    f"omit one of them, measure=true or device={device}",
                 )
         return cls(device, measure == "true")
 
 
 @dataclass(frozen=True)
 class Looking(RunKeys):
-    """n: examples to print. tokens: tokens to measure. brief: print only remarkable results, and whether all checks
-    hold. output: file for the examples as JSON lines, or a page if it ends in .html, or None."""
+    """Keys of `inspect`. n: examples to print. tokens: tokens to measure. brief: print only deviations and the result
+    of the checks. output: file for the examples as JSON lines, or a page if it ends in .html, or None."""
 
     at_least: ClassVar[dict[str, int]] = {"n": 0}
 

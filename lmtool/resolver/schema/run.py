@@ -42,7 +42,7 @@ _START = (
     "pretrain), or model=bert_tiny for random weights; a task's data are read from task.path=FOLDER"
 )
 SHORTEST = 8
-"""The least that max_length may be."""
+"""Minimum of max_length."""
 _TOKENIZER = ("checkpoint", "teacher", "model.recipe.tokenizer")
 _FROM_CHECKPOINT = Auto(("checkpoint",), hint=_START, agrees=True)
 
@@ -56,7 +56,7 @@ class RunConfig(CommandConfig):
     )
     overlays: ClassVar[tuple[str, ...]] = ("experiment", "debug", "sweep")
     default_budget: ClassVar[tuple[str, float]]
-    """A key of BUDGETS that may be `auto`, and what it is then where no other budget is given."""
+    """A key of BUDGETS that may be `auto`, and its value then if no other budget is set."""
 
     name: str | None = Field(
         None,
@@ -159,7 +159,7 @@ class RunConfig(CommandConfig):
 
     @classmethod
     def filled(cls, data: dict[str, Any]) -> dict[str, Any]:
-        """A budget that is `auto` ends no run that has another one."""
+        """Resolve a budget that is `auto`: no limit if another budget is set."""
         key, default = cls.default_budget
         limited = any(data.get(other) is not None for other in BUDGETS - {key})
         return {**data, key: None if limited else default} if data.get(key) == AUTO else data
@@ -203,7 +203,7 @@ class PretrainConfig(RunConfig):
 
     @classmethod
     def filled(cls, data: dict[str, Any]) -> dict[str, Any]:
-        """Phases have sections in the place of dotted keys, and each its share."""
+        """Convert the dotted keys of phases to sections, and fill in the share of the last one."""
         data = super().filled(data)
         return {**data, "phases": normalized(data["phases"])} if "phases" in data else data
 
@@ -239,7 +239,7 @@ class FinetuneConfig(RunConfig):
         "optimizer": "update rule; auto: AdamW at 5e-5, more for narrow models, or the method's own",
         "schedule": "learning rate schedule; auto: 10% warmup and linear decay, or the model's or method's own",
         "max_epochs": "maximum passes over the training examples; 3 if no other budget is set",
-        "max_length": "maximum tokens per sequence; longer texts are cut and counted; null: 128, or the task's",
+        "max_length": "maximum tokens per sequence; longer texts are truncated and counted; null: 128, or the task's",
     }
 
     default_budget: ClassVar[tuple[str, float]] = ("max_epochs", 3.0)
@@ -266,7 +266,7 @@ class FinetuneConfig(RunConfig):
 
     @classmethod
     def filled(cls, data: dict[str, Any]) -> dict[str, Any]:
-        """A null max_length is that of the task's kind, as far as the model has positions."""
+        """Resolve a null max_length: the default of the task's kind, but at most the positions of the model."""
         data = super().filled(data)
         if data.get("max_length", 0) is not None:
             return data

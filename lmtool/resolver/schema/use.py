@@ -13,11 +13,9 @@ from lmtool.learners.generation.configs import GenerationConfig
 from lmtool.resolver.schema.base import DEVICE, CommandConfig
 from lmtool.tasks.configs import TaskConfig
 
-# What the commands read that use trained checkpoints, from evaluate to probe. Imports no torch.
-
 
 class MachineConfig(CommandConfig):
-    """The keys that say where and how a trained checkpoint runs."""
+    """The keys that set where and how a trained checkpoint runs."""
 
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N", pattern=DEVICE)
     precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
@@ -53,7 +51,7 @@ class TaskUseConfig(UseConfig):
         None,
         ge=0,
         le=1,
-        description="each row exits where the entropy is at most this share of the maximum (0 to 1). 0: only if the "
+        description="each row exits where the entropy is at most this fraction of the maximum (0 to 1). 0: only if the "
         "model is certain; 1: always; null: no early exit",
     )
 
@@ -66,8 +64,8 @@ class EvaluateConfig(TaskUseConfig):
     }
 
     auto: ClassVar[dict[str, Auto]] = {
-        "task": Auto(("checkpoint",), hint="its checkpoint was trained for no task: set data=", implied=True),
-        "data": Auto(("checkpoint",), hint="its checkpoint was trained for a task: set task.path=", implied=True),
+        "task": Auto(("checkpoint",), hint="set data=: the checkpoint was not trained for a task", implied=True),
+        "data": Auto(("checkpoint",), hint="set task.path=: the checkpoint was trained for a task", implied=True),
     }
 
     against: str | None = Field(
@@ -96,7 +94,7 @@ class EvaluateConfig(TaskUseConfig):
     memory_length: int | None = Field(
         None,
         ge=0,
-        description="tokens that a model with a memory sees before a segment; null: the model's own setting. More or "
+        description="tokens in memory before a segment (models with a memory); null: the model's own setting. More or "
         "fewer than in training (Dai et al. 2019)",
     )
     shots: int | None = Field(
@@ -267,9 +265,6 @@ class DoctorConfig(CommandConfig):
     trains: bool = Field(True, description="train a tiny model twice and compare the results bit by bit")
 
 
-# What `lmtool inspect tokenizer`, `attention`, `positions` and `word` read. Imports no torch.
-
-
 Kind = Literal["wordpiece", "bytebpe", "bpe", "sentencepiece", "word", "character"]
 
 
@@ -295,7 +290,7 @@ class InspectTokenizerConfig(CommandConfig):
 
 
 class LookConfig(CommandConfig):
-    """The keys that say where a checkpoint is inspected."""
+    """The keys that set where a checkpoint is inspected."""
 
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N", pattern=DEVICE)
     offline: bool = Field(False, description="open no network connection")

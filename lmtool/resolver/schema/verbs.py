@@ -20,13 +20,13 @@ Reads = Literal["configuration", "run", "words", "options", "saved run"]
 class Verb:
     """A command: its name, its purpose, and one example.
 
-    config: `module:class` in lmtool.resolver.schema, for a command with a configuration of its own. reads: the
-    arguments of its function. configuration: that configuration; run: the configuration of the training command named
-    after it, and its additional keys; words: the words of the command line; options: the words and the folders of
-    --config-dir; saved run: the words, from which it finds a run and its configuration. places: the keys of positional
-    words, in order. keys: `module:class` of the additional keys of a command about a run. action: its verb in messages.
-    file and module: the primary file and the module, if their names differ from the command's. trains: whether it is a
-    training command. sweeps: whether -m is accepted. notes: lines of its help.
+    config: `module:class` in lmtool.resolver.schema of its own configuration. reads: the arguments of its function.
+    "configuration": the decoded configuration; "run": the configuration of the training command typed after it, and
+    additional keys; "words": the arguments as typed; "options": the same and the folders of --config-dir; "saved run":
+    the arguments, from which it finds a run and its configuration. places: the keys of positional arguments, in order.
+    keys: `module:class` of the additional keys of a command about a run. action: its verb in messages. file and module:
+    the primary file and the module, if their names differ from the command's. trains: whether it is a training command.
+    sweeps: whether -m is accepted. notes: lines of its help.
     """
 
     name: str
@@ -82,7 +82,7 @@ _TABLE = (
         ("checkpoint",),
     ),
     Verb(
-        "probe", "what every layer holds", "lmtool probe runs/NAME target=next", "use:ProbeConfig", ("checkpoint",)
+        "probe", "what every layer encodes", "lmtool probe runs/NAME target=next", "use:ProbeConfig", ("checkpoint",)
     ),
     Verb(
         "tokenizer", "train a vocabulary", "lmtool tokenizer output=vocabulary", "run:TokenizerCommandConfig",
@@ -93,7 +93,7 @@ _TABLE = (
         ("checkpoint",),
     ),
     Verb(
-        "import", "take published weights, or another vocabulary", "lmtool import hf://org/name output=imported",
+        "import", "convert published weights, or change the vocabulary", "lmtool import hf://org/name output=imported",
         "run:ImportConfig", ("checkpoint",), module="lmtool.commands.importing",
     ),
     Verb("check", "read a data set before training", "lmtool check task=mydata.csv", "use:CheckConfig"),
@@ -103,28 +103,28 @@ _TABLE = (
         reads="run", action="fetches for",
     ),
     Verb(
-        "plan", "sizes, steps and time, before spending them", "lmtool plan pretrain model=bert",
+        "plan", "sizes, steps and time before a run", "lmtool plan pretrain model=bert",
         reads="run", keys="inspection:PlanKeys", action="plans",
     ),
     Verb(
         "inspect", "what the model is fed, and its statistics", "lmtool inspect pretrain model=bert_tiny n=3",
         reads="run", keys="inspection:Looking",
         notes=(
-            "n=3 examples are printed, tokens=200000 measured; brief=true: what stands out, and nothing else",
-            "output=FILE: the examples as JSON lines; output=FILE.html: a page with all that is printed",
+            "n=3: examples to print; tokens=200000: tokens to measure; brief=true: print only deviations",
+            "output=FILE: write the examples as JSON lines; output=FILE.html: write everything as a page",
         ),
     ),
     Verb(
-        "inspect tokenizer", "one text as each vocabulary cuts it", 'lmtool inspect tokenizer text="unhappiness"',
+        "inspect tokenizer", "one text as each vocabulary splits it", 'lmtool inspect tokenizer text="unhappiness"',
         "use:InspectTokenizerConfig",
     ),
     Verb(
-        "inspect attention", "what each head looks at",
+        "inspect attention", "what each head attends to",
         'lmtool inspect attention checkpoint=runs/NAME text="..."', "use:InspectAttentionConfig",
         ("checkpoint", "text"),
     ),
     Verb(
-        "inspect positions", "what positions do to attention", "lmtool inspect positions kinds=[rotary,t5]",
+        "inspect positions", "how positions change attention", "lmtool inspect positions kinds=[rotary,t5]",
         "use:InspectPositionsConfig",
     ),
     Verb(
@@ -134,13 +134,13 @@ _TABLE = (
     Verb(
         "profile", "where a step's time goes", "lmtool profile pretrain model=bert_tiny steps=5",
         reads="run", keys="inspection:Profiling", action="runs a few steps of",
-        notes=("steps=5 are profiled, after 2 of warm-up; output=FOLDER: the trace and the table",),
+        notes=("steps=5: steps to profile, after 2 of warm-up; output=FOLDER: write the trace and the table",),
     ),
     Verb("resume", "resume a stopped run", "lmtool resume runs/NAME", reads="saved run"),
     Verb(
-        "report", "the report of a run or a sweep again, runs side by side", "lmtool report runs/NAME", reads="words"
+        "report", "rewrite the report of a run or sweep, or compare runs", "lmtool report runs/NAME", reads="words"
     ),
-    Verb("runs", "all runs: when, what, score, state, size", "lmtool runs", reads="words"),
+    Verb("runs", "all runs: start, model, score, state, size", "lmtool runs", reads="words"),
     Verb("list", "what there is to choose from", "lmtool list model", reads="options"),
     Verb("show", "explain a key or print a choice", "lmtool show optimizer.lr", reads="options"),
     Verb(
@@ -150,12 +150,12 @@ _TABLE = (
 )  # fmt: skip
 VERBS = {verb.name: verb for verb in _TABLE}
 LOOKS = tuple(name.partition(" ")[2] for name in VERBS if " " in name)
-"""What `lmtool inspect` looks at beside runs."""
+"""Subjects of `lmtool inspect` other than runs."""
 TRAINING = tuple(name for name, verb in VERBS.items() if verb.trains)
 SWEPT = tuple(name for name, verb in VERBS.items() if verb.sweeps)
-"""Commands that -m runs many times."""
+"""Commands that accept -m."""
 ABOUT_A_RUN = tuple(name for name, verb in VERBS.items() if verb.reads == "run")
-"""The commands about what a training command would do."""
+"""The commands that describe what a training command would do."""
 
 
 class _Classes(Mapping[str, type["CommandConfig"]]):
@@ -195,7 +195,7 @@ def keys_of(verb: str) -> type[RunKeys] | None:
 FLAGS = """flags, anywhere after the command:
   -m, --multirun       run every combination of the values that commas separate: -m task=sst2,cola seed=1,2
   --config FILE        a saved configuration (runs/NAME/config.yaml) instead of a composed one
-  --config-dir FOLDER  further YAML, laid out like conf/
+  --config-dir FOLDER  further YAML, structured like conf/
   --plugin MODULE      a Python module that adds components
   --cfg job            print the configuration and stop
   --debug              show tracebacks
