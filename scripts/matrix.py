@@ -270,7 +270,7 @@ def hints_that_fail(cell: Cell, folder: Path, error: ConfigError, more: tuple[st
 
 def overrides_in(hint: str) -> list[str]:
     """The alternatives of a hint: "set a=1, b=2 or c=3"."""
-    return hint.removeprefix("give ").replace(", ", " or ").split(" or ") if hint.startswith("give ") else []
+    return hint.removeprefix("set ").replace(", ", " or ").split(" or ") if hint.startswith("set ") else []
 
 
 def failures(config: FinetuneConfig, folder: Path, cell: Cell) -> Iterator[str]:

@@ -171,7 +171,7 @@ def checkpoint_folder(path: str | Path) -> Path:
         return given
     checkpoints = given if given.name == "checkpoints" else given / "checkpoints"
     if (given / ADAPTER).is_file():
-        hint = f"run lmtool import checkpoint={path} output=FOLDER and use that folder"
+        hint = f"lmtool import checkpoint={path} output=FOLDER, then use that folder"
         raise NoCheckpoint(f"checkpoint={path} is a PEFT adapter without the weights of its base model", hint)
     if not saved_steps(checkpoints):
         raise NoCheckpoint(

@@ -183,7 +183,7 @@ def _read(stage: Path, place: Path, run: str, command: str, chosen: str, path: P
     if answer.status:
         if not named:
             raise Failed(Outcome.UNCLEAR, f"the error does not name the file: {answer.err[:300]}")
-        other = re.search(r"^hint: give (\S+/(step_\d+)), which is intact", answer.err, re.MULTILINE)
+        other = re.search(r"^hint: use (\S+/(step_\d+)), which is intact", answer.err, re.MULTILINE)
         if other is not None:  # another checkpoint is named: it is typed, and must work
             again, result = _used(command, place, other[1])
             if again.status or result != results[other[2]]:

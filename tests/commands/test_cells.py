@@ -252,8 +252,8 @@ def test_a_tokenizer_that_came_as_files_is_refused_before_text_is_read_with_it(
     words += [f"data.path={place / 'text.txt'}", f"cache_dir={place / 'cache'}", f"run_dir={place / 'run'}"]
     for more, message in (
         (["model=gpt_tiny"], "has no eos token, which model=gpt adds to its texts"),
-        (["model=t5_tiny"], "has no eos token, which model=t5 puts"),
-        (["model=bart_tiny"], "has no eos token, which model=bart puts"),
+        (["model=t5_tiny"], "has no eos token, which model=t5 adds"),
+        (["model=bart_tiny"], "has no eos token, which model=bart adds"),
     ):
         assert cli.main([*words, *more]) == USER_ERROR
         assert message in capsys.readouterr().err and not (place / "cache" / "stores").exists()

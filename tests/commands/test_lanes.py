@@ -18,8 +18,8 @@ WORDS = ["pretrain", f"model={MODEL}", *tiny(MODEL), "data=text", "data.path=tex
 REFUSED = {
     "devices=2": "model=transformer_xl carries state from batch to batch, which stays within one process",
     "max_length=500": "max_length=500 after a memory of 192 tokens is more than model.max_positions=512",
-    "phases=[{share: 0.5, max_length: 16}, {max_length: 32}]": "phases.0 gives max_length=16: model=transformer_xl",
-    "distill=self": "carries state from batch to batch, and the other model does not",
+    "phases=[{share: 0.5, max_length: 16}, {max_length: 32}]": "phases.0 sets max_length=16: model=transformer_xl",
+    "distill=self": "carries state from batch to batch, but the other model does not",
     "objective=prefix_lm": "prefix_lm lets the first tokens of a text see each other",
 }
 
@@ -36,7 +36,7 @@ def test_what_does_not_go_with_lanes_is_refused(place: Path, capsys: pytest.Capt
 def test_what_a_memory_keeps_is_reused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = [word.replace(MODEL, "xlnet_tiny") for word in WORDS[:2]] + [*tiny("xlnet_tiny"), *WORDS[-5:]]
     assert cli.main([*words, "model.memory_length=24"]) == 2
-    assert "model.memory_length=24 caches the states of reused tokens, and objective.reuse=0" in capsys.readouterr().err
+    assert "model.memory_length=24 caches the states of reused tokens, but objective.reuse=0" in capsys.readouterr().err
     assert cli.main([*words, "model.memory_length=24", "objective.reuse=8"]) == 0
     assert cli.main([*words, "model.memory_length=24", "data.documents=separate"]) == 0
     assert cli.main([*words, "model.memory_length=24", "objective.reuse=8", "devices=2"]) == 2

@@ -147,7 +147,7 @@ def test_sweeps_and_further_losses_of_a_member(place: Path) -> None:
         (["task.members=[sst2,{kind: regression, name: value}]"], "the member value of task.members has no data",
          "set task.with.value.path=FOLDER"),
         (["task.members=[sst2,sst2]"], "sst2 is named twice", "give one of them another name, as a section: {kind:"),
-        (["task.members=[sst2,cola]", "task.with.sst.path=rows"], "with.sst is of no member", "mean task.with.sst2?"),
+        (["task.members=[sst2,cola]", "task.with.sst.path=rows"], "with.sst names no member", "mean task.with.sst2?"),
         (["task.members=[sst2,stsb]", "task.head=text_to_text"], "model=bert does not generate text", "model=t5"),
         (["task.members=[sst2,glue]"], "glue is a group of tasks", "lmtool show task"),
         (["task.members=[sst2,stb]"], "task.members: stb is not one of", "did you mean stsb?"),

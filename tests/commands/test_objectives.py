@@ -92,7 +92,7 @@ def pretrain_parameters(name: str, *more: str) -> int:
         ),
         ("kind: regression, path: rows, text: [label], label: sentence", "is not a number"),
         ("kind: clasification, path: rows", "members: task: kind=clasification is not known"),
-        ("path: rows", "members: task: no kind given"),
+        ("path: rows", "members: task: missing kind"),
     ],
 )
 def test_errors_in_a_task_are_reported_before_anything_is_written(

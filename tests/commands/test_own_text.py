@@ -81,12 +81,12 @@ def test_what_was_typed_stays() -> None:
 @pytest.mark.parametrize(
     ("typed", "message"),
     [
-        ("data=two.csv", "several of its columns hold text: headline, body"),
+        ("data=two.csv", "several columns contain text: headline, body"),
         ("data=nohead.csv", "its first line is a row, not the names of its columns: 'good'"),
-        ("data=ids.tsv", "none of its columns holds text: a, b"),
-        ("data=mixed", "files of several kinds: 1 of "),
-        ("data=empty", "the folder holds no text"),
-        ("data=notes.md", "its name does not say what kind of text it is"),
+        ("data=ids.tsv", "no column contains text: a, b"),
+        ("data=mixed", "files of several types: 1 of "),
+        ("data=empty", "the folder has no .txt"),
+        ("data=notes.md", "its type cannot be inferred from its name"),
         ("data=my.txt data.path=x", "both name text"),
     ],
 )

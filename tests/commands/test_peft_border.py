@@ -243,7 +243,7 @@ def test_an_adapter_in_the_place_of_a_checkpoint_is_told_what_to_type(with_confi
         base.config.save_pretrained("adapter")
     run("predict", "checkpoint=adapter", "text=a", status=2)
     error = capsys.readouterr().err
-    assert "checkpoint=adapter: an adapter of PEFT" in error
+    assert "checkpoint=adapter is a PEFT adapter" in error
     run(*error.partition("hint: lmtool ")[2].partition(",")[0].split())
     run("predict", "checkpoint=FOLDER", "text=a", "device=cpu", "precision=fp32")
 

@@ -74,10 +74,10 @@ def test_devices_share_a_step(place: Path, capsys: pytest.CaptureFixture[str]) -
     [
         (["plan", "pretrain", "device=h1000"], "did you mean device=h100?"),
         (["plan", "pretrain", "measure=perhaps"], "set measure=true"),
-        (["plan", "pretrain", "device=h100", "measure=true"], "steps are measured on a device that is here"),
-        (["plan", "pretrain", "device=h100", "device=a100"], "device is given twice"),
-        (["pretrain", "device=h100"], "lmtool plan pretrain device=h100 plans for one"),
-        (["predict", "checkpoint=none", "device=t4"], "device=t4: a kind of device, not one that is here"),
+        (["plan", "pretrain", "device=h100", "measure=true"], "steps can be measured only on a device of this machine"),
+        (["plan", "pretrain", "device=h100", "device=a100"], "device is set twice"),
+        (["pretrain", "device=h100"], "lmtool plan pretrain device=h100 plans for it"),
+        (["predict", "checkpoint=none", "device=t4"], "device=t4 is a type of device, not a device of this machine"),
     ],
 )
 def test_wrong_words(words: list[str], said: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -99,9 +99,9 @@ def test_the_start_must_be_there_to_resume(place: Path, capsys: pytest.CaptureFi
 @pytest.mark.parametrize(
     ("words", "problem", "hint"),
     [
-        (["tuning.regularization=l2_sp", "checkpoint=none"], "checkpoint=none has none", "tuning/regularization=none"),
-        (["tuning=head", "tuning.regularization=l2_sp"], "the chosen tuning has no regularization", "full|"),
-        (["tuning=head", "tuning.schedule=gradual_unfreezing"], "the chosen tuning has no schedule", "full|"),
+        (["tuning.regularization=l2_sp", "checkpoint=none"], "checkpoint=none has no", "tuning/regularization=none"),
+        (["tuning=head", "tuning.regularization=l2_sp"], "the selected tuning has no regularization", "full|"),
+        (["tuning=head", "tuning.schedule=gradual_unfreezing"], "the selected tuning has no schedule", "full|"),
         (["tuning.schedule=gradual"], "tuning/schedule=gradual is not one of", "gradual_unfreezing"),
         (
             ["model=albert_tiny", "checkpoint=none", "optimizer.layer_decay=0.5"],

@@ -22,7 +22,7 @@ FINETUNE = ("finetune", "model=bert_tiny", "checkpoint=none", "task=sst2")
         ((*FINETUNE[:3], "task=mixture", "task.members=[sst2,rte]"), "task mixes sst2, rte"),
         ((*FINETUNE, "tuning/regularization=mixout"), "tuning with mixout tracks single weights"),
         ((*FINETUNE, "tuning/schedule=gradual_unfreezing"), "tuning with gradual_unfreezing tracks"),
-        ((*FINETUNE, "forgetting=somewhere.txt"), "forgetting= compares weights"),
+        ((*FINETUNE, "forgetting=somewhere.txt"), "forgetting= compares the weights"),
         (("finetune", "model=t5_tiny", "checkpoint=none", "task=xsum"), "is scored by what the model writes"),
     ],
 )

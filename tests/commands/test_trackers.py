@@ -204,8 +204,8 @@ def test_events_of_steps_that_are_taken_again_are_dropped(tmp_path: Path) -> Non
     ("words", "messages"),
     [
         (["logger=[wandb,tensorbord]"], ["did you mean logger=tensorboard?"]),
-        (["logger=wandb,tensorboard"], ["all in one run: logger=[wandb,tensorboard]"]),
-        (["logger=wandb", "logger=tensorboard"], ["several: logger=[wandb,tensorboard]"]),
+        (["logger=wandb,tensorboard"], ["for all in one run, logger=[wandb,tensorboard]"]),
+        (["logger=wandb", "logger=tensorboard"], ["for several, set logger=[wandb,tensorboard]"]),
         (
             ["logger=[wandb,wandb]", "model=[bert,gpt]"],
             ["logger=wandb is named twice", "a run takes one model, not a list"],
@@ -215,14 +215,14 @@ def test_events_of_steps_that_are_taken_again_are_dropped(tmp_path: Path) -> Non
             [
                 "did you mean logger.wandb.project=x?",
                 "unknown key logger.wandb.api_key",
-                "a section of keys stands here",
+                "this is a section of keys",
                 "did you mean max_steps=3?",
             ],
         ),
         (["logger=wandb", "logger.wandb.mode=off"], ["allowed: auto, online, offline or disabled"]),
         (
             ["logger=wandb", "logger.wandb.mode=online", "offline=true", "max_stps=3"],
-            ["logger.wandb.mode=online and offline=true", "there is no key for https://api.wandb.ai"],
+            ["logger.wandb.mode=online contradicts offline=true", "there is no key for https://api.wandb.ai"],
         ),
     ],
 )

@@ -240,7 +240,7 @@ def test_a_damaged_store_is_rebuilt_and_reported(tmp_path, tokenizers, name, dam
     messages = []
     store = open_store(source, "train", tokenizers["wordpiece"], tmp_path, lambda stage, *_: messages.append(stage))
     assert source.reads == 2 and np.array_equal(store.tokens, expected)
-    assert messages[0].startswith(f"warning: {path} is ") and messages[0].endswith("; building it again")
+    assert messages[0].startswith(f"warning: {path} ") and messages[0].endswith("; building it again")
     assert sorted(path.suffix for path in store.folder.parent.iterdir()) == ["", ".lock"]
     messages.clear()
     open_store(source, "train", tokenizers["wordpiece"], tmp_path, lambda stage, *_: messages.append(stage))
@@ -287,7 +287,7 @@ def test_a_damaged_vocabulary_is_trained_again_and_reported(tmp_path):
             damage(folder / name)
             reads = source.reads
             assert trained() == expected and source.reads == reads + 1
-            assert len(messages) == 1 and messages[0].startswith(f"warning: {folder / name} is ")
+            assert len(messages) == 1 and messages[0].startswith(f"warning: {folder / name} ")
             messages.clear()
             assert trained() == expected and source.reads == reads + 1 and not messages
 

@@ -68,7 +68,7 @@ def test_the_environment_of_torchrun_names_the_place() -> None:
     [
         ({"WORLD_SIZE": "", "MASTER_PORT": ""}, "RANK=1, but not WORLD_SIZE, MASTER_PORT"),
         ({"RANK": "", "LOCAL_RANK": ""}, "WORLD_SIZE=2, but not RANK, LOCAL_RANK"),
-        ({"RANK": "one"}, "RANK='one', which is no number"),
+        ({"RANK": "one"}, "RANK='one', which is not a number"),
         ({"RANK": "2"}, "RANK=2 of WORLD_SIZE=2"),
     ],
 )

@@ -235,7 +235,7 @@ def test_a_recipe_is_that_of_the_method():
         ({"tuning": {"name": "prefix"}, "max_length": 55}, "the 10 virtual tokens", "set max_length=54"),
         (
             {"tuning": {"name": "ptuning", "length": 60}, "max_length": 40},
-            "60 virtual tokens", "set a smaller tuning.length=24",
+            "60 virtual tokens", "set tuning.length=24",
         ),
         (
             {"tuning": {"name": "prompt", "length": 8, "init": "class_labels"}, "task": {
