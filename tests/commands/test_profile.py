@@ -140,7 +140,7 @@ WRONG = [
     ("pretrain model=bert_tiny devices=2", "a profile is of one process"),
     ("pretrain steps=0", "steps=0: steps must be a whole number, at least 1"),
     ("pretrain steps=some", "steps=some: steps must be a whole number, at least 1"),
-    ("pretrain steps=2 steps=3", "steps=3: steps is given twice"),
+    ("pretrain steps=2 steps=3", "steps=3: steps is set twice"),
     ("-m pretrain seed=1,2", "-m: lmtool profile does not sweep"),
     ("pretrain seed=1,2", "seed"),
     ("evaluate", "profile evaluate: runs a few steps of pretrain or finetune"),

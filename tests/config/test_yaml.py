@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from omegaconf import OmegaConf
 
 from lmtool.commands.show import PRIMARY
-from lmtool.config import compose, groups, overrides, tables
+from lmtool.config import compose, groups, overrides, saved, tables
 from lmtool.config.base import Config
 from lmtool.config.problems import section_class
 from lmtool.resolver.decoding import decoded
@@ -122,7 +121,7 @@ def command_of(sweep: str) -> str:
 @cache
 def said(group: str, name: str) -> Any:
     """What the YAML of an option says."""
-    return yaml.safe_load((CONF / group / f"{name}.yaml").read_text(encoding="utf-8"))
+    return saved.read_yaml(CONF / group / f"{name}.yaml")
 
 
 def writes_texts(task: str) -> bool:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 
+from lmtool.config import saved
 from lmtool.config.tables import build, lookup
 from lmtool.models.configs import BertConfig, GptConfig, ModelConfig
 from lmtool.models.heads.sequence import Pooler
@@ -76,12 +76,10 @@ def read(name: str) -> ModelConfig:
 
 def written(name: str) -> dict[str, Any]:
     """What a YAML of a model says, with its defaults list followed."""
-    values = yaml.safe_load((CONF / f"{name}.yaml").read_text())
+    values = saved.read_yaml(CONF / f"{name}.yaml")
     for item in values.pop("defaults", []):
         if isinstance(item, dict):
-            inside = {
-                group: yaml.safe_load((CONF / group / f"{preset}.yaml").read_text()) for group, preset in item.items()
-            }
+            inside = {group: saved.read_yaml(CONF / group / f"{preset}.yaml") for group, preset in item.items()}
             values = inside | values
         elif item != "_self_":
             values = written(item) | values

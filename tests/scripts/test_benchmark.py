@@ -205,6 +205,7 @@ def test_a_run_that_was_cut_off_is_finished_by_resume(benchmark, workers, monkey
     assert "| 4.00 (4.00 to 4.00) | 2x reached | 0.55 |" in "\n".join(table)
 
 
+@pytest.mark.slow
 def test_the_memory_of_a_corpus_is_measured(benchmark, monkeypatch, capsys):
     run(benchmark, monkeypatch, "--corpus", "1")
     header, row = capsys.readouterr().out.splitlines()

@@ -37,6 +37,7 @@ print(resident() - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux") or not cpu_has_bf16(), reason="reads /proc; needs bf16")
 def test_products_of_many_shapes_keep_little():
     def kept(environment):

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import yaml
-
+from lmtool.config import saved
 from lmtool.config.tables import build, lookup
 from lmtool.data.examples import SplitData
 from lmtool.data.loader import PackedLoader
@@ -25,7 +24,7 @@ TEXTS = [*GOOD, *BAD, 'she said "no"', "it isn't\u00a0bad", "the end", "nobody k
 
 def task_data(name, **overrides):
     """A shipped YAML as plain data, its defaults merged in, with overrides by dotted key."""
-    data = yaml.safe_load((CONF / f"{name}.yaml").read_text())
+    data = saved.read_yaml(CONF / f"{name}.yaml")
     merged = {}
     for base in data.pop("defaults", []):
         merged = {**merged, **task_data(base)} if base != "_self_" else merged
