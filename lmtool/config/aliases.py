@@ -12,7 +12,6 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 Form = str | Mapping[str, str]
 ANY = "*"
@@ -283,7 +282,7 @@ class Meaning:
         return tuple((word.partition("=")[0], word.partition("=")[2]) for word in self.words)
 
 
-def meaning(key: str, value: Any, has: Callable[[str], bool]) -> Meaning | None:
+def meaning(key: str, value: object, has: Callable[[str], bool]) -> Meaning | None:
     """The meaning of another tool's key in lmtool; None if it is not in the table.
 
     value: plain data; None: unknown. has: whether the command has a key. Only the last part of a dotted key counts if
@@ -312,7 +311,7 @@ def of_value(key: str, value: object) -> str | None:
     return VALUES.get(key, {}).get(str(value).lower())
 
 
-def _of(forms: Form | tuple[Form, ...], value: Any) -> Iterator[str]:
+def _of(forms: Form | tuple[Form, ...], value: object) -> Iterator[str]:
     for form in forms if isinstance(forms, tuple) else (forms,):
         if isinstance(form, str):
             yield form
@@ -331,7 +330,7 @@ def keys_in(form: str) -> list[str]:
     return _KEY.findall(_COMMAND.sub("", form))
 
 
-def filled(word: str, value: Any) -> str:
+def filled(word: str, value: object) -> str:
     """A word of a form with lmtool's name of the value inserted."""
     key = word.partition("=")[0]
     parts = value if isinstance(value, list) else [value]
@@ -341,7 +340,7 @@ def filled(word: str, value: Any) -> str:
     return word.replace("{weights}", _weights(inside)).replace("{}", inside)
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     """A plain value as on the command line."""
     if value is None:
         return "VALUE"

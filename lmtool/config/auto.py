@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from lmtool.config.base import Auto as Auto
-from lmtool.config.base import Config
+from lmtool.config.base import Config, JsonObject
 from lmtool.config.tables import Choice, choices, lookup
 from lmtool.errors import Problem
 
@@ -23,11 +23,11 @@ AUTO = "auto"
 
 def resolve(
     command: type[Config],
-    data: dict[str, Any],
-    checkpoint: dict[str, Any] | None,
+    data: JsonObject,
+    checkpoint: JsonObject | None,
     unreadable: bool = False,
-    teacher: dict[str, Any] | None = None,
-) -> tuple[dict[str, Any], list[Problem], set[str]]:
+    teacher: JsonObject | None = None,
+) -> tuple[JsonObject, list[Problem], set[str]]:
     """Replace every `auto` section.
 
     Args:
@@ -80,7 +80,7 @@ def resolve(
     return resolved, problems, left
 
 
-def _is_auto(value: Any, choice: Choice, rule: Auto) -> bool:
+def _is_auto(value: object, choice: Choice, rule: Auto) -> bool:
     if value is None:
         return rule.implied
     if not isinstance(value, dict):
@@ -91,11 +91,11 @@ def _is_auto(value: Any, choice: Choice, rule: Auto) -> bool:
 def _source(
     rule: Auto,
     section: str,
-    resolved: dict[str, Any],
-    saved: Mapping[str, dict[str, Any] | None],
+    resolved: JsonObject,
+    saved: Mapping[str, JsonObject | None],
     command: type[Config],
     unreadable: bool,
-) -> tuple[dict[str, Any] | None, bool]:
+) -> tuple[JsonObject | None, bool]:
     """The first source that exists; and whether an error in another section is the reason why there is none."""
     for source in rule.sources:
         if isinstance(source, dict):
@@ -121,7 +121,7 @@ def _source(
     return None, False
 
 
-def _decoded(value: Any, choice: Choice) -> Config | None:
+def _decoded(value: object, choice: Choice) -> Config | None:
     """The configuration of a section, or None if it has an error, which the decoder reports."""
     try:
         return choice.validate(value)
@@ -137,14 +137,14 @@ def _default(chosen: type[Config]) -> Config | None:
         return None
 
 
-def chosen_class(value: Any, choice: Choice) -> type[Config] | None:
+def chosen_class(value: object, choice: Choice) -> type[Config] | None:
     """The configuration class that the data of a section selects, or None."""
     name = value.get(choice.key) if isinstance(value, dict) else None
     entry = lookup(choice.group, name) if isinstance(name, str) else None
     return None if entry is None else entry.config
 
 
-def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+def merge(base: JsonObject, over: JsonObject) -> JsonObject:
     """`base` updated with the values of `over`, recursively."""
     merged = dict(base)
     for key, value in over.items():
@@ -153,7 +153,7 @@ def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _disagreements(section: str, value: dict[str, Any], saved: Any, choice: Choice) -> list[Problem]:
+def _disagreements(section: str, value: JsonObject, saved: object, choice: Choice) -> list[Problem]:
     """Fields of a section that differ from the checkpoint's although they must be equal."""
     chosen = chosen_class(value, choice)
     if chosen is None or not isinstance(saved, dict):
@@ -179,14 +179,14 @@ def _disagreements(section: str, value: dict[str, Any], saved: Any, choice: Choi
     ]
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     """The value of a field as plain data."""
     if isinstance(value, Config):
         return value.model_dump(mode="json")
     return list(value) if isinstance(value, tuple) else value
 
 
-def _displayed(value: Any) -> Any:
+def _displayed(value: object) -> Any:
     """A value for a message; a selected component by its name."""
     plain = _plain(value)
     return plain.get("name", plain) if isinstance(plain, dict) else plain

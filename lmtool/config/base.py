@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 from pydantic import BaseModel, ConfigDict
 
 from lmtool.errors import Problem
+
+JsonObject: TypeAlias = dict[str, Any]
+"""A parsed JSON or YAML object, not yet decoded."""
+JsonMapping: TypeAlias = Mapping[str, Any]
+"""The same, read only."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +27,7 @@ class Auto:
     agrees: a typed section must be equal to the checkpoint's, except for the `free_fields` of its class.
     """
 
-    sources: tuple[str | dict[str, Any], ...]
+    sources: tuple[str | JsonObject, ...]
     hint: str = ""
     implied: bool = False
     agrees: bool = False
@@ -37,7 +42,7 @@ class Variant:
     """
 
     path: str
-    data: dict[str, Any] | None
+    data: JsonObject | None
     problems: tuple[Problem, ...] = ()
     keys: tuple[str, ...] = ()
 
@@ -77,7 +82,7 @@ class Config(BaseModel):
     """More specific descriptions of inherited fields."""
 
     @classmethod
-    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+    def __pydantic_init_subclass__(cls, **_: object) -> None:
         """A field that is declared again, for another default, keeps the description of the base class."""
         specific = cls.__dict__.get("descriptions", {})
         for name, field in cls.model_fields.items():
@@ -87,12 +92,12 @@ class Config(BaseModel):
                 field.description = specific.get(name) or (described and described.description)
 
     @classmethod
-    def filled(cls, data: dict[str, Any]) -> dict[str, Any]:
+    def filled(cls, data: JsonObject) -> JsonObject:
         """The data of a command or section with derived values filled in. By default there are none."""
         return data
 
     @classmethod
-    def variants(cls, data: dict[str, Any]) -> Iterable[Variant]:
+    def variants(cls, data: JsonObject) -> Iterable[Variant]:
         """Further configurations within a command's data. By default there are none."""
         return ()
 

@@ -15,9 +15,9 @@ import os
 import re
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from lmtool.config import saved
+from lmtool.config.base import JsonObject
 from lmtool.config.nearest import nearest
 from lmtool.errors import UserError
 from lmtool.system.files import MANIFEST, Damaged, Manifest
@@ -248,7 +248,7 @@ def find(path: str | Path) -> Path:
 # --- reading -------------------------------------------------------------------------------------------------------
 
 
-def read_json(folder: Path, name: str) -> dict[str, Any]:
+def read_json(folder: Path, name: str) -> JsonObject:
     """A verified JSON file of a checkpoint. Raises UserError if it is damaged or contains no JSON object."""
     try:
         return _object(folder, name)
@@ -256,7 +256,7 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
         raise refusal(damage) from damage
 
 
-def _object(folder: Path, name: str) -> dict[str, Any]:
+def _object(folder: Path, name: str) -> JsonObject:
     try:
         content = json.loads(read_manifest(folder).read_bytes(name))
     except (ValueError, RecursionError):
@@ -266,7 +266,7 @@ def _object(folder: Path, name: str) -> dict[str, Any]:
     return content
 
 
-def read_state(folder: str | Path) -> dict[str, Any]:
+def read_state(folder: str | Path) -> JsonObject:
     """state.json: step, epoch, tokens, seconds, total_steps, best_step, best_value, metrics, ... Raises UserError if
     its step is not an integer."""
     state = read_json(Path(folder), STATE)
@@ -275,12 +275,12 @@ def read_state(folder: str | Path) -> dict[str, Any]:
     return state
 
 
-def read_config(folder: str | Path) -> dict[str, Any]:
+def read_config(folder: str | Path) -> JsonObject:
     """config.json: the resolved configuration, to be decoded by the same strict decoder as any other."""
     return read_json(Path(folder), CONFIG)
 
 
-def read_checkpoint(path: str) -> dict[str, Any]:
+def read_checkpoint(path: str) -> JsonObject:
     """The saved configuration of the checkpoint that `checkpoint=` names."""
     if "://" in path:
         raise UserError(f"checkpoint={path}: this command reads only runs on this machine", _GIVE)

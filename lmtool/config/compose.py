@@ -24,6 +24,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from lmtool.config import groups, hydra_plugins, overrides, plugins, saved
+from lmtool.config.base import JsonObject
 from lmtool.config.nearest import nearest
 from lmtool.config.offers import Offers, offers_of
 from lmtool.config.overrides import Typed, key_of
@@ -40,7 +41,7 @@ _REFERENCE = re.compile(
 )  # a name or a resolver's call, and whether it contains another interpolation
 
 
-def check(data: dict[str, Any]) -> None:
+def check(data: JsonObject) -> None:
     """Raise UserError, naming the key, if a value of a composed configuration would expand its interpolations to more
     than MAX_SIZE characters."""
     sizes = _Sizes({path: value for path, value in _leaves(data, ()) if isinstance(value, str)})
@@ -50,7 +51,7 @@ def check(data: dict[str, Any]) -> None:
             raise UserError(f"{'.'.join(path)}: its interpolations expand to more than {MAX_SIZE} characters", hint)
 
 
-def _leaves(value: Any, path: _Path) -> Iterator[tuple[_Path, Any]]:
+def _leaves(value: object, path: _Path) -> Iterator[tuple[_Path, Any]]:
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else None
     if items is None:
         yield path, value
@@ -119,7 +120,7 @@ def offers_of_primary(primary: str, config_dirs: Sequence[Path] = ()) -> Offers:
     return offers_of(groups.conf_dir() / f"{primary}.yaml", config_dirs, extra)
 
 
-def _stored(repo: dict[str, Any], above: str = "") -> dict[str, tuple[str, ...]]:
+def _stored(repo: JsonObject, above: str = "") -> dict[str, tuple[str, ...]]:
     """The nodes in Hydra's store by group, except Hydra's own."""
     options: dict[str, tuple[str, ...]] = {}
     for name, nodes in repo.items():
@@ -165,7 +166,7 @@ def _section_of_a_run() -> DictConfig:
 @contextmanager
 def _for_a_run() -> Iterator[Any]:
     """Initialize Hydra as in `hydra_at`, with only the part of Hydra's section that the YAML of a run may use."""
-    nodes: dict[str, Any] = ConfigStore.instance().repo["hydra"]
+    nodes: JsonObject = ConfigStore.instance().repo["hydra"]
     original = nodes["config.yaml"]
     with hydra_at() as hydra:
         nodes["config.yaml"] = replace(original, node=_section_of_a_run())
@@ -227,7 +228,7 @@ def require_known_targets(hydra: Any, primary: str, words: list[str]) -> None:
             )
 
 
-def _targets(repo: dict[str, Any]) -> Iterator[Any]:
+def _targets(repo: JsonObject) -> Iterator[Any]:
     """The classes that nodes in Hydra's store name."""
     for entry in repo.values():
         if isinstance(entry, dict):
@@ -237,7 +238,7 @@ def _targets(repo: dict[str, Any]) -> Iterator[Any]:
             yield from (target for _, target in _named_targets(content, ""))
 
 
-def _named_targets(value: Any, key: str) -> Iterator[tuple[str, Any]]:
+def _named_targets(value: object, key: str) -> Iterator[tuple[str, Any]]:
     """The key and value of each `_target_` in plain data."""
     if isinstance(value, dict):
         for name, inside in value.items():
@@ -267,7 +268,7 @@ def search_path(config_dirs: Sequence[Path]) -> list[str]:
     return [f"hydra.searchpath=[{listed}]"]
 
 
-def compose(primary: str, typed: Typed, config_dirs: Sequence[Path] = ()) -> dict[str, Any]:
+def compose(primary: str, typed: Typed, config_dirs: Sequence[Path] = ()) -> JsonObject:
     """The composed configuration as plain data with interpolations resolved; missing values stay `???`.
 
     Raises UserError if a selected YAML has several values for a key that is not on the command line, since a run needs
@@ -319,15 +320,15 @@ def _grid(config: Any) -> dict[str, str]:
     return {} if params is None else {str(key): str(value) for key, value in params.items()}
 
 
-def option(group: str, name: str, config_dirs: Sequence[Path] = ()) -> dict[str, Any]:
+def option(group: str, name: str, config_dirs: Sequence[Path] = ()) -> JsonObject:
     """One option of a group as plain data. Raises UserError if the group has no such option."""
     with plainly(), _for_a_run():
         composed = to_data(hydra_compose(f"{group}/{name}", overrides=search_path(config_dirs)))
-    section: dict[str, Any] = composed[group]
+    section: JsonObject = composed[group]
     return section
 
 
-def to_data(config: Any) -> dict[str, Any]:
+def to_data(config: object) -> JsonObject:
     """A composed configuration as plain data with interpolations resolved. Raises UserError if they expand too far."""
     unresolved = OmegaConf.to_container(config, resolve=False)
     assert isinstance(unresolved, dict)

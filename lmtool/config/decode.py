@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from lmtool.config import problems as wording
 from lmtool.config.auto import resolve
-from lmtool.config.base import Config
+from lmtool.config.base import Config, JsonObject
 from lmtool.config.rules import violations
 from lmtool.config.tables import Choice, Several
 from lmtool.errors import ConfigError, Problem
@@ -27,10 +27,10 @@ Command = TypeVar("Command", bound=Config)
 
 def decode(
     command: type[Command],
-    data: dict[str, Any],
+    data: JsonObject,
     *,
-    checkpoint_config: dict[str, Any] | None = None,
-    teachers: Mapping[str, dict[str, Any]] | None = None,
+    checkpoint_config: JsonObject | None = None,
+    teachers: Mapping[str, JsonObject] | None = None,
     earlier: Sequence[Problem] = (),
     running: bool = False,
 ) -> Command:
@@ -89,10 +89,10 @@ def decode(
 
 def _checked(
     command: type[Command],
-    data: dict[str, Any],
+    data: JsonObject,
     silent: set[str],
     left: set[str],
-    teachers: Mapping[str, dict[str, Any]] | None,
+    teachers: Mapping[str, JsonObject] | None,
     running: bool,
 ) -> tuple[Command | None, list[Problem]]:
     """The decoded configuration, or None if it has an error, and its problems: those of its values, and those of the
@@ -107,7 +107,7 @@ def _checked(
     return config, problems + [problem for problem in violations(command, values, running) if problem.key not in known]
 
 
-def _validate(command: type[Command], data: dict[str, Any]) -> tuple[Command | None, list[Any]]:
+def _validate(command: type[Command], data: JsonObject) -> tuple[Command | None, list[Any]]:
     try:
         # Strict in JSON mode: a list becomes a tuple, but "fast" is not a number, 2.5 not a count and 7 not text.
         return command.model_validate_json(json.dumps(data)), []
@@ -120,7 +120,7 @@ def _covered(key: str, keys: set[str]) -> bool:
     return any(key == other or key.startswith((f"{other}.", f"{other}[")) for other in keys)
 
 
-def _valid_values(command: type[Config], data: dict[str, Any], config: Config | None, bad: set[str]) -> dict[str, Any]:
+def _valid_values(command: type[Config], data: JsonObject, config: Config | None, bad: set[str]) -> JsonObject:
     """The decoded values of the valid top-level keys, for the rules."""
     if config is not None:
         return {key: getattr(config, key) for key in command.model_fields if key not in bad}
@@ -135,7 +135,7 @@ def _valid_values(command: type[Config], data: dict[str, Any], config: Config | 
     return values
 
 
-def _plain(value: Any, key: str, problems: list[Problem], depth: int = 0) -> Any:
+def _plain(value: object, key: str, problems: list[Problem], depth: int = 0) -> Any:
     """A copy with JSON types only; any other type (a date, bytes) and text that is not valid UTF-8 are problems."""
     if depth > MAX_DEPTH:
         problems.append(
@@ -179,7 +179,7 @@ def _text(text: str, key: str, problems: list[Problem]) -> str:
     return clean
 
 
-def _without_missing(value: Any, key: str, missing: list[str]) -> Any:
+def _without_missing(value: object, key: str, missing: list[str]) -> Any:
     """A copy without `???` values; their keys are added to `missing`."""
     if isinstance(value, dict):
         complete = {}

@@ -29,6 +29,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf._utils import get_yaml_loader
 
 from lmtool.config import saved
+from lmtool.config.base import JsonObject
 from lmtool.config.nearest import nearest
 from lmtool.config.overrides import GRID, OF_SWEEPS
 from lmtool.errors import UserError
@@ -79,7 +80,7 @@ def require(group: str, name: str) -> None:
 
 
 def _known(group: str) -> set[str]:
-    nodes: dict[str, Any] = ConfigStore.instance().repo
+    nodes: JsonObject = ConfigStore.instance().repo
     for part in group.split("/"):
         nodes = nodes.get(part, {})
     return {name.removesuffix(".yaml") for name in nodes if name.endswith(".yaml")}

@@ -4,17 +4,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from pydantic_core import PydanticCustomError
 
 from lmtool.config.auto import merge
+from lmtool.config.base import JsonObject
 from lmtool.config.nearest import nearest
 
 WITH = "with"
 
 
-def with_member_values(section: dict[str, Any]) -> dict[str, Any]:
+def with_member_values(section: JsonObject) -> JsonObject:
     """The data of a section with the values of `with` merged into its members. Raises pydantic's error if a key of
     `with` names no member."""
     changes, members = section.get(WITH), section.get("members")
@@ -30,7 +29,7 @@ def with_member_values(section: dict[str, Any]) -> dict[str, Any]:
     return {**{key: value for key, value in section.items() if key != WITH}, "members": members}
 
 
-def title_of(member: Any) -> str:
+def title_of(member: object) -> str:
     """The name of a member: its `title` if it has one; for a task among objectives, the task's name."""
     if not isinstance(member, dict):
         return str(member)
@@ -40,14 +39,14 @@ def title_of(member: Any) -> str:
     return title_of(inner) if inner is not None else str(member.get("name", member.get("kind")))
 
 
-def _changed(member: Any, values: dict[str, Any]) -> dict[str, Any]:
+def _changed(member: object, values: JsonObject) -> JsonObject:
     if not isinstance(member, dict):
         return {"name": member, **values}
     inner = member.get("task")
     return merge(member, values) if inner is None else {**member, "task": _changed(inner, values)}
 
 
-def _unreached(name: str, values: Any, titles: list[str]) -> str:
+def _unreached(name: str, values: object, titles: list[str]) -> str:
     if name in titles:
         return f"{WITH}.{name}={values} has no key; write {WITH}.{name}.KEY=VALUE"
     close = nearest(name, titles)

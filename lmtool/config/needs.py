@@ -50,7 +50,7 @@ class Requirement:
     reason: str
     instead: str | Callable[[Any], str] | None = None
 
-    def problem(self, other: Any) -> Problem:
+    def problem(self, other: object) -> Problem:
         """The problem with a component that lacks the offer."""
         instead = self.instead(other) if callable(self.instead) else self.instead
         hint = None if instead is None else ", ".join(filter(None, (instead, self.offer.alternative)))
@@ -79,7 +79,7 @@ class Component(Config):
         return ()
 
 
-def unmet(component: Component, **others: Any) -> Iterator[tuple[Requirement, Any]]:
+def unmet(component: Component, **others: object) -> Iterator[tuple[Requirement, Any]]:
     """The requirements that other components do not meet, each with that component. others: components by section;
     None if it is not known yet."""
     for need in component.needs():
@@ -88,12 +88,12 @@ def unmet(component: Component, **others: Any) -> Iterator[tuple[Requirement, An
             yield need, other
 
 
-def refusals(component: Component, **others: Any) -> Iterator[Problem]:
+def refusals(component: Component, **others: object) -> Iterator[Problem]:
     """The problems within a component, and with other components."""
     yield from component.conflicts()
     yield from (need.problem(other) for need, other in unmet(component, **others))
 
 
-def refusal(component: Component, **others: Any) -> Problem | None:
+def refusal(component: Component, **others: object) -> Problem | None:
     """The first problem, or None."""
     return next(refusals(component, **others), None)

@@ -19,6 +19,7 @@ from hydra.core.override_parser.types import ChoiceSweep, Glob, Override, Quote,
 from hydra.errors import HydraException
 
 from lmtool.config import problems
+from lmtool.config.base import JsonObject
 from lmtool.config.nearest import nearest
 from lmtool.config.offers import Offers, without_key
 from lmtool.errors import Problem
@@ -138,15 +139,15 @@ def _quoted(parser: OverridesParser, text: str) -> str | None:
     numbers = itertools.count()
     try:
         override = parser.parse_override(f"{key}={_UNKNOWN_TO_HYDRA.sub(lambda _: f'{word}{next(numbers)}_', value)}")
-        value = override.value()
-        parts = value.list if isinstance(value, ChoiceSweep) and value.simple_form else [value]
+        parsed = override.value()
+        parts = parsed.list if isinstance(parsed, ChoiceSweep) and parsed.simple_form else [parsed]
         written = ",".join(map(_written, parts))
     except (HydraException, TypeError, RecursionError, ValueError):
         return None
     return f"{key}={re.sub(rf'{word}([0-9]+)_', lambda match: unknown[int(match[1])], written)}"
 
 
-def _written(value: Any) -> str:
+def _written(value: object) -> str:
     """A value in the syntax of Hydra, with texts quoted. Raises TypeError for a value that has no such syntax."""
     if isinstance(value, QuotedString):
         return str(value.with_quotes())
@@ -210,13 +211,13 @@ def _as_one(override: Override, key: str, value: str, offers: Offers) -> Iterato
         yield "one text is " + shlex.quote(f'{key}="{value}"')
 
 
-def _has_pattern(value: Any) -> bool:
+def _has_pattern(value: object) -> bool:
     """Whether a value is or contains a pattern of options (`glob(bert*)`)."""
     values = value.list if isinstance(value, ChoiceSweep) else value
     return isinstance(value, Glob) or (isinstance(values, list) and any(isinstance(part, Glob) for part in values))
 
 
-def _matching(value: Any, options: Sequence[str]) -> list[str]:
+def _matching(value: object, options: Sequence[str]) -> list[str]:
     """The options that match a pattern; None if the pattern is one of several values."""
     return list(value.filter(list(options))) if isinstance(value, Glob) else []
 
@@ -233,7 +234,7 @@ def _of_pattern(key: str, value: str, is_group: bool, multirun: bool) -> Problem
     return Problem(key, f"{key}={value}: matches no option of {key}", hint)
 
 
-def _sweeps_inside(value: Any) -> bool:
+def _sweeps_inside(value: object) -> bool:
     """Whether part of a list or section is itself a sweep (`[range(1,3)]`), which Hydra would take as a value."""
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return any(isinstance(part, Sweep) or _sweeps_inside(part) for part in parts)
@@ -281,9 +282,9 @@ def _choice(
         if offers.primary.get(group) is not None:
             typed.choices.append(f"~{group}")
     else:
-        names = _names(override)
-        wrong = [name for name in names if str(name) not in offers.groups[group]]
-        for name in {str(name) for name in names if names.count(name) > 1}:
+        selected = _names(override)
+        wrong = [name for name in selected if str(name) not in offers.groups[group]]
+        for name in {str(name) for name in selected if selected.count(name) > 1}:
             if isinstance(override.value(), list):
                 yield Problem(group, f"{text}: {group}={name} is named twice", "keep one of them")
         for name in wrong:
@@ -314,7 +315,7 @@ def _names(override: Override) -> list[Any]:
     return []
 
 
-def as_values(overrides: Sequence[str], offers: Offers) -> tuple[dict[str, Any], list[Problem]]:
+def as_values(overrides: Sequence[str], offers: Offers) -> tuple[JsonObject, list[Problem]]:
     """Overrides of a saved configuration as nested plain values; overrides of groups are refused."""
     typed = read(overrides, offers)
     problems = list(typed.problems)
@@ -343,7 +344,7 @@ def as_values(overrides: Sequence[str], offers: Offers) -> tuple[dict[str, Any],
     return data, problems
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     """The value of an override as plain data."""
     if isinstance(value, QuotedString):
         return value.text

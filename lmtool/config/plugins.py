@@ -9,9 +9,9 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from lmtool.config import groups
+from lmtool.config.base import JsonObject
 from lmtool.config.tables import Entry, added
 from lmtool.errors import UserError
 
@@ -69,7 +69,7 @@ def _import(module: str, subject: str, hint: str) -> None:
         raise UserError(f"{subject} cannot be imported: {type(error).__name__}: {error}", hint) from error
 
 
-def nodes(config_dirs: Sequence[Path] = ()) -> dict[tuple[str, str], tuple[Entry, dict[str, Any]]]:
+def nodes(config_dirs: Sequence[Path] = ()) -> dict[tuple[str, str], tuple[Entry, JsonObject]]:
     """The default values of components that have no YAML, by (group, name).
 
     Only components of plugins have none. A required value is `???`.
@@ -79,9 +79,9 @@ def nodes(config_dirs: Sequence[Path] = ()) -> dict[tuple[str, str], tuple[Entry
     return {(entry.group, entry.name): (entry, defaults(entry)) for entry in without}
 
 
-def defaults(entry: Entry) -> dict[str, Any]:
+def defaults(entry: Entry) -> JsonObject:
     """The default values of a component as plain data."""
-    data: dict[str, Any] = {}
+    data: JsonObject = {}
     for name, field in entry.config.model_fields.items():
         if field.is_required():
             data[name] = "???"

@@ -17,7 +17,7 @@ from pydantic.fields import FieldInfo
 from lmtool.config import aliases, groups, words
 from lmtool.config.aliases import Meaning
 from lmtool.config.auto import chosen_class
-from lmtool.config.base import Config, summary
+from lmtool.config.base import Config, JsonObject, summary
 from lmtool.config.nearest import nearest, nearest_keys
 from lmtool.config.tables import Choice, Several, choices, entries, lookup, names
 from lmtool.config.tables import groups as components
@@ -28,7 +28,7 @@ Fields = Mapping[str, Sequence[FieldInfo | None]]
 """Fields by key, one for each component that has the key; None for a key that only contains others."""
 
 
-def from_pydantic(command: type[Config], data: dict[str, Any], errors: list[Any]) -> list[Problem]:
+def from_pydantic(command: type[Config], data: JsonObject, errors: list[Any]) -> list[Problem]:
     """One problem per key. errors: `ValidationError.errors()` of decoding `data` as `command`."""
     problems: dict[str, Problem] = {}
     for error in errors:
@@ -41,7 +41,7 @@ def from_pydantic(command: type[Config], data: dict[str, Any], errors: list[Any]
     return [problem for problem in problems.values() if problem in first_in_list.values()]
 
 
-def _worded(command: type[Config], data: dict[str, Any], error: Any) -> Iterator[Problem]:
+def _worded(command: type[Config], data: JsonObject, error: Any) -> Iterator[Problem]:
     key, field, value = _locate(command, data, error["loc"])
     context = error.get("ctx", {})
     if error["type"] == "extra_forbidden":
@@ -63,7 +63,7 @@ def _worded(command: type[Config], data: dict[str, Any], error: Any) -> Iterator
         yield _not_allowed(key, field, value)
 
 
-def _refused(command: type[Config], data: dict[str, Any], key: str, text: str) -> Problem:
+def _refused(command: type[Config], data: JsonObject, key: str, text: str) -> Problem:
     """An error of a section's validator with its keys as on the command line: `sharing=` becomes objective.sharing=."""
     known = known_keys(command, data)
 
@@ -99,7 +99,7 @@ def _not_allowed(key: str, field: FieldInfo, value: Any) -> Problem:
     return Problem(key, f"{key}: given {words.quoted(value)}; allowed: {allowed}", hint)
 
 
-def _number(value: Any) -> int | float | None:
+def _number(value: object) -> int | float | None:
     """The number that a text stands for, or the integer that a float equals; None otherwise."""
     if isinstance(value, bool) or not isinstance(value, str | float):
         return None
@@ -110,7 +110,7 @@ def _number(value: Any) -> int | float | None:
     return int(number) if number.is_integer() and abs(number) < 2**63 else number
 
 
-def _takes(field: FieldInfo, value: Any) -> bool:
+def _takes(field: FieldInfo, value: object) -> bool:
     """Whether a field allows a value."""
     try:
         adapter: TypeAdapter[Any] = TypeAdapter(Annotated[field.annotation, field], config=Config.model_config)  # type: ignore[arg-type]
@@ -126,7 +126,7 @@ def _plainly(number: int | float) -> str:
     return shown if "e" not in shown or "." in shown else shown.replace("e", ".0e", 1)
 
 
-def missing(command: type[Config], keys: list[str], data: dict[str, Any]) -> list[Problem]:
+def missing(command: type[Config], keys: list[str], data: JsonObject) -> list[Problem]:
     """The problems of required keys without a value."""
     problems, sections = [], choices(command)
     for key in keys:
@@ -186,7 +186,7 @@ _PUBLISHED: dict[str, Callable[[str], str | None]] = {
 }
 
 
-def _unknown(command: type[Config], data: dict[str, Any], key: str, value: Any) -> Iterator[Problem]:
+def _unknown(command: type[Config], data: JsonObject, key: str, value: object) -> Iterator[Problem]:
     """The problems of an unknown key, or of each key in an unknown section."""
     if isinstance(value, dict) and value:
         for name, item in value.items():
@@ -195,7 +195,7 @@ def _unknown(command: type[Config], data: dict[str, Any], key: str, value: Any) 
     yield unknown_key(key, value, command, data)
 
 
-def unknown_key(key: str, value: Any, command: type[Config], data: dict[str, Any]) -> Problem:
+def unknown_key(key: str, value: object, command: type[Config], data: JsonObject) -> Problem:
     """The problem of an unknown key, with its meaning in other tools, otherwise with the most similar keys. value:
     plain data; None: unknown."""
     meant = meant_by(key, value, command, data)
@@ -204,7 +204,7 @@ def unknown_key(key: str, value: Any, command: type[Config], data: dict[str, Any
     )
 
 
-def meant_by(key: str, value: Any, command: type[Config], data: dict[str, Any]) -> Meaning:
+def meant_by(key: str, value: object, command: type[Config], data: JsonObject) -> Meaning:
     """The overrides to type instead of an unknown key, and a hint: by its meaning in other tools, otherwise the keys
     with the most similar spelling that take the value. Both are empty if nothing is similar."""
     known = known_fields(command, data)
@@ -223,7 +223,7 @@ def meant_by(key: str, value: Any, command: type[Config], data: dict[str, Any]) 
     return Meaning(tuple(f"{name}=" for name in near), hint if near else "")
 
 
-def _fitting_hint(meaning: Meaning, value: Any, command: type[Config], known: Container[str], every: Fields) -> str:
+def _fitting_hint(meaning: Meaning, value: object, command: type[Config], known: Container[str], every: Fields) -> str:
     """The hint of a meaning: without the value if the key does not take it, and with the component to select if the
     selected one does not have the key. known: keys of the selected components. every: fields by key."""
     chosen = {name for name, _ in meaning.pairs if name in components()}
@@ -236,7 +236,7 @@ def _fitting_hint(meaning: Meaning, value: Any, command: type[Config], known: Co
     return meaning.hint
 
 
-def _may_take(field: FieldInfo | None, value: Any) -> bool:
+def _may_take(field: FieldInfo | None, value: object) -> bool:
     """Whether a field allows a value; a section allows the name of an option."""
     choice = None if field is None else choice_of(field)
     if choice is not None:
@@ -249,7 +249,7 @@ def _has_option(group: str, name: str) -> bool:
     return name == "null" or name in groups.options(group) or (group in ("data", "task") and groups.is_path_like(name))
 
 
-def takes(command: type[Config], key: str, value: Any) -> bool:
+def takes(command: type[Config], key: str, value: object) -> bool:
     """Whether a field of this key allows a plain value."""
     return any(field is not None and _takes(field, value) for field in known_fields(command, {}).get(key, ()))
 
@@ -280,13 +280,13 @@ def _elsewhere(key: str, command: type[Config]) -> str:
     return f"`lmtool show {section}` prints the keys of {section}"
 
 
-def known_keys(command: type[Config], data: dict[str, Any]) -> list[str]:
+def known_keys(command: type[Config], data: JsonObject) -> list[str]:
     """Every dotted key that is allowed with the components selected in `data`; for a section without a valid selection,
     the keys of all its components."""
     return list(known_fields(command, data))
 
 
-def known_fields(command: type[Config], data: dict[str, Any]) -> dict[str, list[FieldInfo | None]]:
+def known_fields(command: type[Config], data: JsonObject) -> dict[str, list[FieldInfo | None]]:
     """Every key of `known_keys` with its fields, see `Fields`."""
     known: dict[str, list[FieldInfo | None]] = {key: [None] for key in command.overlays}
     for key, field in _fields(command, "", data):
@@ -294,7 +294,7 @@ def known_fields(command: type[Config], data: dict[str, Any]) -> dict[str, list[
     return known
 
 
-def _fields(config: type[Config], above: str, value: Any) -> Iterator[tuple[str, FieldInfo | None]]:
+def _fields(config: type[Config], above: str, value: object) -> Iterator[tuple[str, FieldInfo | None]]:
     for name, field in config.model_fields.items():
         yield f"{above}{name}", field
         inside = value.get(name) if isinstance(value, dict) else None
@@ -305,7 +305,7 @@ def _fields(config: type[Config], above: str, value: Any) -> Iterator[tuple[str,
             yield from _fields(config_class, f"{above}{name}.", inside)
 
 
-def _classes(field: FieldInfo, value: Any) -> list[type[Config]]:
+def _classes(field: FieldInfo, value: object) -> list[type[Config]]:
     """The classes that a section may have; empty if the field is not a section."""
     choice = choice_of(field)
     config_class = chosen_class(value, choice) if choice else section_class(field)
@@ -335,7 +335,7 @@ def section_class(field: FieldInfo) -> type[Config] | None:
     return None
 
 
-def _locate(command: type[Config], data: dict[str, Any], loc: tuple[Any, ...]) -> tuple[str, FieldInfo | None, Any]:
+def _locate(command: type[Config], data: JsonObject, loc: tuple[Any, ...]) -> tuple[str, FieldInfo | None, Any]:
     """The dotted key of a pydantic location (which also contains tags of unions), its field and its value."""
     key, field = "", None
     value: Any = data
@@ -363,6 +363,6 @@ def _locate(command: type[Config], data: dict[str, Any], loc: tuple[Any, ...]) -
     return key, field, None if value is _ABSENT else value
 
 
-def _class_below(field: FieldInfo, value: Any) -> type[Config] | None:
+def _class_below(field: FieldInfo, value: object) -> type[Config] | None:
     choice = choice_of(field)
     return chosen_class(value, choice) if choice else section_class(field)

@@ -12,9 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
-from lmtool.config.base import Config
+from lmtool.config.base import Config, JsonObject
 from lmtool.errors import Problem
 
 Check = Callable[..., Iterable[Problem]]
@@ -43,7 +42,7 @@ def rule(command: type[Config], *needs: str, running: bool = False) -> Callable[
     return register
 
 
-def violations(command: type[Config], values: dict[str, Any], running: bool) -> Iterator[Problem]:
+def violations(command: type[Config], values: JsonObject, running: bool) -> Iterator[Problem]:
     """The problems of all rules whose keys have valid values."""
     for rule in list(_RULES.values()):
         applies = issubclass(command, rule.command) and (running or not rule.running)

@@ -6,21 +6,18 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import yaml
 from yaml.reader import ReaderError
 
 from lmtool.config.base import Config
+from lmtool.config.base import JsonMapping as JsonMapping
+from lmtool.config.base import JsonObject as JsonObject
 from lmtool.errors import UserError
 from lmtool.system.files import verify_siblings
 from lmtool.system.secrets import masked_data, masker
 from lmtool.system.terminal import visible
-
-JsonObject: TypeAlias = dict[str, Any]
-"""A parsed JSON or YAML object, not yet decoded."""
-JsonMapping: TypeAlias = Mapping[str, Any]
-"""The same, read only."""
 
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 50
@@ -124,14 +121,14 @@ def check(text: str) -> None:
 VERSION = 1
 
 
-def save(config: Config, command: str, environ: Mapping[str, str] | None = None) -> dict[str, Any]:
+def save(config: Config, command: str, environ: Mapping[str, str] | None = None) -> JsonObject:
     """The configuration as plain data for `decode`: {"version", "command", keys and sections...}."""
     data = {"version": VERSION, "command": command, **json.loads(config.model_dump_json())}
-    masks: dict[str, Any] = masked_data(data, masker(environ))
+    masks: JsonObject = masked_data(data, masker(environ))
     return masks
 
 
-def to_yaml(data: dict[str, Any]) -> str:
+def to_yaml(data: JsonObject) -> str:
     """Plain data as YAML text in the same order. Characters that would control a terminal are written as escapes of
     YAML, so the printed text still parses to the same data."""
     text = yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=120)
@@ -140,7 +137,7 @@ def to_yaml(data: dict[str, Any]) -> str:
     return yaml.safe_dump(data, sort_keys=False, allow_unicode=False, width=120)
 
 
-def read(path: Path) -> dict[str, Any]:
+def read(path: Path) -> JsonObject:
     """A saved configuration (YAML or JSON) as plain data, including `version` and `command`.
 
     Raises UserError for a file that is missing, too large, not UTF-8, not YAML, not a mapping or of another version,
@@ -176,7 +173,7 @@ def _read_json(path: Path) -> Any:
         raise UserError(f"{path}: nested too deep", hint) from error
 
 
-def of_this_version(data: Any, path: Path) -> dict[str, Any]:
+def of_this_version(data: object, path: Path) -> JsonObject:
     """The data of a saved configuration. Raises UserError if it is not a mapping, or has another version."""
     if not isinstance(data, dict):
         raise UserError(f"{path}: no keys and values in it", "use the config.yaml of a run folder")
@@ -189,6 +186,6 @@ def of_this_version(data: Any, path: Path) -> dict[str, Any]:
     return data
 
 
-def body(data: dict[str, Any]) -> dict[str, Any]:
+def body(data: JsonObject) -> JsonObject:
     """Saved data without `version` and `command`: the input of the decoder."""
     return {key: value for key, value in data.items() if key not in ("version", "command")}

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from pydantic import GetCoreSchemaHandler, create_model
 from pydantic_core import PydanticCustomError, core_schema
 
-from lmtool.config.base import Config
+from lmtool.config.base import Config, JsonObject
 from lmtool.config.nearest import nearest as nearest
 from lmtool.errors import UserError
 
@@ -188,7 +188,7 @@ def builder_module(entry: Entry) -> Any:
     return importlib.import_module(entry.builder.partition(":")[0])
 
 
-def build(config: Config, *arguments: Any, **keywords: Any) -> Any:
+def build(config: Config, *arguments: object, **keywords: object) -> Any:
     """Build a component: `builder(config, *arguments, **keywords)`."""
     return load_builder(config)(config, *arguments, **keywords)
 
@@ -206,7 +206,7 @@ class Choice:
     key: str = "name"
     optional: bool = False
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
         return core_schema.no_info_plain_validator_function(
             self.validate,
             serialization=core_schema.plain_serializer_function_ser_schema(
@@ -214,7 +214,7 @@ class Choice:
             ),
         )
 
-    def validate(self, value: Any) -> Config | None:
+    def validate(self, value: object) -> Config | None:
         """The decoded section. Raises pydantic's errors, which the decoder turns into messages."""
         if isinstance(value, Config) or (value is None and self.optional):
             return value
@@ -236,7 +236,7 @@ class Several:
 
     group: str
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
         return core_schema.no_info_plain_validator_function(
             self.validate,
             serialization=core_schema.plain_serializer_function_ser_schema(
@@ -244,13 +244,13 @@ class Several:
             ),
         )
 
-    def validate(self, value: Any) -> dict[str, Config]:
+    def validate(self, value: object) -> dict[str, Config]:
         """The decoded sections. Raises pydantic's errors, which the decoder turns into messages."""
         if not isinstance(value, dict):
             raise PydanticCustomError("several", "a section for each name")
         if all(isinstance(section, Config) for section in value.values()):
             return value
-        fields: dict[str, Any] = {entry.name: (entry.config | None, None) for entry in entries(self.group)}
+        fields: JsonObject = {entry.name: (entry.config | None, None) for entry in entries(self.group)}
         decoded = create_model("Sections", __base__=Config, **fields).model_validate_json(json.dumps(value))
         sections = {name: getattr(decoded, name) for name in value}
         return {name: section for name, section in sections.items() if section is not None}

@@ -21,7 +21,7 @@ _KINDS = {
 }
 
 
-def quoted(value: Any) -> str:
+def quoted(value: object) -> str:
     """A value as the user would write it, with its type if that is ambiguous: `"7" (text)`."""
     # Masked before it is truncated: half a secret would not be recognized.
     shown = masked(json.dumps(value, ensure_ascii=False, default=str))
@@ -29,7 +29,7 @@ def quoted(value: Any) -> str:
     return f"{shown} ({kind(value)})"
 
 
-def kind(value: Any) -> str:
+def kind(value: object) -> str:
     """The type of a plain value in one or two words."""
     if value is None:
         return "null"
@@ -57,7 +57,7 @@ def allowed_item(field: FieldInfo) -> str:
     return _allowed(items, []) if items is not None else allowed(field)
 
 
-def _items(annotation: Any) -> Any:
+def _items(annotation: object) -> Any:
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin in (tuple, list):
         return arguments[0]
@@ -66,7 +66,7 @@ def _items(annotation: Any) -> Any:
     return None
 
 
-def _allowed(annotation: Any, metadata: list[Any]) -> str:
+def _allowed(annotation: object, metadata: list[Any]) -> str:
     for mark in metadata:
         if isinstance(mark, Choice):
             return f"a section whose {mark.key} is one of {', '.join(names(mark.group))}"
@@ -137,7 +137,7 @@ def options(field: FieldInfo) -> tuple[str, ...]:
     """The names that a field allows, also through null and lists; empty for other fields."""
     literals: list[str] = []
 
-    def walk(annotation: Any) -> None:
+    def walk(annotation: object) -> None:
         if get_origin(annotation) is Literal:
             literals.extend(str(literal) for literal in get_args(annotation))
         elif annotation is bool:

@@ -3,11 +3,12 @@ rules."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from lmtool.config import plugins, saved
+from lmtool.config.base import JsonMapping, JsonObject
 from lmtool.config.checkpoint import read_checkpoint
 from lmtool.config.decode import decode
 from lmtool.errors import ConfigError, Problem, UserError
@@ -22,7 +23,7 @@ from lmtool.weights.folders import hf_folder
 
 def decoded(
     verb: str,
-    data: dict[str, Any],
+    data: JsonObject,
     *,
     earlier: Sequence[Problem] = (),
     running: bool = False,
@@ -68,7 +69,7 @@ def decoded(
         raise ConfigError(problems) from error
 
 
-def _start_config(data: Mapping[str, Any], problems: list[Problem]) -> dict[str, Any] | None:
+def _start_config(data: JsonMapping, problems: list[Problem]) -> JsonObject | None:
     """The saved configuration of the start checkpoint, or None; problems with it are appended to `problems`."""
     checkpoint = data.get("checkpoint")
     if isinstance(checkpoint, list) and checkpoint:
@@ -93,7 +94,7 @@ def _start_config(data: Mapping[str, Any], problems: list[Problem]) -> dict[str,
     return config
 
 
-def _missing_device(verb: str, data: Mapping[str, Any], problem: Problem) -> Problem:
+def _missing_device(verb: str, data: JsonMapping, problem: Problem) -> Problem:
     """For the name of a device type, which only `lmtool plan` accepts: an error that says so."""
     name = data.get("device")
     if problem.key != "device" or name not in DEVICES:
@@ -111,7 +112,7 @@ def _key_of_others(verb: str, problem: Problem) -> Problem:
     return replace(problem, hint=f"omit it: {problem.key} is a key of lmtool {', '.join(having)}")
 
 
-def completed(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def completed(config: JsonMapping) -> JsonMapping:
     """A saved configuration with default values for keys that are newer than it; unchanged if it does not decode."""
     verb = str(config.get("command"))
     if verb not in COMMANDS:

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lmtool.config.base import JsonMapping
 from lmtool.config.groups import is_path_only, options
 from lmtool.data.compressed import packed, without_packing
 from lmtool.data.configs import SUFFIXES, kind_of
@@ -155,7 +156,7 @@ def _only_kind(value: str, folder: Path) -> str:
     return next(iter(kinds))
 
 
-def _column(value: str, rows: Iterator[Mapping[str, Any]], words: str, has_header: bool) -> str:
+def _column(value: str, rows: Iterator[JsonMapping], words: str, has_header: bool) -> str:
     """The text column: `text`, or the only text column in the first rows. has_header: the first line contains column
     names. Raises UserError if that line is a row, or if the column is ambiguous."""
     columns: dict[str, list[Any]] = {}
@@ -180,7 +181,7 @@ def _column(value: str, rows: Iterator[Mapping[str, Any]], words: str, has_heade
     raise UserError(f"data={value}: {problem}: {', '.join(names)}", f"use {forms}")
 
 
-def _rows(file: Path, kind: str, values: Mapping[str, str]) -> Iterator[Mapping[str, Any]]:
+def _rows(file: Path, kind: str, values: Mapping[str, str]) -> Iterator[JsonMapping]:
     if kind == "parquet":
         return parquet_rows(file)
     if kind == "jsonl":

@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from lmtool.config.base import Config
+from lmtool.config.base import Config, JsonObject
 from lmtool.config.needs import Component, Offer, Requirement, unmet
 from lmtool.config.rules import rule
 from lmtool.config.tables import Choice, entries
@@ -56,7 +56,7 @@ def fits(learned: LearnedConfig, model: ModelConfig, roles: Roles) -> bool:
 
 # The pairs of sections that are matched. Only the first problem of a pair is reported.
 
-Phases = tuple[dict[str, Any], ...]
+Phases = tuple[JsonObject, ...]
 SectionsOf = Callable[..., dict[str, Any]]
 
 
@@ -64,7 +64,7 @@ def match(command: type[Config], section: str, *keys: str, others: SectionsOf | 
     """Match a section of a command, or every member of a mixture, with other keys. others: maps the values of the keys
     to the sections that needs refer to; None: the keys are these sections."""
 
-    def check(component: Component, *values: Any) -> Iterator[Problem]:
+    def check(component: Component, *values: object) -> Iterator[Problem]:
         sections = dict(zip(keys, values, strict=True)) if others is None else others(*values)
         yield from _incompatibilities(section, component, sections)
 
@@ -72,7 +72,7 @@ def match(command: type[Config], section: str, *keys: str, others: SectionsOf | 
     rule(command, section, *keys)(check)
 
 
-def _incompatibilities(section: str, component: Component, others: dict[str, Any]) -> Iterator[Problem]:
+def _incompatibilities(section: str, component: Component, others: JsonObject) -> Iterator[Problem]:
     parts = component.parts() if isinstance(component, LearnedConfig) else (component,)
     for part in (component, *(part for part in parts if part is not component)):
         for need, other in unmet(part, **others):
@@ -99,7 +99,7 @@ def _worded(section: str, component: Component, part: Component, problem: Proble
     return Problem(f"{section}.members", message, with_member(problem.hint))
 
 
-def _nearest(component: Component, part: Component, others: dict[str, Any]) -> str | None:
+def _nearest(component: Component, part: Component, others: JsonObject) -> str | None:
     """The nearest legal override, for requirements that do not name one."""
     overrides: list[str] = []
     if isinstance(component, ObjectiveConfig):
@@ -121,7 +121,7 @@ def _conflicts(section: str, command: type[Config]) -> None:
     rule(command, section)(check)
 
 
-def _learned(learned: LearnedConfig, model: ModelConfig) -> dict[str, Any]:
+def _learned(learned: LearnedConfig, model: ModelConfig) -> JsonObject:
     return {"learned": learned, "model": model}
 
 
@@ -187,7 +187,7 @@ def _suggested_roles(model: ModelConfig) -> Roles:
     return suggested.roles if isinstance(suggested, TokenizerConfig) else None
 
 
-def _published_objective(model: ModelConfig) -> dict[str, Any]:
+def _published_objective(model: ModelConfig) -> JsonObject:
     """The section that objective=auto selects."""
     return model.recipe()["pretrain"].get("objective", {})
 
@@ -233,7 +233,7 @@ def _other_model(objective: ObjectiveConfig, roles: Roles) -> list[str]:
     return [override for *_, override in sorted(candidates, key=lambda candidate: candidate[:2])[:1]]
 
 
-def _written(member: str | dict[str, Any]) -> str:
+def _written(member: str | JsonObject) -> str:
     """A member of a mixture as on the command line."""
     if isinstance(member, str):
         return member
@@ -299,7 +299,7 @@ def _needs_of_state(model: ModelConfig) -> Iterator[Requirement]:
 
 
 def _match_state(key: str) -> None:
-    def check(model: ModelConfig, objective: ObjectiveConfig, data: DataConfig, value: Any) -> Iterator[Problem]:
+    def check(model: ModelConfig, objective: ObjectiveConfig, data: DataConfig, value: object) -> Iterator[Problem]:
         if not reads_lanes(model, objective, data):
             return
         actual = value or int(os.environ.get("WORLD_SIZE", "1")) if key == "devices" else value

@@ -11,6 +11,7 @@ from typing import Any
 
 from lmtool.config import compose
 from lmtool.config.auto import merge
+from lmtool.config.base import JsonObject
 from lmtool.config.problems import unknown_choice
 from lmtool.config.tables import lookup
 from lmtool.errors import ConfigError
@@ -18,12 +19,12 @@ from lmtool.resolver.schema.phases import nested_keys
 from lmtool.resolver.shorthands import CommandLine
 
 
-def with_sections_of(data: dict[str, Any], line: CommandLine) -> dict[str, Any]:
+def with_sections_of(data: JsonObject, line: CommandLine) -> JsonObject:
     """`with_sections` for the composed data of a command line."""
     return with_sections(data, line.config_dirs)
 
 
-def with_sections(data: dict[str, Any], config_dirs: Sequence[Path] = ()) -> dict[str, Any]:
+def with_sections(data: JsonObject, config_dirs: Sequence[Path] = ()) -> JsonObject:
     """Composed data in which the names of tasks in a list of members, in `data.task` and in `objective.task` are
     replaced by their sections. Raises UserError for an unknown task."""
     completed = dict(data)
@@ -45,7 +46,7 @@ def with_sections(data: dict[str, Any], config_dirs: Sequence[Path] = ()) -> dic
     return completed
 
 
-def _phase(phase: Any, number: int, config_dirs: Sequence[Path]) -> Any:
+def _phase(phase: object, number: int, config_dirs: Sequence[Path]) -> Any:
     """A phase whose text source is a name gets the section of that name, updated with its own keys."""
     nested = nested_keys(phase) if isinstance(phase, dict) else {}
     text = nested.get("data")
@@ -60,7 +61,7 @@ def _phase(phase: Any, number: int, config_dirs: Sequence[Path]) -> Any:
     return nested
 
 
-def _task(key: str, member: Any, config_dirs: Sequence[Path]) -> Any:
+def _task(key: str, member: object, config_dirs: Sequence[Path]) -> Any:
     """The section of a task for its name, alone or with further keys; other sections stay unchanged. key: its key."""
     name = member if isinstance(member, str) else None
     if isinstance(member, dict) and "kind" not in member and isinstance(member.get("name"), str):
@@ -74,7 +75,7 @@ def _task(key: str, member: Any, config_dirs: Sequence[Path]) -> Any:
     return merge(section, member) if isinstance(member, dict) else section
 
 
-def _objective(member: Any, config_dirs: Sequence[Path]) -> Any:
+def _objective(member: object, config_dirs: Sequence[Path]) -> Any:
     """A member of a mixture of objectives: a name that is not an objective is a task."""
     if isinstance(member, dict) and member.get("name") == "task" and "task" in member:
         return {**member, "task": _task("objective.members", member["task"], config_dirs)}
@@ -83,7 +84,7 @@ def _objective(member: Any, config_dirs: Sequence[Path]) -> Any:
     return member
 
 
-def _text(member: Any, config_dirs: Sequence[Path]) -> Any:
+def _text(member: object, config_dirs: Sequence[Path]) -> Any:
     """A member of a mixture of texts: an option of the group by name, alone or with further keys."""
     name = member.get("name") if isinstance(member, dict) else member
     if not isinstance(name, str) or name == "???":

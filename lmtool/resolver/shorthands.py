@@ -8,19 +8,20 @@ its function, whose module is imported when the shorthand is used. Imports no to
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from lmtool.config import saved
+from lmtool.config.base import JsonMapping, JsonObject
 from lmtool.config.checkpoint import RUNS, read_checkpoint, run_folder
 from lmtool.config.tables import imported
 from lmtool.errors import UserError
 from lmtool.resolver.schema.verbs import COMMANDS, TRAINING, VERBS
 from lmtool.weights.folders import hf_folder
 
-Data = dict[str, Any]
+Data = JsonObject
 OVERRIDE = re.compile(r"[+~]*[A-Za-z_][\w./@-]*=|~")
 """The start of an override."""
 
@@ -202,7 +203,7 @@ _LINK = "latest"
 _FOLDER_KEYS = ("name", "run_dir")  # the folder of this run, not a path that is read
 
 
-def started_config(config: Mapping[str, Any]) -> Data:
+def started_config(config: JsonMapping) -> Data:
     """The configuration with which the run of this name was started; empty if it has no name or was not started."""
     folder = _folder(config)
     if folder is None or not (folder / "config.yaml").is_file():
@@ -227,13 +228,13 @@ def with_latest_run(data: Data, line: CommandLine) -> Data:
     }
 
 
-def _folder(config: Mapping[str, Any]) -> Path | None:
+def _folder(config: JsonMapping) -> Path | None:
     if config.get("run_dir"):
         return Path(str(config["run_dir"])).expanduser()
     return RUNS / str(config["name"]) if config.get("name") else None
 
 
-def _resolved(value: Any, before: Any, current: Path | None) -> Any:
+def _resolved(value: object, before: object, current: Path | None) -> Any:
     """before: the value with which the run was started, or None. current: the folder of this run."""
     if isinstance(value, dict):
         earlier = before if isinstance(before, dict) else {}

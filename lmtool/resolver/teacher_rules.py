@@ -5,10 +5,10 @@ A teacher that runs on the student's packed batches needs the student's vocabula
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
+from lmtool.config.base import JsonMapping
 from lmtool.config.needs import refusal
 from lmtool.config.rules import rule
 from lmtool.distillation.configs import DistillConfig
@@ -219,7 +219,7 @@ def _trained_for(teacher: TeacherSpec) -> str:
     return "is a language model without a head for a task"
 
 
-def _other_head(section: Mapping[str, Any], task: TaskConfig) -> str:
+def _other_head(section: JsonMapping, task: TaskConfig) -> str:
     """The difference between a teacher's head and the head of the student's task of the same name."""
     if section.get("kind") != task.kind:
         return f"its task {section.get('name')} is of kind {section.get('kind')}, the student's of kind {task.kind}"

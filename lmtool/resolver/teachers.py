@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from pydantic_core import PydanticCustomError
 
 from lmtool.config.auto import chosen_class
+from lmtool.config.base import JsonMapping, JsonObject
 from lmtool.config.checkpoint import read_checkpoint
 from lmtool.config.tables import Choice
 from lmtool.distillation.configs import DistillConfig
@@ -22,11 +23,11 @@ from lmtool.tokenizers.configs import FolderConfig, TokenizerConfig
 from lmtool.weights.folders import hf_folder
 from lmtool.weights.task_heads import HEADS
 
-Saved = Mapping[str, dict[str, Any]]
+Saved = Mapping[str, JsonObject]
 """Each teacher's saved configuration, keyed by its path as typed."""
 
 
-def read_teachers(data: Mapping[str, Any], problems: list[Problem]) -> dict[str, dict[str, Any]]:
+def read_teachers(data: JsonMapping, problems: list[Problem]) -> dict[str, JsonObject]:
     """The saved configurations of the teachers in composed data. Problems of teachers that cannot be read are appended
     to `problems`."""
     section = data.get("distill")
@@ -34,7 +35,7 @@ def read_teachers(data: Mapping[str, Any], problems: list[Problem]) -> dict[str,
     several = section.get("teachers")
     named = {section.get("teacher"): "distill.teacher"}
     named |= dict.fromkeys(several if isinstance(several, list | tuple) else (), "distill.teachers")
-    saved: dict[str, dict[str, Any]] = {}
+    saved: dict[str, JsonObject] = {}
     for path, key in named.items():
         if not isinstance(path, str) or path in ("", "???"):
             continue
@@ -49,7 +50,7 @@ def read_teachers(data: Mapping[str, Any], problems: list[Problem]) -> dict[str,
     return saved
 
 
-def saved_teacher(path: str, offline: bool) -> dict[str, Any]:
+def saved_teacher(path: str, offline: bool) -> JsonObject:
     """A teacher's saved configuration. Raises UserError if it cannot be read."""
     published = hf_folder(path, offline)
     saved = read_checkpoint(path) if published is None else published.saved_config()
@@ -64,7 +65,7 @@ class TeacherSpec:
     have."""
 
     path: str
-    saved: dict[str, Any]
+    saved: JsonObject
 
     @property
     def model(self) -> ModelConfig | None:
@@ -79,7 +80,7 @@ class TeacherSpec:
         """Whether it is a Hugging Face folder, or was imported from one: the tasks of its heads are then unknown."""
         return not {"task", "objective"} & set(self.saved)
 
-    def tasks(self) -> dict[str, dict[str, Any]]:
+    def tasks(self) -> dict[str, JsonObject]:
         """The configuration sections of its tasks, by name: the finetuned task, tasks used as pretraining objectives,
         and the task of a published classifier."""
         among = [part.task for part in self.objectives() if isinstance(part, TaskObjectiveConfig)]
@@ -100,7 +101,7 @@ class TeacherSpec:
             task = task.model_copy(update={"labels": tuple(section["labels"])})
         return load_head(section, task)
 
-    def section_for(self, task: TaskConfig) -> dict[str, Any] | None:
+    def section_for(self, task: TaskConfig) -> JsonObject | None:
         """The section of the task of the same name; for a published classifier, whose task has no name, its section."""
         tasks = self.tasks()
         return next((tasks[name] for name in (task.name, *HEADS) if name in tasks), None)
@@ -146,7 +147,7 @@ def differing_tokenizer(student: TokenizerConfig, teacher: TokenizerConfig | Non
     return next((name for name in fields if getattr(student, name) != getattr(teacher, name)), None)
 
 
-def _decoded(choice: Choice, section: Any) -> Any:
+def _decoded(choice: Choice, section: object) -> Any:
     try:
         return None if chosen_class(section, choice) is None else choice.validate(section)
     except (ValidationError, PydanticCustomError):

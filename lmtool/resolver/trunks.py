@@ -10,10 +10,10 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from lmtool.config import compose, overrides, saved
 from lmtool.config.auto import AUTO, merge
+from lmtool.config.base import JsonObject
 from lmtool.config.checkpoint import (
     CONFIG,
     RUNS,
@@ -87,7 +87,7 @@ class Trunk:
     def __str__(self) -> str:
         return f"{self.run}@{self.step}"
 
-    def config(self) -> dict[str, Any]:
+    def config(self) -> JsonObject:
         """The configuration of the checkpoint, including `version` and `command`. Raises UserError if the checkpoint is
         damaged."""
         try:
@@ -98,7 +98,7 @@ class Trunk:
             raise self.refusal(damage) from damage
         return saved.of_this_version(read_config(self.point), self.point / CONFIG)
 
-    def complete(self) -> dict[str, Any]:
+    def complete(self) -> JsonObject:
         """`config` with default values for keys that are newer than the run. Raises UserError if it is not a
         configuration."""
         data = self.config()
@@ -116,7 +116,7 @@ class Trunk:
         hint = f"set branch={self.run}@{_nearest(self.step, intact)}, which is intact" if intact else damage.hint
         return UserError(damage.message, hint)
 
-    def require_same(self, config: dict[str, Any]) -> None:
+    def require_same(self, config: JsonObject) -> None:
         """Raise UserError for a configuration that does not belong to a branch of this run."""
         if keys := changed_values(self.complete(), config, BRANCH_KEYS):
             raise UserError(
@@ -125,7 +125,7 @@ class Trunk:
             )
 
 
-def phases_ended(state: dict[str, Any]) -> int:
+def phases_ended(state: JsonObject) -> int:
     """The number of phases that were complete at a checkpoint. state: its state.json."""
     cursor = state.get("cursor")
     return int(cursor.get("phase", 0)) if isinstance(cursor, dict) else 0
@@ -217,7 +217,7 @@ def configuration(line: CommandLine, offers: Offers, running: bool) -> CommandCo
     return config
 
 
-def _as_before(typed: str, before: dict[str, Any]) -> str:
+def _as_before(typed: str, before: JsonObject) -> str:
     """`RUN@last` as the step at which this branch started, if it did: its trunk may have trained further since."""
     name, place = _parts(typed)
     branch = str(before.get("branch") or "")
@@ -225,8 +225,8 @@ def _as_before(typed: str, before: dict[str, Any]) -> str:
 
 
 def _choices(
-    line: CommandLine, base: dict[str, Any], offers: Offers, trunk: Trunk
-) -> tuple[dict[str, Any], list[str], list[Problem]]:
+    line: CommandLine, base: JsonObject, offers: Offers, trunk: Trunk
+) -> tuple[JsonObject, list[str], list[Problem]]:
     """The selected sections that may differ from the trunk's, the arguments that select no section, and the problems of
     all other selections."""
     free, others, problems = list[str](), list[str](), list[Problem]()
@@ -245,7 +245,7 @@ def _choices(
     return {group: composed[group] for group in groups if group in composed}, others, problems
 
 
-def _is_so_already(group: str, name: str, base: dict[str, Any], config_dirs: Sequence[Path]) -> bool:
+def _is_so_already(group: str, name: str, base: JsonObject, config_dirs: Sequence[Path]) -> bool:
     """Whether a selection on the command line equals the trunk's."""
     if not isinstance(base.get(group), dict):
         return False
@@ -277,7 +277,7 @@ def _folder_problems(trunk: Trunk, keyed: dict[str, str]) -> Iterator[Problem]:
         )
 
 
-def _changes(trunk: Trunk, now: dict[str, Any]) -> Iterator[Problem]:
+def _changes(trunk: Trunk, now: JsonObject) -> Iterator[Problem]:
     base = trunk.complete()
     for change in changed_values(base, now, BRANCH_KEYS):
         yield _learned(change.split()[0], change, trunk)

@@ -57,7 +57,7 @@ def masker(environ: Mapping[str, str] | None = None) -> Callable[[str], str]:
     return mask
 
 
-def masked_data(value: Any, mask: Callable[[str], str] | None = None) -> Any:
+def masked_data(value: object, mask: Callable[[str], str] | None = None) -> Any:
     """Plain data with every text in it masked, keys too; numbers stay."""
     mask = masker() if mask is None else mask
     if isinstance(value, dict):

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
+from lmtool.config.base import JsonObject
 from lmtool.errors import ConfigError, UserError
 from lmtool.resolver.schema.base import DEVICE
 from lmtool.runs.files import output_errors
@@ -33,7 +34,7 @@ class RunKeys:
     @classmethod
     def of(cls, words: Sequence[str]) -> Self:
         """Decode KEY=VALUE arguments. Raises UserError for an invalid value."""
-        values: dict[str, Any] = {}
+        values: JsonObject = {}
         for word in dict.fromkeys(words):
             key, _, value = word.partition("=")
             if key in values:

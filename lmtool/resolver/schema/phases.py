@@ -10,11 +10,11 @@ The keys of a phase are merged into the run's configuration, and the result is c
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from lmtool.config.auto import chosen_class, merge
-from lmtool.config.base import Variant
+from lmtool.config.base import JsonMapping, JsonObject, Variant
 from lmtool.config.members import title_of
 from lmtool.config.tables import Choice
 from lmtool.errors import Problem
@@ -29,7 +29,7 @@ _SECTIONS = ("data", "objective", "optimizer")
 _TOLERANCE = 1e-6
 
 
-def normalized(phases: Any) -> Any:
+def normalized(phases: object) -> Any:
     """Phases with dotted keys as nested sections, names of sections too, and the remaining share for the last phase.
     Other values than a list of sections stay unchanged."""
     if not isinstance(phases, list) or not all(isinstance(phase, dict) for phase in phases):
@@ -41,9 +41,9 @@ def normalized(phases: Any) -> Any:
     return nested
 
 
-def nested_keys(phase: Mapping[str, Any]) -> dict[str, Any]:
+def nested_keys(phase: JsonMapping) -> JsonObject:
     """A phase with nested sections instead of dotted keys and names of sections."""
-    nested: dict[str, Any] = {}
+    nested: JsonObject = {}
     for key, value in phase.items():
         above = str(key).split(".")
         if above[0] in _SECTIONS and len(above) == 1 and isinstance(value, str):
@@ -54,7 +54,7 @@ def nested_keys(phase: Mapping[str, Any]) -> dict[str, Any]:
     return nested
 
 
-def words_of(phase: Mapping[str, Any], above: str = "") -> str:
+def words_of(phase: JsonMapping, above: str = "") -> str:
     """A phase as overrides, without its share: `max_length=512 batch_examples=64`. Default values of whole sections are
     omitted; lists of sections show only names."""
     words, chosen = [], chosen_class(phase, Choice("data")) if above == "data." else None
@@ -70,7 +70,7 @@ def words_of(phase: Mapping[str, Any], above: str = "") -> str:
     return " ".join(words)
 
 
-def overridden(data: Mapping[str, Any], phase: Mapping[str, Any]) -> dict[str, Any]:
+def overridden(data: JsonMapping, phase: JsonMapping) -> JsonObject:
     """The configuration of a phase as plain data: that of the run, updated with the keys of the phase. A text source of
     another kind replaces the section."""
     changes = {key: value for key, value in phase.items() if key != "share"}
@@ -87,7 +87,7 @@ def overridden(data: Mapping[str, Any], phase: Mapping[str, Any]) -> dict[str, A
     return merge(base, changes)
 
 
-def variants(data: Mapping[str, Any]) -> Iterator[Variant]:
+def variants(data: JsonMapping) -> Iterator[Variant]:
     """The configuration of each phase, to be checked like that of the run, and the problems of the phases themselves.
     data: the run's configuration, resolved."""
     phases = data.get("phases")
@@ -104,7 +104,7 @@ def variants(data: Mapping[str, Any]) -> Iterator[Variant]:
         yield Variant(path, overridden(data, valid), tuple(problems), (*_KEYS, *_SECTIONS))
 
 
-def _share_problems(phases: Sequence[Mapping[str, Any]], max_steps: Any) -> Iterator[Problem]:
+def _share_problems(phases: Sequence[JsonMapping], max_steps: object) -> Iterator[Problem]:
     fractions: list[Any] = [phase.get("share") for phase in phases]
     for number, share in enumerate(fractions):
         key = f"phases.{number}.share"
@@ -127,11 +127,11 @@ def _share_problems(phases: Sequence[Mapping[str, Any]], max_steps: Any) -> Iter
         yield Problem("phases", f"phases: the shares add up to {total:.6g} instead of 1", hint)
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _fixed(key: str, value: Any, data: Mapping[str, Any], path: str) -> Iterator[Problem]:
+def _fixed(key: str, value: object, data: JsonMapping, path: str) -> Iterator[Problem]:
     """The problems of a key in a phase that must have the same value in the whole run. Unknown keys are reported
     elsewhere."""
     section = data.get(key)
@@ -147,7 +147,7 @@ def _fixed(key: str, value: Any, data: Mapping[str, Any], path: str) -> Iterator
         yield Problem(f"{path}.{key}", f"{path}.{key}{typed}: {key} cannot change during a run", hint)
 
 
-def _objective_problems(value: Mapping[str, Any], section: Any, path: str) -> Iterator[Problem]:
+def _objective_problems(value: JsonMapping, section: object, path: str) -> Iterator[Problem]:
     chosen = chosen_class(section, Choice("objective"))
     if chosen is None or not issubclass(chosen, ObjectiveConfig):
         return
@@ -167,9 +167,7 @@ def _objective_problems(value: Mapping[str, Any], section: Any, path: str) -> It
             yield from _fixed_fields(inside, part.model_dump(), part.phase_fields, at, f"objective.with.{name}")
 
 
-def _fixed_fields(
-    changes: Mapping[str, Any], of_run: Any, free: Sequence[str], path: str, key: str
-) -> Iterator[Problem]:
+def _fixed_fields(changes: JsonMapping, of_run: object, free: Sequence[str], path: str, key: str) -> Iterator[Problem]:
     """The problems of fields in a phase that must have the same value in the whole run. of_run: the run's section."""
     of_run = of_run if isinstance(of_run, dict) else {}
     chosen = chosen_class(of_run, Choice(key.split(".")[0]))

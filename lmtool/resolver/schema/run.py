@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, ValidationError
 
 from lmtool.config.auto import AUTO, Auto
-from lmtool.config.base import Variant
+from lmtool.config.base import JsonObject, Variant
 from lmtool.config.tables import Choice, Several, lookup
 from lmtool.data.configs import DataConfig
 from lmtool.distillation.configs import DistillConfig, NoDistillConfig
@@ -158,7 +158,7 @@ class RunConfig(CommandConfig):
     )
 
     @classmethod
-    def filled(cls, data: dict[str, Any]) -> dict[str, Any]:
+    def filled(cls, data: JsonObject) -> JsonObject:
         """Resolve a budget that is `auto`: no limit if another budget is set."""
         key, default = cls.default_budget
         limited = any(data.get(other) is not None for other in BUDGETS - {key})
@@ -194,7 +194,7 @@ class PretrainConfig(RunConfig):
     objective: Annotated[ObjectiveConfig, Choice("objective")] = Field(
         description="training objective; auto: the one that the model was published with"
     )
-    phases: tuple[dict[str, Any], ...] = Field(
+    phases: tuple[JsonObject, ...] = Field(
         (),
         description="phases of training: [{share: 0.9, max_length: 128}, {max_length: 512, batch_tokens: 8192}]. Each "
         "phase has a `share` of the budget and the keys that change: max_length, batch_examples, batch_tokens, "
@@ -202,13 +202,13 @@ class PretrainConfig(RunConfig):
     )
 
     @classmethod
-    def filled(cls, data: dict[str, Any]) -> dict[str, Any]:
+    def filled(cls, data: JsonObject) -> JsonObject:
         """Convert the dotted keys of phases to sections, and fill in the share of the last one."""
         data = super().filled(data)
         return {**data, "phases": normalized(data["phases"])} if "phases" in data else data
 
     @classmethod
-    def variants(cls, data: dict[str, Any]) -> Iterator[Variant]:
+    def variants(cls, data: JsonObject) -> Iterator[Variant]:
         """The configuration of each phase."""
         return variants(data)
 
@@ -265,7 +265,7 @@ class FinetuneConfig(RunConfig):
     )
 
     @classmethod
-    def filled(cls, data: dict[str, Any]) -> dict[str, Any]:
+    def filled(cls, data: JsonObject) -> JsonObject:
         """Resolve a null max_length: the default of the task's kind, but at most the positions of the model."""
         data = super().filled(data)
         if data.get("max_length", 0) is not None:
@@ -290,7 +290,7 @@ class FinetuneConfig(RunConfig):
         return self.tuning
 
 
-def _positions_taken(data: dict[str, Any]) -> int:
+def _positions_taken(data: JsonObject) -> int:
     """The positions that the tuning method reserves, if both sections are valid."""
     try:
         tuning, model = (Choice(key).validate(data.get(key)) for key in ("tuning", "model"))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from lmtool.config.auto import Auto
+from lmtool.config.base import JsonObject
 from lmtool.config.tables import Choice
 from lmtool.data.configs import DataConfig
 from lmtool.learners.generation.configs import GenerationConfig
@@ -217,7 +218,7 @@ class ProbeConfig(MachineConfig):
     )
 
     @classmethod
-    def filled(cls, data: dict[str, Any]) -> dict[str, Any]:
+    def filled(cls, data: JsonObject) -> JsonObject:
         """One checkpoint is a list of one."""
         checkpoint = data.get("checkpoint")
         return {**data, "checkpoint": [checkpoint]} if isinstance(checkpoint, str) and checkpoint != "???" else data
@@ -349,7 +350,7 @@ class InspectWordConfig(ReadConfig):
     output: str = Field("word.html", description="output page", min_length=1)
 
     @classmethod
-    def filled(cls, data: dict[str, Any]) -> dict[str, Any]:
+    def filled(cls, data: JsonObject) -> JsonObject:
         """One checkpoint is a list of one."""
         checkpoint = data.get("checkpoint")
         return {**data, "checkpoint": [checkpoint]} if isinstance(checkpoint, str) and checkpoint != "???" else data
