@@ -57,26 +57,18 @@ def require_one_batch_size(batch_examples: int | None, batch_tokens: int | None)
         yield Problem("batch_tokens", "missing batch size", "set batch_examples=32 or batch_tokens=2048")
 
 
-@rule(RunConfig, "batch_tokens", "max_length")
-def require_batch_of_one_sequence(batch_tokens: int | None, max_length: int) -> Iterator[Problem]:
-    """A batch holds at least one sequence."""
-    if batch_tokens is not None and batch_tokens < max_length:
-        yield Problem(
-            "batch_tokens",
-            f"batch_tokens={batch_tokens} holds no sequence of max_length={max_length}",
-            f"set batch_tokens={max_length} or more, or max_length={max(8, batch_tokens)}",
-        )
-
-
-@rule(RunConfig, "micro_batch_tokens", "max_length")
-def require_micro_batch_of_one_sequence(micro_batch_tokens: int | None, max_length: int) -> Iterator[Problem]:
-    """A micro-batch holds at least one sequence."""
-    if micro_batch_tokens is not None and micro_batch_tokens < max_length:
-        yield Problem(
-            "micro_batch_tokens",
-            f"micro_batch_tokens={micro_batch_tokens} holds no sequence of max_length={max_length}",
-            f"set micro_batch_tokens={max_length} or more",
-        )
+@rule(RunConfig, "batch_tokens", "micro_batch_tokens", "max_length")
+def require_batches_of_one_sequence(
+    batch_tokens: int | None, micro_batch_tokens: int | None, max_length: int
+) -> Iterator[Problem]:
+    """Batches and micro-batches hold at least one sequence."""
+    for key, tokens in (("batch_tokens", batch_tokens), ("micro_batch_tokens", micro_batch_tokens)):
+        if tokens is not None and tokens < max_length:
+            yield Problem(
+                key,
+                f"{key}={tokens} holds no sequence of max_length={max_length}",
+                f"set {key}={max_length} or more, or max_length={max(SHORTEST, tokens)}",
+            )
 
 
 @rule(RunConfig, "max_length", "model")
