@@ -20,7 +20,7 @@ from torch import Tensor
 from lmtool.commands.predict import answering, columns_of
 from lmtool.data.examples import Rows
 from lmtool.learners.base import BaseLearner, Inference, no_progress
-from lmtool.learners.representations.reading import Layers, embedder, layout_of
+from lmtool.learners.representations.reading import Layers, embedder_of, text_format_of
 from lmtool.learners.representations.vectors import Pooling
 from lmtool.session.requests import PAIR, TEXT
 from lmtool.session.trained import Trained, read_trained
@@ -121,7 +121,7 @@ class Loaded(weights.LoadedCheckpoint):
         tokens of each text, (L, H) or (W, L, H). UserError where there is no such layer."""
         rows = _rows({TEXT: texts} if pairs is None else {TEXT: texts, PAIR: pairs})
         precision = self._precision
-        embeds, _ = embedder(self, self.checkpoint, layers, pooling, batch_tokens, precision, self.offline)
+        embeds, _ = embedder_of(self, self.checkpoint, layers, pooling, batch_tokens, precision, self.offline)
         for note in embeds.notes:
             warnings.warn(note, stacklevel=2)
         vectors = [text.vectors for text in embeds.vectors(rows, no_progress, warnings.warn)]
@@ -164,7 +164,7 @@ def load(checkpoint: str | Path, device: str = "cpu", offline: bool = False) -> 
     parts: dict[str, Any] = {field.name: getattr(base, field.name) for field in fields(base)}
     if base.tokenizer is not None:
         segments = base.config.segment_types > 1
-        parts["tokenizer"] = CallableTokenizer(base.tokenizer, layout_of(base), segments, base.task is not None)
+        parts["tokenizer"] = CallableTokenizer(base.tokenizer, text_format_of(base), segments, base.task is not None)
     return Loaded(**parts, checkpoint=str(checkpoint), offline=offline)
 
 

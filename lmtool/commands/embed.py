@@ -14,7 +14,7 @@ from lmtool.config.tables import Choice
 from lmtool.data.examples import Rows
 from lmtool.errors import UserError
 from lmtool.learners.base import no_progress
-from lmtool.learners.representations.reading import embedder
+from lmtool.learners.representations.reading import embedder_of
 from lmtool.learners.representations.vectors import Embedder, Vectors
 from lmtool.reporting.console import Output
 from lmtool.resolver.schema.run import EmbedConfig
@@ -128,7 +128,7 @@ def run(config: EmbedConfig) -> None:
     output, precision = Output(), select_precision(config.precision, select_device(config.device))
     loaded = load(config.checkpoint, str(precision.device), config.offline)
     rows = _rows(config, loaded)
-    embeds, stated = embedder(
+    embeds, stated = embedder_of(
         loaded, config.checkpoint, config.layers, config.pooling, config.batch_tokens, precision, config.offline
     )
     check_output(config.output, embeds.pooling)

@@ -27,7 +27,7 @@ def run(config: GenerateConfig) -> None:
     defaults = trained.saved.get("generation", {})
     typed = GenerationConfig.model_validate({name: getattr(config, name) for name in GenerationConfig.model_fields})
     settings = typed.with_published(defaults)
-    if others := settings.unlike(defaults):
+    if others := settings.differences(defaults):
         output.line(f"of the checkpoint's own settings these are not used: {' '.join(others)}", "yellow")
     limit = min(writer.model.limit(len(prompt), settings.max_new_tokens) for prompt in prompts)
     if limit < settings.max_new_tokens:

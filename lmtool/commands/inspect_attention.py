@@ -12,7 +12,7 @@ import torch
 from lmtool.data.formats import text_format
 from lmtool.errors import UserError
 from lmtool.learners.representations.attention import Head, attention_of, heads_of
-from lmtool.learners.representations.reading import layout_of, longest_of, tokenizer_of
+from lmtool.learners.representations.reading import longest_of, text_format_of, tokenizer_of
 from lmtool.reporting.console import Output
 from lmtool.reporting.looks import print_heads, write_heads
 from lmtool.resolver.schema.use import InspectAttentionConfig
@@ -29,7 +29,7 @@ def run(config: InspectAttentionConfig) -> list[dict[str, Any]]:
     output, precision = Output(), select_precision(config.precision, select_device(config.device))
     loaded = load(config.checkpoint, str(precision.device), config.offline)
     tokenizer, backbone = tokenizer_of(loaded, config.checkpoint), loaded.model.parts.backbone
-    ids, columns = text_format(layout_of(loaded), tokenizer).single(tokenizer.encode(config.text))
+    ids, columns = text_format(text_format_of(loaded), tokenizer).single(tokenizer.encode(config.text))
     longest = min(MOST, longest_of(loaded))
     if len(ids) > longest:
         raise UserError(f"text: {len(ids)} tokens, and at most {longest} can be drawn", "use a sentence")

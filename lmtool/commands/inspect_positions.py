@@ -12,7 +12,7 @@ import torch
 from lmtool.config.nearest import nearest
 from lmtool.config.tables import Choice, build, names
 from lmtool.errors import UserError
-from lmtool.learners.representations.attention import place_scores
+from lmtool.learners.representations.attention import position_scores
 from lmtool.models.configs import TransformerConfig
 from lmtool.models.encoder_decoder import EncoderDecoder
 from lmtool.nn.configs import PositionsConfig
@@ -57,7 +57,7 @@ def _new(config: InspectPositionsConfig) -> Iterator[PositionMaps]:
         torch.manual_seed(0)
         section = cast(PositionsConfig, Choice(GROUP).validate({"name": kind}))
         position: Position = build(section, sizes)
-        scores = place_scores(position, config.length, config.hidden_size, config.num_heads)
+        scores = position_scores(position, config.length, config.hidden_size, config.num_heads)
         if scores is not None:
             yield PositionMaps(kind, scores)
 
@@ -72,7 +72,7 @@ def _of_checkpoints(config: InspectPositionsConfig) -> Iterator[PositionMaps]:
         length = min(config.length, getattr(position, "max_positions", config.length))
         scores: np.ndarray | None = None
         if isinstance(position, Position) and isinstance(model, TransformerConfig):
-            scores = place_scores(position.cpu(), length, model.hidden_size, model.num_heads)
+            scores = position_scores(position.cpu(), length, model.hidden_size, model.num_heads)
         if scores is None:
             raise UserError(
                 f"checkpoint={checkpoint}: model={model.name} has none of the kinds of positions that are drawn",

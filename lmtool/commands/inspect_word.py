@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lmtool.errors import UserError
-from lmtool.learners.representations.reading import layout_of, tokenizer_of
+from lmtool.learners.representations.reading import text_format_of, tokenizer_of
 from lmtool.learners.representations.vectors import HiddenStates, word_vectors
 from lmtool.reporting.console import Output
 from lmtool.reporting.looks import Similar, print_similar, write_similar
@@ -26,7 +26,7 @@ def run(config: InspectWordConfig) -> list[dict[str, Any]]:
         loaded = load(checkpoint, str(precision.device), config.offline)
         states = HiddenStates(loaded.model.parts.backbone.eval(), precision)
         tokenizer = tokenizer_of(loaded, checkpoint)
-        vectors = word_vectors(states, tokenizer, layout_of(loaded), sentences, config.word)
+        vectors = word_vectors(states, tokenizer, text_format_of(loaded), sentences, config.word)
         same, others = vectors.same_W.tolist(), vectors.others_W.tolist()
         read.append(Similar(checkpoint, vectors.layers, same, others, vectors.similarity_WSS))
     print_similar(output, config.word, sentences, read)

@@ -27,7 +27,7 @@ from lmtool.learners.representations.layers import (
     score_layers,
     windows_of,
 )
-from lmtool.learners.representations.reading import layout_of, tokenizer_of
+from lmtool.learners.representations.reading import text_format_of, tokenizer_of
 from lmtool.learners.representations.vectors import HiddenStates
 from lmtool.models.base import Backbone
 from lmtool.random_streams import Permutation
@@ -138,7 +138,7 @@ class _Probed:
         assert config.data is not None
         source = open_source(config.data, config.cache_dir, offline=config.offline)
         store = open_store(source, "validation", tokenizer, config.cache_dir, self.output.stage)
-        template = FormatTemplate.of(text_format(layout_of(self.loaded), tokenizer), 1)
+        template = FormatTemplate.of(text_format(text_format_of(self.loaded), tokenizer), 1)
         capacity = min(config.max_length, self.loaded.model.parts.backbone.longest_text) - template.special_count
         windows = windows_of(store, capacity)
         if len(windows) < 3:

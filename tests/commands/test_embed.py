@@ -36,7 +36,7 @@ def test_files(place: Path, capsys: pytest.CaptureFixture) -> None:
     # A table with the columns of the checkpoint's task, pooled as its head does.
     finetune("task", "checkpoint=runs/first", "max_steps=2", "max_epochs=null")
     assert embed("checkpoint=runs/task", "input=rows/dev.tsv", "output=task.parquet") == 0
-    assert "pooling=first (as its task reads a text)" in capsys.readouterr().out
+    assert "pooling=first (as in its task)" in capsys.readouterr().out
     assert pyarrow.parquet.read_table("task.parquet").column_names == ["row", "sentence", "vector"]
     assert embed("checkpoint=runs/first", "text=the cat", "layers=all", "pooling=none") == 0
     assert "layer 1   " in capsys.readouterr().out.replace("-", " ")
@@ -44,7 +44,7 @@ def test_files(place: Path, capsys: pytest.CaptureFixture) -> None:
         (["input=asked.txt", "output=a.txt"], "output=a.txt: vectors are written as .npy or .parquet"),
         (["input=asked.txt", "output=a.npy", "pooling=none"], "output=a.npy: an array has no place for the tokens"),
         (["input=rows/dev.tsv"], "no column text to read; there are sentence, label"),
-        (["input=asked.txt", "layers=2"], "layers=2: the model has 1 layers"),
+        (["input=asked.txt", "layers=2"], "layers=2: the model has layers 1 to 1"),
         ([], "no text is given"),
     ):
         assert embed("checkpoint=runs/first", *words) == 2

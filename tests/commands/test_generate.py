@@ -50,7 +50,7 @@ def test_a_decoder(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("long.txt").write_text("A cat.\n" + "The cat saw. " * 400)
     generate(run, "input=long.txt", status=2)
     error = capsys.readouterr().err
-    assert "error: long.txt:2: the prompt has" in error and "the model has room for" in error
+    assert "error: long.txt:2: the prompt has" in error and "more than the maximum of" in error
     generate(run, status=2)
     assert "neither prompt nor input is set" in capsys.readouterr().err
     generate(run, "prompt=a", "top_k=3", status=2)
@@ -114,5 +114,5 @@ def test_a_published_checkpoint_says_how_texts_end_and_repeat(place: Path, capsy
     assert texts["published"] == texts["ours"]
     file.write_text(json.dumps({**said, "repetition_penalty": "much"}))
     generate("checkpoint=published", "prompt=The", status=2)
-    assert "generation_config.json says repetition_penalty=much" in capsys.readouterr().err
+    assert "generation_config.json has repetition_penalty=much" in capsys.readouterr().err
     generate("checkpoint=published", "prompt=The", "repetition_penalty=1.0")

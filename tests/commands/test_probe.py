@@ -54,7 +54,7 @@ def test_layers_of_several_checkpoints(place: Path, capsys: pytest.CaptureFixtur
         (["checkpoint=runs/masked", "target=task"], "target=task names no task"),
         (
             ["checkpoint=runs/masked", "target=stsb", "task.path=rows", "task.text=[sentence]"],
-            "is no task of one class",
+            "a probe predicts one class",
         ),
     ):
         assert probe(*words) == 2

@@ -112,14 +112,14 @@ def test_norms_are_one_and_the_command_says_what_is_done(
     assert cli.main([*words, "output=vectors.npy"]) == 0
     said = capsys.readouterr().out
     assert "pooling=mean (the checkpoint's 1_Pooling/config.json) · 2_Normalize" in said
-    assert "warning: of the prompts query none is put before the texts" in said
+    assert "warning: the prompts query are not used" in said
     assert "1 of 6 texts are truncated to 30 tokens" in said
     vectors = np.load("vectors.npy")
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-6)
     np.testing.assert_allclose(vectors, theirs.encode([text.strip() for text in TEXTS]), rtol=0, atol=2e-5)
     # As it was asked for, and of several layers, there is nothing behind the pooling.
     assert cli.main([*words, "output=all.npy", "layers=all"]) == 0
-    assert "warning: layers=all is read without 2_Normalize" in capsys.readouterr().out
+    assert "warning: layers=all omits 2_Normalize" in capsys.readouterr().out
     assert cli.main([*words, "output=plain.npy", "pooling=mean"]) == 0
     assert np.linalg.norm(np.load("plain.npy"), axis=1).min() > 2
     words = ["task=custom", "task.kind=classification", "task.path=rows", "max_steps=1", "device=cpu"]
@@ -245,13 +245,13 @@ def test_how_texts_are_read_is_refused_where_it_is_another_way(tmp_path: Path) -
         embedded(folder)
     change(folder / "sentence_bert_config.json", do_lower_case=False)
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer | {"post_processor": None}))
-    with pytest.raises(UserError, match="its tokenizer.json lays out texts as"):
+    with pytest.raises(UserError, match="its tokenizer.json formats texts as"):
         embedded(folder)
 
 
 def test_what_reads_behind_a_decoder_is_refused(tmp_path: Path) -> None:
     published("bart", tmp_path)
-    with pytest.raises(UserError, match="model=bart is read behind its decoder"):
+    with pytest.raises(UserError, match="states come from the decoder of model=bart"):
         embedded(tmp_path / "encoder")
 
 

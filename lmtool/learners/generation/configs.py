@@ -1,4 +1,4 @@
-"""How text is generated, as configuration: one set of fields for the command and for tasks. Imports no torch."""
+"""The configuration of text generation, shared by the command and by tasks. Imports no torch."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ HF_FORMAT = {
     "no_repeat_ngram_size": "no_repeat_ngram", "repetition_penalty": "repetition_penalty",
     "forced_eos_token_id": "forced_eos", "min_new_tokens": "min_new_tokens", "max_new_tokens": "max_new_tokens",
 }  # fmt: skip
-"""Our fields by the keys of a published GENERATION file."""
-_DRAWN = {"temperature": 1.0, "top_k": 50, "top_p": 1.0}
-"""The same of sampling, with what transformers takes for a key that is not there."""
+"""Fields by the keys of a published generation_config.json."""
+_SAMPLING_DEFAULTS = {"temperature": 1.0, "top_k": 50, "top_p": 1.0}
+"""Fields of sampling, with the defaults of transformers."""
 
 
 class GenerationConfig(Config):
-    """Greedy where nothing else is said; sampling with a temperature, beam search with several beams."""
+    """Greedy decoding by default; sampling with a temperature above 0, beam search with several beams."""
 
     max_new_tokens: int = Field(
         80, ge=1, description="maximum number of new tokens; fewer if the model's maximum length is reached"
@@ -57,42 +57,42 @@ class GenerationConfig(Config):
     )
 
     def with_published(self, settings: Mapping[str, object]) -> GenerationConfig:
-        """With what a published checkpoint says of fields that are null. settings: see `published_settings`. UserError
-        where it says what a field does not take."""
+        """The configuration with null fields filled from a published checkpoint. settings: see `published_settings`.
+        Raises UserError for an invalid value."""
         nulls = {name for name in ("repetition_penalty", "forced_eos") if self.__dict__[name] is None}
-        own = {name: value for name, value in settings.items() if name in nulls}
+        published = {name: value for name, value in settings.items() if name in nulls}
         try:
-            return type(self).model_validate({**self.model_dump(), **own})
+            return type(self).model_validate({**self.model_dump(), **published})
         except ValidationError as problem:
-            penalty = str(own.get("repetition_penalty"))[:60]
-            message = f"the checkpoint's {GENERATION} says repetition_penalty={penalty}: above 0"
+            penalty = str(published.get("repetition_penalty"))[:60]
+            message = f"the checkpoint's {GENERATION} has repetition_penalty={penalty}, which must be above 0"
             raise UserError(message, "set repetition_penalty=1.0") from problem
 
-    def unlike(self, settings: Mapping[str, object]) -> list[str]:
-        """What a published checkpoint sets otherwise, as overrides."""
+    def differences(self, settings: Mapping[str, object]) -> list[str]:
+        """The settings of a published checkpoint that differ from this configuration, as overrides."""
         plain = {name: value for name, value in settings.items() if isinstance(value, bool | int | float)}
         return [f"{name}={str(value).lower()}" for name, value in plain.items() if value != self.__dict__[name]]
 
     @model_validator(mode="after")
-    def _of_one_method(self) -> GenerationConfig:
+    def _require_one_strategy(self) -> GenerationConfig:
         if self.min_new_tokens > self.max_new_tokens:
             raise ValueError(f"min_new_tokens={self.min_new_tokens} is more than max_new_tokens={self.max_new_tokens}")
         if self.temperature == 0 and (self.top_k is not None or self.top_p is not None):
-            raise ValueError("top_k and top_p are of sampling: set temperature=1.0 too")
+            raise ValueError("top_k and top_p are for sampling: set temperature=1.0 too")
         if self.temperature > 0 and self.beams > 1:
             raise ValueError(
-                f"beams={self.beams} searches and temperature={self.temperature} draws: set only one of them"
+                f"beams={self.beams} searches but temperature={self.temperature} samples: set only one of them"
             )
         if self.beams == 1 and (self.length_penalty != 1.0 or self.early_stopping is not False):
-            raise ValueError("length_penalty and early_stopping are of beam search: set beams=4 too")
+            raise ValueError("length_penalty and early_stopping are for beam search: set beams=4 too")
         return self
 
 
 def published_settings(data: Mapping[str, object]) -> dict[str, object]:
-    """Our fields as a published generation_config.json, or a config.json from before there was one, sets them."""
+    """The fields that a published generation_config.json sets, or a config.json from before that file existed."""
     settings = {field: data[key] for key, field in HF_FORMAT.items() if data.get(key) is not None}
     if "forced_eos" in settings:
         settings["forced_eos"] = True
     if data.get("do_sample") is True:
-        settings |= {key: data.get(key, default) for key, default in _DRAWN.items()}
+        settings |= {key: data.get(key, default) for key, default in _SAMPLING_DEFAULTS.items()}
     return settings

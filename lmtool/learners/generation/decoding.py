@@ -1,15 +1,15 @@
 """Incremental decoding over a key/value cache: each step returns the logits of the next token of each text.
 
-A decoder continues its prompts, an encoder-decoder answers its inputs. Prompts of different length are read packed,
-and every text has its own length in the cache: what a text becomes does not depend on those beside it.
+A decoder continues its prompts, an encoder-decoder answers its inputs. Prompts of different lengths are packed, and
+each text has its own length in the cache, so its tokens do not depend on the other texts of the batch.
 
-Shape letters: N prompts, R texts under way, H hidden width, V rows of the token table.
+Shape letters: N prompts, R unfinished texts, H hidden width, V rows of the token table.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import cast
 
 import torch
@@ -23,8 +23,11 @@ from lmtool.types import Packed, send
 
 
 class Decoding(ABC):
-    """head: reads tokens off the hidden states. vocabulary: rows of its table that stand for tokens, the first ones:
-    those behind them may have probability, and are never chosen."""
+    """Incremental decoding of a batch of prompts.
+
+    head: the language-model head. vocabulary: number of rows of its table that are tokens; any rows after them are
+    never chosen.
+    """
 
     def __init__(self, backbone: Backbone, head: LMHead, vocabulary: int):
         self.backbone, self.head, self.vocabulary = backbone, head, vocabulary
@@ -35,36 +38,38 @@ class Decoding(ABC):
 
     @abstractmethod
     def begin(self) -> Tensor:
-        """Read the prompts: logits (N, V) of the first new token of each, fp32, rows that stand for no token too."""
+        """Read the prompts and return the logits of their first new tokens: (N, V) fp32, all rows of the table."""
 
     @abstractmethod
     def advance(self, tokens_R: Tensor, rows: Sequence[int] | None = None) -> Tensor:
-        """Read a token more of each text: logits (R, V) of the next ones. rows: which of the texts before each goes on
-        from; None: each from itself. Those that come no more are left out of the batch. The texts of one prompt stand
-        together, as many for each."""
+        """Append a token to each text and return the logits (R, V) of the next tokens.
+
+        rows: for each text, the row of the previous step that it continues; None: the same rows as before. Rows that
+        are not listed leave the batch. Texts of one prompt are adjacent, and each prompt has equally many.
+        """
 
     def logits(self, hidden_RH: Tensor) -> Tensor:
-        """(R, V), fp32. NotFinite where one is no finite number."""
+        """The logits of hidden states: (R, V) fp32. Raises NotFinite."""
         logits_RV = self.head(hidden_RH, self.backbone.embed.token.weight).float()
-        # A sum is several times as fast as a look at each, and finite where they all are.
+        # Testing the sum is several times faster than testing each value.
         if not bool(torch.isfinite(logits_RV.sum())):
             raise NotFinite("predictions")
         return logits_RV
 
     def packed(self, texts: Sequence[Sequence[int]], prefixes: tuple[int, ...] = ()) -> Packed:
-        """Texts end to end."""
+        """Concatenated texts."""
         tokens_T = torch.tensor([token for text in texts for token in text], dtype=torch.int64)
         return Packed(send(tokens_T, self.device), tuple(map(len, texts)), prefixes=prefixes)
 
     @staticmethod
-    def one_each(tokens_R: Tensor) -> Packed:
+    def single_tokens(tokens_R: Tensor) -> Packed:
         return Packed(tokens_R, (1,) * len(tokens_R))
 
 
 class ContinuationDecoding(Decoding):
     """A decoder continues N prompts.
 
-    capacity: tokens of prompt and text together, at most. prefix: whether all of a prompt sees all of it.
+    capacity: maximum tokens of a prompt and its text. prefix: whether attention within the prompt is bidirectional.
     """
 
     def __init__(
@@ -89,13 +94,13 @@ class ContinuationDecoding(Decoding):
     def advance(self, tokens_R: Tensor, rows: Sequence[int] | None = None) -> Tensor:
         if rows is not None:
             self.cache.select(rows)
-        return self.logits(self.backbone(self.one_each(tokens_R), cache=self.cache))
+        return self.logits(self.backbone(self.single_tokens(tokens_R), cache=self.cache))
 
 
 class EncoderDecoderDecoding(Decoding):
     """An encoder-decoder answers N inputs, which the encoder reads once.
 
-    start: the token that an answer begins with. capacity: tokens of an answer, at most.
+    start: the first token of an answer. capacity: maximum tokens of an answer.
     """
 
     def __init__(
@@ -110,7 +115,7 @@ class EncoderDecoderDecoding(Decoding):
         super().__init__(backbone, head, vocabulary)
         self.inputs, self.start = inputs, start
         self.cache = backbone.new_cache(len(inputs), capacity)
-        self.input_of = list(range(len(inputs)))  # of each text, among the inputs that are left
+        self.input_of = list(range(len(inputs)))  # for each text, the index of its input among those still in use
 
     def begin(self) -> Tensor:
         backbone = cast(EncoderDecoder, self.backbone)
@@ -128,4 +133,19 @@ class EncoderDecoderDecoding(Decoding):
 
     def _step(self, tokens_R: Tensor) -> Tensor:
         backbone = cast(EncoderDecoder, self.backbone)
-        return self.logits(backbone.decode(self.encoded, self.one_each(tokens_R), cache=self.cache))
+        return self.logits(backbone.decode(self.encoded, self.single_tokens(tokens_R), cache=self.cache))
+
+
+def groups_by_length(lengths: Sequence[int], sizes: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
+    """Indices of texts to process together: of similar length, and within `batch_tokens`.
+
+    lengths: tokens by which the texts are sorted. sizes: tokens that each text needs in the cache.
+    """
+    group: list[int] = []
+    for number in sorted(range(len(lengths)), key=lengths.__getitem__):
+        if group and sizes[number] * (len(group) + 1) > batch_tokens:
+            yield group
+            group = []
+        group.append(number)
+    if group:
+        yield group

@@ -1,6 +1,6 @@
 """Text generation: prompts in, tokens out, in batches over a key/value cache.
 
-Prompts of about equal length are generated together; each text is what its prompt would give by itself.
+Prompts of similar length are generated together. Each text is the same as if its prompt were generated alone.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from torch import nn
 
 from lmtool.errors import UserError
 from lmtool.learners.generation.configs import GenerationConfig
-from lmtool.learners.generation.decoding import ContinuationDecoding, Decoding, EncoderDecoderDecoding
-from lmtool.learners.generation.strategies import BeamSearch, Greedy, Request, Sampling, Strategy, Watch, draw_keys
+from lmtool.learners.generation.decoding import ContinuationDecoding, Decoding, EncoderDecoderDecoding, groups_by_length
+from lmtool.learners.generation.strategies import BeamSearch, Greedy, Request, Sampling, Strategy, Watch, sampling_keys
 from lmtool.models.base import Backbone, Decoder
 from lmtool.models.encoder_decoder import EncoderDecoder
 from lmtool.models.heads.lm import LMHead
@@ -24,7 +24,7 @@ BATCH_TOKENS = 8192
 
 
 def strategy_of(config: GenerationConfig) -> Strategy:
-    """The strategy that a configuration chooses."""
+    """The strategy that a configuration selects."""
     if config.beams > 1:
         return BeamSearch(config)
     return Sampling(config) if config.temperature > 0 else Greedy(config)
@@ -36,11 +36,11 @@ def _ignore(number: int, token: int) -> None:
 
 @dataclass(frozen=True)
 class GenerativeModel:
-    """A model that writes, with its language-model head.
+    """A generative model with its language-model head.
 
-    ends: tokens that end a text; the one generated is not part of it. start: the token that an answer of an
-    encoder-decoder begins with. vocab_size: rows of the token table to choose from; None: all of them. prefix: whether
-    a decoder attends to the prompt in both directions, as one trained as a prefix language model does.
+    ends: tokens that end a text and are not part of it. start: the first token of an encoder-decoder's answer.
+    vocab_size: number of rows of the token table that are tokens; None: all. prefix: whether a decoder's attention
+    within the prompt is bidirectional, as in a prefix language model.
     """
 
     backbone: Backbone
@@ -51,23 +51,24 @@ class GenerativeModel:
     prefix: bool = False
 
     def limit(self, length: int, new: int) -> int:
-        """The number of tokens that fit after a prompt of `length` tokens, at most `new`."""
+        """The number of new tokens, at most `new`, that fit after a prompt of `length` tokens."""
         if isinstance(self.backbone, EncoderDecoder):
             return min(new, self.backbone.longest_answer)
         return min(new, self.backbone.longest_text - length)
 
     @property
     def longest_prompt(self) -> int:
-        """Tokens of the longest prompt after which one more token fits."""
+        """Maximum tokens of a prompt after which one more token fits."""
         return self.backbone.longest_text - (not isinstance(self.backbone, EncoderDecoder))
 
     def require_capacity(self, length: int) -> None:
-        """UserError for a prompt without tokens, and for one after which no token fits."""
+        """Raise UserError for a prompt that has no tokens, or after which no token fits."""
         if not length:
             raise UserError("the prompt has no tokens", "use a text")
         if length > self.longest_prompt:
             raise UserError(
-                f"the prompt has {length} tokens; the model has room for {self.longest_prompt}", "use a shorter one"
+                f"the prompt has {length} tokens, more than the maximum of {self.longest_prompt}",
+                "use a shorter prompt",
             )
 
     @torch.no_grad()
@@ -83,22 +84,24 @@ class GenerativeModel:
 
         Args:
             prompts: Token ids of each prompt.
-            config: How tokens are chosen, and how many at most. A text also ends where the model's positions end.
-            seed: Of sampling; a text depends on it and on its own prompt alone.
+            config: How tokens are chosen, and their maximum number. A text also ends at the model's last position.
+            seed: Seed of sampling. A text depends only on it and on its own prompt.
             batch_tokens: Approximate number of tokens in the cache at a time.
             watch: Called with the number of a prompt and each token as soon as that token is certain.
 
         Raises:
-            UserError: A prompt has no tokens, or no token fits after it.
+            UserError: A prompt has no tokens, or is too long.
         """
         strategy = strategy_of(config)
         for prompt in prompts:
             self.require_capacity(len(prompt))
-        keys = draw_keys(seed, prompts)
+        keys = sampling_keys(seed, prompts)
         limits = [self.limit(len(prompt), config.max_new_tokens) for prompt in prompts]
         texts: list[list[int]] = [[] for _ in prompts]
+        lengths = list(map(len, prompts))
+        sizes = [(length + limit) * config.beams for length, limit in zip(lengths, limits, strict=True)]
         with _evaluating(self.backbone):
-            for group in _groups(prompts, limits, config.beams, batch_tokens):
+            for group in groups_by_length(lengths, sizes, batch_tokens):
                 batch = [[int(token) for token in prompts[number]] for number in group]
                 batch_limits = [limits[number] for number in group]
                 starts = batch if self.start is None else [[self.start]] * len(group)
@@ -109,7 +112,7 @@ class GenerativeModel:
         return texts
 
     def _decoding(self, prompts: Sequence[Sequence[int]], limit: int) -> Decoding:
-        """The prompts over a new cache."""
+        """The decoding of prompts with a new cache."""
         vocab_size = self.vocab_size or self.backbone.config.vocab_size
         if isinstance(self.backbone, EncoderDecoder):
             if self.start is None:
@@ -128,22 +131,6 @@ def _evaluating(backbone: nn.Module) -> Iterator[None]:
         yield
     finally:
         backbone.train(was_training)
-
-
-def _groups(
-    prompts: Sequence[Sequence[int]], limits: Sequence[int], beams: int, batch_tokens: int
-) -> Iterator[list[int]]:
-    """Numbers of prompts to generate together: of similar length, and within `batch_tokens`."""
-    order = sorted(range(len(prompts)), key=lambda number: len(prompts[number]))
-    group: list[int] = []
-    for number in order:
-        row = (len(prompts[number]) + limits[number]) * beams
-        if group and row * (len(group) + 1) > batch_tokens:
-            yield group
-            group = []
-        group.append(number)
-    if group:
-        yield group
 
 
 def _numbered(watch: Watch, group: list[int]) -> Watch:

@@ -1,14 +1,14 @@
 """Scoring: the log-probabilities of candidate texts after prompts, in batches, without generating text.
 
-What several prompts begin with is read once and kept, and so is each prompt for all of its candidates. What a candidate
-scores does not depend on what it is scored beside.
+A shared beginning of the prompts is read once, and so is each prompt for all its candidates. The score of a candidate
+does not depend on the other texts of a batch.
 
 Shape letters: N prompts, R candidates, T their tokens, V rows of the token table, H hidden width.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from lmtool.errors import NotFinite
+from lmtool.learners.generation.decoding import groups_by_length
 from lmtool.models.base import Backbone, Decoder
 from lmtool.models.encoder_decoder import EncoderDecoder
 from lmtool.models.heads.lm import LMHead
@@ -29,9 +30,11 @@ Ids = Sequence[int]
 
 @dataclass(frozen=True)
 class CandidateScorer:
-    """head: reads tokens off the hidden states. start: the token that an answer begins with, of an encoder-decoder.
-    prefix: whether all of a prompt sees all of it, on a decoder that learned so. batch_tokens: of one forward, and kept
-    in the cache at a time, about.
+    """Scores candidate texts with a language model.
+
+    head: the language-model head. start: the first token of an encoder-decoder's answer. prefix: whether a decoder's
+    attention within the prompt is bidirectional. batch_tokens: approximate tokens of one forward pass, and in the
+    cache.
     """
 
     backbone: Backbone
@@ -42,15 +45,19 @@ class CandidateScorer:
 
     @torch.no_grad()
     def score(self, shared: Ids, prompts: Sequence[Ids], candidates: Sequence[Sequence[Ids]]) -> list[np.ndarray]:
-        """For each prompt, the log-probability of each of its candidates, in nats: the sum over its tokens, behind
-        `shared` and the prompt. No prompt with what it shares, and no candidate, is empty. float64.
+        """For each prompt, the log-probabilities of its candidates in nats, float64: sums over their tokens, given
+        `shared` and the prompt.
 
-        shared: tokens that all prompts begin with; of a decoder."""
+        Args:
+            shared: Tokens that all prompts begin with.
+            prompts: The rest of each prompt; not empty together with `shared`.
+            candidates: The candidates of each prompt, none of them empty.
+        """
         if isinstance(self.backbone, EncoderDecoder):
             return self._answers(self.backbone, [[*shared, *prompt] for prompt in prompts], candidates)
         assert isinstance(self.backbone, Decoder)
         if self.prefix or not all(map(len, prompts)):
-            # Then what is shared is read in the light of what follows, or nothing is left to read behind it.
+            # With bidirectional attention the shared tokens depend on the prompt; an empty prompt needs its last one.
             shared, prompts = (), [[*shared, *prompt] for prompt in prompts]
         return self._continuations(self.backbone, shared, prompts, candidates)
 
@@ -64,7 +71,7 @@ class CandidateScorer:
         if shared:
             prefix_cache = backbone.new_cache(1, max(sizes))
             backbone(self._packed([shared]), cache=prefix_cache, read_M=self._index([len(shared) - 1]))
-        for group in _groups(sizes, self.batch_tokens):
+        for group in groups_by_length(sizes, sizes, self.batch_tokens):
             chosen = [prompts[number] for number in group]
             lengths = tuple(map(len, chosen))
             if prefix_cache is None:
@@ -74,20 +81,15 @@ class CandidateScorer:
             packed = self._packed(chosen, lengths if self.prefix else ())
             hidden_NH = backbone(packed, cache=cache, read_M=self._index(np.cumsum(lengths) - 1))
             self._first_tokens(hidden_NH, group, candidates, scores)
-            pairs = [
-                (row, number, index)
-                for row, number in enumerate(group)
-                for index, text in enumerate(candidates[number])
-                if len(text) > 1
-            ]
+            pairs = _longer(group, candidates)
             size = max(1, self.batch_tokens // max(sizes[number] for number in group))
-            for at in range(0, len(pairs), size):
-                some = pairs[at : at + size]
-                branch_cache = _branch(cache, [row for row, _, _ in some])
-                texts = [candidates[number][index] for _, number, index in some]
+            for start in range(0, len(pairs), size):
+                batch = pairs[start : start + size]
+                branch_cache = _branch(cache, [row for row, _, _ in batch])
+                texts = [candidates[number][index] for _, number, index in batch]
                 hidden_TH = backbone(self._packed([text[:-1] for text in texts]), cache=branch_cache)
                 sums = self._sums(hidden_TH, [text[1:] for text in texts])
-                for (_, number, index), value in zip(some, sums, strict=True):
+                for (_, number, index), value in zip(batch, sums, strict=True):
                     scores[number][index] += value
         return scores
 
@@ -95,19 +97,14 @@ class CandidateScorer:
         self, backbone: EncoderDecoder, prompts: Sequence[Ids], candidates: Sequence[Sequence[Ids]]
     ) -> list[np.ndarray]:
         if self.start is None:
-            raise ValueError("an encoder-decoder's answer begins with a start token; none is given")
+            raise ValueError("an encoder-decoder's answer begins with a start token; start is None")
         scores = [np.zeros(len(texts)) for texts in candidates]
         sizes = [len(prompt) + sum(map(len, texts)) for prompt, texts in zip(prompts, candidates, strict=True)]
-        for group in _groups(sizes, self.batch_tokens):
+        for group in groups_by_length(sizes, sizes, self.batch_tokens):
             encoded = backbone.encode(self._packed([prompts[number] for number in group]))
             hidden_NH = backbone.decode(encoded, self._packed([[self.start]] * len(group)))
             self._first_tokens(hidden_NH, group, candidates, scores)
-            pairs = [
-                (row, number, index)
-                for row, number in enumerate(group)
-                for index, text in enumerate(candidates[number])
-                if len(text) > 1
-            ]
+            pairs = _longer(group, candidates)
             if not pairs:
                 continue
             texts = [candidates[number][index] for _, number, index in pairs]
@@ -120,7 +117,8 @@ class CandidateScorer:
     def _first_tokens(
         self, hidden_NH: Tensor, group: Sequence[int], candidates: Sequence[Sequence[Ids]], scores: list[np.ndarray]
     ) -> None:
-        """Enter the first tokens of the candidates: all of those of a prompt are read off one hidden state."""
+        """Add the log-probabilities of the first tokens: one hidden state scores those of all candidates of a
+        prompt."""
         table_VH = self.backbone.embed.token.weight
         log_probs_NV = self.head(hidden_NH, table_VH).float().log_softmax(-1)
         rows = [row for row, number in enumerate(group) for _ in candidates[number]]
@@ -134,7 +132,7 @@ class CandidateScorer:
             scores[number] += [next(remaining) for _ in candidates[number]]
 
     def _sums(self, hidden_TH: Tensor, labels: Sequence[Ids]) -> list[float]:
-        """The log-probability of each text, from a hidden state in front of each of its tokens."""
+        """The log-probability of each text. hidden_TH: the state before each of its tokens."""
         labels_T = self._index([token for text in labels for token in text])
         losses_T, _ = self.head.scores(hidden_TH, self.backbone.embed.token.weight, labels_T)
         if not bool(torch.isfinite(losses_T.sum())):
@@ -151,27 +149,24 @@ class CandidateScorer:
 
 
 def _branch(cache: Cache, rows: Sequence[int]) -> Cache:
-    """These documents of a cache, in one of their branch_cache: the first stays as it is."""
-    other = deepcopy(cache)
-    other.select(rows)
-    return other
+    """A copy of a cache with only these documents."""
+    branch_cache = deepcopy(cache)
+    branch_cache.select(rows)
+    return branch_cache
 
 
 def _repeated(encoded: EncoderState, rows: Sequence[int]) -> EncoderState:
-    """The inputs of these rows, each read where it lies."""
+    """The encoded inputs of these rows, which share the hidden states."""
     segments = encoded.segments
     starts, lengths = ([side[row] for row in rows] for side in (segments.starts, segments.lengths))
     return EncoderState(encoded.hidden_SH, Segments(tuple(starts), tuple(lengths), segments.device))
 
 
-def _groups(sizes: Sequence[int], tokens: int) -> Iterator[list[int]]:
-    """Numbers of prompts that are read together: of about equal length, and within so many tokens."""
-    order = sorted(range(len(sizes)), key=sizes.__getitem__)
-    group: list[int] = []
-    for number in order:
-        if group and sizes[number] * (len(group) + 1) > tokens:
-            yield group
-            group = []
-        group.append(number)
-    if group:
-        yield group
+def _longer(group: Sequence[int], candidates: Sequence[Sequence[Ids]]) -> list[tuple[int, int, int]]:
+    """The candidates of more than one token: row in the group, number of the prompt, index of the candidate."""
+    return [
+        (row, number, index)
+        for row, number in enumerate(group)
+        for index, text in enumerate(candidates[number])
+        if len(text) > 1
+    ]

@@ -1,6 +1,6 @@
 """Decoding strategies: greedy, sampling, and beam search.
 
-Shape letters: N prompts, R texts under way, V vocabulary, K best tokens.
+Shape letters: N prompts, R unfinished texts, V vocabulary, K best tokens.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from lmtool.errors import UserError
 from lmtool.learners.generation.configs import GenerationConfig
 from lmtool.learners.generation.decoding import Decoding
 
-_NONE = -1  # stands before texts that are shorter than others
+_PADDING = -1  # before texts that are shorter than others
 
 
 class Constraints:
-    """Keeps what the texts are so far, where that matters. ends: tokens that end a text. prompts: what the texts begin
-    with, which counts for repetition: of an answer its start token. limits: tokens of each text, at most.
+    """Tokens that may not come next, applied in the same order as in transformers' `generate`.
 
-    What applies, and in which order, is as in transformers' `generate`."""
+    ends: tokens that end a text. prompts: the beginnings of the texts, which count as repetition (for an answer, its
+    start token). limits: maximum tokens of each text.
+    """
 
     def __init__(
         self,
@@ -42,11 +43,11 @@ class Constraints:
         self.penalty = config.repetition_penalty or 1.0
         if config.no_repeat_ngram or self.penalty != 1.0:
             longest = max(map(len, prompts))
-            rows = [[_NONE] * (longest - len(prompt)) + [int(token) for token in prompt] for prompt in prompts]
+            rows = [[_PADDING] * (longest - len(prompt)) + [int(token) for token in prompt] for prompt in prompts]
             self.history_RT = torch.tensor(rows, device=device)
 
     def apply(self, logits_RV: Tensor) -> Tensor:
-        """Logits, or log-probabilities, with those at -inf that may not come next."""
+        """Logits, or log-probabilities, with -inf for tokens that may not come next."""
         if self.history_RT is not None and self.penalty != 1.0:
             logits_RV = _penalized(logits_RV, self.history_RT, self.penalty)
         if self.step < self.config.min_new_tokens and self.ends:
@@ -62,7 +63,7 @@ class Constraints:
         return logits_RV
 
     def advance(self, tokens_R: Tensor, rows: Sequence[int] | None = None) -> None:
-        """The texts have a token more; rows: as in `Decoding.advance`."""
+        """Append a token to each text. rows: as in `Decoding.advance`."""
         self.step += 1
         from_R = slice(None) if rows is None else torch.tensor(rows, device=tokens_R.device)
         if self.limits_R is not None:
@@ -72,21 +73,21 @@ class Constraints:
 
 
 def _penalized(logits_RV: Tensor, history_RT: Tensor, penalty: float) -> Tensor:
-    """Tokens that the text has are less probable (Keskar et al. 2019, section 4.1; negative logits as transformers)."""
+    """Logits in which tokens of the text are less probable (Keskar et al. 2019, section 4.1; negative logits as in
+    transformers)."""
     seen_RV = torch.zeros_like(logits_RV, dtype=torch.bool)
-    row, column = ((history_RT != _NONE) & (history_RT < logits_RV.shape[1])).nonzero(as_tuple=True)
+    row, column = ((history_RT != _PADDING) & (history_RT < logits_RV.shape[1])).nonzero(as_tuple=True)
     seen_RV[row, history_RT[row, column]] = True
     return torch.where(seen_RV, torch.where(logits_RV < 0, logits_RV * penalty, logits_RV / penalty), logits_RV)
 
 
 def _without_repetition(logits_RV: Tensor, history_RT: Tensor, size: int) -> Tensor:
-    """Tokens that would end an n-gram of `size` tokens that the text has already are at -inf (Paulus et al. 2018,
-    section 2.5)."""
+    """Logits with -inf for tokens that would repeat an n-gram of `size` tokens (Paulus et al. 2018, section 2.5)."""
     if history_RT.shape[1] < size:
         return logits_RV
     grams_RWG = history_RT.unfold(1, size, 1)
     last_RG = history_RT[:, history_RT.shape[1] - size + 1 :]
-    again_RW = (grams_RWG[..., :-1] == last_RG[:, None]).all(-1) & (grams_RWG != _NONE).all(-1)
+    again_RW = (grams_RWG[..., :-1] == last_RG[:, None]).all(-1) & (grams_RWG != _PADDING).all(-1)
     row, window = again_RW.nonzero(as_tuple=True)
     logits_RV = logits_RV.clone()
     logits_RV[row, grams_RWG[row, window, -1]] = -torch.inf
@@ -94,15 +95,15 @@ def _without_repetition(logits_RV: Tensor, history_RT: Tensor, size: int) -> Ten
 
 
 Watch = Callable[[int, int], None]
-"""Takes the number of a prompt and its next token, as soon as that is certain."""
+"""Called with the number of a prompt and its next token, as soon as the token is certain."""
 
 
 @dataclass(frozen=True)
 class Request:
     """N prompts that are generated together.
 
-    starts: the tokens that each text begins with. limits: tokens of each text, at most. ends: tokens that end a text.
-    keys: (N,) int64, of each prompt's draws. watch: takes the tokens.
+    starts: the first tokens of each text. limits: maximum tokens of each text. ends: tokens that end a text. keys: (N,)
+    int64 keys of random numbers, see `sampling_keys`. watch: called with each token.
     """
 
     starts: Sequence[Sequence[int]]
@@ -113,7 +114,7 @@ class Request:
 
 
 class Strategy(ABC):
-    """One way to generate."""
+    """A decoding strategy."""
 
     def __init__(self, config: GenerationConfig):
         self.config = config
@@ -127,11 +128,11 @@ class Strategy(ABC):
 
 
 class TokenByToken(Strategy):
-    """The base of those that choose a token of each text and never come back to it."""
+    """Base of strategies that choose one token after the other, without search."""
 
     @abstractmethod
     def choose(self, logits_RV: Tensor, keys_R: np.ndarray, step: int) -> Tensor:
-        """(R,) tokens. keys_R: of the texts' draws. step: tokens of the text so far."""
+        """The next tokens (R,). keys_R: keys of random numbers. step: number of tokens generated before."""
 
     def run(self, decoding: Decoding, request: Request) -> list[list[int]]:
         constraints = self.constraints(decoding, request)
@@ -160,15 +161,15 @@ class TokenByToken(Strategy):
 
 
 class Greedy(TokenByToken):
-    """The best token each time."""
+    """The most probable token each time."""
 
     def choose(self, logits_RV: Tensor, keys_R: np.ndarray, step: int) -> Tensor:
         return logits_RV.argmax(-1)
 
 
 class Sampling(TokenByToken):
-    """Drawn at a temperature, of the best `top_k` (Fan et al. 2018) or of the fewest that have `top_p` of the
-    probability (Holtzman et al. 2020)."""
+    """Samples at a temperature from the `top_k` most probable tokens (Fan et al. 2018), or from the smallest set with
+    probability `top_p` (Holtzman et al. 2020)."""
 
     def choose(self, logits_RV: Tensor, keys_R: np.ndarray, step: int) -> Tensor:
         uniform = random_streams.uniform_at(0, "sample", 0, keys_R, np.full(len(keys_R), step))
@@ -179,15 +180,15 @@ class Sampling(TokenByToken):
         sums_RK = fractions_RK.cumsum(-1)
         total_R1 = sums_RK[:, -1:]
         if self.config.top_p is not None:
-            kept_RK = sums_RK - fractions_RK < self.config.top_p
-            total_R1 = (fractions_RK * kept_RK).sum(-1, keepdim=True)
-        place_R1 = (sums_RK <= uniform_R1 * total_R1).sum(-1, keepdim=True).clamp(max=best - 1)
-        return tokens_RK.gather(1, place_R1)[:, 0]
+            nucleus_RK = sums_RK - fractions_RK < self.config.top_p
+            total_R1 = (fractions_RK * nucleus_RK).sum(-1, keepdim=True)
+        index_R1 = (sums_RK <= uniform_R1 * total_R1).sum(-1, keepdim=True).clamp(max=best - 1)
+        return tokens_RK.gather(1, index_R1)[:, 0]
 
 
-def draw_keys(seed: int, prompts: Sequence[Sequence[int]]) -> np.ndarray:
-    """(N,) int64: the key of each prompt's draws, a function of the seed and of the prompt itself, so that neither its
-    place nor its company matters. The same prompt again draws anew."""
+def sampling_keys(seed: int, prompts: Sequence[Sequence[int]]) -> np.ndarray:
+    """(N,) int64: the key of each prompt's random numbers, a function of the seed and the prompt's tokens only, so that
+    its position and the other prompts do not matter. A repeated prompt gets another key."""
     seen: dict[int, int] = {}
     keys = np.empty(len(prompts), dtype=np.uint64)
     for number, prompt in enumerate(prompts):
@@ -198,22 +199,21 @@ def draw_keys(seed: int, prompts: Sequence[Sequence[int]]) -> np.ndarray:
     return keys.view(np.int64)
 
 
-# Beam search: for each prompt the most probable texts are extended, the others dropped.
+# --- beam search --------------------------------------------------------------------------------------------------
 #
-# The form of Hugging Face's `generate`, which its results equal: twice as many candidates as beams, so that enough go
-# on where the best ones end; ended texts are compared by log-probability / length ** length_penalty.
+# The results equal those of Hugging Face's `generate`: there are twice as many candidates as beams, so that enough
+# remain when the best ones end, and finished texts are compared by log-probability / length ** length_penalty.
 #
 # Shape letters: N prompts, B beams, C candidates, V vocabulary, L tokens of the longest text.
 
 
-# The score of what is no text: below any log-probability, and still comparable.
+# The score of an invalid text: below any log-probability, but finite.
 _NEVER = -1e9
 
 
 @dataclass
 class FinishedTexts:
-    """The best ended texts of N prompts. scores_NB: normalized. tokens_NBL, lengths_NB: their tokens. valid_NB: whether
-    there is one."""
+    """The best finished texts of N prompts: normalized scores, tokens, lengths, and which of them exist."""
 
     scores_NB: Tensor
     tokens_NBL: Tensor
@@ -227,7 +227,7 @@ class FinishedTexts:
         return cls(scores, zeros, zeros[..., 0].clone(), zeros[..., 0].bool())
 
     def merge(self, scores_NC: Tensor, tokens_NCL: Tensor, length: int, finished_NC: Tensor) -> None:
-        """Let candidates in where they are better."""
+        """Keep the best of the finished texts and the new candidates."""
         beams = self.scores_NB.shape[1]
         scores = torch.cat([self.scores_NB, torch.where(finished_NC, scores_NC, _NEVER)], 1)
         self.scores_NB, best_NB = scores.topk(beams)
@@ -237,7 +237,7 @@ class FinishedTexts:
         self.lengths_NB = lengths.gather(1, best_NB)
         self.valid_NB = torch.cat([self.valid_NB, finished_NC], 1).gather(1, best_NB)
 
-    def take(self, left_M: Tensor) -> None:
+    def select(self, left_M: Tensor) -> None:
         self.scores_NB, self.tokens_NBL = self.scores_NB[left_M], self.tokens_NBL[left_M]
         self.lengths_NB, self.valid_NB = self.lengths_NB[left_M], self.valid_NB[left_M]
 
@@ -248,7 +248,7 @@ class FinishedTexts:
 
 
 class BeamSearch(Strategy):
-    """`beams` texts a prompt."""
+    """Beam search with `beams` texts per prompt."""
 
     def run(self, decoding: Decoding, request: Request) -> list[list[int]]:
         beams, ends, device = self.config.beams, frozenset(request.ends), decoding.device
@@ -257,16 +257,17 @@ class BeamSearch(Strategy):
         active, longest = list(range(len(texts))), max(request.limits)
 
         def scored(logits_RV: Tensor) -> Tensor:
-            # The probabilities are those that the model learned: of all rows of its table, those without a token too.
+            # The softmax includes all rows of the table, as in training, also rows that are no tokens.
             return constraints.apply(logits_RV.log_softmax(-1)[:, : decoding.vocabulary])
 
         log_probs_RV = scored(decoding.begin())
         candidates = max(2, 1 + len(ends)) * beams
         if candidates > log_probs_RV.shape[1]:
             raise UserError(
-                f"beams={beams} asks for {candidates} candidates of {log_probs_RV.shape[1]} tokens", "use fewer beams="
+                f"beams={beams} needs {candidates} candidates, but there are {log_probs_RV.shape[1]} tokens",
+                "set a smaller beams=",
             )
-        # One text a prompt to begin with.
+        # At first there is one text per prompt.
         scores_NB = torch.zeros(len(active), 1, device=device)
         tokens_NBL = torch.zeros(len(active), 1, longest, dtype=torch.int64, device=device)
         finished = FinishedTexts.none(len(active), beams, longest, device)
@@ -281,7 +282,7 @@ class BeamSearch(Strategy):
             step += 1
             full_N1 = torch.tensor([request.limits[number] <= step for number in active], device=device)[:, None]
             end_NC = torch.isin(token_NC, ends_E) | full_N1
-            # Of candidates that end, those among the best `beams` alone count.
+            # A candidate that ends counts only if it is among the best `beams`.
             counts_NC = end_NC & (torch.arange(candidates, device=device) < beams)
             finished.merge(sums_NC / step**self.config.length_penalty, tokens_NCL, step, counts_NC)
             live_NB, next_NB = (sums_NC + end_NC * _NEVER).topk(beams)
@@ -295,7 +296,7 @@ class BeamSearch(Strategy):
             if not left:
                 return texts
             left_M = torch.tensor(left, device=device)
-            finished.take(left_M)
+            finished.select(left_M)
             active, next_NB, scores_NB = [active[row] for row in left], next_NB[left_M], live_NB[left_M]
             tokens_NBL = tokens_NCL[left_M].gather(1, next_NB[..., None].expand(-1, -1, longest))
             rows = (parent_NC[left_M].gather(1, next_NB) + left_M[:, None] * wide).flatten().tolist()
@@ -306,7 +307,7 @@ class BeamSearch(Strategy):
     def _is_finished(
         self, finished: FinishedTexts, live_NB: Tensor, step: int, active: list[int], request: Request
     ) -> Tensor:
-        """(N,) whether nothing that is still searched is expected to be better than what has ended."""
+        """(N,) whether no unfinished text is expected to beat the finished ones."""
         config = self.config
         lengths = [float(step)] * len(active)
         if config.early_stopping == "never" and config.length_penalty > 0:

@@ -1,1 +1,1 @@
-"""What hidden states hold: vectors of texts and tokens, and linear probes on every layer."""
+"""Hidden states: vectors of texts and tokens, attention weights, and linear probes on every layer."""

@@ -1,5 +1,5 @@
-"""What the heads of a model look at: attention weights of one text, and what they are mostly on (Clark, Khandelwal,
-Levy, Manning, "What Does BERT Look At?", BlackboxNLP 2019, section 3).
+"""Attention weights of the heads of a model for one text, and their patterns (Clark, Khandelwal, Levy, Manning, "What
+Does BERT Look At?", BlackboxNLP 2019, section 3).
 
 Shape letters: L tokens of the text, A heads, W layers.
 """
@@ -24,7 +24,7 @@ from lmtool.types import Packed
 
 
 class _Weights(Tap):
-    """Keeps the weights of every self-attention over the inputs, of one text, and the terms of its scores."""
+    """Records the weights of every self-attention over the inputs of one text, and the terms of its scores."""
 
     def __init__(self) -> None:
         self.layers: dict[int, Tensor] = {}
@@ -37,7 +37,7 @@ class _Weights(Tap):
         if place.side != "inputs" or kind != "self_attn":
             return None
 
-        def take(attended: AttentionInputs) -> None:
+        def record(attended: AttentionInputs) -> None:
             (weights_ALK,) = attended.weights()
             self.layers[place.layer] = weights_ALK
             _, queries, keys = weights_ALK.shape
@@ -47,14 +47,16 @@ class _Weights(Tap):
                     for name, term_RALK in terms.items()
                 }
 
-        return take
+        return record
 
 
 @dataclass(frozen=True, eq=False)
 class HeadAttention:
-    """The self-attentions over one text, of an encoder-decoder those of its encoder. weights: (W, A, L, L) float32.
-    terms: by name as many of what a score is the sum of before the softmax, NaN where nothing is seen; empty where
-    positions add nothing to it."""
+    """The self-attention of every layer over one text (in an encoder-decoder, of its encoder).
+
+    weights: (W, A, L, L) float32. terms: by name, the summands of the scores before the softmax, of the same shape, NaN
+    where attention is masked; empty if positions add nothing to the scores.
+    """
 
     weights: np.ndarray
     terms: dict[str, np.ndarray]
@@ -62,15 +64,13 @@ class HeadAttention:
 
 @torch.no_grad()
 def attention_of(backbone: Backbone, inputs: Packed, precision: Precision) -> HeadAttention:
-    """In evaluation mode. UserError for a model that has none."""
+    """The attention of a model in evaluation mode. Raises UserError for a model without self-attention."""
     tap = _Weights()
     with precision.autocast():
         read = backbone.read_inputs if isinstance(backbone, EncoderDecoder) else backbone
         read(inputs, tap=tap)
     if not tap.layers:
-        raise UserError(
-            f"model={backbone.config.name} has no attention of a text to itself", "use a checkpoint of another model"
-        )
+        raise UserError(f"model={backbone.config.name} has no self-attention", "use a checkpoint of another model")
     names = next(iter(tap.terms.values()), {})
     return HeadAttention(
         _stacked(tap.layers),
@@ -83,15 +83,15 @@ def _stacked(layers: dict[int, Tensor]) -> np.ndarray:
 
 
 PATTERNS = ("previous", "next", "first", "itself", "separators")
-_MOSTLY = 0.5
+_MINIMUM_WEIGHT = 0.5
 
 
 @dataclass(frozen=True, eq=False)
 class Head:
     """A head of a layer, both counted from 1.
 
-    fractions: the mean weight on each of PATTERNS. mostly: the pattern with at least half of the weight, and more than
-    uniform weights give it; "" if there is none. entropy: mean over the tokens, as a fraction of the maximum.
+    fractions: the mean weight on each of PATTERNS. mostly: the pattern with at least half of the weight; "" if there is
+    none. entropy: mean over the tokens, as a fraction of the maximum.
     """
 
     layer: int
@@ -102,59 +102,61 @@ class Head:
 
 
 def heads_of(weights_WALL: np.ndarray, special_L: np.ndarray) -> list[Head]:
-    """What each head is on, mean over the tokens that are not special. special_L: which tokens are."""
+    """The patterns of each head, as means over the tokens that are not special. special_L: which tokens are special."""
     length = weights_WALL.shape[-1]
-    asking = np.flatnonzero(~special_L)
+    queries = np.flatnonzero(~special_L)
     separators = np.flatnonzero(special_L & (np.arange(length) > 0))
     heads = []
     for layer, weights_ALL in enumerate(weights_WALL, 1):
         for number, weights_LL in enumerate(weights_ALL, 1):
-            own_LL = weights_LL[asking]
+            query_QL = weights_LL[queries]
             fractions = {
-                "previous": _mean(own_LL, asking - 1),
-                "next": _mean(own_LL, asking + 1),
-                "first": float(own_LL[:, 0].mean()),
-                "itself": _mean(own_LL, asking),
-                "separators": float(own_LL[:, separators].sum(1).mean()),
+                "previous": _mean(query_QL, queries - 1),
+                "next": _mean(query_QL, queries + 1),
+                "first": float(query_QL[:, 0].mean()),
+                "itself": _mean(query_QL, queries),
+                "separators": float(query_QL[:, separators].sum(1).mean()),
             }
             best = max(fractions, key=lambda name: fractions[name])
-            surprise = -(own_LL * np.log(np.maximum(own_LL, 1e-30))).sum(1).mean() / np.log(max(length, 2))
-            heads.append(Head(layer, number, fractions, best if fractions[best] >= _MOSTLY else "", float(surprise)))
+            entropy = -(query_QL * np.log(np.maximum(query_QL, 1e-30))).sum(1).mean() / np.log(max(length, 2))
+            pattern = best if fractions[best] >= _MINIMUM_WEIGHT else ""
+            heads.append(Head(layer, number, fractions, pattern, float(entropy)))
     return heads
 
 
 def _mean(weights_QL: np.ndarray, at_Q: np.ndarray) -> float:
-    """The mean weight on one key of each query, of those that have it."""
+    """The mean weight of queries on one key each. at_Q: the key's index; queries without such a key are skipped."""
     inside_Q = (at_Q >= 0) & (at_Q < weights_QL.shape[1])
     if not inside_Q.any():
         return 0.0
     return float(weights_QL[np.flatnonzero(inside_Q), at_Q[inside_Q]].mean())
 
 
-# What positions do to attention, by themselves: the score of every place for every other one, all words being equal.
+# --- the effect of positions alone --------------------------------------------------------------------------------
 #
-# Shape letters: L places, H width of the token vectors, A heads, D width of a head.
+# Shape letters: L positions, H width of the token vectors, A heads, D width of a head.
 
 
 @torch.no_grad()
-def place_scores(position: Position, length: int, hidden_size: int, num_heads: int) -> np.ndarray | None:
-    """(1, L, L), or (A, L, L) where heads differ: row i, what a query at place i gives a key at place j. Of positions
-    that are added to the vectors, the cosine of both vectors; of turned queries and keys, the mean cosine of their
-    turns; of numbers added to the scores, these, for queries of ones. None for no positions."""
-    places_L = torch.arange(length)
-    vectors_LH = position.embed(torch.zeros(length, hidden_size), places_L)
+def position_scores(position: Position, length: int, hidden_size: int, num_heads: int) -> np.ndarray | None:
+    """The scores between all positions if all words are equal: (1, L, L), or (A, L, L) if heads differ. Row i, column j
+    is the score of a query at position i for a key at position j: the cosine of both vectors for positions that are
+    added to them, the mean cosine of their rotations for rotary positions, and the bias for queries of ones if
+    positions change the scores. None without positions."""
+    positions_L = torch.arange(length)
+    vectors_LH = position.embed(torch.zeros(length, hidden_size), positions_L)
     if bool(vectors_LH.any()):
         units_LH = torch.nn.functional.normalize(vectors_LH, dim=-1)
         return (units_LH @ units_LH.T)[None].numpy()
     head = hidden_size // num_heads
-    turns = position.turns(places_L, torch.float32)
+    turns = position.turns(positions_L, torch.float32)
     if turns is not None:
         ones_LAD = torch.ones(length, 1, head) / head**0.5
         q_LAD, k_LAD = position.rotate(ones_LAD, ones_LAD, turns)
         return torch.einsum("iad,jad->aij", q_LAD, k_LAD).numpy()
     if position.scores:
         ones_RALD = torch.ones(1, num_heads, length, head) / head**0.5
-        scores = position.score(ones_RALD, ones_RALD, places_L[None], places_L[None])
+        scores = position.score(ones_RALD, ones_RALD, positions_L[None], positions_L[None])
         scores_ALL = scores.expand(1, num_heads, length, length)[0].float().numpy()
         return scores_ALL[:1] if (scores_ALL == scores_ALL[:1]).all() else scores_ALL
     return None

@@ -23,23 +23,21 @@ from lmtool.random_streams import Permutation
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Target
 
-# A linear probe: multinomial logistic regression from hidden states to classes (Alain and Bengio 2017; Belinkov
-# 2022).
+# --- linear probes: multinomial logistic regression (Alain and Bengio 2017; Belinkov 2022) --------------------------
 #
 # Shape letters: N examples, H hidden width, C classes.
 
-
 RIDGE = 1.0
-"""Half of this times the squared weights is added to the sum of the cross entropies; biases are free. States are
-standardised first, so that it weighs alike at every layer and in every model."""
+"""L2 regularization: half of this times the squared weights (not the biases) is added to the sum of the cross
+entropies. States are standardized first, so that it has the same effect in every layer and model."""
 ITERATIONS = 50
-"""Of L-BFGS over all examples, at most."""
+"""Maximum iterations of L-BFGS over all examples."""
 
 
 @dataclass(frozen=True)
 class Probe:
-    """mean_H, scale_H: of the examples it learned from. weight_CH, bias_C: of the standardised states. iterations: that
-    it took."""
+    """A fitted probe. mean_H, scale_H: standardize the states. weight_CH, bias_C: apply to standardized states.
+    iterations: iterations of the fit."""
 
     mean_H: Tensor
     scale_H: Tensor
@@ -48,15 +46,15 @@ class Probe:
     iterations: int
 
     def logits(self, x_NH: Tensor) -> Tensor:
-        """(N, C)."""
+        """The logits (N, C) of states."""
         return ((x_NH - self.mean_H) * self.scale_H) @ self.weight_CH.T + self.bias_C
 
 
 def fit(x_NH: Tensor, labels_N: Tensor, classes: int, iterations: int = ITERATIONS) -> Probe:
-    """The probe of these examples. It starts from zero and the loss is convex: nothing is drawn."""
+    """Fit a probe. It starts from zero and the loss is convex, so there is no randomness."""
     mean_H = x_NH.mean(0)
     spread_H = x_NH.std(0, correction=0)
-    # A dimension that never changes says nothing, and is not blown up.
+    # A constant dimension has no information and is not scaled up.
     scale_H = torch.where(spread_H > 1e-6, 1 / spread_H.clamp(min=1e-6), torch.zeros_like(spread_H))
     z_NH = (x_NH - mean_H) * scale_H
     weight_CH = x_NH.new_zeros(classes, x_NH.shape[1], requires_grad=True)
@@ -75,28 +73,26 @@ def fit(x_NH: Tensor, labels_N: Tensor, classes: int, iterations: int = ITERATIO
 
     with torch.enable_grad():
         optimizer.step(loss)
-    taken = optimizer.state[weight_CH].get("n_iter", 0)
-    return Probe(mean_H, scale_H, weight_CH.detach(), bias_C.detach(), int(taken))
+    iterations_run = int(optimizer.state[weight_CH].get("n_iter", 0))
+    return Probe(mean_H, scale_H, weight_CH.detach(), bias_C.detach(), iterations_run)
 
 
-# What a probe predicts of text: the token at a place, the one before it or the one after it (Voita et al. 2019),
-# among the most frequent types of the vocabulary.
+# --- token targets: the token at a position, the previous or the next one (Voita et al. 2019) ------------------------
 #
-# Shape letters: V vocabulary, D windows of text, N of them in a batch, T tokens of the batch, M places that predict.
-
+# Shape letters: V vocabulary, D windows of text, N windows in a batch, T tokens of the batch, M predicting positions.
 
 TERM = "target"
 OFFSETS = {"token": 0, "previous": -1, "next": 1}
 
 
-def windows_of(store: TokenStore, room: int) -> np.ndarray:
-    """(D,) records `start`, `length`: consecutive windows of at most `room` tokens, each within one document."""
-    return windows(Stream.of(store, None), room, joined=False)
+def windows_of(store: TokenStore, max_tokens: int) -> np.ndarray:
+    """(D,) records `start`, `length`: consecutive windows of at most `max_tokens`, each within one document."""
+    return windows(Stream.of(store, None), max_tokens, joined=False)
 
 
 def frequent_types(store: TokenStore, windows_D: np.ndarray, tokenizer: Tokenizer, count: int) -> np.ndarray:
-    """(V,) int64: the class of each token, 0 for the most frequent of these windows; -1 where it is none of the `count`
-    most frequent, or is no text."""
+    """(V,) int64: the class of each token, 0 for the most frequent one in these windows; -1 for special tokens and for
+    tokens that are not among the `count` most frequent."""
     tokens = store.tokens[ragged_ranges(windows_D["start"], windows_D["length"].astype(np.int64))]
     counts_V = np.bincount(tokens, minlength=tokenizer.vocab_size)
     counts_V[[number for number in tokenizer.special_ids if number < len(counts_V)]] = 0
@@ -108,10 +104,10 @@ def frequent_types(store: TokenStore, windows_D: np.ndarray, tokenizer: Tokenize
 
 
 class TokenTargets:
-    """Windows of text in the layout of a model. Nothing of it is masked.
+    """Unmasked windows of text in a model's text format, with tokens as classes.
 
-    template: the layout. offset: of the token that is predicted from the place that predicts. classes_V: as
-    `frequent_types` gives them.
+    template: the text format. offset: from the predicting position to the predicted token. classes_V: the result of
+    `frequent_types`.
     """
 
     def __init__(
@@ -132,16 +128,16 @@ class TokenTargets:
         return self._plan
 
     def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:
-        """The batch with the term `target`: classes at the (M,) places that have one to predict."""
+        """The batch with the term `target`: classes at the M positions that predict one."""
         lengths_N = rows["length"].astype(np.int64)
         ids = np.asarray(self.store.tokens[ragged_ranges(rows["start"], lengths_N)], dtype=np.int64)
         assembled = assemble(self.template, [(ids, lengths_N)])
         document_T = np.repeat(np.arange(len(rows)), assembled.lengths)
-        other_T = np.arange(len(document_T)) + self.offset
-        inside_T = (other_T >= 0) & (other_T < len(document_T))
-        other_T = np.where(inside_T, other_T, 0)
-        inside_T &= document_T[other_T] == document_T
-        class_T = np.where(inside_T, self.classes_V[assembled.tokens[other_T]], -1)
+        predicted_T = np.arange(len(document_T)) + self.offset
+        inside_T = (predicted_T >= 0) & (predicted_T < len(document_T))
+        predicted_T = np.where(inside_T, predicted_T, 0)
+        inside_T &= document_T[predicted_T] == document_T
+        class_T = np.where(inside_T, self.classes_V[assembled.tokens[predicted_T]], -1)
         at_M = np.flatnonzero((class_T >= 0) & self.text_V[assembled.tokens])
         target = Target(torch.from_numpy(class_T[at_M]), at=torch.from_numpy(at_M))
         numbers = torch.from_numpy(np.asarray(examples, dtype=np.int64))
@@ -151,18 +147,18 @@ class TokenTargets:
         return {"windows": len(self._plan)}
 
 
-# A probe on every layer: the hidden states of examples are cached once, then each layer's probe is fitted and scored.
+# --- a probe on every layer ---------------------------------------------------------------------------------------
 #
-# Shape letters: W layers, M places of a batch, N cached places, T tokens, C classes, H hidden width.
+# Shape letters: W layers, M positions of a batch, N cached positions, T tokens, C classes, H hidden width.
 
-
-# Of the stream "sample": which examples are cached.
-_DRAW = 7
+_SAMPLING_EPOCH = 7
+"""Epoch of the random stream "sample" that selects the examples."""
 
 
 @dataclass(frozen=True)
 class LabeledStates:
-    """states_WNH: float32. labels_N: classes. groups_N: the text each place is of; those of one lean on each other."""
+    """Cached states with their classes. states_WNH: float32. groups_N: the text of each position; positions of one text
+    are not independent."""
 
     states_WNH: Tensor
     labels_N: Tensor
@@ -181,12 +177,12 @@ def cached(
     seed: int,
     batch_tokens: int,
 ) -> LabeledStates:
-    """The states of `limit` places at most, of examples drawn by the seed: those that the term names in a text, or one
-    of each text, pooled. UserError where the term predicts no classes."""
+    """The states of at most `limit` positions of randomly selected examples: the target positions of the term, or the
+    pooled state of each text. Raises UserError if the term does not predict classes."""
     plan, device = examples.plan(0), states.precision.device
-    order = Permutation(len(plan), seed, "sample", _DRAW)(np.arange(len(plan)))
+    order = Permutation(len(plan), seed, "sample", _SAMPLING_EPOCH)(np.arange(len(plan)))
     boundaries = batch_boundaries(plan.lengths[order], None, batch_tokens)
-    kept: list[Tensor] = []
+    cached_states: list[Tensor] = []
     labels: list[Tensor] = []
     groups: list[np.ndarray] = []
     count = 0
@@ -197,11 +193,11 @@ def cached(
         batch = examples.batch(plan.rows[chosen], chosen, 0)
         target = batch.targets[term]
         of_documents = (batch.examples if batch.rows is None else batch.rows).numpy()
-        own = target.labels
+        classes_M = target.labels
         expected = len(of_documents) if target.at is None else len(target.at)
-        if own is None or own.dtype != torch.int64 or own.shape != (expected,):
+        if classes_M is None or classes_M.dtype != torch.int64 or classes_M.shape != (expected,):
             raise UserError(
-                f"target={term} is no task of one class a text or a word, which a probe predicts",
+                f"target={term}: a probe predicts one class per text or per word, but this task has other targets",
                 "use a classification or a tagging task, or target=token, previous or next",
             )
         inputs = batch.inputs.to(device)
@@ -212,39 +208,40 @@ def cached(
         else:
             read_WMH = states_WTH[:, target.at.to(device)]
             group_M = of_documents[batch.inputs.documents[target.at].numpy()]
-        taken = min(len(own), limit - count)
-        kept.append(read_WMH[:, :taken].clone())
-        labels.append(own[:taken])
-        groups.append(group_M[:taken])
-        count += taken
+        number = min(len(classes_M), limit - count)
+        cached_states.append(read_WMH[:, :number].clone())
+        labels.append(classes_M[:number])
+        groups.append(group_M[:number])
+        count += number
     if count == 0:
-        raise UserError("there is nothing to probe: no place has a class to predict", "use more text or rows")
-    return LabeledStates(torch.cat(kept, 1), torch.cat(labels).to(device), np.concatenate(groups))
+        raise UserError("there is nothing to probe: no position has a class", "use more text or rows")
+    return LabeledStates(torch.cat(cached_states, 1), torch.cat(labels).to(device), np.concatenate(groups))
 
 
 def score_layers(
     train: LabeledStates, held_out: LabeledStates, classes: int, progress: Callable[[], None]
 ) -> list[dict[str, Any]]:
-    """For each layer the `accuracy` of its probe on held-out places, its `standard_error` (places of one example lean
-    on each other), and the `iterations` of its fit."""
+    """For each layer, the `accuracy` of its probe on held-out positions, the `standard_error` (clustered by text), and
+    the `iterations` of the fit."""
     rows = []
     for train_NH, held_out_NH in zip(train.states_WNH, held_out.states_WNH, strict=True):
         probe = fit(train_NH, train.labels_N, classes)
         correct_N = probe.logits(held_out_NH).argmax(-1) == held_out.labels_N
-        accuracy, error = _share(correct_N, held_out.groups_N)
+        accuracy, error = _accuracy(correct_N, held_out.groups_N)
         rows.append({"accuracy": accuracy, "standard_error": error, "iterations": probe.iterations})
         progress()
     return rows
 
 
 def majority(train: LabeledStates, held_out: LabeledStates, classes: int) -> dict[str, float]:
-    """The `accuracy` and `standard_error` of the commonest class of the training places."""
+    """The `accuracy` and `standard_error` of the most frequent class in training."""
     best = torch.bincount(train.labels_N, minlength=classes).argmax()
-    accuracy, error = _share(held_out.labels_N == best, held_out.groups_N)
+    accuracy, error = _accuracy(held_out.labels_N == best, held_out.groups_N)
     return {"accuracy": accuracy, "standard_error": error}
 
 
-def _share(correct_N: Tensor, groups_N: np.ndarray) -> tuple[float, float]:
+def _accuracy(correct_N: Tensor, groups_N: np.ndarray) -> tuple[float, float]:
+    """The fraction of correct predictions and its standard error."""
     correct = correct_N.cpu().numpy().astype(np.float64)
     _, number_N = np.unique(groups_N, return_inverse=True)
     sums, counts = np.bincount(number_N, correct), np.bincount(number_N)

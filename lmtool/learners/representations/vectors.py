@@ -40,9 +40,14 @@ _ACTIVATIONS: dict[str, type[nn.Module]] = {
 }
 
 
+_SUMMARIES: dict[str, Literal["first", "last", "max", "mean"]] = {
+    "cls": "first", "lasttoken": "last", "max": "max", "mean": "mean",
+}  # fmt: skip
+
+
 class SentenceModules(nn.Module):
-    """Pooling, and what stands behind it (Reimers and Gurevych 2019; sentence-transformers' Pooling, Dense, Normalize).
-    width: D. UserError where the files of a linear map do not fit."""
+    """Pooling and the modules after it (Reimers and Gurevych 2019; sentence-transformers' Pooling, Dense, Normalize).
+    width: D. Raises UserError for the weights of a linear map with another shape."""
 
     def __init__(self, encoder: SentenceEncoder, folder: HFFolder, hidden_size: int, offline: bool):
         super().__init__()
@@ -60,7 +65,7 @@ class SentenceModules(nn.Module):
             expected = {name: tuple(tensor.shape) for name, tensor in dense.state_dict().items()}
             if shapes != expected or width != module.inputs:
                 raise UserError(
-                    f"{path}: it has {shapes}; of {width} inputs are read {expected}", "copy the folder again"
+                    f"{path} has {shapes}, but {expected} are needed for {width} inputs", "copy the folder again"
                 )
             dense.load_state_dict(tensors)
             self.behind.append(dense)
@@ -69,7 +74,7 @@ class SentenceModules(nn.Module):
 
     @torch.no_grad()
     def forward(self, states_TH: Tensor, inputs: Packed) -> Tensor:
-        """(N, D) float32."""
+        """The vectors (N, D) of texts, float32."""
         vectors = torch.cat([_pooled(mode, states_TH, inputs) for mode in self.modes], dim=-1)
         for module in self.behind:
             vectors = module(vectors)
@@ -77,17 +82,13 @@ class SentenceModules(nn.Module):
 
 
 def _pooled(mode: str, states_TH: Tensor, inputs: Packed) -> Tensor:
-    """(N, H) of a mode, special tokens included."""
-    if mode in ("cls", "lasttoken"):
-        return summary(states_TH, inputs, "first" if mode == "cls" else "last")
-    if mode == "max":
-        return summary(states_TH, inputs, "max")
-    if mode == "mean":
-        return summary(states_TH, inputs, "mean")
+    """The states (N, H) of texts pooled by a mode of sentence-transformers, over all tokens."""
+    if mode in _SUMMARIES:
+        return summary(states_TH, inputs, _SUMMARIES[mode])
     lengths_N = inputs.segments.cu_lengths.diff().to(states_TH.dtype)
     if mode == "mean_sqrt_len_tokens":
         return summary(states_TH, inputs, "mean") * lengths_N[:, None].sqrt()
-    # A token weighs as much as its place, counted from 1.
+    # "weightedmean": a token is weighted by its position, counted from 1.
     weights_T = (inputs.positions + 1).to(states_TH.dtype)
     mean_NH = summary(states_TH * weights_T[:, None], inputs, "mean")
     return mean_NH * (2 / (lengths_N + 1))[:, None]
@@ -99,7 +100,7 @@ class _Normalize(nn.Module):
 
 
 class _Dense(nn.Module):
-    """A linear map with its activation; its names are those of the file."""
+    """A linear map with its activation. Submodules are named as in the file."""
 
     def __init__(self, module: Dense):
         super().__init__()
@@ -113,8 +114,8 @@ class _Dense(nn.Module):
         return mapped_ND + self.residual(vectors_ND) if self.adds_input else mapped_ND
 
 
-class _Kept(Tap):
-    """Keeps the states of some layers of the inputs."""
+class _StateRecorder(Tap):
+    """Records the input-side states of some layers."""
 
     def __init__(self, layers: Sequence[int]):
         self.layers = frozenset(layers)
@@ -127,16 +128,19 @@ class _Kept(Tap):
 
 
 def depth_of(backbone: Backbone) -> int:
-    """The number of layers that read a text. UserError for a model that is no stack of layers."""
+    """The number of layers that read a text. Raises UserError for a model that is not a stack of layers."""
     stack = backbone.encoder if isinstance(backbone, EncoderDecoder) else backbone
     if not isinstance(stack, Stack):
-        raise UserError(f"model={backbone.config.name} is no stack of layers", "use a checkpoint of another model")
+        raise UserError(f"model={backbone.config.name} is not a stack of layers", "use a checkpoint of another model")
     return len(list(stack.depth()))
 
 
 class HiddenStates:
-    """Reads the states of some layers off a backbone in evaluation mode. layers: their numbers; None: all whose states
-    are as wide as the last one's. UserError where those of several layers are not equally wide. width: H."""
+    """Reads hidden states of a backbone in evaluation mode.
+
+    layers: the numbers of the layers; None: all whose states are as wide as the last one's. width: H. Raises UserError
+    if the layers differ in width.
+    """
 
     def __init__(self, backbone: Backbone, precision: Precision, layers: Sequence[int] | None = None):
         self.backbone, self.precision, self.depth = backbone, precision, depth_of(backbone)
@@ -153,9 +157,9 @@ class HiddenStates:
 
     @torch.no_grad()
     def read(self, inputs: Packed) -> Tensor:
-        """(W, T, H) float32 of a packed batch on the device. NotFinite where they are no finite numbers."""
-        tap = _Kept(self.layers)
-        # A model whose last layer alone is wanted runs without a tap.
+        """The states (W, T, H) of a packed batch on the device, float32. Raises NotFinite."""
+        tap = _StateRecorder(self.layers)
+        # The last layer alone needs no tap.
         watching = None if self.layers == (self.depth,) else tap
         with self.precision.autocast():
             read = self.backbone.read_inputs if isinstance(self.backbone, EncoderDecoder) else self.backbone
@@ -167,12 +171,12 @@ class HiddenStates:
 
 
 Pooling = Literal["none", "first", "mean", "max", "last"]
-# Texts whose vectors are held at a time: of each token they are many.
-_TEXTS, _TOKENISED = 4096, 256
+# Texts whose vectors are in memory at a time; fewer if each token has a vector.
+_TEXTS, _TEXTS_OF_TOKENS = 4096, 256
 
 
 class Vectors(NamedTuple):
-    """One text: tokens, (L,) ids with the special tokens around them, and vectors, (W, H) or of each token (W, L, H),
+    """The vectors of one text. tokens: (L,) ids, special tokens included. vectors: (W, H), or (W, L, H) for each token,
     float32."""
 
     tokens: np.ndarray
@@ -181,10 +185,13 @@ class Vectors(NamedTuple):
 
 @dataclass(frozen=True)
 class Embedder:
-    """states: of the layers that are wanted. layout: how texts are laid out, a name in `lmtool.data.formats`. pooling:
-    over the tokens of a text, special ones included. average: whether the layers become one, their mean. max_length:
-    tokens of a text; of a longer one the end is left out. batch_tokens: of a forward. modules: of a sentence encoder,
-    which pool in the place of `pooling`. prompt: stands before every text. notes: what a user should know of it."""
+    """Computes vectors of texts.
+
+    states: reads the selected layers. layout: the text format, a name in `lmtool.data.formats`. pooling: over all
+    tokens of a text, special ones included. average: whether the layers are averaged. max_length: maximum tokens of a
+    text; longer texts are truncated. batch_tokens: tokens of one forward pass. modules: of a sentence encoder, used
+    instead of `pooling`. prompt: prefix of every text. notes: remarks for the user.
+    """
 
     states: HiddenStates
     tokenizer: Tokenizer
@@ -199,25 +206,32 @@ class Embedder:
 
     @property
     def width(self) -> int:
-        """Numbers of a vector."""
+        """The size of a vector."""
         return self.states.width if self.modules is None else self.modules.width
 
     def vectors(
         self, rows: Rows, progress: Callable[[int, int], None], warn: Callable[[str], None]
     ) -> Iterator[Vectors]:
-        """Of rows of one text or two, in order; beyond rounding no text depends on those around it. progress: is
-        given how many rows of how many are done. warn: reports texts that are cut. UserError naming file and line of a
-        text without tokens."""
-        portion = _TOKENISED if self.pooling == "none" else _TEXTS
-        cut = 0
+        """The vectors of rows of one text or two, in order. Except for rounding, they do not depend on the other rows.
+
+        Args:
+            rows: Rows of one or two texts.
+            progress: Called with the number of finished rows and of all rows.
+            warn: Called with a message if texts were truncated.
+
+        Raises:
+            UserError: A text without tokens, with its file and line.
+        """
+        portion = _TEXTS_OF_TOKENS if self.pooling == "none" else _TEXTS
+        truncated = 0
         for start in range(0, len(rows), portion):
             part = rows.take(np.arange(start, min(start + portion, len(rows))))
             layout = InputFormat(self.tokenizer, self.layout, self.max_length)
             examples = SequenceExamples(self._prompted(part), layout, "text", "input")
-            cut += examples.truncated
-            yield from self._of_examples(examples, start, len(rows), progress)
-        if cut:
-            warn(f"{cut:,} of {len(rows):,} texts are truncated to {self.max_length} tokens")
+            truncated += examples.truncated
+            yield from self._in_order(examples, start, len(rows), progress)
+        if truncated:
+            warn(f"{truncated:,} of {len(rows):,} texts are truncated to {self.max_length} tokens")
 
     def _prompted(self, rows: Rows) -> Rows:
         """The rows with the prompt before their first texts."""
@@ -226,10 +240,10 @@ class Embedder:
         first = next(iter(rows.columns))
         return replace(rows, columns={**rows.columns, first: [self.prompt + text for text in rows.columns[first]]})
 
-    def _of_examples(
+    def _in_order(
         self, examples: SequenceExamples, before: int, total: int, progress: Callable[[int, int], None]
     ) -> Iterator[Vectors]:
-        """Those of a portion, in the order of its rows."""
+        """The vectors of some examples, in the order of their rows."""
         done: dict[int, Vectors] = {}
         budget = max(self.batch_tokens, self.max_length)
         for batch in PackedLoader(examples, 0, None, budget, shuffle=False).epoch_batches():
@@ -247,7 +261,7 @@ class Embedder:
             yield done.pop(number)
 
     def _pooled(self, states_WTH: Tensor, inputs: Packed) -> list[np.ndarray]:
-        """Of each text (W, H), or (W, L, H)."""
+        """The vectors of each text: (W, H), or (W, L, H)."""
         if self.pooling == "none":
             return np.split(states_WTH.cpu().numpy(), np.cumsum(inputs.lengths)[:-1], axis=1)
         if self.modules is not None:
@@ -256,19 +270,20 @@ class Embedder:
         return list(np.stack(pooled, axis=1))
 
 
-# The vectors of one word in several sentences, layer by layer (Ethayarajh, "How Contextual are Contextualized Word
-# Representations?", EMNLP 2019: self-similarity, beside that of different words).
+# --- one word in several sentences --------------------------------------------------------------------------------
+#
+# Self-similarity of a word, compared with different words (Ethayarajh, "How Contextual are Contextualized Word
+# Representations?", EMNLP 2019).
 #
 # Shape letters: W layers, S sentences, O other words, H hidden width.
-
 
 _WORD = re.compile(r"\w+")
 
 
 @dataclass(frozen=True)
 class WordStates:
-    """layers: their numbers, 0 behind the embedding. similarity_WSS: cosines of the word's vectors. others_W: the mean
-    cosine of two different words of the sentences."""
+    """Similarity of a word's vectors between sentences. layers: their numbers; 0 is the embedding. similarity_WSS:
+    cosines of the word's vectors. others_W: the mean cosine of two different words of the sentences."""
 
     layers: tuple[int, ...]
     similarity_WSS: np.ndarray
@@ -284,18 +299,17 @@ class WordStates:
 def word_vectors(
     states: HiddenStates, tokenizer: Tokenizer, layout: str, sentences: Sequence[str], word: str
 ) -> WordStates:
-    """Of sentences that each have the word; where one has it more than once, the first counts. UserError naming a
-    sentence that lacks it."""
-    own, others = [], []
+    """Compare the first occurrence of a word in each sentence. Raises UserError for a sentence without the word."""
+    of_word, of_others = [], []
     for sentence in sentences:
         vectors = _of_sentence(states, tokenizer, layout, sentence)
-        place = next((at for at, (found, _) in enumerate(vectors) if found.lower() == word.lower()), None)
-        if place is None:
-            raise UserError(f"text: no {word!r} in {sentence!r}", "give sentences that have the word, with | between")
-        own.append(vectors[place][1])
-        others += [vector for found, vector in vectors if found.lower() != word.lower()]
-    own_WSH, others_WOH = (_units(np.stack(part, 1)) for part in (own, [*others, own[0]]))
-    similarity_WSS = own_WSH @ own_WSH.transpose(0, 2, 1)
+        index = next((index for index, (text, _) in enumerate(vectors) if text.lower() == word.lower()), None)
+        if index is None:
+            raise UserError(f"text: no {word!r} in {sentence!r}", "use sentences that contain the word, separated by |")
+        of_word.append(vectors[index][1])
+        of_others += [vector for text, vector in vectors if text.lower() != word.lower()]
+    word_WSH, others_WOH = (_units(np.stack(part, 1)) for part in (of_word, [*of_others, of_word[0]]))
+    similarity_WSS = word_WSH @ word_WSH.transpose(0, 2, 1)
     between_WOO = others_WOH @ others_WOH.transpose(0, 2, 1)
     count = between_WOO.shape[-1]
     pairs = max(count * (count - 1), 1)
@@ -305,11 +319,11 @@ def word_vectors(
 def _of_sentence(
     states: HiddenStates, tokenizer: Tokenizer, layout: str, sentence: str
 ) -> list[tuple[str, np.ndarray]]:
-    """The words of a sentence, each with (W, H): the mean over its tokens."""
-    own_ids, spans = tokenizer.encode_aligned(sentence)
-    ids, columns = text_format(layout, tokenizer).single(own_ids)
-    places = range(len(ids) - len(own_ids) + 1)
-    before = next(at for at in places if np.array_equal(ids[at : at + len(own_ids)], own_ids))
+    """The words of a sentence, each with the mean state (W, H) of its tokens."""
+    sentence_ids, spans = tokenizer.encode_aligned(sentence)
+    ids, columns = text_format(layout, tokenizer).single(sentence_ids)
+    starts = range(len(ids) - len(sentence_ids) + 1)
+    before = next(at for at in starts if np.array_equal(ids[at : at + len(sentence_ids)], sentence_ids))
     tensors = {name: torch.from_numpy(np.asarray(column)) for name, column in columns.items()}
     inputs = Packed(torch.from_numpy(np.asarray(ids, dtype=np.int64)), (len(ids),), tensors)
     states_WTH = states.read(inputs.to(states.precision.device)).cpu().numpy()

@@ -96,7 +96,7 @@ def test_no_ngram_comes_twice(model):
 def test_it_ends_where_the_model_is_full(model):
     assert len(text(model, list(range(30)), 70)) == 10
     assert len(text(model, list(range(30)), 70, beams=2)) == 10
-    with pytest.raises(UserError, match="40 tokens; the model has room for 39"):
+    with pytest.raises(UserError, match="40 tokens, more than the maximum of 39"):
         text(model, list(range(40)), 1)
 
 

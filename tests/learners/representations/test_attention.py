@@ -53,7 +53,7 @@ def test_equal_words_ask_alike_at_equal_distances() -> None:
 
 def test_what_has_no_attention_is_refused() -> None:
     backbone = build(config_of("lstm"), 0).eval()
-    with pytest.raises(UserError, match="model=lstm has no attention"):
+    with pytest.raises(UserError, match="model=lstm has no self-attention"):
         attention_of(backbone, Packed(torch.arange(3, 8), (5,)), PRECISION)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from lmtool.learners.representations.attention import place_scores
+from lmtool.learners.representations.attention import position_scores
 from lmtool.nn.positions import Alibi, Learned, Position, Rotary, Shaw, Sinusoidal, T5Buckets
 
 L, H, A = 12, 32, 4
@@ -14,24 +14,24 @@ DISTANCES = np.arange(L)[:, None] - np.arange(L)[None]
 
 
 def test_what_each_kind_does() -> None:
-    assert place_scores(Position(), L, H, A) is None
-    rotary = place_scores(Rotary(H // A), L, H, A)
+    assert position_scores(Position(), L, H, A) is None
+    rotary = position_scores(Rotary(H // A), L, H, A)
     steps = 10000.0 ** (-np.arange(0, H // A, 2) / (H // A))
     np.testing.assert_allclose(rotary[0], np.cos(DISTANCES[..., None] * steps).mean(-1), atol=1e-6)
-    alibi = place_scores(Alibi(A), L, H, A)
+    alibi = position_scores(Alibi(A), L, H, A)
     np.testing.assert_allclose(alibi, -np.abs(DISTANCES) * np.array([0.25, 0.0625, 2**-6, 2**-8])[:, None, None])
-    sinusoidal = place_scores(Sinusoidal(), L, H, A)
+    sinusoidal = position_scores(Sinusoidal(), L, H, A)
     steps = 10000.0 ** (-np.arange(0, H, 2) / H)
     np.testing.assert_allclose(sinusoidal[0], np.cos(DISTANCES[..., None] * steps).mean(-1), atol=1e-6)
     learned = Learned(L, H)
     vectors = learned.weight.detach().numpy()
     wanted = vectors @ vectors.T / np.linalg.norm(vectors, axis=1)[:, None] / np.linalg.norm(vectors, axis=1)
-    np.testing.assert_allclose(place_scores(learned, L, H, A)[0], wanted, atol=1e-5)
+    np.testing.assert_allclose(position_scores(learned, L, H, A)[0], wanted, atol=1e-5)
 
 
 @pytest.mark.parametrize("position, maps", [(T5Buckets(8, 16, A, False), A), (Shaw(3, H // A), 1)])
 def test_learned_distances_are_alike_along_the_diagonals(position: Position, maps: int) -> None:
     torch.manual_seed(0)
-    scores = place_scores(position, L, H, A)
+    scores = position_scores(position, L, H, A)
     assert scores.shape == (maps, L, L) and scores.std() > 0
     np.testing.assert_array_equal(scores[:, 1:, 1:], scores[:, :-1, :-1])

@@ -127,5 +127,5 @@ def test_values_are_no_classes():
     values = {"x": Target(torch.ones(40))}
     of_classes = texts.batch
     texts.batch = lambda *given: replace(of_classes(*given), targets=values)
-    with pytest.raises(UserError, match="target=x is no task of one class"):
+    with pytest.raises(UserError, match="target=x: a probe predicts one class"):
         cached(Planted(), texts, "x", "mean", 30, 0, 20)

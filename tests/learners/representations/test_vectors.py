@@ -12,7 +12,7 @@ from lmtool.config.tables import build
 from lmtool.data.examples import Rows
 from lmtool.errors import UserError
 from lmtool.learners.base import no_progress, no_warning
-from lmtool.learners.representations.reading import embedder
+from lmtool.learners.representations.reading import embedder_of
 from lmtool.learners.representations.vectors import HiddenStates
 from lmtool.models.recurrent_configs import LstmConfig
 from lmtool.training.precision import FP32_CPU
@@ -25,7 +25,7 @@ TEXTS = ["the quick brown fox", "she sells sea shells by the sea shore", "dog", 
 
 def embedded(folder, layers, pooling, texts=TEXTS, batch_tokens=1000, warn=no_warning):
     """The vectors of texts."""
-    embeds, stated = embedder(load(folder), str(folder), layers, pooling, batch_tokens, FP32_CPU)
+    embeds, stated = embedder_of(load(folder), str(folder), layers, pooling, batch_tokens, FP32_CPU)
     return list(embeds.vectors(Rows.of_texts(text=list(texts)), no_progress, warn)), stated
 
 
@@ -84,7 +84,7 @@ def test_long_texts_are_cut_and_counted(tmp_path):
 @pytest.mark.parametrize("layers", [3, -1, "first"])
 def test_layers_that_are_not_there(tmp_path, layers):
     make("bert", tmp_path)
-    with pytest.raises(UserError, match=f"layers={layers}: the model has 2 layers"):
+    with pytest.raises(UserError, match=f"layers={layers}: the model has layers 1 to 2"):
         embedded(tmp_path, layers, "mean")
 
 
