@@ -68,8 +68,8 @@ class SelfDistillation(Distilled):
             view = at_exit(student, depth) if depth in self.exits else student
             segment = Segment(first, states, depth)
             recorded = see(view, batch, step, segment)
-            assert segment.kept is not None
-            first, states = depth, segment.kept
+            assert segment.recorded is not None
+            first, states = depth, segment.recorded
             seen[depth] = recorded, states
         deepest, last_TH = seen.pop(first)
         assert deepest.output is not None

@@ -1,7 +1,7 @@
 """Constant predictors, which ignore the input: the baseline that a language model must beat.
 
-Each term has a fixed distribution over its classes, from add-one counts on the training text; the loss of a target is
-the negative logarithm of its probability.
+Each term has a fixed distribution over its classes, from add-one smoothed counts in the training text. The loss of a
+target is its negative log-probability.
 """
 
 from __future__ import annotations
@@ -23,15 +23,14 @@ _CHUNK_TOKENS = 1 << 20
 
 @dataclass(frozen=True)
 class ConstantPredictor:
-    """A distribution over the C classes of one term. name: what to call it on the screens. losses_C: (C,) nats."""
+    """A distribution over the C classes of one term. name: its name on screens. losses_C: (C,) nats."""
 
     name: str
     losses_C: np.ndarray
 
     @classmethod
     def of_counts(cls, name: str, counts_C: np.ndarray, never: Collection[int] = ()) -> ConstantPredictor:
-        """From counts of each class, one added to each so that no class is impossible, but for those that are
-        `never` a target."""
+        """From the counts of each class, plus one each (add-one smoothing). never: classes that are no targets."""
         probabilities_C = np.asarray(counts_C, dtype=np.float64) + 1
         probabilities_C[list(never)] = 0
         with np.errstate(divide="ignore"):
@@ -44,10 +43,10 @@ class ConstantPredictor:
 
 @dataclass(frozen=True)
 class BestConstant:
-    """The best distribution over C classes in hindsight, for labels that the model's own steps make: no constant
-    predictor, however it was made, is better on them.
+    """The best constant distribution over C classes in hindsight, for labels that only exist after a step, such as
+    those of replaced tokens.
 
-    name: what to call it on the screens. expected: (C,) the shares to reckon with before there are labels.
+    name: its name on screens. expected: (C,) class probabilities to assume before there are labels.
     """
 
     name: str
@@ -55,24 +54,24 @@ class BestConstant:
 
     @property
     def expected_loss(self) -> float:
-        """Nats of a target, with the expected shares."""
+        """Loss of a target in nats, under the expected probabilities."""
         return self.least_loss(np.array(self.expected))
 
     @staticmethod
     def least_losses(counts_C: np.ndarray) -> np.ndarray:
-        """(C,) nats of each class where the classes have these counts; 0 for those that never come."""
+        """(C,) the loss of each class in nats, for classes with these counts; 0 for absent classes."""
         probabilities_C = np.asarray(counts_C, dtype=np.float64) / max(float(np.sum(counts_C)), 1e-300)
         return -np.log(np.where(probabilities_C > 0, probabilities_C, 1.0))
 
     @classmethod
     def least_loss(cls, counts_C: np.ndarray) -> float:
-        """Mean nats of a target: the entropy of the shares."""
+        """Mean loss of a target in nats: the entropy of the class frequencies."""
         return float(np.sum(counts_C * cls.least_losses(counts_C)) / max(float(np.sum(counts_C)), 1e-300))
 
 
 @dataclass(frozen=True)
 class ConstantValue:
-    """One number for every target, by squared error. name: what to call it on the screens. unit: of the errors."""
+    """One number for every target, with the squared error as loss. name: its name on screens. unit: of the errors."""
 
     name: str
     value: float
@@ -85,20 +84,20 @@ class ConstantValue:
 
 @dataclass(frozen=True)
 class ConstantRates:
-    """A probability for each of C classes that do not exclude each other. name: what to call it on the screens.
-    losses_2C: (2, C) nats where a class does not apply, and where it does."""
+    """A probability for each of C independent labels. name: its name on screens. losses_2C: (2, C) nats if a label does
+    not apply, and if it does."""
 
     name: str
     losses_2C: np.ndarray
 
     @classmethod
     def of_counts(cls, name: str, counts_C: np.ndarray, rows: int) -> ConstantRates:
-        """From how many of the rows have each class, one added to each side so that nothing is impossible."""
+        """From the number of rows with each label, with add-one smoothing."""
         probabilities_C = (np.asarray(counts_C, dtype=np.float64) + 1) / (rows + 2)
         return cls(name, -np.log(np.stack([1 - probabilities_C, probabilities_C])))
 
     def losses(self, labels: np.ndarray) -> np.ndarray:
-        """(N x C,) float64 nats of labels 0 or 1, those of a text side by side."""
+        """(N x C,) float64 nats of labels 0 or 1, C adjacent ones for each text."""
         labels_NC = np.asarray(labels).reshape(-1, self.losses_2C.shape[1]) > 0
         return np.where(labels_NC, self.losses_2C[1], self.losses_2C[0]).reshape(-1)
 
@@ -107,20 +106,18 @@ Predictor = ConstantPredictor | ConstantValue | ConstantRates | BestConstant
 
 
 def mean_losses(predictors: Mapping[str, Predictor], batches: Iterable[Batch]) -> dict[str, float]:
-    """Mean loss of each term's predictor over the targets of the batches: known before any model is run.
-
-    UserError where there is nothing that a term predicts.
-    """
-    known = {term: predictor for term, predictor in predictors.items() if not isinstance(predictor, BestConstant)}
-    sums, counts = dict.fromkeys(known, 0.0), dict.fromkeys(known, 0)
-    targets: dict[str, int] = {}  # of the terms whose labels are there before a step makes them
+    """Mean loss of each term's predictor over the targets of batches, without running a model. Raises UserError if a
+    term has no targets."""
+    constants = {term: predictor for term, predictor in predictors.items() if not isinstance(predictor, BestConstant)}
+    sums, counts = dict.fromkeys(constants, 0.0), dict.fromkeys(constants, 0)
+    targets: dict[str, int] = {}  # by term, for terms whose labels exist before the step
     for batch in batches:
-        for term, predictor in known.items():
+        for term, predictor in constants.items():
             labels = batch.targets[term].labels if term in batch.targets else None
             if labels is not None:
                 targets[term] = targets.get(term, 0) + len(labels)
                 losses = predictor.losses(labels.numpy())
-                # What the predictor holds for impossible is not scored: sentinels, the ends of outputs.
+                # Classes that the predictor considers impossible are not scored: sentinels, the ends of outputs.
                 losses = losses[np.isfinite(losses)]
                 sums[term] += float(losses.sum())
                 counts[term] += len(losses)
@@ -134,12 +131,12 @@ def mean_losses(predictors: Mapping[str, Predictor], batches: Iterable[Batch]) -
 
 
 def nothing_predicted(term: str) -> UserError:
-    """The error of a held-out text in which a term has no target."""
+    """The error for held-out text in which a term has no target."""
     return UserError(f"the held-out text has nothing that {term} predicts", "use more text with data.validation=")
 
 
 def token_counts(tokens: np.ndarray, vocabulary: int) -> np.ndarray:
-    """(V,) int64: how often each id occurs."""
+    """(V,) int64: the count of each id."""
     counts = np.zeros(vocabulary, dtype=np.int64)
     for start in range(0, len(tokens), _CHUNK_TOKENS):
         counts += np.bincount(tokens[start : start + _CHUNK_TOKENS], minlength=vocabulary)
@@ -147,15 +144,15 @@ def token_counts(tokens: np.ndarray, vocabulary: int) -> np.ndarray:
     return counts
 
 
-# One term over a held-out set: its losses summed by example, with what their standard errors need.
+# --- the losses of one term over a held-out split -----------------------------------------------------------------
 #
 # Shape letters: E examples, N documents of a batch, M targets, C classes.
 
 
 @dataclass(frozen=True)
 class TermEvaluation:
-    """One term over E examples: sums of losses in nats, of baseline losses (None without a baseline), how many
-    targets, and how many were predicted right (None of values)."""
+    """One term over E examples: sums of losses in nats, numbers of targets, the number of correct predictions (None for
+    values), and sums of baseline losses (None without a baseline)."""
 
     sums_E: np.ndarray
     counts_E: np.ndarray
@@ -169,7 +166,7 @@ class TermEvaluation:
 
     @property
     def loss(self) -> float:
-        """Mean loss of a target, in nats."""
+        """Mean loss per target in nats."""
         return float(self.sums_E.sum() / self.count)
 
     @property
@@ -178,7 +175,7 @@ class TermEvaluation:
 
     @property
     def standard_error(self) -> float:
-        """Of the mean loss, over examples."""
+        """Standard error of the mean loss, over examples."""
         return ratio_standard_error(self.sums_E, self.counts_E)
 
     @property
@@ -188,14 +185,14 @@ class TermEvaluation:
 
     @property
     def gain_standard_error(self) -> float | None:
-        """Of baseline minus loss, paired by example."""
+        """Standard error of baseline minus loss, paired by example."""
         if self.baseline_sums_E is None:
             return None
         return paired_standard_error(self.baseline_sums_E, self.sums_E, self.counts_E)
 
 
 class TermSums:
-    """Sums by example number, grown as examples come; an example may come in several batches."""
+    """Accumulates the losses of a term by example; an example may be split over several batches."""
 
     def __init__(self) -> None:
         self.sums: list[np.ndarray] = []
@@ -206,7 +203,7 @@ class TermSums:
         self.right: int | None = 0
 
     def add(self, batch: Batch, scores: Scores, baseline: Predictor | None) -> None:
-        """Enter a batch. NotFinite where a loss is no finite number."""
+        """Add a batch. Raises NotFinite if a loss is not finite."""
         if not bool(torch.isfinite(scores.losses).all()):
             raise NotFinite("losses", batch)
         documents = scores.documents.cpu().numpy()
@@ -220,8 +217,8 @@ class TermSums:
             self.right += int((scores.predictions == scores.labels).sum())
         if isinstance(baseline, BestConstant):
             classes = len(baseline.expected)
-            places = documents * classes + scores.labels.cpu().numpy()
-            self.classes.append(np.bincount(places, minlength=count * classes).reshape(count, classes))
+            cells = documents * classes + scores.labels.cpu().numpy()
+            self.classes.append(np.bincount(cells, minlength=count * classes).reshape(count, classes))
         elif baseline is not None:
             losses = baseline.losses(scores.labels.cpu().numpy())
             self.baseline.append(np.bincount(documents, losses, count))
@@ -236,7 +233,7 @@ class TermSums:
         if not counts.sum():
             raise nothing_predicted(name)
         if self.classes:
-            # Known only now that all labels are: the losses of the best constant.
+            # The best constant depends on all labels, which are only known now.
             losses_C = BestConstant.least_losses(np.sum([counts_NC.sum(axis=0) for counts_NC in self.classes], axis=0))
             self.baseline = [counts_NC @ losses_C for counts_NC in self.classes]
         return TermEvaluation(

@@ -17,7 +17,7 @@ from lmtool.nn.configs import Side
 
 
 class Member(Protocol):
-    """What a mixture is made of. title: what it is called in it."""
+    """A member of a mixture. title: its name there."""
 
     @property
     def title(self) -> str: ...
@@ -26,8 +26,8 @@ class Member(Protocol):
 
 
 class Mixed(Protocol):
-    """The configuration of a mixture. members_key: where its members are typed. repeats: whether an epoch has as many
-    examples as all members together, so that some come several times, or ends where one of them would."""
+    """The configuration of a mixture. members_key: the key of its members. repeats: whether an epoch has as many
+    examples as all members together, so that some are repeated; otherwise it ends before any example would be."""
 
     members_key: ClassVar[str]
     repeats: ClassVar[bool]
@@ -37,28 +37,27 @@ class Mixed(Protocol):
     def fractions(self) -> tuple[float, ...]: ...
 
 
-# What is learned may need of a model's text, its vocabulary, and the processes of a run.
-
+# --- offers that objectives and tasks depend on -------------------------------------------------------------------
 
 SEGMENTS: Offer[ModelConfig] = Offer(
     "model",
     lambda model: model.segment_types > 1 and (model.text_format not in FORMATS or FORMATS[model.text_format].segments),
     "does not",
 )
-_OTHERWISE = "or parallel=ddp, with which each process holds all weights"
+_OTHERWISE = "or parallel=ddp, where each process holds all weights"
 WHOLE_WEIGHTS: Offer[str] = Offer(
-    "parallel", lambda parallel: parallel != "fsdp", lambda parallel: f"parallel={parallel} cuts them", _OTHERWISE
+    "parallel", lambda parallel: parallel != "fsdp", lambda parallel: f"parallel={parallel} shards them", _OTHERWISE
 )
 FORWARDS_OF_ONE_PROCESS: Offer[str] = Offer(
     "parallel",
     lambda parallel: parallel != "fsdp",
-    lambda parallel: f"parallel={parallel} runs all processes in step",
+    lambda parallel: f"parallel={parallel} needs the same forwards in all processes",
     _OTHERWISE,
 )
 
 
 def special_token(*roles: str) -> Offer[frozenset[str]]:
-    """One of these roles, among those of a vocabulary's special tokens."""
+    """A special token of the vocabulary with one of these roles."""
     return Offer(
         "roles",
         lambda known: bool(known & set(roles)),
@@ -68,81 +67,76 @@ def special_token(*roles: str) -> Offer[frozenset[str]]:
 
 
 class LearnedConfig(Component):
-    """The base of objectives and tasks: what is learned, and what tuning and distillation may ask of it."""
+    """The base of objectives and tasks, with the properties that tuning and distillation depend on."""
 
     architectures: ClassVar[tuple[str, ...]] = ()
-    """The architectures it trains: encoder, decoder, encoder_decoder, bidirectional_lm."""
+    """The architectures that it trains: encoder, decoder, encoder_decoder, bidirectional_lm."""
     of_rows_with_labels: ClassVar[bool] = False
-    """Whether it is learned from the labels of rows: a task."""
+    """Whether it is a task, learned from labeled rows."""
     has_classes: ClassVar[bool] = False
-    """Whether it has a field `labels`, the names of its classes."""
+    """Whether it has a field `labels` with the names of its classes."""
 
     @property
     def title(self) -> str:
-        """What it is called among the members of a mixture."""
+        """Its name among the members of a mixture."""
         return self.name
 
     @property
     def typed_kind(self) -> str:
-        """What kind of task or objective it is, as it is typed."""
+        """The override that selects this kind of task or objective."""
         return self.typed
 
     def parts(self) -> tuple[LearnedConfig, ...]:
-        """What it is made of: itself."""
+        """The members of a mixture; otherwise only itself."""
         return (self,)
 
     @property
     def makes_inputs(self) -> bool:
-        """Whether its learner makes a part of what it reads itself, as it learns, so that no other model reads the
-        same."""
+        """Whether its learner generates part of its inputs, so that no other model reads the same inputs."""
         return False
 
     @property
     def of_rows(self) -> bool:
-        """Whether it predicts rows as wholes, however their texts are cut into tokens."""
+        """Whether it predicts rows, independently of their tokenization."""
         return False
 
     @property
     def writes_text(self) -> bool:
-        """Whether its answers are a language model's: what its head writes, or says of words."""
+        """Whether it predicts with a language-model head: generated text, or the probabilities of words."""
         return False
 
     @property
     def learns_texts(self) -> bool:
-        """Whether what it learns to answer are texts."""
+        """Whether its targets are texts."""
         return self.writes_text
 
     @property
     def adapts(self) -> str | None:
-        """The auxiliary loss over texts of another domain."""
+        """The auxiliary loss for domain adaptation, or None."""
         return None
 
     @property
     def class_names(self) -> tuple[str, ...] | None:
-        """The names of its classes; None where it has none, or they are not known yet."""
+        """The names of its classes; None if it has none, or they are not known yet."""
         return None
 
     @property
     def language_model_weight(self) -> float:
-        """Weight of a language model's loss beside its own."""
+        """Weight of an auxiliary language-model loss."""
         return 0.0
 
     def states_read(self, model: ModelConfig) -> Side:
-        """The side of a batch whose hidden states its head reads; in an encoder-decoder the decoder's reads the same
-        text."""
+        """The side of a batch whose hidden states its head reads."""
         return "outputs" if model.architecture == "encoder_decoder" else "inputs"
 
 
-# What tuning and distillation may need of what is learned.
+# --- offers of objectives and tasks -------------------------------------------------------------------------------
 
-
-A_TASK: Offer[LearnedConfig] = Offer("learned", lambda learned: learned.of_rows_with_labels, "is no task")
+A_TASK: Offer[LearnedConfig] = Offer("learned", lambda learned: learned.of_rows_with_labels, "is not a task")
 ONE_TASK: Offer[LearnedConfig] = Offer(
     "learned",
     lambda learned: learned.of_rows_with_labels and [*learned.parts()] == [learned],
-    lambda learned: (
-        f"{learned.typed} is a mixture of several" if len(learned.parts()) > 1 else f"{learned.name} is none"
-    ),
+    lambda learned: f"{learned.typed} is a mixture" if len(learned.parts()) > 1 else f"{learned.name} is not a task",
 )
 ONE_DOMAIN: Offer[LearnedConfig] = Offer(
     "learned", lambda learned: learned.adapts is None, "has a loss over two domains"
@@ -153,13 +147,11 @@ LABELS: Offer[LearnedConfig] = Offer(
     lambda task: f"{task.typed_kind} has no labels",
     wording="{reason}: {lacking}",
 )
-NO_TEXTS: Offer[LearnedConfig] = Offer(
-    "learned", lambda learned: not learned.writes_text, "learns what a language model writes"
-)
+NO_TEXTS: Offer[LearnedConfig] = Offer("learned", lambda learned: not learned.writes_text, "trains a language model")
 TEXTS: Offer[LearnedConfig] = Offer(
     "learned",
     lambda learned: learned.of_rows_with_labels and learned.learns_texts,
-    lambda learned: f"{learned.name} learns none",
+    lambda learned: f"{learned.name} has none",
 )
 
 
@@ -168,33 +160,33 @@ class ObjectiveConfig(LearnedConfig):
 
     group: ClassVar[str] = "objective"
     contextual: ClassVar[bool] = True
-    """Whether it trains models whose hidden states depend on the tokens around; False: those of which none does."""
+    """Whether it trains models with contextual hidden states; False: models of single tokens."""
     roles: ClassVar[tuple[str | tuple[str, ...], ...]] = ()
-    """The special tokens it needs of the vocabulary, beside those of the model's text format; of a group, one."""
+    """The special tokens that it needs in addition to those of the model's text format; one token of each tuple."""
     query_stream: ClassVar[bool] = False
-    """Whether it predicts by a stream that does not see the tokens, which few families have."""
+    """Whether it predicts with a query stream, which does not read the predicted tokens (XLNet)."""
     prefixes: ClassVar[bool] = False
-    """Whether a decoder's texts have a part that all of them sees."""
+    """Whether a decoder's texts have a prefix with bidirectional attention."""
     reads_lanes: ClassVar[bool] = False
-    """Whether it reads joined text in lanes (data/loader.py) on a model that carries state."""
+    """Whether it reads joined text as parallel streams (data/loader.py) if the model carries state."""
     phase_fields: ClassVar[tuple[str, ...]] = ()
-    """The fields that may differ between the phases of a run: they shape examples, and no parameter and no loss."""
+    """The fields that may differ between phases: they change examples, but neither parameters nor losses."""
 
-    name: str = Field(description="Which objective.")
+    name: str = Field(description="name of the objective")
 
     @property
     def reuses_nothing(self) -> bool:
-        """Whether a model's memory is of the tokens that it reuses, and it reuses none."""
+        """Whether it reuses no tokens, although a model's memory consists of reused tokens."""
         return False
 
     @property
     def steps_without_model(self) -> int:
-        """Steps in which it learns alone, before the model learns."""
+        """Steps before the model is trained, in which only the objective's networks are."""
         return 0
 
     @property
     def pairs_of_segments(self) -> str | None:
-        """Which loss over pairs of segments it has."""
+        """The name of its loss over pairs of segments, or None."""
         return None
 
     def needs(self) -> Iterator[Requirement]:
@@ -205,12 +197,12 @@ class ObjectiveConfig(LearnedConfig):
         else:
             yield Requirement(SINGLE_TOKENS, "objective", f"{typed} vectors of single tokens")
         if self.prefixes:
-            typed_prefix = f"objective={self.name} lets the first tokens of a text see each other"
-            yield Requirement(PREFIXES, "objective", typed_prefix)
+            reason = f"objective={self.name} needs bidirectional attention between the first tokens of a text"
+            yield Requirement(PREFIXES, "objective", reason)
         if self.query_stream:
             yield Requirement(QUERY_STREAM, "objective", f"{typed} a model with a query stream")
         if self.pairs_of_segments is not None:
-            reason = f"objective.pairs={self.pairs_of_segments} needs a model that tells two segments apart by a table"
+            reason = f"objective.pairs={self.pairs_of_segments} needs a model with segment embeddings"
             yield Requirement(SEGMENTS, "objective.pairs", reason, "set objective.pairs=none")
         for role in self.roles:
             group = (role,) if isinstance(role, str) else role
@@ -218,42 +210,43 @@ class ObjectiveConfig(LearnedConfig):
 
     @property
     def predicted_fraction(self) -> float:
-        """Share of the tokens at which the vocabulary is computed, of an encoder-decoder those of its outputs."""
+        """Fraction of the tokens (in an encoder-decoder, of the outputs) for which logits are computed."""
         return 1.0
 
     def learner(self, *arguments: Any) -> Any:
-        """The learner of this objective: `arguments` are backbone, tokenizer and seed."""
+        """Build the learner. arguments: backbone, tokenizer, seed."""
         return build(self, *arguments)
 
     def parts(self) -> tuple[ObjectiveConfig, ...]:
-        """The objectives it is made of: itself."""
+        """The members of a mixture; otherwise only itself."""
         return (self,)
 
     def with_parts(self, parts: tuple[ObjectiveConfig, ...]) -> ObjectiveConfig:
-        """The same of other parts, in their order."""
+        """A copy with other parts, in the same order."""
         return parts[0]
 
     def of_parts(self, parts: Sequence[ObjectiveConfig]) -> ObjectiveConfig:
-        """The same of some of its parts alone, which may have other forms."""
+        """A copy with only some of its parts, which may be modified."""
         return parts[0]
 
     @property
     def places(self) -> dict[str, float]:
-        """Share of the tokens that a part of the learner runs at, by its name (`heads.lm`), for the plan of a run. Of
-        what is not named, heads with a vocabulary run at `predicted_fraction`, all others once an example."""
+        """Fraction of the tokens at which a part of the learner (`heads.lm`) runs, for the plan of a run. Unnamed heads
+        with a vocabulary run at `predicted_fraction`, other unnamed heads once per example."""
         return {}
 
 
 def one_forward(key: str, members: Sequence[str]) -> Iterator[Requirement]:
-    """A batch of a mixture runs the model once for each member that is in it: that differs from process to process."""
+    """The requirement of a mixture: the number of forwards per batch differs between processes, because it is the
+    number of members in the batch."""
     if len(members) > 1:
-        reason = f"{key} mixes {', '.join(members)}, of which a batch has some"
-        yield Requirement(FORWARDS_OF_ONE_PROCESS, key, reason, f"give one {key}")
+        reason = f"{key} mixes {', '.join(members)}, and the number of forwards depends on the batch"
+        yield Requirement(FORWARDS_OF_ONE_PROCESS, key, reason, f"set one {key}")
 
 
 @component("objective", "mixture", builder="lmtool.learners.mixture:Mixture")
 class MixtureConfig(ObjectiveConfig):
-    """Several objectives in one run, tasks among them, by weights, logged apart."""
+    """A weighted mixture of objectives and tasks, each logged separately."""
 
     members_key: ClassVar[str] = "objective.members"
     repeats: ClassVar[bool] = False
@@ -275,7 +268,7 @@ class MixtureConfig(ObjectiveConfig):
         return with_member_values(data)
 
     def needs(self) -> Iterator[Requirement]:
-        """Its members say more."""
+        """The requirement of a mixture; the matcher asks its members for theirs."""
         yield from one_forward("objective", [part.title for part in self.parts()])
 
     def parts(self) -> tuple[ObjectiveConfig, ...]:
@@ -299,7 +292,9 @@ class MixtureConfig(ObjectiveConfig):
 
     @property
     def predicted_fraction(self) -> float:
-        return sum(share * part.predicted_fraction for share, part in zip(self.fractions(), self.parts(), strict=True))
+        return sum(
+            fraction * part.predicted_fraction for fraction, part in zip(self.fractions(), self.parts(), strict=True)
+        )
 
     @property
     def places(self) -> dict[str, float]:
@@ -316,7 +311,7 @@ class MixtureConfig(ObjectiveConfig):
         titles = [member.title for member in members]
         if len(set(titles)) < len(titles) or any(isinstance(member, MixtureConfig) for member in members):
             written = ", ".join(titles)
-            raise ValueError(f"members=[{written}]: each objective once, tasks by their names, and no mixture")
+            raise ValueError(f"members=[{written}]: name each objective once, tasks by their own names, and no mixture")
         if self.weights is not None and (len(self.weights) != len(titles) or min(self.weights) <= 0):
             raise ValueError(f"weights={list(self.weights)}: a number above 0 for each of the {len(titles)} members")
         return self
@@ -325,9 +320,9 @@ class MixtureConfig(ObjectiveConfig):
 def member_problem(error: ValidationError | PydanticCustomError, known: Sequence[str]) -> str:
     """Describes why a member is invalid. known: the valid names."""
     if isinstance(error, PydanticCustomError):
-        given = (error.context or {}).get("given")
-        subject = "a section has no name, which is" if given is None else f"{given} is not"
-        return f"{subject} one of {', '.join(known)}"
+        name = (error.context or {}).get("given")
+        valid = f"one of {', '.join(known)}"
+        return f"a section has no name, {valid}" if name is None else f"{name} is not {valid}"
     problem = error.errors(include_url=False, include_input=False)[0]
     messages = {"extra_forbidden": "unknown key", "missing": "missing required value"}
     where, message = ".".join(map(str, problem["loc"])), messages.get(problem["type"], problem["msg"])

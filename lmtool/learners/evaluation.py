@@ -21,10 +21,10 @@ from lmtool.types import Batch, Scores
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One split.
+    """The evaluation of one split.
 
-    terms: by name, and weights: with which they make up the loss. scores: further ones by name. warnings: what a user
-    should know before he trusts the scores. details: plain data for the report (a confusion matrix, ...).
+    terms: by name. weights: of the terms in the loss. scores: further scores by name. warnings: caveats about the
+    scores for the user. details: plain data for the report (a confusion matrix, ...).
     """
 
     terms: dict[str, TermEvaluation]
@@ -35,12 +35,13 @@ class Evaluation:
 
     @property
     def loss(self) -> float:
-        """Weighted sum of the terms' mean losses: what training lowers."""
+        """Weighted sum of the terms' mean losses, the same as in training."""
         return sum(self.weights[name] * term.loss for name, term in self.terms.items())
 
     @property
     def standard_error(self) -> float:
-        """Of the gain over the baseline where every term has one, else of the loss; terms as if independent."""
+        """Standard error of the gain over the baseline, or of the loss if a term has no baseline. Terms are treated as
+        independent."""
         gains = {name: term.gain_standard_error for name, term in self.terms.items()}
         errors = {name: gain for name, gain in gains.items() if gain is not None}
         if len(errors) < len(gains):
@@ -48,9 +49,9 @@ class Evaluation:
         return float(np.sqrt(sum((self.weights[name] * error) ** 2 for name, error in errors.items())))
 
     def metrics(self) -> dict[str, float]:
-        """Plain numbers for metrics.jsonl and result.json: `loss` and its `standard_error`, and for each term NAME
+        """The numbers of metrics.jsonl and result.json: `loss`, `standard_error`, the scores, and for each term NAME
         `NAME_loss`, `NAME_accuracy`, `NAME_count`, `NAME_standard_error` and, with a baseline, `NAME_baseline` and
-        `NAME_gain_standard_error`; and the scores."""
+        `NAME_gain_standard_error`."""
         values: dict[str, float | None] = {"loss": self.loss, "standard_error": self.standard_error, **self.scores}
         for name, term in self.terms.items():
             values |= {
@@ -61,24 +62,23 @@ class Evaluation:
                 f"{name}_baseline": term.baseline,
                 f"{name}_gain_standard_error": term.gain_standard_error,
             }
-        # A single example has no standard error, and JSON has no word for that.
+        # The standard error of a single example is NaN, which JSON cannot represent.
         return {name: value for name, value in values.items() if value is not None and np.isfinite(value)}
 
     def records(self) -> Iterator[dict[str, object]]:
-        """What each row was predicted to be, as lines of predictions.jsonl; nothing where no rows are predicted."""
+        """The predictions of the rows, as lines of predictions.jsonl; empty for learners that predict no rows."""
         yield from ()
 
 
 class Scorer(ABC):
-    """Collects what a learner makes of one split, batch by batch. Keeps a few numbers an example; logits never leave
-    a batch.
+    """Accumulates the scores of a learner on one split, batch by batch, with a few numbers per example.
 
-    A batch is scored in two parts: `outputs` runs the learner, `take` enters what came of it. Of several processes each
-    runs it on its own batches, and takes what came of all of them in order: so all have the same result.
+    A batch is scored in two steps: `outputs` runs the learner, `take` adds the result. Each process runs the learner on
+    its own batches and adds the results of all processes in order, so all have the same scores.
 
-    calibrates: whether its result may tune what turns scores into decisions (a threshold): in training, on the
-    development rows that choose the best checkpoint. selects: whether its scores choose among checkpoints, in training
-    too: what costs much may be done for a part of the rows.
+    calibrates: whether the result may tune decision thresholds: in training, on the rows that select the best
+    checkpoint. selects: whether the scores select checkpoints during training, so that expensive scores may be computed
+    for part of the rows.
     """
 
     calibrates: bool = False
@@ -86,20 +86,20 @@ class Scorer(ABC):
 
     @abstractmethod
     def outputs(self, batch: Batch) -> object:
-        """What the learner makes of a batch on its device, in evaluation mode, without gradients and under autocast:
-        plain data and tensors on the host. It changes nothing in the scorer."""
+        """Run the learner on a batch on its device, in evaluation mode, without gradients and under autocast. Returns
+        plain data and tensors on the host, and does not change the scorer."""
 
     @abstractmethod
     def take(self, batch: Batch, outputs: Any) -> None:
-        """Enter the `outputs` of a batch. batch: on the host. NotFinite where a number among them is not finite."""
+        """Add the `outputs` of a batch. batch: on the host. Raises NotFinite."""
 
     @abstractmethod
     def result(self) -> Evaluation:
-        """The scores over all that was added. UserError where that is nothing to score on."""
+        """The evaluation of all batches. Raises UserError if there is nothing to score."""
 
 
 class ScoresTargets(Protocol):
-    """A learner as `TermScorer` sees it."""
+    """The part of a learner that `TermScorer` uses."""
 
     weights: dict[str, float]
 
@@ -107,7 +107,7 @@ class ScoresTargets(Protocol):
 
 
 class TermScorer(Scorer):
-    """Mean losses, term by term. predictors: by term, the constant predictor that is scored on the same targets."""
+    """Mean losses by term. predictors: constant predictors by term, scored on the same targets."""
 
     def __init__(self, learner: ScoresTargets, predictors: Mapping[str, Predictor] | None = None):
         self.learner, self.predictors = learner, predictors or {}
@@ -121,7 +121,7 @@ class TermScorer(Scorer):
             self.enter(name, batch, scores)
 
     def enter(self, name: str, batch: Batch, scores: Scores) -> None:
-        """Take what the learner says of one term."""
+        """Add the scores of one term."""
         self.sums.setdefault(name, TermSums()).add(batch, scores, self.predictors.get(name))
 
     def result(self) -> Evaluation:
@@ -138,22 +138,28 @@ def evaluate(
     precision: Precision = FP32_CPU,
     group: ProcessGroup = ALONE,
 ) -> Evaluation:
-    """One pass over a split in evaluation mode, without gradients. The learner is left in the mode it came in, with the
-    state that it carries. NotFinite where it gives something that is no finite number.
+    """Evaluate a split without gradients. The learner's mode and carried state are restored afterwards.
 
-    group: the processes that share the pass. All give the same batches; each runs the learner on every size-th of them,
-    and all have the same result.
+    Args:
+        learner: The learner, which is set to evaluation mode.
+        scorer: Accumulates the scores.
+        batches: The batches of the split, the same in all processes.
+        precision: Number format and device.
+        group: The processes that share the work: each runs every size-th batch, and all return the same result.
+
+    Raises:
+        NotFinite: The learner's output is not finite.
     """
-    was_training, left = learner.training, iter(batches)
+    was_training, remaining = learner.training, iter(batches)
     learner.eval()
     try:
         with torch.no_grad(), set_aside(learner):
-            while in_turn := list(islice(left, group.size)):
-                # Where the last batches are fewer than the processes, some run one again: all run as many.
-                local_batch = in_turn[min(group.rank, len(in_turn) - 1)].to(precision.device)
+            while one_each := list(islice(remaining, group.size)):
+                # If fewer batches than processes remain, some processes repeat one, since all must run equally many.
+                local_batch = one_each[min(group.rank, len(one_each) - 1)].to(precision.device)
                 with precision.autocast():
                     outputs = scorer.outputs(local_batch)
-                for batch, gathered in zip(in_turn, group.all(outputs), strict=False):
+                for batch, gathered in zip(one_each, group.all(outputs), strict=False):
                     scorer.take(batch, gathered)
     finally:
         learner.train(was_training)
@@ -162,7 +168,7 @@ def evaluate(
 
 @dataclass(frozen=True)
 class SplitEvaluations:
-    """All held-out splits of a run; the first gives the headline."""
+    """The evaluations of all held-out splits of a run; the first one is the main one."""
 
     splits: dict[str, Evaluation]
 
@@ -171,7 +177,7 @@ class SplitEvaluations:
         return next(iter(self.splits.values()))
 
     def metrics(self) -> dict[str, float]:
-        """Those of the first split by their plain names; where there are several, all as SPLIT_NAME too."""
+        """The metrics of the first split by name; with several splits, also all as SPLIT_NAME."""
         metrics = dict(self.first.metrics())
         if len(self.splits) > 1:
             for split, evaluation in self.splits.items():
@@ -180,10 +186,10 @@ class SplitEvaluations:
 
     @property
     def warnings(self) -> list[str]:
-        """Of all splits, each behind the name of its split."""
+        """The warnings of all splits, each with the name of its split."""
         return [f"{split}: {text}" for split, evaluation in self.splits.items() for text in evaluation.warnings]
 
     def records(self) -> Iterator[dict[str, Any]]:
-        """Of all splits."""
+        """The predictions of all splits."""
         for evaluation in self.splits.values():
             yield from evaluation.records()

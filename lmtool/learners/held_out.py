@@ -20,15 +20,15 @@ from lmtool.training.precision import Precision
 from lmtool.types import Batch
 
 EVALUATION_TOKENS = 8192
-# Of running text that is read in lanes, at most, and segments in each, at least: the number of lanes changes the
-# scores, if little, so it is no matter of batch sizes.
+# Maximum number of parallel streams of joined text, and minimum segments of each. The number of streams changes the
+# scores slightly, so it does not depend on the batch size.
 EVALUATION_LANES, SEGMENTS_OF_LANE = 10, 16
-# Enough for a standard error of .02 over examples, and bounded where these are long.
+# Enough for a standard error of .02 over examples, but limited for long examples.
 SAMPLE_EXAMPLES, SAMPLE_TOKENS = 512, 32_768
 
 
 def evaluation_tokens(config: Any) -> int:
-    """Tokens in one forward without gradients, in a run of this configuration."""
+    """Maximum tokens of a forward pass in evaluation."""
     return config.micro_batch_tokens or config.batch_tokens or EVALUATION_TOKENS
 
 
@@ -62,8 +62,8 @@ class EvaluationSplit:
 class HeldOutSplits:
     """Every split of `data` except train; the first gives the main score.
 
-    predictors: by term, the predictor that reads nothing, scored alongside the learner. batch_tokens: of one forward
-    without gradients. example_learner: makes the examples, if it is another learner.
+    predictors: constant predictors by term, scored on the same targets. batch_tokens: maximum tokens of a forward pass.
+    example_learner: makes the examples, if it is another learner.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class HeldOutSplits:
         return {split: part.loader.metadata() for split, part in self.splits.items()}
 
     def score(self, precision: Precision, calibrates: bool = False, group: ProcessGroup = ALONE) -> SplitEvaluations:
-        """One pass over all splits, shared by the processes of a group. calibrates: the scores choose a checkpoint, and
+        """Score all splits, shared by the processes of a group. calibrates: whether the scores select a checkpoint, and
         the first split tunes the decision thresholds."""
         evaluations = {}
         for split, part in self.splits.items():

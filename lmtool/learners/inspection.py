@@ -1,7 +1,7 @@
 """Inspection: the examples of a learner as plain data, and their statistics compared with the definitions.
 
-What holds of any examples is here. What an objective promises besides is a subclass of `Inspector`, which the learner's
-`inspector` gives.
+The checks here apply to all examples. Checks of an objective are in a subclass of `Inspector`, which the learner's
+`inspector` returns.
 
 Shape letters: N examples of a batch.
 """
@@ -20,16 +20,16 @@ from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Packed, Target
 
 FAMILY = 0.001
-"""Chance that any of the intervals of one measurement does not hold."""
+"""Family-wise error rate: probability that any interval of a measurement misses its definition."""
 
 
 @dataclass
 class Statistic:
-    """One line of the table.
+    """One measured statistic.
 
-    total: the sum of the draws, of which there are `count` (0: a number that is reported as it is). expected, variance,
-    bound: of the sum; None for what has no definition and is only reported. exact: the sum must be what is expected.
-    is_share: whether it lies between 0 and 1.
+    total, count: the sum of the samples and their number; 0 samples for a plain number. expected, variance, bound:
+    expectation and variance of the sum, and the maximum deviation of one sample; `expected` is None for a statistic
+    without a definition. exact: the sum must equal its expectation. is_share: whether it is between 0 and 1.
     """
 
     name: str
@@ -43,32 +43,32 @@ class Statistic:
 
     @property
     def measured(self) -> float:
-        """The mean of the draws."""
+        """The mean of the samples."""
         return self.total / (self.count or 1.0)
 
     @property
     def defined(self) -> float | None:
-        """What it should be."""
+        """The value that its definition requires, or None."""
         return None if self.expected is None else self.expected / (self.count or 1.0)
 
     def half_width(self, tested: int) -> float:
-        """Of the interval around the measured mean, one of `tested` that hold together."""
+        """Half width of the interval around the measured mean (Bernstein), for `tested` simultaneous intervals."""
         spread = log(2 * max(tested, 1) / FAMILY)
         return (sqrt(2 * self.variance * spread) + self.bound * spread / 3) / (self.count or 1.0)
 
     def interval(self, tested: int) -> tuple[float, float]:
-        """Around the measured mean, one of `tested` that hold together."""
+        """The interval around the measured mean, for `tested` simultaneous intervals."""
         half = self.half_width(tested)
         low, high = self.measured - half, self.measured + half
         return (max(low, 0.0), min(high, 1.0)) if self.is_share else (low, high)
 
     @property
     def checks_itself(self) -> bool:
-        """Whether it counts what must never be."""
+        """Whether it counts events that must never occur."""
         return self.exact and self.expected == 0
 
     def holds(self, tested: int) -> bool:
-        """Whether the definition lies in the interval."""
+        """Whether the definition is within the interval."""
         if self.expected is None or self.defined is None:
             return True
         if self.exact:
@@ -77,25 +77,25 @@ class Statistic:
 
 
 class RunningStatistics:
-    """Statistics that grow batch by batch, in the order of their first mention."""
+    """Statistics accumulated over batches, in the order of their first entry."""
 
     def __init__(self) -> None:
         self.statistics: dict[str, Statistic] = {}
         self.remarks: dict[str, str] = {}
-        """What a definition is, by the statistic's name, where it is no number of the configuration."""
+        """Explanations of definitions that are not a value of the configuration, by name."""
 
     def _of(self, name: str) -> Statistic:
         return self.statistics.setdefault(name, Statistic(name))
 
     def share(self, name: str, hits: float, of: float, share: float | np.ndarray) -> None:
-        """`hits` of `of` draws, each with a chance of `share`, or with chances of their own (an array)."""
+        """`hits` among `of` samples, whose probability is `share`, or an array of probabilities."""
         chances = np.full(1, share) if np.isscalar(share) else np.asarray(share)
         times = of / max(len(chances), 1)
         self.mean(name, hits, of, float(chances.sum() * times), float((chances * (1 - chances)).sum() * times), 1.0)
         self.statistics[name].is_share = True
 
     def mean(self, name: str, total: float, count: float, expected: float, variance: float, bound: float) -> None:
-        """A sum of draws with its expectation and variance; bound: how far one draw can be from its mean."""
+        """A sum of samples with its expectation and variance. bound: maximum deviation of one sample from its mean."""
         statistic = self._of(name)
         statistic.total += float(total)
         statistic.count += float(count)
@@ -104,31 +104,31 @@ class RunningStatistics:
         statistic.bound = max(statistic.bound, bound)
 
     def exact(self, name: str, total: float, expected: float, of: float = 0.0) -> None:
-        """A number that must be what is expected; of: what it is a share of."""
+        """A number that must equal its expectation. of: the number that it is a fraction of."""
         statistic = self._of(name)
         statistic.exact, statistic.expected = True, (statistic.expected or 0.0) + float(expected)
         statistic.total += float(total)
         statistic.count += float(of)
 
     def none(self, name: str, times: float, of: float = 0.0) -> None:
-        """Something that must never occur."""
+        """The number of events that must never occur."""
         self.exact(name, times, 0.0, of)
 
     def note(self, name: str, total: float, count: float, is_share: bool = False) -> None:
-        """A mean that is reported and has no definition."""
+        """A mean without a definition, which is only reported."""
         statistic = self._of(name)
         statistic.is_share = is_share
         statistic.total += float(total)
         statistic.count += float(count)
 
     def measured(self, name: str) -> float | None:
-        """The mean of a statistic by its name; None where nothing of it was drawn."""
+        """The mean of a statistic by name; None without samples."""
         statistic = self.statistics.get(name)
         return statistic.measured if statistic is not None and statistic.count else None
 
     @property
     def tested(self) -> int:
-        """The number of intervals that hold jointly."""
+        """The number of simultaneous intervals."""
         return sum(statistic.expected is not None and not statistic.exact for statistic in self.statistics.values())
 
     def broken(self) -> list[Statistic]:
@@ -144,7 +144,7 @@ _UNKNOWN_LABELS = "made in the step"
 
 @dataclass(frozen=True)
 class SampledBatch:
-    """Some examples of an epoch: rows of its plan (N,), their numbers in it (N,), and the batch made of them."""
+    """Some examples of an epoch: their rows (N,) in its plan, their numbers (N,), and their batch."""
 
     rows: np.ndarray
     numbers: np.ndarray
@@ -153,27 +153,27 @@ class SampledBatch:
 
     @cached_property
     def boundaries(self) -> np.ndarray:
-        """(N+1,) the first document of each example in the batch: an example may have several, side by side."""
+        """(N+1,) the first document of each example in the batch; an example may have several adjacent ones."""
         examples = self.batch.examples.numpy()
         return np.append(np.flatnonzero(np.diff(examples, prepend=-1)), len(examples))
 
 
 class Inspector:
-    """Looks into the examples of a learner.
+    """Describes and measures the examples of a learner.
 
-    learner: without weights (on the meta device), unless it makes a part of what it reads itself. examples: what it
-    made of a split. max_length: that of the examples.
+    learner: on the meta device, unless it generates part of its inputs. examples: its examples of a split. max_length:
+    maximum tokens of an example.
     """
 
     def __init__(self, learner: Any, examples: Any, max_length: int):
         self.learner, self.examples, self.max_length = learner, examples, max_length
         self.tokenizer: Tokenizer = learner.tokenizer
 
-    # What a subclass says.
+    # Overridden by subclasses.
 
     def texts(self, drawn: SampledBatch) -> list[list[str]]:
-        """The texts of each example before anything was done to them: documents of a window, segments of a pair,
-        columns of a row. Empty where the examples hold none."""
+        """The original texts of each example: documents of a window, segments of a pair, columns of a row. Empty if the
+        examples have none."""
         return []
 
     def fact(self, stats: RunningStatistics) -> str:
@@ -186,7 +186,7 @@ class Inspector:
         return self.tokenizer.readable([value])[0] if describe_position else value
 
     def repeats(self, epoch: int) -> bool:
-        """Whether an epoch's draws are those of an earlier one, which say nothing new."""
+        """Whether an epoch has the same random choices as an earlier one, so that measuring it adds nothing."""
         return False
 
     def check_plan(self, stats: RunningStatistics) -> None:
@@ -199,20 +199,19 @@ class Inspector:
             if len(first.inputs.lengths) == 1:
                 sides = 1 if first.outputs is None else 2
                 full = (plan.lengths >= sides * self.max_length).sum()
-                stats.none("rows cut that are shorter than max_length", max(0, metadata["truncated"] - full))
+                stats.none("truncated rows that are shorter than max_length", max(0, metadata["truncated"] - full))
 
     def check(self, stats: RunningStatistics, drawn: SampledBatch) -> None:
-        """Adds statistics that the objective promises, with their definitions."""
+        """Adds the statistics of the objective, with their definitions."""
 
     def entries(self, drawn: SampledBatch) -> Iterator[dict[str, Any]]:
-        """Each example as plain data, see `described`; `diagram`, where the family or a subclass adds it:
-        further lines, each with a title."""
+        """Each example as plain data, see `described`."""
         batch, texts = drawn.batch, self.texts(drawn)
         for number in range(len(drawn.numbers)):
             entry: dict[str, object] = {"example": int(drawn.numbers[number]), "epoch": drawn.epoch}
             if texts:
                 entry["text"] = "\n".join(texts[number])
-                # Where in the text another document, or the second text of a pair, begins.
+                # Offsets at which another document, or the second text of a pair, begins.
                 entry["boundaries"] = (np.cumsum([len(text) + 1 for text in texts[number]])[:-1]).tolist()
             documents = range(*drawn.boundaries[number : number + 2])
             entry["input"] = self.side(batch.inputs, documents)
@@ -229,14 +228,14 @@ class Inspector:
             yield entry
 
     def first(self, n: int) -> np.ndarray:
-        """Numbers of the n examples, or fewer, that are shown."""
+        """The numbers of the first n examples, or fewer."""
         return np.arange(min(n, len(self.examples.plan(0)), _EXAMPLES))
 
-    # What `inspect` calls.
+    # Called by `inspect`.
 
     def described(self, n: int) -> Iterator[dict[str, object]]:
-        """The first n examples: `example` (its number), `epoch`, the `text` with the `boundaries` within it, what the
-        model reads (`input`, `output`), the `targets` by term, and what some of them draw (`diagram`)."""
+        """The first n examples as plain data: `example` (its number), `epoch`, the `text` and the `boundaries` within
+        it, the model's `input` and `output`, the `targets` by term, and a `drawing` for some families."""
         if n < 1:
             return
         numbers = self.first(n)
@@ -244,30 +243,30 @@ class Inspector:
         yield from self.entries(SampledBatch(rows, numbers, 0, self.examples.batch(rows, numbers, 0)))
 
     def measured(self, tokens: int) -> RunningStatistics:
-        """The statistics of the examples over `tokens` tokens or a few more."""
+        """The statistics of examples with at least `tokens` tokens."""
         stats = RunningStatistics()
         self.check_plan(stats)
         self.check_batches(stats, tokens)
         return stats
 
-    # What both are made of.
+    # Shared by both.
 
     def drawn(self, tokens: int) -> Iterator[SampledBatch]:
-        """Examples in the plan's order, of as many epochs as `tokens` tokens take."""
-        seen = epoch = 0
-        while seen < tokens and not self.repeats(epoch):
+        """Examples in the order of the plan, from as many epochs as `tokens` tokens need."""
+        processed = epoch = 0
+        while processed < tokens and not self.repeats(epoch):
             plan = self.examples.plan(epoch)
             for start in range(0, len(plan), _EXAMPLES):
                 numbers = np.arange(start, min(start + _EXAMPLES, len(plan)))
                 batch = self.examples.batch(plan.rows[numbers], numbers, epoch)
                 yield SampledBatch(plan.rows[numbers], numbers, epoch, batch)
-                seen += batch.tokens
-                if seen >= tokens:
+                processed += batch.tokens
+                if processed >= tokens:
                     return
             epoch += 1
 
     def check_batches(self, stats: RunningStatistics, tokens: int) -> None:
-        """Enter what holds of any batch, and what `check` adds."""
+        """Adds the statistics of any batch, and those of `check`."""
         pad = self._pad()
         for drawn in self.drawn(tokens):
             batch = drawn.batch
@@ -282,8 +281,7 @@ class Inspector:
             self.check(stats, drawn)
 
     def side(self, packed: Packed, documents: range) -> dict[str, object]:
-        """One side of an example: its `pieces` as a person reads them, `ids` and further columns, and the length of its
-        `prefix`."""
+        """One side of an example: its readable `pieces`, its `ids`, further columns, and the length of its `prefix`."""
         first, last = documents[0], documents[-1]
         part = slice(packed.starts[first], packed.starts[last] + packed.lengths[last])
         ids = packed.tokens[part].tolist()
@@ -292,7 +290,7 @@ class Inspector:
         return {"pieces": self.tokenizer.readable(ids), "ids": ids, **columns, **prefix}
 
     def _labels(self, target: Target, number: int, count: int) -> object:
-        """The label of an example, one of `count`: a class, a value, or as many of them as the head gives."""
+        """The label of one of `count` examples: a class, a value, or a list of them."""
         if target.labels is None:
             return _UNKNOWN_LABELS
         values = target.labels.reshape(count, -1)[number].tolist()
@@ -316,7 +314,7 @@ class Inspector:
         return targets
 
     def _pad(self) -> int | None:
-        """The id that stands for padding and nothing else."""
+        """The id of the padding token; None if it has another role too."""
         pad = self.tokenizer.roles.get("pad")
         shared_with = [name for name, number in self.tokenizer.roles.items() if number == pad and name != "pad"]
         return None if shared_with else pad

@@ -23,14 +23,14 @@ from lmtool.learners.evaluation import Evaluation, Scorer, TermScorer
 from lmtool.learners.inspection import Inspector, RunningStatistics
 from lmtool.types import Batch, Packed, Scores, Target
 
-# One example: which member it is of, its number in that member's plan, and how often it came before in the epoch.
+# An example: its member, its row in that member's plan, and the number of its earlier occurrences in the epoch.
 MIXED = np.dtype([("member", "i4"), ("row", "i8"), ("again", "i4")])
 
 
 @dataclass(frozen=True)
 class MixedBatch(Batch):
-    """members: by name, the batch of each objective that has examples in it. The other fields lay them end to end for
-    the caller that counts tokens or joins examples; no model reads them."""
+    """A batch of several members. members: the batch of each member by name. The other fields are their concatenation,
+    for counting tokens and joining examples; no model reads them."""
 
     members: tuple[tuple[str, Batch], ...] = ()
 
@@ -50,7 +50,7 @@ def term_of(member: str, term: str) -> str:
 
 
 def combine(parts: Sequence[tuple[str, Batch]]) -> MixedBatch:
-    """Batches of members, by their names, as one."""
+    """Combine the batches of members, given by name."""
     batches = [batch for _, batch in parts]
     inputs = Packed(
         torch.cat([batch.inputs.tokens for batch in batches]), sum((batch.inputs.lengths for batch in batches), ())
@@ -76,15 +76,14 @@ def mixed_plan(text: Plan, plans: Sequence[Plan], counts: Sequence[int], seed: i
 class MixedExamples:
     """Examples of several members. Each epoch samples other examples of each member.
 
-    An epoch is as long as no member has to repeat an example in it. repeats: it has as many examples as all members
-    together; one whose share is more than it has gives all of them several times, and some of them once more. whole:
-    all examples of every member, whatever its share: to evaluate on.
+    An epoch ends before any member would repeat an example. repeats: an epoch has as many examples as all members
+    together, so that a member may repeat examples. whole: all examples of every member, for evaluation.
     """
 
     redraws: ClassVar[bool] = False
-    """Whether an example that comes again in an epoch has a number of its own each time."""
+    """Whether repeated examples of an epoch get different numbers."""
     apart: tuple[int, int] = (1, 0)
-    """How many mixtures there are side by side, and which of them this is: their examples have numbers of their own."""
+    """The number of nested mixtures, and the index of this one, so that their examples have different numbers."""
 
     def __init__(
         self,
@@ -106,7 +105,7 @@ class MixedExamples:
     def plan(self, epoch: int) -> Plan:
         if epoch not in self._plans:
             plans = [member.plan(epoch) for member in self.members.values()]
-            # The file of the text is shared between processes: rows of tasks are few, and every process has them.
+            # Processes share the file of the text; tasks have few rows, which every process holds.
             text = max(plans, key=lambda plan: plan.cache.processes)
             previous = dict([*self._plans.items()][-1:])
             self._plans = previous | {epoch: planned(mixed_plan, text, plans, self._counts(plans), self.seed, epoch)}
@@ -130,7 +129,7 @@ class MixedExamples:
         return combine(parts)
 
     def complete(self) -> MixedExamples:
-        """All examples of every member, whatever its share."""
+        """All examples of every member."""
         return MixedExamples(self.members, self.fractions, self.seed, whole=True)
 
     def _counts(self, plans: Sequence[Plan]) -> list[int]:

@@ -1,7 +1,7 @@
 """A weighted mixture of objectives: each step has examples of all of them, and each is logged separately.
 
-As T5 mixes its tasks (Raffel et al. 2020, section 3.5.2), examples are drawn in proportion to the weights; each
-objective's losses are means over its own targets, and the weights add them up.
+As in T5 (Raffel et al. 2020, section 3.5.2), examples are sampled in proportion to the weights. The loss is the
+weighted sum of each objective's mean loss over its own targets.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ _MEMBERS = "members."
 
 
 class Mixture(BaseLearner):
-    """Terms of all members, named by `term_of`. Members share the backbone, and heads of the same name.
+    """A learner with the terms of all members, named by `term_of`. Members share the backbone and heads of the same
+    name.
 
-    In a checkpoint the tensors of a member have the names that they have in the member alone; what members share is
-    there once.
+    In a checkpoint, the tensors of a member have the same names as without the mixture, and shared tensors occur once.
     """
 
     reads_text = False  # its members may
 
     @property
     def joins(self) -> type[MixedScorer]:
-        """What joins the scores of the members."""
+        """The scorer class that combines the members' scorers."""
         return MixedScorer
 
     def __init__(self, config: Mixed, backbone: Backbone, tokenizer: Tokenizer, seed: int):
@@ -69,20 +69,20 @@ class Mixture(BaseLearner):
             if member.objective is not None:
                 if self.objective is not None:
                     raise UserError(
-                        f"{config.members_key}: {name} has networks of its own, and so has another member",
+                        f"{config.members_key}: two members, {name} among them, have additional networks",
                         "train them in two runs, one after the other",
                     )
                 self.objective = member.objective
         self.makes_inputs = any(member.makes_inputs for member in learners.values())
         self.pretrained = tuple(dict.fromkeys(name for member in learners.values() for name in member.pretrained))
-        # Behind the parts that they share: a tensor goes by the first name it is met with.
+        # After the shared parts, because a shared tensor is named after its first occurrence.
         self.members = nn.ModuleDict(learners)
         self.register_state_dict_post_hook(_without_members)
         self.register_load_state_dict_pre_hook(_with_members)
 
     def _share_heads(self, name: str, member: BaseLearner, learners: Mapping[str, BaseLearner]) -> None:
-        """Enter the heads of a member, or give it those of their names that are there. UserError where a task would
-        take another member's head."""
+        """Add the heads of a member, or let it share existing heads of the same name. Raises UserError if a task has
+        the name of another member's head."""
         for head in list(member.heads):
             if head in self.heads and head in learners:
                 raise UserError(
@@ -95,18 +95,18 @@ class Mixture(BaseLearner):
                 self.heads[head] = member.heads[head]
 
     def add_head(self, name: str, head: nn.Module) -> None:
-        """Enter a head that every member has: what a tuning method puts between them and the backbone."""
+        """Add a head to every member, for a tuning method."""
         super().add_head(name, head)
         for _, member in self.named():
             member.heads[name] = self.heads[name]
 
     @property
     def head_side(self) -> Side:
-        """That of the first member; those of tasks that go together are the same."""
+        """The side of the first member; compatible tasks have the same."""
         return next(member.head_side for _, member in self.named())
 
     def named(self) -> Iterator[tuple[str, BaseLearner]]:
-        """The members by their names."""
+        """The members by name."""
         yield from ((name, cast(BaseLearner, member)) for name, member in self.members.items())
 
     def on_step(self, step: int) -> None:
@@ -199,7 +199,7 @@ class Mixture(BaseLearner):
 
 
 class MixedScorer(Scorer):
-    """Hands each member its part of a batch, and joins their scores under the names of the mixture's terms."""
+    """Scores each member's part of a batch, and combines the results under the mixture's term names."""
 
     def __init__(self, members: Mapping[str, Scorer], weights: Mapping[str, float]):
         self.members, self.weights = members, weights
@@ -225,7 +225,7 @@ class MixedScorer(Scorer):
         return self.combine({name: scorer.result() for name, scorer in self.members.items()})
 
     def combine(self, evaluations: Mapping[str, Evaluation]) -> Evaluation:
-        """The evaluations of the members as one, under the names of the mixture's terms."""
+        """The combined evaluation of the members, under the mixture's term names."""
         terms = {
             term_of(name, term): value
             for name, evaluation in evaluations.items()
@@ -241,8 +241,7 @@ class MixedScorer(Scorer):
 
 
 def _without_members(module: nn.Module, state: dict[str, object], prefix: str, metadata: object) -> None:
-    """The map to checkpoint names: what a member shares stands under the mixture's name already. What is a member's
-    alone keeps its full name."""
+    """Remove shared tensors of members from a state dict, which contains them under the mixture's names."""
     for name in [name for name in state if name.startswith(prefix + _MEMBERS)]:
         member_name = name.removeprefix(prefix + _MEMBERS).partition(".")[2]
         if prefix + member_name in state:
@@ -250,7 +249,7 @@ def _without_members(module: nn.Module, state: dict[str, object], prefix: str, m
 
 
 def _with_members(module: nn.Module, state: dict[str, object], prefix: str, *_: object) -> None:
-    """The reverse: a member's tensors have their own names in the checkpoint."""
+    """The reverse: add the tensors of members under their names in the checkpoint."""
     for name, member in cast(Mixture, module).members.items():
         for member_name in member.state_dict():
             if prefix + member_name in state:

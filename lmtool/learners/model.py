@@ -1,6 +1,6 @@
-"""A backbone and its heads, edited by a tuning method if there is one: the part of a learner that a checkpoint holds.
+"""A backbone with heads, edited by an optional tuning method: the part of a learner that a checkpoint contains.
 
-Shape letters: T tokens, M of them that are read, F width of what heads read.
+Shape letters: T tokens, M selected tokens, F width of the states that heads read.
 """
 
 from __future__ import annotations
@@ -193,11 +193,13 @@ class ModelWithHeads(nn.Module):
             scheme.attach(self, new)
 
 
-# Early exits: extra heads after some layers of a single-stack model, which predict without the layers above
-# (Teerapittayanon, McDanel, Kung, "BranchyNet", ICPR 2016; Xin et al., "DeeBERT", ACL 2020).  In a checkpoint, the
-# heads after layer N are `heads.exit_N.NAME`, with the names of the heads after the last layer.  Shape letters: T
-# tokens, N documents, H hidden width.
-
+# --- early exits --------------------------------------------------------------------------------------------------
+#
+# Additional heads after some layers of a single-stack model, which predict without the layers above (Teerapittayanon,
+# McDanel, Kung, "BranchyNet", ICPR 2016; Xin et al., "DeeBERT", ACL 2020). In a checkpoint, the heads after layer N are
+# `heads.exit_N.NAME`, with the names of the heads after the last layer.
+#
+# Shape letters: T tokens, N documents, H hidden width.
 
 _EXIT = "exit_"
 AnyLearner = TypeVar("AnyLearner", bound=ModelWithHeads)
@@ -247,12 +249,12 @@ class Segment(Tap):
     """A forward that continues after a layer, from the states of an earlier forward over the same texts, and records
     the states after a deeper layer.
 
-    first: the layer of `states`, (T, H); 0 for the embedding. last: the layer whose output becomes `kept`, (T, H)
+    first: the layer of `states`, (T, H); 0 for the embedding. last: the layer whose output becomes `recorded`, (T, H)
     before the final norm; None to record nothing."""
 
     def __init__(self, first: int, states: Tensor | None, last: int | None):
         self.first, self.states, self.last = first, states, last
-        self.kept: Tensor | None = None
+        self.recorded: Tensor | None = None
 
     def begin(self, side: Side) -> tuple[int, Tensor] | None:
         return None if self.states is None else (self.first, self.states)
@@ -261,7 +263,7 @@ class Segment(Tap):
         return place.layer == self.last
 
     def __call__(self, place: TapPoint, x_TH: Tensor) -> Tensor:
-        self.kept = x_TH
+        self.recorded = x_TH
         return x_TH
 
 

@@ -1,4 +1,4 @@
-"""Language models in use: perplexity on held-out text, and writers, which turn prompts into text."""
+"""Perplexity of language models on held-out text, and writers, which generate text from prompts."""
 
 from __future__ import annotations
 
@@ -26,19 +26,18 @@ from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.precision import Precision
 from lmtool.types import Batch, Scores
 
-# Perplexity of a language model on held-out text.
+# --- perplexity ---------------------------------------------------------------------------------------------------
 #
-# The end of each document is a token that is predicted like any other: it counts in the loss and in the perplexity of
-# tokens. Words and bytes are those of the text as it was read, so the ends of documents do not count in their scores,
-# nor do blank lines between documents. The first token of the stream (of each document, where these are separate) has
-# nothing before it: it is not predicted, and stands in the scores of words and bytes with the mean loss of the
-# others.
+# The end token of a document is predicted like any other token and counts in the loss and the token perplexity. Words
+# and bytes are those of the original text, so their scores include neither end tokens nor blank lines between
+# documents. The first token of the stream (or of each separate document) is not predicted; in the scores of words and
+# bytes it counts with the mean loss of the other tokens.
 #
 # Shape letters: M targets.
 
 
 class PerplexityScorer(TermScorer):
-    """Adds the perplexity of tokens, of a learner with one term: exp of its loss."""
+    """Adds the token perplexity of a learner with one term: exp of its loss."""
 
     def result(self) -> Evaluation:
         evaluation = super().result()
@@ -46,8 +45,8 @@ class PerplexityScorer(TermScorer):
 
 
 class TextScorer(PerplexityScorer):
-    """Adds the scores of words and bytes, where the text's are known. text: metadata of its store. end: the token that
-    ends documents."""
+    """Adds the scores of words and bytes, if their number is known. text: metadata of the token store. end: the end
+    token of documents."""
 
     def __init__(
         self, learner: ScoresTargets, predictors: Mapping[str, Predictor] | None, text: Mapping[str, Any], end: int
@@ -69,23 +68,23 @@ class TextScorer(PerplexityScorer):
         scores = of_text(self.loss / self.count, text["tokens"], text["words"], text["bytes"])
         warnings = evaluation.warnings
         if text.get("unknown_fraction"):
-            share = f"{text['unknown_fraction']:.2%}"
+            percent = f"{text['unknown_fraction']:.2%}"
             warnings = (
                 *warnings,
-                f"{share} of the tokens are unknown: what was cut off is not predicted, and the scores of words and "
-                "bytes are too good",
+                f"{percent} of the tokens are unknown: their text is not predicted, so the scores of words and bytes "
+                "are too good",
             )
         return replace(evaluation, scores={**evaluation.scores, **scores}, warnings=warnings)
 
 
-# A language model that writes: text in, text out. A decoder continues a text, an encoder-decoder answers one.
+# --- writers: a decoder continues a text, an encoder-decoder answers one ---------------------------------------------
 #
 # Shape letters: L tokens of a text.
 
 
 class Writer(ABC):
-    """prefix: whether all of a prompt sees all of it, on a decoder that learned so. start: the token that an answer
-    begins with. before: text in front of every prompt's."""
+    """Generates text from prompts. prefix: whether a decoder's attention within the prompt is bidirectional. start: the
+    first token of an answer. before: text that precedes every prompt."""
 
     def __init__(
         self,
@@ -97,7 +96,7 @@ class Writer(ABC):
         before: str = "",
     ):
         self.tokenizer, self.before = tokenizer, before
-        # A vocabulary may have no end (GPT's of 2018).
+        # A vocabulary may have no end token (the GPT of 2018).
         ends = [number for role, number in tokenizer.roles.items() if role == "eos"]
         self.model = GenerativeModel(backbone, head, ends, start, tokenizer.vocab_size, prefix)
 
@@ -106,11 +105,11 @@ class Writer(ABC):
         """A prompt with its special tokens."""
 
     def prompt(self, text: str) -> list[int]:
-        """The tokens that the model reads of a text."""
+        """The tokens of a prompt, special tokens included."""
         return self.encode_with_template(self.encode(self.before + text)).tolist()
 
     def prompts(self, texts: Sequence[str], origin: Sequence[tuple[str, int]]) -> list[list[int]]:
-        """Those of several texts. UserError with file:line where one leaves the model no room to write."""
+        """The tokens of several prompts. Raises UserError with file:line for a prompt that is too long."""
         prompts = [self.prompt(text) for text in texts]
         for prompt, (file, line) in zip(prompts, origin, strict=True):
             try:
@@ -137,19 +136,19 @@ class Writer(ABC):
 
     @abstractmethod
     def text(self, prompt: Sequence[int], new: Sequence[int]) -> str:
-        """What the new tokens of a prompt say."""
+        """The text of the new tokens of a prompt."""
 
     def full_text(self, prompt_text: str, prompt: Sequence[int], new: Sequence[int]) -> str:
-        """The text with what was written, as a reader wants it. prompt_text: the prompt's text."""
+        """The readable result: the prompt together with the new text, or the new text. prompt_text: the prompt."""
         return self.text(prompt, new)
 
     def is_streamable(self, prompt: Sequence[int]) -> bool:
-        """Whether `full_text` of more tokens begins with that of fewer, so that it can be shown while it is written."""
+        """Whether `full_text` only grows at its end, so that it can be printed while it is generated."""
         return True
 
 
 class ContinuationWriter(Writer):
-    """A decoder."""
+    """A decoder that continues a text."""
 
     def encode_with_template(self, ids_L: np.ndarray) -> np.ndarray:
         return ids_L if len(ids_L) else np.array([self.tokenizer.role("eos")])
@@ -162,7 +161,7 @@ class ContinuationWriter(Writer):
 
 
 class ReplyWriter(ContinuationWriter):
-    """A decoder that writes a target behind a source and the end token between them."""
+    """A decoder that generates a target after a source and an end token."""
 
     def encode_with_template(self, ids_L: np.ndarray) -> np.ndarray:
         return np.append(ids_L, self.tokenizer.role("eos"))
@@ -175,8 +174,8 @@ class ReplyWriter(ContinuationWriter):
 
 
 class AnswerWriter(Writer):
-    """An encoder-decoder. Its gaps are written as the tokenizer writes them: <extra_id_0>, <extra_id_1>, ... (T5),
-    <mask> (BART)."""
+    """An encoder-decoder. Gaps in prompts are written as in the tokenizer: <extra_id_0>, <extra_id_1>, ... (T5), <mask>
+    (BART)."""
 
     def __init__(
         self,
@@ -213,7 +212,7 @@ class AnswerWriter(Writer):
         return self._plain(new)
 
     def full_text(self, prompt_text: str, prompt: Sequence[int], new: Sequence[int]) -> str:
-        """Of a text with gaps that the model names, each filling in the place of its gap."""
+        """For a prompt with sentinels, the prompt with each gap filled."""
         if self.is_streamable(prompt):
             return self.text(prompt, new)
         fillings: dict[int, list[int]] = {}
@@ -233,7 +232,7 @@ class AnswerWriter(Writer):
         return not {*self.tokenizer.sentinels} & {*prompt}
 
     def _plain(self, ids: Sequence[int]) -> str:
-        """Text without the special tokens that stand around it; the names of gaps are kept."""
+        """Text without special tokens except sentinels."""
         hidden = self.tokenizer.special_ids - set(self.tokenizer.sentinels)
         return self.tokenizer.decode([number for number in ids if number not in hidden], skip_special=False)
 
@@ -241,15 +240,15 @@ class AnswerWriter(Writer):
 def writer_of(
     backbone: Backbone, head: LMHead, tokenizer: Tokenizer, task: Mapping[str, object] | None = None
 ) -> Writer:
-    """The writer of a language model. task: the section of the task that it learned, if one: texts from texts have a
-    `prefix`, and on a decoder a `mask`. UserError where the model is an encoder."""
+    """The writer of a language model. task: the section of its sequence-to-sequence task, with `prefix` and `mask`;
+    None without a task. Raises UserError for an encoder."""
     section = task or {}
     before = str(section.get("prefix", ""))
     if isinstance(backbone, EncoderDecoder):
         return AnswerWriter(backbone, head, tokenizer, before)
     if not isinstance(backbone, Decoder):
         raise UserError(
-            f"model={backbone.config.name} generates no text: it is an encoder", "lmtool predict fills its masks"
+            f"model={backbone.config.name} is an encoder, which generates no text", "lmtool predict fills its masks"
         )
     if not section:
         return ContinuationWriter(backbone, head, tokenizer)

@@ -127,10 +127,10 @@ class EarlyExitScorer(TaskScorer):
             left.append((self.task_outputs(view, batch, outputs), sure_N))
             if bool(sure_N.all()):
                 break
-            assert segment.kept is not None
+            assert segment.recorded is not None
             left_N = ~sure_N
             left_T = left_N.repeat_interleave(torch.tensor(batch.inputs.lengths))
-            first, states_TH = depth, segment.kept[left_T.to(segment.kept.device)]
+            first, states_TH = depth, segment.recorded[left_T.to(segment.recorded.device)]
             batch = some_documents(batch, left_N)
         return left
 

@@ -237,7 +237,7 @@ def test_members_of_a_mixture(model: str, members: str, message: str) -> None:
 
 def test_pairs_need_a_table_that_the_text_format_fills() -> None:
     words = ("objective=mlm_nsp",)
-    with pytest.raises(ConfigError, match="two segments") as caught:
+    with pytest.raises(ConfigError, match="segment embeddings") as caught:
         decode(("model=roberta_tiny", "model.segments=2"), words)
     assert caught.value.hint == "set objective.pairs=none"
 

@@ -20,7 +20,7 @@ REFUSED = {
     "max_length=500": "max_length=500 after a memory of 192 tokens is more than model.max_positions=512",
     "phases=[{share: 0.5, max_length: 16}, {max_length: 32}]": "phases.0 sets max_length=16: model=transformer_xl",
     "distill=self": "carries state from batch to batch, but the other model does not",
-    "objective=prefix_lm": "prefix_lm lets the first tokens of a text see each other",
+    "objective=prefix_lm": "prefix_lm needs bidirectional attention between the first tokens",
 }
 
 

@@ -27,14 +27,14 @@ MIXTURE = ("task=mixture", "task.members=[{kind: classification, name: films, pa
         ),
         (
             ("pretrain", "model=roberta_tiny", "objective=mlm_nsp"),
-            ["error: objective.pairs=nsp needs a model that tells two segments apart", "set objective.pairs=none"],
+            ["error: objective.pairs=nsp needs a model with segment embeddings", "set objective.pairs=none"],
         ),
         (
             (*FINETUNE, "model=albert_tiny", "task=sst2", "tuning=last_n", "task.head=text_to_text", "parallel=fsdp"),
             [
                 "model=albert does not generate text: it is an encoder",
                 "model=albert has one layer, applied at every depth",
-                "parallel=fsdp runs all processes in step",
+                "parallel=fsdp needs the same forwards in all processes",
             ],
         ),
     ],

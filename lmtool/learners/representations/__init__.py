@@ -1,1 +1,1 @@
-"""Hidden states: vectors of texts and tokens, attention weights, and linear probes on every layer."""
+"""Hidden states: vectors, attention weights, probes."""
