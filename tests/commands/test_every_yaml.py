@@ -126,6 +126,7 @@ def test_experiments(place: Path, experiment: str) -> None:
         f"experiment={experiment}",
         *tiny(model),
         *(memory if "memory_length" in written.get("model", {}) else []),
+        *(["phases=[]"] if "phases" in written else []),  # some of its phases are less than one of two steps
         "data.packages=[json,email]",
         "data.validation_fraction=0.1",
     ]

@@ -165,10 +165,10 @@ SAVED: dict[str, tuple[str, str, str, dict[str, Any], str]] = {
         {"num_virtual_tokens": 3, "prefix_projection": True, "encoder_hidden_size": 7}, "",
     ),
     "prompts on both sides": ("t5", "text", "PromptTuningConfig", {"num_virtual_tokens": 3}, "_submodules=2"),
-    "prompts before a class token": ("bert", "labels", "PromptTuningConfig", {"num_virtual_tokens": 3}, "another way"),
+    "prompts before a class token": ("bert", "labels", "PromptTuningConfig", {"num_virtual_tokens": 3}, "only prompts of"),
     "prompts beside scaled vectors": (
         "transformer", "text", "PromptTuningConfig", {"num_virtual_tokens": 3, "num_transformer_submodules": 1},
-        "scales the vectors of tokens",
+        "scales token embeddings",
     ),
     "another method": ("llama", "text", "LoHaConfig", {"target_modules": ["q_proj"]}, 'peft_type: given "LOHA"'),
 }  # fmt: skip
@@ -318,11 +318,11 @@ QUICKLY = [
     ("llama", "text", "deep p-tuning"), ("qwen2", "text", "prefix"),
 ]  # fmt: skip
 NOT_ALIKE = {
-    **{("xlnet", name): "is no linear module, which PEFT could reach" for name in TUNED},
+    **{("xlnet", name): "are not linear modules" for name in TUNED},
     ("deberta", "ia3"): "after deberta.encoder.layer.0.attention.self.in_proj",
-    **{("transformer", name): "scales the vectors of tokens" for name in ("prompt", "p-tuning")},
-    **{(family, name): "prefixes of decoders" for family in SEQ2SEQ for name in ("prefix", "deep p-tuning")},
-    **{("gpt1", name): "takes no keys of earlier tokens" for name in ("prefix", "deep p-tuning")},
+    **{("transformer", name): "scales token embeddings" for name in ("prompt", "p-tuning")},
+    **{(family, name): "prefixes of generative decoders" for family in SEQ2SEQ for name in ("prefix", "deep p-tuning")},
+    **{("gpt1", name): "has no cache of keys" for name in ("prefix", "deep p-tuning")},
 }
 
 

@@ -133,7 +133,7 @@ def test_distillation_and_recomputation(place: Path, capsys: pytest.CaptureFixtu
     shutil.rmtree("seen")
     again, printed = profiled(capsys, "finetune", *TASK, "gradient_checkpointing=true")
     assert again["parts"]["feed-forward"]["calls"] > kept["parts"]["feed-forward"]["calls"]
-    assert "computed again in the backward" in printed
+    assert "layers are recomputed in the backward pass" in printed
 
 
 WRONG = [
