@@ -10,7 +10,7 @@ https://github.com/google-research/bigbird.
              |
           hidden
 
-A block of 64 tokens sees, in a text of 14 blocks with one random block each (* random, . unseen):
+Blocks of 64 tokens that each block attends to, in a text of 14 blocks with one random block each (* random, . none):
 
     first    # # # # # # # # # # # # # #    global: attends to all
              # # # . . * . . . . . . . #
@@ -20,9 +20,9 @@ A block of 64 tokens sees, in a text of 14 blocks with one random block each (* 
                ...
     last     # # # # # # # # # # # # # #    global: attended to by all
 
-Each head of each layer has drawn its own. Texts of at most 2 random_blocks + 5 blocks, 704 tokens as published, are
-dense. transformers draws the same blocks in training, but in evaluation sees the first block once more for each: on
-longer texts the two agree in training mode alone, and not at 1,024, 3,072 and 4,096 tokens, where it draws otherwise.
+Each head of each layer has its own random blocks. Texts of at most 2 random_blocks + 5 blocks (704 tokens as published)
+use full attention. In training, transformers samples the same blocks, except at 1,024, 3,072 and 4,096 tokens; in
+evaluation it replaces each random block by the first block, so that longer texts give other results.
 """
 
 from __future__ import annotations

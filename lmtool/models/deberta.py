@@ -9,7 +9,8 @@ those of https://github.com/microsoft/DeBERTa.
              |
           hidden
 
-Relative places have maps of their own in each layer. Keys have no bias, nor have the keys of places.
+Each layer has separate projections of the relative positions. The key projections of contents and positions have no
+bias.
 """
 
 from __future__ import annotations

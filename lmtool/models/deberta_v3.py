@@ -9,7 +9,7 @@ Embedding Sharing", ICLR 2023. Sizes: https://github.com/microsoft/DeBERTa.
              |
           hidden
 
-Relative places stand in buckets, behind a norm, and are read by the maps of the contents.
+Relative positions are bucketed and normalized, and share the projections of the contents.
 """
 
 from __future__ import annotations

@@ -5,14 +5,14 @@ ICLR 2020. Sizes: https://github.com/google-research/electra.
              |
            norm, dropout
              |
-          project                 hidden_size wide; left out where the two are equal
+          project                 hidden_size wide; omitted if both are equal
              |
       BERT's layers (bert.py), x num_layers
              |
           hidden
 
-Discriminator and generator are of this form. The generator has layers of its own, narrower ones, over the
-discriminator's tables.
+Discriminator and generator have this form. The generator has narrower layers and shares the embeddings of the
+discriminator.
 """
 
 from __future__ import annotations

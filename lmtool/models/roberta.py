@@ -9,8 +9,7 @@ Pretraining Approach", 2019. Sizes: https://github.com/facebookresearch/fairseq 
              |
           hidden
 
-Its table of positions begins behind the number of the padding token, 1: two rows that no token reads stand before
-that of position 0.
+As in fairseq, positions start after the id of the padding token, 1: the first two rows of the table are unused.
 """
 
 from __future__ import annotations

@@ -177,9 +177,9 @@ class MultiHead(nn.Module):
         self.out_proj = nn.Linear(width, hidden_size, bias)
 
     kind: ClassVar[AttentionKind]
-    """The name it goes by in a layer."""
+    """Its name in a layer."""
     table_maps: ClassVar[tuple[str, ...]] = ()
-    """Names of its maps that a table of places goes through, once a batch, and no token."""
+    """Names of its projections that are applied to a table of positions, once per batch, and not to tokens."""
 
     @property
     def head_size(self) -> int:

@@ -125,7 +125,7 @@ class Blocks:
         for row, number in enumerate(documents_R.tolist()):
             blocks = self.pattern.blocks(self.lengths[number])
             query_L, key_K = (
-                # Padding stands behind the last block, or is in it.
+                # Padding counts as part of the last block.
                 ((positions.expand(rows, -1, -1)[row].flatten() - self.ahead) // self.pattern.size).clamp(0, blocks - 1)
                 for positions in (query_RL1, key_R1K)
             )

@@ -17,8 +17,8 @@ from lmtool.types import Lanes, Packed, Segments, send
 # A decoder's keys and values of earlier tokens, per layer, so that a new token costs one token.
 #
 # Keys are stored as one row of tokens per document, with spare capacity. New tokens of empty documents attend to each
-# other in place. One new token each, the common step, reads the rows unchanged: the mask hides the part after a
-# document's last token, and nothing is gathered.
+# other without a copy. In the common step, with one new token per document, the rows are read unchanged: the mask hides
+# the part after a document's last token, and nothing is gathered.
 #
 # Shape letters: T new tokens, N documents, C capacity of a row in tokens, A heads, D head width.
 

@@ -56,7 +56,7 @@ class EncoderState:
         if self.outputs > 1:
             lengths = tuple(sum(lengths[at : at + self.outputs]) for at in range(0, len(lengths), self.outputs))
         if lengths not in self._layouts:
-            # Step after step has one token a text: the plan of the last step is that of the next.
+            # Successive steps of decoding have one token per text, so the plan of the last step is reused.
             queries = Segments.packed(lengths, outputs.tokens.device)
             self._layouts = {lengths: Layout(queries, keys, mask)}
         return self._layouts[lengths]

@@ -21,7 +21,7 @@ from lmtool.types import Segments
 #
 # Both read packed tokens and their cumulative lengths. `flash_attention` is torch's variable-length function, the
 # fastest, without dropout; `jagged_attention` is scaled dot product attention on jagged nested tensors, with dropout in
-# the same kernel. Biases, keyed dropout and masks that are no window are left to tiles.
+# the same kernel. Tiles handle biases, keyed dropout and masks that are not windows.
 #
 # Shape letters: T query tokens, S key tokens, A heads, D head width.
 
@@ -48,7 +48,7 @@ def kernel_for(device: torch.device, dtype: torch.dtype, head_size: int, dropout
 
 
 def has_window(kernel: Kernel, window: tuple[int, int] | None) -> bool:
-    """Whether a kernel has a window of this kind. None: of a mask that is no window."""
+    """Whether a kernel supports this window. None: the mask is not a window."""
     return window is not None and (kernel == "flash" or window in (Causal.window, Full.window))
 
 
@@ -97,7 +97,7 @@ def jagged_attention(
     query, key = layout.query.occupied, layout.key.occupied
 
     def nested(x_TAD: Tensor, segments: Segments) -> Tensor:
-        """(N, A, L, D), L that of each document."""
+        """The documents as a nested tensor (N, A, L, D)."""
         shortest, longest = min(segments.lengths), max(segments.lengths)
         x_NLAD = torch.nested.nested_tensor_from_jagged(
             x_TAD.to(q_TAD.dtype), segments.cu_lengths, min_seqlen=shortest, max_seqlen=longest

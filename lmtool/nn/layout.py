@@ -302,7 +302,7 @@ class Layout:
             if keys.ragged:
                 real_R11K = (torch.arange(length) < keys.lengths_R[:, None])[:, None, None]
                 allow = real_R11K if allow is None else allow & real_R11K
-                # The padding of a window that is real nowhere sees something: nobody reads it, but it must be numbers.
+                # Rows of padding that attend to nothing would be NaN; nothing reads them, so they attend to everything.
                 allow = allow | ~allow.any(-1, keepdim=True)
         if allow is not None:
             allow = None if allow.all() else send(allow, self.device)

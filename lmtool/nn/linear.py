@@ -1,11 +1,10 @@
-"""Linear maps of a changing number of tokens.
+"""Linear maps of packed batches, whose number of tokens changes from step to step.
 
-On a CPU oneDNN computes products in half precision, and generates code for every new shape of their operands: 2 to 4 ms
-for a product that takes 0.3 to 0.8 ms (one thread with AMX). Packed batches have a new number of tokens in nearly every
-step, so here such products have a multiple of `ROW_MULTIPLE` rows, and the shapes repeat. Products in fp32 need no code
-of their own.
+On a CPU, oneDNN computes products in half precision and compiles a kernel for every new shape of the operands: 2 to 4
+ms for a product that takes 0.3 to 0.8 ms (one thread with AMX). Here these products are padded to a multiple of
+`ROW_MULTIPLE` rows, so that shapes repeat. Products in fp32 need no compilation.
 
-Shape letters: T tokens, I inputs, O outputs, R rows: T and padding.
+Shape letters: T tokens, I inputs, O outputs, R rows (T padded to a multiple of `ROW_MULTIPLE`).
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ _HALF = (torch.bfloat16, torch.float16)
 
 
 def product_type(x: Tensor) -> torch.dtype:
-    """The type of products with x: that of autocast, or its own."""
+    """The type in which products with x are computed: the type of autocast, otherwise the type of x."""
     device = x.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
 
 
 def aligned_rows(x_TI: Tensor, dtype: torch.dtype) -> Tensor:
-    """(R, I) in this type: on a CPU in half precision with rows of zeros at the end. Fewer rows than `ROW_MULTIPLE`
-    come in few numbers, and stay as many."""
+    """x converted to a type, and padded to R rows with zeros if it is a half-precision type on a CPU. Fewer rows than
+    `ROW_MULTIPLE` are not padded, because there are few such shapes."""
     tokens = len(x_TI)
     extra = -tokens % ROW_MULTIPLE
     if not extra or tokens < ROW_MULTIPLE or x_TI.device.type != "cpu" or dtype not in _HALF:
@@ -42,7 +41,7 @@ def aligned_rows(x_TI: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
-    """(T, O) `F.linear`, under autocast too."""
+    """`F.linear` (T, O), with and without autocast."""
     if torch.compiler.is_compiling() or x_TI.dim() != 2 or x_TI.device.type != "cpu":
         return F.linear(x_TI, weight_OI, bias_O)
     dtype = product_type(x_TI)
@@ -52,12 +51,12 @@ def linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
 
 
 def apply_linear(module: nn.Module, x_TI: Tensor) -> Tensor:
-    """(T, O) the map of a module; an edited or observed one is called."""
+    """The output (T, O) of a linear module; an edited module or one with hooks is called."""
     return linear(x_TI, module.weight, module.bias) if is_plain(module, nn.Linear) else cast(Tensor, module(x_TI))
 
 
 class _AlignedLinear(torch.autograd.Function):
-    """`F.linear` of aligned rows. Gradients have the types of their tensors, as those of autocast's copies."""
+    """`F.linear` on padded rows. Gradients have the types of the original tensors, as under autocast."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
