@@ -83,7 +83,7 @@ class TrackerThread:
             self._rows.put_nowait(None)
 
     def join(self, deadline: float) -> bool:
-        """Waits for the remaining rows until `deadline` (of time.monotonic), then kills the process. Returns whether the
+        """Waits for the remaining rows until `deadline` (of time.monotonic), then kills the process. Whether the
         tracker had finished."""
         self._thread.join(max(0.0, deadline - time.monotonic()))
         done = not self._thread.is_alive()
@@ -258,13 +258,10 @@ class Trackers:
             done = thread.join(deadline)
             self._report([thread])
             if not done:
-                self.warn(
-                    f"logger={thread.name}: not done {END_SECONDS:g} seconds after the run; {thread.config.left(thread.run.folder)}"
-                )
+                left = thread.config.left(thread.run.folder)
+                self.warn(f"logger={thread.name}: not done {END_SECONDS:g} seconds after the run; {left}")
             if thread.dropped:
-                self.warn(
-                    f"logger={thread.name}: {thread.dropped} rows were dropped because it was too slow, and are missing there"
-                )
+                self.warn(f"logger={thread.name}: {thread.dropped} rows were dropped: it was too slow")
 
     def _report(self, threads: Sequence[TrackerThread] | None = None) -> None:
         for thread in self.threads if threads is None else threads:

@@ -129,7 +129,7 @@ def has_key(server: str, environ: Mapping[str, str]) -> bool:
 
 
 def replies(server: str, seconds: float = PATIENCE) -> bool:
-    """Whether a server replies to a request, through the proxy of the environment; accepting a connection is not enough."""
+    """Whether a server replies to a request, not only accepts a connection; through the proxy of the environment."""
     # Imported late: only runs that a server shows need these modules.
     import http.client
     import urllib.error
