@@ -118,15 +118,16 @@ def _end_labels(axes: Axes, train: Any, validation: Any, baseline: Baseline, nar
     label_ends(axes, axes.get_xlim()[1], labels, 0.1 if narrow else 0.065)  # the right end of the baseline
 
 
-def small_figure(run: RunFiles, metric: str | None = None, width: float = WIDE) -> Figure | None:
+def small_figure(run: RunFiles, width: float = WIDE) -> Figure | None:
     """Small plots over steps: the main metric unless it is a loss, learning rate, gradient norm, speed. width: in
     inches."""
+    metric = run.result.get("metric")
     plots = [
         ("learning rate", series(run.train, "learning_rate"), TRAIN),
         ("gradient norm", series(run.train, "grad_norm"), TRAIN),
+        ("tokens per second", series(run.train, "tokens_per_second"), TRAIN),
     ]
-    plots.append(("tokens per second", series(run.train, "tokens_per_second"), TRAIN))
-    if metric and not metric.endswith("loss"):  # a loss has the large plot
+    if isinstance(metric, str) and metric and not metric.endswith("loss"):  # a loss has the large plot
         plots.insert(0, (f"validation {title(metric)}", series(run.validation, metric), VALIDATION))
     plots = [plot for plot in plots if plot[1][0]][:4]
     if not plots:

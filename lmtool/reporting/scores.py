@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias, TypedDict
 
+from lmtool.config.saved import JsonMapping
 from lmtool.errors import UserError
 from lmtool.reporting import html
 from lmtool.reporting.console import Output, print_table
@@ -73,21 +75,21 @@ class Score:
         return f"{self.verdict} than {baseline_text}, by {amount}"
 
 
-def stopped_by(result: Mapping[str, Any]) -> str | None:
+def stopped_by(result: JsonMapping) -> str | None:
     """The reason why a run stopped, in words: a budget, or patience."""
     reason = result.get("ended")
-    return (
-        "stopped early (patience)" if reason == "patience" else f"stopped: {plain(reason)} reached" if reason else None
-    )
+    if reason == "patience":
+        return "stopped early (patience)"
+    return f"stopped: {plain(reason)} reached" if reason else None
 
 
-def selected_on(result: Mapping[str, Any]) -> str | None:
+def selected_on(result: JsonMapping) -> str | None:
     """A note that the checkpoint was selected on the scored rows; None for a run without a task."""
     examples = result.get("validation_examples")
     return f"selected on these {count(examples)} {plural(examples, 'row')}" if isinstance(examples, int) else None
 
 
-def test_scores(result: Mapping[str, Any]) -> list[str]:
+def test_scores(result: JsonMapping) -> list[str]:
     """A sentence for each labeled test split: 'test: accuracy 0.71, loss 0.6 on 1 821 rows, scored once'."""
     sentences = []
     for split, scores in (result.get("tests") or {}).items():
@@ -99,20 +101,26 @@ def test_scores(result: Mapping[str, Any]) -> list[str]:
     return sentences
 
 
-def _finite(value: object) -> float | None:
+def as_number(value: object) -> float | None:
+    """The value if it is a number, otherwise None."""
     return float(value) if is_number(value) else None
 
 
-def score_of(result: Mapping[str, Any], baseline: Baseline | None, examples: int | None = None) -> Score | None:
-    """The headline score of a run, or None where the run has none.
+def score_of(result: JsonMapping, baseline: Baseline | None, examples: int | None = None) -> Score | None:
+    """The headline score of a run; None if there is none.
 
-    result: result.json ("metric", "value", optionally "standard_error"). baseline: {"name", "metric", "value"}.
-    examples: number of scored examples, from which the binomial standard error of an accuracy is known.
+    Args:
+        result: result.json ("metric", "value", optionally "standard_error" and "validation_examples").
+        baseline: of the score.
+        examples: number of scored examples, for the binomial standard error of an accuracy; None for that in the
+            result.
     """
-    metric, value = result.get("metric"), _finite(result.get("value"))
+    metric, value = result.get("metric"), as_number(result.get("value"))
     if not isinstance(metric, str) or value is None:
         return None
-    error = _finite(result.get("standard_error"))
+    error = as_number(result.get("standard_error"))
+    if examples is None and isinstance(result.get("validation_examples"), int):
+        examples = result["validation_examples"]
     if error is None and examples and metric.endswith(_FRACTIONS) and 0 <= value <= 1:
         error = math.sqrt(value * (1 - value) / examples)
     below = baseline or {}
@@ -121,7 +129,7 @@ def score_of(result: Mapping[str, Any], baseline: Baseline | None, examples: int
         metric=metric,
         value=value,
         standard_error=error,
-        baseline=_finite(below.get("value")) if same else None,
+        baseline=as_number(below.get("value")) if same else None,
         baseline_name=str(below.get("name", "baseline")),
     )
 
@@ -133,9 +141,7 @@ _HARDEST, _CLASSES = 3, 40
 _NAME = 40
 
 
-def print_evaluation(
-    output: Output, title: str, split: str, evaluation: Mapping[str, Any], constant: Mapping[str, Any]
-) -> None:
+def print_evaluation(output: Output, title: str, split: str, evaluation: JsonMapping, constant: JsonMapping) -> None:
     """Prints the scores of one split.
 
     Args:
@@ -146,7 +152,7 @@ def print_evaluation(
         constant: `name` and `metrics` of the baseline.
     """
     baseline_metrics = constant.get("metrics", {})
-    rows: list[list[Any]] = [["loss", f"{evaluation['loss']:.4f}", "", ""]]
+    rows: list[list[object]] = [["loss", f"{evaluation['loss']:.4f}", "", ""]]
     for name, score in evaluation["metrics"].items():
         baseline = f"{baseline_metrics[name]:.4f}" if name in baseline_metrics else ""
         rows.append([name, f"{score['value']:.4f}", between(score), baseline])
@@ -182,7 +188,7 @@ _NOT_TEXT = (
 
 
 def _joined(value: object) -> object:
-    """A list as its items with spaces between them."""
+    """A list as text: its items, separated by spaces."""
     return " ".join(map(str, value)) if isinstance(value, list) else value
 
 
@@ -220,28 +226,34 @@ def is_significant(gap: Mapping[str, float]) -> bool:
     return gap["low"] > 0 or gap["high"] < 0
 
 
-def write_evaluation(folder: Path, details: Mapping[str, Any]) -> None:
+def write_evaluation(folder: Path, details: JsonMapping) -> None:
     """Writes evaluation.json and plots/SPLIT_*.png to a folder. UserError if that fails."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
+    with _writing(folder, "report"):
         replace_text(folder / "evaluation.json", to_json(masked_data(dict(details))) + "\n")
         for split, evaluation in details["splits"].items():
             _draw(folder / "plots", split, evaluation)
+
+
+@contextmanager
+def _writing(folder: Path, key: str) -> Iterator[None]:
+    """Creates the folder, and turns an OSError into a UserError. key: names the folder on the command line."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
     except OSError as error:
-        raise UserError(f"report={folder}: {error.strerror}", "set another report=") from error
+        raise UserError(f"{key}={folder}: {error.strerror}", f"set another {key}=") from error
 
 
-def _draw(folder: Path, split: str, evaluation: Mapping[str, Any]) -> None:
-    # matplotlib takes most of a second to import, so a command that draws nothing does not.
+def _draw(folder: Path, split: str, evaluation: JsonMapping) -> None:
+    # Imported late: matplotlib takes most of a second.
     from lmtool.reporting import drawing, plots
 
     if "confusion" in evaluation:
         figure = plots.confusion_figure(*_commonest(evaluation["labels"], evaluation["confusion"]))
         drawing.write_png(figure, real_folder(folder) / f"{split}_confusion.png")
     if "bins" in evaluation:
-        drawing.write_png(
-            plots.calibration_figure(evaluation["bins"]), real_folder(folder) / f"{split}_calibration.png"
-        )
+        figure = plots.calibration_figure(evaluation["bins"])
+        drawing.write_png(figure, real_folder(folder) / f"{split}_calibration.png")
 
 
 def _commonest(labels: list[str], counts: list[list[int]], limit: int = 20) -> tuple[list[str], list[list[int]]]:
@@ -255,7 +267,7 @@ def _commonest(labels: list[str], counts: list[list[int]], limit: int = 20) -> t
 _LINES, _WIDTH = 12, 100
 
 
-def print_few_shot(output: Output, title: str, shots: int, summary: Mapping[str, Any], prompt: str) -> None:
+def print_few_shot(output: Output, title: str, shots: int, summary: JsonMapping, prompt: str) -> None:
     """Prints the scores of one split.
 
     Args:
@@ -263,7 +275,7 @@ def print_few_shot(output: Output, title: str, shots: int, summary: Mapping[str,
         title: the checkpoint, the task and the split.
         shots: number of demonstrations.
         summary: `n`, `metrics`, `baseline`, `questions`, `cut`, `kept`, `warnings` from `lmtool.session.evaluation`.
-        prompt: the first prompt; its end is printed.
+        prompt: the first prompt, of which the end is printed.
     """
     metrics, baseline = summary["metrics"], summary["baseline"]
     sample_count = len(next(iter(metrics.values()))["draws"])
@@ -292,47 +304,63 @@ def print_few_shot(output: Output, title: str, shots: int, summary: Mapping[str,
 # `lmtool probe`: accuracy by layer, with random weights and the most frequent class as baselines.
 
 _HEADER = ["layer", "trained", "random weights"]
+Accuracy: TypeAlias = Mapping[str, float]
+"""`accuracy` and `standard_error`."""
 
 
-def print_probes(output: Output, target: str, probes: Mapping[str, Any]) -> None:
-    """Prints the table of one checkpoint. probes: its entry in probe.json."""
-    print_table(output, _HEADER, _rows(probes), heading=_heading(target, probes))
+class LayerProbes(TypedDict):
+    """Probes on one layer; 0 is the embedding."""
+
+    layer: int
+    trained: Accuracy
+    random: Accuracy
 
 
-def _rows(probes: Mapping[str, Any]) -> list[list[str]]:
-    rows = [
-        [str(row["layer"] or "0 (embedding)"), _score(row["trained"]), _score(row["random"])]
-        for row in probes["layers"]
-    ]
-    return [*rows, ["majority", _score(probes["majority"]), ""]]
+class CheckpointProbes(TypedDict):
+    """A checkpoint in probe.json. majority: accuracy of the most frequent class. examples, n: numbers of training and
+    held-out positions."""
+
+    checkpoint: str
+    model: str
+    layers: list[LayerProbes]
+    majority: Accuracy
+    classes: int
+    examples: int
+    n: int
 
 
-def _heading(target: str, probes: Mapping[str, Any]) -> str:
-    return (
+def print_probes(output: Output, target: str, probes: CheckpointProbes) -> None:
+    """Prints the table of one checkpoint."""
+    heading, rows = _probe_table(target, probes)
+    print_table(output, _HEADER, rows, heading)
+
+
+def _probe_table(target: str, probes: CheckpointProbes) -> tuple[str, list[list[str]]]:
+    """The heading and the rows of a checkpoint's table."""
+
+    def text(score: Accuracy) -> str:
+        return f"{score['accuracy']:.4f} ± {score['standard_error']:.4f}"
+
+    heading = (
         f"{probes['checkpoint']} · {target} · accuracy ± standard error · n = {probes['n']:,}, "
         f"{probes['classes']:,} classes, trained on {probes['examples']:,}"
     )
+    layers = [(str(row["layer"] or "0 (embedding)"), row["trained"], row["random"]) for row in probes["layers"]]
+    rows = [[layer, text(trained), text(random)] for layer, trained, random in layers]
+    return heading, [*rows, ["majority", text(probes["majority"]), ""]]
 
 
-def _score(score: Mapping[str, float]) -> str:
-    return f"{score['accuracy']:.4f} ± {score['standard_error']:.4f}"
-
-
-def write_probes(folder: Path, details: Mapping[str, Any]) -> None:
-    """Writes probe.json, probe.png and probe.html to a folder. UserError if that fails."""
-    # matplotlib takes most of a second to import.
+def write_probes(folder: Path, target: str, checkpoints: Sequence[CheckpointProbes], settings: JsonMapping) -> None:
+    """Writes probe.json, probe.png and probe.html to a folder. UserError if that fails. settings: of the probes."""
+    # Imported late: matplotlib takes most of a second.
     from lmtool.reporting import drawing, plots
 
-    figure = plots.layers_figure(details["target"], details["checkpoints"])
-    tables = [
-        html.paragraph(_heading(details["target"], probes)) + html.table(_HEADER, _rows(probes))
-        for probes in details["checkpoints"]
-    ]
-    body = [f"<h1>{html.escape(details['target'])}</h1>", html.figure(drawing.svg(figure)), *tables]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        replace_text(folder / "probe.json", to_json(masked_data(dict(details))) + "\n")
+    figure = plots.layers_figure(target, checkpoints)
+    tables = [_probe_table(target, probes) for probes in checkpoints]
+    body = [f"<h1>{html.escape(target)}</h1>", html.figure(drawing.svg(figure))]
+    body += [html.paragraph(heading) + html.table(_HEADER, rows) for heading, rows in tables]
+    details = {"target": target, **settings, "checkpoints": list(checkpoints)}
+    with _writing(folder, "output"):
+        replace_text(folder / "probe.json", to_json(masked_data(details)) + "\n")
         drawing.write_png(figure, folder / "probe.png")
         html.write_page(folder / "probe.html", "probes", body)
-    except OSError as error:
-        raise UserError(f"output={folder}: {error.strerror}", "set another output=") from error

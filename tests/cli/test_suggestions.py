@@ -66,8 +66,8 @@ ANSWERS = [
     ("finetune task=reviews.xlsx model=bert_tiny", 2, "save one sheet per CSV file"),
     ("finetune task=commas.tsv model=bert_tiny", 2, ".csv for commas or semicolons"),
     ("pretrain --config-dir recipes experiment=mine model=bert_tiny", 2, "put the line # @package _global_ at its top"),
-    ("runs no", 2, "makes a first run"),
-    ("runs runs", 0, "holds no run yet"),
+    ("runs no", 2, "start a first run"),
+    ("runs runs", 0, "has no runs yet"),
 ]
 
 

@@ -114,8 +114,11 @@ def test_dots_at_the_ends_are_drawn_whole() -> None:
     """The largest dot of a calibrated model is at 1 and 1; the last scored step at the end of its axis."""
     assert not plots.calibration_figure([[90, 1.0, 1.0], [10, 0.0, 0.0]]).axes[0].collections[0].get_clip_on()
     figure = plots.small_figure(
-        RunFiles(Path("run"), validation=[{"step": step, "accuracy": 0.5} for step in (1, 100)]),
-        "accuracy",
+        RunFiles(
+            Path("run"),
+            result={"metric": "accuracy"},
+            validation=[{"step": step, "accuracy": 0.5} for step in (1, 100)],
+        ),
         drawing.NARROW,
     )
     assert figure is not None
