@@ -126,11 +126,11 @@ def write_report(run_dir: str | Path) -> Path:
 def _draw(run: RunFiles, predictions: PredictionSummary) -> dict[str, str]:
     """Writes the PNG files and returns the page's figures by name."""
     # matplotlib takes most of a second to import, so a command that draws nothing does not.
-    from lmtool.reporting import drawing, plots
+    from lmtool.reporting import drawing, heat_maps, plots
 
     over_steps = {"loss": plots.loss_figure, "terms": plots.terms_figure, "small": plots.small_figure}
     figures = {name: draw(run, drawing.WIDE) for name, draw in over_steps.items()}
-    figures["agreement"] = plots.agreement_figure(interchange_of(run))
+    figures["agreement"] = heat_maps.agreement_figure(interchange_of(run))
     captions = {
         "loss": plots.loss_caption(run),
         "terms": "Each term of the training loss before its weight. Dots: held-out data; dashed: its baseline.",
@@ -144,7 +144,7 @@ def _draw(run: RunFiles, predictions: PredictionSummary) -> dict[str, str]:
     elif predictions.regression:
         figures["scatter"] = plots.scatter_figure(predictions.gold, predictions.predicted)
     elif len(predictions.pairs) > 0 and predictions.has_labels(run.result.get("classes") or ()):
-        figures["confusion"] = plots.confusion_figure(*predictions.confusion())
+        figures["confusion"] = heat_maps.confusion_figure(*predictions.confusion())
     figures_html = {}
     for name, figure in figures.items():
         if figure is None:

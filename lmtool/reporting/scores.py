@@ -246,10 +246,10 @@ def _writing(folder: Path, key: str) -> Iterator[None]:
 
 def _draw(folder: Path, split: str, evaluation: JsonMapping) -> None:
     # Imported late: matplotlib takes most of a second.
-    from lmtool.reporting import drawing, plots
+    from lmtool.reporting import drawing, heat_maps, plots
 
     if "confusion" in evaluation:
-        figure = plots.confusion_figure(*_commonest(evaluation["labels"], evaluation["confusion"]))
+        figure = heat_maps.confusion_figure(*_commonest(evaluation["labels"], evaluation["confusion"]))
         drawing.write_png(figure, real_folder(folder) / f"{split}_confusion.png")
     if "bins" in evaluation:
         figure = plots.calibration_figure(evaluation["bins"])

@@ -282,9 +282,9 @@ def _figures(block: Block) -> str:
     if not block.keys:
         return ""
     # matplotlib takes most of a second to import, so a command that draws nothing does not.
-    from lmtool.reporting import drawing, sweep_plots
+    from lmtool.reporting import drawing, plots
 
-    figures, caption = sweep_plots.settings_figures(block)
+    figures, caption = plots.settings_figures(block)
     figures_html = [html.figure(wide, narrow=narrow) for wide, narrow in map(drawing.svgs, figures)]
     layout = html.columns(*figures_html) if len(figures_html) > 1 else "".join(figures_html)
     return layout + (html.paragraph(caption) if figures_html else "")
