@@ -130,8 +130,8 @@ def test_text_is_held_out_by_its_words(place, capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "give one of them"),
-        (["task=sst2", "data=pydocs"], "give one of them"),
+        ([], "needs either task= or data="),
+        (["task=sst2", "data=pydocs"], "needs either task= or data="),
         (["task=sst2", "task.path=nowhere"], "does not exist"),
         (["task=sst2", "task.path=rows", "near=1.5"], "near"),
         (["task=sst2", "task.path=rows", "checkpoint=runs/none"], "runs/none"),
