@@ -106,9 +106,9 @@ class Loaded(weights.LoadedCheckpoint):
         paired = pairs is not None or (isinstance(texts, Mapping) and PAIR in texts)
         learner = self._answering(paired, task)
         if isinstance(texts, Mapping):
-            columns = {name: list(values) for name, values in texts.items()}
+            columns: dict[str, list[Any]] = {name: list(values) for name, values in texts.items()}
         else:
-            columns = columns_of(learner, _as_list(texts), None if pairs is None else _as_list(pairs))
+            columns = {**columns_of(learner, _as_list(texts), None if pairs is None else _as_list(pairs))}
         count = len(next(iter(columns.values()), []))
         if not count:
             return []

@@ -196,6 +196,11 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     return f"<table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>"
 
 
+def wide(table_html: str) -> str:
+    """A table that scrolls horizontally on a narrow page."""
+    return f'<div class="wide">{table_html}</div>'
+
+
 def _cell(name: str, value: object) -> str:
     if isinstance(value, float) and not name.endswith(("seconds", "bytes", "fraction")):
         return escape(number(value))

@@ -197,7 +197,7 @@ def inspection_html(screen: InspectionScreen) -> str:
         f"<p><b>{html.escape(screen.fact)}</b></p>" if screen.fact else "",
         *examples,
         html.paragraph(words) if words else "",
-        f'<div class="wide">{html.table([*_HEADER, ""], table)}</div>',
+        html.wide(html.table([*_HEADER, ""], table)),
         *map(html.paragraph, checks),
     ])  # fmt: skip
 
