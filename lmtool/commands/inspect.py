@@ -6,6 +6,7 @@ generator of replaced-token detection does): then it has its initial weights, or
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -18,9 +19,9 @@ from lmtool.errors import CheckFailed
 from lmtool.learners.base import BaseLearner
 from lmtool.learners.inspection import FAMILY, Inspector, RunningStatistics, Statistic
 from lmtool.learners.mixed_examples import examples_of, inspector_of
-from lmtool.reporting.console import Output
-from lmtool.reporting.inspection import InspectionScreen, print_inspection, print_shifts, write_inspection
-from lmtool.reporting.text import number
+from lmtool.reporting.console import Output, print_table
+from lmtool.reporting.inspection import InspectionScreen, print_inspection, write_inspection
+from lmtool.reporting.text import number, percent
 from lmtool.resolver.schema.inspection import Looking
 from lmtool.resolver.schema.phases import words_of
 from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig
@@ -88,7 +89,7 @@ def _looked_into(
     screen = _screen_of(stats, heading, inspector.fact(stats), list(inspector.described(looking.n)))
     print_inspection(output, screen, looking.brief)
     if not looking.brief:
-        print_shifts(output, word_shifts, learned)
+        _print_shifts(output, word_shifts, learned)
     remark = config.model.remark(config.max_length)
     for warning in (*warnings_of(inspector.examples.metadata()), *([remark] if remark else ())):
         output.paragraph(f"warning: {warning}", "yellow")
@@ -171,3 +172,23 @@ def _mean(value: float) -> str:
 
 def _percent(fraction: float) -> str:
     return "< 0.1%" if 0 < fraction < 0.0005 else f"{fraction:.1%}"
+
+
+def _print_shifts(output: Output, data_shifts: Sequence[Shift], heading: str) -> None:
+    """Prints a table of the shifts between splits or domains."""
+    rows = [
+        [
+            shift.source, shift.target, f"{shift.rows:,}", f"{shift.words:.4f}", f"{shift.chance:.4f}",
+            percent(shift.unknown), percent(shift.unknown_types),
+            "" if shift.labels is None else f"{shift.labels:.4f}",
+        ]
+        for shift in data_shifts
+    ]  # fmt: skip
+    if rows:
+        header = ["from", "to", "rows", "words", "by chance", "unknown words", "unknown types", "labels"]
+        print_table(output, header, rows, f"shift · {heading}")
+        output.paragraph(
+            "words, labels: Jensen-Shannon divergence in bits, 0 to 1; by chance: between a random sample of the "
+            "source rows and the rest; unknown: absent from the source rows; at most 20,000 rows per side",
+            "dim",
+        )

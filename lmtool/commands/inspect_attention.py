@@ -32,7 +32,7 @@ def run(config: InspectAttentionConfig) -> list[JsonObject]:
     ids, columns = text_format(layout_of(loaded), tokenizer).single(tokenizer.encode(config.text))
     longest = min(MOST, longest_of(loaded))
     if len(ids) > longest:
-        raise UserError(f"text= has {len(ids)} tokens, and at most {longest} can be drawn", "use a single sentence")
+        raise UserError(f"text= has {len(ids)} tokens, and at most {longest} can be drawn", "use a sentence")
     tensors = {name: torch.from_numpy(np.asarray(column)) for name, column in columns.items()}
     inputs = Packed(torch.from_numpy(np.asarray(ids)), (len(ids),), tensors).to(precision.device)
     attention = attention_of(backbone.eval(), inputs, precision)
