@@ -11,7 +11,7 @@ from lmtool.errors import UserError
 from lmtool.learners.evaluation import SplitEvaluations
 from lmtool.learners.held_out import HeldOutSplits
 from lmtool.reporting.console import Output
-from lmtool.reporting.scores import print_difference, print_evaluation, write_evaluation
+from lmtool.reporting.evaluations import print_difference, print_evaluation, write_evaluation
 from lmtool.resolver.schema.run import EvaluateConfig, FinetuneConfig, PretrainConfig
 from lmtool.session.evaluation import FilledPrompts, evaluate_prompted, evaluate_text, fills_prompts, require_unset
 from lmtool.session.labeled import data_to_score

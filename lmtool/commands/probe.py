@@ -33,7 +33,8 @@ from lmtool.learners.representations.vectors import HiddenStates
 from lmtool.models.base import Backbone
 from lmtool.random_streams import Permutation
 from lmtool.reporting.console import Output
-from lmtool.reporting.scores import CheckpointProbes, print_probes, write_probes
+from lmtool.reporting.evaluations import print_probes, write_probes
+from lmtool.reporting.run_files import CheckpointProbes
 from lmtool.resolver.schema.run import ProbeConfig
 from lmtool.tasks.loading import TaskData, load_task
 from lmtool.tokenizers.tokenizer import Tokenizer

@@ -15,8 +15,9 @@ from lmtool.errors import UserError
 from lmtool.learners.metrics import METRICS, Metric, interval, resample_count, resampled_rows
 from lmtool.reporting import html
 from lmtool.reporting.console import Output, print_table
+from lmtool.reporting.evaluations import between, is_significant, print_difference
 from lmtool.reporting.run_files import RunFiles, as_object, read_predictions, read_run
-from lmtool.reporting.scores import between, is_significant, print_difference, score_of
+from lmtool.reporting.scores import score_of
 from lmtool.reporting.text import count, duration, is_number, lower_is_better, number, plain, shortened, size, title
 from lmtool.system.terminal import counted
 

@@ -61,7 +61,7 @@ def single(width: float, height: float) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def panels(names: Sequence[str], width: float) -> tuple[Figure, list[Axes]]:
+def step_plots(names: Sequence[str], width: float) -> tuple[Figure, list[Axes]]:
     """A figure of small plots over steps, as many in a row as fit. names: titles of the plots. width: in inches."""
     columns = max(1, min(len(names), int(width / _PANEL)))
     rows = -(-len(names) // columns)

@@ -333,10 +333,7 @@ def _is_masked(sample: object) -> TypeGuard[JsonObject]:
         isinstance(target, dict)
         and isinstance(target.get("position"), int)
         and isinstance(target.get("guesses"), list)
-        and all(
-            isinstance(guess, list) and len(guess) >= 2 and as_number(guess[1]) is not None
-            for guess in target["guesses"]
-        )
+        and all(_is_scored(guess) for guess in target["guesses"])
         for target in masked
     )
 

@@ -271,7 +271,9 @@ def print_findings(output: Output, name: str, findings: JsonMapping, unit: str, 
             split,
             summary["rows"],
             summary["empty"],
-            *(lengths[key] for key in ("median", "percentile_95", "longest")),
+            lengths["median"],
+            lengths["percentile_95"],
+            lengths["longest"],
         ]
         rows.append([*row, *([percent(lengths["cut"])] if longest else []), _labels(summary["labels"])])
     print_table(output, header, rows, heading=name)

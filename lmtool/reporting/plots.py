@@ -14,8 +14,15 @@ from matplotlib.ticker import EngFormatter, FuncFormatter, NullLocator
 
 from lmtool.reporting import drawing, heat_maps
 from lmtool.reporting.drawing import BASELINE, COLORS, FEW, INK, QUIET, STYLE, TRAIN, VALIDATION, WIDE, single, tidy
-from lmtool.reporting.run_files import Baseline, RunFiles, comparable_loss, loss_terms, phase_starts, series
-from lmtool.reporting.scores import CheckpointProbes
+from lmtool.reporting.run_files import (
+    Baseline,
+    CheckpointProbes,
+    RunFiles,
+    comparable_loss,
+    loss_terms,
+    phase_starts,
+    series,
+)
 from lmtool.reporting.sweep_groups import Block, SeedGroup, number_of
 from lmtool.reporting.text import exponent, lower_is_better, number, plain, title
 from lmtool.system.terminal import counted
@@ -117,7 +124,7 @@ def small_figure(run: RunFiles, width: float = WIDE) -> Figure | None:
     if not plots:
         return None
     with matplotlib.rc_context(STYLE):
-        figure, all_axes = drawing.panels([name for name, _, _ in plots], width)
+        figure, all_axes = drawing.step_plots([name for name, _, _ in plots], width)
         for axes, (name, (steps, values), color) in zip(all_axes, plots, strict=True):
             if color == VALIDATION:
                 axes.plot(*drawing.thin(steps, values), color=color, linewidth=1.2, marker="o", markersize=2.5)
@@ -244,7 +251,7 @@ def terms_figure(run: RunFiles, width: float = WIDE) -> Figure | None:
     if len(plots) < 2:
         return None
     with matplotlib.rc_context(STYLE):
-        figure, all_axes = drawing.panels([plain(name, 30) for name, _ in plots], width)
+        figure, all_axes = drawing.step_plots([plain(name, 30) for name, _ in plots], width)
         for axes, (name, (steps, values)) in zip(all_axes, plots, strict=True):
             drawing.smoothed_steps(axes, steps, values, width=1.6)
             validation = series(run.validation, f"{name}_loss")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypedDict, cast
+from typing import TypeAlias, TypedDict, cast
 
 import yaml
 
@@ -31,6 +31,31 @@ class Baseline(TypedDict, total=False):
     metric: str
     value: float | None
     members: dict[str, Baseline]
+
+
+Accuracy: TypeAlias = Mapping[str, float]
+"""`accuracy` and `standard_error`."""
+
+
+class LayerProbes(TypedDict):
+    """Probes on one layer; 0 is the embedding."""
+
+    layer: int
+    trained: Accuracy
+    random: Accuracy
+
+
+class CheckpointProbes(TypedDict):
+    """A checkpoint in probe.json. majority: accuracy of the most frequent class. examples, n: numbers of training and
+    held-out positions."""
+
+    checkpoint: str
+    model: str
+    layers: list[LayerProbes]
+    majority: Accuracy
+    classes: int
+    examples: int
+    n: int
 
 
 @dataclass

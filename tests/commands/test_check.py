@@ -60,7 +60,7 @@ def test_a_sample_is_reported_with_the_key_that_draws_another(rows, capsys, monk
     said = check("task=sst2", f"task.path={rows}", "near=0.6")["splits"]
     assert said["train"]["near_compared"] == {"texts": 160, "of": 201} and said["train"]["within"]["equal"] == 2
     screen = " ".join(capsys.readouterr().out.split())
-    assert "among 160 of 201 texts of train, a sample: `seed` draws another one" in screen and "of dev," not in screen
+    assert "a sample of 160 of 201 texts of train; seed= draws another sample" in screen and "of dev," not in screen
 
 
 def test_held_out_rows_that_are_trained_on_fail_the_check(rows, capsys):
