@@ -114,7 +114,7 @@ def pairs_figure(pairs_WSS: np.ndarray, layers: Sequence[int]) -> Figure:
     indices = [0] if len(layers) == 1 else [0, len(layers) - 1]
     count = pairs_WSS.shape[-1]
     names = [str(number) for number in range(1, count + 1)]
-    low = min(0.9, float(pairs_WSS.min()))  # the scale begins where the vectors do, which are alike at first
+    low = min(0.9, float(pairs_WSS.min()))  # early layers have similar vectors
     with matplotlib.rc_context(STYLE):
         figure = blank(2.6 * len(indices), 2.2)
         for number, at in enumerate(indices, 1):
