@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lmtool.cli.completion.keys import KeyNode, KeyNodes, Table, table
+from lmtool.cli.completion.keys import CompletionTable, KeyNode, KeyNodes, table
 from lmtool.config.nearest import nearest
 from lmtool.errors import UserError
 from lmtool.resolver.schema.verbs import ABOUT_A_RUN, LOOKS, TRAINING, VERBS
@@ -140,7 +140,7 @@ def _of_flag(flag: str, value: str) -> Iterator[str]:
         yield from _files(value, folders_only=flag == "--config-dir")
 
 
-def _of_keys(line: Line, known: Table) -> Iterator[str]:
+def _of_keys(line: Line, known: CompletionTable) -> Iterator[str]:
     verb, current = line.verb or "", line.current
     if verb == "list":
         yield from (f"{group} " for group in known["options"])
@@ -171,7 +171,7 @@ def _of_keys(line: Line, known: Table) -> Iterator[str]:
         yield from _runs(current)
 
 
-def _keys(keys: KeyNodes, current: str, typed: dict[str, str], known: Table) -> Iterator[str]:
+def _keys(keys: KeyNodes, current: str, typed: dict[str, str], known: CompletionTable) -> Iterator[str]:
     """The keys of the section of a word: `optimizer.l` is in `optimizer`."""
     section = current.rpartition(".")[0]
     nodes = keys if not section else _children(_find(keys, section, typed, known), section, typed, known)
@@ -183,7 +183,7 @@ def _keys(keys: KeyNodes, current: str, typed: dict[str, str], known: Table) -> 
             yield f"{key}="
 
 
-def _find(keys: KeyNodes, key: str, typed: dict[str, str], known: Table) -> KeyNode:
+def _find(keys: KeyNodes, key: str, typed: dict[str, str], known: CompletionTable) -> KeyNode:
     """The node of a dotted key; {} if unknown."""
     node: KeyNode = {"keys": keys}
     above = ""
@@ -193,7 +193,7 @@ def _find(keys: KeyNodes, key: str, typed: dict[str, str], known: Table) -> KeyN
     return node
 
 
-def _children(node: KeyNode, key: str, typed: dict[str, str], known: Table) -> KeyNodes:
+def _children(node: KeyNode, key: str, typed: dict[str, str], known: CompletionTable) -> KeyNodes:
     """The keys of a section: of the selected component, otherwise of all possible components."""
     if "keys" in node:
         return node["keys"]
@@ -206,7 +206,7 @@ def _children(node: KeyNode, key: str, typed: dict[str, str], known: Table) -> K
     return {name: node for keys in possible for name, node in keys.items() if name not in ("name", "kind")}
 
 
-def _values(node: KeyNode, value: str, known: Table) -> Iterator[str]:
+def _values(node: KeyNode, value: str, known: CompletionTable) -> Iterator[str]:
     group = node.get("group") or node.get("several")
     if group is not None:
         done = value[: max(value.rfind(","), value.rfind("[")) + 1]  # the finished values of a list or a sweep
@@ -223,7 +223,7 @@ def _values(node: KeyNode, value: str, known: Table) -> Iterator[str]:
         yield from _files(value)
 
 
-def _to_show(current: str, known: Table) -> Iterator[str]:
+def _to_show(current: str, known: CompletionTable) -> Iterator[str]:
     group, equals, _ = current.partition("=")
     if equals:
         yield from (f"{group}={option} " for option in known["options"].get(group, ()))

@@ -44,7 +44,7 @@ class KeyNode(TypedDict, total=False):
 KeyNodes: TypeAlias = dict[str, KeyNode]
 
 
-class Table(TypedDict):
+class CompletionTable(TypedDict):
     """verbs: keys by command. components: keys by group and component. options: by group and option, the component that
     the option configures. own: for commands about a run, the names of their additional keys."""
 
@@ -54,11 +54,11 @@ class Table(TypedDict):
     own: dict[str, list[str]]
 
 
-def table(config_dirs: Sequence[Path] = (), plugins: Sequence[str] = ()) -> Table:
+def table(config_dirs: Sequence[Path] = (), plugins: Sequence[str] = ()) -> CompletionTable:
     """The table of this installation: from the file, or built and saved there."""
     file = Path(CACHE).expanduser() / "completion" / f"{_fingerprint(config_dirs, plugins)}.json"
     with suppress(OSError, ValueError):
-        saved: Table = json.loads(file.read_text(encoding="utf-8"))
+        saved: CompletionTable = json.loads(file.read_text(encoding="utf-8"))
         return saved
     fresh = _build(config_dirs, plugins)
     with suppress(OSError):
@@ -81,7 +81,7 @@ def _fingerprint(config_dirs: Sequence[Path], plugins: Sequence[str]) -> str:
     return hashlib.sha256("\n".join([__version__, *plugins, *marks]).encode("utf-8", "replace")).hexdigest()[:32]
 
 
-def _build(config_dirs: Sequence[Path], plugins: Sequence[str]) -> Table:
+def _build(config_dirs: Sequence[Path], plugins: Sequence[str]) -> CompletionTable:
     from lmtool.config import plugins as loading
     from lmtool.config import saved as yaml_files
     from lmtool.config import tables
