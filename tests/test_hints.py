@@ -12,7 +12,7 @@ from tests.hints import UNKNOWN, wrong_in
 from tests.test_layers import PACKAGE, SOURCES, tree_of
 
 # Attributes of HTML, variables of a shell, odd texts that tokenizers are tried on.
-NO_MESSAGES = ("reporting/html.py", "reporting/drawing.py", "cli/completion/shells.py", "weights/comparing.py")
+NO_MESSAGES = ("reporting/html.py", "reporting/drawing.py", "cli/completion/candidates.py", "weights/comparing.py")
 _MARKUP = re.compile(r'<.*="|\(\?')
 
 

@@ -1,1 +1,1 @@
-"""The command line: arguments, suggestions, completion, exit status."""
+"""The command line: arguments, dispatch, errors and exit status, completion."""

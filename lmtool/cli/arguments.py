@@ -1,5 +1,8 @@
-"""Parses a command line into flags, which may be anywhere, and the words of the command. Imports the standard library
-only."""
+"""Parses a command line into flags, which may be anywhere, and the arguments of the command. Hints for the commands and
+flags of other tools; their keys are in config/aliases.py.
+
+Imports the standard library only, unless a flag must be explained.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lmtool.cli import suggestions
+from lmtool.config import aliases, groups
+from lmtool.config.nearest import nearest
 from lmtool.errors import UserError
 from lmtool.resolver.schema.verbs import VERBS
 
 FLAGS = ("--multirun", "--debug", "--help", "--version", "--config", "--config-dir", "--plugin", "--cfg")
 
+_SWITCHES = {
+    "-m": "multirun", "--multirun": "multirun", "--debug": "debug", "-h": "help", "--help": "help",
+    "--version": "version",
+}  # fmt: skip
+
 
 @dataclass
 class Arguments:
-    """A command line after the verb."""
+    """A parsed command line. rest: the words that are not flags. typed: all words."""
 
     rest: list[str] = field(default_factory=list)
     typed: list[str] = field(default_factory=list)
@@ -39,21 +48,15 @@ class Arguments:
 
 
 def parse(words: Sequence[str]) -> Arguments:
-    """Separates flags, which may be anywhere, from the rest. UserError for an unknown flag."""
+    """Separates the flags from the rest. UserError for an unknown flag."""
     arguments, left = Arguments(typed=list(words)), list(words)
     while left:
         word = left.pop(0)
         flag, equals, value = word.partition("=")
         if not word.startswith("-") or word == "-":
             arguments.rest.append(word)
-        elif flag in ("-m", "--multirun"):
-            arguments.multirun = True
-        elif flag == "--debug":
-            arguments.debug = True
-        elif flag in ("-h", "--help"):
-            arguments.help = True
-        elif flag == "--version":
-            arguments.version = True
+        elif flag in _SWITCHES:
+            setattr(arguments, _SWITCHES[flag], True)
         elif flag in ("--config", "--config-dir", "--plugin", "--cfg"):
             if not equals:
                 if not left:
@@ -64,7 +67,7 @@ def parse(words: Sequence[str]) -> Arguments:
             follows = value if equals else next((word for word in left[:1] if "=" not in word), "")
             raise UserError(
                 f"unknown flag {flag}; there are -m, {', '.join(FLAGS)}",
-                suggestions.flag(flag, follows, next((word for word in words if word in VERBS), ""), FLAGS),
+                suggested_flag(flag, follows, next((word for word in words if word in VERBS), "")),
             )
     return arguments
 
@@ -82,3 +85,51 @@ def _take(arguments: Arguments, flag: str, value: str) -> None:
         arguments.cfg = True
     else:
         raise UserError(f"--cfg {value}: it prints the job's configuration", "--cfg job")
+
+
+_COMMANDS = {
+    "train": ("pretrain", "finetune"), "fit": ("pretrain", "finetune"), "run": ("pretrain", "finetune"),
+    "tune": ("finetune",), "sft": ("finetune",), "eval": ("evaluate",), "test": ("evaluate",),
+    "validate": ("evaluate",), "score": ("evaluate",), "infer": ("predict", "generate"),
+    "inference": ("predict", "generate"), "classify": ("predict",), "chat": ("generate",), "encode": ("embed",),
+    "convert": ("export", "import"), "save": ("export",), "download": ("fetch",), "prepare": ("check", "tokenizer"),
+    "tokenize": ("tokenizer",), "config": ("show",), "info": ("doctor",), "ls": ("runs",), "history": ("runs",),
+    "version": ("--version",),
+}  # fmt: skip
+
+
+def suggested_command(word: str) -> str:
+    """The hint for an unknown command."""
+    if meant := _COMMANDS.get(word.lower()):
+        return f"did you mean {' or '.join(f'lmtool {name}' for name in meant)}?"
+    if (group := groups.singular(word, of_conf := groups.all_groups())) in of_conf:
+        return f"did you mean lmtool list {group}?"
+    close = nearest(word, tuple(VERBS))
+    return f"did you mean lmtool {close}?" if close else "a command comes first: lmtool --help"
+
+
+def suggested_flag(word: str, value: str, verb: str) -> str:
+    """The hint for an unknown flag.
+
+    Args:
+        word: the flag.
+        value: its value, after `=` or as the next word; "" without one.
+        verb: the typed command; "" without one.
+    """
+    if word in aliases.FLAGS:
+        return aliases.FLAGS[word].replace("{}", value or "NAME")
+    key = word.lstrip("-").replace("-", "_")
+    # Imported late: only the classes of configurations know the keys of a command.
+    from lmtool.config import problems
+    from lmtool.resolver.schema.verbs import COMMANDS
+
+    command = COMMANDS.get(verb, COMMANDS["finetune"])
+    if key in problems.known_keys(command, {}):
+        return f"a key has no dashes: write {key}={value or 'VALUE'}"
+    meaning = problems.meant_by(key, value or None, command, {})
+    if meaning.of_another_tool:
+        return meaning.hint
+    close = nearest(word, FLAGS)
+    if close:
+        return f"did you mean {close}?"
+    return meaning.hint or "`lmtool --help` prints the flags, `lmtool COMMAND --help` the keys"

@@ -1,7 +1,7 @@
-"""The command line: a thin dispatcher.
+"""The command line: runs the command that its first word names, reports errors, and determines the exit status.
 
-`lmtool --help` imports the standard library only. A configuration is composed and decoded, and its errors are reported,
-before torch is imported; the command's module is imported last.
+`lmtool --help` imports the standard library only. A configuration is composed, decoded and checked before torch is
+imported; the command's module is imported last.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ import gc
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lmtool import __version__, errors
-from lmtool.cli import exit_status, suggestions
-from lmtool.cli.arguments import Arguments, parse
-from lmtool.errors import UserError
+from lmtool.cli.arguments import Arguments, parse, suggested_command
+from lmtool.errors import ConfigError, LmtoolError, UserError
 from lmtool.resolver.schema.verbs import LOOKS, SWEPT, TRAINING, VERBS, Reads, help_of, keys_of, overview
 from lmtool.system import ranks
 from lmtool.system.environment import ENVIRONMENT
-from lmtool.system.signals import Interrupts
-from lmtool.system.terminal import say
+from lmtool.system.ranks import Ends, RankInfo, rank_info
+from lmtool.system.signals import Interrupts, stopped
+from lmtool.system.terminal import say, say_error
 
 if TYPE_CHECKING:
     from lmtool.resolver.schema.base import CommandConfig
@@ -30,23 +30,23 @@ if TYPE_CHECKING:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command line and return its exit status."""
+    """Runs a command line and returns its exit status. argv: None for the arguments of this process."""
     os.environ |= ENVIRONMENT | os.environ
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         with Interrupts():
-            ranks.join(exit_status.current_rank())
+            ranks.join(current_rank())
             with errors.system_errors():
                 return _main(words)
     except BrokenPipeError:
-        # The reader of our output has gone (`lmtool list | head`): nothing is left to say, nor to flush at exit.
+        # The reader of the output is gone (`lmtool list | head`): flushing at exit must not fail either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return errors.DONE
     except (Exception, KeyboardInterrupt) as error:
-        return exit_status.failed(error, debug="--debug" in words)
+        return failed(error, debug="--debug" in words)
     finally:
         if argv is None:
-            gc.freeze()  # the process ends: its last collection, of all modules, took a quarter of a refusal's time
+            gc.freeze()  # the last collection, at exit, took a quarter of the time of a refused command
 
 
 def _main(words: list[str]) -> int:
@@ -63,9 +63,7 @@ def _main(words: list[str]) -> int:
     if arguments.rest and f"{verb} {arguments.rest[0]}" in VERBS:
         verb = f"{verb} {arguments.rest.pop(0)}"
     if verb not in VERBS:
-        raise UserError(
-            f"unknown command {verb}; there are {', '.join(VERBS)}", suggestions.command(verb, tuple(VERBS))
-        )
+        raise UserError(f"unknown command {verb}; there are {', '.join(VERBS)}", suggested_command(verb))
     if arguments.help:
         say(help_of(verb, arguments.rest))
         return errors.DONE
@@ -74,7 +72,8 @@ def _main(words: list[str]) -> int:
 
 @contextmanager
 def _without_collection() -> Iterator[None]:
-    """Modules and configurations are made here, hardly any garbage: looking for it took an eighth of the time."""
+    """Disables garbage collection while modules are imported: there is hardly any garbage, and searching for it took an
+    eighth of the time."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -85,29 +84,29 @@ def _without_collection() -> Iterator[None]:
 
 
 def _status(result: object) -> int:
-    """An exit status is passed on; a result, or nothing, is done."""
+    """The exit status that a command returned, or DONE if it returned something else."""
     return result if isinstance(result, int) else errors.DONE
 
 
 def _runner(verb: str) -> Callable[..., Any]:
-    """The function that a command runs; its module is imported only now."""
+    """The function that implements a command; imports its module."""
     from lmtool.config.tables import imported
 
     with _without_collection():
         runner: Callable[..., Any] = imported(VERBS[verb].function)
     if not gc.get_freeze_count():
-        gc.freeze()  # modules stay: a collection that looks at all of torch's takes 0.2 s
+        gc.freeze()  # modules are never freed: checking all of torch's takes 0.2 s
     return runner
 
 
-def run(verb: str, config: CommandConfig) -> Any:
-    """Run a command on its decoded configuration."""
+def run(verb: str, config: CommandConfig) -> object:
+    """Runs a command on its decoded configuration."""
     return _runner(verb)(config)
 
 
-def configuration(verb: str, arguments: Arguments, *, running: bool) -> Any:
-    """The decoded configuration of a command line, whose words stand in full in the arguments afterwards. Raises
-    ConfigError with every error in it."""
+def configuration(verb: str, arguments: Arguments, *, running: bool) -> CommandConfig:
+    """The decoded configuration of a command line; also expands the shorthands in `arguments`. Raises ConfigError with
+    all errors."""
     with _without_collection():
         from lmtool.resolver.configuration import configuration as resolve
 
@@ -115,7 +114,7 @@ def configuration(verb: str, arguments: Arguments, *, running: bool) -> Any:
 
 
 def _line(verb: str, arguments: Arguments) -> CommandLine:
-    """The line with its shorthands in full."""
+    """The command line with its shorthands expanded."""
     from lmtool.config import plugins
     from lmtool.resolver.shorthands import CommandLine, in_full
 
@@ -133,7 +132,8 @@ def _print(verb: str, config: CommandConfig) -> int:
 
 
 def _start(verb: str, config: CommandConfig, words: list[str]) -> int:
-    """Run a command: here, or in as many processes as it asks for. words: the command line that it stands for."""
+    """Runs a command in this process, or in the processes that `devices` asks for. words: the command line that starts
+    them."""
     from lmtool.training import launching
 
     processes = launching.processes_to_start(config, verb)
@@ -142,7 +142,7 @@ def _start(verb: str, config: CommandConfig, words: list[str]) -> int:
     return _status(run(verb, config))
 
 
-# --- by what a command reads ---------------------------------------------------------------------------------------
+# Commands by their input, see `Verb.reads`.
 
 
 def _configured(verb: str, arguments: Arguments) -> int:
@@ -155,14 +155,14 @@ def _configured(verb: str, arguments: Arguments) -> int:
 
 
 def _about_a_run(command: str, arguments: Arguments) -> int:
-    """What a training command would read or do. Keys of its own may stand among those of the run."""
+    """Runs a command about a run, such as plan or inspect: its arguments are keys of the run and of the command."""
     if arguments.multirun:
         raise UserError(f"-m: lmtool {command} does not sweep", f"-m goes with {', '.join(SWEPT)}")
-    own_keys = keys_of(command)
-    own = [word for word in arguments.rest if own_keys is not None and own_keys.has(word)]
+    command_keys = keys_of(command)
+    typed = [word for word in arguments.rest if command_keys is not None and command_keys.has(word)]
     verb, first = _training_verb(command, arguments.rest)
-    arguments.rest = [word for word in arguments.rest if word not in (*own, first)]
-    keys = None if own_keys is None else own_keys.of(own)
+    arguments.rest = [word for word in arguments.rest if word not in (*typed, first)]
+    keys = None if command_keys is None else command_keys.of(typed)
     config = configuration(verb, arguments, running=command == "profile" and not arguments.cfg)
     if arguments.cfg:
         return _print(verb, config)
@@ -170,13 +170,13 @@ def _about_a_run(command: str, arguments: Arguments) -> int:
 
 
 def _training_verb(command: str, words: Sequence[str]) -> tuple[str, str | None]:
-    """The training command that the words are of, and the word that names it, if one does."""
+    """The training command, and the argument that names it (None if the task key decides)."""
     from lmtool.config.nearest import nearest
 
     first = next((word for word in words if "=" not in word), None)
     if first in TRAINING:
         return first, first
-    if first is not None:  # else a word without a key, which is judged with the others
+    if first is not None:
         close = nearest(first, (*TRAINING, *(LOOKS if command == "inspect" else ())))
         if close or first in VERBS:
             hint = f"did you mean lmtool {command} {close}?" if close else f"lmtool {command} pretrain"
@@ -221,9 +221,6 @@ _BY_INPUT: dict[Reads, Callable[[str, Arguments], int]] = {
 }
 
 
-# --- sweeps --------------------------------------------------------------------------------------------------------
-
-
 def _sweep(verb: str, arguments: Arguments) -> int:
     from lmtool.resolver import configuration as resolver
     from lmtool.resolver import trunks
@@ -233,10 +230,10 @@ def _sweep(verb: str, arguments: Arguments) -> int:
     if not VERBS[verb].sweeps:
         raise UserError(f"-m: lmtool {verb} does not sweep", f"-m goes with {', '.join(SWEPT)}")
     trunks.refuse_in_sweep(arguments.rest)
-    if ranks.rank_info(os.environ).size > 1:
-        raise UserError("-m under torchrun: its processes would each start all jobs", "start -m without torchrun")
+    if rank_info(os.environ).size > 1:
+        raise UserError("-m under torchrun: each of its processes would start all jobs", "use -m without torchrun")
     if arguments.config is not None:
-        raise UserError("-m and --config together", "sweep over overrides, or run the saved configuration by itself")
+        raise UserError("-m and --config exclude each other", "omit --config and sweep over overrides, or omit -m")
     line = _line(verb, arguments)
     request = jobs.SweepRequest(
         verb=verb,
@@ -254,11 +251,94 @@ def _sweep(verb: str, arguments: Arguments) -> int:
     return jobs.run(request, print_config=arguments.cfg)
 
 
-def run_job(verb: str, plugin_names: tuple[str, ...], data: dict[str, Any]) -> Any:
-    """One job of a sweep, in whatever process its launcher has put it: decode, run, give back the result. data: a
-    complete configuration, which needs nothing of the checkpoint it starts from, nor any YAML."""
+def run_job(verb: str, plugin_names: tuple[str, ...], data: dict[str, object]) -> object:
+    """Runs a job of a sweep, in any process, and returns its result. data: its complete configuration; decoding it
+    reads neither YAML nor the checkpoint that the job starts from."""
     from lmtool.config import plugins
     from lmtool.resolver.decoding import decoded
 
     plugins.load(plugin_names)
     return run(verb, decoded(verb, data, running=True, reads_checkpoint=False))
+
+
+# Errors and exit status.
+
+REPORT_TO = "this is a bug in lmtool: please report it, with the lines above and what you typed"
+_RERUN_HINT = "start it again: it continues from its last checkpoint"
+
+
+def current_rank() -> RankInfo:
+    """The rank of this process; rank 0 of one in an invalid environment, which `rank_info` reports later."""
+    try:
+        return rank_info(os.environ)
+    except UserError:
+        return RankInfo()
+
+
+def failed(error: BaseException, debug: bool) -> int:
+    """Reports the error of a command and returns its exit status. In distributed training every rank fails here: equal
+    errors are printed once, and errors caused by the end of another rank are not printed.
+
+    debug: whether to print the traceback of a user error.
+    """
+    ends = Ends.local(current_rank())
+    known = _known(error)
+    if known is None:
+        return _unexpected(error, ends)
+    if debug:
+        _traceback()
+    lines = tuple(line for pair in _messages(known) for line in pair if line is not None)
+    prefix = ends.last_words(known.exit_status, lines)
+    if prefix is not None:
+        with suppress(OSError):  # the terminal may be gone, as after SIGHUP
+            for message, hint in _messages(known):
+                say_error(f"{prefix}{message}", hint)
+    return known.exit_status
+
+
+def _known(error: BaseException) -> LmtoolError | None:
+    """The error as one that the user can fix; None for a bug."""
+    if isinstance(error, LmtoolError):
+        return error
+    if isinstance(error, KeyboardInterrupt):
+        return stopped(error)
+    return errors.out_of_memory(error)
+
+
+def _messages(error: LmtoolError) -> list[tuple[str, str | None]]:
+    """(message, hint) of an error, or of each error in a configuration."""
+    problems = error.problems if isinstance(error, ConfigError) else ()
+    return [(problem.message, problem.hint) for problem in problems] or [(error.message, error.hint)]
+
+
+def _unexpected(error: BaseException, ends: Ends) -> int:
+    """Reports a bug, or the loss of the connection to another rank."""
+    waited = isinstance(error, RuntimeError) and "timed out" in str(error).lower()
+    prefix = ends.last_traceback(errors.FAULT, (f"{type(error).__name__}: {error}",))
+    if prefix is None:
+        return errors.FAULT
+    connection_error = _connection_error(error, waited, ends) if ends.process.size > 1 else None
+    if connection_error is not None:
+        say_error(connection_error, _RERUN_HINT)
+        return errors.FAULT
+    _traceback()
+    say_error(f"{prefix}{REPORT_TO}")
+    return errors.FAULT
+
+
+def _connection_error(error: BaseException, waited: bool, ends: Ends) -> str | None:
+    """The message if another rank does not answer; None for other errors. waited: whether a timeout expired."""
+    if waited:
+        from lmtool.training.group import TIMEOUT
+
+        silent = " and ".join(f"rank {rank}" for rank in ends.silent()) or "a rank on another machine"
+        return f"{silent} did not answer for {TIMEOUT.total_seconds():g} seconds: it hangs, or is far behind"
+    if isinstance(error, RuntimeError) and "onnection" in str(error):
+        return f"rank {ends.process.rank}: the connection to another rank was lost: {str(error).splitlines()[0]}"
+    return None
+
+
+def _traceback() -> None:
+    import traceback
+
+    say(traceback.format_exc().rstrip(), sys.stderr)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from lmtool.commands.predict import answering, columns_of
+from lmtool.config.saved import JsonObject
 from lmtool.data.examples import Rows
 from lmtool.learners.base import BaseLearner, Inference, no_progress
 from lmtool.learners.representations.reading import Layers, embedder_of, text_format_of
@@ -36,9 +37,9 @@ _ANY_LENGTH = 1 << 30
 
 
 class CallableTokenizer(Tokenizer):
-    """A tokenizer that gives what a model takes: texts in the layout that the model reads, padded on the right, as
-    transformers' AutoTokenizer of the exported folder. A checkpoint that no task was trained on reads special tokens in
-    texts ("[MASK]") as transformers does; otherwise they are text, as in training.
+    """A tokenizer that returns inputs of a model: texts in the layout that the model reads, padded on the right, like
+    transformers' AutoTokenizer of the exported folder. If the checkpoint was not trained on a task, special tokens in
+    texts ("[MASK]") are parsed, as in transformers; otherwise they are text, as in training.
 
     layout: a name in `lmtool.data.formats`. segments: whether the model has two. task: whether there is a task.
     """
@@ -55,9 +56,10 @@ class CallableTokenizer(Tokenizer):
         return self.parsing(True)
 
     def __call__(self, texts: Texts, pairs: Texts | None = None, max_length: int | None = None) -> dict[str, Tensor]:
-        """`input_ids`, `attention_mask` and, where the model has segments, `token_type_ids`: (B, L) int64.
+        """`input_ids`, `attention_mask` and, if the model has segments, `token_type_ids`: (B, L) int64.
 
-        max_length: tokens of a row; the end of a longer text is left out, of a pair the longer one's. None: nothing is.
+        max_length: maximum tokens of a row. Longer texts are truncated at their end, of a pair the longer text. None
+        for no limit.
         """
         rows = _rows({TEXT: texts} if pairs is None else {TEXT: texts, PAIR: pairs})
         limit = _ANY_LENGTH if max_length is None else max_length
@@ -77,7 +79,7 @@ class CallableTokenizer(Tokenizer):
 
 @dataclass(frozen=True)
 class Loaded(weights.LoadedCheckpoint):
-    """A checkpoint in use, see `lmtool.weights.load.LoadedCheckpoint`. checkpoint: what was loaded."""
+    """A loaded checkpoint, see `lmtool.weights.load.LoadedCheckpoint`. checkpoint: its folder or address."""
 
     tokenizer: CallableTokenizer | None
     checkpoint: str
@@ -85,23 +87,28 @@ class Loaded(weights.LoadedCheckpoint):
 
     def predict(
         self,
-        texts: Texts | Mapping[str, Sequence[Any]],
+        texts: Texts | Mapping[str, Sequence[object]],
         pairs: Texts | None = None,
         batch_tokens: int = _BATCH_TOKENS,
         task: str | None = None,
-    ) -> list[dict[str, Any]]:
-        """What `lmtool predict` answers to texts, a record each: the label and its score, masks filled, a continuation.
+    ) -> list[JsonObject]:
+        """The predictions of `lmtool predict`, a record per text: label and score, filled masks, or a continuation.
 
-        texts: texts; or, of a task, its columns by name. pairs: the second texts, where pairs are read. batch_tokens:
-        real tokens in one forward. task: whose head answers, where several tasks were learned. UserError where the
-        checkpoint answers nothing, or reads something else.
+        Args:
+            texts: texts, or the columns of a task by name.
+            pairs: the second texts of pairs.
+            batch_tokens: maximum real tokens of a forward pass.
+            task: the task whose head predicts, if the checkpoint learned several.
+
+        Raises:
+            UserError: the checkpoint cannot predict, or reads other inputs.
         """
         paired = pairs is not None or (isinstance(texts, Mapping) and PAIR in texts)
         learner = self._answering(paired, task)
         if isinstance(texts, Mapping):
-            columns = {name: list(values) for name, values in texts.items()}
+            columns: dict[str, list[Any]] = {name: list(values) for name, values in texts.items()}
         else:
-            columns = columns_of(learner, _as_list(texts), None if pairs is None else _as_list(pairs))
+            columns = {**columns_of(learner, _as_list(texts), None if pairs is None else _as_list(pairs))}
         count = len(next(iter(columns.values()), []))
         if not count:
             return []
@@ -117,8 +124,8 @@ class Loaded(weights.LoadedCheckpoint):
         pooling: Pooling | Literal["auto"] = "auto",
         batch_tokens: int = _BATCH_TOKENS,
     ) -> np.ndarray | list[np.ndarray]:
-        """What `lmtool embed` gives: (N, H) float32, (N, W, H) of layers="all"; of pooling="none" a list with the
-        tokens of each text, (L, H) or (W, L, H). UserError where there is no such layer."""
+        """The vectors of `lmtool embed`: (N, H) float32, or (N, W, H) for layers="all"; for pooling="none" a list with
+        the tokens of each text, (L, H) or (W, L, H). UserError if there is no such layer."""
         rows = _rows({TEXT: texts} if pairs is None else {TEXT: texts, PAIR: pairs})
         precision = self._precision
         embeds, _ = embedder_of(self, self.checkpoint, layers, pooling, batch_tokens, precision, self.offline)
@@ -142,7 +149,7 @@ class Loaded(weights.LoadedCheckpoint):
         return {}
 
     def _answering(self, paired: bool, task: str | None) -> BaseLearner:
-        """What answers, over the tensors of `model`: what is changed there is changed here."""
+        """The learner that predicts. It shares the tensors of `model`, so that changes there apply."""
         key, task_config = (paired, task), self._trained.task(task)
         if key not in self._learners:
             self._learners[key] = (
@@ -154,10 +161,8 @@ class Loaded(weights.LoadedCheckpoint):
 
 
 def load(checkpoint: str | Path, device: str = "cpu", offline: bool = False) -> Loaded:
-    """A checkpoint to look at and to use: a run or a checkpoint of lmtool, a published folder or hf://org/name.
-
-    UserError where it cannot be read, or where a part of the backbone is missing.
-    """
+    """Loads a checkpoint: a run or checkpoint of lmtool, a published folder or hf://org/name. UserError if it cannot be
+    read, or a part of the backbone is missing."""
     base = weights.load(checkpoint, device, offline)
     for note in notes(str(checkpoint), base.report.ignored):
         warnings.warn(note, stacklevel=2)
@@ -173,7 +178,7 @@ def _as_list(texts: Texts) -> list[str]:
 
 
 def _rows(columns: Mapping[str, Texts]) -> Rows:
-    """Rows of texts. ValueError where there are more of one than of the other."""
+    """Rows of texts. ValueError if the columns have different lengths."""
     texts_by_column = {name: _as_list(texts) for name, texts in columns.items()}
     if len({len(texts) for texts in texts_by_column.values()}) != 1:
         raise ValueError(" and ".join(f"{len(texts)} of {name}" for name, texts in texts_by_column.items()))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 from lmtool.config.checkpoint import find
+from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.data.configs import DataConfig
 from lmtool.data.files import collected
 from lmtool.data.sources import Source, documents, open_source
@@ -27,28 +26,24 @@ TOO_MANY = 0.01
 """Maximum fraction of held-out rows, or of words of held-out text, that may occur in the training data."""
 
 
-def run(config: CheckConfig) -> dict[str, Any]:
+def run(config: CheckConfig) -> JsonObject:
     """Reads the data, prints and writes the findings. CheckFailed if rows fail, or if held-out rows occur in the
     training rows."""
     if (config.task is None) == (config.data is None):
-        raise UserError("check reads labeled data or text: give one of them", "lmtool check task=mydata.csv")
+        raise UserError("lmtool check needs either task= or data=", "lmtool check task=mydata.csv")
     output = Output()
     length_of, unit = _lengths(config)
-    found: dict[str, Any] = {}
+    found: JsonObject = {}
     if config.task is not None:
         for part in config.task.parts():
             data, problems = read_valid_rows(part, config.seed, config.cache_dir, config.offline)
-            summary = (
-                {}
-                if data is None
-                else findings(data, config.near, length_of, config.max_length, config.listed, config.seed, output.stage)
-            )
-            metadata = (
-                {}
-                if data is None
-                else {"warnings": data.metadata.get("warnings", []), "source": data.metadata.get("source")}
-            )
-            found[part.name] = {**metadata, "failing": [problem.message for problem in problems], "splits": summary}
+            summary: JsonObject = {"failing": [problem.message for problem in problems], "splits": {}}
+            if data is not None:
+                limits = (config.max_length, config.listed, config.seed, output.stage)
+                splits = findings(data, config.near, length_of, *limits)
+                metadata = {"warnings": data.metadata.get("warnings", []), "source": data.metadata.get("source")}
+                summary = {**metadata, **summary, "splits": splits}
+            found[part.name] = summary
     elif config.data is not None:
         found[config.data.name] = _text(config, config.data, length_of, output)
     long = config.max_length if unit == "tokens" else None
@@ -60,9 +55,7 @@ def run(config: CheckConfig) -> dict[str, Any]:
     failing = [problem for summary in found.values() for problem in summary["failing"]]
     leaks = [(name, split) for name, summary in found.items() for split in _leaking(summary["splits"])]
     if failing:
-        raise CheckFailed(
-            f"{counted(len(failing), 'row')} failed", "correct or remove them; the first are listed above"
-        )
+        raise CheckFailed(f"{counted(len(failing), 'row')} failed", "correct or remove them; see the list above")
     if leaks:
         most = max(found[name]["splits"][split]["in_training"]["equal"] for name, split in leaks)
         which = ", ".join(f"{split} of {name}" for name, split in leaks)
@@ -74,14 +67,15 @@ def run(config: CheckConfig) -> dict[str, Any]:
     return found
 
 
-def _leaking(splits: Mapping[str, Any]) -> list[str]:
+def _leaking(splits: JsonMapping) -> list[str]:
+    """The splits of which too much occurs in the training data."""
     return [split for split, summary in splits.items() if summary.get("in_training", {}).get("share", 0) > TOO_MANY]
 
 
 def _text(
     config: CheckConfig, text: DataConfig, length_of: Callable[[Sequence[str]], list[int]], output: Output
-) -> dict[str, Any]:
-    """Findings about text to pretrain on, document by document."""
+) -> JsonObject:
+    """Findings about pretraining text, which is read document by document."""
     with collected() as problems:
         source = open_source(text, config.cache_dir, output.stage, config.offline)
         splits = {
@@ -90,13 +84,13 @@ def _text(
         stage = output.stage
         summary = compared(splits, config.near, length_of, config.max_length, config.listed, config.seed, stage)
     metadata = {name: fact for name, fact in source.metadata().items() if isinstance(fact, int | str)}
-    messages = list(dict.fromkeys(problem.message for problem in problems))  # text is read more than once
+    messages = list(dict.fromkeys(problem.message for problem in problems))  # since text is read more than once
     return {"source": metadata, "warnings": [], "failing": messages, "splits": summary}
 
 
 @dataclass(frozen=True)
 class _Documents:
-    """The documents of a split, read anew at each iteration."""
+    """The documents of a split, read again at each iteration."""
 
     source: Source
     split: str
@@ -108,17 +102,10 @@ class _Documents:
 def _lengths(config: CheckConfig) -> tuple[Callable[[Sequence[str]], list[int]], str]:
     """The function that measures lengths, and their unit."""
     if config.checkpoint is None:
-        return _words, "words"
+        return lambda texts: [len(text.split()) for text in texts], "words"
     folder = Path(config.checkpoint).expanduser()
     if not has_tokenizer(folder):
         published = hf_folder(config.checkpoint, config.offline)
         folder = find(config.checkpoint) if published is None else published.path
-    return partial(_tokens, Tokenizer.load(folder)), "tokens"
-
-
-def _words(texts: Sequence[str]) -> list[int]:
-    return [len(text.split()) for text in texts]
-
-
-def _tokens(tokenizer: Tokenizer, texts: Sequence[str]) -> list[int]:
-    return [len(ids) for ids in tokenizer.encode_batch(list(texts))]
+    tokenizer = Tokenizer.load(folder)
+    return lambda texts: [len(ids) for ids in tokenizer.encode_batch(list(texts))], "tokens"

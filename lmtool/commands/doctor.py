@@ -1,4 +1,4 @@
-"""`lmtool doctor`: what this machine can do, what is missing, what would be faster."""
+"""`lmtool doctor`: checks the machine, and reports what is missing and what would be faster."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _TINY = [
     "data.validation_fraction=0.2", "objective=mlm", "objective.pairs=none", "max_steps=5", "max_minutes=null",
     "batch_tokens=512", "batch_examples=null", "log_every=1", "offline=true",
 ]  # fmt: skip
-# Packages beyond the core: what each is for, and the extra that brings it.
+# Optional packages: their purpose, and the extra of lmtool that installs them.
 _OPTIONAL = {
     "datasets": ("data sets of the hub, parquet", "hub"),
     "sacrebleu": ("BLEU and chrF of generated text", "scores"),
@@ -56,7 +56,7 @@ _OPTIONAL = {
 
 @dataclass(frozen=True)
 class Finding:
-    """good: as it should be. note: works, and something could be better. problem: something will not work."""
+    """state: good, note (works, but could be better) or problem (does not work)."""
 
     subject: str
     details: str
@@ -68,7 +68,7 @@ _MARKS = {"good": ("✔", "green"), "note": ("·", "yellow"), "problem": ("✘",
 
 
 def run(config: DoctorConfig) -> list[Finding]:
-    """Print what is found. CheckFailed where something is broken."""
+    """Prints the findings. CheckFailed if there is a problem."""
     output, findings = Output(), []
     for finding in _findings(config):
         mark, style = _MARKS[finding.state]
@@ -78,7 +78,7 @@ def run(config: DoctorConfig) -> list[Finding]:
         findings.append(finding)
     broken = [finding.subject for finding in findings if finding.state == "problem"]
     if broken:
-        raise CheckFailed(f"{', '.join(broken)}: see above", "mend what is marked, and type lmtool doctor again")
+        raise CheckFailed(f"{', '.join(broken)}: see above", "fix the marked lines, then run lmtool doctor again")
     return findings
 
 
@@ -120,11 +120,9 @@ def _torch() -> Finding:
 
 
 def _processor() -> Finding:
-    cores, threads = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        torch.get_num_threads(),
-    )
-    bf16 = "bf16 of its own" if cpu_has_bf16() else "no bf16 of its own"
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    threads = torch.get_num_threads()
+    bf16 = "native bf16" if cpu_has_bf16() else "no native bf16"
     computes = f"{counted(cores or 1, 'core')} for this process, {counted(threads, 'thread')}, {bf16}"
     details = f"{processor() or platform.machine()}, {computes}"
     if threads != cores and "OMP_NUM_THREADS" in os.environ:
@@ -141,47 +139,42 @@ def _devices(chosen: torch.device) -> Iterator[Finding]:
         details = f"{properties.name}, {size(properties.total_memory)}, {free} free, {flash}"
         yield Finding(f"cuda:{number}", details, "good" if has_flash(device) else "note")
     if (count := torch.cuda.device_count()) > 1:
-        yield Finding("devices", f"{count}; a run takes one of them", "note", f"devices={count} trains on all")
+        yield Finding("devices", f"{count}; a run uses one of them", "note", f"devices={count} trains on all")
     if not torch.cuda.device_count():
         driver_files = [path for path in ("/dev/nvidia0", "/proc/driver/nvidia/version") if Path(path).exists()]
-        if driver_files and not torch.version.cuda:
-            hint = "install torch with CUDA: README, Set-up"
-            yield Finding(
-                "device", f"a GPU is there ({driver_files[0]}), and torch is built without CUDA", "problem", hint
-            )
-        elif driver_files:
-            yield Finding(
-                "device", f"a GPU is there ({driver_files[0]}), and torch does not see it", "problem", "nvidia-smi"
-            )
+        if not driver_files:
+            details = "no GPU: the tiny models train in minutes"
+            yield Finding("device", details, "note", "model=bert_tiny, gpt_tiny, t5_tiny")
+        elif not torch.version.cuda:
+            details = f"there is a GPU ({driver_files[0]}), but torch is built without CUDA"
+            yield Finding("device", details, "problem", "install torch with CUDA: README, Set-up")
         else:
-            yield Finding(
-                "device", "no GPU: the tiny models train in minutes", "note", "model=bert_tiny, gpt_tiny, t5_tiny"
-            )
+            details = f"there is a GPU ({driver_files[0]}), but torch does not find it"
+            yield Finding("device", details, "problem", "nvidia-smi")
 
 
 def _speed(device: torch.device) -> Finding:
-    """Matrix products at the width of a base model, forward and backward."""
+    """The speed of matrix products of a base model's width, forward and backward."""
     precision = select_precision("auto", device)
     rates = {}
     for name in dict.fromkeys(("fp32", precision.name)):
         rates[name] = measure_rate(*_WIDTH, name, str(device)) / STEP_SHARE
     details = ", ".join(f"{name} {rate / 1e9:,.0f} GFLOP/s" for name, rate in rates.items())
-    return Finding("speed", f"{details} on {device}; precision=auto takes {precision.name}")
+    return Finding("speed", f"{details} on {device}; precision=auto selects {precision.name}")
 
 
 def _memory() -> Finding:
     free = available_bytes(torch.device("cpu"))
     if free is None:
-        return Finding("memory", "the system does not say how much is free", "note")
+        return Finding("memory", "the system does not report free memory", "note")
     if free < _MEMORY:
-        return Finding(
-            "memory", f"{size(free)} available", "note", "tiny models fit; lmtool plan says what a run needs"
-        )
+        hint = "tiny models fit; lmtool plan estimates the memory of a run"
+        return Finding("memory", f"{size(free)} available", "note", hint)
     return Finding("memory", f"{size(free)} available")
 
 
 def _folder(subject: str, folder: Path, hint: str) -> Finding:
-    """Whether a folder, or the one it would be made in, can be written to, and how much room there is."""
+    """Whether a folder (or the existing folder above it) can be written to, and its free space."""
     existing = folder
     while not existing.exists() and existing != existing.parent:
         existing = existing.parent
@@ -200,24 +193,24 @@ def _packages() -> Iterator[Finding]:
         if importlib.util.find_spec(package) is None:
             missing.setdefault(extra, []).append(f"{package} ({purpose})")
     if not missing:
-        yield Finding("packages", f"all {len(_OPTIONAL)} optional ones")
+        yield Finding("packages", f"all {len(_OPTIONAL)} optional packages")
     for extra, packages in missing.items():
         yield Finding("packages", f"without {', '.join(packages)}", "note", f"pip install 'lmtool[{extra}]'")
 
 
 def _hub(offline: bool) -> Finding:
     if offline:
-        return Finding("hub", "offline=true: not tried")
+        return Finding("hub", "not checked: offline=true")
     from huggingface_hub import constants
 
     address = constants.ENDPOINT
     if answers(address, seconds=2.0):
         return Finding("hub", f"{address} answers")
-    return Finding("hub", f"{address} does not answer", "note", "local folders work; offline=true spares the attempt")
+    return Finding("hub", f"{address} does not answer", "note", "use local folders; offline=true skips this check")
 
 
 def _training(device: str) -> Finding:
-    """A tiny run twice, as a user would type it, whose losses are compared bit by bit."""
+    """Trains a tiny run twice in separate processes, and compares the losses bit by bit."""
     losses = []
     with tempfile.TemporaryDirectory() as root:
         for name in ("first", "second"):
@@ -230,8 +223,8 @@ def _training(device: str) -> Finding:
             rows = (Path(root) / name / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
             losses.append([json.loads(row).get("loss") for row in rows])
     if losses[0] == losses[1]:
-        return Finding("training", "a tiny BERT learned twice, bit for bit the same")
-    details = "a tiny BERT learned twice, and the losses differ"
+        return Finding("training", "two runs of a tiny BERT have equal losses, bit for bit")
+    details = "two runs of a tiny BERT have different losses"
     if device != "cpu" and torch.cuda.is_available():
-        return Finding("training", details, "note", "kernels of CUDA add in no fixed order; device=cpu is exact")
+        return Finding("training", details, "note", "CUDA kernels add in varying order; device=cpu is exact")
     return Finding("training", details, "problem", "please report it, with the lines above")

@@ -1,4 +1,4 @@
-"""`lmtool embed`: texts as vectors of a model's hidden states, one of each text or one of each token."""
+"""`lmtool embed`: hidden states of a model as vectors, one per text or one per token."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 import numpy as np
 
@@ -31,26 +31,26 @@ _GROUP = 256
 
 
 def check_output(path: str | None, pooling: str) -> None:
-    """UserError where no format goes by the suffix of an `output=`, or it does not hold what is asked for."""
+    """UserError if the suffix of `output=` is not a known format, or the format cannot hold the vectors."""
     if path is None:
         return
     suffix = Path(path).suffix.lower()
     if suffix not in (".npy", ".parquet"):
         raise UserError(
-            f"output={path}: vectors are written as .npy or .parquet", f"output={Path(path).with_suffix('.npy')}"
+            f"output={path}: the suffix must be .npy or .parquet", f"set output={Path(path).with_suffix('.npy')}"
         )
     if suffix == ".npy" and pooling == "none":
         raise UserError(
-            f"output={path}: an array has no place for the tokens of pooling=none",
-            f"output={Path(path).with_suffix('.parquet')}, or pooling=mean",
+            f"output={path}: a .npy array cannot hold the tokens of pooling=none",
+            f"set output={Path(path).with_suffix('.parquet')}, or pooling=mean",
         )
     if suffix == ".parquet":
         _pyarrow(path)
 
 
 def write_npy(path: Path, vectors: Iterable[Vectors], count: int, embedder: Embedder) -> tuple[int, ...]:
-    """(N, H) float32 in the order of the rows, or (N, W, H) of several layers; the shape. OSError where the disk
-    refuses."""
+    """Writes (N, H) float32 in the order of the rows, or (N, W, H) for several layers. Returns the shape. OSError if
+    writing fails."""
     layers, width = _layers(embedder), embedder.width
     shape = (count, width) if len(layers) == 1 else (count, len(layers), width)
     with in_one_move(path) as draft, draft.open("wb") as file:
@@ -62,8 +62,8 @@ def write_npy(path: Path, vectors: Iterable[Vectors], count: int, embedder: Embe
 
 
 def write_parquet(path: Path, rows: Rows, vectors: Iterable[Vectors], embedder: Embedder) -> int:
-    """The columns `row`, counted from 0, the texts (of tokens `position` and `token` instead), and `vector`, or
-    `layer_0`, `layer_1`, ... of several layers. The number of rows written. OSError where the disk refuses."""
+    """Writes the columns `row` (from 0), the texts (for tokens: `position` and `token`), and `vector`, or `layer_0`,
+    `layer_1`, ... for several layers. Returns the number of rows. OSError if writing fails."""
     pyarrow, width, written = _pyarrow(str(path)), embedder.width, 0
     kind = pyarrow.list_(pyarrow.float32(), width)
     mask, taken = masker(), iter(vectors)
@@ -87,8 +87,8 @@ def write_parquet(path: Path, rows: Rows, vectors: Iterable[Vectors], embedder: 
     return written
 
 
-def _columns(rows: Rows, start: int, group: list[Vectors], embedder: Embedder) -> Iterator[tuple[str, list[Any]]]:
-    """What stands beside the vectors of some texts."""
+def _columns(rows: Rows, start: int, group: list[Vectors], embedder: Embedder) -> Iterator[tuple[str, list[object]]]:
+    """The columns that identify the vectors of a group of texts. start: row of the first text."""
     numbers = range(start, start + len(group))
     if embedder.pooling != "none":
         yield "row", list(numbers)
@@ -101,19 +101,19 @@ def _columns(rows: Rows, start: int, group: list[Vectors], embedder: Embedder) -
 
 
 def _layers(embedder: Embedder) -> list[str]:
-    """The columns of the vectors, a layer each."""
+    """Names of the columns of vectors, one per layer."""
     layers = embedder.states.layers
     return ["vector"] if embedder.average or len(layers) == 1 else [f"layer_{layer}" for layer in layers]
 
 
-def _pyarrow(path: str) -> Any:
-    """UserError where the library is not installed."""
+def _pyarrow(path: str) -> ModuleType:
+    """The library pyarrow. UserError if it is not installed."""
     try:
         import pyarrow
         import pyarrow.parquet
     except ModuleNotFoundError as problem:
         raise UserError(
-            f"output={path}: parquet is written by the library pyarrow, which is not installed",
+            f"output={path} needs the library pyarrow, which is not installed",
             "pip install 'lmtool[hub]', or set output=NAME.npy",
         ) from problem
     return pyarrow
@@ -123,7 +123,7 @@ _PRINTED_VALUES = 6
 
 
 def run(config: EmbedConfig) -> None:
-    """Read, embed, and print or write the vectors."""
+    """Reads texts, embeds them, and prints or writes the vectors."""
     check_output(config.output, config.pooling)
     output, precision = Output(), select_precision(config.precision, select_device(config.device))
     loaded = load(config.checkpoint, str(precision.device), config.offline)
@@ -149,15 +149,15 @@ def run(config: EmbedConfig) -> None:
 
 
 def _rows(config: EmbedConfig, loaded: LoadedCheckpoint) -> Rows:
-    """The texts, or pairs, that are embedded: the columns that the checkpoint's task reads, else text and pair."""
+    """The texts or pairs to embed: the columns that the checkpoint's task reads, otherwise `text` and `pair`."""
     task = section(config.checkpoint, loaded.saved, Choice("task", key="kind", optional=True))
     table = requested_table(config, task)
     if table is None:
         texts, origin = requested_texts(config)
-        columns: dict[str, list[Any]] = {TEXT: texts}
+        columns = {TEXT: texts}
         if config.pair is not None:
             if len(texts) != 1:
-                raise UserError("pair is the second text of text=", "use a file with the columns text and pair")
+                raise UserError("pair= needs a single text=", "use a file with the columns text and pair")
             columns[PAIR] = [config.pair]
         return Rows(list(range(len(texts))), columns, None, origin)
     aliases = {} if task is None else task.aliases
@@ -169,19 +169,19 @@ def _rows(config: EmbedConfig, loaded: LoadedCheckpoint) -> Rows:
     if missing:
         raise UserError(
             f"{table.origin[0][0]}: no column {missing[0]} to read; there are {', '.join(table.columns)}",
-            f"name its text column {missing[0]}, in a copy",
+            f"rename its text column to {missing[0]} in a copy of the file",
         )
     columns = {name: [_text(value) for value in present[name]] for name in names}
     return Rows(list(range(len(table))), columns, None, table.origin)
 
 
-def _text(value: Any) -> str:
-    """A cell as text: a list of words with spaces between them."""
+def _text(value: object) -> str:
+    """A cell as text; words of a list are separated by spaces."""
     return " ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
 
 
 def _write(path: str, rows: Rows, vectors: Iterable[Vectors], embeds: Embedder) -> str:
-    """What was written, in words. UserError where the disk refuses."""
+    """Writes the vectors and returns a description of their number. UserError if writing fails."""
     try:
         if Path(path).suffix.lower() == ".npy":
             shape = write_npy(Path(path).expanduser(), vectors, len(rows), embeds)
@@ -194,7 +194,7 @@ def _write(path: str, rows: Rows, vectors: Iterable[Vectors], embeds: Embedder) 
 
 
 def _lines(rows: Rows, vectors: Iterable[Vectors], embeds: Embedder) -> Iterator[str]:
-    """The first numbers of each vector, for the screen."""
+    """Lines for the screen: the first numbers of each vector."""
     texts = list(zip(*rows.columns.values(), strict=True))
     for text, embedded in zip(texts, vectors, strict=True):
         pieces = embeds.tokenizer.readable(embedded.tokens) if embeds.pooling == "none" else []
@@ -206,5 +206,5 @@ def _lines(rows: Rows, vectors: Iterable[Vectors], embeds: Embedder) -> Iterator
                 yield f"{name}{_numbers(vector)}  {piece}"
 
 
-def _numbers(vector: Any) -> str:
+def _numbers(vector: np.ndarray) -> str:
     return " ".join(f"{value: .3f}" for value in vector[:_PRINTED_VALUES]) + f" ... ({len(vector)} numbers)"

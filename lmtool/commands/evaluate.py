@@ -1,17 +1,17 @@
-"""`lmtool evaluate`: score a checkpoint on the data it was trained for, or on other data of the same kind; beside
-another one, with the difference on the same rows."""
+"""`lmtool evaluate`: scores a checkpoint on the data that it was trained for or on other data of the same kind, and
+compares it with another checkpoint on the same rows."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from lmtool.config.saved import JsonObject
 from lmtool.errors import UserError
 from lmtool.learners.evaluation import SplitEvaluations
 from lmtool.learners.held_out import HeldOutSplits
 from lmtool.reporting.console import Output
-from lmtool.reporting.scores import print_difference, print_evaluation, write_evaluation
+from lmtool.reporting.evaluations import print_difference, print_evaluation, write_evaluation
 from lmtool.resolver.schema.run import EvaluateConfig, FinetuneConfig, PretrainConfig
 from lmtool.session.evaluation import FilledPrompts, evaluate_prompted, evaluate_text, fills_prompts, require_unset
 from lmtool.session.labeled import data_to_score
@@ -23,8 +23,8 @@ from lmtool.tasks.kinds.learner import TaskEvaluation
 from lmtool.tasks.mixture import AVERAGE, MixedEvaluation
 
 
-def run(config: EvaluateConfig) -> dict[str, Any]:
-    """Score, print, and write predictions and a report where these are named. Returns the metrics, the task's first."""
+def run(config: EvaluateConfig) -> JsonObject:
+    """Scores, prints, and writes predictions and a report if requested. Returns the metrics, the task's first."""
     check_output(config.output)
     if config.report is not None:
         require_no_link(Path(config.report).expanduser() / "plots")
@@ -41,10 +41,13 @@ def run(config: EvaluateConfig) -> dict[str, Any]:
     else:
         require_unset(config, ("stride", "max_length", "memory_length"), f"{config.checkpoint} was trained for a task")
         results = _on_task(config, trained, output)
-    other = None if config.against is None else _on_task(config, _against(config, trained), output, config.against)
+    other = None
+    if config.against is not None:
+        other_trained = read_trained(config.against, config.offline, trained.precision)
+        other = _on_task(config, other_trained, output, config.against)
     if config.output is not None:
         write_output(config.output, results.evaluations.records())
-    details: dict[str, Any] = {"checkpoint": config.checkpoint, "task": results.title, "splits": {}}
+    details: JsonObject = {"checkpoint": config.checkpoint, "task": results.title, "splits": {}}
     for split, evaluation in results.splits().items():
         of_split = details["splits"][split] = analysis(evaluation)
         print_evaluation(output, f"{config.checkpoint} · {results.title}", split, of_split, results.references(split))
@@ -65,40 +68,40 @@ def run(config: EvaluateConfig) -> dict[str, Any]:
         write_evaluation(folder, details)
         output.line(f"evaluation.json, predictions.jsonl and plots: {folder}")
     metrics = results.evaluations.metrics()
-    return {results.metric: metrics[results.metric], **metrics}  # what chooses checkpoints first, for a sweep's table
+    return {results.metric: metrics[results.metric], **metrics}  # a sweep's table shows the first
 
 
 @dataclass(frozen=True)
 class TaskScores:
-    """A checkpoint on a task's splits. constant: the baseline, as `BaseLearner.baseline` gives it. metric: the score
-    that chooses checkpoints."""
+    """The scores of a checkpoint on a task's splits. constant: from `BaseLearner.baseline`. metric: the score that
+    selects checkpoints."""
 
     title: str
     evaluations: SplitEvaluations
-    constant: dict[str, Any]
+    constant: JsonObject
     metric: str
 
     def splits(self) -> dict[str, TaskEvaluation]:
-        """The evaluation of each split, of a mixture those of its members in it."""
+        """The evaluation of each split; for a mixture, of each member in each split."""
         splits: dict[str, TaskEvaluation] = {}
         for split, evaluation in self.evaluations.splits.items():
             if isinstance(evaluation, MixedEvaluation):
-                splits |= {f"{name} {split}": own for name, own in evaluation.members.items()}
+                splits |= {f"{name} {split}": member for name, member in evaluation.members.items()}
             elif isinstance(evaluation, TaskEvaluation):
                 splits[split] = evaluation
         return splits
 
-    def references(self, split: str) -> dict[str, Any]:
-        """The baseline of one of the splits, of a mixture its member's."""
-        members: dict[str, dict[str, Any]] = self.constant.get("members", {})
+    def references(self, split: str) -> JsonObject:
+        """The baseline of a split; for a mixture, the baseline of the member."""
+        members: dict[str, JsonObject] = self.constant.get("members", {})
         return members.get(split.partition(" ")[0], self.constant)
 
 
 def _on_task(config: EvaluateConfig, trained: Trained, output: Output, checkpoint: str | None = None) -> TaskScores:
-    """A finetuned checkpoint on its task. checkpoint: another one than the configuration's."""
+    """The scores of a finetuned checkpoint on its task. checkpoint: None for the configuration's."""
     before = trained.config
     if not isinstance(before, FinetuneConfig):
-        raise UserError(f"against={checkpoint} was trained for no task", "name a checkpoint of lmtool finetune")
+        raise UserError(f"against={checkpoint} was not trained for a task", "use a checkpoint of lmtool finetune")
     if checkpoint is not None:
         config = config.model_copy(update={"checkpoint": checkpoint})
     task, taken = data_to_score(config, trained, before)
@@ -114,12 +117,8 @@ def _on_task(config: EvaluateConfig, trained: Trained, output: Output, checkpoin
 
 
 def _filled(config: EvaluateConfig, filled: FilledPrompts) -> TaskScores:
-    """A masked language model on a task that it never learned, by the words it puts in the place of a mask."""
+    """The scores of a masked language model on a task by the words that it predicts for a mask, without finetuning."""
     data, learner = filled.task.splits(), filled.learner
     held_out = HeldOutSplits(learner, data, filled.max_length, config.batch_tokens, filled.seed)
     title = f"{filled.task.config.name} from prompts alone"
     return TaskScores(title, held_out.score(filled.precision), held_out.baseline(data["train"]), learner.metric.name)
-
-
-def _against(config: EvaluateConfig, trained: Trained) -> Trained:
-    return read_trained(str(config.against), config.offline, trained.precision)

@@ -1,16 +1,17 @@
-"""`lmtool export`: a checkpoint as a folder that transformers loads, and what was lost on the way: nothing, as lmtool
-reads the folder again, and as transformers opens it."""
+"""`lmtool export`: writes a checkpoint as a folder that transformers loads, reads it again with both, and reports every
+difference."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import lmtool
 from lmtool.config.plugins import command_line
+from lmtool.config.saved import JsonMapping
 from lmtool.data.formats import with_format
 from lmtool.errors import CheckFailed, UserError
 from lmtool.models.configs import ModelConfig
@@ -41,11 +42,11 @@ from lmtool.weights.reading import Weights, notes, read
 from lmtool.weights.sentence_encoders import sentence_encoder
 
 _WRITERS = ("LMHeadModel", "ForCausalLM", "ForConditionalGeneration", "MTModel")
-"""Ends of the classes of transformers that write text."""
+"""Endings of the names of transformers' classes that generate text."""
 
 
 def run(config: ExportConfig) -> None:
-    """Write the folder, read it again, compare, and print what differs. CheckFailed where anything does."""
+    """Writes the folder, reads it again, compares, and prints the differences. CheckFailed if there are any."""
     if config.format == "vectors":
         export_vectors(config)
         return
@@ -65,7 +66,7 @@ def run(config: ExportConfig) -> None:
     task, trained, tokenizer = head_to_export(saved, weights.tensors), None, loaded.tokenizer
     if task is not None:
         trained = read_trained(config.checkpoint, config.offline, select_precision("fp32", select_device("cpu")))
-        tokenizer = trained.tokenizer.with_padding()  # without it a decoder's classifier reads one text at a time
+        tokenizer = trained.tokenizer.with_padding()  # otherwise a decoder's classifier cannot read batches
     export = export_of(loaded.config, weights.tensors, task, tokenizer)
     require_published_tensors(weights, loaded.config, export)
     layout = layout_of(loaded.config, task, tokenizer)
@@ -90,49 +91,49 @@ def run(config: ExportConfig) -> None:
     if published is not None:
         warn_of(published, loaded.report.ignored, config.offline)
     parity_report = parity(folder, export.architecture, original, tokenizer)
-    tell(f"{folder} · {export.architecture}", comparison, export.left_out, parity_report)
+    print_comparison(f"{folder} · {export.architecture}", comparison, export.left_out, parity_report)
     if not (comparison.same and parity_report.same):
-        raise CheckFailed(f"{folder} is not what was exported", "see what changed above, and keep the checkpoint")
+        raise CheckFailed(f"{folder} is not what was exported", "see the differences above, and keep the checkpoint")
     Output().line(compare_autotokenizer(folder, tokenizer))
 
 
 def require_published_tensors(weights: Weights, model: ModelConfig, export: Export) -> None:
-    """UserError where the backbone has more than a published one."""
+    """UserError if the backbone has tensors that published models lack."""
     unpublished = [name for name in weights.tensors if name.startswith("backbone.") and name not in export.exported]
     if unpublished:
         more = f" and {counted(len(unpublished) - 1, 'more tensor')} have" if len(unpublished) > 1 else " has"
         raise UserError(
-            f"checkpoint={weights.origin}: {unpublished[0]}{more} no place in a published model={model.name}",
+            f"checkpoint={weights.origin}: {unpublished[0]}{more} no counterpart in a published model={model.name}",
             "use the run with lmtool",
         )
 
 
 def warn_of(published: HFFolder, ignored: Sequence[str], offline: bool) -> None:
-    """Print what of a published folder does not go where its model goes."""
+    """Prints warnings about the parts of a published folder that are not copied with its model."""
     warnings = notes(published.checkpoint, ignored)
     encoder = sentence_encoder(published, offline)
     if encoder is not None:
         pools = " and ".join([f"pooling={' + '.join(encoder.modes)}", *encoder.extra_steps])
         warnings.append(
-            f"checkpoint={published.checkpoint} is a sentence encoder, and the copy its model alone, without {pools}: "
+            f"checkpoint={published.checkpoint} is a sentence encoder; the copy is its model without {pools}: "
             f"lmtool embed checkpoint={published.checkpoint} gives its vectors"
         )
     for warning in warnings:
         Output().line(f"warning: {warning}", "yellow")
 
 
-def tell(
+def print_comparison(
     heading: str, comparison: CheckpointComparison, left_out: tuple[str, ...] = (), parity_report: Parity | None = None
 ) -> None:
-    """Print a comparison. parity_report: what transformers itself made of a folder."""
+    """Prints a comparison. parity_report: of the outputs of transformers."""
     output = Output()
     output.line(heading)
     rows_of_transformers = [] if parity_report is None else [parity_report.row()]
     output.rows([*comparison.rows(), *rows_of_transformers, ("left out", ", ".join(left_out) or "nothing")])
 
 
-def model_card(checkpoint: str, weights: Weights, saved: Mapping[str, Any], export: Export) -> str:
-    """README.md of the folder: what the model is, and where its weights are from."""
+def model_card(checkpoint: str, weights: Weights, saved: JsonMapping, export: Export) -> str:
+    """README.md of the folder: the model, and the origin of its weights."""
     learned = saved.get("objective") or saved.get("task") or {}
     learned_name = learned.get("name")
     task = saved.get("task") or {}
@@ -165,7 +166,7 @@ def usage(architecture: str, model: ModelConfig, folder: Path) -> str:
     if "QuestionAnswering" in architecture:
         inputs = '"A question?", "A text with its answer."'
     result = f'model(**tokenizer({inputs}, return_tensors="pt"))[0]'
-    # XLNet's language model, an encoder here, predicts tokens of a text that stands there.
+    # XLNet's language model is an encoder here: it predicts tokens of the given text.
     if model.architecture != "encoder" and architecture.endswith(_WRITERS):
         result = f'tokenizer.decode(model.generate(**tokenizer({inputs}, return_tensors="pt"), max_new_tokens=20)[0])'
     return (

@@ -1,7 +1,7 @@
-"""`lmtool fetch`: what a run reads from the network is put into the caches, so that it can run with `offline=true`.
+"""`lmtool fetch`: downloads everything that a run reads from the network, so that it can run with `offline=true`.
 
-What the composed configuration names is asked for by the readers that the run itself has: first without a network, to
-see whether it is there, then with one. So a second `fetch` fetches nothing.
+Each source of the configuration is opened by the reader that the run uses: first offline, to check whether it is
+cached, then online. A second `fetch` therefore downloads nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from lmtool.weights.sentence_encoders import Dense, dense_file, sentence_encoder
 
 
 def is_remote(checkpoint: str) -> bool:
-    """Whether it, or the base of what was tuned, is on the hub. UserError where it cannot be read."""
+    """Whether a checkpoint, or the base of a tuned one, is on the hub. UserError if the checkpoint cannot be read."""
     if "://" in checkpoint:
         return True
     if hf_folder(checkpoint, offline=True) is not None:
@@ -42,15 +42,18 @@ def is_remote(checkpoint: str) -> bool:
 
 
 def files_of(checkpoint: str, offline: bool) -> list[Path]:
-    """What a run reads of a checkpoint; of a tuned one its base's too. offline: no connection is opened. UserError
-    where a file cannot be had."""
+    """The files of a checkpoint that a run reads, including those of its base if it was tuned. UserError if a file is
+    missing.
+
+    offline: whether connections are forbidden.
+    """
     published = hf_folder(checkpoint, offline)
     if published is None:
         folder = find(checkpoint)
         base = saved_base(folder)
         address = None if base is None else base.address()
-        own = [path for path in folder.iterdir() if path.is_file()]
-        return own if address is None else [*own, *files_of(address, offline)]
+        files = [path for path in folder.iterdir() if path.is_file()]
+        return files if address is None else [*files, *files_of(address, offline)]
     files = [weight_file(published, offline)]
     if files[0].name.endswith(".index.json"):
         shards = sorted(set(shards_of_index(files[0]).values()))
@@ -67,18 +70,16 @@ THERE, FETCHED, MISSING = "was there", "fetched", "missing"
 
 @dataclass(frozen=True)
 class Need:
-    """Something that a run reads from the network.
-
-    name: as it was typed. read: offline -> the files that it is in, as far as they are known, or UserError.
-    """
+    """A source that a run reads from the network. name: as typed. read(offline) returns its known files, or raises
+    UserError if it is not available."""
 
     name: str
     read: Callable[[bool], Iterable[Path]]
 
 
 def run(config: TrainingConfig, verb: str, words: Sequence[str]) -> int:
-    """Fetch, and print what was fetched. words: the command line of the run, flags included. UserError where something
-    could not be fetched; the rest is fetched all the same."""
+    """Fetches all sources and prints their states. words: the command line of the run. UserError if a source could not
+    be fetched, after fetching the others."""
     output = Output()
     needs = list({need.name: need for need in needs_of(config, output)}.values())
     if not needs:
@@ -101,7 +102,7 @@ def run(config: TrainingConfig, verb: str, words: Sequence[str]) -> int:
 
 
 def _fetched(need: Need, offline: bool, output: Output) -> tuple[str, list[Path], UserError | None]:
-    """How it stands with a need, its files, and why it could not be had."""
+    """The state of a source, its files, and the error if it is missing."""
     try:
         return THERE, list(need.read(True)), None
     except UserError as absent:
@@ -115,7 +116,7 @@ def _fetched(need: Need, offline: bool, output: Output) -> tuple[str, list[Path]
 
 
 def needs_of(config: TrainingConfig, output: Output) -> Iterator[Need]:
-    """What a run of this configuration reads from the network."""
+    """The sources that a run reads from the network."""
     yield from _checkpoints(config)
     path = config.tokenizer.path if isinstance(config.tokenizer, FolderConfig) else ""
     if "://" in path:
@@ -135,7 +136,7 @@ def needs_of(config: TrainingConfig, output: Output) -> Iterator[Need]:
 
 
 def _checkpoints(config: TrainingConfig) -> Iterator[Need]:
-    """The checkpoint that the run starts from, its teachers, and what its peers start from."""
+    """The checkpoints that the run, its teachers and its peers start from."""
     peer_checkpoint = getattr(config.distill, "checkpoint", None)
     named = [("checkpoint", config.checkpoint), ("distill.checkpoint", peer_checkpoint)]
     named += [("distill.teacher", teacher) for teacher in config.distill.checkpoints]
@@ -153,7 +154,7 @@ def _tasks(config: TrainingConfig, tasks: Iterable[TaskConfig]) -> Iterator[Need
 def _task(config: TrainingConfig, task: TaskConfig) -> Need:
     name, _, subset = str(task.hub).partition(":")
     cache = Path(config.cache_dir).expanduser() / "hub"
-    folder = cache / name.replace("/", "___") / (subset or "default")  # as the library datasets calls it
+    folder = cache / name.replace("/", "___") / (subset or "default")  # the name that the library datasets uses
 
     def read(offline: bool) -> list[Path]:
         read_hub(task, config.cache_dir, offline)
@@ -163,7 +164,7 @@ def _task(config: TrainingConfig, task: TaskConfig) -> Need:
 
 
 def _text(config: TrainingConfig, data: DataConfig, output: Output) -> Need:
-    """A text of which some may be downloaded."""
+    """A text that may have to be downloaded."""
 
     def read(offline: bool) -> list[Path]:
         open_source(data, config.cache_dir, output.stage, offline)
@@ -173,8 +174,7 @@ def _text(config: TrainingConfig, data: DataConfig, output: Output) -> Need:
 
 
 def _hub_text(config: TrainingConfig, data: HubConfig, output: Output) -> Need:
-    """A data set of the hub as text; where all of it is kept it is not read."""
-
+    """A data set of the hub as text. It is not read if all of it is cached."""
     splits = (data.split, *([] if data.validation is None else [data.validation]))
 
     def read(offline: bool) -> list[Path]:

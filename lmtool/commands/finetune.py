@@ -1,17 +1,16 @@
-"""`lmtool finetune`: learn a task from labeled text."""
+"""`lmtool finetune`: trains a model on a task with labeled text."""
 
 from __future__ import annotations
 
-from typing import Any
-
+from lmtool.config.saved import JsonObject
 from lmtool.resolver.schema.run import FinetuneConfig
 from lmtool.session import fit, suite
 from lmtool.session.preparation import FinetunePreparation
 from lmtool.tasks.configs import GlueConfig
 
 
-def run(config: FinetuneConfig) -> dict[str, Any]:
-    """Build, train, evaluate, save. Returns the content of result.json, or the summary if there are several tasks."""
+def run(config: FinetuneConfig) -> JsonObject:
+    """Builds, trains, evaluates and saves. Returns result.json, or the summary of several tasks."""
     if isinstance(config.task, GlueConfig):
         return suite.run(config, config.task, run)
     return fit.run(FinetunePreparation(config))

@@ -1,4 +1,4 @@
-"""`lmtool generate`: text from a checkpoint, continued by a decoder, answered by an encoder-decoder."""
+"""`lmtool generate`: generates text: a decoder continues the prompt, an encoder-decoder answers it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Prompts = tuple[list[str], list[tuple[str, int]]]
 
 
 def run(config: GenerateConfig) -> None:
-    """Read the prompts, write; one prompt for the screen is shown as it grows."""
+    """Reads the prompts and generates. The text of a single prompt is printed token by token."""
     check_output(config.output)
     trained, output = load_trained(config), Output()
     writer = trained.learner().writer()
@@ -27,11 +27,11 @@ def run(config: GenerateConfig) -> None:
     defaults = trained.saved.get("generation", {})
     typed = GenerationConfig.model_validate({name: getattr(config, name) for name in GenerationConfig.model_fields})
     settings = typed.with_published(defaults)
-    if others := settings.differences(defaults):
-        output.line(f"of the checkpoint's own settings these are not used: {' '.join(others)}", "yellow")
+    if unused := settings.differences(defaults):
+        output.line(f"settings of the checkpoint that are not used: {' '.join(unused)}", "yellow")
     limit = min(writer.model.limit(len(prompt), settings.max_new_tokens) for prompt in prompts)
     if limit < settings.max_new_tokens:
-        output.line(f"warning: the model is full after {limit} of max_new_tokens={settings.max_new_tokens}", "yellow")
+        output.line(f"warning: the model has room for {limit} of max_new_tokens={settings.max_new_tokens}", "yellow")
     streams = config.output is None and len(texts) == 1 and settings.beams == 1 and writer.is_streamable(prompts[0])
     watch = _Screen(writer, texts[0], prompts[0]) if streams else None
     with trained.precision.autocast():
@@ -50,10 +50,10 @@ def run(config: GenerateConfig) -> None:
 
 
 class _Screen:
-    """Prints a text as it is_streamable: what may still change, half a character, waits for the next token."""
+    """Prints a text token by token; an incomplete character waits for the next token."""
 
-    def __init__(self, writer: Writer, options: str, prompt: Sequence[int]):
-        self.writer, self.prompt_text, self.prompt = writer, options, prompt
+    def __init__(self, writer: Writer, prompt_text: str, prompt: Sequence[int]):
+        self.writer, self.prompt_text, self.prompt = writer, prompt_text, prompt
         self.tokens: list[int] = []
         self.stream, self.printed = SafeStream(sys.stdout), 0
         self._print()
@@ -72,7 +72,7 @@ class _Screen:
             self.printed = len(resolved)
 
     def end(self) -> None:
-        """The rest, and a line end."""
+        """Prints the rest and a line end."""
         self._print(last=True)
         self.stream.write("\n")
         self.stream.flush()
@@ -88,15 +88,14 @@ def _prompts(config: GenerateConfig, trained: Trained) -> Prompts:
     if table is None:
         return input_lines(config.input)
     name = config.column or (task.text[0] if task is not None else "text")
-    aliases = {} if task is None else {defaults: column for column, defaults in task.aliases.items()}
+    aliases = {} if task is None else {alias: column for column, alias in task.aliases.items()}
     values = table.columns.get(name, table.columns.get(aliases.get(name, name)))
     if values is None:
         raise UserError(
             f"input={config.input}: no column {name}; its first line names {', '.join(table.columns)}",
-            "set column=NAME; of a file without a line of names, put one there, or end its name in .txt for a text a "
-            "line",
+            "set column=NAME; if the file has no line of names, add one, or rename it to .txt for one text per line",
         )
     for value, (file, line) in zip(values, table.origin, strict=True):
         if not isinstance(value, (str, int, float)):
-            raise UserError(f"{file}:{line}: the column {name} holds no text", "fill it, or remove the row")
+            raise UserError(f"{file}:{line}: the column {name} has no text", "fill it, or remove the row")
     return list(map(str, values)), table.origin

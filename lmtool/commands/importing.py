@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lmtool.commands.export import tell, warn_of
+from lmtool.commands.export import print_comparison, warn_of
 from lmtool.errors import CheckFailed, UserError
 from lmtool.resolver.schema.run import ImportConfig
 from lmtool.session.trained import classifies, require_same_reading
@@ -22,7 +22,7 @@ from lmtool.weights.reading import our_names, read, read_hf, their_names, wide
 
 
 def run(config: ImportConfig) -> None:
-    """Write the checkpoint, read it again, compare with the folder, and print what differs."""
+    """Writes the checkpoint, reads it again, compares it with the folder, and prints the differences."""
     path = Path(config.checkpoint).expanduser()
     if config.model is not None:
         (import_as_embedding if holds_vectors(config) else import_architecture)(config, config.model)
@@ -42,11 +42,11 @@ def run(config: ImportConfig) -> None:
     published = hf_folder(config.checkpoint, config.offline)
     if published is None:
         raise UserError(
-            f"checkpoint={config.checkpoint} is no published folder: no config.json with a model_type",
+            f"checkpoint={config.checkpoint} is not a published folder: no config.json with a model_type",
             "use a folder with config.json and model.safetensors, or hf://org/name@revision",
         )
     loaded = load(config.checkpoint, offline=config.offline)
-    kept, saved = loaded.model.parts.state_dict(), published.saved_config()
+    state, saved = loaded.model.parts.state_dict(), published.saved_config()
     if classifies(published, read(config.checkpoint, config.offline)):
         saved = published.classifier_config()
         if loaded.tokenizer is not None:
@@ -58,11 +58,11 @@ def run(config: ImportConfig) -> None:
         "file": weight_file(published, config.offline).name,
         "ignored_keys": list(loaded.report.ignored),
     }
-    write_import(ImportedModel(kept, loaded.config, loaded.tokenizer, source, saved), folder)
+    write_import(ImportedModel(state, loaded.config, loaded.tokenizer, source, saved), folder)
 
     reloaded = load(str(folder), offline=True)
     published_rows = wide(read_hf(published, config.offline))
-    # Compared under their names: what the folder has, and what ours is on the way back.
+    # Compared under the published names: the tensors of the folder, and those of the checkpoint converted back.
     back = their_names(reloaded.config, reloaded.model.parts.state_dict())
     mapped = their_names(reloaded.config, our_names(published, published_rows))
     known = {name: tensor for name, tensor in mapped.items() if not name.startswith(("heads.", "backbone."))}
@@ -73,15 +73,15 @@ def run(config: ImportConfig) -> None:
         compare_tokenizers(comparison, loaded.tokenizer, reloaded.tokenizer)
     comparison.tied = tied_names(reloaded.model.parts)
     warn_of(published, loaded.report.ignored, config.offline)
-    tell(f"{folder} · model={loaded.config.name} · {loaded.report.sentence()}", comparison)
+    print_comparison(f"{folder} · model={loaded.config.name} · {loaded.report.sentence()}", comparison)
     if not comparison.same:
-        raise CheckFailed(f"{folder} is not what was imported", "see what changed above, and keep the folder")
+        raise CheckFailed(f"{folder} is not what was imported", "see the differences above, and keep the folder")
 
 
 def require_no_vocabulary(config: ImportConfig, kind: str) -> None:
-    """UserError for a key of replaced vocabularies. kind: what is imported, which has its own."""
+    """UserError if a key for replacing a vocabulary is set. kind: what is imported, which has its own vocabulary."""
     if config.tokenizer is not None or config.data is not None:
-        message = "data= is the text of a replaced vocabulary's loss, and no tokenizer= is given"
+        message = "data= measures the loss after replacing a vocabulary, but tokenizer= is not set"
         if config.tokenizer is not None:
             message = f"tokenizer={config.tokenizer}: checkpoint={config.checkpoint} is {kind}"
         raise UserError(message, "replace that of a pretrained checkpoint: checkpoint=runs/NAME tokenizer=FOLDER")

@@ -1,44 +1,43 @@
-"""`lmtool inspect`: what the model is really fed, decoded, and what was done to the text, beside its definition.
+"""`lmtool inspect`: decodes the inputs of a model, and compares measured statistics with their definitions.
 
-Nothing is trained, and no weights are made, but for a model that makes a part of what it reads itself (the generator of
-replaced-token detection: at its initial weights, or those of checkpoint=); any other stands on the meta device.
+Nothing is trained. The model is on the meta device, without weights, unless it generates a part of its inputs (as the
+generator of replaced-token detection does): then it has its initial weights, or those of checkpoint=.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from lmtool.commands.evaluate import write_output
+from lmtool.config.saved import JsonObject
+from lmtool.costs.memory_of_run import TrainingConfig
 from lmtool.data.examples import SplitData
 from lmtool.data.loader import PackedLoader
 from lmtool.errors import CheckFailed
 from lmtool.learners.base import BaseLearner
 from lmtool.learners.inspection import FAMILY, Inspector, RunningStatistics, Statistic
 from lmtool.learners.mixed_examples import examples_of, inspector_of
-from lmtool.reporting.console import Output
-from lmtool.reporting.inspection import InspectionScreen, print_inspection, print_shifts, write_inspection
-from lmtool.reporting.text import number
+from lmtool.reporting.console import Output, print_table
+from lmtool.reporting.inspection import InspectionScreen, print_inspection, write_inspection
+from lmtool.reporting.text import number, percent
 from lmtool.resolver.schema.inspection import Looking
 from lmtool.resolver.schema.phases import words_of
 from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig
 from lmtool.session.open_run import require_fit, start_weights, starting_tokenizer
 from lmtool.session.preparation import FinetunePreparation, PretrainPreparation
+from lmtool.session.requests import write_output
 from lmtool.session.screens import warnings_of
 from lmtool.tasks.checking import Shift, shifts
 from lmtool.training.precision import select_device
 from lmtool.weights.assemble import assemble
 
 
-def run(config: PretrainConfig | FinetuneConfig, verb: str, looking: Looking) -> int:
-    """Print examples and statistics, of a run in phases those of each. Raises CheckFailed where a statistic is not as
-    defined."""
+def run(config: TrainingConfig, verb: str, looking: Looking) -> int:
+    """Prints examples and statistics, of each phase of a run. CheckFailed if a statistic violates its definition."""
     output = Output()
-    phase_configs: list[PretrainConfig | FinetuneConfig] = (
-        list(config.forms) if isinstance(config, PretrainConfig) else [config]
-    )
+    phase_configs: list[TrainingConfig] = list(config.forms) if isinstance(config, PretrainConfig) else [config]
     parts: list[InspectionScreen] = []
     tallies: list[RunningStatistics] = []
     for count, form in enumerate(phase_configs, 1):
@@ -61,21 +60,22 @@ def run(config: PretrainConfig | FinetuneConfig, verb: str, looking: Looking) ->
         total = sum(len(stats.statistics) for stats in tallies)
         raise CheckFailed(
             f"{len(broken)} of {total} statistics are not as defined: {names}",
-            "set another seed=; what fails again is a bug in lmtool: please report it with the table above",
+            "set another seed=; if a statistic fails again, please report this bug in lmtool with the table above",
         )
     return 0
 
 
 def _looked_into(
-    config: PretrainConfig | FinetuneConfig, first: Any, verb: str, looking: Looking, output: Output
+    config: TrainingConfig, first: TrainingConfig, verb: str, looking: Looking, output: Output
 ) -> tuple[InspectionScreen, RunningStatistics]:
-    """Print what a configuration's examples are, and return it. first: that of the first phase, on whose text the
-    vocabulary is trained. verb: what the heading begins with."""
-    remarks_only: list[Shift] = []
+    """Prints the inspection of a configuration and returns its screen and statistics. first: configuration of the first
+    phase. verb: start of the heading."""
+    word_shifts: list[Shift] = []
     if isinstance(config, PretrainConfig):
+        assert isinstance(first, PretrainConfig)
         inspector = _pretraining(config, first, output)
     else:
-        inspector, remarks_only = _task(config, output)
+        inspector, word_shifts = _task(config, output)
     loader = None
     if (config.batch_examples is None) != (config.batch_tokens is None):
         loader = PackedLoader(inspector.examples, config.seed, config.batch_examples, config.batch_tokens)
@@ -89,7 +89,7 @@ def _looked_into(
     screen = _screen_of(stats, heading, inspector.fact(stats), list(inspector.described(looking.n)))
     print_inspection(output, screen, looking.brief)
     if not looking.brief:
-        print_shifts(output, remarks_only, learned)
+        _print_shifts(output, word_shifts, learned)
     remark = config.model.remark(config.max_length)
     for warning in (*warnings_of(inspector.examples.metadata()), *([remark] if remark else ())):
         output.paragraph(f"warning: {warning}", "yellow")
@@ -97,7 +97,7 @@ def _looked_into(
 
 
 def _pretraining(config: PretrainConfig, first: PretrainConfig, output: Output) -> Inspector:
-    """first: the configuration of the first phase, on whose text the vocabulary is trained."""
+    """The inspector of pretraining. first: configuration of the first phase, whose text trains the vocabulary."""
     preparation = PretrainPreparation(config)
     config, on_stage = preparation.config, output.stage
     tokenizer = starting_tokenizer(config) or preparation.trained_tokenizer(on_stage, first.data)
@@ -126,8 +126,8 @@ def _inspector(learner: BaseLearner, data: SplitData, max_length: int) -> Inspec
     return inspector_of(learner, examples_of(learner, data, max_length), max_length)
 
 
-def _screen_of(stats: RunningStatistics, heading: str, fact: str, examples: list[dict[str, Any]]) -> InspectionScreen:
-    """The screen of statistics; checks whose subject never occurred have no row."""
+def _screen_of(stats: RunningStatistics, heading: str, fact: str, examples: list[JsonObject]) -> InspectionScreen:
+    """The screen of statistics. Checks whose subject never occurred are listed in the summary only."""
     statistics = list(stats.statistics.values())
     never = [statistic.name for statistic in statistics if statistic.checks_itself and statistic.holds(0)]
     visible_statistics = [statistic for statistic in statistics if statistic.name not in never]
@@ -152,15 +152,16 @@ def _screen_of(stats: RunningStatistics, heading: str, fact: str, examples: list
 
 
 def _row(statistic: Statistic, tested: int) -> list[str]:
-    """The name, the mean, what it should be, the interval, and of how many draws; shares as percentages."""
-    share = statistic.count > 0 and (statistic.is_share or "share" in statistic.name or "fraction" in statistic.name)
-    format_value = _percent if share else _mean
+    """The name, measured and defined value, interval and number of samples; fractions as percentages."""
+    named_fraction = "share" in statistic.name or "fraction" in statistic.name
+    is_fraction = statistic.count > 0 and (statistic.is_share or named_fraction)
+    format_value = _percent if is_fraction else _mean
     defined = interval = ""
     if statistic.defined is not None:
         defined = format_value(statistic.defined) if statistic.count else f"{statistic.defined:,.0f}"
         if not statistic.exact:
             low, high = statistic.interval(tested)
-            interval = f"{low:.1%} .. {high:.1%}" if share else f"{_mean(low)} .. {_mean(high)}"
+            interval = f"{low:.1%} .. {high:.1%}" if is_fraction else f"{_mean(low)} .. {_mean(high)}"
     measured = format_value(statistic.measured) if statistic.count else f"{statistic.measured:,.0f}"
     return [statistic.name, measured, defined, interval, f"{statistic.count:,.0f}" if statistic.count else ""]
 
@@ -169,5 +170,25 @@ def _mean(value: float) -> str:
     return f"{value:.4g}" if abs(value) < 10_000 else number(value)
 
 
-def _percent(share: float) -> str:
-    return "< 0.1%" if 0 < share < 0.0005 else f"{share:.1%}"
+def _percent(fraction: float) -> str:
+    return "< 0.1%" if 0 < fraction < 0.0005 else f"{fraction:.1%}"
+
+
+def _print_shifts(output: Output, data_shifts: Sequence[Shift], heading: str) -> None:
+    """Prints a table of the shifts between splits or domains."""
+    rows = [
+        [
+            shift.source, shift.target, f"{shift.rows:,}", f"{shift.words:.4f}", f"{shift.chance:.4f}",
+            percent(shift.unknown), percent(shift.unknown_types),
+            "" if shift.labels is None else f"{shift.labels:.4f}",
+        ]
+        for shift in data_shifts
+    ]  # fmt: skip
+    if rows:
+        header = ["from", "to", "rows", "words", "by chance", "unknown words", "unknown types", "labels"]
+        print_table(output, header, rows, f"shift · {heading}")
+        output.paragraph(
+            "words, labels: Jensen-Shannon divergence in bits, 0 to 1; by chance: between a random sample of the "
+            "source rows and the rest; unknown: absent from the source rows; at most 20,000 rows per side",
+            "dim",
+        )

@@ -1,14 +1,14 @@
-"""`lmtool inspect attention`: what each head of a checkpoint looks at in a text, and which look at one thing mostly."""
+"""`lmtool inspect attention`: the attention pattern of each head of a checkpoint on a text."""
 
 from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
+from lmtool.config.saved import JsonObject
 from lmtool.data.formats import text_format
 from lmtool.errors import UserError
 from lmtool.learners.representations.attention import Head, attention_of, heads_of
@@ -21,24 +21,24 @@ from lmtool.types import Packed
 from lmtool.weights.load import load
 
 MOST = 64
-"""Tokens of a text whose weights can still be looked at."""
+"""Maximum number of tokens that a page can show."""
 
 
-def run(config: InspectAttentionConfig) -> list[dict[str, Any]]:
-    """Read, print and write the page. Returns what each head is on."""
+def run(config: InspectAttentionConfig) -> list[JsonObject]:
+    """Reads the text, prints the heads and writes the page. Returns the pattern of each head."""
     output, precision = Output(), select_precision(config.precision, select_device(config.device))
     loaded = load(config.checkpoint, str(precision.device), config.offline)
     tokenizer, backbone = tokenizer_of(loaded, config.checkpoint), loaded.model.parts.backbone
     ids, columns = text_format(text_format_of(loaded), tokenizer).single(tokenizer.encode(config.text))
     longest = min(MOST, longest_of(loaded))
     if len(ids) > longest:
-        raise UserError(f"text: {len(ids)} tokens, and at most {longest} can be drawn", "use a sentence")
+        raise UserError(f"text= has {len(ids)} tokens, and at most {longest} can be drawn", "use a sentence")
     tensors = {name: torch.from_numpy(np.asarray(column)) for name, column in columns.items()}
     inputs = Packed(torch.from_numpy(np.asarray(ids)), (len(ids),), tensors).to(precision.device)
     attention = attention_of(backbone.eval(), inputs, precision)
     special_L = np.isin(ids, sorted(tokenizer.special_ids))
     if special_L.all():
-        raise UserError("text has no tokens of its own", "use a sentence")
+        raise UserError("text= has only special tokens", "use a sentence")
     heads, pieces = heads_of(attention.weights, special_L), tokenizer.readable(ids)
     pictures = [(head, attention.weights[head.layer - 1, head.number - 1]) for head in _clearest(heads)[: config.shown]]
     print_heads(output, heads, pieces, pictures)
@@ -49,7 +49,7 @@ def run(config: InspectAttentionConfig) -> list[dict[str, Any]]:
 
 
 def _clearest(heads: list[Head]) -> list[Head]:
-    """The heads that are mostly on one thing, the clearest of each thing first."""
+    """The heads with a pattern: first the clearest head of each pattern, then the second clearest, and so on."""
     ranked = sorted((head for head in heads if head.mostly), key=lambda head: -head.fractions[head.mostly])
     before: Counter[str] = Counter()
     turns = {}

@@ -1,15 +1,16 @@
-"""`lmtool inspect positions`: what each kind of positions does to the scores of equal words, drawn."""
+"""`lmtool inspect positions`: draws the effect of each kind of positions on the attention scores of equal words."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import torch
 
 from lmtool.config.nearest import nearest
+from lmtool.config.saved import JsonObject
 from lmtool.config.tables import Choice, build, names
 from lmtool.errors import UserError
 from lmtool.learners.representations.attention import position_scores
@@ -26,19 +27,19 @@ from lmtool.weights.load import load
 GROUP = "model/positions"
 
 
-def run(config: InspectPositionsConfig) -> list[dict[str, Any]]:
-    """Draw on the screen and write the page. Returns what is drawn, by name."""
+def run(config: InspectPositionsConfig) -> list[JsonObject]:
+    """Prints the maps and writes the page. Returns the name and number of maps of each kind."""
     output = Output()
-    places = [*_new(config), *_of_checkpoints(config)]
-    print_position_maps(output, places)
+    maps = [*_new(config), *_of_checkpoints(config)]
+    print_position_maps(output, maps)
     path = Path(config.output).expanduser()
-    write_position_maps(path, places)
+    write_position_maps(path, maps)
     output.line(f"page: {path}")
-    return [{"positions": each.name, "maps": len(each.scores)} for each in places]
+    return [{"positions": each.name, "maps": len(each.scores)} for each in maps]
 
 
 def _new(config: InspectPositionsConfig) -> Iterator[PositionMaps]:
-    """The kinds that were asked for."""
+    """The kinds in the configuration, with random weights."""
     known = names(GROUP)
     head, left = divmod(config.hidden_size, config.num_heads)
     if left or (head % 2 and "rotary" in config.kinds):
@@ -51,7 +52,7 @@ def _new(config: InspectPositionsConfig) -> Iterator[PositionMaps]:
         if kind not in known:
             close = nearest(kind, known)
             raise UserError(
-                f"choose from {kind} is not one of {', '.join(known)}",
+                f"kinds: {kind} is not one of {', '.join(known)}",
                 f"did you mean {close}?" if close else "lmtool list model/positions",
             )
         torch.manual_seed(0)
@@ -75,7 +76,7 @@ def _of_checkpoints(config: InspectPositionsConfig) -> Iterator[PositionMaps]:
             scores = position_scores(position.cpu(), length, model.hidden_size, model.num_heads)
         if scores is None:
             raise UserError(
-                f"checkpoint={checkpoint}: model={model.name} has none of the kinds of positions that are drawn",
-                f"choose from {', '.join(config.kinds) or 'learned, sinusoidal, rotary, t5, alibi, shaw'}",
+                f"checkpoint={checkpoint}: the positions of model={model.name} cannot be drawn",
+                f"use {', '.join(config.kinds) or 'learned, sinusoidal, rotary, t5, alibi or shaw'} positions",
             )
         yield PositionMaps(checkpoint, scores)

@@ -1,12 +1,13 @@
-"""`lmtool inspect tokenizer`: one text as each kind of vocabulary cuts it, side by side."""
+"""`lmtool inspect tokenizer`: compares the tokens of a text in several vocabularies."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from lmtool.config.checkpoint import find
+from lmtool.config.saved import JsonObject
 from lmtool.config.tables import Choice
 from lmtool.data.sources import open_source
 from lmtool.data.vocabulary import trained_tokenizer
@@ -19,19 +20,19 @@ from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.weights.folders import hf_folder
 
 
-def run(config: InspectTokenizerConfig) -> list[dict[str, Any]]:
-    """Tokenization, print and write the page. Returns what is on it, a row a vocabulary."""
+def run(config: InspectTokenizerConfig) -> list[JsonObject]:
+    """Tokenizes, prints and writes the page. Returns a row per vocabulary."""
     output = Output()
-    tokenizations = [_cut(name, tokenizer, config.text) for name, tokenizer in _tokenizers(config, output)]
+    tokenizations = [_tokenized(name, tokenizer, config.text) for name, tokenizer in _tokenizers(config, output)]
     print_tokenizations(output, config.text, tokenizations)
     path = Path(config.output).expanduser()
     write_tokenizations(path, config.text, tokenizations)
     output.line(f"page: {path}")
-    return [cut.row for cut in tokenizations]
+    return [tokenization.row for tokenization in tokenizations]
 
 
 def _tokenizers(config: InspectTokenizerConfig, output: Output) -> Iterator[tuple[str, Tokenizer]]:
-    """By what they are called: each kind trained on the same text, then those of checkpoints."""
+    """Tokenizers by name: each kind, trained on the same text, then those of checkpoints."""
     if config.kinds:
         source = open_source(config.data, config.cache_dir, output.stage, config.offline)
         for kind in config.kinds:
@@ -45,7 +46,7 @@ def _tokenizers(config: InspectTokenizerConfig, output: Output) -> Iterator[tupl
         yield checkpoint, Tokenizer.load(folder)
 
 
-def _cut(name: str, tokenizer: Tokenizer, text: str) -> Tokenization:
+def _tokenized(name: str, tokenizer: Tokenizer, text: str) -> Tokenization:
     ids = tokenizer.encode(text).tolist()
     unknown = tokenizer.roles.get("unk")
     return Tokenization(

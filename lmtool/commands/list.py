@@ -1,4 +1,4 @@
-"""`lmtool list`: what there is to choose from, one line each."""
+"""`lmtool list`: the groups, or the options of a group, one line each."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from lmtool.system.terminal import say
 
 
 def main(arguments: Sequence[str], config_dirs: Sequence[Path] = ()) -> int:
-    """Print the groups, or the options of the named ones. Raises UserError for an unknown group."""
+    """Prints the groups, or the options of the named ones. UserError for an unknown group."""
     added = plugins.nodes(config_dirs)
     known = sorted({*groups.all_groups(config_dirs), *(group for group, _ in added)})
-    named = [groups.singular(asked, known) for asked in arguments]
-    for asked in named:
-        if asked not in known:
-            close = nearest(asked, known)
+    requested = [groups.singular(argument, known) for argument in arguments]
+    for group in requested:
+        if group not in known:
+            close = nearest(group, known)
             raise UserError(
-                f"there is no group {asked}; there are {', '.join(known)}",
+                f"there is no group {group}; there are {', '.join(known)}",
                 f"did you mean lmtool list {close}?" if close else "lmtool list",
             )
     if not arguments:
         for group in known:
             _line(group, ", ".join(_options(group, config_dirs)), max(map(len, known)))
         say("\n`lmtool list GROUP` prints one line per option; `lmtool show GROUP=NAME` prints its YAML.")
-    for asked in named:
-        options = _options(asked, config_dirs)
+    for group in requested:
+        options = _options(group, config_dirs)
         for name in options:
-            _line(name, about(asked, name, config_dirs), max(map(len, options)))
+            _line(name, about(group, name, config_dirs), max(map(len, options)))
     return 0
 
 
@@ -40,7 +40,7 @@ def _options(group: str, config_dirs: Sequence[Path]) -> list[str]:
 
 
 def about(group: str, name: str, config_dirs: Sequence[Path] = ()) -> str:
-    """One line on an option: the first comment of its YAML, or the first line of its class's docstring."""
+    """A line about an option: the first comment of its YAML, or the first line of its class's docstring."""
     path = groups.yaml_file(group, name, config_dirs)
     if path is not None:
         return groups.purpose(path)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from glob import glob
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.costs.memory_of_run import TrainingConfig, too_large
 from lmtool.costs.plan_of_run import devices_of, plan_in_phases, plan_of, what_fits
 from lmtool.costs.rate import PlannedDevice, rank_info
@@ -43,27 +44,28 @@ WARM_UP, STEPS = 2, 5
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measurements:
     """Measurements of a few steps. step_seconds: median, without loading, evaluation and saving. tokens: per step.
     metadata: of the loader. peak_bytes: of the process, or of the device."""
 
     step_seconds: float
     tokens: float
-    metadata: dict[str, Any]
+    metadata: JsonObject
     peak_bytes: int
 
 
-def measured(config: PretrainConfig | FinetuneConfig) -> Measured:
-    """Builds the run like its command and trains a few steps. UserError if the overrides describe several runs or a
+def measure(config: TrainingConfig) -> Measurements:
+    """Builds the run as its command does and trains a few steps. UserError if the overrides describe several runs or a
     branch."""
     if isinstance(config, FinetuneConfig) and isinstance(config.task, GlueConfig):
-        raise UserError(f"measure=true: task={config.task.name} is a run of every task in it", "give one: task=sst2")
+        message = f"measure=true: task={config.task.name} trains a run for each of its tasks"
+        raise UserError(message, "choose one of them: task=sst2")
     if config.branch is not None:
-        raise UserError("measure=true: a branch continues another run", "omit branch=, or measure=")
+        raise UserError("measure=true: a branch continues another run", "omit branch= or measure=")
     with temporary_session(config) as session:
         timed = _TimedLoader(session.loader)
         train_few_steps(session, timed, WARM_UP + STEPS, log_every=1)
-        return Measured(
+        return Measurements(
             statistics.median(timed.seconds[WARM_UP:]),
             statistics.mean(timed.tokens[WARM_UP:]),
             session.phases[0].loader.metadata(),
@@ -82,8 +84,8 @@ class _TimedLoader:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
 
-    def steps(self, *arguments: Any) -> Iterator[Step]:
-        for step in self._loader.steps(*arguments):
+    def steps(self, cursor: dict[str, int] | None, rank: int = 0, ranks: int = 1) -> Iterator[Step]:
+        for step in self._loader.steps(cursor, rank, ranks):
             began = time.perf_counter()
             yield step
             self.seconds.append(time.perf_counter() - began)
@@ -140,21 +142,21 @@ def run(config: TrainingConfig, verb: str, keys: PlanKeys) -> int:
     return 0
 
 
-def _measured(config: TrainingConfig, device: PlannedDevice, fits: bool) -> Measured | None:
+def _measured(config: TrainingConfig, device: PlannedDevice, fits: bool) -> Measurements | None:
     """Measures a few steps; None if the run does not fit."""
     if not device.this_machine:
         # Raises the same error as training.
         from lmtool.training.precision import select_device
 
         select_device(config.device)
-    return measured(config) if fits else None
+    return measure(config) if fits else None
 
 
 def _with_known_epochs(
-    config: TrainingConfig, rows: int, metadata: Mapping[str, Any] | None, notes: list[str]
+    config: TrainingConfig, rows: int, metadata: JsonMapping | None, notes: list[str]
 ) -> tuple[TrainingConfig, float | None]:
-    """The configuration, without a budget of passes where nobody knows how long one is, which is noted; and the tokens
-    of a pass, None where they are not known. UserError where it has no other budget."""
+    """The configuration and the tokens per epoch (None if unknown). If they are unknown, max_epochs is removed, with a
+    note. UserError if there is no other budget."""
     if metadata is not None:
         return config, float(metadata["tokens_per_epoch"])
     if isinstance(config, FinetuneConfig):
@@ -162,11 +164,11 @@ def _with_known_epochs(
     epoch_tokens = None if any(form.data != config.data for form in config.forms) else _text_tokens(config)
     if epoch_tokens is not None or config.max_epochs is None:
         return config, epoch_tokens
-    budget, reason = f"max_epochs={config.max_epochs:g}", "the tokens of a pass are not known before the text is read"
+    budget, reason = f"max_epochs={config.max_epochs:g}", "the tokens of an epoch are unknown before the text is read"
     if set(budgets(config.model_dump(include=set(BUDGETS)))) == {"max_epochs"}:
-        hint = "measure=true reads it; or set max_steps= or max_tokens= in its place"
+        hint = "set measure=true, which reads the text, or set max_steps= or max_tokens= instead"
         raise UserError(f"{budget} cannot be planned: {reason}", hint)
-    notes.append(f"{budget} is left out here: {reason}")
+    notes.append(f"{budget} is ignored: {reason}")
     return config.model_copy(update={"max_epochs": None}), None
 
 
@@ -175,9 +177,9 @@ def _plan_of(
     learner: BaseLearner,
     epoch_tokens: float | None,
     device: PlannedDevice,
-    metadata: Mapping[str, Any] | None,
+    metadata: JsonMapping | None,
 ) -> RunPlan:
-    """epoch_tokens: the tokens of a pass; metadata: of a loader that read it."""
+    """The plan. epoch_tokens: tokens of an epoch. metadata: of a loader that read the text."""
     if isinstance(config, PretrainConfig) and config.phases:
         by_phase = [_assumed(form, epoch_tokens, form.objective.predicted_fraction) for form in config.forms]
         plan = plan_in_phases(config, learner, by_phase, device)[0]
@@ -188,7 +190,7 @@ def _plan_of(
 
 
 def _epoch_text(config: TrainingConfig, rows: int, epoch_tokens: float | None, measured: bool) -> str:
-    """What a pass is over."""
+    """The rows or tokens of an epoch."""
     if isinstance(config, FinetuneConfig):
         return f" over {counted(rows, 'row')}"
     return f" over {'' if measured else 'about '}{count(float(f'{epoch_tokens or 0:.3g}'))} tokens"
@@ -212,22 +214,23 @@ def _store_bytes(config: TrainingConfig) -> int | None:
 
 
 def _shared_bytes(config: TrainingConfig) -> int:
-    """Of the plan of an epoch of text in a file that several processes map, estimated: each example a window."""
+    """Estimated bytes of the plan of an epoch, a file that several processes map: a record per window."""
     tokens = _text_tokens(config) if isinstance(config, PretrainConfig) and devices_of(config) > 1 else None
     return round((tokens or 0) / config.max_length * EXAMPLE_BYTES)
 
 
 def _read(config: TrainingConfig, rows: int) -> str:
-    """The assumption about data that is not read."""
+    """A note on the assumed lengths of data that is not read."""
     if isinstance(config, FinetuneConfig):
-        return f"{counted(rows, 'training row')}, each taken as max_length={config.max_length} long; most are shorter"
+        length = f"max_length={config.max_length}"
+        return f"{counted(rows, 'training row')}, each assumed to have {length} tokens; most are shorter"
     lengths = " or ".join(dict.fromkeys(str(form.max_length) for form in config.forms))
-    return f"every sequence is taken as max_length={lengths} long; the text is not read"
+    return f"the text is not read: every sequence is assumed to have max_length={lengths} tokens"
 
 
 def _assumed(config: RunConfig, epoch_tokens: float | None, predicted: float) -> dict[str, float]:
-    """A loader's facts without its data: every sequence is `max_length` long. epoch_tokens: the tokens of a pass, None
-    where they are not known."""
+    """The metadata of a loader that is not built, if every sequence has `max_length` tokens. epoch_tokens: tokens of an
+    epoch; None if unknown."""
     length = float(config.max_length)
     tokens = config.batch_tokens or (config.batch_examples or 1) * length
     epoch_tokens = max(epoch_tokens or 0.0, tokens)

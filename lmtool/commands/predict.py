@@ -1,4 +1,4 @@
-"""`lmtool predict`: label texts with a finetuned checkpoint, fill masks or complete a text with a pretrained one."""
+"""`lmtool predict`: labels texts with a finetuned checkpoint; fills masks or completes texts with a pretrained one."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def run(config: PredictConfig) -> None:
     scores = ", ".join(f"{name} {number(value)}" for name, value in answers.scores.items())
     has_scores = f"; {scores} on {counted(answers.labelled, 'labeled row')}" if scores else ""
     if scores and settings is not None and _trained_on(settings, str(config.input)):
-        warn(f"the model has learned from rows of {config.input}: lmtool evaluate scores those that were held out")
+        warn(f"the model was trained on rows of {config.input}; lmtool evaluate scores the held-out rows")
     if config.output is None:
         for record in answers.records:
             output.line(learner.line(record))
@@ -67,7 +67,7 @@ def run(config: PredictConfig) -> None:
     if config.probabilities:
         first = list(islice(records, 1))
         if first and "probabilities" not in first[0]:
-            warn(f"probabilities=true: {learner.config.name} gives no probabilities of classes; none are written")
+            warn(f"probabilities=true: {learner.config.name} has no class probabilities; none are written")
         records = chain(first, records)
     written = write_output(config.output, join_columns(table, records, aliases, config.probabilities, flat))
     output.line(f"{counted(written, 'row')}: {config.output}{has_scores}")
@@ -82,10 +82,10 @@ def _trained_on(task: TaskConfig, input_path: str) -> bool:
 
 
 def answering(trained: Trained, paired: bool) -> BaseLearner:
-    """What answers: a published classifier reads one text or two, as they are given; of a pretrained model, pairs are
-    for its head over them, which is a classification."""
+    """The learner that predicts. A published classifier reads single texts or pairs; a pretrained model reads pairs
+    with its head over pairs. UserError if there is no such head. paired: whether the inputs are pairs."""
     if isinstance(trained.config, FinetuneConfig):
-        # Of a classifier's folder it is not known whether it reads one text or two.
+        # The folder of a published classifier does not say whether it reads single texts or pairs.
         if not trained.foreign or trained.saved["task"]["name"] != CLASSIFIER:
             return trained.learner()
         columns = (TEXT, PAIR) if paired else (TEXT,)

@@ -1,14 +1,13 @@
-"""`lmtool pretrain`: learn a language from text."""
+"""`lmtool pretrain`: trains a model on text."""
 
 from __future__ import annotations
 
-from typing import Any
-
+from lmtool.config.saved import JsonObject
 from lmtool.resolver.schema.run import PretrainConfig
 from lmtool.session import fit
 from lmtool.session.preparation import PretrainPreparation
 
 
-def run(config: PretrainConfig) -> dict[str, Any]:
-    """Build, train, evaluate, save. Returns result.json."""
+def run(config: PretrainConfig) -> JsonObject:
+    """Builds, trains, evaluates and saves. Returns result.json."""
     return fit.run(PretrainPreparation(config))

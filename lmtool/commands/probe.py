@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from lmtool.config.saved import JsonObject
 from lmtool.config.tables import build
 from lmtool.data.examples import Examples, SplitData
 from lmtool.data.formats import FormatTemplate, text_format
@@ -20,6 +20,7 @@ from lmtool.learners.representations.layers import (
     OFFSETS,
     RIDGE,
     TERM,
+    LabeledStates,
     TokenTargets,
     cached,
     frequent_types,
@@ -32,48 +33,48 @@ from lmtool.learners.representations.vectors import HiddenStates
 from lmtool.models.base import Backbone
 from lmtool.random_streams import Permutation
 from lmtool.reporting.console import Output
-from lmtool.reporting.scores import print_probes, write_probes
+from lmtool.reporting.evaluations import print_probes, write_probes
+from lmtool.reporting.run_files import CheckpointProbes
 from lmtool.resolver.schema.run import ProbeConfig
 from lmtool.tasks.loading import TaskData, load_task
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.precision import Precision, select_device, select_precision
 from lmtool.weights.load import LoadedCheckpoint, load
 
-# Of the stream "sample": which windows are held out of the probe's training.
+# Draw of the random stream "sample" that chooses the held-out windows.
 _HOLD_OUT = 8
 
 
-def run(config: ProbeConfig) -> dict[str, Any]:
-    """Probe each checkpoint, print its table, and write the folder. Returns what is in probe.json."""
+def run(config: ProbeConfig) -> list[CheckpointProbes]:
+    """Probes each checkpoint, prints its table, and writes probe.json, probe.png and probe.html."""
     output, precision = Output(), select_precision(config.precision, select_device(config.device))
     task = _task(config)
-    details: dict[str, Any] = {
-        "target": config.target if task is None else task.config.name,
+    target = str(config.target) if task is None else task.config.name
+    settings = {
         "data": getattr(config.data, "name", None) if task is None else task.metadata["source"],
         "pooling": config.pooling,
         "ridge": RIDGE,
         "iterations_at_most": ITERATIONS,
-        "checkpoints": [],
     }
+    checkpoints = []
     for checkpoint in config.checkpoint:
         loaded = load(checkpoint, str(precision.device), config.offline)
-        probed = _Probed(config, checkpoint, loaded, precision, task, output)
-        details["checkpoints"].append(probed.scores())
-        print_probes(output, details["target"], details["checkpoints"][-1])
-    write_probes(Path(config.output).expanduser(), details)
+        checkpoints.append(_Probed(config, checkpoint, loaded, precision, task, output).scores())
+        print_probes(output, target, checkpoints[-1])
+    write_probes(Path(config.output).expanduser(), target, checkpoints, settings)
     output.line(f"page: {Path(config.output) / 'probe.html'}")
-    return details
+    return checkpoints
 
 
 def _task(config: ProbeConfig) -> TaskData | None:
-    """The labeled data, where a task is the target. UserError where the target has no data."""
+    """The labeled data if a task is the target. UserError if the target has no data."""
     if config.target == "task":
         if config.task is None:
-            raise UserError("target=task names no task", "target=NAME task.path=FOLDER; `lmtool list task`")
+            raise UserError("target=task needs a task", "set task=NAME; `lmtool list task` lists the tasks")
         return load_task(config.task, config.seed, config.cache_dir, config.offline)
     if config.data is None:
         raise UserError(
-            f"target={config.target} is probed on text, and the checkpoint names none",
+            f"target={config.target} needs text, and the checkpoint's configuration names none",
             "set data=text data.path=FOLDER, or data=pydocs",
         )
     return None
@@ -90,13 +91,12 @@ class _Probed:
     task: TaskData | None
     output: Output
 
-    def scores(self) -> dict[str, Any]:
-        """Plain data: by layer the accuracy of the trained weights and of random ones, and the majority's."""
+    def scores(self) -> CheckpointProbes:
+        """The accuracy of the probes on every layer, with the trained and with random weights."""
         config, loaded = self.config, self.loaded
         tokenizer = tokenizer_of(loaded, self.checkpoint)
         trained = loaded.model.parts.backbone
         random: Backbone = build(loaded.config, config.seed).to(self.precision.device).eval()
-        result: dict[str, Any] = {"checkpoint": self.checkpoint, "model": loaded.config.name}
         layers = HiddenStates(trained, self.precision).layers
         total, done = 2 * len(layers), 0
         with self.output.bar(f"probing {self.checkpoint}") as bar:
@@ -107,33 +107,34 @@ class _Probed:
                 bar(done, total)
 
             bar(0, total)
-            for name, backbone in (("trained", trained), ("random", random)):
-                result |= self._of(name, backbone, tokenizer, progress)
-        result["layers"] = [
-            {"layer": layer, "trained": own, "random": other}
-            for layer, own, other in zip(layers, result.pop("trained"), result.pop("random"), strict=True)
-        ]
-        return result
-
-    def _of(self, name: str, backbone: Backbone, tokenizer: Tokenizer, progress: Callable[[], None]) -> dict[str, Any]:
-        """The scores of one set of weights, under its name, and the values that both sets share."""
-        config, states = self.config, HiddenStates(backbone, self.precision)
-        of_text = self.task is None
-        train, held_out, term, classes = self._text(tokenizer) if of_text else self._rows(backbone, tokenizer)
-        read = (term, config.pooling)
-        batch = config.batch_tokens
-        learned = cached(states, train, *read, config.examples, config.seed, batch)
-        scored = cached(states, held_out, *read, config.held_out, config.seed, batch)
+            trained_scores, _, _, _ = self._of(trained, tokenizer, progress)
+            random_scores, learned, scored, classes = self._of(random, tokenizer, progress)
         return {
-            name: score_layers(learned, scored, classes, progress),
+            "checkpoint": self.checkpoint,
+            "model": loaded.config.name,
             "majority": majority(learned, scored, classes),
             "classes": classes,
             "examples": len(learned),
             "n": len(scored),
+            "layers": [
+                {"layer": layer, "trained": of_trained, "random": of_random}
+                for layer, of_trained, of_random in zip(layers, trained_scores, random_scores, strict=True)
+            ],
         }
 
+    def _of(
+        self, backbone: Backbone, tokenizer: Tokenizer, progress: Callable[[], None]
+    ) -> tuple[list[JsonObject], LabeledStates, LabeledStates, int]:
+        """The scores of the probes on each layer, the training and held-out states, and the number of classes."""
+        config, states, of_text = self.config, HiddenStates(backbone, self.precision), self.task is None
+        train, held_out, term, classes = self._text(tokenizer) if of_text else self._rows(backbone, tokenizer)
+        read = (term, config.pooling)
+        learned = cached(states, train, *read, config.examples, config.seed, config.batch_tokens)
+        scored = cached(states, held_out, *read, config.held_out, config.seed, config.batch_tokens)
+        return score_layers(learned, scored, classes, progress), learned, scored, classes
+
     def _text(self, tokenizer: Tokenizer) -> tuple[Examples, Examples, str, int]:
-        """Windows of the validation text: a third of them is held out of the probe's training."""
+        """Windows of the validation text for training, and a third of them held out."""
         config = self.config
         assert config.data is not None
         source = open_source(config.data, config.cache_dir, offline=config.offline)
@@ -157,13 +158,13 @@ class _Probed:
         return train_and_held_out[0], train_and_held_out[1], TERM, int(classes_V.max()) + 1
 
     def _rows(self, backbone: Backbone, tokenizer: Tokenizer) -> tuple[Examples, Examples, str, int]:
-        """The training rows of the task, and those of its first development split."""
+        """The training rows of the task and the rows of its first development split."""
         assert self.task is not None
         task = self.task.config
         learner = task.learner(backbone, tokenizer, self.config.seed)
         longest = min(self.config.max_length, backbone.longest_text)
         development = next(iter(self.task.validation.values()))
-        # Of training rows a tagger would read all pieces of a word; a probe reads the first.
+        # The split is not named train: of training rows a tagger reads all pieces of a word, a probe only the first.
         train, held_out = (
             learner.examples(SplitData("probe", rows={task.name: rows}), longest)
             for rows in (self.task.train, development)

@@ -1,7 +1,7 @@
-"""`lmtool profile`: where the time of a training step goes.
+"""`lmtool profile`: measures the time of each part of a training step.
 
-The run is built and trained by the command that is profiled, in a folder that is taken away again; a few of its steps
-are recorded. What stays is the table, as JSON, and a trace that chrome://tracing and ui.perfetto.dev open.
+The profiled command builds and trains the run in a temporary folder, and a few of its steps are recorded. The output is
+a table, also as JSON, and a trace for chrome://tracing or ui.perfetto.dev.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from lmtool.config.checkpoint import saved_steps
+from lmtool.config.saved import JsonObject
 from lmtool.costs.rate import product_rate
 from lmtool.errors import Stopped, UserError
 from lmtool.reporting.console import Output
@@ -39,7 +39,8 @@ TABLE, TRACE = "profile.json", "trace.json.gz"
 
 
 def run(config: PretrainConfig | FinetuneConfig, verb: str, profiling: Profiling) -> int:
-    """Train a few steps, print the table, write it and the trace. UserError where the words would train no new run."""
+    """Trains a few steps, prints the table, and writes it and the trace. UserError if the command would not train a new
+    run."""
     _require_new_run(config, verb)
     output = Output()
     learned = config.objective.name if isinstance(config, PretrainConfig) else config.task.name
@@ -58,22 +59,20 @@ def run(config: PretrainConfig | FinetuneConfig, verb: str, profiling: Profiling
 
 
 def _of_first_phase(config: PretrainConfig | FinetuneConfig) -> str:
-    """Of a run in phases, which of them is seen."""
+    """A note that only the first phase of a run in phases is profiled."""
     phases = len(config.phases) if isinstance(config, PretrainConfig) else 0
-    return f", of the first of {phases} phases: give another one's keys in the place of phases=" if phases else ""
+    return f", of the first of {phases} phases: replace phases= by the keys of another phase" if phases else ""
 
 
 def _require_new_run(config: PretrainConfig | FinetuneConfig, verb: str) -> None:
-    """UserError where the same words would train several runs, go on with one, or do nothing."""
+    """UserError if the same command would train several runs, resume a run, or do nothing."""
     if isinstance(config, FinetuneConfig) and isinstance(config.task, GlueConfig):
-        raise UserError(f"task={config.task.name} is a run of every task in it", "profile one of them: task=sst2")
+        raise UserError(f"task={config.task.name} trains a run for each of its tasks", "profile one of them: task=sst2")
     if (config.devices or 1) > 1 or int(os.environ.get("WORLD_SIZE", 1)) > 1:
-        raise UserError(
-            "a profile is of one process, not of several that train together", "devices=1, without torchrun"
-        )
+        raise UserError("lmtool profile measures a single process", "set devices=1, and start it without torchrun")
     if config.branch is not None:
         raise UserError(
-            f"branch={config.branch}: a profile trains a run of its own", "use the trunk's words in its place"
+            f"branch={config.branch}: a profile trains a new run", "omit branch= and repeat the overrides of the trunk"
         )
     folder = None if config.name is None else RUNS / config.name
     folder = folder if config.run_dir is None else Path(config.run_dir).expanduser()
@@ -82,17 +81,17 @@ def _require_new_run(config: PretrainConfig | FinetuneConfig, verb: str) -> None
         state = "finished" if (folder / "result.json").exists() else f"at step {max(steps, default=0)}"
         key = f"name={config.name}" if config.run_dir is None else f"run_dir={config.run_dir}"
         raise UserError(
-            f"{key}: that run is there already, {state}; a profile trains a new one",
-            f"set {key.partition('=')[0]}=null: lmtool profile {verb} keeps no run",
+            f"{key}: the run already exists ({state}), and a profile trains a new one",
+            f"set {key.partition('=')[0]}=null, since lmtool profile {verb} does not keep its run",
         )
 
 
 @contextmanager
-def _folder(phase: str | None, stem: str) -> Iterator[Path]:
-    """The folder of a profile, a new one; taken away where there is none."""
+def _folder(typed: str | None, stem: str) -> Iterator[Path]:
+    """Creates the folder of a profile; removes it if profiling fails. typed: None for runs/NAME with `stem`."""
     before = RUNS.exists()
-    if phase is not None:
-        folder = Path(phase).expanduser()
+    if typed is not None:
+        folder = Path(typed).expanduser()
         require_new(folder)
         folder.mkdir(parents=True, exist_ok=True)
     else:
@@ -101,15 +100,15 @@ def _folder(phase: str | None, stem: str) -> Iterator[Path]:
         yield folder
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
-        if phase is None and not before and not any(RUNS.iterdir()):
+        if typed is None and not before and not any(RUNS.iterdir()):
             RUNS.rmdir()
         raise
 
 
 def _profile(config: PretrainConfig | FinetuneConfig, steps: int, folder: Path) -> StepProfile:
-    """Train the run that a configuration describes for a few steps; the trace is put into the folder."""
+    """Trains the run of a configuration for a few steps. folder: for the trace."""
     try:
-        # In the profile's folder: a run needs free space on its own disk.
+        # The temporary run is in the profile's folder, so that it uses the same disk.
         with temporary_session(config, folder) as session:
             return _recorded(session, steps, folder)
     except Stopped as stopped:
@@ -145,8 +144,8 @@ def _recorded(session: Session, steps: int, folder: Path) -> StepProfile:
     )
 
 
-def _metadata(config: RunConfig, metadata: dict[str, Any], on_device: bool, compiles: bool) -> dict[str, Any]:
-    """What the remarks ask of a run beside its times."""
+def _metadata(config: RunConfig, metadata: JsonObject, on_device: bool, compiles: bool) -> JsonObject:
+    """Properties of the run that the remarks depend on. metadata: of the loader."""
     model = config.model
     return {
         "attention_dropout": getattr(model, "attention_dropout", 0.0),

@@ -1,5 +1,5 @@
-"""`lmtool report RUN [RUN ...]`: write the report of a run again, or lay several beside each other; `lmtool report
-SWEEP`: its summary, whole or under way."""
+"""`lmtool report RUN [RUN ...]`: rewrites the report of a run, or compares several runs; `lmtool report SWEEP`: prints
+the summary of a finished or running sweep."""
 
 from __future__ import annotations
 
@@ -13,24 +13,22 @@ from lmtool.reporting.sweep_report import report_sweep
 
 
 def main(words: list[str]) -> int:
-    """words: run folders, or that of a sweep, and against=JOB or against=SETTING."""
-    named = [word for word in words if "=" not in word]
-    typed = [word for word in words if "=" in word]
-    against = [word.partition("=")[2] for word in typed if word.startswith("against=")]
-    if len(against) < len(typed):
-        other = next(word for word in typed if not word.startswith("against="))
-        raise UserError(
-            f"report: there is no key {other.partition('=')[0]}",
-            "name a job or a setting of the sweep: against=JOB or against=KEY=VALUE",
-        )
-    if not named or len(against) > 1:
+    """words: run folders, or the folder of a sweep and against=JOB or against=SETTING."""
+    names = [word for word in words if "=" not in word]
+    typed = [word.partition("=") for word in words if "=" in word]
+    against = [value for key, _, value in typed if key == "against"]
+    unknown = next((key for key, _, _ in typed if key != "against"), None)
+    if unknown is not None:
+        hint = "compare with a job or a setting of the sweep: against=JOB or against=KEY=VALUE"
+        raise UserError(f"report: there is no key {unknown}", hint)
+    if not names or len(against) > 1:
         raise UserError(f"{' '.join(['report', *words])}: give run folders", "lmtool report runs/NAME")
-    folders, output = [run_folder(word) for word in named], Output()
+    folders, output = [run_folder(name) for name in names], Output()
     sweeps = [folder for folder in folders if is_sweep(folder)]
     if sweeps and len(folders) > 1:
-        raise UserError(f"{sweeps[0]} is a sweep", f"give its jobs: lmtool report {sweeps[0]}/0 {sweeps[0]}/1")
+        raise UserError(f"{sweeps[0]} is a sweep", f"use its jobs: lmtool report {sweeps[0]}/0 {sweeps[0]}/1")
     if against and not sweeps:
-        raise UserError(f"against={against[0]} goes with a sweep", "lmtool report runs/SWEEP against=3")
+        raise UserError(f"against={against[0]} needs the folder of a sweep", "lmtool report runs/SWEEP against=3")
     if sweeps:
         report_sweep(output, sweeps[0], *against)
     elif len(folders) == 1:

@@ -1,33 +1,33 @@
-"""`lmtool resume RUN`: resume a run that was stopped, with the configuration it was started with."""
+"""`lmtool resume RUN`: resumes a stopped run with its saved configuration."""
 
 from __future__ import annotations
 
 import os
-from typing import Any
 
 from lmtool.config import saved
 from lmtool.config.checkpoint import no_run, run_folder
 from lmtool.errors import UserError
 from lmtool.resolver.decoding import decoded
+from lmtool.resolver.schema.base import CommandConfig
 from lmtool.system.ranks import started_together
 
 
-def read(words: list[str]) -> tuple[str, Any]:
-    """words: the run folder. Returns the command that it is a run of, and its configuration."""
+def read(words: list[str]) -> tuple[str, CommandConfig]:
+    """words: the run folder. Returns the command of the run and its configuration."""
     if len(words) != 1 or "=" in words[0]:
         raise UserError(f"{' '.join(['resume', *words])}: give one run folder", "lmtool resume runs/NAME")
     folder = run_folder(words[0])
     if not (folder / "config.yaml").is_file():
         if os.path.lexists(folder / "config.yaml"):  # a socket, a folder, a link that leads nowhere
-            raise UserError(f"{folder}/config.yaml is not a regular file", "copy it again from where the run came")
+            raise UserError(f"{folder}/config.yaml is not a regular file", "copy it again from the original run")
         raise no_run(folder)
     data = saved.read(folder / "config.yaml")
     verb = data.get("command")
     if verb not in ("pretrain", "finetune"):
-        raise UserError(f"{folder}/config.yaml names no training command", "lmtool resume runs/NAME")
-    # The configuration is complete, and the checkpoint it started from may be gone by now.
+        raise UserError(f"{folder}/config.yaml names no training command", "name a run: lmtool resume runs/NAME")
+    # The configuration is complete, and the checkpoint that the run started from may not exist any more.
     config = decoded(verb, saved.body(data), running=True, reads_checkpoint=False)
-    changes: dict[str, Any] = {"name": None, "run_dir": str(folder)}
-    if started_together(os.environ):  # on how many devices is torchrun's to say
+    changes: dict[str, object] = {"name": None, "run_dir": str(folder)}
+    if started_together(os.environ):  # torchrun determines the number of devices
         changes["devices"] = None
     return verb, config.model_copy(update=changes)

@@ -1,28 +1,144 @@
-"""`lmtool runs [FOLDER]`: all runs and sweeps of a folder, a line each."""
+"""`lmtool runs [FOLDER]`: a table of all runs and sweeps in a folder."""
 
 from __future__ import annotations
 
+import os
 import time
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
+import yaml
+
+from lmtool.config import saved
+from lmtool.config.saved import JsonMapping
 from lmtool.errors import UserError
-from lmtool.reporting.console import Output
-from lmtool.reporting.runs import lines_in, print_runs
-from lmtool.reporting.text import size
+from lmtool.reporting.console import Output, print_table
+from lmtool.reporting.run_files import RunFiles, read_object
+from lmtool.reporting.scores import score_of
+from lmtool.reporting.sweep_files import DONE_JOB, is_sweep, last_step_text, read_sweep
+from lmtool.reporting.text import duration, is_number, size, title
+from lmtool.runs.locks import is_held
 from lmtool.system.terminal import say
+
+_HEADER = ("run", "last written", "what", "score", "baseline", "state", "took", "size")
 
 
 def main(words: list[str]) -> int:
     """words: the folder to list; runs/ if there is none."""
     if len(words) > 1 or any("=" in word for word in words):
-        raise UserError(f"{' '.join(['runs', *words])}: give one folder, or none for runs", "lmtool runs FOLDER")
+        raise UserError(f"{' '.join(['runs', *words])}: takes at most one folder", "lmtool runs FOLDER")
     root = Path(words[0] if words else "runs").expanduser()
     if not root.is_dir():
-        raise UserError(f"{root}: no such folder", "lmtool pretrain experiment=bert_tiny makes a first run")
-    lines = lines_in(root)
-    if not lines:
-        say(f"{root} holds no run yet")
+        hint = "name the folder of your runs, or start a first run: lmtool pretrain experiment=bert_tiny"
+        raise UserError(f"{root}: no such folder", hint)
+    folders = [path for path in root.iterdir() if path.is_dir() and not path.is_symlink()]
+    lines = [_of_sweep(path) if is_sweep(path) else _of_run(path) for path in folders]
+    runs = sorted((line for line in lines if line is not None), key=lambda line: line.written)
+    if not runs:
+        say(f"{root} has no runs yet")
         return 0
-    print_runs(Output(), lines, time.time())
-    say(f"{len(lines)} in {root}, {size(sum(line.size for line in lines))}; lmtool report {root}/NAME shows one")
+    now = time.time()
+    rows = [
+        [run.name, _ago(run.written, now), run.what, run.score, run.baseline, run.state,
+         None if run.seconds is None else duration(run.seconds), size(run.size)]
+        for run in runs
+    ]  # fmt: skip
+    print_table(Output(), _HEADER, rows)
+    say(f"{len(runs)} in {root}, {size(sum(run.size for run in runs))}; lmtool report {root}/NAME shows one")
     return 0
+
+
+@dataclass(frozen=True)
+class RunLine:
+    """A run or a sweep. written: last modification of a file, in seconds since 1970. size: in bytes."""
+
+    name: str
+    written: float
+    what: str
+    score: str
+    baseline: float | None
+    state: str
+    seconds: float | None
+    size: int
+
+
+def _ago(written: float, now: float) -> str:
+    """'3 h 5 min ago' within the last day, otherwise '2026-03-01 14:05'."""
+    past = now - written
+    if 0 <= past < 86_400:
+        return f"{duration(past)} ago"
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(written))
+
+
+def _of_run(folder: Path) -> RunLine | None:
+    """None if the folder is not a run."""
+    if not (folder / "config.yaml").is_file():
+        return None
+    files = RunFiles(folder)
+    files.result = read_object(files, "result.json", needed=False)
+    files.metadata = read_object(files, "facts.json", needed=False)
+    score = score_of(files.result, files.baseline)
+    written, size_bytes = _written_and_size(folder)
+    seconds = files.result.get("seconds")
+    return RunLine(
+        folder.name,
+        written,
+        _what(folder),
+        "" if score is None else score.text,
+        None if score is None else score.baseline,
+        _state(folder, files.result),
+        float(seconds) if is_number(seconds) else None,
+        size_bytes,
+    )
+
+
+def _of_sweep(folder: Path) -> RunLine:
+    sweep = read_sweep(folder)
+    counts = Counter(job.status for job in sweep.jobs)
+    state = f"{counts.pop(DONE_JOB, 0)} of {len(sweep.jobs)} done"
+    state = ", ".join([state, *(f"{count} {status}" for status, count in counts.items())])
+    seconds = [job.seconds for job in sweep.jobs if job.seconds is not None]
+    written, size_bytes = _written_and_size(folder)
+    what = f"sweep of {sweep.command}".removesuffix(" of ")
+    return RunLine(folder.name, written, what, "", None, state, sum(seconds) if seconds else None, size_bytes)
+
+
+def _state(folder: Path, result: JsonMapping) -> str:
+    """'running at step N', 'stopped at step N', or the status in result.json."""
+    if is_held(folder / "LOCK"):
+        return f"running {last_step_text(folder)}".rstrip()
+    status = result.get("status")
+    return title(str(status)) if status else f"stopped {last_step_text(folder)}".rstrip()
+
+
+def _what(folder: Path) -> str:
+    """Command, model, task and tuning: `finetune bert on sst2, lora`."""
+    config: object = None
+    with suppress(OSError, yaml.YAMLError, UnicodeDecodeError):
+        config = saved.load((folder / "config.yaml").read_text(encoding="utf-8"))
+    if not isinstance(config, dict):
+        return "config.yaml cannot be read"
+
+    def name(section: str, *keys: str) -> str:
+        values = config.get(section)
+        names = (values.get(key) for key in keys) if isinstance(values, dict) else ()
+        return str(next(filter(None, names), ""))
+
+    learned = name("task", "name", "kind") or name("objective", "name")
+    tuning = name("tuning", "name")
+    words = [str(config.get("command", "")), name("model", "name"), f"on {learned}" if learned else ""]
+    return " ".join(filter(None, words)) + (f", {tuning}" if tuning not in ("", "full") else "")
+
+
+def _written_and_size(folder: Path) -> tuple[float, int]:
+    """The last modification of a file below the folder, and the bytes of all files. Skips files that vanish
+    meanwhile."""
+    written, size_bytes = folder.stat().st_mtime, 0
+    for path, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):
+                stat = os.lstat(os.path.join(path, name))
+                written, size_bytes = max(written, stat.st_mtime), size_bytes + stat.st_size
+    return written, size_bytes

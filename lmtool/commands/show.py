@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import yaml
 from pydantic.fields import FieldInfo
@@ -38,7 +37,7 @@ class DocumentedField:
 def main(arguments: Sequence[str], config_dirs: Sequence[Path] = ()) -> int:
     """Prints each argument. UserError for an unknown key or option."""
     if not arguments:
-        raise UserError("show: no key given", "lmtool show optimizer.lr, or lmtool show model=bert")
+        raise UserError("show needs a key", "lmtool show optimizer.lr, or lmtool show model=bert")
     fields = list(all_fields(config_dirs))
     for key_typed in arguments:
         if "=" in key_typed:
@@ -114,12 +113,10 @@ def _show_key(key_typed: str, fields: list[DocumentedField]) -> None:
 
 def _by_description(fields: list[DocumentedField]) -> list[tuple[FieldInfo, list[DocumentedField]]]:
     """Groups fields with the same description and type."""
-    groups_: dict[tuple[str, str], list[DocumentedField]] = {}
-    for field_entry in fields:
-        groups_.setdefault((field_entry.field.description or "", words.allowed(field_entry.field)), []).append(
-            field_entry
-        )
-    return [(same[0].field, same) for same in groups_.values()]
+    by_text: dict[tuple[str, str], list[DocumentedField]] = {}
+    for entry in fields:
+        by_text.setdefault((entry.field.description or "", words.allowed(entry.field)), []).append(entry)
+    return [(same[0].field, same) for same in by_text.values()]
 
 
 def _defaults(same: list[DocumentedField]) -> list[tuple[str, str]]:
@@ -135,7 +132,7 @@ def _defaults(same: list[DocumentedField]) -> list[tuple[str, str]]:
 def _value(field_entry: DocumentedField, line: int | None) -> str:
     """The value in the YAML, otherwise the class's default."""
     if field_entry.file is not None and line is not None:
-        value: Any = saved.read_yaml(field_entry.file)
+        value: object = saved.read_yaml(field_entry.file)
         for part in field_entry.yaml_path.split("."):
             value = value.get(part) if isinstance(value, dict) else None
         return "must be given" if value == "???" else _written(value)
@@ -144,18 +141,15 @@ def _value(field_entry: DocumentedField, line: int | None) -> str:
         for item in saved.read_yaml(field_entry.file).get("defaults", []):
             if isinstance(item, dict) and field_entry.yaml_path in item:
                 chosen = item[field_entry.yaml_path]
-                return (
-                    f"{choice.group if '.' in field_entry.key else field_entry.key}={chosen}"
-                    if chosen
-                    else "none chosen"
-                )
+                group = choice.group if "." in field_entry.key else field_entry.key
+                return f"{group}={chosen}" if chosen else "none chosen"
     if field_entry.field.is_required():
         return "must be given"
     default = field_entry.field.get_default(call_default_factory=True)
     return _written(default.model_dump(mode="json") if isinstance(default, Config) else default)
 
 
-def _written(value: Any) -> str:
+def _written(value: object) -> str:
     return yaml.safe_dump(value, default_flow_style=True, width=200).removesuffix("...\n").strip()
 
 
@@ -191,7 +185,10 @@ def _recipes(group: str, name: str) -> list[Path]:
         return []
     if group == "model":
         return recipes.files_of(entry.config)
-    defaults: Any = entry.config.model_construct()
+    from lmtool.tuning.configs.base import TuningConfig
+
+    defaults = entry.config.model_construct()
+    assert isinstance(defaults, TuningConfig)
     file = recipes.tuning_file(entry.config, defaults.recipe_name)
     return [] if file is None else [file]
 

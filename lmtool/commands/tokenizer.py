@@ -1,10 +1,9 @@
-"""`lmtool tokenizer`: train a vocabulary on text, by itself."""
+"""`lmtool tokenizer`: trains a vocabulary on text."""
 
 from __future__ import annotations
 
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from lmtool.data.sources import documents, open_source
 from lmtool.data.vocabulary import trained_tokenizer
@@ -14,12 +13,12 @@ from lmtool.reporting.text import plain
 from lmtool.resolver.schema.run import TokenizerCommandConfig
 from lmtool.tokenizers.tokenizer import FILES
 
-SAMPLE_TOKENS = 3
-MEASURED = 500
+SAMPLE_TEXTS = 3
+MEASURED_TEXTS = 500
 
 
-def run(config: TokenizerCommandConfig) -> dict[str, Any]:
-    """Train, save, and say how well it fits held-out text."""
+def run(config: TokenizerCommandConfig) -> dict[str, float]:
+    """Trains and saves a tokenizer, and prints its statistics on held-out text."""
     folder = Path(config.output).expanduser()
     if folder.exists() and any(folder.iterdir()):
         raise UserError(f"output={config.output} is not empty", "use a new folder")
@@ -27,7 +26,7 @@ def run(config: TokenizerCommandConfig) -> dict[str, Any]:
     progress = output.stage
     source = open_source(config.data, config.cache_dir, progress, config.offline)
     if config.tokenizer.vocab_size is None:
-        raise UserError("tokenizer.vocab_size is null, and no model names one", "tokenizer.vocab_size=8192")
+        raise UserError("tokenizer.vocab_size is null, and no model sets it", "set tokenizer.vocab_size=8192")
     size = config.tokenizer.vocab_size
     tokenizer = trained_tokenizer(config.tokenizer, source, size, config.cache_dir, progress)
     new = not folder.exists()
@@ -35,13 +34,13 @@ def run(config: TokenizerCommandConfig) -> dict[str, Any]:
         folder.mkdir(parents=True, exist_ok=True)
         tokenizer.save(folder)
     except OSError as error:
-        for name in FILES:  # half a tokenizer is none
+        for name in FILES:  # an incomplete tokenizer is useless
             (folder / name).unlink(missing_ok=True)
         if new and folder.is_dir():
             folder.rmdir()
-        raise UserError(f"output={config.output}: {error.strerror}", "use a folder that can be written") from error
+        raise UserError(f"output={config.output}: {error.strerror}", "use a folder that you can write to") from error
 
-    texts = list(islice(documents(source.parts("validation")), MEASURED))
+    texts = list(islice(documents(source.parts("validation")), MEASURED_TEXTS))
     encoded = tokenizer.encode_batch(texts)
     tokens, unknown = sum(map(len, encoded)), tokenizer.roles.get("unk")
     lost = 0 if unknown is None else sum(int((ids == unknown).sum()) for ids in encoded)
@@ -53,25 +52,18 @@ def run(config: TokenizerCommandConfig) -> dict[str, Any]:
         "unknown_fraction": lost / max(tokens, 1),
     }
     output.line(f"{folder} · {_sizes(tokenizer.vocab_size, size)}")
-    output.rows(
-        [
-            (
-                "held-out text",
-                f"{metadata['characters_per_token']:.2f} characters a token"
-                f" · {metadata['bytes_per_token']:.2f} bytes a token"
-                f" · {metadata['unknown_fraction']:.2%} of the tokens unknown",
-            ),
-            *(
-                ("sample" if number == 0 else "", plain(" ".join(tokenizer.readable(ids[:24]))))
-                for number, ids in enumerate(encoded[:SAMPLE_TOKENS])
-            ),
-        ]
+    averages = (
+        f"{metadata['characters_per_token']:.2f} characters a token · {metadata['bytes_per_token']:.2f} bytes a token"
     )
+    rows = [("held-out text", f"{averages} · {metadata['unknown_fraction']:.2%} of the tokens unknown")]
+    for number, ids in enumerate(encoded[:SAMPLE_TEXTS]):
+        rows.append(("sample" if number == 0 else "", plain(" ".join(tokenizer.readable(ids[:24])))))
+    output.rows(rows)
     return metadata
 
 
 def _sizes(entries: int, requested: int) -> str:
-    """The size of a vocabulary, and that asked for where the text did not give it."""
+    """The size of a vocabulary, and the requested size if the text was too small for it."""
     if entries == requested:
         return f"{entries:,} tokens"
-    return f"{entries:,} tokens of tokenizer.vocab_size={requested:,}: the text gives no more"
+    return f"{entries:,} tokens of tokenizer.vocab_size={requested:,}: the text has no more"

@@ -46,7 +46,7 @@ SHIPPED: Mapping[str, Mapping[str, str]] = {
         "lmtool.distillation.configs.terms": "attention embeddings hard hidden interchange patience relations soft "
         "states",
     },
-    "logger": {"lmtool.reporting.trackers.configs": "tensorboard wandb"},
+    "logger": {"lmtool.reporting.trackers.tensorboard": "tensorboard", "lmtool.reporting.trackers.wandb": "wandb"},
     "model": {
         "lmtool.models.configs": "bert gpt gpt1",
         "lmtool.models.decoder_configs": "llama llama_encoder qwen2 transformer_xl",

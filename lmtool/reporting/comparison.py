@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import yaml
@@ -16,22 +15,26 @@ from lmtool.errors import UserError
 from lmtool.learners.metrics import METRICS, Metric, interval, resample_count, resampled_rows
 from lmtool.reporting import html
 from lmtool.reporting.console import Output, print_table
-from lmtool.reporting.run_files import RunFiles, read_predictions, read_run
-from lmtool.reporting.scores import between, is_significant, print_difference, score_of
+from lmtool.reporting.evaluations import between, is_significant, print_difference
+from lmtool.reporting.run_files import RunFiles, as_object, read_predictions, read_run
+from lmtool.reporting.scores import score_of
 from lmtool.reporting.text import count, duration, is_number, lower_is_better, number, plain, shortened, size, title
 from lmtool.system.terminal import counted
 
 # Tolerance between a recomputed score and the saved one: a regression's predictions are rounded in the file.
 _TOLERANCE = 1e-4
+_CLASS_METRICS = ("accuracy", "f1", "macro_f1", "matthews")
+# Keys that differ between any two runs.
+_NAMES = ("name", "run_dir")
 
 
 @dataclass(frozen=True)
 class LabeledRows:
     """The rows of a run's first labeled split, in file order. gold, predicted: labels or numbers."""
 
-    ids: list[Any]
-    gold: list[Any]
-    predicted: list[Any]
+    ids: list[object]
+    gold: list[object]
+    predicted: list[object]
 
     @classmethod
     def of(cls, run: RunFiles) -> LabeledRows:
@@ -48,13 +51,13 @@ class LabeledRows:
 def paired_difference(first: RunFiles, second: RunFiles) -> dict[str, dict[str, float]] | str:
     """First score minus second on the same rows, with a 95% bootstrap interval that resamples the rows of both runs
     together: {"value", "low", "high"} by metric. A string says why the runs cannot be paired."""
-    mine, other_rows = LabeledRows.of(first), LabeledRows.of(second)
-    for run, rows in ((first, mine), (second, other_rows)):
+    first_rows, second_rows = LabeledRows.of(first), LabeledRows.of(second)
+    for run, rows in ((first, first_rows), (second, second_rows)):
         if not rows.ids:
             return f"{run.name} has no labeled predictions"
-    if (mine.ids, mine.gold) != (other_rows.ids, other_rows.gold):
+    if (first_rows.ids, first_rows.gold) != (second_rows.ids, second_rows.gold):
         return "their predictions cover different rows"
-    columns = _columns(mine.gold, mine.predicted, other_rows.predicted)
+    columns = _columns(first_rows.gold, first_rows.predicted, second_rows.predicted)
     if columns is None:
         return "their predictions are neither single labels nor numbers; try lmtool evaluate A against=B"
     gold, predicted, other = columns
@@ -64,33 +67,30 @@ def paired_difference(first: RunFiles, second: RunFiles) -> dict[str, dict[str, 
     resamples = resample_count(len(gold), [metric.name for metric in shared])
     paired: dict[str, list[float]] = {metric.name: [] for metric in shared}
     for rows_N in resampled_rows(len(gold), resamples):
-        mine_N, theirs_N, gold_N = predicted[rows_N], other[rows_N], gold[rows_N]
+        first_N, second_N, gold_N = predicted[rows_N], other[rows_N], gold[rows_N]
         for metric in shared:
-            paired[metric.name].append(metric(gold_N, mine_N) - metric(gold_N, theirs_N))
+            paired[metric.name].append(metric(gold_N, first_N) - metric(gold_N, second_N))
     return {
-        metric.name: {
-            "value": metric(gold, predicted) - metric(gold, other),
-            **interval(paired[metric.name])._asdict(),
-        }
+        metric.name: {"value": metric(gold, predicted) - metric(gold, other), **interval(paired[metric.name])._asdict()}
         for metric in shared
     }
 
 
-def _columns(*columns: Sequence[Any]) -> tuple[np.ndarray, ...] | None:
+def _columns(*columns: Sequence[object]) -> tuple[np.ndarray, ...] | None:
     """The columns as numbers; labels become their indices in the sorted set of all labels."""
     values = [value for column in columns for value in column]
     if all(is_number(value) for value in values):
         return tuple(np.asarray(column, dtype=np.float64) for column in columns)
+    labels = {value for value in values if isinstance(value, str)}
     if not all(isinstance(value, str) for value in values):
         return None
-    indices = {label: index for index, label in enumerate(sorted(set(values)))}
+    indices: dict[object, int] = {label: index for index, label in enumerate(sorted(labels))}
     return tuple(np.asarray([indices[value] for value in column], dtype=np.int64) for column in columns)
 
 
 def _metrics(run: RunFiles, gold: np.ndarray, predicted: np.ndarray) -> Iterator[Metric]:
     """The run's metrics that its predictions reproduce."""
-    saved = run.result.get("metrics")
-    for name, value in (saved if isinstance(saved, dict) else {}).items():
+    for name, value in as_object(run.result.get("metrics")).items():
         metric = METRICS.get(name)
         if metric is None or not isinstance(value, int | float) or (name in _CLASS_METRICS) != (gold.dtype == np.int64):
             continue
@@ -98,13 +98,7 @@ def _metrics(run: RunFiles, gold: np.ndarray, predicted: np.ndarray) -> Iterator
             yield metric
 
 
-_CLASS_METRICS = ("accuracy", "f1", "macro_f1", "matthews")
-
-# Keys that differ between any two runs.
-_NAMES = ("name", "run_dir")
-
-
-def flat(values: Any, prefix: str = "") -> dict[str, Any]:
+def flat(values: object, prefix: str = "") -> dict[str, object]:
     """{'optimizer': {'lr': 1}} -> {'optimizer.lr': 1}."""
     if not isinstance(values, Mapping):
         return {prefix: values}
@@ -113,7 +107,7 @@ def flat(values: Any, prefix: str = "") -> dict[str, Any]:
     }
 
 
-def _configuration(run: RunFiles) -> dict[str, Any]:
+def _configuration(run: RunFiles) -> dict[str, object]:
     try:
         return flat(yaml_files.load(run.config) or {})
     except yaml.YAMLError as failure:
@@ -121,7 +115,7 @@ def _configuration(run: RunFiles) -> dict[str, Any]:
         return {}
 
 
-def changed_keys(configurations: Sequence[Mapping[str, Any]]) -> list[str]:
+def changed_keys(configurations: Sequence[Mapping[str, object]]) -> list[str]:
     """Dotted keys whose values differ between configurations, in order of first appearance."""
     keys = dict.fromkeys(key for configuration in configurations for key in configuration)
     unset = object()
@@ -137,15 +131,23 @@ class RunComparison:
     """Compared runs.
 
     names: unique names of the runs. configurations: flat configuration of each run. keys: the differing keys. paired:
-    for each run but the first, `paired_difference` from the first.
+    `paired_difference` of each run but the first from the first.
     """
 
     runs: list[RunFiles]
     names: list[str]
-    configurations: list[dict[str, Any]]
+    configurations: list[dict[str, object]]
     keys: list[str]
     metrics: list[str]
     paired: list[dict[str, dict[str, float]] | str]
+
+    def settings(self, limit: int, width: int | None = None) -> list[list[str | None]]:
+        """Rows of the first `limit` differing keys: the key, and its value in each run. width: maximum characters."""
+
+        def text(value: object) -> str | None:
+            return None if value is None else str(value) if width is None else plain(value, width)
+
+        return [[key, *(text(values.get(key)) for values in self.configurations)] for key in self.keys[:limit]]
 
 
 def compare(run_dirs: Sequence[str | Path]) -> RunComparison:
@@ -167,15 +169,10 @@ def compare(run_dirs: Sequence[str | Path]) -> RunComparison:
 
 
 def report_comparison(output: Output, run_dirs: Sequence[str | Path], path: Path) -> None:
-    """Prints the comparison and writes its page."""
+    """Prints the comparison and writes its page. UserError if a folder is not a run or is named twice."""
     comparison = compare(run_dirs)
     print_comparison(output, comparison)
-    output.line(str(_write(comparison, path)))
-
-
-def write_comparison(run_dirs: Sequence[str | Path], output: str | Path) -> Path:
-    """Writes the page of a comparison and returns its path. UserError if a folder is not a run."""
-    return _write(compare(run_dirs), Path(output))
+    output.line(str(write_comparison(comparison, path)))
 
 
 def print_comparison(output: Output, comparison: RunComparison) -> None:
@@ -184,15 +181,15 @@ def print_comparison(output: Output, comparison: RunComparison) -> None:
     rows: list[list[str | None]] = [
         [title(metric), *(_with_error(run, metric) for run in runs)] for metric in comparison.metrics
     ]
-    for name, form in _SUMMARY_ROWS.items():
-        cells = [form(run.result) for run in runs]
+    for key, (name, form) in _SUMMARY_ROWS.items():
+        values = [run.result.get(key) for run in runs]
+        cells = [form(value) if is_number(value) else "" for value in values]
         rows += [[name, *cells]] if any(cells) else []
+    rows.append(["status", *(title(str(run.result.get("status", "no result yet"))) for run in runs)])
     print_table(output, ["", *names], rows)
     output.line()
-    keys = comparison.keys[:_KEYS]
-    settings = [[key, *(_cut(configuration.get(key)) for configuration in comparison.configurations)] for key in keys]
-    if settings:
-        print_table(output, ["what differs", *names], settings)
+    if comparison.keys:
+        print_table(output, ["what differs", *names], comparison.settings(_KEYS, _COLUMN))
     else:
         output.line("The configurations are equal.")
     if len(comparison.keys) > _KEYS:
@@ -207,7 +204,8 @@ def print_comparison(output: Output, comparison: RunComparison) -> None:
             output.line(f"warning: {run.name}: {problem}", "yellow")
 
 
-def _write(comparison: RunComparison, path: Path) -> Path:
+def write_comparison(comparison: RunComparison, path: Path) -> Path:
+    """Writes the page of a comparison and returns its path."""
     from lmtool.reporting import drawing, plots
 
     runs = comparison.runs
@@ -219,11 +217,9 @@ def _write(comparison: RunComparison, path: Path) -> Path:
         f"<h1>{len(runs)} runs side by side</h1>",
         html.section("Scores", _scores(runs, comparison.metrics)),
         html.section("On the same rows", _paired_html(comparison)),
-        html.section("What differs", _changed_html(runs, comparison.configurations, comparison.keys)),
+        html.section("What differs", _changed_html(comparison)),
         html.section("Curves", *(html.figure(wide, narrow=narrow) for wide, narrow in svg_pairs)),
-        html.section(
-            "Left out", *(html.paragraph(f"{run.name}: {problem}") for run in runs for problem in run.problems[:5])
-        ),
+        html.section("Left out", *(html.paragraph(f"{run.name}: {text}") for run in runs for text in run.problems[:5])),
     ]
     html.write_page(path, f"{len(runs)} runs", body)
     return path
@@ -247,37 +243,24 @@ def _paired_html(comparison: RunComparison) -> str:
 
 def _with_error(run: RunFiles, metric: str) -> str | None:
     """The run's score by this metric, with its standard error over rows."""
-    examples = run.result.get("validation_examples")
-    score = score_of(run.result, run.baseline, examples if isinstance(examples, int) else None)
+    score = score_of(run.result, run.baseline)
     if score is None or score.metric != metric:
         return None
     return number(score.value) + (f" ± {number(score.standard_error)}" if score.standard_error else "")
 
 
-def _number_cell(key: str, form: Callable[[float], str]) -> Callable[[Mapping[str, Any]], str]:
-    def format_value(result: Mapping[str, Any]) -> str:
-        value = result.get(key)
-        return form(value) if is_number(value) else ""
-
-    return format_value
-
-
 _COLUMN, _KEYS = 40, 40
-_SUMMARY_ROWS: dict[str, Callable[[Mapping[str, Any]], str]] = {
-    "baseline": _number_cell("baseline", number),
-    "parameters": _number_cell("parameters", count),
-    "trainable": _number_cell("trainable_parameters", count),
-    "steps": _number_cell("steps", count),
-    "tokens": _number_cell("tokens", count),
-    "tokens per second": _number_cell("tokens_per_second", lambda rate: count(round(rate))),
-    "peak memory": _number_cell("peak_memory_bytes", size),
-    "time": _number_cell("seconds", duration),
-    "status": lambda result: title(str(result.get("status", "no result yet"))),
+# By key of result.json: the name of its row, and the format of its values.
+_SUMMARY_ROWS: dict[str, tuple[str, Callable[[float], str]]] = {
+    "baseline": ("baseline", number),
+    "parameters": ("parameters", count),
+    "trainable_parameters": ("trainable", count),
+    "steps": ("steps", count),
+    "tokens": ("tokens", count),
+    "tokens_per_second": ("tokens per second", lambda rate: count(round(rate))),
+    "peak_memory_bytes": ("peak memory", size),
+    "seconds": ("time", duration),
 }
-
-
-def _cut(value: object) -> str | None:
-    return None if value is None else plain(value, _COLUMN)
 
 
 def _scores(runs: Sequence[RunFiles], metrics: Sequence[str]) -> str:
@@ -287,32 +270,18 @@ def _scores(runs: Sequence[RunFiles], metrics: Sequence[str]) -> str:
             return True, metric, 0.0
         return False, metric, value if lower_is_better(metric) else -value
 
-    rows = [
-        [
-            run.name,
-            *(run.result.get("value") if run.result.get("metric") == metric else None for metric in metrics),
-            run.baseline.get("value"),
-            *(run.result.get(key) for key in ("steps", "tokens", "seconds")),
-            _rounded(run.result.get("tokens_per_second")),
-            title(str(run.result.get("status", ""))),
-        ]
-        for run in sorted(runs, key=order)
-    ]
-    return html.table(
-        ["run", *map(title, metrics), "baseline", "steps", "tokens", "seconds", "tokens/s", "status"], rows
-    )
+    rows: list[list[object]] = []
+    for run in sorted(runs, key=order):
+        result, rate = run.result, run.result.get("tokens_per_second")
+        values = [result.get("value") if result.get("metric") == metric else None for metric in metrics]
+        values += [run.baseline.get("value"), *(result.get(key) for key in ("steps", "tokens", "seconds"))]
+        values.append(round(rate) if isinstance(rate, (int, float)) else None)
+        rows.append([run.name, *values, title(str(result.get("status", "")))])
+    header = ["run", *map(title, metrics), "baseline", "steps", "tokens", "seconds", "tokens/s", "status"]
+    return html.table(header, rows)
 
 
-def _rounded(value: object) -> int | None:
-    return round(value) if isinstance(value, (int, float)) else None
-
-
-def _changed_html(runs: Sequence[RunFiles], configurations: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> str:
-    if not keys:
+def _changed_html(comparison: RunComparison) -> str:
+    if not comparison.keys:
         return html.paragraph("The configurations are equal.")
-    rows = [[key, *(_value(configuration.get(key)) for configuration in configurations)] for key in keys[:100]]
-    return html.table(["key", *(run.name for run in runs)], rows)
-
-
-def _value(value: object) -> str | None:
-    return None if value is None else str(value)
+    return html.table(["key", *(run.name for run in comparison.runs)], comparison.settings(100))

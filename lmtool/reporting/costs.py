@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
+from lmtool.config.saved import JsonObject
 from lmtool.reporting.console import Output, print_table
 from lmtool.reporting.text import count, duration, flops, percent, size
 from lmtool.system.terminal import counted, plural
@@ -29,7 +29,7 @@ class PhasePlan:
     tokens_per_step: float
 
     @property
-    def words(self) -> str:
+    def text(self) -> str:
         """The phase as one line."""
         steps = f"steps {self.first:,} to {self.last:,}" if self.first <= self.last else "no step"
         text = f"{percent(self.share)} of the budget, {steps} of {count(round(self.tokens_per_step))} tokens"
@@ -152,7 +152,7 @@ def plan_rows(plan: RunPlan) -> list[tuple[str, str]]:
     rows = [
         ("parameters", f"{plan.total_parameters:,} ({plan.trainable_parameters:,} trainable): {parts}"),
         ("steps", f"{plan.steps_text} of {count(round(plan.tokens_per_step))} tokens{each}"),
-        *((f"phase {number}", phase.words) for number, phase in enumerate(plan.phases, 1)),
+        *((f"phase {number}", phase.text) for number, phase in enumerate(plan.phases, 1)),
         *([("ends", plan.ends_text)] if plan.ends_by else []),
         ("tokens", count(round(plan.tokens))),
         *([("epochs", f"{count(float(f'{plan.epochs:.3g}'))}{plan.epoch_text}")] if plan.epochs is not None else []),
@@ -228,7 +228,7 @@ class StepProfile:
     precision: str
     device: str
     threads: int
-    metadata: dict[str, Any] = field(default_factory=dict)
+    metadata: JsonObject = field(default_factory=dict)
     product_rate: float | None = None
 
     def share(self, *names: str) -> float:
@@ -339,6 +339,6 @@ def remarks(profile: StepProfile) -> Iterator[str]:
         yield f"packing avoids {percent(avoided)} padding"
 
 
-def _larger(metadata: dict[str, Any]) -> str:
+def _larger(metadata: JsonObject) -> str:
     key = "batch_tokens" if metadata.get("batch_tokens") else "batch_examples"
     return f"larger steps are cheaper, {key}={metadata.get(key)} now"

@@ -1,7 +1,7 @@
-"""The style of every plot: PNG files for slides and papers, SVG for the page.
+"""The style of every plot, the elements that plots share, and their output as PNG or as SVG for a page.
 
-Figures are made without pyplot: no display and no global state. In the page, colors are CSS variables, so that a figure
-is readable in light and in dark mode.
+Figures are created without pyplot: no display and no global state. In a page, colors are CSS variables, so that figures
+are readable in light and in dark mode.
 """
 
 from __future__ import annotations
@@ -9,19 +9,15 @@ from __future__ import annotations
 import io
 import itertools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import matplotlib
-import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.collections import QuadMesh
-from matplotlib.colors import LinearSegmentedColormap, to_rgba
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from lmtool.reporting.text import plain
 from lmtool.system.files import replace_bytes
 from lmtool.system.terminal import counted
 
@@ -30,36 +26,17 @@ TRAIN, VALIDATION, BASELINE = "#9db4c8", "#1f5f99", "#b5532a"
 COLORS = ("#1f5f99", "#b5532a", "#3f8a55", "#8a5aa8", "#b08a1e", "#4aa3a8", "#a84a6b", "#6b6b6b")
 # Colors that become CSS variables in the page; the others are readable in both modes.
 _VARIABLES = {
-    INK: "var(--ink)",
-    QUIET: "var(--quiet)",
-    FAINT: "var(--faint)",
-    VALIDATION: "var(--blue)",
-    BASELINE: "var(--rust)",
-    TRAIN: "var(--pale)",
-}
-STYLE: dict[Any, Any] = {
-    "font.family": "sans-serif",
-    "font.sans-serif": ["DejaVu Sans"],
-    "font.size": 9,
-    "text.color": INK,
-    "axes.edgecolor": FAINT,
-    "axes.labelcolor": QUIET,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.titlesize": 9,
-    "axes.titlecolor": INK,
-    "axes.titlelocation": "left",
-    "xtick.color": QUIET,
-    "ytick.color": QUIET,
-    "xtick.major.size": 3,
-    "ytick.major.size": 3,
-    "xtick.labelcolor": QUIET,
-    "ytick.labelcolor": QUIET,
-    "svg.fonttype": "none",
-    "svg.hashsalt": "lmtool",
-    "path.simplify": True,
-    "text.parse_math": False,
-}
+    INK: "var(--ink)", QUIET: "var(--quiet)", FAINT: "var(--faint)", VALIDATION: "var(--blue)",
+    BASELINE: "var(--rust)", TRAIN: "var(--pale)",
+}  # fmt: skip
+STYLE: dict[Any, object] = {
+    "font.family": "sans-serif", "font.sans-serif": ["DejaVu Sans"], "font.size": 9, "text.color": INK,
+    "axes.edgecolor": FAINT, "axes.labelcolor": QUIET, "axes.spines.top": False, "axes.spines.right": False,
+    "axes.titlesize": 9, "axes.titlecolor": INK, "axes.titlelocation": "left",
+    "xtick.color": QUIET, "ytick.color": QUIET, "xtick.major.size": 3, "ytick.major.size": 3,
+    "xtick.labelcolor": QUIET, "ytick.labelcolor": QUIET,
+    "svg.fonttype": "none", "svg.hashsalt": "lmtool", "path.simplify": True, "text.parse_math": False,
+}  # fmt: skip
 POINTS = 1500
 FEW = 20
 """Fewer logged steps than this are drawn as points, since a line would suggest values between them."""
@@ -69,16 +46,33 @@ WIDE, NARROW = 7.2, 3.7
 _PANEL = 1.8
 
 
-def plots_per_row(plots: int, width: float) -> int:
-    """The number of small plots per row of a figure. width: in inches."""
-    return max(1, min(plots, int(width / _PANEL)))
-
-
 def blank(width: float, height: float) -> Figure:
     """An empty transparent figure. width, height: in inches."""
     figure = Figure(figsize=(width, height), layout="constrained")
     figure.patch.set_alpha(0)
     return figure
+
+
+def single(width: float, height: float) -> tuple[Figure, Axes]:
+    """A transparent figure with one plot. width, height: in inches."""
+    figure = blank(width, height)
+    axes = figure.add_subplot()
+    axes.patch.set_alpha(0)
+    return figure, axes
+
+
+def step_plots(names: Sequence[str], width: float) -> tuple[Figure, list[Axes]]:
+    """A figure of small plots over steps, as many in a row as fit. names: titles of the plots. width: in inches."""
+    columns = max(1, min(len(names), int(width / _PANEL)))
+    rows = -(-len(names) // columns)
+    figure = blank(width, 1.75 * rows)
+    plots = [figure.add_subplot(rows, columns, index) for index in range(1, len(names) + 1)]
+    for axes, name in zip(plots, names, strict=True):
+        tidy(axes)
+        axes.xaxis.set_major_locator(MaxNLocator(3, integer=True))
+        axes.yaxis.set_major_locator(MaxNLocator(4))
+        axes.set_title(name, fontsize=8.5)
+    return figure, plots
 
 
 def tidy(axes: Axes, unit: str = "step") -> None:
@@ -88,6 +82,11 @@ def tidy(axes: Axes, unit: str = "step") -> None:
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     axes.margins(x=0.03)  # so that points at the ends are not clipped
+
+
+def baseline_line(axes: Axes, value: float) -> None:
+    """Draws a dashed horizontal line at the value of a baseline."""
+    axes.axhline(value, color=BASELINE, linewidth=1, linestyle=(0, (5, 4)))
 
 
 def mark(axes: Axes, steps: Sequence[int], name: str = "") -> None:
@@ -101,9 +100,9 @@ def mark(axes: Axes, steps: Sequence[int], name: str = "") -> None:
             )  # fmt: skip
 
 
-def smooth(values: Sequence[float], share: float = 0.06) -> list[float]:
-    """A centered running mean over a fraction `share` of the points, narrower at the ends."""
-    half = max(int(len(values) * share / 2), 2 if len(values) >= 20 else 0)
+def smooth(values: Sequence[float]) -> list[float]:
+    """A centered running mean over 6% of the points, narrower at the ends."""
+    half = max(int(len(values) * 0.06 / 2), 2 if len(values) >= 20 else 0)
     sums = [0.0, *itertools.accumulate(values)]
     smoothed = []
     for index in range(len(values)):
@@ -209,149 +208,3 @@ def write_png(figure: Figure, path: Path) -> None:
     with matplotlib.rc_context(STYLE):
         figure.savefig(buffer, format="png", dpi=160, facecolor="white", metadata={"Software": None})
     replace_bytes(path, buffer.getvalue())
-
-
-# Heat maps of attention and positions.
-
-# From transparent to a color of the page, so that it is readable in light and in dark mode.
-_PAPER = LinearSegmentedColormap.from_list("paper", [to_rgba(VALIDATION, 0.0), to_rgba(VALIDATION)])
-_IN_A_ROW = 4
-_PIECE = 10
-
-
-def heads_figure(layer: int, weights_ALL: np.ndarray, tokens: Sequence[str]) -> Figure:
-    """Attention maps of the heads of a layer. weights_ALL: (A, L, L)."""
-    count = len(weights_ALL)
-    columns = min(_IN_A_ROW, count)
-    lines = -(-count // columns)
-    names = [plain(piece, _PIECE) for piece in tokens]
-    with matplotlib.rc_context(STYLE):
-        figure = blank(7.2, 0.4 + lines * (7.2 / columns + 0.3))
-        for number, weights_LL in enumerate(weights_ALL, 1):
-            axes = figure.add_subplot(lines, columns, number)
-            _squares(axes, weights_LL, vmin=0, vmax=1)
-            axes.set_title(f"{layer}.{number}", fontsize=8.5)
-            _label_tokens(axes, names, columns, number % columns == 1 or columns == 1)
-    return figure
-
-
-def terms_figure(terms: Mapping[str, np.ndarray], tokens: Sequence[str]) -> Figure:
-    """Maps of the terms of one head's scores, each with its own color scale. terms: (L, L) by name; NaN stays blank."""
-    count = len(terms)
-    names = [plain(piece, _PIECE) for piece in tokens]
-    with matplotlib.rc_context(STYLE):
-        figure = blank(7.2, 7.2 / max(count, 2) + 0.4)
-        for number, (name, scores_LL) in enumerate(terms.items(), 1):
-            axes = figure.add_subplot(1, count, number)
-            mesh = _squares(axes, scores_LL, rasterized=True)
-            axes.set_title(name, fontsize=8.5)
-            _label_tokens(axes, names, max(count, 2), number == 1)
-            _scale(figure, axes, mesh, location="top", shrink=0.9)
-    return figure
-
-
-def position_maps_figure(scores_ALL: np.ndarray) -> Figure:
-    """Maps of position scores, each with its own color scale. scores_ALL: (A, L, L)."""
-    count = len(scores_ALL)
-    columns = min(_IN_A_ROW, count)
-    lines = -(-count // columns)
-    with matplotlib.rc_context(STYLE):
-        figure = blank(1.8 * columns + 0.4, 0.2 + lines * 2.0)
-        for number, scores_LL in enumerate(scores_ALL, 1):
-            axes = figure.add_subplot(lines, columns, number)
-            mesh = _squares(axes, scores_LL, rasterized=True)
-            axes.tick_params(labelsize=6.5, length=2)
-            if number > count - columns:
-                axes.set_xlabel("key", fontsize=7.5)
-            if number % columns == 1 or columns == 1:
-                axes.set_ylabel("query", fontsize=7.5)
-            if count > 1:
-                axes.set_title(f"head {number}", fontsize=8.5)
-            _scale(figure, axes, mesh)
-    return figure
-
-
-def _squares(axes: Axes, values_LL: np.ndarray, **options: Any) -> QuadMesh:
-    """A heat map of a square matrix, its first row at the top."""
-    axes.patch.set_alpha(0)
-    mesh = axes.pcolormesh(values_LL, cmap=_PAPER, edgecolors="none", **options)
-    axes.invert_yaxis()
-    axes.set_aspect("equal")
-    return mesh
-
-
-def _label_tokens(axes: Axes, names: Sequence[str], columns: int, at_left: bool) -> None:
-    """Labels the axes with tokens: the x axis, and the y axis of the leftmost of `columns` plots."""
-    size = min(7.0, 200 / max(len(names), 1) / columns)
-    positions = [at + 0.5 for at in range(len(names))]
-    axes.set_xticks(positions, names, rotation=90, fontsize=size)
-    axes.set_yticks(positions, names if at_left else [""] * len(names), fontsize=size)
-    axes.tick_params(length=0)
-
-
-def _scale(figure: Figure, axes: Axes, mesh: QuadMesh, **options: Any) -> None:
-    """Adds the color bar."""
-    ticks = MaxNLocator(nbins=4)  # more would overlap in a narrow figure
-    bar = figure.colorbar(mesh, ax=axes, **{"shrink": 0.75, "pad": 0.03, "ticks": ticks, **options})
-    bar.outline.set_visible(False)
-    bar.ax.patch.set_alpha(0)  # transparent for dark mode
-    if bar.solids is not None:
-        bar.solids.set_rasterized(True)  # otherwise one path per shade
-    bar.ax.tick_params(labelsize=6.5, length=0)
-
-
-class _Similar(Protocol):
-    """The fields of `looks.Similar` that are drawn."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def layers(self) -> tuple[int, ...]: ...
-    @property
-    def same(self) -> list[float]: ...
-    @property
-    def other_words(self) -> list[float]: ...
-
-
-def similarity_figure(read: Sequence[_Similar]) -> Figure:
-    """Cosines by layer, of the same word in other sentences (lines) and of different words (dots)."""
-    with matplotlib.rc_context(STYLE):
-        figure = blank(7.2, 3.2)
-        axes = figure.add_subplot()
-        tidy(axes, "layer")
-        ends: dict[int, list[tuple[float, str, str]]] = {}
-        for each, color in zip(read, itertools.cycle(COLORS), strict=False):
-            axes.plot(each.layers, each.same, color=color, linewidth=1.8, marker="o", markersize=3.5)
-            axes.plot(each.layers, each.other_words, color=color, linewidth=0, marker=".", markersize=4, alpha=0.5)
-            name = plain(Path(each.name).name or each.name, 24)
-            if len(each.layers) > 1:
-                ends.setdefault(each.layers[-1], []).append((each.same[-1], name, color))
-            else:  # a label at the right could cover another line
-                axes.annotate(name, (each.layers[0], each.same[0]), (-2, -11), textcoords="offset points", color=color)
-        axes.set_ylim(None, 1.03)
-        for layer, labels in ends.items():
-            label_ends(axes, layer, labels, 0.075)
-        axes.set_title("mean cosine of two vectors")
-    return figure
-
-
-def pairs_figure(pairs_WSS: np.ndarray, layers: Sequence[int]) -> Figure:
-    """Cosines of each pair of sentences, in the first and the last layer."""
-    indices = [0] if len(layers) == 1 else [0, len(layers) - 1]
-    count = pairs_WSS.shape[-1]
-    names = [str(number) for number in range(1, count + 1)]
-    low = min(0.9, float(pairs_WSS.min()))  # the scale begins where the vectors do, which are alike at first
-    with matplotlib.rc_context(STYLE):
-        figure = blank(2.6 * len(indices), 2.2)
-        for number, at in enumerate(indices, 1):
-            axes = figure.add_subplot(1, len(indices), number)
-            mesh = _squares(axes, pairs_WSS[at], vmin=low, vmax=1)
-            positions = [index + 0.5 for index in range(count)]
-            axes.set_xticks(positions, names)
-            axes.set_yticks(positions, names)
-            axes.set_title(f"layer {layers[at]}", fontsize=8.5)
-            axes.set_xlabel("sentence", fontsize=7.5)
-            if number == 1:
-                axes.set_ylabel("sentence", fontsize=7.5)
-            _scale(figure, axes, mesh)
-    return figure

@@ -5,12 +5,14 @@ from __future__ import annotations
 import heapq
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TypeGuard
 
+from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.reporting.html import escape, escape_lines, table
-from lmtool.reporting.text import is_number, number, percent, plain, shortened
+from lmtool.reporting.scores import as_number
+from lmtool.reporting.text import number, percent, plain, shortened
 
 EXAMPLES_EACH = 4
 SAMPLES = 6
@@ -27,10 +29,6 @@ _DETECTED_LEGEND = (
 _CLOSING = set(".,;:!?)]}%'’”")
 
 
-def _number(value: object) -> float | None:
-    return float(value) if is_number(value) else None
-
-
 @dataclass
 class PredictionSummary:
     """Counts and sampled rows from one pass over the predictions of a task.
@@ -43,9 +41,9 @@ class PredictionSummary:
     pairs: Counter[tuple[str, str]] = field(default_factory=Counter)
     gold: list[float] = field(default_factory=list)
     predicted: list[float] = field(default_factory=list)
-    right: list[dict[str, Any]] = field(default_factory=list)
-    wrong: list[dict[str, Any]] = field(default_factory=list)
-    surprising: list[dict[str, Any]] = field(default_factory=list)
+    right: list[JsonObject] = field(default_factory=list)
+    wrong: list[JsonObject] = field(default_factory=list)
+    surprising: list[JsonObject] = field(default_factory=list)
 
     @property
     def examples(self) -> int | None:
@@ -80,32 +78,31 @@ class PredictionSummary:
 
 
 class _TopRows:
-    """The rows with the largest keys, in constant memory."""
+    """The EXAMPLES_EACH rows with the largest keys, in constant memory."""
 
-    def __init__(self, size: int):
-        self.size = size
-        self.heap: list[tuple[float, int, dict[str, Any]]] = []
-        self.seen = 0
+    def __init__(self) -> None:
+        self.heap: list[tuple[float, int, JsonObject]] = []
+        self.count = 0
 
-    def offer(self, key: float, row: dict[str, Any]) -> None:
-        self.seen += 1
-        entry = (key, -self.seen, row)
-        if len(self.heap) < self.size:
+    def offer(self, key: float, row: JsonObject) -> None:
+        self.count += 1  # makes entries with equal keys different, so that rows are never compared
+        entry = (key, -self.count, row)
+        if len(self.heap) < EXAMPLES_EACH:
             heapq.heappush(self.heap, entry)
-        elif entry[:2] > self.heap[0][:2]:
-            heapq.heapreplace(self.heap, entry)
+        else:
+            heapq.heappushpop(self.heap, entry)
 
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[JsonObject]:
         return [row for _, _, row in sorted(self.heap, key=lambda entry: entry[:2], reverse=True)]
 
 
-def summarize(rows: Iterable[dict[str, Any]]) -> PredictionSummary:
+def summarize(rows: Iterable[JsonObject]) -> PredictionSummary:
     """Summarizes predictions.jsonl in one pass; the selection of examples depends only on their ids."""
     summary = PredictionSummary()
-    right, wrong, surprising = (_TopRows(EXAMPLES_EACH) for _ in range(3))
+    right, wrong, surprising = (_TopRows() for _ in range(3))
     for row in rows:
         summary.rows[str(row.get("split", ""))] += 1
-        gold, predicted = _number(row["gold"]), _number(row["prediction"])
+        gold, predicted = as_number(row["gold"]), as_number(row["prediction"])
         if gold is not None and predicted is not None and not isinstance(row["gold"], str):
             summary.gold.append(gold)
             summary.predicted.append(predicted)
@@ -118,7 +115,7 @@ def summarize(rows: Iterable[dict[str, Any]]) -> PredictionSummary:
         if lists or not isinstance(row["gold"], list):  # alternative answers to a question are not labels
             summary.pairs.update((plain(label), plain(guess)) for label, guess in labels)
         random_key = zlib.crc32(str(row.get("id", summary.rows)).encode())
-        score = _number(row.get("score"))
+        score = as_number(row.get("score"))
         if _is_right(row):
             right.offer(random_key, row)
         else:
@@ -132,7 +129,7 @@ def summarize(rows: Iterable[dict[str, Any]]) -> PredictionSummary:
     return summary
 
 
-def _is_right(row: Mapping[str, Any]) -> bool:
+def _is_right(row: JsonMapping) -> bool:
     """Whether a prediction equals the gold value, or one of several accepted answers."""
     gold, predicted = row["gold"], row["prediction"]
     if not isinstance(gold, list) or not isinstance(predicted, str):
@@ -143,9 +140,9 @@ def _is_right(row: Mapping[str, Any]) -> bool:
     return normalized(predicted) in accepted
 
 
-def prediction_html(row: Mapping[str, Any]) -> str:
+def prediction_html(row: JsonMapping) -> str:
     """One example: its text, gold label, prediction and confidence."""
-    gold, predicted = _number(row["gold"]), _number(row["prediction"])
+    gold, predicted = as_number(row["gold"]), as_number(row["prediction"])
     regression = gold is not None and predicted is not None
     right = _is_right(row)
     kind = "" if regression else "right" if right else "wrong"
@@ -156,7 +153,7 @@ def prediction_html(row: Mapping[str, Any]) -> str:
     if regression:
         caption = f"gold {number(float(row['gold']))}, predicted {number(float(row['prediction']))}"
     else:
-        score = _number(row.get("score"))
+        score = as_number(row.get("score"))
         sure = f" ({percent(score)})" if score is not None and 0 <= score <= 1 else ""
         answers = isinstance(row["gold"], list)
         answers_text = " or ".join(dict.fromkeys(map(str, row["gold"]))) if answers else row["gold"]
@@ -166,7 +163,7 @@ def prediction_html(row: Mapping[str, Any]) -> str:
     return f'<div class="example {kind}">{body}<br><small class="quiet">{escape(caption)}</small></div>'
 
 
-def _words(row: Mapping[str, Any]) -> list[Any] | None:
+def _words(row: JsonMapping) -> list[object] | None:
     """The words of a row with a gold and a predicted label per word; None for other rows."""
     gold, count = row["gold"], len(row["prediction"])
     if not isinstance(gold, list) or len(gold) != count:
@@ -175,7 +172,7 @@ def _words(row: Mapping[str, Any]) -> list[Any] | None:
     return next((value for value in lists if len(value) == count), None)
 
 
-def _tagged_html(words: list[Any], row: Mapping[str, Any], kind: str) -> str:
+def _tagged_html(words: list[object], row: JsonMapping, kind: str) -> str:
     """Words followed by their labels; wrong labels have the truth struck out, correct O labels are omitted."""
     words_html = []
     for word, gold, predicted in list(zip(words, row["gold"], row["prediction"], strict=True))[:_TOKENS]:
@@ -187,18 +184,17 @@ def _tagged_html(words: list[Any], row: Mapping[str, Any], kind: str) -> str:
             words_html.append(f'<mark class="right">{escape(word, 60)} {label}</mark>')
         else:
             words_html.append(escape(word, 60))
-    score = _number(row.get("score"))
+    score = as_number(row.get("score"))
     sure = "" if score is None else f'<br><small class="quiet">least confident word: {percent(score)}</small>'
     return f'<div class="example {kind}">{" ".join(words_html)}{sure}</div>'
 
 
 def predictions_html(summary: PredictionSummary) -> str:
     """The selected predictions under their headings."""
+    surprising = ("Surprising: confident and wrong", summary.surprising)
+    groups = [("Right", summary.right), ("Wrong", summary.wrong), surprising]
     if summary.regression:
         groups = [("Closest", summary.right), ("Furthest off", summary.surprising)]
-    else:
-        groups = [("Right", summary.right), ("Wrong", summary.wrong)]
-        groups.append(("Surprising: confident and wrong", summary.surprising))
     return "".join(
         f"<h3>{escape(name)}</h3>" + "".join(prediction_html(row) for row in rows) for name, rows in groups if rows
     )
@@ -228,7 +224,7 @@ def _joined(pieces: Sequence[str]) -> list[tuple[str, str]]:
     return texts
 
 
-def masked_html(sample: Mapping[str, Any]) -> str:
+def masked_html(sample: JsonMapping) -> str:
     """A text with its masked words replaced by the model's; wrong ones are followed by the truth, struck out."""
     pieces = [str(piece) for piece in sample["pieces"]][:_TOKENS]
     masked_positions = {masked["position"]: masked for masked in sample["masked"] if masked["guesses"]}
@@ -251,7 +247,7 @@ def masked_html(sample: Mapping[str, Any]) -> str:
     return f'<div class="example">{"".join(words)}<table class="guesses">{rows}</table></div>'
 
 
-def detected_html(sample: Mapping[str, Any]) -> str:
+def detected_html(sample: JsonMapping) -> str:
     """A text as a discriminator read it: replaced tokens that it detected and missed, and false positives."""
     pieces = [str(piece) for piece in sample["pieces"]]
     replaced = {
@@ -277,19 +273,19 @@ def detected_html(sample: Mapping[str, Any]) -> str:
     return f'<div class="example">{"".join(words)}<br><small class="quiet">{escape(counts)}</small></div>'
 
 
-def _is_detected(sample: Any) -> bool:
+def _is_detected(sample: object) -> TypeGuard[JsonObject]:
     """Whether `detected_html` can read an entry of samples.json."""
     if not _is_masked(sample) or not isinstance(sample.get("replaced"), list):
         return False
     probabilities, targets = sample["replaced"], sample["masked"]
     return (
         len(probabilities) == len(sample["pieces"])
-        and all(_number(share) is not None for share in probabilities)
+        and all(as_number(share) is not None for share in probabilities)
         and all({"sampled", "truth"} <= target.keys() for target in targets)
     )
 
 
-def _guesses_row(target: Mapping[str, Any]) -> str:
+def _guesses_row(target: JsonMapping) -> str:
     guesses = " · ".join(
         f"{plain(_unmarked(str(piece)), 40)} {percent(float(share))}" for piece, share, *_ in target["guesses"][:5]
     )
@@ -298,16 +294,15 @@ def _guesses_row(target: Mapping[str, Any]) -> str:
     return f'<tr><td>{truth}</td><td class="quiet">{escape(guesses)}</td></tr>'
 
 
-def generated_html(sample: Mapping[str, Any]) -> str:
+def generated_html(sample: JsonMapping) -> str:
     """A prompt and its continuation."""
-    prompt, text = str(sample.get("prompt", "")), str(sample.get("text", ""))
-    text = text.removeprefix(prompt)
-    written = escape_lines(text, _CHARACTERS).replace("\n", "<br>")
-    prompt_html = escape_lines(prompt, _CHARACTERS).replace("\n", "<br>")
-    return f'<div class="example"><b>{prompt_html}</b>{written}</div>'
+    prompt = str(sample.get("prompt", ""))
+    continuation = str(sample.get("text", "")).removeprefix(prompt)
+    parts = [escape_lines(text, _CHARACTERS).replace("\n", "<br>") for text in (prompt, continuation)]
+    return f'<div class="example"><b>{parts[0]}</b>{parts[1]}</div>'
 
 
-def neighbors_html(samples: Sequence[Mapping[str, Any]]) -> str:
+def neighbors_html(samples: Sequence[JsonMapping]) -> str:
     """Words with their nearest neighbors."""
     rows = []
     for sample in samples:
@@ -318,15 +313,18 @@ def neighbors_html(samples: Sequence[Mapping[str, Any]]) -> str:
     return table(["word", "nearest words, with cosine similarity"], rows)
 
 
-def _is_near(sample: Any) -> bool:
+def _is_near(sample: object) -> TypeGuard[JsonObject]:
     """Whether `neighbors_html` can read an entry of samples.json."""
     near = sample.get("neighbours") if isinstance(sample, dict) and "text" in sample else None
-    return isinstance(near, list) and all(
-        isinstance(pair, list) and len(pair) == 2 and _number(pair[1]) is not None for pair in near
-    )
+    return isinstance(near, list) and all(_is_scored(pair) and len(pair) == 2 for pair in near)
 
 
-def _is_masked(sample: Any) -> bool:
+def _is_scored(guess: object) -> bool:
+    """Whether a value is a list of a token, a number and possibly more."""
+    return isinstance(guess, list) and len(guess) >= 2 and as_number(guess[1]) is not None
+
+
+def _is_masked(sample: object) -> TypeGuard[JsonObject]:
     """Whether `masked_html` can read an entry of samples.json."""
     if not isinstance(sample, dict) or not isinstance(sample.get("pieces"), list):
         return False
@@ -335,41 +333,28 @@ def _is_masked(sample: Any) -> bool:
         isinstance(target, dict)
         and isinstance(target.get("position"), int)
         and isinstance(target.get("guesses"), list)
-        and all(
-            isinstance(guess, list) and len(guess) >= 2 and _number(guess[1]) is not None for guess in target["guesses"]
-        )
+        and all(_is_scored(guess) for guess in target["guesses"])
         for target in masked
     )
 
 
-def _small(text: str) -> str:
-    return f'<p class="quiet"><small>{escape(text)}</small></p>'
-
-
-def samples_html(samples: Sequence[Any]) -> str:
+def samples_html(samples: Sequence[object]) -> str:
     """The samples of samples.json: masked, generated and labeled texts; unknown entries are skipped."""
-    masked = [sample for sample in samples if _is_masked(sample)][:SAMPLES]
+    masked = [sample for sample in samples if _is_masked(sample)]
     texts = [sample for sample in samples if isinstance(sample, dict) and "text" in sample]
+    detected = [sample for sample in samples if _is_detected(sample)]
     near = [sample for sample in samples if _is_near(sample)][:SAMPLES]
-    generated = [sample for sample in texts if not sample.keys() & {"prediction", "neighbours"}][:SAMPLES]
-    predicted = [sample for sample in texts if sample.keys() >= {"gold", "prediction"}][:SAMPLES]
-    parts = []
-    if masked:
-        parts.append("<h3>Masked words and the model's predictions</h3>")
-        parts.append(_small(_MASKED_LEGEND))
-        parts += [masked_html(sample) for sample in masked]
-    if detected := [sample for sample in samples if _is_detected(sample)][:SAMPLES]:
-        parts.append("<h3>Detection of replaced tokens</h3>")
-        parts.append(_small(_DETECTED_LEGEND))
-        parts += [detected_html(sample) for sample in detected]
-    if near:
-        parts.append("<h3>Nearest words</h3>")
-        parts.append(neighbors_html(near))
-    if generated:
-        parts.append("<h3>Generated text</h3>")
-        parts.append(_small("Bold: the prompt. After it: the generated text."))
-        parts += [generated_html(sample) for sample in generated]
-    if predicted:
-        parts.append("<h3>Predicted labels</h3>")
-        parts += [prediction_html(sample) for sample in predicted]
-    return "".join(parts)
+    generated = [sample for sample in texts if not sample.keys() & {"prediction", "neighbours"}]
+    predicted = [sample for sample in texts if sample.keys() >= {"gold", "prediction"}]
+
+    def part(heading: str, chosen: Sequence[JsonObject], form: Callable[[JsonObject], str], legend: str = "") -> str:
+        legend_html = f'<p class="quiet"><small>{escape(legend)}</small></p>' if legend else ""
+        return f"<h3>{heading}</h3>{legend_html}{''.join(map(form, chosen[:SAMPLES]))}" if chosen else ""
+
+    return "".join([
+        part("Masked words and the model's predictions", masked, masked_html, _MASKED_LEGEND),
+        part("Detection of replaced tokens", detected, detected_html, _DETECTED_LEGEND),
+        f"<h3>Nearest words</h3>{neighbors_html(near)}" if near else "",
+        part("Generated text", generated, generated_html, "Bold: the prompt. After it: the generated text."),
+        part("Predicted labels", predicted, prediction_html),
+    ])  # fmt: skip

@@ -10,7 +10,6 @@ import html
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from lmtool.errors import UserError, cannot_write
 from lmtool.reporting.text import fact, is_number, number, plain, title
@@ -37,7 +36,7 @@ p { margin: 6px 0; } .quiet { color: var(--quiet); } small { font-size: 12.5px; 
 .head { display: flex; flex-wrap: wrap; align-items: flex-end; gap: 4px 28px; margin: 24px 0 2px; }
 .head .value { font-size: 50px; line-height: 1.1; font-weight: 300; letter-spacing: -.02em; white-space: nowrap; }
 .head .value small { font-size: 20px; color: var(--quiet); letter-spacing: 0; }
-.head .beside { font-size: 24px; font-weight: 300; color: var(--rust); white-space: nowrap; }
+.head .baseline { font-size: 24px; font-weight: 300; color: var(--rust); white-space: nowrap; }
 .head .label { display: block; font-size: 13px; font-weight: 400; color: var(--quiet); letter-spacing: 0;
   white-space: normal; }
 .better { color: var(--green); font-weight: 600; } .worse { color: var(--rust); font-weight: 600; }
@@ -138,6 +137,12 @@ def paragraph(text: object, kind: str = "quiet") -> str:
     return f'<p class="{kind}">{escape(text)}</p>'
 
 
+def headline(value: float, label: str, margin: float | None = None, kind: str = "value") -> str:
+    """A score in large digits above its label. margin: its standard error. kind: value, or baseline (smaller)."""
+    error = f" <small>± {escape(number(margin))}</small>" if margin is not None else ""
+    return f'<div class="{kind}">{escape(number(value))}{error}<span class="label">{escape(label)}</span></div>'
+
+
 def figure(svg: str, caption: str = "", narrow: str = "") -> str:
     """An inline SVG with its caption. narrow: the SVG for narrow pages, where the first would be illegible."""
     caption_html = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
@@ -157,7 +162,7 @@ def folded(summary: str, text: str, limit: int = 100_000) -> str:
     return f"<details><summary>{escape(summary)}</summary><pre>{escape_lines(text, limit)}</pre></details>"
 
 
-def metadata(heading: str, values: Mapping[str, Any], limit: int = 60) -> str:
+def metadata(heading: str, values: Mapping[str, object], limit: int = 60) -> str:
     """Values as a two-column table, each nested mapping as a table below it."""
     flat = [(key, value) for key, value in values.items() if not isinstance(value, Mapping) and value is not None]
     rows = "".join(
@@ -189,6 +194,11 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
         for row in rows
     )
     return f"<table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def wide(table_html: str) -> str:
+    """A table that scrolls horizontally on a narrow page."""
+    return f'<div class="wide">{table_html}</div>'
 
 
 def _cell(name: str, value: object) -> str:

@@ -7,14 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
+from lmtool.config.saved import JsonMapping
 from lmtool.reporting import html
 from lmtool.reporting.console import Output, print_table, table_lines
 from lmtool.reporting.text import percent, plain
 from lmtool.system.terminal import counted, visible_space
 
-# Characters of a side of an example that are shown; the JSON lines have all of it.
+# Maximum characters of a text on the screen; the JSON lines have all of it.
 _TEXT_LIMIT = 1000
 # Between documents of an example, and between the texts of a pair.
 _BORDER = "‖"
@@ -35,12 +35,12 @@ class InspectionScreen:
     """The inspection of one configuration, or of one phase of a run.
 
     examples: from `Inspector.described`. statistics: rows under `_HEADER`. broken: indices of rows that violate their
-    definition. summary: one line about all checks. checks: the same with names. definitions: those without a number.
+    definition. summary: a line about all checks. checks: the same with names. definitions: in words, without numbers.
     """
 
     heading: str
     fact: str
-    examples: Sequence[Mapping[str, Any]]
+    examples: Sequence[JsonMapping]
     statistics: Sequence[Sequence[str]]
     broken: frozenset[int]
     summary: str
@@ -71,25 +71,29 @@ def print_inspection(output: Output, screen: InspectionScreen, brief: bool = Fal
     _print_statistics(output, screen)
 
 
+def _statistics_rows(screen: InspectionScreen) -> list[list[str]]:
+    """Rows under `_HEADER` and a mark of broken statistics."""
+    return [[*row, _BROKEN if number in screen.broken else ""] for number, row in enumerate(screen.statistics)]
+
+
 def _print_statistics(output: Output, screen: InspectionScreen) -> None:
-    header = [*_HEADER, ""] if screen.broken else list(_HEADER)
-    ends = [[_BROKEN if number in screen.broken else ""] for number in range(len(screen.statistics))]
-    rows = [[*row, *(end if screen.broken else [])] for row, end in zip(screen.statistics, ends, strict=True)]
+    """Prints the columns that are not empty, and the checks."""
+    header, rows = [*_HEADER, ""], _statistics_rows(screen)
     filled = [at for at in range(len(header)) if at == 0 or any(row[at] for row in rows)]
-    rows = [[row[at] for at in filled] for row in rows]
-    for number, line in enumerate(table_lines([header[at] for at in filled], rows, output.columns)):
+    lines = table_lines([header[at] for at in filled], [[row[at] for at in filled] for row in rows], output.columns)
+    for number, line in enumerate(lines):
         output.line(line, "dim" if number < 2 else "bold red" if _BROKEN in line else None)
     for words in screen.definitions:
         output.paragraph(words, "dim")
     output.paragraph(screen.checks, "bold red" if screen.broken else "dim")
 
 
-def _title(example: Mapping[str, Any]) -> str:
+def _title(example: JsonMapping) -> str:
     member = f"{example['member']}: " if "member" in example else ""
     return f"{member}example {example['example']}" + (f", epoch {example['epoch']}" if example["epoch"] else "")
 
 
-def _rows(example: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _rows(example: JsonMapping) -> Iterator[tuple[str, str]]:
     """(title, text) rows: the text, the tokens of each side with their targets behind an arrow, and the targets."""
     if "text" in example:
         boundaries = [0, *example["boundaries"], len(example["text"]) + 1]
@@ -148,7 +152,7 @@ def _is_next(pieces: Sequence[str], answers: Mapping[int, str]) -> bool:
     return bool(answers) and all(at + 1 >= len(pieces) or pieces[at + 1] == label for at, label in answers.items())
 
 
-def _learned(targets: Sequence[Mapping[str, Any]], pieces: Sequence[str]) -> str:
+def _learned(targets: Sequence[JsonMapping], pieces: Sequence[str]) -> str:
     """The number of tokens with a target."""
     answers = {target["position"]: target["label"] for target in targets}
     if len(answers) < len(targets):
@@ -191,13 +195,12 @@ def inspection_html(screen: InspectionScreen) -> str:
             + (f"<pre>{diagram}</pre>" if diagram else "")
         )
     words = _legend(texts)
-    table = [[*row, _BROKEN if number in screen.broken else ""] for number, row in enumerate(screen.statistics)]
     checks = [*screen.definitions, screen.checks]
     return "".join([
         f"<p><b>{html.escape(screen.fact)}</b></p>" if screen.fact else "",
         *examples,
         html.paragraph(words) if words else "",
-        f'<div class="wide">{html.table([*_HEADER, ""], table)}</div>',
+        html.wide(html.table([*_HEADER, ""], _statistics_rows(screen))),
         *map(html.paragraph, checks),
     ])  # fmt: skip
 
@@ -223,33 +226,11 @@ def _marked(text: str) -> str:
 
 
 def write_inspection(path: Path, parts: Sequence[InspectionScreen]) -> None:
-    """The page. UserError where the disk refuses."""
+    """Writes the page. UserError if that fails."""
     single = len(parts) == 1
     body = [f"<h1>{html.escape(parts[0].heading) if single else 'Model inputs'}</h1>"]
     body += [html.section("Model inputs" if single else part.heading, inspection_html(part)) for part in parts]
     html.write_page(path, parts[0].heading, body)
-
-
-_HEADINGS = ("from", "to", "rows", "words", "by chance", "unknown words", "unknown types", "labels")
-
-
-def print_shifts(output: Output, shifts: Sequence[Any], heading: str) -> None:
-    """shifts: as `lmtool.tasks.checking.Shift`."""
-    rows = [
-        [
-            shift.source, shift.target, f"{shift.rows:,}", f"{shift.words:.4f}", f"{shift.chance:.4f}",
-            percent(shift.unknown), percent(shift.unknown_types),
-            "" if shift.labels is None else f"{shift.labels:.4f}",
-        ]
-        for shift in shifts
-    ]  # fmt: skip
-    if rows:
-        print_table(output, list(_HEADINGS), rows, f"shift · {heading}")
-        output.paragraph(
-            "words, labels: Jensen-Shannon divergence in bits, 0 to 1; by chance: between a random sample of the "
-            "source rows and the rest; unknown: absent from the source rows; at most 20,000 rows per side",
-            "dim",
-        )
 
 
 _TEXT = 60
@@ -268,9 +249,7 @@ def print_failed_rows(output: Output, name: str, messages: Sequence[str], most: 
         output.line(f"  and {len(messages) - most:,} more")
 
 
-def print_findings(
-    output: Output, name: str, findings: Mapping[str, Any], unit: str, longest: int | None, most: int
-) -> None:
+def print_findings(output: Output, name: str, findings: JsonMapping, unit: str, longest: int | None, most: int) -> None:
     """Prints statistics, duplicates and warnings of a data set.
 
     Args:
@@ -278,26 +257,25 @@ def print_findings(
         name: of the data set.
         findings: as `lmtool.tasks.checking` returns them.
         unit: of the lengths.
-        longest: maximum length of an uncut text; None if unknown.
+        longest: maximum length of a text that is not truncated; None if unknown.
         most: maximum number of duplicates to print per split and kind.
     """
-    splits: Mapping[str, Any] = findings["splits"]
+    splits: JsonMapping = findings["splits"]
     if not splits:
         return
     header = ["split", "rows", "empty", f"median {unit}", "95%", "longest", *(["cut"] if longest else []), "labels"]
-    rows = [
-        [
+    rows: list[list[object]] = []
+    for split, summary in splits.items():
+        lengths = summary["lengths"]
+        row = [
             split,
             summary["rows"],
             summary["empty"],
-            summary["lengths"]["median"],
-            summary["lengths"]["percentile_95"],
-            summary["lengths"]["longest"],
-            *([percent(summary["lengths"]["cut"])] if longest else []),
-            _labels(summary["labels"]),
+            lengths["median"],
+            lengths["percentile_95"],
+            lengths["longest"],
         ]
-        for split, summary in splits.items()
-    ]
+        rows.append([*row, *([percent(lengths["cut"])] if longest else []), _labels(summary["labels"])])
     print_table(output, header, rows, heading=name)
     output.line()
     of_text = all(summary["labels"] is None for summary in splits.values())
@@ -306,8 +284,8 @@ def print_findings(
     for split, summary in splits.items():
         compared = summary["near_compared"]
         if compared and compared["texts"] < compared["of"]:
-            words = f"{compared['texts']:,} of {compared['of']:,} texts of {split}, a sample: `seed` draws another one"
-            output.paragraph(f"note: near-duplicates were looked for among {words}", "yellow")
+            words = f"a sample of {compared['texts']:,} of {compared['of']:,} texts of {split}"
+            output.paragraph(f"note: near-duplicates were searched in {words}; seed= draws another sample", "yellow")
     for split, summary in splits.items():
         for kind, words in (("in_training", "also occur in the training rows"), ("within", "repeat earlier rows")):
             pairs = summary.get(kind, {}).get("pairs", ())[:most]
@@ -319,7 +297,8 @@ def print_findings(
         output.line(f"warning: {warning}", "yellow")
 
 
-def _twice(splits: Mapping[str, Any], of_text: bool) -> Iterator[list[Any]]:
+def _twice(splits: JsonMapping, of_text: bool) -> Iterator[list[object]]:
+    """Rows about repeated texts: their number by kind, within a split and in the training rows."""
     for split, summary in splits.items():
         for key, words in (("within", f"within {split}"), ("in_training", f"{split} in train")):
             if key in summary:
@@ -332,14 +311,14 @@ def _share(count: int, rows: int) -> str:
     return f"{count:,} ({percent(count / rows)})" if count else "0"
 
 
-def _pair(pair: Mapping[str, Any]) -> str:
+def _pair(pair: JsonMapping) -> str:
     how = "=" if pair["similarity"] == 1 else f"{pair['similarity']:.0%} of"
     labels = f"  {pair['label']} | {pair['label_repeated']}" if "label" in pair else ""
     other = "" if pair["similarity"] == 1 else f" | {plain(pair['text_repeated'], _TEXT)}"
     return f"{pair['row']} {how} {pair['repeats']}{labels}  {plain(pair['text'], _TEXT)}{other}"
 
 
-def _labels(labels: Mapping[str, Any] | None) -> str:
+def _labels(labels: JsonMapping | None) -> str:
     if not labels:
         return ""
     if "deviation" in labels:

@@ -6,8 +6,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
+from lmtool.config.saved import JsonObject
 from lmtool.reporting import html
 from lmtool.reporting.console import Output, print_table
 from lmtool.reporting.text import number, percent, plain
@@ -32,7 +33,7 @@ class Tokenization:
     back: str
 
     @property
-    def row(self) -> dict[str, Any]:
+    def row(self) -> JsonObject:
         return {
             "vocabulary": self.name, "entries": self.entries, "pieces": list(self.pieces), "count": len(self.pieces),
             "unknown": len(self.unknown), "back": self.back,
@@ -63,17 +64,15 @@ def _summary(tokenization: Tokenization) -> str:
 
 
 def _back(text: str, tokenization: Tokenization) -> str:
+    """The decoded text, compared with the original."""
+
+    def letters(text: str) -> str:
+        return "".join(text.split()).lower()
+
     if tokenization.back == text:
         return "identical"
-    return (
-        "identical but for case and spaces"
-        if _letters(tokenization.back) == _letters(text)
-        else plain(tokenization.back, 60)
-    )
-
-
-def _letters(text: str) -> str:
-    return "".join(text.split()).lower()
+    same_letters = letters(tokenization.back) == letters(text)
+    return "identical but for case and spaces" if same_letters else plain(tokenization.back, 60)
 
 
 def write_tokenizations(path: Path, text: str, tokenizations: Sequence[Tokenization]) -> None:
@@ -85,14 +84,10 @@ def write_tokenizations(path: Path, text: str, tokenizations: Sequence[Tokenizat
             for at, piece in enumerate(tokenization.pieces)
         )
         back = html.paragraph(f"round trip: {_back(text, tokenization)}")
-        rows.append(
-            f"<h3>{html.escape(tokenization.name)}</h3>{html.paragraph(_summary(tokenization))}<p>{marks}</p>{back}"
-        )
-    body = [
-        f"<h1>{html.escape(text, 300)}</h1>",
-        html.section("Tokens by vocabulary", *rows, html.paragraph(_LEGEND)),
-    ]
-    html.write_page(path, "tokenizers", body)
+        summary = html.paragraph(_summary(tokenization))
+        rows.append(f"<h3>{html.escape(tokenization.name)}</h3>{summary}<p>{marks}</p>{back}")
+    section = html.section("Tokens by vocabulary", *rows, html.paragraph(_LEGEND))
+    html.write_page(path, "tokenizers", [f"<h1>{html.escape(text, 300)}</h1>", section])
 
 
 @dataclass(frozen=True)
@@ -114,9 +109,7 @@ def print_position_maps(output: Output, maps: Sequence[PositionMaps]) -> None:
         heads = f", head 1 of {len(each.scores)}" if len(each.scores) > 1 else ""
         scale = f"{number(low)} ({_SHADES[0]}) to {number(high)} ({_SHADES[-1]})"
         output.paragraph(f"{plain(each.name, 80)}{heads}: {scale}", "bold")
-        _print_picture(
-            output, [str(position) for position in range(len(scores))], (scores - low) / max(high - low, 1e-12)
-        )
+        _print_picture(output, list(map(str, range(len(scores)))), (scores - low) / max(high - low, 1e-12))
         output.line()
     output.paragraph(_MAPS_LEGEND, "dim")
 
@@ -143,20 +136,19 @@ def _print_picture(output: Output, names: Sequence[str], weights_LL: np.ndarray)
 
 
 def write_position_maps(path: Path, maps: Sequence[PositionMaps]) -> None:
-    """The page. UserError where the disk refuses."""
-    from lmtool.reporting import drawing
+    """Writes the page. UserError if that fails."""
+    from lmtool.reporting import drawing, heat_maps
 
-    sections = [
-        html.section(each.name, html.figure(drawing.svg(drawing.position_maps_figure(each.scores)))) for each in maps
-    ]
+    figures = [html.figure(drawing.svg(heat_maps.position_maps_figure(each.scores))) for each in maps]
+    sections = [html.section(each.name, figure) for each, figure in zip(maps, figures, strict=True)]
     body = ["<h1>Positions</h1>", html.paragraph(_MAPS_LEGEND), *sections]
     html.write_page(path, "positions", body)
 
 
 @dataclass(frozen=True)
 class Similar:
-    """A word in several sentences, in one checkpoint. same: by layer, the mean cosine of its vectors. other_words: of
-    different words. pairs: (W, S, S) cosines by layer."""
+    """A word in several sentences, in one checkpoint. same: mean cosine of the word's vectors, by layer. other_words:
+    mean cosine of different words, by layer. pairs: (W, S, S) cosines of pairs of sentences, by layer."""
 
     name: str
     layers: tuple[int, ...]
@@ -177,16 +169,16 @@ def print_similar(output: Output, word: str, sentences: Sequence[str], read: Seq
 
 
 def write_similar(path: Path, word: str, sentences: Sequence[str], read: Sequence[Similar]) -> None:
-    """The page. UserError where the disk refuses."""
-    from lmtool.reporting import drawing
+    """Writes the page. UserError if that fails."""
+    from lmtool.reporting import drawing, heat_maps, plots
 
     numbered = [f"{number}. {sentence}" for number, sentence in enumerate(sentences, 1)]
     curves = html.figure(
-        drawing.svg(drawing.similarity_figure(read)), "Lines: the same word in other sentences. Dots: different words."
+        drawing.svg(plots.similarity_figure(read)), "Lines: the same word in other sentences. Dots: different words."
     )
     squares = [
         f"<h3>{html.escape(each.name)}</h3>"
-        + html.figure(drawing.svg(drawing.pairs_figure(each.pairs, each.layers)), "Sentence by sentence")
+        + html.figure(drawing.svg(heat_maps.pairs_figure(each.pairs, each.layers)), "Sentence by sentence")
         for each in read
     ]
     body = [
@@ -222,6 +214,17 @@ class _Attention(Protocol):
     def terms(self) -> Mapping[str, np.ndarray]: ...
 
 
+def _head_table(heads: Sequence[_Head]) -> tuple[list[str], list[list[str]]]:
+    """Header and rows: the mean attention weight of each head on each pattern."""
+    patterns = list(heads[0].fractions)
+    rows = [
+        [f"{head.layer}.{head.number}", head.mostly, *(percent(head.fractions[name]) for name in patterns),
+         percent(head.entropy)]
+        for head in heads
+    ]  # fmt: skip
+    return ["layer.head", "pattern", *patterns, "entropy"], rows
+
+
 def print_heads(
     output: Output, heads: Sequence[_Head], tokens: Sequence[str], maps: Sequence[tuple[_Head, np.ndarray]]
 ) -> None:
@@ -233,43 +236,29 @@ def print_heads(
         tokens: of the text, L of them.
         maps: the heads to draw, each with its (L, L) weights.
     """
-    patterns = list(heads[0].fractions)
-    even = 1 / len(tokens)
-    rows = [
-        [f"{head.layer}.{head.number}", head.mostly, *(percent(head.fractions[name]) for name in patterns),
-         percent(head.entropy)]
-        for head in heads
-    ]  # fmt: skip
-    heading = f"{counted(len(tokens), 'token')} · uniform attention has {percent(even)} on each"
-    print_table(output, ["layer.head", "pattern", *patterns, "entropy"], rows, heading)
+    heading = f"{counted(len(tokens), 'token')} · uniform attention has {percent(1 / len(tokens))} on each"
+    print_table(output, *_head_table(heads), heading)
     for head, weights in maps:
         output.line()
         output.paragraph(f"head {head.layer}.{head.number}, pattern: {head.mostly}", "bold")
         _print_picture(output, [plain(token, _PIECE) for token in tokens], weights)
     if maps:
-        output.paragraph(f"Rows: query tokens. Columns: key tokens. {_SHADES[0]}: no attention weight, "
-                         f"{_SHADES[-1]}: most of it.", "dim")  # fmt: skip
+        legend = f"{_SHADES[0]}: no attention weight, {_SHADES[-1]}: most of it."
+        output.paragraph(f"Rows: query tokens. Columns: key tokens. {legend}", "dim")
 
 
 def write_heads(path: Path, name: str, heads: Sequence[_Head], tokens: Sequence[str], attention: _Attention) -> None:
     """Writes the page: maps of all heads, the terms of the scores of each layer's first head if there are several, and
     a table of the heads. UserError if writing fails."""
-    from lmtool.reporting import drawing
+    from lmtool.reporting import drawing, heat_maps
 
-    patterns = list(heads[0].fractions)
-    header = ["layer.head", "pattern", *patterns, "entropy"]
-    rows = [
-        [f"{head.layer}.{head.number}", head.mostly, *(percent(head.fractions[each]) for each in patterns),
-         percent(head.entropy)]
-        for head in heads
-    ]  # fmt: skip
     drawings = [
-        html.figure(drawing.svg(drawing.heads_figure(layer, weights_ALL, tokens)), f"layer {layer}")
+        html.figure(drawing.svg(heat_maps.heads_figure(layer, weights_ALL, tokens)), f"layer {layer}")
         for layer, weights_ALL in enumerate(attention.weights, 1)
     ]
     words = "Rows: query tokens. Columns: key tokens. Color: attention weight; rows sum to 1."
     summands = [
-        html.figure(drawing.svg(drawing.terms_figure(of_layer, tokens)), f"layer {layer}, head 1")
+        html.figure(drawing.svg(heat_maps.terms_figure(of_layer, tokens)), f"layer {layer}, head 1")
         for layer in range(1, len(attention.weights) + 1)
         if (of_layer := {term: maps_WALL[layer - 1, 0] for term, maps_WALL in attention.terms.items()})
     ]
@@ -279,6 +268,6 @@ def write_heads(path: Path, name: str, heads: Sequence[_Head], tokens: Sequence[
         html.paragraph(" ".join(tokens)),
         html.section("All heads", html.paragraph(words), *drawings),
         *([html.section("Terms of the scores", parts, *summands)] if summands else []),
-        html.section("Patterns of the heads", html.table(header, rows)),
+        html.section("Patterns of the heads", html.table(*_head_table(heads))),
     ]
     html.write_page(path, f"attention of {name}", body)

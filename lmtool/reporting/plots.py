@@ -1,43 +1,35 @@
-"""The plots of a run, of what it predicts, and of several runs or layers."""
+"""Plots of curves and points: a run, its predictions, several runs, layers, one key of a sweep."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol, TypeAlias
 
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator
+from matplotlib.ticker import EngFormatter, FuncFormatter, NullLocator
 
-from lmtool.reporting.drawing import (
-    BASELINE,
-    COLORS,
-    FAINT,
-    FEW,
-    INK,
-    POINTS,
-    QUIET,
-    STYLE,
-    TRAIN,
-    VALIDATION,
-    WIDE,
-    blank,
-    focus,
-    label_ends,
-    logged_steps,
-    mark,
-    plots_per_row,
-    smooth,
-    smoothed_steps,
-    thin,
-    tidy,
+from lmtool.reporting import drawing, heat_maps
+from lmtool.reporting.drawing import BASELINE, COLORS, FEW, INK, QUIET, STYLE, TRAIN, VALIDATION, WIDE, single, tidy
+from lmtool.reporting.run_files import (
+    Baseline,
+    CheckpointProbes,
+    RunFiles,
+    comparable_loss,
+    loss_terms,
+    phase_starts,
+    series,
 )
-from lmtool.reporting.run_files import Baseline, RunFiles, comparable_loss, loss_terms, phase_starts, series
-from lmtool.reporting.text import exponent, lower_is_better, number, plain, shortened, title
+from lmtool.reporting.sweep_groups import Block, SeedGroup, number_of
+from lmtool.reporting.text import exponent, lower_is_better, number, plain, title
 from lmtool.system.terminal import counted
 
 _RATE = FuncFormatter(lambda value, _: exponent(value))
+_Series: TypeAlias = tuple[list[int], list[float]]
+"""Steps and values."""
 
 
 def loss_figure(run: RunFiles, width: float = WIDE) -> Figure | None:
@@ -50,25 +42,24 @@ def loss_figure(run: RunFiles, width: float = WIDE) -> Figure | None:
     if not train[0] and not validation[0]:
         return None
     with matplotlib.rc_context(STYLE):
-        figure = blank(width, 1.6 + width / 4)
-        axes = figure.add_subplot()
+        figure, axes = single(width, 1.6 + width / 4)
         tidy(axes)
         named = title(f"{term}_loss") if term else "loss"
         unit = "the weighted sum of its terms" if key == "loss" and len(loss_terms(run)) > 1 else "nats a prediction"
         axes.set_title(f"{named}, {unit}" if run.result.get("objective") else named)
         values = list(validation[1])
         if train[0]:
-            smoothed_steps(axes, *train, width=1.8)
+            drawing.smoothed_steps(axes, *train, width=1.8)
             values += train[1]
         baseline = run.baseline if run.baseline.get("metric") == (headline or "loss") else {}
         value = baseline.get("value")
         if isinstance(value, (int, float)):
-            axes.axhline(value, color=BASELINE, linewidth=1, linestyle=(0, (5, 4)))
+            drawing.baseline_line(axes, value)
             values.append(float(value))
         if validation[0]:
             axes.plot(*validation, color=VALIDATION, linewidth=1.6, marker="o", markersize=3.5)
-        focus(axes, values, True)
-        mark(axes, phase_starts(run), "phase")
+        drawing.focus(axes, values, True)
+        drawing.mark(axes, phase_starts(run), "phase")
         _end_labels(axes, train, validation, baseline, narrow=width < WIDE)
     return figure
 
@@ -104,104 +95,49 @@ def loss_caption(run: RunFiles) -> str:
     return " ".join(sentences)
 
 
-def _end_labels(axes: Axes, train: Any, validation: Any, baseline: Baseline, narrow: bool) -> None:
+def _end_labels(axes: Axes, train: _Series, validation: _Series, baseline: Baseline, narrow: bool) -> None:
     """Labels the curves at their ends. narrow: with short labels."""
     labels = []
     if train[0]:
-        labels.append((smooth(train[1])[-1], "training", QUIET))
+        labels.append((drawing.smooth(train[1])[-1], "training", QUIET))
     if validation[0]:
         labels.append((validation[1][-1], f"validation {number(validation[1][-1])}", VALIDATION))
     value = baseline.get("value")
     if isinstance(value, (int, float)):
         name = "baseline" if narrow else title(str(baseline.get("name", "baseline")))[:24]
         labels.append((float(value), f"{name} {number(float(value))}", BASELINE))
-    label_ends(axes, axes.get_xlim()[1], labels, 0.1 if narrow else 0.065)  # the right end of the baseline
+    drawing.label_ends(axes, axes.get_xlim()[1], labels, 0.1 if narrow else 0.065)  # the right end of the baseline
 
 
-def small_figure(run: RunFiles, metric: str | None = None, width: float = WIDE) -> Figure | None:
+def small_figure(run: RunFiles, width: float = WIDE) -> Figure | None:
     """Small plots over steps: the main metric unless it is a loss, learning rate, gradient norm, speed. width: in
     inches."""
+    metric = run.result.get("metric")
     plots = [
         ("learning rate", series(run.train, "learning_rate"), TRAIN),
         ("gradient norm", series(run.train, "grad_norm"), TRAIN),
+        ("tokens per second", series(run.train, "tokens_per_second"), TRAIN),
     ]
-    plots.append(("tokens per second", series(run.train, "tokens_per_second"), TRAIN))
-    if metric and not metric.endswith("loss"):  # a loss has the large plot
+    if isinstance(metric, str) and metric and not metric.endswith("loss"):  # a loss has the large plot
         plots.insert(0, (f"validation {title(metric)}", series(run.validation, metric), VALIDATION))
     plots = [plot for plot in plots if plot[1][0]][:4]
     if not plots:
         return None
     with matplotlib.rc_context(STYLE):
-        columns = plots_per_row(len(plots), width)
-        rows = -(-len(plots) // columns)
-        figure = blank(width, 1.75 * rows)
-        for index, (name, (steps, values), color) in enumerate(plots):
-            axes = figure.add_subplot(rows, columns, index + 1)
-            tidy(axes)
-            axes.xaxis.set_major_locator(MaxNLocator(3, integer=True))
-            axes.yaxis.set_major_locator(MaxNLocator(4))
-            axes.set_title(name, fontsize=8.5)
+        figure, all_axes = drawing.step_plots([name for name, _, _ in plots], width)
+        for axes, (name, (steps, values), color) in zip(all_axes, plots, strict=True):
             if color == VALIDATION:
-                axes.plot(*thin(steps, values), color=color, linewidth=1.2, marker="o", markersize=2.5)
+                axes.plot(*drawing.thin(steps, values), color=color, linewidth=1.2, marker="o", markersize=2.5)
             else:
-                logged_steps(axes, steps, values, QUIET, 1.2)
-            focus(axes, values, name == "gradient norm")
-            mark(axes, phase_starts(run))
+                drawing.logged_steps(axes, steps, values, QUIET, 1.2)
+            drawing.focus(axes, values, name == "gradient norm")
+            drawing.mark(axes, phase_starts(run))
+            value = run.baseline.get("value")
             if name in ("learning rate", "tokens per second"):
                 axes.set_ylim(bottom=0)
                 axes.yaxis.set_major_formatter(_RATE if name == "learning rate" else EngFormatter(sep=""))
-                continue
-            value = run.baseline.get("value")
-            if color == VALIDATION and run.baseline.get("metric") == metric and isinstance(value, (int, float)):
-                axes.axhline(value, color=BASELINE, linewidth=1, linestyle=(0, (5, 4)))
-    return figure
-
-
-def confusion_figure(labels: Sequence[str], counts: Sequence[Sequence[int]]) -> Figure:
-    """Confusion matrix, gold labels in rows: the shade is the fraction of the row, the number counts examples."""
-    size = len(labels)
-    with matplotlib.rc_context(STYLE):
-        edge = min(1.7 + 0.52 * size, 7.2)
-        figure = blank(edge + 0.6, edge)
-        axes = figure.add_subplot()
-        axes.patch.set_alpha(0)
-        fractions = [[value / max(sum(row), 1) for value in row] for row in counts]
-        for i in range(size):
-            for j in range(size):
-                color = VALIDATION if i == j else BASELINE
-                axes.add_patch(
-                    matplotlib.patches.Rectangle(
-                        (j - 0.48, i - 0.48),
-                        0.96,
-                        0.96,
-                        facecolor=color,
-                        alpha=0.04 + 0.76 * fractions[i][j],
-                        linewidth=0,
-                    )
-                )
-                if counts[i][j] and size <= 12:
-                    axes.text(
-                        j,
-                        i,
-                        f"{counts[i][j]}",
-                        ha="center",
-                        va="center",
-                        color="#ffffff" if fractions[i][j] > 0.6 else INK,
-                    )
-        axes.set_xlim(-0.5, size - 0.5)
-        axes.set_ylim(size - 0.5, -0.5)
-        names = shortened(labels, 18)
-        axes.set_xticks(
-            range(size),
-            names,
-            rotation=0 if size <= 4 and max(map(len, names)) < 12 else 45,
-            ha="center" if size <= 4 and max(map(len, names)) < 12 else "right",
-        )
-        axes.set_yticks(range(size), names)
-        axes.tick_params(length=0)
-        axes.spines[:].set_visible(False)
-        axes.set_xlabel("predicted")
-        axes.set_ylabel("gold")
+            elif color == VALIDATION and run.baseline.get("metric") == metric and isinstance(value, (int, float)):
+                drawing.baseline_line(axes, value)
     return figure
 
 
@@ -211,14 +147,12 @@ def calibration_figure(bins: Sequence[Sequence[float]]) -> Figure:
     bins: (rows, mean confidence, accuracy) each.
     """
     with matplotlib.rc_context(STYLE):
-        figure = blank(3.8, 3.5)
-        axes = figure.add_subplot()
-        axes.patch.set_alpha(0)
+        figure, axes = single(3.8, 3.5)
         total = sum(rows for rows, _, _ in bins)
-        axes.plot([0, 1], [0, 1], color=FAINT, linewidth=1)
-        axes.plot([row[1] for row in bins], [row[2] for row in bins], color=TRAIN, linewidth=1)
-        sizes = [20 + 280 * rows / total for rows, _, _ in bins]
+        axes.plot([0, 1], [0, 1], color=drawing.FAINT, linewidth=1)
         confidences, accuracies = [row[1] for row in bins], [row[2] for row in bins]
+        axes.plot(confidences, accuracies, color=TRAIN, linewidth=1)
+        sizes = [20 + 280 * rows / total for rows, _, _ in bins]
         axes.scatter(confidences, accuracies, s=sizes, color=VALIDATION, linewidths=0, clip_on=False)
         axes.set_xlim(0, 1.03)
         axes.set_ylim(-0.03, 1.03)
@@ -230,12 +164,10 @@ def calibration_figure(bins: Sequence[Sequence[float]]) -> Figure:
 def scatter_figure(gold: Sequence[float], predicted: Sequence[float]) -> Figure:
     """Predicted value against gold value of a regression, with the line of perfect agreement."""
     with matplotlib.rc_context(STYLE):
-        figure = blank(3.8, 3.5)
-        axes = figure.add_subplot()
-        axes.patch.set_alpha(0)
-        stride = max(len(gold) // POINTS, 1)
+        figure, axes = single(3.8, 3.5)
+        stride = max(len(gold) // drawing.POINTS, 1)
         low, high = min([*gold, *predicted]), max([*gold, *predicted])
-        axes.plot([low, high], [low, high], color=FAINT, linewidth=1)
+        axes.plot([low, high], [low, high], color=drawing.FAINT, linewidth=1)
         axes.scatter(gold[::stride], predicted[::stride], s=8, color=VALIDATION, alpha=0.45, linewidths=0)
         axes.set_xlabel("gold")
         axes.set_ylabel("predicted")
@@ -245,7 +177,7 @@ def scatter_figure(gold: Sequence[float], predicted: Sequence[float]) -> Figure:
 def overlay_figure(runs: Sequence[RunFiles], metric: str, split: str) -> Figure | None:
     """One metric of several runs over steps. A training loss is reduced to the terms of the validation loss."""
 
-    def points(run: RunFiles) -> tuple[list[int], list[float]]:
+    def points(run: RunFiles) -> _Series:
         if (split, metric) == ("train", "loss"):
             return series(run.train, comparable_loss(run) or metric)
         return series(run.validation if split == "validation" else run.train, metric)
@@ -254,8 +186,7 @@ def overlay_figure(runs: Sequence[RunFiles], metric: str, split: str) -> Figure 
     if not any(steps for _, (steps, _) in lines):
         return None
     with matplotlib.rc_context(STYLE):
-        figure = blank(7.2, 3.4)
-        axes = figure.add_subplot()
+        figure, axes = single(7.2, 3.4)
         tidy(axes)
         axes.set_title(f"{split} {title(metric)}" if metric != "learning_rate" else "learning rate")
         if metric == "learning_rate":
@@ -263,10 +194,10 @@ def overlay_figure(runs: Sequence[RunFiles], metric: str, split: str) -> Figure 
         values: list[float] = []
         for index, (name, (steps, values_of_run)) in enumerate(lines):
             if steps:
-                line = smooth(values_of_run) if (split, metric) == ("train", "loss") else values_of_run
+                line = drawing.smooth(values_of_run) if (split, metric) == ("train", "loss") else values_of_run
                 few = split == "train" and len(steps) < FEW
                 axes.plot(
-                    *thin(steps, line),
+                    *drawing.thin(steps, line),
                     color=COLORS[index % len(COLORS)],
                     linewidth=0 if few else 1.4,
                     marker="o" if few or split == "validation" else None,
@@ -275,27 +206,25 @@ def overlay_figure(runs: Sequence[RunFiles], metric: str, split: str) -> Figure 
                     linestyle=("-", "--", ":")[index // len(COLORS) % 3],
                 )
                 values += line
-        focus(axes, values, lower_is_better(metric))
+        drawing.focus(axes, values, lower_is_better(metric))
         axes.legend(frameon=False, fontsize=8, labelcolor=INK, loc="best")
     return figure
 
 
-def layers_figure(target: str, checkpoints: Sequence[Mapping[str, Any]]) -> Figure:
+def layers_figure(target: str, checkpoints: Sequence[CheckpointProbes]) -> Figure:
     """Accuracy of probes by layer, one line per checkpoint with standard errors; dashed for random weights, dotted for
     the most frequent class. checkpoints: as in probe.json."""
     with matplotlib.rc_context(STYLE):
-        figure = blank(7.2, 3.8)
-        axes = figure.add_subplot()
+        figure, axes = single(7.2, 3.8)
         tidy(axes, "layer (0: embedding)")
-        axes.margins(x=0.03)
         axes.set_title(
             f"{plain(target, 40)}: accuracy of a linear probe (dashed: random weights, dotted: most frequent class)"
         )
         for index, probes in enumerate(checkpoints):
             color, name = COLORS[index % len(COLORS)], plain(probes["checkpoint"], 40)
             layers = [row["layer"] for row in probes["layers"]]
-            for weights, style, label in (("trained", "-", name), ("random", "--", None)):
-                scores = [row[weights] for row in probes["layers"]]
+            trained, random = zip(*((row["trained"], row["random"]) for row in probes["layers"]), strict=True)
+            for scores, style, label in ((trained, "-", name), (random, "--", None)):
                 axes.errorbar(
                     layers,
                     [score["accuracy"] for score in scores],
@@ -321,76 +250,128 @@ def terms_figure(run: RunFiles, width: float = WIDE) -> Figure | None:
     plots = [(name, points) for name, points in plots if points[0]]
     if len(plots) < 2:
         return None
-    columns = plots_per_row(len(plots), width)
-    rows = -(-len(plots) // columns)
     with matplotlib.rc_context(STYLE):
-        figure = blank(width, 1.75 * rows)
-        for index, (name, (steps, values)) in enumerate(plots):
-            axes = figure.add_subplot(rows, columns, index + 1)
-            tidy(axes)
-            axes.xaxis.set_major_locator(MaxNLocator(3, integer=True))
-            axes.yaxis.set_major_locator(MaxNLocator(4))
-            axes.set_title(plain(name, 30), fontsize=8.5)
-            smoothed_steps(axes, steps, values, width=1.6)
+        figure, all_axes = drawing.step_plots([plain(name, 30) for name, _ in plots], width)
+        for axes, (name, (steps, values)) in zip(all_axes, plots, strict=True):
+            drawing.smoothed_steps(axes, steps, values, width=1.6)
             validation = series(run.validation, f"{name}_loss")
             if validation[0]:
                 axes.plot(*validation, color=VALIDATION, linewidth=1.2, marker="o", markersize=2.5)
             baseline = series(run.validation, f"{name}_baseline")[1][-1:]
             for value in baseline:
-                axes.axhline(value, color=BASELINE, linewidth=1, linestyle=(0, (5, 4)))
-            focus(axes, [*values, *validation[1], *baseline], True)
-            mark(axes, phase_starts(run))
+                drawing.baseline_line(axes, value)
+            drawing.focus(axes, [*values, *validation[1], *baseline], True)
+            drawing.mark(axes, phase_starts(run))
     return figure
 
 
-_STACKS = {"inputs": "encoder", "outputs": "decoder"}
+class _Similar(Protocol):
+    """The fields of `looks.Similar` that are drawn."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def layers(self) -> tuple[int, ...]: ...
+    @property
+    def same(self) -> list[float]: ...
+    @property
+    def other_words(self) -> list[float]: ...
 
 
-def agreement_figure(accuracy: Mapping[str, Any]) -> Figure | None:
-    """Heat maps of interchange accuracy, one per stack: aligned layers in rows, start of the swapped span in columns.
-    accuracy: `interchange_accuracy` of result.json. None if nothing was measured."""
-    cells = [cell for cell in accuracy.get("cells") or () if cell.get("n")]
-    if not cells:
-        return None
-    stacks = [side for side in _STACKS if any(cell["side"] == side for cell in cells)]
-    regions = max(cell["region"] for cell in cells)
-    layers = {side: _layers(cells, side) for side in stacks}
+def similarity_figure(read: Sequence[_Similar]) -> Figure:
+    """Cosines by layer, of the same word in other sentences (lines) and of different words (dots)."""
     with matplotlib.rc_context(STYLE):
-        figure = blank(3.8 * len(stacks), 1.1 + 0.36 * max(map(len, layers.values())))
-        for index, side in enumerate(stacks):
-            axes = figure.add_subplot(1, len(stacks), index + 1)
-            if len(stacks) > 1:
-                axes.set_title(_STACKS[side])
-            _heat(axes, [cell for cell in cells if cell["side"] == side], layers[side], regions)
+        figure, axes = single(7.2, 3.2)
+        tidy(axes, "layer")
+        ends: dict[int, list[tuple[float, str, str]]] = {}
+        for each, color in zip(read, itertools.cycle(COLORS), strict=False):
+            axes.plot(each.layers, each.same, color=color, linewidth=1.8, marker="o", markersize=3.5)
+            axes.plot(each.layers, each.other_words, color=color, linewidth=0, marker=".", markersize=4, alpha=0.5)
+            name = plain(Path(each.name).name or each.name, 24)
+            if len(each.layers) > 1:
+                ends.setdefault(each.layers[-1], []).append((each.same[-1], name, color))
+            else:  # a label at the right could cover another line
+                axes.annotate(name, (each.layers[0], each.same[0]), (-2, -11), textcoords="offset points", color=color)
+        axes.set_ylim(None, 1.03)
+        for layer, labels in ends.items():
+            drawing.label_ends(axes, layer, labels, 0.075)
+        axes.set_title("mean cosine of two vectors")
     return figure
 
 
-def _layers(cells: Sequence[Mapping[str, Any]], side: str) -> list[tuple[int, int]]:
-    """The aligned (student, teacher) layers of a stack."""
-    return sorted({(cell["student_layer"], cell["teacher_layer"]) for cell in cells if cell["side"] == side})
+# Settings of a sweep.
+
+# Values that span this factor get a logarithmic axis.
+_LOGARITHMIC = 8
+_CELLS, _PANELS, _POINTS = 12, 6, 40
 
 
-def _heat(axes: Axes, cells: Sequence[Mapping[str, Any]], layers: Sequence[tuple[int, int]], regions: int) -> None:
-    axes.patch.set_alpha(0)
-    for cell in cells:
-        row = layers.index((cell["student_layer"], cell["teacher_layer"]))
-        column, value = cell["region"] - 1, float(cell["value"])
-        corner = (column - 0.48, row - 0.46)
-        axes.add_patch(
-            matplotlib.patches.Rectangle(
-                corner, 0.96, 0.92, facecolor=VALIDATION, alpha=0.04 + 0.76 * value, linewidth=0
-            )
-        )
-        color = "#ffffff" if value > 0.6 else INK
-        axes.text(column, row, f"{value:.2f}", ha="center", va="center", color=color)
-    axes.set_xlim(-0.5, regions - 0.5)
-    axes.set_ylim(len(layers) - 0.5, -0.5)
-    axes.set_xticks(
-        range(regions), [f"{100 * part // regions}-{100 * (part + 1) // regions}%" for part in range(regions)]
-    )
-    # Full names, since an axis title would be longer than the height of a map with one row.
-    names = [f"layer {student}, teacher's {teacher}" if student else "embeddings" for student, teacher in layers]
-    axes.set_yticks(range(len(layers)), names)
-    axes.tick_params(length=0)
-    axes.spines[:].set_visible(False)
-    axes.set_xlabel("start of the swapped span")
+def settings_figures(block: Block) -> tuple[list[Figure], str]:
+    """The figures for the varying keys, and their caption; none if there are too few or too many values."""
+    with_score = [group for group in block.groups if group.n]
+    values = {key: _ordered([group.settings[key] for group in with_score]) for key in block.keys}
+    # A key needs two values with scores.
+    keys = [key for key in block.keys if len(values[key]) > 1]
+    if len(keys) == 1 and len(keys) == len(block.keys) and len(with_score) <= _POINTS:
+        return [_curve(block, keys[0], with_score)], _CURVE
+    if not 2 <= len(keys) <= 3 or len(keys) != len(block.keys):
+        return [], ""
+    *panel, down, across = sorted(keys, key=lambda key: len(values[key]))
+    if max(len(values[down]), len(values[across])) > _CELLS:
+        return [], ""
+    means = [group.mean for group in with_score]
+    maps: dict[str, list[SeedGroup]] = {}
+    for value in values[panel[0]] if panel else []:
+        of_value = [group for group in with_score if group.settings[panel[0]] == value]
+        maps[f"{plain(panel[0], 40)} = {heat_maps.setting_text(value)}"] = of_value
+    maps = maps or {title(block.metric): with_score}
+    if len(maps) > _PANELS:
+        return [], ""
+    scale = min(means), max(means)
+    return [
+        heat_maps.settings_figure(block, groups, name, (down, across), values, scale) for name, groups in maps.items()
+    ], _HEAT
+
+
+_CURVE = "Dots: single jobs. Line: their mean, with its standard error over seeds."
+_HEAT = "Mean over seeds; below it the standard error of the mean. The fuller the color, the better."
+
+
+def _ordered(values: Sequence[str | None]) -> list[str | None]:
+    """Unique values: numbers sorted, others in order of appearance."""
+    once = list(dict.fromkeys(values))
+    numbers = [number_of(value) for value in once]
+    return once if None in numbers else [once[index] for index in sorted(range(len(once)), key=numbers.__getitem__)]  # type: ignore[arg-type]
+
+
+def _curve(block: Block, key: str, with_score: Sequence[SeedGroup]) -> Figure:
+    names = _ordered([group.settings[key] for group in with_score])
+    at = {group.settings[key]: group for group in with_score}
+    numbers = [number_of(name) for name in names]
+    numeric = [value for value in numbers if value is not None]
+    positions = numeric if len(numeric) == len(names) else [float(index) for index in range(len(names))]
+    with matplotlib.rc_context(STYLE):
+        figure, axes = single(7.2, 3.2)
+        axes.set_title(title(block.metric))
+        axes.set_xlabel(plain(key, 60))
+        for position, name in zip(positions, names, strict=True):
+            scores = list(at[name].scores.values())
+            axes.scatter([position] * len(scores), scores, s=12, color=TRAIN, linewidths=0, zorder=2)
+        means, errors = [at[name].mean for name in names], [at[name].error or 0.0 for name in names]
+        axes.errorbar(
+            positions, means, errors, color=VALIDATION, linewidth=1.5 if len(numeric) == len(names) else 0,
+            elinewidth=1.2, capsize=3, zorder=3, marker="o", markersize=4.5,
+        )  # fmt: skip
+        _value_axis(axes, positions, [heat_maps.setting_text(name) for name in names], len(numeric) == len(names))
+    return figure
+
+
+def _value_axis(axes: Axes, positions: list[float], names: list[str], numeric: bool) -> None:
+    """Sets a tick per value, as typed; the axis is logarithmic if values span a large factor."""
+    if numeric and min(positions) > 0 and max(positions) >= _LOGARITHMIC * min(positions):
+        axes.set_xscale("log")
+    axes.xaxis.set_minor_locator(NullLocator())
+    tilted = max(map(len, names)) * len(names) > 80
+    axes.set_xticks(positions, names, rotation=30 if tilted else 0, ha="right" if tilted else "center")
+    if not numeric:
+        axes.margins(x=0.1)

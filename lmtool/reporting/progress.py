@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from lmtool.config.saved import JsonMapping
 from lmtool.reporting.console import Output
 from lmtool.reporting.run_files import Baseline
 from lmtool.reporting.scores import CONSTANTS
@@ -55,7 +56,7 @@ class ProgressDisplay:
         self._tokens: int | None = None
         self._first_step: int | None = None
         self._last_refresh = -math.inf
-        self._last_row: Mapping[str, Any] = {}
+        self._last_row: JsonMapping = {}
 
     def __enter__(self) -> ProgressDisplay:
         return self
@@ -100,7 +101,7 @@ class ProgressDisplay:
             left.append((self._max_seconds - self._trained_seconds) * slowdown)
         return max(min(left), 0.0) if left else math.nan
 
-    def on_step(self, row: Mapping[str, Any]) -> None:
+    def on_step(self, row: JsonMapping) -> None:
         """Shows a training row of metrics.jsonl."""
         step = int(row["step"])
         self._last_row = row
@@ -138,17 +139,15 @@ class ProgressDisplay:
         steps = self._started + round((step - self._started) * self._max_seconds / self._trained_seconds)
         if self._steps is not None and steps >= self._steps:
             return self._steps, False
-        return (
-            (max(steps, step), True)
-            if self._trained_seconds >= _MIN_TIME_FRACTION * self._max_seconds
-            else (None, False)
-        )
+        if self._trained_seconds < _MIN_TIME_FRACTION * self._max_seconds:
+            return None, False
+        return max(steps, step), True
 
     def _head(self, step: int) -> str:
         total, in_time = self._total(step)
         return f"step {step}" if total is None else f"step {step}/{'~' if in_time else ''}{total}"
 
-    def _tail(self, row: Mapping[str, Any], step: int) -> str:
+    def _tail(self, row: JsonMapping, step: int) -> str:
         parts = [f"loss {number(row['loss'])}"] if "loss" in row else []
         if row.get("tokens_per_second") is not None:
             parts.append(f"{count(round(row['tokens_per_second']))} tokens/s")
@@ -157,14 +156,14 @@ class ProgressDisplay:
             parts.append(f"left {clock(left)}")
         return " · ".join(parts)
 
-    def _step_text(self, row: Mapping[str, Any], step: int) -> str:
+    def _step_text(self, row: JsonMapping, step: int) -> str:
         rate = f" · lr {exponent(row['learning_rate'])}" if row.get("learning_rate") is not None else ""
         tail = self._tail(row, step)
         loss, _, rest = tail.partition(" · ")
         phase = f" · phase {row['phase']}" if "phase" in row else ""
         return f"{self._head(step)}{phase} · {loss}{rate}{' · ' + rest if rest else ''}"
 
-    def _is_best(self, row: Mapping[str, Any]) -> bool:
+    def _is_best(self, row: JsonMapping) -> bool:
         value = row.get(self.metric)
         if not isinstance(value, (int, float)) or not math.isfinite(value):
             return False
@@ -173,7 +172,7 @@ class ProgressDisplay:
             return True
         return False
 
-    def on_evaluation(self, row: Mapping[str, Any]) -> None:
+    def on_evaluation(self, row: JsonMapping) -> None:
         """Shows a validation row of metrics.jsonl. Its key `best` has precedence over the display's own record."""
         better = self._is_best(row)
         best = bool(row["best"]) if "best" in row else better
@@ -190,7 +189,7 @@ class ProgressDisplay:
         self.output.line("".join(cells) + ("  ★" if best else ""), "bold green" if best else None)
         self._bar.refresh()
 
-    def _cell(self, row: Mapping[str, Any], key: str) -> str:
+    def _cell(self, row: JsonMapping, key: str) -> str:
         """A score; the loss of a term is followed by that of its baseline."""
         if key not in row:
             return ""
@@ -200,7 +199,7 @@ class ProgressDisplay:
     def _width(self, key: str) -> int:
         return max(len(title(key)), 16 if key.endswith("_loss") else 10) + 2
 
-    def _choose_scores(self, row: Mapping[str, Any]) -> None:
+    def _choose_scores(self, row: JsonMapping) -> None:
         """Chooses the columns: no constants, no bookkeeping, and neither the sum of several losses nor the loss of a
         single term, which would repeat other columns."""
         terms = [key for key in row if key.endswith("_loss") and f"{key.removesuffix('_loss')}_baseline" in row]

@@ -4,27 +4,30 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import TypeGuard
 
 from lmtool.config.plugins import command_line
+from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.reporting import html
 from lmtool.reporting.examples import PredictionSummary, predictions_html, samples_html, summarize
-from lmtool.reporting.run_files import UNDISTILLED, RunFiles, models_of, read_predictions, read_run
+from lmtool.reporting.run_files import (
+    UNDISTILLED,
+    RunFiles,
+    as_object,
+    as_objects,
+    models_of,
+    read_predictions,
+    read_run,
+)
 from lmtool.reporting.scores import Score, score_of, selected_on, stopped_by, test_scores
 from lmtool.reporting.screens import parameter_rows
 from lmtool.reporting.text import count, duration, number, percent, plain, size, title
 from lmtool.system.files import real_folder
 
 _CELL = {"side", "student_layer", "teacher_layer", "region", "value", "n"}
-_COLUMNS = {
-    "score": "score",
-    "standard_error": "±",
-    "parameters": "parameters",
-    "weight_bytes": "bytes",
-    "tokens_per_second": "tokens/s",
-}
+_COLUMNS = {"standard_error": "±", "parameters": "parameters", "weight_bytes": "bytes", "tokens_per_second": "tokens/s"}
 
 
 def distillation_html(run: RunFiles) -> str:
@@ -32,11 +35,10 @@ def distillation_html(run: RunFiles) -> str:
     models = models_of(run)
     if not models:
         return ""
-    metric = title(str(run.result.get("metric", "score")))
-    columns = [key for key in _COLUMNS if any(model.get(key) is not None for model in models)]
-    names = [metric if key == "score" else _COLUMNS[key] for key in columns]
+    names = {"score": title(str(run.result.get("metric", "score"))), **_COLUMNS}
+    columns = [key for key in names if any(model.get(key) is not None for model in models)]
     rows = [[model.get("name"), *(_cell(model.get(key)) for key in columns)] for model in models]
-    parts = [html.table(["model", *names], rows), *_layer_map(run), *_agreement(run)]
+    parts = [html.table(["model", *(names[key] for key in columns)], rows), *_agreement(run)]
     if not any(model["name"] == UNDISTILLED for model in models):
         words = ["--config", str(run.run_dir / "config.yaml"), "distill=none", f"name={run.name}-alone"]
         command = command_line(str(run.result.get("command")), *words, modules=run.plugins)
@@ -49,27 +51,20 @@ def _cell(value: object) -> object:
     return round(value) if isinstance(value, float) and abs(value) > 1000 else value
 
 
-def _layer_map(run: RunFiles) -> Iterator[str]:
-    """The pairs of layers of student and teacher."""
-    metadata = run.section("data").get("distillation")
-    if isinstance(metadata, Mapping) and metadata.get("layers"):
-        yield html.paragraph(f"Student layers and their teacher layers: {metadata['layers']}.")
-
-
-def interchange_of(run: RunFiles) -> Mapping[str, Any]:
+def interchange_of(run: RunFiles) -> JsonObject:
     """The measurements under interchange interventions; empty if there were none."""
-    distillation = run.result.get("distillation")
-    accuracy = distillation.get("interchange_accuracy") if isinstance(distillation, dict) else None
-    cells = accuracy.get("cells") if isinstance(accuracy, dict) else None
-    valid = isinstance(cells, list) and all(isinstance(cell, dict) and cell.keys() >= _CELL for cell in cells)
-    return accuracy if valid and isinstance(accuracy, dict) else {}
+    accuracy = as_object(as_object(run.result.get("distillation")).get("interchange_accuracy"))
+    cells = accuracy.get("cells")
+    return accuracy if as_objects(cells) == cells and all(cell.keys() >= _CELL for cell in cells) else {}
 
 
 def _agreement(run: RunFiles) -> Iterator[str]:
-    """Sentences about the agreement of student and teacher."""
-    distillation: Mapping[str, Any] = run.result["distillation"]
+    """Sentences about the aligned layers and the agreement of student and teacher."""
+    if layers := as_object(run.section("data").get("distillation")).get("layers"):
+        yield html.paragraph(f"Student layers and their teacher layers: {layers}.")
+    distillation: JsonObject = run.result["distillation"]
     fidelity, accuracy = distillation.get("fidelity"), interchange_of(run)
-    if isinstance(fidelity, dict) and _known(fidelity):
+    if _known(fidelity):
         yield html.paragraph(f"Student and teacher agree on {_share(fidelity)}.")
     if _known(accuracy):
         changed = accuracy.get("changed")
@@ -81,11 +76,11 @@ def _agreement(run: RunFiles) -> Iterator[str]:
         yield html.paragraph(f"Agreement under interchange interventions was not measured: {reason}.")
 
 
-def _known(share: object) -> TypeGuard[Mapping[str, Any]]:
+def _known(share: object) -> TypeGuard[JsonObject]:
     return isinstance(share, dict) and isinstance(share.get("value"), float) and isinstance(share.get("n"), int)
 
 
-def _share(share: Mapping[str, Any]) -> str:
+def _share(share: JsonMapping) -> str:
     return f"{percent(share['value'])} of {count(share['n'])} targets"
 
 
@@ -95,25 +90,17 @@ _CLASSES = 40
 def write_report(run_dir: str | Path) -> Path:
     """Writes report.html and plots/*.png of a run folder and returns the path of the report.
 
-    Reads config.yaml, result.json, metrics.jsonl and, where they are, facts.json, environment.json, samples.json and
-    predictions.jsonl. The section of a missing or damaged file is left out, with a note on the page.
-
-    Raises:
-        UserError: the folder is not a run.
+    The section of a missing or damaged file is left out, with a note on the page. UserError if the folder is not a run
+    or cannot be written.
     """
     run = read_run(run_dir)
     predictions = summarize(read_predictions(run))
     with html.writing(run.run_dir):
-        return _write(run, predictions)
-
-
-def _write(run: RunFiles, predictions: PredictionSummary) -> Path:
-    figures = _draw(run, predictions)
+        figures = _draw(run, predictions)
+    curves = (figures.get("loss", ""), figures.get("terms", ""), _terms(run), figures.get("small", ""))
     body = [
         _headline(run, predictions),
-        html.section(
-            "Curves", *(figures.get(name, "") for name in ("loss", "terms")), _terms(run), figures.get("small", "")
-        ),
+        html.section("Curves", *curves),
         html.section("Phases", _phases(run)),
         html.section("Distillation", distillation_html(run), figures.get("agreement", "")),
         html.section("Predictions", figures.get("confusion", "") or figures.get("scatter", "")),
@@ -139,16 +126,11 @@ def _write(run: RunFiles, predictions: PredictionSummary) -> Path:
 def _draw(run: RunFiles, predictions: PredictionSummary) -> dict[str, str]:
     """Writes the PNG files and returns the page's figures by name."""
     # matplotlib takes most of a second to import, so a command that draws nothing does not.
-    from lmtool.reporting import drawing, plots
+    from lmtool.reporting import drawing, heat_maps, plots
 
-    metric = run.result.get("metric") if isinstance(run.result.get("metric"), str) else None
-    over_steps = {
-        "loss": lambda width: plots.loss_figure(run, width),
-        "terms": lambda width: plots.terms_figure(run, width),
-        "small": lambda width: plots.small_figure(run, metric, width),
-    }
-    figures = {name: draw(drawing.WIDE) for name, draw in over_steps.items()}
-    figures["agreement"] = plots.agreement_figure(interchange_of(run))
+    over_steps = {"loss": plots.loss_figure, "terms": plots.terms_figure, "small": plots.small_figure}
+    figures = {name: draw(run, drawing.WIDE) for name, draw in over_steps.items()}
+    figures["agreement"] = heat_maps.agreement_figure(interchange_of(run))
     captions = {
         "loss": plots.loss_caption(run),
         "terms": "Each term of the training loss before its weight. Dots: held-out data; dashed: its baseline.",
@@ -162,13 +144,13 @@ def _draw(run: RunFiles, predictions: PredictionSummary) -> dict[str, str]:
     elif predictions.regression:
         figures["scatter"] = plots.scatter_figure(predictions.gold, predictions.predicted)
     elif len(predictions.pairs) > 0 and predictions.has_labels(run.result.get("classes") or ()):
-        figures["confusion"] = plots.confusion_figure(*predictions.confusion())
+        figures["confusion"] = heat_maps.confusion_figure(*predictions.confusion())
     figures_html = {}
     for name, figure in figures.items():
         if figure is None:
             continue
         drawing.write_png(figure, real_folder(run.run_dir / "plots") / f"{'curves' if name == 'small' else name}.png")
-        narrow = over_steps[name](drawing.NARROW) if name in over_steps else None
+        narrow = over_steps[name](run, drawing.NARROW) if name in over_steps else None
         small = "" if narrow is None else drawing.svg(narrow)
         figures_html[name] = html.figure(drawing.svg(figure), captions.get(name, ""), small)
     return figures_html
@@ -177,18 +159,18 @@ def _draw(run: RunFiles, predictions: PredictionSummary) -> dict[str, str]:
 def _headline(run: RunFiles, predictions: PredictionSummary) -> str:
     result = run.result
     score = score_of(result, run.baseline, predictions.examples)
-    about = [result.get("command"), result.get("model"), result.get("objective") or result.get("task")]
-    about.append(f"seed {result['seed']}" if result.get("seed") is not None else None)
-    status = result.get("status")
-    about.append(stopped_by(result))
-    words = " · ".join(plain(fact, 80) for fact in about if fact)
+    seed = f"seed {result['seed']}" if result.get("seed") is not None else None
+    learned = result.get("objective") or result.get("task")
+    about = (result.get("command"), result.get("model"), learned, seed, stopped_by(result))
+    words = " · ".join(plain(part, 80) for part in about if part)
     lines = [f"<h1>{html.escape(run.name)}</h1>", html.paragraph(words)]
+    status = result.get("status")
     if status is None:
         lines.append(html.paragraph("This run has no result yet: it is running or was stopped.", "unclear"))
     elif status != "done":
         lines.append(html.paragraph(f"This run's status: {title(str(status))}.", "unclear"))
     if score is not None:
-        lines.append(_score_html(score, result.get("metrics")))
+        lines.append(_score_html(score, as_object(result.get("metrics"))))
         selected = selected_on(result)
         lines += [html.paragraph(f"The score is {selected}.")] if selected else []
         lines += [html.paragraph(sentence) for sentence in test_scores(result)]
@@ -196,24 +178,18 @@ def _headline(run: RunFiles, predictions: PredictionSummary) -> str:
     return "\n".join(line for line in lines if line)
 
 
-def _big(kind: str, value: str, margin: str, label: str) -> str:
-    return f'<div class="{kind}">{html.escape(value)}{margin}<span class="label">{html.escape(label)}</span></div>'
-
-
-def _score_html(score: Score, metrics: Any) -> str:
-    margin = f" <small>± {html.escape(number(score.standard_error))}</small>" if score.standard_error else ""
+def _score_html(score: Score, metrics: JsonMapping) -> str:
     label = title(score.metric)
-    if isinstance(metrics, dict) and isinstance(metrics.get("perplexity"), (int, float)):
+    if isinstance(metrics.get("perplexity"), (int, float)):
         label = f"validation {label} · perplexity {number(float(metrics['perplexity']))}"
     elif score.metric == "loss":
         label = "validation loss"
-    parts = [_big("value", number(score.value), margin, label)]
+    head = html.headline(score.value, label, score.standard_error or None)
     if score.baseline is not None:
-        parts.append(_big("beside", number(score.baseline), "", f"{title(score.baseline_name)} baseline"))
+        head += html.headline(score.baseline, f"{title(score.baseline_name)} baseline", kind="baseline")
     sentence = score.sentence[0].upper() + score.sentence[1:] + "."
-    return f'<div class="head">{"".join(parts)}</div>' + html.paragraph(
-        sentence, score.verdict if score.verdict != "unknown" else "quiet"
-    )
+    kind = score.verdict if score.verdict != "unknown" else "quiet"
+    return f'<div class="head">{head}</div>{html.paragraph(sentence, kind)}'
 
 
 def _strip(run: RunFiles) -> str:
@@ -248,18 +224,16 @@ def _strip(run: RunFiles) -> str:
 
 def _terms(run: RunFiles) -> str:
     """Held-out scores of each term of a loss with several terms."""
-    metrics = run.result.get("metrics")
-    known = metrics if isinstance(metrics, dict) else {}
-    names = [key.removesuffix("_baseline") for key in known if key.endswith("_baseline")]
+    metrics = as_object(run.result.get("metrics"))
+    names = [key.removesuffix("_baseline") for key in metrics if key.endswith("_baseline")]
     columns = ("loss", "baseline", "accuracy", "count")
-    rows = [[name, *(known.get(f"{name}_{column}") for column in columns)] for name in names]
+    rows = [[name, *(metrics.get(f"{name}_{column}") for column in columns)] for name in names]
     return html.table(["held-out", "loss", "baseline", "accuracy", "n"], rows) if len(rows) > 1 else ""
 
 
 def _metadata(run: RunFiles) -> str:
-    metrics = run.result.get("metrics")
-    known = metrics.items() if isinstance(metrics, dict) else ()
-    scores = {key: number(value) for key, value in known if isinstance(value, (int, float))}
+    metrics = as_object(run.result.get("metrics"))
+    scores = {key: number(value) for key, value in metrics.items() if isinstance(value, (int, float))}
     left = html.metadata("data", run.section("data"))
     right = html.metadata("model", run.section("model")) + _trainable(run) + html.metadata("scores", scores)
     return html.columns(left, right)
@@ -276,32 +250,29 @@ def _trainable(run: RunFiles) -> str:
 
 def _lineage(run: RunFiles) -> str:
     """The checkpoints that the run descends from, oldest first."""
-    entries = run.metadata.get("lineage")
-    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        return ""
-    names = ("checkpoint", "step", "command", "sha256")
-    rows = [[entry.get(name) for name in names] for entry in entries]
-    return html.table(["checkpoint", "step", "command", "sha256 of its weights"], rows) if rows else ""
+    names = {"checkpoint": "checkpoint", "step": "step", "command": "command", "sha256": "sha256 of its weights"}
+    return _table(as_objects(run.metadata.get("lineage")), names)
+
+
+def _table(rows: Sequence[JsonMapping], names: Mapping[str, str]) -> str:
+    """The columns `names` of the rows, under these headings; "" without rows."""
+    return html.table([*names.values()], [[row.get(name) for name in names] for row in rows]) if rows else ""
 
 
 def _phases(run: RunFiles) -> str:
     """The overrides, fraction of the budget and steps of each phase."""
-    phases = run.result.get("phases")
-    if not isinstance(phases, list) or not all(isinstance(phase, dict) for phase in phases):
-        return ""
-    columns = ("given", "first_step", "last_step")
-    rows = [
-        [number, percent(phase.get("share") or 0), *(phase.get(name) for name in columns)]
-        for number, phase in enumerate(phases, 1)
-    ]
-    table = html.table(["phase", "share of the budget", "changed keys", "first step", "last step"], rows)
-    return table + html.paragraph("Held-out text is scored with the settings of the last phase during the whole run.")
+    names = {"phase": "phase", "share": "share of the budget", "given": "changed keys"}
+    names |= {"first_step": "first step", "last_step": "last step"}
+    phases = as_objects(run.result.get("phases"))
+    rows = [{**row, "phase": count, "share": percent(row.get("share") or 0)} for count, row in enumerate(phases, 1)]
+    note = html.paragraph("Held-out text is scored with the settings of the last phase during the whole run.")
+    return _table(rows, names) + note if rows else ""
 
 
 def _mixture(run: RunFiles) -> str:
     """Examples read and planned, score and baseline of each member of a mixture."""
-    members, metrics = run.result.get("mixture"), run.result.get("metrics")
-    if not isinstance(members, dict) or not isinstance(metrics, dict):
+    members, metrics = as_object(run.result.get("mixture")), as_object(run.result.get("metrics"))
+    if not members or not metrics:
         return ""
     baselines = run.baseline.get("members") or {}
     rows = []
@@ -316,8 +287,8 @@ def _mixture(run: RunFiles) -> str:
 
 def _forgetting(run: RunFiles) -> str:
     """Scores of the pretraining objective on held-out text before and after, and the change of the weights."""
-    forgetting = run.result.get("forgetting")
-    if not isinstance(forgetting, dict) or not {"before", "after", "distance"} <= set(forgetting):
+    forgetting = as_object(run.result.get("forgetting"))
+    if not {"before", "after", "distance"} <= set(forgetting):
         return ""
     before, after = forgetting["before"], forgetting["after"]
     scores = html.table(["score", "before", "after"], [[name, before[name], after.get(name)] for name in before])
@@ -328,32 +299,29 @@ def _forgetting(run: RunFiles) -> str:
 def _rates(run: RunFiles) -> str:
     """The peak learning rate of each part of the model, and its first training step."""
     columns = ("group", "parameters", "learning_rate", "weight_decay", "without_decay", "from_step")
-    rows = [row for row in run.metadata.get("rates") or () if isinstance(row, dict)]
-    names = ["group", "parameters", "learning rate", "weight decay", "without decay", "from step"]
-    cells = [[row.get(column) for column in columns] for row in rows]
     # Three digits, since 0.0015 must not become 0.002.
-    cells = [[f"{cell:.3g}" if isinstance(cell, float) else cell for cell in row] for row in cells]
-    return html.table(names, cells) if rows else ""
+    rows = [
+        {key: f"{value:.3g}" if isinstance(value, float) else value for key, value in row.items()}
+        for row in as_objects(run.metadata.get("rates"))
+    ]
+    return _table(rows, {column: title(column) for column in columns})
 
 
 def _classes(run: RunFiles) -> str:
     """Precision, recall and F1 of each class on the development split, most frequent class first."""
-    classes = run.result.get("classes")
-    if not isinstance(classes, dict) or not all(isinstance(scores, dict) for scores in classes.values()):
-        return ""
-    names = ("precision", "recall", "f1", "support")
-    rows = [[name, *(scores.get(key) for key in names)] for name, scores in classes.items()]
-    rows.sort(key=lambda row: -(row[-1] or 0))
-    more = [f"{len(rows) - _CLASSES} more are in result.json."] if len(rows) > _CLASSES else []
-    table = html.table(["class", "precision", "recall", "F1", "n"], rows[:_CLASSES])
-    return table + "".join(html.paragraph(text) for text in more)
+    classes = as_object(run.result.get("classes"))
+    rows = [{**as_object(scores), "class": name} for name, scores in classes.items()]
+    rows.sort(key=lambda row: -(row.get("support") or 0))
+    names = {"class": "class", "precision": "precision", "recall": "recall", "f1": "F1", "support": "n"}
+    more = html.paragraph(f"{len(rows) - _CLASSES} more are in result.json.") if len(rows) > _CLASSES else ""
+    return _table(rows[:_CLASSES], names) + more
 
 
-def _environment_text(environment: Mapping[str, Any]) -> str:
+def _environment_text(environment: JsonMapping) -> str:
     """The environment, one entry per line, nested entries indented."""
     lines: list[str] = []
 
-    def add(values: Mapping[str, Any], indent: str) -> None:
+    def add(values: JsonMapping, indent: str) -> None:
         for key, value in values.items():
             if isinstance(value, Mapping):
                 lines.append(f"{indent}{key}:")
@@ -372,15 +340,12 @@ def repeat_commands(run: RunFiles) -> list[str]:
     command = run.result.get("command") or run.environment.get("command")
     lines = []
     if isinstance(command, str) and command.replace("_", "").isalnum():
-        lines.append("# the same run again, from its saved configuration")
-        config = str(run.run_dir / "config.yaml")
-        lines.append(command_line(command, "--config", config, modules=run.plugins))
+        repeated = command_line(command, "--config", str(run.run_dir / "config.yaml"), modules=run.plugins)
+        lines += ["# the same run again, from its saved configuration", repeated]
     argv = run.environment.get("arguments")
     if isinstance(argv, list) and argv:
-        lines.append("# the original command")
-        lines.append(" ".join(["lmtool", *(shlex.quote(str(word)) for word in argv[1:])]))
+        lines += ["# the original command", shlex.join(["lmtool", *map(str, argv[1:])])]
     following = run.metadata.get("next")
     if isinstance(following, list) and following:
-        lines.append("# possible next steps")
-        lines += [str(line) for line in following[:5]]
+        lines += ["# possible next steps", *map(str, following[:5])]
     return lines

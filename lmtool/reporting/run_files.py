@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypedDict, cast
+from typing import TypeAlias, TypedDict, cast
 
 import yaml
 
 from lmtool.config import saved
 from lmtool.config.checkpoint import no_run
+from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.errors import UserError
 from lmtool.runs.files import lines_of
 from lmtool.system.terminal import counted
@@ -32,21 +33,48 @@ class Baseline(TypedDict, total=False):
     members: dict[str, Baseline]
 
 
+Accuracy: TypeAlias = Mapping[str, float]
+"""`accuracy` and `standard_error`."""
+
+
+class LayerProbes(TypedDict):
+    """Probes on one layer; 0 is the embedding."""
+
+    layer: int
+    trained: Accuracy
+    random: Accuracy
+
+
+class CheckpointProbes(TypedDict):
+    """A checkpoint in probe.json. majority: accuracy of the most frequent class. examples, n: numbers of training and
+    held-out positions."""
+
+    checkpoint: str
+    model: str
+    layers: list[LayerProbes]
+    majority: Accuracy
+    classes: int
+    examples: int
+    n: int
+
+
 @dataclass
 class RunFiles:
-    """The contents of a run's files. problems: sentences about files that could not be read.
+    """The contents of a run's files, unchecked: any value may be damaged.
 
-    train, validation: rows of metrics.jsonl by split. samples: samples.json, or [].
+    config: config.yaml. result: result.json. metadata: facts.json. environment: environment.json. samples:
+    samples.json. train, validation: rows of metrics.jsonl by split. problems: sentences about files that could not be
+    read.
     """
 
     run_dir: Path
     config: str = ""
-    result: dict[str, Any] = field(default_factory=dict)
-    metadata: dict[str, Any] = field(default_factory=dict)
-    environment: dict[str, Any] = field(default_factory=dict)
-    samples: list[Any] = field(default_factory=list)
-    train: list[dict[str, Any]] = field(default_factory=list)
-    validation: list[dict[str, Any]] = field(default_factory=list)
+    result: JsonObject = field(default_factory=dict)
+    metadata: JsonObject = field(default_factory=dict)
+    environment: JsonObject = field(default_factory=dict)
+    samples: list[object] = field(default_factory=list)
+    train: list[JsonObject] = field(default_factory=list)
+    validation: list[JsonObject] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
     @property
@@ -56,8 +84,7 @@ class RunFiles:
     @property
     def baseline(self) -> Baseline:
         """The baseline in facts.json, or {}."""
-        baseline = self.metadata.get("baseline")
-        return cast(Baseline, baseline) if isinstance(baseline, dict) else {}
+        return cast(Baseline, self.section("baseline"))
 
     @property
     def plugins(self) -> tuple[str, ...]:
@@ -65,13 +92,22 @@ class RunFiles:
         config = None
         with suppress(yaml.YAMLError):
             config = saved.load(self.config)
-        named = config.get("plugins") if isinstance(config, dict) else None
-        return tuple(map(str, named)) if isinstance(named, list) else ()
+        plugins = as_object(config).get("plugins")
+        return tuple(map(str, plugins)) if isinstance(plugins, list) else ()
 
-    def section(self, name: str) -> dict[str, Any]:
+    def section(self, name: str) -> JsonObject:
         """A section of facts.json, or {}."""
-        section = self.metadata.get(name)
-        return section if isinstance(section, dict) else {}
+        return as_object(self.metadata.get(name))
+
+
+def as_object(value: object) -> JsonObject:
+    """The value if it is a JSON object, otherwise {}."""
+    return value if isinstance(value, dict) else {}
+
+
+def as_objects(value: object) -> list[JsonObject]:
+    """The value if it is a list of JSON objects, otherwise []."""
+    return value if isinstance(value, list) and all(isinstance(item, dict) for item in value) else []
 
 
 def read_run(run_dir: str | Path) -> RunFiles:
@@ -119,7 +155,7 @@ def _read_text(run: RunFiles, name: str, needed: bool = True) -> str:
         return ""
 
 
-def _read_json(run: RunFiles, name: str, needed: bool = True) -> Any:
+def _read_json(run: RunFiles, name: str, needed: bool = True) -> object:
     text = _read_text(run, name, needed)
     if not text:
         return None
@@ -130,17 +166,15 @@ def _read_json(run: RunFiles, name: str, needed: bool = True) -> Any:
         return None
 
 
-def read_object(run: RunFiles, name: str, needed: bool = True) -> dict[str, Any]:
+def read_object(run: RunFiles, name: str, needed: bool = True) -> JsonObject:
     """A JSON object in the run's folder, or {}; errors are added to `run.problems`."""
     value = _read_json(run, name, needed)
-    if isinstance(value, dict):
-        return value
-    if value is not None:
+    if value is not None and not isinstance(value, dict):
         run.problems.append(f"{name} is not a JSON object.")
-    return {}
+    return as_object(value)
 
 
-def _metrics(run: RunFiles) -> Iterator[dict[str, Any]]:
+def _metrics(run: RunFiles) -> Iterator[JsonObject]:
     """Rows of metrics.jsonl that have a step. An incomplete last line, left by a kill, is not reported."""
     for number, line in enumerate(_lines(run, "metrics.jsonl"), start=1):
         row = _row(line)
@@ -162,7 +196,7 @@ def _lines(run: RunFiles, name: str) -> Iterator[bytes]:
         run.problems.append(f"{failure.message}.")
 
 
-def _row(line: bytes) -> dict[str, Any] | None:
+def _row(line: bytes) -> JsonObject | None:
     try:
         row = json.loads(line.decode("utf-8", "replace"))
     except (ValueError, RecursionError):
@@ -170,7 +204,7 @@ def _row(line: bytes) -> dict[str, Any] | None:
     return row if isinstance(row, dict) else None
 
 
-def read_predictions(run: RunFiles) -> Iterator[dict[str, Any]]:
+def read_predictions(run: RunFiles) -> Iterator[JsonObject]:
     """Yields the rows of predictions.jsonl that have a gold label and a prediction."""
     broken = 0
     for line in _lines(run, "predictions.jsonl"):
@@ -183,7 +217,7 @@ def read_predictions(run: RunFiles) -> Iterator[dict[str, Any]]:
         run.problems.append(f"predictions.jsonl: left out {counted(broken, 'line')} without a JSON object.")
 
 
-def series(rows: list[dict[str, Any]], key: str) -> tuple[list[int], list[float]]:
+def series(rows: list[JsonObject], key: str) -> tuple[list[int], list[float]]:
     """Steps and finite values of one key of the rows."""
     points = [
         (row["step"], float(row[key]))
@@ -212,8 +246,7 @@ def comparable_loss(run: RunFiles) -> str:
 
 def phase_starts(run: RunFiles) -> list[int]:
     """The first steps of all phases but the first; for a running run, taken from its rows."""
-    phases = run.result.get("phases")
-    if isinstance(phases, list) and all(isinstance(phase, dict) for phase in phases):
+    if phases := as_objects(run.result.get("phases")):
         starts = [phase.get("first_step") for phase in phases[1:]]
         return [step for step in starts if isinstance(step, int)]
     steps, phase_of = series(run.train, "phase")
@@ -226,30 +259,24 @@ UNDISTILLED = "student without a teacher"
 _IGNORED_KEYS = ("distill", "name", "run_dir", "checkpoint_every")
 
 
-def models_of(run: RunFiles) -> list[dict[str, Any]]:
+def models_of(run: RunFiles) -> list[JsonObject]:
     """The models of a distilled run in result.json (`name`, `score`, `parameters`, ...), and the same student without a
     teacher if a run in the same folder trained it."""
-    distillation = run.result.get("distillation")
-    models = distillation.get("models") if isinstance(distillation, dict) else None
-    if not isinstance(models, list) or not all(isinstance(model, dict) for model in models):
-        return []
-    student: dict[str, Any] = next((model for model in models if model.get("name") == "student"), {})
-    undistilled = next(undistilled_runs(run), None)
+    models = as_objects(as_object(run.result.get("distillation")).get("models"))
+    undistilled = _undistilled_run(run) if models else None
     if undistilled is None:
         return models
+    student = next((model for model in models if model.get("name") == "student"), {})
     sizes = {key: student.get(key) for key in ("parameters", "weight_bytes", "tokens_per_second")}
-    return [*models, {**sizes, "name": UNDISTILLED, "run": undistilled.run_dir.name, **_score_row(undistilled)}]
+    scores = {"score": undistilled.result.get("value"), "standard_error": undistilled.result.get("standard_error")}
+    return [*models, {**sizes, "name": UNDISTILLED, "run": undistilled.run_dir.name, **scores}]
 
 
-def _score_row(run: RunFiles) -> dict[str, Any]:
-    return {"score": run.result.get("value"), "standard_error": run.result.get("standard_error")}
-
-
-def undistilled_runs(run: RunFiles) -> Iterator[RunFiles]:
-    """The finished runs in the same folder that differ only in the distillation."""
+def _undistilled_run(run: RunFiles) -> RunFiles | None:
+    """The first finished run in the same folder that differs only in the distillation."""
     config = _undistilled(run.run_dir)
     if config is None:
-        return
+        return None
     keys = ("command", "model", "task", "objective", "seed", "metric")
     for path in sorted(run.run_dir.resolve().parent.glob("*/result.json")):
         if path.parent == run.run_dir.resolve() or path.parent.is_symlink():  # runs/latest
@@ -264,15 +291,16 @@ def undistilled_runs(run: RunFiles) -> Iterator[RunFiles]:
         if any(result.get(key) != run.result.get(key) for key in keys):
             continue
         if _undistilled(path.parent) == config:
-            yield read_run(path.parent)
+            return read_run(path.parent)
+    return None
 
 
-def _undistilled(folder: Path) -> dict[str, Any] | None:
+def _undistilled(folder: Path) -> JsonMapping | None:
     """The configuration of a run without `_IGNORED_KEYS`; None if it cannot be read."""
     try:
         config = saved.read_yaml(folder / "config.yaml")
     except (OSError, UserError):
         return None
-    if not isinstance(config, dict):
-        return None
-    return {key: value for key, value in config.items() if key not in _IGNORED_KEYS}
+    return (
+        {key: value for key, value in config.items() if key not in _IGNORED_KEYS} if isinstance(config, dict) else None
+    )

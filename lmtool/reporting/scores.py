@@ -1,22 +1,14 @@
-"""Scores compared with their baselines, and the screens of evaluate and probe."""
+"""Scores of runs, compared with their baselines."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-from lmtool.errors import UserError
-from lmtool.reporting import html
-from lmtool.reporting.console import Output, print_table
+from lmtool.config.saved import JsonMapping
 from lmtool.reporting.run_files import Baseline
-from lmtool.reporting.text import count, is_number, lower_is_better, number, plain, shortened, title
-from lmtool.runs.files import replace_text, to_json
-from lmtool.system.files import real_folder
-from lmtool.system.secrets import masked_data
-from lmtool.system.terminal import counted, plural
+from lmtool.reporting.text import count, is_number, lower_is_better, number, plain, title
+from lmtool.system.terminal import plural
 
 # A difference below this many standard errors counts as chance.
 CLEAR_ERRORS = 2.0
@@ -73,21 +65,21 @@ class Score:
         return f"{self.verdict} than {baseline_text}, by {amount}"
 
 
-def stopped_by(result: Mapping[str, Any]) -> str | None:
+def stopped_by(result: JsonMapping) -> str | None:
     """The reason why a run stopped, in words: a budget, or patience."""
     reason = result.get("ended")
-    return (
-        "stopped early (patience)" if reason == "patience" else f"stopped: {plain(reason)} reached" if reason else None
-    )
+    if reason == "patience":
+        return "stopped early (patience)"
+    return f"stopped: {plain(reason)} reached" if reason else None
 
 
-def selected_on(result: Mapping[str, Any]) -> str | None:
+def selected_on(result: JsonMapping) -> str | None:
     """A note that the checkpoint was selected on the scored rows; None for a run without a task."""
     examples = result.get("validation_examples")
     return f"selected on these {count(examples)} {plural(examples, 'row')}" if isinstance(examples, int) else None
 
 
-def test_scores(result: Mapping[str, Any]) -> list[str]:
+def test_scores(result: JsonMapping) -> list[str]:
     """A sentence for each labeled test split: 'test: accuracy 0.71, loss 0.6 on 1 821 rows, scored once'."""
     sentences = []
     for split, scores in (result.get("tests") or {}).items():
@@ -99,20 +91,26 @@ def test_scores(result: Mapping[str, Any]) -> list[str]:
     return sentences
 
 
-def _finite(value: object) -> float | None:
+def as_number(value: object) -> float | None:
+    """The value if it is a number, otherwise None."""
     return float(value) if is_number(value) else None
 
 
-def score_of(result: Mapping[str, Any], baseline: Baseline | None, examples: int | None = None) -> Score | None:
-    """The headline score of a run, or None where the run has none.
+def score_of(result: JsonMapping, baseline: Baseline | None, examples: int | None = None) -> Score | None:
+    """The headline score of a run; None if there is none.
 
-    result: result.json ("metric", "value", optionally "standard_error"). baseline: {"name", "metric", "value"}.
-    examples: number of scored examples, from which the binomial standard error of an accuracy is known.
+    Args:
+        result: result.json ("metric", "value", optionally "standard_error" and "validation_examples").
+        baseline: of the score.
+        examples: number of scored examples, for the binomial standard error of an accuracy; None for that in the
+            result.
     """
-    metric, value = result.get("metric"), _finite(result.get("value"))
+    metric, value = result.get("metric"), as_number(result.get("value"))
     if not isinstance(metric, str) or value is None:
         return None
-    error = _finite(result.get("standard_error"))
+    error = as_number(result.get("standard_error"))
+    if examples is None and isinstance(result.get("validation_examples"), int):
+        examples = result["validation_examples"]
     if error is None and examples and metric.endswith(_FRACTIONS) and 0 <= value <= 1:
         error = math.sqrt(value * (1 - value) / examples)
     below = baseline or {}
@@ -121,218 +119,6 @@ def score_of(result: Mapping[str, Any], baseline: Baseline | None, examples: int
         metric=metric,
         value=value,
         standard_error=error,
-        baseline=_finite(below.get("value")) if same else None,
+        baseline=as_number(below.get("value")) if same else None,
         baseline_name=str(below.get("name", "baseline")),
     )
-
-
-# `lmtool evaluate` on a task: scores with intervals, classes, calibration, the hardest rows.
-
-_HARDEST, _CLASSES = 3, 40
-# Characters of a label's name.
-_NAME = 40
-
-
-def print_evaluation(
-    output: Output, title: str, split: str, evaluation: Mapping[str, Any], constant: Mapping[str, Any]
-) -> None:
-    """Prints the scores of one split.
-
-    Args:
-        output: where to print.
-        title: the checkpoint and the task.
-        split: name of the split.
-        evaluation: from `lmtool.tasks.analysis.analysis`.
-        constant: `name` and `metrics` of the baseline.
-    """
-    baseline_metrics = constant.get("metrics", {})
-    rows: list[list[Any]] = [["loss", f"{evaluation['loss']:.4f}", "", ""]]
-    for name, score in evaluation["metrics"].items():
-        baseline = f"{baseline_metrics[name]:.4f}" if name in baseline_metrics else ""
-        rows.append([name, f"{score['value']:.4f}", between(score), baseline])
-    if "calibration_error" in evaluation:
-        rows.append(["calibration error", f"{evaluation['calibration_error']:.4f}", "", ""])
-    headings = ["metric", "value", "95% interval", str(constant.get("name", ""))]
-    print_table(output, headings, rows, heading=f"{title} · {split} · n = {evaluation['n']:,}")
-    classes = evaluation.get("classes", {})
-    if 0 < len(classes) <= _CLASSES:
-        output.line()
-        table = [
-            [name, f"{of['precision']:.4f}", f"{of['recall']:.4f}", f"{of['f1']:.4f}", of["support"]]
-            for name, of in zip(shortened(classes, _NAME), classes.values(), strict=True)
-        ]
-        print_table(output, ["class", "precision", "recall", "F1", "n"], table)
-    elif classes:
-        output.line(f"{len(classes)} classes: precision, recall and F1 of each with report=FOLDER")
-    hardest = evaluation["hardest"][:_HARDEST]
-    if hardest:
-        output.line()
-        output.line("hardest:")
-    for row in hardest:
-        text = " | ".join(plain(_joined(row[name]), 100) for name in row if name not in _NOT_TEXT)
-        gold, prediction = shortened([_joined(row.get("gold")), _joined(row["prediction"])], _NAME)
-        output.line(f"  loss {number(row['loss'])}  gold {gold}  predicted {prediction}  {text}")
-    for warning in evaluation["warnings"]:
-        output.line(f"warning: {split}: {warning}", "yellow")
-
-
-_NOT_TEXT = (
-    "id", "gold", "prediction", "score", "loss", "probabilities", "start", "end", "null_difference", "n_best",
-)  # fmt: skip
-
-
-def _joined(value: object) -> object:
-    """A list as its items with spaces between them."""
-    return " ".join(map(str, value)) if isinstance(value, list) else value
-
-
-def print_difference(
-    output: Output, first: str, second: str, scores: Mapping[str, float], gap: Mapping[str, Mapping[str, float]]
-) -> None:
-    """Prints the difference of two systems on the same rows.
-
-    Args:
-        output: where to print.
-        first: name of the first system.
-        second: name of the second system.
-        scores: of the first system, by metric.
-        gap: first minus second, with its interval, by metric.
-    """
-    rows = [
-        [
-            name, f"{scores[name]:.4f}", f"{scores[name] - of['value']:.4f}", f"{of['value']:+.4f}", between(of, "+"),
-            "yes" if is_significant(of) else "no",
-        ]
-        for name, of in gap.items()
-    ]  # fmt: skip
-    output.line()
-    headings = ["metric", "first", "second", "difference", "95% interval", "significant"]
-    print_table(output, headings, rows, heading=f"{first} minus {second}, the same rows resampled for both")
-
-
-def between(score: Mapping[str, float], sign: str = "") -> str:
-    """The interval of a score as text. sign: "+" for an explicit sign of positive numbers."""
-    return f"{score['low']:{sign}.4f} to {score['high']:{sign}.4f}"
-
-
-def is_significant(gap: Mapping[str, float]) -> bool:
-    """Whether the interval of a difference excludes 0."""
-    return gap["low"] > 0 or gap["high"] < 0
-
-
-def write_evaluation(folder: Path, details: Mapping[str, Any]) -> None:
-    """Writes evaluation.json and plots/SPLIT_*.png to a folder. UserError if that fails."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        replace_text(folder / "evaluation.json", to_json(masked_data(dict(details))) + "\n")
-        for split, evaluation in details["splits"].items():
-            _draw(folder / "plots", split, evaluation)
-    except OSError as error:
-        raise UserError(f"report={folder}: {error.strerror}", "set another report=") from error
-
-
-def _draw(folder: Path, split: str, evaluation: Mapping[str, Any]) -> None:
-    # matplotlib takes most of a second to import, so a command that draws nothing does not.
-    from lmtool.reporting import drawing, plots
-
-    if "confusion" in evaluation:
-        figure = plots.confusion_figure(*_commonest(evaluation["labels"], evaluation["confusion"]))
-        drawing.write_png(figure, real_folder(folder) / f"{split}_confusion.png")
-    if "bins" in evaluation:
-        drawing.write_png(
-            plots.calibration_figure(evaluation["bins"]), real_folder(folder) / f"{split}_calibration.png"
-        )
-
-
-def _commonest(labels: list[str], counts: list[list[int]], limit: int = 20) -> tuple[list[str], list[list[int]]]:
-    """The confusion matrix of the most frequent gold classes, in their original order."""
-    indices = sorted(sorted(range(len(labels)), key=lambda row: -sum(counts[row]))[:limit])
-    return [labels[row] for row in indices], [[counts[row][column] for column in indices] for row in indices]
-
-
-# `lmtool evaluate shots=`: scores over several samples of demonstrations, and a constant baseline.
-
-_LINES, _WIDTH = 12, 100
-
-
-def print_few_shot(output: Output, title: str, shots: int, summary: Mapping[str, Any], prompt: str) -> None:
-    """Prints the scores of one split.
-
-    Args:
-        output: where to print.
-        title: the checkpoint, the task and the split.
-        shots: number of demonstrations.
-        summary: `n`, `metrics`, `baseline`, `questions`, `cut`, `kept`, `warnings` from `lmtool.session.evaluation`.
-        prompt: the first prompt; its end is printed.
-    """
-    metrics, baseline = summary["metrics"], summary["baseline"]
-    sample_count = len(next(iter(metrics.values()))["draws"])
-    rows = []
-    for name, score in metrics.items():
-        deviation = "" if score["standard_deviation"] is None else f"{score['standard_deviation']:.4f}"
-        each = " ".join(f"{value:.4f}" for value in score["draws"])
-        rows.append([name, f"{score['mean']:.4f}", deviation, each, f"{baseline['metrics'][name]:.4f}"])
-    samples = counted(sample_count, "draw")
-    heading = f"{title} · {counted(shots, 'shot')} · n = {summary['n']:,} · {samples}"
-    print_table(output, ["metric", "mean", "standard deviation", "draws", str(baseline["name"])], rows, heading=heading)
-    lines = prompt.split("\n")
-    output.line("the first prompt ends:" if len(lines) > _LINES else "the first prompt:")
-    for line in lines[-_LINES:]:
-        output.line(f"  {plain(line, _WIDTH)}", "dim")
-    if summary["cut"]:
-        output.line(
-            f"warning: {summary['cut']:,} of {summary['questions']:,} prompts are too long for {shots} demonstrations; "
-            f"the oldest were left out, {summary['kept']:.1f} remain on average; raise max_length=",
-            "yellow",
-        )
-    for warning in summary["warnings"]:
-        output.line(f"warning: {plain(warning, 2 * _WIDTH)}", "yellow")
-
-
-# `lmtool probe`: accuracy by layer, with random weights and the most frequent class as baselines.
-
-_HEADER = ["layer", "trained", "random weights"]
-
-
-def print_probes(output: Output, target: str, probes: Mapping[str, Any]) -> None:
-    """Prints the table of one checkpoint. probes: its entry in probe.json."""
-    print_table(output, _HEADER, _rows(probes), heading=_heading(target, probes))
-
-
-def _rows(probes: Mapping[str, Any]) -> list[list[str]]:
-    rows = [
-        [str(row["layer"] or "0 (embedding)"), _score(row["trained"]), _score(row["random"])]
-        for row in probes["layers"]
-    ]
-    return [*rows, ["majority", _score(probes["majority"]), ""]]
-
-
-def _heading(target: str, probes: Mapping[str, Any]) -> str:
-    return (
-        f"{probes['checkpoint']} · {target} · accuracy ± standard error · n = {probes['n']:,}, "
-        f"{probes['classes']:,} classes, trained on {probes['examples']:,}"
-    )
-
-
-def _score(score: Mapping[str, float]) -> str:
-    return f"{score['accuracy']:.4f} ± {score['standard_error']:.4f}"
-
-
-def write_probes(folder: Path, details: Mapping[str, Any]) -> None:
-    """Writes probe.json, probe.png and probe.html to a folder. UserError if that fails."""
-    # matplotlib takes most of a second to import.
-    from lmtool.reporting import drawing, plots
-
-    figure = plots.layers_figure(details["target"], details["checkpoints"])
-    tables = [
-        html.paragraph(_heading(details["target"], probes)) + html.table(_HEADER, _rows(probes))
-        for probes in details["checkpoints"]
-    ]
-    body = [f"<h1>{html.escape(details['target'])}</h1>", html.figure(drawing.svg(figure)), *tables]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        replace_text(folder / "probe.json", to_json(masked_data(dict(details))) + "\n")
-        drawing.write_png(figure, folder / "probe.png")
-        html.write_page(folder / "probe.html", "probes", body)
-    except OSError as error:
-        raise UserError(f"output={folder}: {error.strerror}", "set another output=") from error

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypedDict
+from typing import TypedDict
 
 from lmtool import __version__
+from lmtool.config.saved import JsonMapping
 from lmtool.reporting.console import Output
 from lmtool.reporting.costs import RunPlan
 from lmtool.reporting.run_files import Baseline
-from lmtool.reporting.scores import CONSTANTS, Score, score_of, selected_on, stopped_by, test_scores
+from lmtool.reporting.scores import CONSTANTS, score_of, selected_on, stopped_by, test_scores
 from lmtool.reporting.text import count, duration, fact, number, percent, plain, shortened, size, title
 from lmtool.system.terminal import plural
 
@@ -19,26 +20,28 @@ _LABELS = 20
 _STYLES = {"better": "bold green", "worse": "bold red", "unclear": "bold yellow", "unknown": "bold"}
 
 
-def metadata_text(metadata: Mapping[str, Any]) -> str:
+def metadata_text(metadata: Mapping[str, object]) -> str:
     """Metadata on one line: 'documents 1 234 · tokens 1.2 M'."""
-    return " · ".join(
-        f"{title(str(key))} {fact(str(key), value)}" for key, value in metadata.items() if value is not None
-    )
+    return " · ".join(f"{title(key)} {fact(key, value)}" for key, value in metadata.items() if value is not None)
 
 
-def _sections(label: str, metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _sections(label: str, metadata: Mapping[str, object]) -> list[tuple[str, str]]:
     """A row for the plain metadata, and one for each nested section ('train', 'validation')."""
     flat = {key: value for key, value in metadata.items() if not isinstance(value, Mapping)}
-    nested = {key: value for key, value in metadata.items() if isinstance(value, Mapping)}
     texts = [metadata_text(flat)] if flat else []
-    texts += [f"{title(str(key))}: {_nested_text(str(key), value)}" for key, value in nested.items()]
+    for key, value in metadata.items():
+        if isinstance(value, Mapping):
+            texts.append(f"{title(key)}: {_label_counts(value) if key == 'labels' else metadata_text(value)}")
+    return _labeled(label, texts)
+
+
+def _labeled(label: str, texts: Iterable[str]) -> list[tuple[str, str]]:
+    """Rows of texts under one label, which only the first row shows."""
     return [(label if index == 0 else "", text) for index, text in enumerate(texts)]
 
 
-def _nested_text(key: str, metadata: Mapping[str, Any]) -> str:
-    """A nested section on one line. Many labels are reduced to the rarest and the most frequent one."""
-    if key != "labels":
-        return metadata_text(metadata)
+def _label_counts(metadata: Mapping[str, int]) -> str:
+    """The counts of labels; of many labels, only the rarest and the most frequent one."""
     counts = [f"{name} {count(rows)}" for name, rows in zip(shortened(metadata, 40), metadata.values(), strict=True)]
     if len(counts) <= _LABELS:
         return " · ".join(counts)
@@ -59,7 +62,7 @@ def _plan_rows(plan: RunPlan) -> list[tuple[str, str]]:
             f"disk {size(plan.disk_bytes)}{f' in {plan.checkpoints:,} checkpoints' if plan.checkpoints > 3 else ''}",
         ),
         *([("ends", plan.ends_text)] if plan.ends_by else []),
-        *((f"phase {number}", phase.words) for number, phase in enumerate(plan.phases, 1)),
+        *((f"phase {number}", phase.text) for number, phase in enumerate(plan.phases, 1)),
         *(("", note) for note in plan.notes),
     ]
 
@@ -79,8 +82,8 @@ def _parameter_text(counts_by_role: Mapping[str, Mapping[str, int]]) -> list[tup
         return []
     rows = parameter_rows(counts_by_role)
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
-    texts = [f"{role:{widths[0]}}  {part:>{widths[1]}} of {total:>{widths[2]}}" for role, part, total in rows]
-    return [("learns" if number == 0 else "", text) for number, text in enumerate(texts)]
+    texts = (f"{role:{widths[0]}}  {part:>{widths[1]}} of {total:>{widths[2]}}" for role, part, total in rows)
+    return _labeled("learns", texts)
 
 
 class RateRow(TypedDict):
@@ -128,12 +131,12 @@ class StartScreen:
 
     command: str
     run_dir: str
-    choices: Mapping[str, Any]
-    data: Mapping[str, Any]
-    model: Mapping[str, Any]
+    choices: Mapping[str, object]
+    data: Mapping[str, object]
+    model: Mapping[str, object]
     plan: RunPlan
     baseline: Baseline
-    machine: Mapping[str, Any]
+    machine: Mapping[str, object]
     trainable: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     rates: Sequence[RateRow] = ()
     resumed_step: int | None = None
@@ -152,14 +155,12 @@ def print_start(output: Output, screen: StartScreen) -> None:
     rows = [("run", where), *_sections("data", screen.data), *_sections("model", screen.model)]
     rows += [*_plan_rows(screen.plan), ("baseline", baseline_text(screen.baseline)), *_parameter_text(screen.trainable)]
     if len(screen.rates) > 1:  # a single rate is in the configuration
-        rows += [("rates" if index == 0 else "", rate_text(row)) for index, row in enumerate(screen.rates)]
+        rows += _labeled("rates", map(rate_text, screen.rates))
     output.rows([*rows, ("machine", metadata_text(screen.machine))])
 
 
-def forgetting_rows(forgetting: Any) -> list[tuple[str, str]]:
-    """Rows about forgetting: the pretraining loss before and after, and the change of the weights."""
-    if not isinstance(forgetting, Mapping):
-        return []
+def _forgetting_rows(forgetting: JsonMapping) -> list[tuple[str, str]]:
+    """The pretraining loss before and after finetuning, and the change of the weights."""
     before, after = (float(forgetting[when]["loss"]) for when in ("before", "after"))
     sentence = f"{plain(forgetting['objective'])} loss {number(before)} before, {number(after)} after"
     moved = " · ".join(f"{plain(level)} {percent(share)}" for level, share in forgetting["distance"].items())
@@ -167,34 +168,38 @@ def forgetting_rows(forgetting: Any) -> list[tuple[str, str]]:
     return [("forgets", f"{sentence}, on {plain(forgetting['text'])}"), ("moved", f"{moved}{added}")]
 
 
-def _took_text(seconds: float, evaluation_seconds: float) -> str:
-    """The time of a run, and the training time if evaluation takes more than 5% of it."""
-    took = f" in {duration(seconds + evaluation_seconds)}"
-    return f"{took}, {duration(seconds)} of it training" if evaluation_seconds > 0.05 * seconds else took
+def _headline(result: JsonMapping) -> str:
+    """Status, time, steps and the reason for stopping. The training time is separate if evaluation takes more than 5%
+    of it."""
+    text, seconds = title(str(result.get("status", "done"))), result.get("seconds")
+    if seconds is not None:
+        evaluation_seconds = result.get("evaluation_seconds") or 0.0
+        text += f" in {duration(seconds + evaluation_seconds)}"
+        text += f", {duration(seconds)} of it training" if evaluation_seconds > 0.05 * seconds else ""
+    if result.get("steps") is not None:
+        text += f" · {count(result['steps'])} {plural(result['steps'], 'step')}"
+    return " · ".join(filter(None, (text, stopped_by(result))))
 
 
-def _speed_text(result: Mapping[str, Any]) -> str:
-    parts = []
-    if result.get("tokens_per_second") is not None:
-        parts.append(f"{count(round(result['tokens_per_second']))} tokens/s")
-    if result.get("tokens") is not None:
-        parts.append(f"{count(result['tokens'])} tokens")
-    if result.get("padding_fraction") is not None:
-        parts.append(f"padding {percent(result['padding_fraction'])}")
-    if result.get("peak_memory_bytes"):
-        parts.append(f"peak memory {size(result['peak_memory_bytes'])}")
-    return " · ".join(parts)
+def _speed_text(result: JsonMapping) -> str:
+    formats: dict[str, Callable[[float], str]] = {
+        "tokens_per_second": lambda rate: f"{count(round(rate))} tokens/s",
+        "tokens": lambda tokens: f"{count(tokens)} tokens",
+        "padding_fraction": lambda fraction: f"padding {percent(fraction)}",
+        "peak_memory_bytes": lambda memory: f"peak memory {size(memory)}" if memory else "",
+    }
+    parts = [form(result[key]) for key, form in formats.items() if result.get(key) is not None]
+    return " · ".join(filter(None, parts))
 
 
 def end_screen(
     output: Output,
     *,
-    result: Mapping[str, Any],
+    result: JsonMapping,
     baseline: Baseline | None,
     run_dir: str,
-    report: str | None,
+    report: str,
     next_commands: Sequence[str],
-    examples: int | None = None,
 ) -> None:
     """Prints the end screen.
 
@@ -203,22 +208,15 @@ def end_screen(
         result: result.json.
         baseline: of the score.
         run_dir: the run's folder.
-        report: path of the report; None without one.
+        report: path of the report.
         next_commands: suggested commands.
-        examples: number of scored examples, for the standard error of an accuracy.
     """
-    status = title(str(result.get("status", "done")))
-    seconds = result.get("seconds")
-    took = "" if seconds is None else _took_text(seconds, result.get("evaluation_seconds") or 0.0)
-    steps = f" · {count(result['steps'])} {plural(result['steps'], 'step')}" if result.get("steps") is not None else ""
-    reason = stopped_by(result)
-    reason_text = "" if reason is None else f" · {reason}"
-    score: Score | None = score_of(result, baseline, examples)
-    output.line(f"{status}{took}{steps}{reason_text}", _STYLES[score.verdict] if score else "bold")
-    selected = selected_on(result)
-    more = "" if selected is None else f" · {selected}"
-    rows = [("score", f"{score.text} · {score.sentence}{more}")] if score else []
-    rows += [("test" if index == 0 else "", sentence) for index, sentence in enumerate(test_scores(result))]
+    score = score_of(result, baseline)
+    output.line(_headline(result), _STYLES[score.verdict] if score else "bold")
+    rows = []
+    if score:
+        rows.append(("score", " · ".join(filter(None, (score.text, score.sentence, selected_on(result))))))
+    rows += _labeled("test", test_scores(result))
     if read := result.get("mixture"):
         members = [f"{plain(name)} {count(row['examples'])} ({percent(row['share'])})" for name, row in read.items()]
         rows.append(("mixture", f"examples read: {' · '.join(members)}"))
@@ -234,13 +232,12 @@ def end_screen(
     if mix := result.get("layer_mix"):
         layers = [f"{layer or 'embedding'} {percent(share)}" for layer, share in enumerate(mix["weights"])]
         rows.append(("layers", f"{' · '.join(layers)} · gamma {number(mix['gamma'])}"))
-    rows += forgetting_rows(result.get("forgetting"))
+    if forgetting := result.get("forgetting"):
+        rows += _forgetting_rows(forgetting)
     if speed := _speed_text(result):
         rows.append(("speed", speed))
     rows.append(("run", plain(run_dir)))
     if result.get("delta_bytes"):
         rows.append(("weights", f"{size(result['delta_bytes'])} in addition to {plain(str(result['base']))}"))
-    if report is not None:
-        rows.append(("report", plain(report)))
-    rows += [("next" if index == 0 else "", plain(command)) for index, command in enumerate(next_commands)]
-    output.rows(rows)
+    rows.append(("report", plain(report)))
+    output.rows([*rows, *_labeled("next", map(plain, next_commands))])

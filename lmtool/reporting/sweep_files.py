@@ -1,7 +1,5 @@
-"""Reads the folder of a sweep as plain data: one subfolder per job.
-
-The sweep may be running in another process: a missing, damaged or half-written file is reported as the reason of its
-job.
+"""Reads the folder of a sweep as plain data: one subfolder per job. The sweep may be running: a missing or damaged file
+is reported as the reason of its job.
 
 runs/NAME/sweep.json                 the requested jobs: their overrides, if known, and the time
 runs/NAME/3_lr-0.001/submitted.json  the job; it has not started if there is no job.json
@@ -14,14 +12,13 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
+from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.errors import DONE, FAULT, INTERRUPTED, REQUEUE, TERMINATED, UserError
-from lmtool.reporting.run_files import RunFiles, read_object
+from lmtool.reporting.run_files import RunFiles, as_object, read_object
 from lmtool.reporting.scores import score_of
 from lmtool.reporting.text import is_number
 from lmtool.runs.identity import SUBMITTED as SUBMITTED
@@ -54,7 +51,7 @@ class ReportedJob:
     value: float | None = None
     standard_error: float | None = None
     seconds: float | None = None
-    result: dict[str, Any] = field(default_factory=dict)
+    result: JsonObject = field(default_factory=dict)
 
     @property
     def seed(self) -> str:
@@ -106,7 +103,7 @@ def count_finished(folder: Path) -> int:
     return sum(is_finished(read_object(RunFiles(path.parent), JOB)) for path in folder.glob(f"*/{JOB}"))
 
 
-def is_finished(record: Mapping[str, Any]) -> bool:
+def is_finished(record: JsonMapping) -> bool:
     """Whether a job has ended according to its job.json; a requeued job has not."""
     return record.get("exit_status") == DONE or (bool(record.get("error")) and record.get("exit_status") != REQUEUE)
 
@@ -121,22 +118,27 @@ def _job(path: Path) -> ReportedJob:
     record = read_object(files, JOB)
     result = read_object(files, "result.json", needed=False)
     number = record.get("job")
-    number = number if isinstance(number, int) else _number(path.parent)
     if not result and isinstance(record.get("metrics"), dict):
         result = {"metrics": record["metrics"]}  # for commands that write no result.json
     typed = record.get("overrides") or read_object(RunFiles(path.parent), SUBMITTED, needed=False).get("overrides")
-    job = ReportedJob(number, path.parent, overrides_of(typed), DAMAGED, result=result)
+    job = ReportedJob(
+        number=number if isinstance(number, int) else _number(path.parent),
+        folder=path.parent,
+        overrides=overrides_of(typed),
+        status=DAMAGED,
+        seconds=_finite(result.get("seconds")) or _finite(record.get("seconds")),
+        result=result,
+    )
     if not record:
-        return _with(job, reason=" ".join(files.problems) or "its job.json is empty")
+        return replace(job, reason=" ".join(files.problems) or "its job.json is empty")
     status = record.get("exit_status")
-    exit_status = status if isinstance(status, int) and not isinstance(status, bool) else FAULT
-    job = _with(job, exit_status=exit_status, seconds=_finite(result.get("seconds")) or _finite(record.get("seconds")))
+    job = replace(job, exit_status=status if isinstance(status, int) and not isinstance(status, bool) else FAULT)
     if not is_finished(record):
-        running = is_held(path.parent / "LOCK") or _alive(record.get("owner"))
+        running = is_held(path.parent / "LOCK") or _is_alive(record.get("owner"))
         reason = last_step_text(path.parent) if running else "it did not end"
-        return _with(job, status=RUNNING if running else STOPPED, reason=reason)
-    if exit_status != DONE:
-        return _with(job, status=final_status(exit_status), reason=str(record.get("error")))
+        return replace(job, status=RUNNING if running else STOPPED, reason=reason)
+    if job.exit_status != DONE:
+        return replace(job, status=final_status(job.exit_status), reason=str(record.get("error")))
     return _with_score(job, record)
 
 
@@ -160,30 +162,22 @@ def last_step_text(folder: Path) -> str:
     return ""
 
 
-def _alive(owner: Any) -> bool:
+def _is_alive(owner: object) -> bool:
     """Whether the process named in a job.json may still be running."""
-    try:
-        return Owner(**owner).alive()
-    except TypeError:
-        return False
+    with suppress(TypeError):
+        return Owner(**as_object(owner)).alive()
+    return False
 
 
-def _with_score(job: ReportedJob, record: dict[str, Any]) -> ReportedJob:
+def _with_score(job: ReportedJob, record: JsonObject) -> ReportedJob:
     """A finished job with its score."""
     metric = record.get("metric") or job.result.get("metric")
     value = _finite(record.get("value", job.result.get("value")))
-    job = _with(job, metric=str(metric) if metric else None, value=value, status=DONE_JOB)
+    job = replace(job, metric=str(metric) if metric else None, value=value, status=DONE_JOB)
     if value is None:
-        reason = f"its {metric} is not finite" if metric else "it has no score"
-        return _with(job, status=NO_SCORE, reason=reason)
-    examples = job.result.get("validation_examples")
-    row = {"metric": metric, "value": value, "standard_error": job.result.get("standard_error")}
-    score = score_of(row, None, examples if isinstance(examples, int) else None)
-    return _with(job, standard_error=_finite(None if score is None else score.standard_error))
-
-
-def _with(job: ReportedJob, **changes: Any) -> ReportedJob:
-    return ReportedJob(**{**vars(job), **changes})
+        return replace(job, status=NO_SCORE, reason=f"its {metric} is not finite" if metric else "it has no score")
+    score = score_of({**job.result, "metric": metric, "value": value}, None)
+    return replace(job, standard_error=_finite(None if score is None else score.standard_error))
 
 
 def _finite(value: object) -> float | None:
@@ -203,28 +197,20 @@ def overrides_of(typed: object) -> dict[str, str]:
 
 def _add_unstarted(sweep: SweepFiles) -> None:
     """Adds the command, and the requested jobs that have not started."""
-    waiting = [path.parent for path in sweep.folder.glob(f"*/{SUBMITTED}") if not (path.parent / JOB).is_file()]
-    for folder in waiting:
-        overrides = overrides_of(read_object(RunFiles(folder), SUBMITTED).get("overrides"))
-        sweep.jobs.append(ReportedJob(_number(folder), folder, overrides, NOT_STARTED))
+    for folder in (path.parent for path in sweep.folder.glob(f"*/{SUBMITTED}")):
+        if not (folder / JOB).is_file():
+            overrides = overrides_of(read_object(RunFiles(folder), SUBMITTED).get("overrides"))
+            sweep.jobs.append(ReportedJob(_number(folder), folder, overrides, NOT_STARTED))
     files = RunFiles(sweep.folder)
     plan = read_object(files, PLAN, needed=False)
     sweep.problems += files.problems
-    sweep.command = str(plan.get("command") or next(iter(_commands(sweep.jobs)), ""))
+    commands = (job.result["command"] for job in sweep.jobs if job.result.get("command"))
+    sweep.command = str(plan.get("command") or next(commands, ""))
     requested = plan.get("jobs")
     if not isinstance(requested, list):
         return
     sweep.requested = len(requested)
-    existing = {_words(job.overrides) for job in sweep.jobs}
+    existing = [job.overrides for job in sweep.jobs]
     for number, typed in enumerate(requested):
-        overrides = overrides_of(typed)
-        if _words(overrides) not in existing:
+        if (overrides := overrides_of(typed)) not in existing:
             sweep.jobs.append(ReportedJob(number, sweep.folder / str(number), overrides, NOT_STARTED))
-
-
-def _commands(jobs: Sequence[ReportedJob]) -> Iterator[str]:
-    return (str(job.result["command"]) for job in jobs if job.result.get("command"))
-
-
-def _words(overrides: dict[str, str]) -> tuple[str, ...]:
-    return tuple(sorted(f"{key}={value}" for key, value in overrides.items()))

@@ -12,10 +12,11 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TypeAlias
 
 from lmtool.errors import UserError
 from lmtool.learners.metrics import mean_and_error, t_quantile
+from lmtool.reporting.run_files import as_object
 from lmtool.reporting.sweep_files import ReportedJob, SweepFiles
 from lmtool.reporting.text import lower_is_better, plain
 
@@ -39,9 +40,7 @@ class SeedGroup:
         scores: dict[tuple[str, int], float] = {}
         for job in self.jobs:
             if job.value is not None:
-                occurrence = next(
-                    occurrence for occurrence in itertools.count() if (job.seed, occurrence) not in scores
-                )
+                occurrence = next(number for number in itertools.count() if (job.seed, number) not in scores)
                 scores[job.seed, occurrence] = job.value
         return scores
 
@@ -183,10 +182,9 @@ def varying_keys(jobs: Sequence[ReportedJob]) -> list[str]:
     """The keys that vary between jobs, except the seed, in the order typed. Jobs with GROUP=none do not count for the
     keys of that group."""
     values: dict[str, set[str | None]] = {}
-    keys = dict.fromkeys(key for job in jobs for key in job.overrides)
-    for key in keys:
+    for key in dict.fromkeys(key for job in jobs for key in job.overrides):
         values[key] = {job.overrides.get(key) for job in jobs if not _is_none(job.overrides, key)}
-    return [key for key in keys if key != SEED and len(values[key]) > 1]
+    return [key for key in values if key != SEED and len(values[key]) > 1]
 
 
 def _is_none(settings: Mapping[str, str | None], key: str) -> bool:
@@ -214,10 +212,7 @@ def _refer(sweep: SweepFiles, blocks: Sequence[Block], against: str) -> None:
     settings, hint = _settings(against), "against=3 names a job, against='optimizer.lr=0.001' a setting"
     matched = False
     for block in blocks:
-        if settings:
-            matching = [group for group in block.groups if _matches(group, settings)]
-        else:
-            matching = [group for group in block.groups if any(_named(job, against) for job in group.jobs)]
+        matching = [group for group in block.groups if _matches(group, settings, against)]
         if len(matching) > 1:
             more = ", ".join(key for key in block.keys if key not in settings)
             raise UserError(f"against={against} matches {len(matching)} settings of the sweep", f"add {more}")
@@ -235,8 +230,12 @@ def _settings(against: str) -> dict[str, str]:
     return {key: value for key, _, value in (word.partition("=") for word in words)}
 
 
-def _matches(group: SeedGroup, settings: Mapping[str, str]) -> bool:
-    return all(key in group.settings and same(group.settings[key], value) for key, value in settings.items())
+def _matches(group: SeedGroup, settings: Mapping[str, str], against: str) -> bool:
+    """Whether a group has the settings, or without settings a job that `against` names."""
+    if settings:
+        return all(key in group.settings and same(group.settings[key], value) for key, value in settings.items())
+    name = against.rstrip("/")
+    return any(name in (str(job.number), str(job.folder), job.folder.name) for job in group.jobs)
 
 
 def same(first: str | None, second: str | None) -> bool:
@@ -254,11 +253,7 @@ def number_of(value: str | None) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _named(job: ReportedJob, name: str) -> bool:
-    stripped = name.rstrip("/")
-    return stripped == str(job.number) or stripped in (str(job.folder), job.folder.name)
-
-
+CsvValue: TypeAlias = str | int | float | None
 # First characters of formulas in a spreadsheet.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
@@ -269,22 +264,22 @@ def varying_keys_and_seed(jobs: Sequence[ReportedJob]) -> list[str]:
     return [*varying_keys(jobs), *([SEED] if seeded else [])]
 
 
-def csv_rows(sweep: SweepFiles) -> Iterator[dict[str, Any]]:
+def csv_rows(sweep: SweepFiles) -> Iterator[dict[str, CsvValue]]:
     """One row per job: number, varying keys, status, scores and sizes."""
     keys = varying_keys_and_seed(sweep.jobs)
     metrics = list(dict.fromkeys(name for job in sweep.jobs for name in _scores(job)))
     sizes = ("steps", "tokens", "tokens_per_second", "parameters", "trainable_parameters", "peak_memory_bytes")
     for job in sweep.jobs:
         scores = _scores(job)
-        row: dict[str, Any] = {"job": job.number, **{key: job.overrides.get(key) for key in keys}}
+        row: dict[str, object] = {"job": job.number, **{key: job.overrides.get(key) for key in keys}}
         row |= {"status": job.status, "reason": job.reason, "task": job.task, "metric": job.metric}
         row |= {"value": job.value, "standard_error": job.standard_error}
         row |= {f"metrics.{name}": scores.get(name) for name in metrics}
         row |= {"seconds": job.seconds, **{name: job.result.get(name) for name in sizes}, "folder": str(job.folder)}
-        yield {csv_cell(name): csv_cell(value) for name, value in row.items()}
+        yield {str(csv_cell(name)): csv_cell(value) for name, value in row.items()}
 
 
-def csv_cell(value: Any) -> Any:
+def csv_cell(value: object) -> CsvValue:
     """A cell that no spreadsheet takes for a formula: text that starts like one gets a leading '. Control characters
     are escaped."""
     if value is None or isinstance(value, int | float):
@@ -299,8 +294,7 @@ def csv_cell(value: Any) -> Any:
     return text
 
 
-def _scores(job: ReportedJob) -> dict[str, Any]:
+def _scores(job: ReportedJob) -> dict[str, float]:
     """The numeric metrics of result.json."""
-    metrics = job.result.get("metrics")
-    known = metrics.items() if isinstance(metrics, dict) else ()
-    return {str(name): value for name, value in known if isinstance(value, int | float)}
+    metrics = as_object(job.result.get("metrics"))
+    return {name: value for name, value in metrics.items() if isinstance(value, int | float)}

@@ -1,14 +1,14 @@
-"""The summary of a sweep, from the files of its folder alone: a table on the screen, sweep.html and sweep.csv."""
+"""The summary of a sweep, from the files of its folder: a table on the screen, sweep.html and sweep.csv."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
+from lmtool.config.saved import JsonMapping
 from lmtool.learners.metrics.intervals import LEVEL
 from lmtool.reporting import html
 from lmtool.reporting.console import Output, print_table
@@ -36,10 +36,10 @@ def score(block: Block, group: SeedGroup) -> str:
     """'accuracy 0.712 ± 0.010 (mean and standard error of 3 seeds)'."""
     if not group.n:
         return f"no {title(block.metric)}"
-    margin = "" if group.error is None else f" ± {number(group.error)}"
+    value = f"{title(block.metric)} {number(group.mean)}"
     if group.error is None:
-        return f"{title(block.metric)} {number(group.mean)} (n = 1: no error over seeds is known)"
-    return f"{title(block.metric)} {number(group.mean)}{margin} (mean and standard error, n = {group.n})"
+        return f"{value} (n = 1: no error over seeds is known)"
+    return f"{value} ± {number(group.error)} (mean and standard error, n = {group.n})"
 
 
 def between(gap: Difference) -> str:
@@ -81,15 +81,18 @@ def sentences(block: Block) -> list[str]:
             f"{round(known_intervals * (1 - LEVEL)) or 1} would exclude 0 by chance."
         )
     if block.missing:
-        first = "; ".join(
-            plain(" ".join(f"{key}={value}" for key, value in cell.items()), 120) for cell in block.missing[:_NAMED]
-        )
-        more = len(block.missing) - _NAMED
-        notes.append(f"Missing of the grid: {first}{f' and {more} more' if more > 0 else ''}.")
+        cells = [" ".join(f"{key}={value}" for key, value in cell.items()) for cell in block.missing]
+        notes.append(f"Missing of the grid: {_first_names([plain(cell, 120) for cell in cells])}.")
     other = [key for key in block.keys if key.partition(".")[0].partition("/")[0] in _OTHER_TARGETS]
     if other and lower_is_better(block.metric):
         notes.append(f"{plain(other[0], 80)} varies: {title(block.metric)} over different targets is not comparable.")
     return [sentence for sentence in notes if sentence]
+
+
+def _first_names(names: Sequence[str]) -> str:
+    """The first names, and the number of the others."""
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return "; ".join(names[:_NAMED]) + more
 
 
 def _ties(block: Block) -> str:
@@ -106,8 +109,7 @@ def _ties(block: Block) -> str:
             "Add seeds: seed=1,2,3."
         )
     if tied:
-        more = f" and {len(tied) - _NAMED} more" if len(tied) > _NAMED else ""
-        notes.append(f"Not significantly different from it: {'; '.join(map(setting, tied[:_NAMED]))}{more}.")
+        notes.append(f"Not significantly different from it: {_first_names([setting(group) for group in tied])}.")
     elif not unknown:
         notes.append("All others differ significantly.")
     few = [group for group, gap in unknown if not gap.same_in_every_pair]
@@ -137,7 +139,7 @@ def _referred(block: Block) -> str:
     return f"Best minus {setting(block.reference)}: {signed(gap.value)}{known}, {pairs} of seeds{significance}{same}"
 
 
-def group_table(block: Block) -> tuple[list[str], list[list[Any]]]:
+def group_table(block: Block) -> tuple[list[str], list[list[object]]]:
     """Header, and a row per setting, best first."""
     seeded = any(group.error is not None for group in block.groups)
     rows_known = any(group.rows_error is not None for group in block.groups)
@@ -152,7 +154,7 @@ def group_table(block: Block) -> tuple[list[str], list[list[Any]]]:
     rows = []
     for index, group in enumerate(block.groups):
         settings = [group.settings[key] for key in block.keys] or [group.label]
-        row: list[Any] = [*settings, group.mean if group.n else None]
+        row: list[object] = [*settings, group.mean if group.n else None]
         row += ([group.error] if seeded else []) + ([group.rows_error] if rows_known else []) + [_score_count(group)]
         row += _gap_cells(contrasts.get(id(group)), group is block.reference, seeded) if compared else []
         row += [values[index] for values in extra_columns.values()]
@@ -160,12 +162,16 @@ def group_table(block: Block) -> tuple[list[str], list[list[Any]]]:
     return header, rows
 
 
-def _extra_columns(block: Block) -> dict[str, list[Any]]:
+def _extra_columns(block: Block) -> dict[str, Sequence[object]]:
     """Further columns, averaged over the jobs of each group: trainable parameters, if they differ between groups, and
     the rise of the pretraining loss, if it was measured (forgetting=)."""
+
+    def rise_of(result: JsonMapping) -> float:
+        return float(result["forgetting"]["after"]["loss"] - result["forgetting"]["before"]["loss"])
+
     trainable = [_mean_of(group, lambda result: result["trainable_parameters"]) for group in block.groups]
-    rise = [_mean_of(group, lambda result: _loss(result, "after") - _loss(result, "before")) for group in block.groups]
-    columns: dict[str, list[Any]] = {}
+    rise = [_mean_of(group, rise_of) for group in block.groups]
+    columns: dict[str, Sequence[object]] = {}
     if len(set(trainable) - {None}) > 1:
         columns["trainable parameters"] = [None if mean is None else round(mean) for mean in trainable]
     if set(rise) != {None}:
@@ -173,11 +179,7 @@ def _extra_columns(block: Block) -> dict[str, list[Any]]:
     return columns
 
 
-def _loss(result: Mapping[str, Any], when: str) -> float:
-    return result["forgetting"][when]["loss"]
-
-
-def _mean_of(group: SeedGroup, value: Callable[[Mapping[str, Any]], float]) -> float | None:
+def _mean_of(group: SeedGroup, value: Callable[[JsonMapping], float]) -> float | None:
     """The mean of a value over the results that have it; None if none has."""
     known = []
     for job in group.jobs:
@@ -187,7 +189,7 @@ def _mean_of(group: SeedGroup, value: Callable[[Mapping[str, Any]], float]) -> f
     return sum(known) / len(known) if known else None
 
 
-def _gap_cells(gap: Difference | None, reference: bool, seeded: bool) -> list[Any]:
+def _gap_cells(gap: Difference | None, reference: bool, seeded: bool) -> list[object]:
     if gap is None:
         return ["reference" if reference else "", *(["", None, ""] if seeded else [])]
     value = "" if gap.value is None else signed(gap.value)
@@ -212,23 +214,21 @@ def _job_numbers(jobs: Sequence[ReportedJob]) -> str:
     return " ".join(numbers[:12]) + (f" and {len(numbers) - 12} more" if len(numbers) > 12 else "")
 
 
-def unscored_table(sweep: SweepFiles) -> tuple[list[str], list[list[Any]]]:
+def unscored_table(sweep: SweepFiles) -> tuple[list[str], list[list[object]]]:
     """Header, and a row per job without a score: setting, status and reason."""
-    jobs = [job for job in sweep.jobs if job.value is None]
-    keys = [key for key in dict.fromkeys(key for job in sweep.jobs for key in job.overrides) if _differs(sweep, key)]
-    rows: list[list[Any]] = [
-        [str(job.number), " ".join(f"{key}={job.overrides[key]}" for key in keys if key in job.overrides)]
-        + [job.status, job.reason]
-        for job in jobs
+    keys = [
+        key
+        for key in dict.fromkeys(key for job in sweep.jobs for key in job.overrides)
+        if key == SEED or len({job.overrides.get(key) for job in sweep.jobs}) > 1
     ]
+    rows: list[list[object]] = []
+    for job in (job for job in sweep.jobs if job.value is None):
+        settings = " ".join(f"{key}={job.overrides[key]}" for key in keys if key in job.overrides)
+        rows.append([str(job.number), settings, job.status, job.reason])
     return ["job", "setting", "status", "reason"], rows
 
 
-def _differs(sweep: SweepFiles, key: str) -> bool:
-    return key == SEED or len({job.overrides.get(key) for job in sweep.jobs}) > 1
-
-
-def end_line(record: Mapping[str, Any], finished: int, total: int | None, left: float | None) -> str:
+def end_line(record: JsonMapping, finished: int, total: int | None, left: float | None) -> str:
     """The line printed at the end of a job: 'job 3 done: accuracy 0.712 · 4.9 s · 4 of 12 · left 39 s'."""
     metric, value = record.get("metric"), record.get("value")
     status = final_status(record.get("exit_status"))
@@ -269,22 +269,20 @@ def _body(sweep: SweepFiles, blocks: Sequence[Block]) -> Iterator[str]:
 
 
 def _head(block: Block) -> str:
-    margin = "" if block.best.error is None else f" <small>± {html.escape(number(block.best.error))}</small>"
     errors = "mean and standard error over seeds" if block.best.error is not None else "no error over seeds is known"
     label = " · ".join(part for part in (block.task, title(block.metric), f"n = {block.best.n}", errors) if part)
-    value = f'<div class="value">{html.escape(number(block.best.mean))}{margin}'
-    value += f'<span class="label">{html.escape(label)}</span></div>'
-    words = html.paragraph(headline(block), "") + "".join(map(html.paragraph, sentences(block)))
-    return f'<div class="head">{value}</div>{words}'
+    head = html.headline(block.best.mean, label, block.best.error)
+    text = html.paragraph(headline(block), "") + "".join(map(html.paragraph, sentences(block)))
+    return f'<div class="head">{head}</div>{text}'
 
 
 def _figures(block: Block) -> str:
     if not block.keys:
         return ""
-    # matplotlib takes most of a second to import, so a command that draws nothing does not.
-    from lmtool.reporting import drawing, sweep_plots
+    # Imported late: matplotlib takes most of a second.
+    from lmtool.reporting import drawing, plots
 
-    figures, caption = sweep_plots.settings_figures(block)
+    figures, caption = plots.settings_figures(block)
     figures_html = [html.figure(wide, narrow=narrow) for wide, narrow in map(drawing.svgs, figures)]
     layout = html.columns(*figures_html) if len(figures_html) > 1 else "".join(figures_html)
     return layout + (html.paragraph(caption) if figures_html else "")
@@ -292,20 +290,18 @@ def _figures(block: Block) -> str:
 
 def _groups(block: Block) -> str:
     header, rows = group_table(block)
-    notes = []
-    if "± seeds" in header:
-        notes.append("± seeds: standard error of the mean over the seeds.")
-    if "± rows" in header:
-        notes.append("± rows: standard error of one job's score over the scored rows.")
-    if "difference" in header:
-        to = "the best" if block.reference is block.best else setting(block.reference)
-        notes.append(f"Difference: minus {to}, over common seeds; interval by Student's t.")
-    if "forgets" in header:
-        notes.append("Forgets: the rise of the checkpoint's pretraining loss.")
+    reference = "the best" if block.reference is block.best else setting(block.reference)
+    legend = {
+        "± seeds": "± seeds: standard error of the mean over the seeds.",
+        "± rows": "± rows: standard error of one job's score over the scored rows.",
+        "difference": f"Difference: minus {reference}, over common seeds; interval by Student's t.",
+        "forgets": "Forgets: the rise of the checkpoint's pretraining loss.",
+    }
+    notes = [text for column, text in legend.items() if column in header]
     if sum(group.n > 0 for group in block.groups) > 1:
         notes.append("The best of several is optimistic: it was selected on these rows. Report its score on others.")
-    table = html.table(header, rows[:_GROUPS])
-    return f"{_wide(table)}{_more(len(rows), _GROUPS)}{html.paragraph(' '.join(notes))}"
+    table = html.wide(html.table(header, rows[:_GROUPS]))
+    return f"{table}{_more(len(rows), _GROUPS)}{html.paragraph(' '.join(notes))}"
 
 
 def _unscored(sweep: SweepFiles) -> str:
@@ -323,12 +319,7 @@ def _jobs(sweep: SweepFiles) -> str:
         for job in sweep.jobs[:_JOBS]
     ]
     table = html.table(["job", *keys, *map(title, metrics), "seconds", "status"], rows)
-    return _wide(table) + _more(len(sweep.jobs), _JOBS)
-
-
-def _wide(table: str) -> str:
-    """A table that scrolls horizontally on a narrow page."""
-    return f'<div class="wide">{table}</div>'
+    return html.wide(table) + _more(len(sweep.jobs), _JOBS)
 
 
 def _more(count: int, limit: int) -> str:

@@ -15,7 +15,7 @@ from lmtool.data.configs import DataConfig
 from lmtool.errors import Problem
 from lmtool.learners.configs import WHOLE_WEIGHTS, ObjectiveConfig
 from lmtool.models.configs import ModelConfig, TransformerConfig
-from lmtool.reporting.trackers.configs import TrackerConfig
+from lmtool.reporting.trackers.base import TrackerConfig
 from lmtool.resolver.schema.run import (
     SHORTEST,
     FinetuneConfig,

@@ -23,7 +23,7 @@ from lmtool.learners.base import BaseLearner
 from lmtool.learners.held_out import HeldOutSplits
 from lmtool.models.base import Backbone, Remembers
 from lmtool.reporting.console import Output, print_table
-from lmtool.reporting.scores import print_few_shot, write_evaluation
+from lmtool.reporting.evaluations import print_few_shot, write_evaluation
 from lmtool.resolver.schema.run import EvaluateConfig, PretrainConfig
 from lmtool.session.requests import write_output
 from lmtool.session.session import text_of

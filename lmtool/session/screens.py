@@ -294,7 +294,6 @@ def finish(run: OpenRun, result: dict[str, Any], baseline: Baseline, next_comman
         run_dir=str(run.folder.path),
         report=str(report),
         next_commands=next_commands,
-        examples=result.get("validation_examples"),
     )
     return result
 

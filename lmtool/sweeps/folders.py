@@ -1,7 +1,7 @@
-"""The folder of a sweep and of its jobs, so that rerunning the command resumes the sweep.
+"""The folders of a sweep and of its jobs, so that rerunning the command resumes the sweep.
 
-A job is identified by its configuration or its varied keys, never by its number, since a grid may grow. Its folder is
-named once, NUMBER_key-value_..., and found again by its submitted.json.
+A job is identified by its configuration or its varied keys, never by its number, since a grid may grow. Its folder
+keeps its first name, NUMBER_key-value_..., and is found again by its submitted.json.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Protocol
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from lmtool.config.overrides import Typed
+from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.errors import DONE, TERMINATED, UserError, cannot_write
 from lmtool.reporting.sweep_files import JOB as JOB
 from lmtool.reporting.sweep_files import SUBMITTED as SUBMITTED
@@ -29,6 +30,9 @@ from lmtool.runs.locks import Owner
 from lmtool.system.files import real_folder, require_no_link
 from lmtool.system.secrets import masked_data
 
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
+
 LOG = "job.log"
 
 
@@ -37,7 +41,7 @@ def write(folder: Path, name: str, record: Mapping[str, object]) -> None:
     replace_text(folder / name, text + "\n")
 
 
-def read(folder: Path, name: str = JOB) -> dict[str, Any]:
+def read(folder: Path, name: str = JOB) -> JsonObject:
     """The JSON object in a file; {} if there is none."""
     with suppress(OSError, ValueError):
         record = json.loads((folder / name).read_text(encoding="utf-8"))
@@ -46,16 +50,12 @@ def read(folder: Path, name: str = JOB) -> dict[str, Any]:
     return {}
 
 
-def me() -> dict[str, object]:
-    return asdict(Owner.me())
-
-
 def done(folder: Path, has_result: bool) -> bool:
     """Whether the job of a folder is finished. has_result: whether its command writes a result.json."""
     return read(folder).get("exit_status") == DONE and (not has_result or finished(folder) is not None)
 
 
-def under_way(record: Mapping[str, Any]) -> str | None:
+def under_way(record: JsonMapping) -> str | None:
     """The process or SLURM job of a running or queued job; None if it is not certainly running."""
     queued = record.get("slurm")
     if isinstance(queued, str) and (not is_finished(record) or record.get("exit_status") == TERMINATED):
@@ -83,13 +83,14 @@ def queue_state(job_id: str) -> str | None:
 
 SUBMISSION = "submission.json"
 LONGEST = 120
-"""Characters in the name of a job's folder; file systems allow 255 bytes."""
+"""Maximum characters in the name of a job's folder; file systems allow 255 bytes."""
+_OTHER_SWEEP = "set another name=, or repeat the command that started the sweep"
 
 
 @dataclass(frozen=True)
 class JobEntry:
-    """A job and its folder. overrides: all of its overrides. varied: those that differ between jobs. config: the saved
-    configuration. data: the configuration as run, without masking."""
+    """A job and its folder. overrides: all overrides. varied: those that differ between jobs. config: the configuration
+    with secrets masked. data: the complete configuration."""
 
     number: int
     folder: Path
@@ -131,20 +132,19 @@ class SweepFolder:
         """UserError if a key that is not swept over has another value than before."""
         if not self.before:
             return
-        hint = "set another name=, or repeat the command the sweep was started with"
         if self.before.get("command") != self.command:
             message = f"{self.path} holds a sweep of lmtool {self.before.get('command')}, not of {self.command}"
-            raise UserError(message, hint)
-        before: dict[str, str] = self.before.get("fixed", {})
+            raise UserError(message, _OTHER_SWEEP)
+        old: dict[str, str] = self.before.get("fixed", {})
+        new: dict[str, str] = masked_data(self.fixed)
         swept = {*self.varied, *self.before.get("varied", ())}
-        now: dict[str, str] = masked_data(self.fixed)
         changed = [
-            f"{key} {before.get(key, '(not typed)')} -> {now.get(key, '(not typed)')}"
-            for key in sorted({*before, *now} - swept)
-            if key.split(".")[0] not in FREE_KEYS and before.get(key) != now.get(key)
+            f"{key} {old.get(key, '(not typed)')} -> {new.get(key, '(not typed)')}"
+            for key in sorted({*old, *new} - swept)
+            if key.split(".")[0] not in FREE_KEYS and old.get(key) != new.get(key)
         ]
         if changed:
-            raise UserError(f"{self.path} holds a sweep with other values: {'; '.join(changed)}", hint)
+            raise UserError(f"{self.path} holds a sweep with other values: {'; '.join(changed)}", _OTHER_SWEEP)
 
     def submitted(self) -> dict[Path, Sequence[str]]:
         """The overrides of jobs submitted earlier, by folder."""
@@ -170,10 +170,7 @@ class SweepFolder:
         for folder, submitted in self.entries.items():
             if varied and submitted.get("varied") == masked_data(varied):
                 keys = changed_values(submitted.get("config", {}), config)
-                raise UserError(
-                    f"{folder} holds a job of another configuration: {'; '.join(keys)}",
-                    "set another name=, or repeat the command the sweep was started with",
-                )
+                raise UserError(f"{folder} holds a job of another configuration: {'; '.join(keys)}", _OTHER_SWEEP)
         folder = self.path / folder_name(self._next, masked_data(varied))
         self._next += 1
         self.entries[folder] = {"varied": masked_data(varied), "config": config}
@@ -227,7 +224,24 @@ def folder_name(number: int, varied: dict[str, str]) -> str:
 # Optuna's storage is not used, since the version that Hydra's sweeper needs does not work with current SQLAlchemy.
 
 
-def resume(sweeper: Any, arguments: list[str], folder: Path, has_result: bool) -> None:
+class Sweeper(Protocol):
+    """A sweeper of Hydra. Only optuna's has the members below `sweep`."""
+
+    launcher: object
+
+    def sweep(self, arguments: list[str]) -> object: ...
+
+    direction: str
+    storage: object
+    study_name: str | None
+    n_trials: int
+
+    def _get_directions(self) -> list[str]: ...
+
+    def _parse_sweeper_params_config(self) -> list[str]: ...
+
+
+def resume(sweeper: Sweeper, arguments: list[str], folder: Path, has_result: bool) -> None:
     """Passes earlier trials to an optuna sweeper: finished ones count, unfinished ones are tried first.
 
     Args:
@@ -253,7 +267,7 @@ def resume(sweeper: Any, arguments: list[str], folder: Path, has_result: bool) -
         try:
             values = {name: _parsed(kind, varied[name.lstrip("+")]) for name, kind in distributions.items()}
         except (KeyError, ValueError):
-            continue  # of another search space
+            continue  # from another search space
         value = read(path.parent).get("value")
         if done(path.parent, has_result) and isinstance(value, int | float):
             trial = optuna.trial.create_trial(params=values, distributions=distributions, value=float(value))
@@ -265,8 +279,8 @@ def resume(sweeper: Any, arguments: list[str], folder: Path, has_result: bool) -
         raise UserError(f"hydra.sweeper.n_trials={sweeper.n_trials}: no job", "set hydra.sweeper.n_trials=10")
 
 
-def forget(sweeper: Any) -> None:
-    """Makes an optuna sweeper start a search without storage."""
+def forget(sweeper: Sweeper) -> None:
+    """Makes an optuna sweeper start a new search without storage."""
     _silence()
     sweeper.storage = None
 
@@ -279,8 +293,8 @@ def _silence() -> None:
     warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
 
 
-def _parsed(distribution: Any, text: str) -> Any:
-    """Converts the text of an override to a value of the distribution. ValueError if it is not in it."""
+def _parsed(distribution: BaseDistribution, text: str) -> object:
+    """Converts the text of an override to a value of the distribution. ValueError if the distribution lacks it."""
     if hasattr(distribution, "choices"):
         chosen = [choice for choice in distribution.choices if str(choice) == text]
         if not chosen:

@@ -1,4 +1,4 @@
-"""One job of a sweep, in the process that its launcher started: run it, record its outcome, return its metric."""
+"""One job of a sweep, in the process of its launcher: runs it, records the outcome, returns the metric."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TypeAlias, TypedDict
 
 from lmtool import errors
 from lmtool.errors import REQUEUE, LmtoolError, Stopped
 from lmtool.runs import identity as code
+from lmtool.runs.locks import Owner
 from lmtool.sweeps import folders
 from lmtool.sweeps.table import end_of_job
 from lmtool.system.files import open_to_append, real_folder
@@ -65,6 +66,7 @@ Run = Callable[[dict[str, object]], object]
 STOPPED = ".stopped"
 """The subfolder of a sweep that lists stopped launches, whose jobs no longer start."""
 _WATCH = "parent of a sweep's job"
+_Handler: TypeAlias = Callable[[int, FrameType | None], object] | int | signal.Handlers | None
 PREEMPTED_SECONDS = 600
 """How long a SLURM job waits after SIGTERM. SLURM then kills a cancelled job, and kills and requeues a preempted one
 after the partition's GraceTime; a job that exits by itself is not requeued.
@@ -111,8 +113,14 @@ class SweepJob:
         return self.launcher.startswith("submitit")
 
 
-def perform(run_command: Run, config: Any) -> float:
-    """Runs a job for a launcher. A failed job is recorded and reported, and others continue. Interrupts end the
+class PackedConfig(TypedDict):
+    """The configuration that a launcher passes to a job. job: `SweepJob.packed`."""
+
+    job: str
+
+
+def perform(run_command: Run, config: PackedConfig) -> float:
+    """Runs a job for a launcher. A failed job is recorded and reported, and other jobs continue. An interrupt ends the
     sweep."""
     job = SweepJob.unpacked(config["job"])
     folder = Path(job.folder)
@@ -120,9 +128,9 @@ def perform(run_command: Run, config: Any) -> float:
     if not stopped and not folders.done(folder, job.has_result):
         with _log_of(folder) if job.separate else contextlib.nullcontext(), _isolated(job):
             _perform(run_command, job, folder)
-        if not job.separate and (late := take_late()):  # the job had finished; no other starts
+        if not job.separate and (late := take_late()):  # the job has finished, and no other may start
             raise SystemExit(STATUS[late[0]])
-    if job.is_orphan:  # otherwise loky's process would wait for its next job forever
+    if job.is_orphan:  # otherwise loky's process would wait for another job forever
         os._exit(errors.TERMINATED)
     value = folders.read(folder).get("value")
     return float(value) if isinstance(value, int | float) else math.nan
@@ -140,7 +148,7 @@ def _perform(run_command: Run, job: SweepJob, folder: Path) -> None:
         "launcher": job.launcher,
         "threads": _threads(),
         "code": job.code,
-        "owner": folders.me(),
+        "owner": asdict(Owner.me()),
         **({"log": folders.LOG} if job.separate else {}),
         **({"slurm": identity} if (identity := _slurm_job()) else {}),
     }
@@ -155,7 +163,7 @@ def _perform(run_command: Run, job: SweepJob, folder: Path) -> None:
     except Stopped as error:
         record |= {"exit_status": error.exit_status, "error": error.message}
         if not job.separate:
-            # Not an Exception, which Hydra would keep for the end: no further job starts.
+            # SystemExit, since Hydra catches an Exception and starts the next job.
             raise SystemExit(error.exit_status) from error
         say_error(error.message)
     except KeyboardInterrupt as interrupt:
@@ -163,13 +171,13 @@ def _perform(run_command: Run, job: SweepJob, folder: Path) -> None:
         record |= {"exit_status": end.exit_status, "error": end.message}
         if not job.separate:
             raise
-    except SystemExit:  # submitit has asked to be queued again, in the middle of the work
-        record |= {"exit_status": REQUEUE, "error": "stopped before its first step, and queued again"}
+    except SystemExit:  # submitit requeues the job while it is working
+        record |= {"exit_status": REQUEUE, "error": "stopped before its first step and requeued"}
         raise
     except LmtoolError as error:
         record |= {"exit_status": error.exit_status, "error": error.message}
         say_error(f"job {job.number}: {error.message}", error.hint)
-    # A fault in one job (memory, a bug) must not cost the others; it is reported here and in the table.
+    # A failure of one job (memory, a bug) must not stop the others.
     except Exception as error:
         record["error"] = f"{type(error).__name__}: {error}"
         say(traceback.format_exc().rstrip(), sys.stderr)
@@ -183,7 +191,7 @@ def _perform(run_command: Run, job: SweepJob, folder: Path) -> None:
 
 
 def _scores(result: object) -> dict[str, object]:
-    """The metric of a job and its value; for a command that returns scores by name, the first of them."""
+    """The metric of a job and its value. If a command returns scores by name, the first score is the metric."""
     if not isinstance(result, dict):
         return {}
     if "metric" in result:
@@ -227,7 +235,7 @@ def _isolated(job: SweepJob) -> Iterator[None]:
     if not job.separate:
         yield
         return
-    before: dict[signal.Signals, Any] = {}
+    before: dict[signal.Signals, _Handler] = {}
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         known = signal.getsignal(number)
         if known is signal.SIG_DFL:

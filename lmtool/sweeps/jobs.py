@@ -1,7 +1,7 @@
 """Sweeps: one command run many times by Hydra's launchers and sweepers.
 
-One folder a sweep with one child a job. Each child has a `job.json` (what was varied, how it ended), so that the
-summary at the end reads the same whichever process a launcher ran a job in, and a sweep typed again resumes.
+A sweep has a folder with a subfolder per job. Its `job.json` records the varied keys and the outcome, so that the final
+summary does not depend on the process that ran a job, and rerunning the command resumes the sweep.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import cast
 
 from hydra._internal.callbacks import Callbacks
+from hydra._internal.hydra import Hydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
 from hydra.types import HydraContext, RunMode
@@ -28,12 +29,12 @@ from lmtool.config import compose, hydra_plugins, overrides
 from lmtool.config.base import Config
 from lmtool.config.offers import Offers
 from lmtool.config.overrides import Typed, key_of
-from lmtool.config.saved import save, to_yaml
+from lmtool.config.saved import JsonObject, save, to_yaml
 from lmtool.errors import ConfigError, LmtoolError, Problem, UserError
 from lmtool.reporting.text import lower_is_better
 from lmtool.runs.identity import require_name
 from lmtool.sweeps import folders
-from lmtool.sweeps.folders import JOB, JobEntry, SweepFolder
+from lmtool.sweeps.folders import JOB, JobEntry, Sweeper, SweepFolder
 from lmtool.sweeps.job import Run
 from lmtool.sweeps.launching import LOCAL, AsLauncher, FirstJobs, Launch, NoLauncher
 from lmtool.sweeps.table import write_plan
@@ -42,7 +43,7 @@ from lmtool.system.terminal import counted, say
 
 
 def with_grid(words: Sequence[str], offers: Offers, primary: str, config_dirs: Sequence[Path]) -> Typed:
-    """The sweep values of the selected YAML files, followed by the typed overrides; typed keys win."""
+    """The typed overrides, preceded by the sweep values of the selected YAML files for keys that are not typed."""
     typed = overrides.read(words, offers, multirun=True)
     if typed.problems:
         return typed
@@ -53,32 +54,26 @@ def with_grid(words: Sequence[str], offers: Offers, primary: str, config_dirs: S
 
 
 BATCH_SIZE = "hydra.sweeper.max_batch_size"
-"""Jobs that the plain sweeper hands its launcher at a time."""
-# What ends worst comes last.
+"""Number of jobs that the plain sweeper passes to its launcher at a time."""
+# Exit statuses, the worst last.
 _SEVERITY = (
-    errors.DONE,
-    errors.REQUEUE,
-    errors.CHECK_FAILED,
-    errors.USER_ERROR,
-    errors.DIVERGED,
-    errors.FAULT,
-    errors.TERMINATED,
-    errors.INTERRUPTED,
-)
-_OF_SWEEPERS = (AssertionError, ValueError, RuntimeError)
-"""What Hydra's sweepers raise."""
-# Hydra writes no log, no copy of the configuration and changes no folder: the run folder is lmtool's.
+    errors.DONE, errors.REQUEUE, errors.CHECK_FAILED, errors.USER_ERROR, errors.DIVERGED, errors.FAULT,
+    errors.TERMINATED, errors.INTERRUPTED,
+)  # fmt: skip
+_SWEEPER_ERRORS = (AssertionError, ValueError, RuntimeError)
+"""Exceptions of Hydra's sweepers."""
+# Hydra must not write a log or a copy of the configuration, or change the folder: lmtool writes the run folder.
 _QUIET = ["hydra/job_logging=none", "hydra/hydra_logging=none", "hydra.output_subdir=null", "hydra.job.chdir=false"]
 
 
 @dataclass(frozen=True)
 class SweepRequest:
-    """A sweep as typed. decode and run are functions of modules, for launchers that pickle them.
+    """A sweep as typed.
 
-    offers: what the command takes. decode(data, problems, running) -> configuration;
-    run(data) -> the job's result, a dict or None, from a complete configuration.
-    show(folder) prints the summary that ends it. typed: the words of the command line,
-    to resume it with. has_result: whether the command has a run folder with a result.json.
+    verb: the command. primary: its primary YAML file. offers: the keys and groups that it accepts. decode(data,
+    problems, running) returns a job's configuration. run(data) runs a job with its complete configuration and returns
+    the result; it can be pickled for launchers. show(folder) prints the final summary. typed: the arguments of the
+    command line, for the command that resumes the sweep. has_result: whether the command writes a result.json.
     """
 
     verb: str
@@ -86,7 +81,7 @@ class SweepRequest:
     offers: Offers
     overrides: Sequence[str]
     config_dirs: Sequence[Path]
-    decode: Callable[[dict[str, Any], Sequence[Problem], bool], Any]
+    decode: Callable[[JsonObject, Sequence[Problem], bool], Config]
     run: Run
     show: Callable[[Path], object]
     plugins: Sequence[str] = ()
@@ -95,17 +90,21 @@ class SweepRequest:
 
 
 def run(request: SweepRequest, *, print_config: bool = False, root: Path = Path("runs")) -> int:
-    """Run a sweep, print its table, and return the exit status of its worst job.
+    """Runs a sweep, prints its table, and returns the exit status of its worst job.
 
-    Every job is decoded before the first starts, where the jobs are known beforehand: a mistake in any leaves nothing
-    behind. print_config: print each job's configuration instead; where a sweeper chooses its jobs by the scores of
-    others, of those that it could start with.
+    If the jobs are known in advance, all are decoded before the first starts, so that an error in any of them leaves no
+    files behind. If the sweeper chooses jobs by the scores of earlier ones, each is decoded before it starts.
+
+    Args:
+        request: the sweep.
+        print_config: print the configurations of the jobs (or of those that the sweeper could start with) and return.
+        root: parent of the sweep's folder.
     """
     typed = with_grid(request.overrides, request.offers, request.primary, request.config_dirs)
     chosen = {text.partition("=")[0].lstrip("+"): text.partition("=")[2] for text in typed.hydra}
     launcher, sweeper = chosen.get("hydra/launcher", "basic"), chosen.get("hydra/sweeper", "basic")
     known = sweeper == "basic"
-    typed = _with_checked_places(typed, chosen)
+    typed = _checked(typed, chosen)
     if typed.problems and not known:
         raise ConfigError(typed.problems)
     hydra_plugins.require("hydra/launcher", launcher)
@@ -117,17 +116,17 @@ def run(request: SweepRequest, *, print_config: bool = False, root: Path = Path(
     if print_config:
         configs = [config for _, config in jobs] if known else _first_jobs(request, typed, chosen)
         if not known:
-            say(f"# hydra/sweeper={sweeper} chooses its jobs by the scores of others; it could start with these")
+            say(f"# hydra/sweeper={sweeper} chooses jobs by the scores of earlier jobs; it could start with these")
         say("---\n".join(to_yaml(save(config, request.verb)) for config in configs).removesuffix("\n"))
         return errors.DONE
     folder = _folder(request, name, chosen.get("hydra.sweep.dir"), root)
     empty = not any(folder.iterdir())
-    resume = _resume_words(request, folder, name or chosen.get("hydra.sweep.dir"))
+    resume = _resume_command(request, folder, name or chosen.get("hydra.sweep.dir"))
     try:
         sweep = SweepFolder(folder, request.verb, typed)
         statuses = _run_in(request, typed, sweep, chosen, jobs, known, resume)
     except (LmtoolError, OSError):
-        if empty and not any(folder.glob(f"*/{JOB}")):  # a mistake leaves nothing behind
+        if empty and not any(folder.glob(f"*/{JOB}")):  # an error leaves no files behind
             shutil.rmtree(folder, ignore_errors=True)
             if folder.parent == root and not any(root.iterdir()):
                 root.rmdir()
@@ -135,7 +134,7 @@ def run(request: SweepRequest, *, print_config: bool = False, root: Path = Path(
     request.show(folder)
     worst = max([errors.DONE, *statuses], key=_severity)
     if worst != errors.DONE:
-        say(f"finished jobs are kept, the others resume or run again with: {resume}")
+        say(f"to resume or repeat the unfinished jobs: {resume}")
     return worst
 
 
@@ -148,7 +147,7 @@ def _run_in(
     known: bool,
     resume: str,
 ) -> list[int]:
-    """Run the jobs of a sweep in its folder; the exit statuses of those that ran, and of what ended it early."""
+    """Runs the jobs of a sweep in its folder. Returns the exit statuses of the jobs and of an interruption."""
     previous = sweep.submitted()
     entries = [_entry(request, sweep, job, config) for job, config in jobs]
     every = previous | {entry.folder: entry.overrides for entry in entries}
@@ -173,26 +172,26 @@ def _run_in(
 @contextmanager
 def _composed(
     request: SweepRequest, typed: Typed, folder: Path, chosen: dict[str, str]
-) -> Iterator[tuple[object, DictConfig]]:
-    """Hydra, and its configuration of a sweep into a folder."""
+) -> Iterator[tuple[Hydra, DictConfig]]:
+    """Yields Hydra and its configuration of a sweep into a folder."""
     words = [*typed.all, *_settings(folder, chosen), *compose.search_path(request.config_dirs)]
     with compose.plainly(), compose.hydra_at() as hydra:
         compose.require_known_targets(hydra, request.primary, words)
         yield hydra, hydra.compose_config(request.primary, words, RunMode.MULTIRUN, with_log_configuration=False)
 
 
-def _sweeper(hydra: Any, config: DictConfig, callbacks: Callbacks) -> Any:
-    """The sweeper of Hydra that was chosen; of optuna's, what is behind its plugin."""
+def _sweeper(hydra: Hydra, config: DictConfig, callbacks: Callbacks) -> Sweeper:
+    """The chosen sweeper of Hydra; for optuna, the implementation behind its plugin."""
     sweeper = Plugins.instance().instantiate_sweeper(
         config=config,
         hydra_context=HydraContext(config_loader=hydra.config_loader, callbacks=callbacks),
-        task_function=float,  # never called: the launcher has its own
+        task_function=float,  # never called, since the launcher is replaced
     )
-    return getattr(sweeper, "sweeper", sweeper)
+    return cast(Sweeper, getattr(sweeper, "sweeper", sweeper))
 
 
-def _search(request: SweepRequest, sweep: SweepFolder, typed: Typed, hydra: object, launch: Launch) -> None:
-    """Let a sweeper of Hydra choose the jobs on the way."""
+def _search(request: SweepRequest, sweep: SweepFolder, typed: Typed, hydra: Hydra, launch: Launch) -> None:
+    """Runs jobs that a sweeper of Hydra chooses by the scores of earlier ones."""
     config = launch.config
 
     def prepared(job: list[str]) -> JobEntry:
@@ -209,15 +208,15 @@ def _search(request: SweepRequest, sweep: SweepFolder, typed: Typed, hydra: obje
         sweeper.sweep(arguments=arguments)
     except LmtoolError:
         raise
-    except _OF_SWEEPERS as error:
+    except _SWEEPER_ERRORS as error:
         if not any(sweep.path.glob(f"*/{JOB}")):
             raise _no_first_job(config, error) from error
-        # A sweeper whose jobs have all failed has no best one; the summary says why they failed.
+        # A sweeper fails if all its jobs have failed; the summary shows their errors.
         say(f"warning: the sweeper ended early: {_error_text(error)}")
 
 
 def _first_jobs(request: SweepRequest, typed: Typed, chosen: dict[str, str]) -> list[Config]:
-    """The configurations of jobs that a sweeper of Hydra could start with; nothing runs, and nothing is written."""
+    """The configurations of the jobs that a sweeper of Hydra could start with. Runs and writes nothing."""
     with TemporaryDirectory(prefix="lmtool-sweep-") as folder, _composed(request, typed, Path(folder), chosen) as here:
         hydra, config = here
         sweeper = _sweeper(hydra, config, Callbacks(config))
@@ -228,13 +227,13 @@ def _first_jobs(request: SweepRequest, typed: Typed, chosen: dict[str, str]) -> 
             sweeper.sweep(arguments=_arguments(config))
         except FirstJobs as first:
             return [_chosen_job(request, typed, job, False) for job in first.jobs]
-        except _OF_SWEEPERS as error:
+        except _SWEEPER_ERRORS as error:
             raise _no_first_job(config, error) from error
-    raise UserError("the sweeper chooses no job", "check hydra.sweeper.*")
+    raise UserError("the sweeper chooses no job", "check the keys hydra.sweeper.*")
 
 
 def _arguments(config: DictConfig) -> list[str]:
-    """What was typed for all jobs, as Hydra's sweepers take it."""
+    """The overrides of all jobs, in the form that Hydra's sweepers expect."""
     return [str(text) for text in config.hydra.overrides.task]
 
 
@@ -242,14 +241,13 @@ def _chosen_job(request: SweepRequest, typed: Typed, job: Sequence[str], running
     """The configuration of a job that a sweeper chose."""
     job_overrides = replace(typed, choices=[text for text in job if text[:1] != "+"], hydra=[])
     job_overrides.values = [text for text in job if text[:1] == "+"]
-    config: Config = request.decode(compose.compose(request.primary, job_overrides, request.config_dirs), (), running)
-    return config
+    return request.decode(compose.compose(request.primary, job_overrides, request.config_dirs), (), running)
 
 
 def _no_first_job(config: DictConfig, error: Exception) -> UserError:
     name = config.hydra.runtime.choices["hydra/sweeper"]
-    message = f"hydra/sweeper={name} ends before its first job: {_error_text(error)}"
-    return UserError(message, "check hydra.sweeper.*; --debug shows where it ends")
+    message = f"hydra/sweeper={name} failed before its first job: {_error_text(error)}"
+    return UserError(message, "check the keys hydra.sweeper.*; --debug prints the traceback")
 
 
 def _error_text(error: Exception) -> str:
@@ -257,14 +255,16 @@ def _error_text(error: Exception) -> str:
 
 
 def _direction(request: SweepRequest, typed: Typed, sweep: SweepFolder) -> str:
-    """ "maximize" or "minimize": the direction of the metric of the task that all jobs share, or of the loss."""
-    common = [text for text in typed.choices if text.lstrip("+").partition("=")[0] in sweep.fixed]
-    values = [text for text in typed.values if text.lstrip("+").partition("=")[0] in sweep.fixed]
-    data = compose.compose(request.primary, replace(typed, choices=common, values=values), request.config_dirs)
+    """ "maximize" or "minimize", for the metric of the task that all jobs share, or for the loss."""
+    choices, values = (
+        [text for text in texts if text.lstrip("+").partition("=")[0] in sweep.fixed]
+        for texts in (typed.choices, typed.values)
+    )
+    data = compose.compose(request.primary, replace(typed, choices=choices, values=values), request.config_dirs)
     task = data.get("task")
     metric = str(task.get("metric")) if isinstance(task, dict) and task.get("metric") else "loss"
     direction = "minimize" if lower_is_better(metric) else "maximize"
-    say(f"hydra.sweeper.direction={direction}, of the {metric}")
+    say(f"hydra.sweeper.direction={direction}, for the metric {metric}")
     return direction
 
 
@@ -273,9 +273,9 @@ def _entry(request: SweepRequest, sweep: SweepFolder, job: Sequence[str], config
 
 
 def _settings(folder: Path, chosen: dict[str, str]) -> list[str]:
-    """What a sweep sets of Hydra's own configuration, where it was not typed."""
+    """Overrides of Hydra's own configuration that were not typed."""
     quoted = str(folder).replace("'", "\\'")
-    # The values of a grid are among the overrides by then.
+    # The values of a grid are already among the overrides.
     settings = [*_QUIET, f"hydra.sweep.dir='{quoted}'", f"{overrides.GRID}=null"]
     return [setting for setting in settings if setting.partition("=")[0] not in chosen]
 
@@ -284,28 +284,27 @@ def _severity(status: int) -> int:
     return _SEVERITY.index(status) if status in _SEVERITY else len(_SEVERITY)
 
 
-def _with_checked_places(typed: Typed, chosen: dict[str, str]) -> Typed:
-    """What was typed, with problems of keys that would put two jobs into one folder, and of an invalid
-    max_batch_size."""
+def _checked(typed: Typed, chosen: dict[str, str]) -> Typed:
+    """Adds problems for an invalid max_batch_size, and for keys that would put two jobs into one folder."""
     problems = list(typed.problems)
     size = chosen.get(BATCH_SIZE, "null")
     if size != "null" and (not size.isdecimal() or int(size) < 1):
-        problems.append(Problem(BATCH_SIZE, f"{BATCH_SIZE}={size}: a number of jobs, 1 or more", "omit it: all"))
+        problems.append(Problem(BATCH_SIZE, f"{BATCH_SIZE}={size} is not 1 or more jobs", "omit it for all jobs"))
     if "hydra.sweep.subdir" in chosen:
-        message = f"hydra.sweep.subdir={chosen['hydra.sweep.subdir']}: jobs' folders are named after what they vary"
-        problems.append(Problem("hydra.sweep.subdir", message, "omit it; name=NAME names the sweep"))
+        message = f"hydra.sweep.subdir={chosen['hydra.sweep.subdir']}: folders of jobs are named after the varied keys"
+        problems.append(Problem("hydra.sweep.subdir", message, "omit it; set name=NAME to name the sweep"))
     for text in typed.values:
         key, _, value = text.lstrip("+").partition("=")
         if key == "run_dir":
             message = f"run_dir={value}: each job of a sweep has a folder of its own"
-            problems.append(Problem("run_dir", message, "name the sweep: name=NAME, or hydra.sweep.dir=FOLDER"))
+            problems.append(Problem("run_dir", message, "set name=NAME or hydra.sweep.dir=FOLDER for the sweep"))
         if key == "name" and OverridesParser.create().parse_override(text).is_sweep_override():
-            problems.append(Problem("name", f"name={value}: a sweep has one name", "give one name=NAME"))
+            problems.append(Problem("name", f"name={value}: a sweep has one name", "set a single name=NAME"))
     return replace(typed, problems=problems)
 
 
 def _named(typed: Typed) -> tuple[Typed, str | None]:
-    """What was typed without the name of the sweep, and the name. UserError where it is no name of a folder."""
+    """The overrides without the name of the sweep, and the name. UserError if the name is not valid for a folder."""
     names = [text.partition("=")[2].strip("'\"") for text in typed.values if text.startswith("++name=")]
     name = names[-1] if names and names[-1] != "null" else None
     if name is not None and not any(problem.key == "name" for problem in typed.problems):
@@ -313,7 +312,7 @@ def _named(typed: Typed) -> tuple[Typed, str | None]:
     return replace(typed, values=[text for text in typed.values if not text.startswith("++name=")]), name
 
 
-def _resume_words(request: SweepRequest, folder: Path, named: str | None) -> str:
+def _resume_command(request: SweepRequest, folder: Path, named: str | None) -> str:
     """The command that resumes a sweep."""
     typed = [word for word in request.typed if not word.startswith("name=")]
     name = [] if named and f"name={named}" not in request.typed else [f"name={folder.name}"]
@@ -338,9 +337,9 @@ def _decoded_jobs(request: SweepRequest, typed: Typed, running: bool) -> Iterato
 
 
 def jobs_of(typed: overrides.Typed) -> Iterator[overrides.Typed]:
-    """The jobs of a plain sweep: every combination of the values, the last key fastest, as Hydra orders them. Where a
-    group varies, its job of `none` goes without the keys that were typed for the others: distill=soft,none has one
-    distill.teacher."""
+    """The jobs of a plain sweep: every combination of the values, in Hydra's order (the last key varies fastest). If a
+    group varies, jobs with GROUP=none omit the keys of the group: in distill=soft,none distill.teacher=X, the second
+    job has no teacher."""
     parser = OverridesParser.create()
     choices, varied = [], []
     for text in typed.all:
@@ -350,8 +349,8 @@ def jobs_of(typed: overrides.Typed) -> Iterator[overrides.Typed]:
         elif override.is_discrete_sweep():
             varied.append([f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()])
         else:
-            message = f"{text.lstrip('+')}: the plain sweeper takes lists of values"
-            raise UserError(message, "separate the values by commas, or take a range: range(1,4)")
+            message = f"{text.lstrip('+')}: the plain sweeper accepts only lists of values"
+            raise UserError(message, "separate the values by commas, or use a range such as range(1,4)")
         choices.append(text in typed.choices)
     for combination in itertools.product(*varied):
         chosen = [text for text, is_choice in zip(combination, choices, strict=True) if is_choice]
@@ -366,7 +365,7 @@ def jobs_of(typed: overrides.Typed) -> Iterator[overrides.Typed]:
 
 
 def _folder(request: SweepRequest, name: str | None, typed: str | None, root: Path) -> Path:
-    """The sweep's folder, made: as typed, runs/NAME for a name, else the verb and the next free number."""
+    """Creates the sweep's folder: as typed, runs/NAME for a name, or runs/VERB-sweep-NUMBER with the next number."""
     try:
         if typed is not None or name is not None:
             folder = Path(typed.strip("'\"")).expanduser() if typed is not None else root / str(name)
@@ -380,5 +379,6 @@ def _folder(request: SweepRequest, name: str | None, typed: str | None, root: Pa
             except FileExistsError:
                 continue
     except OSError as error:
-        raise UserError(f"{root}: {error.strerror}", "start in a folder you can write to, or set name=NAME") from error
-    raise AssertionError("itertools.count ends never")
+        hint = "start in a folder that you can write to, or set hydra.sweep.dir=FOLDER"
+        raise UserError(f"{root}: {error.strerror}", hint) from error
+    raise AssertionError("itertools.count never ends")

@@ -1,7 +1,7 @@
-"""One start of a sweep: its unfinished jobs are passed to a launcher of Hydra.
+"""Passes the unfinished jobs of a sweep to a launcher of Hydra.
 
-What a job is given is complete: its configuration is resolved here, and a launcher whose jobs start later runs them on
-a copy of the code.
+A job receives its complete configuration, resolved here. A launcher whose jobs start later runs them on a copy of the
+code.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import signal
 import subprocess
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import FrameType, SimpleNamespace
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from hydra._internal.callbacks import Callbacks
 from hydra.core.plugins import Plugins
@@ -39,19 +39,22 @@ from lmtool.system.files import real_folder
 from lmtool.system.signals import STATUS
 from lmtool.system.terminal import counted, say, say_error
 
+if TYPE_CHECKING:
+    from submitit import Job
+
 _ASK_EVERY = 5.0
-"""Seconds between two questions to SLURM about a job."""
+"""Seconds between two queries to SLURM about a job."""
 
 
-class Waited:
-    """A job that was submitted. folder: of the job in its sweep."""
+class SubmittedJob:
+    """A job that was submitted with submitit. folder: of the job in its sweep."""
 
-    def __init__(self, submitted: Any, folder: Path, by_slurm: bool):
+    def __init__(self, submitted: Job[object], folder: Path, by_slurm: bool):
         self.submitted, self.folder, self.by_slurm = submitted, folder, by_slurm
         self._asked = time.monotonic()
 
     def results(self) -> list[None]:
-        """Wait for its end, however it ends; `job.json` says how."""
+        """Waits until the job has ended; its outcome is in `job.json`."""
         while not self.ended():
             time.sleep(0.2)
         return [None]
@@ -67,7 +70,7 @@ class Waited:
         return records.queue_state(self.submitted.job_id) is None
 
     def interrupt(self) -> None:
-        """End it: the training saves a checkpoint first; what has not started never does."""
+        """Ends the job: a training saves a checkpoint first, and a pending job never starts."""
         if self.by_slurm:
             for command in (["--signal=INT"], ["--state=PENDING"]):
                 with suppress(OSError):
@@ -78,7 +81,7 @@ class Waited:
 
 
 def interrupt(folder: Path, number: int) -> None:
-    """Send a signal to the process of this machine that runs the job of a folder."""
+    """Sends a signal to the process on this machine that runs the job of a folder."""
     record = records.read(folder)
     owner = record.get("owner")
     if isinstance(owner, dict) and "slurm" not in record and records.under_way(record):
@@ -87,24 +90,25 @@ def interrupt(folder: Path, number: int) -> None:
 
 
 @contextmanager
-def waited_for(folders: Sequence[Path]) -> Iterator[list[Waited]]:
-    """Inside, what submitit's launcher submits is waited for as `Waited`; the list fills when it does."""
+def collected_jobs(folders: Sequence[Path]) -> Iterator[list[SubmittedJob]]:
+    """Makes submitit's launcher wait for each job with `SubmittedJob`. Yields the list to which the jobs are added.
+    folders: of the jobs."""
     import submitit
     from submitit.local import local
 
-    known, jobs = submitit.AutoExecutor, list[Waited]()
+    known, jobs = submitit.AutoExecutor, list[SubmittedJob]()
 
     class Executor(known):  # type: ignore[misc, valid-type]
-        """The one difference: what it gives back."""
+        """An executor that returns jobs of this module's class."""
 
-        def map_array(self, *arguments: object) -> list[Waited]:
+        def map_array(self, *arguments: object) -> list[SubmittedJob]:
             submitted = super().map_array(*arguments)
             by_slurm = self.cluster == "slurm"
-            jobs.extend(Waited(job, folder, by_slurm) for job, folder in zip(submitted, folders, strict=True))
+            jobs.extend(SubmittedJob(job, folder, by_slurm) for job, folder in zip(submitted, folders, strict=True))
             return jobs
 
     submitit.AutoExecutor = Executor  # type: ignore[misc]
-    # Out of the terminal's group: its Ctrl-C would end what looks after a job, which kills the job a second later.
+    # In another process group than the terminal: Ctrl-C would end the job's supervisor, which then kills the job.
     spawn = partial(subprocess.Popen, process_group=0)
     local.subprocess = SimpleNamespace(**{**vars(subprocess), "Popen": spawn})  # type: ignore[assignment]
     try:
@@ -115,12 +119,12 @@ def waited_for(folders: Sequence[Path]) -> Iterator[list[Waited]]:
 
 
 LOCAL = ("basic", "joblib", "submitit_local")
-"""Launchers whose jobs run on this machine, as soon as they are started."""
+"""Launchers whose jobs run on this machine and start immediately."""
 
 
-class Prepared:
-    """Stands where Hydra keeps its loader, which would read YAML again when a job starts: the overrides of a job are
-    the name of its folder and the job itself, complete."""
+class JobLoader:
+    """Replaces Hydra's loader, which would read YAML when a job starts. The overrides of a job are the name of its
+    folder and the packed job."""
 
     def load_sweep_config(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
         subdir, packed = sweep_overrides
@@ -133,8 +137,11 @@ class Prepared:
 
 @dataclass
 class Launch:
-    """A launcher of Hydra and what it is given. config: Hydra's, composed. run: what a job calls. plugins: modules that
-    were typed. has_result: its command leaves a result.json. interrupted: the signal that ended the sweep."""
+    """The start of a sweep by a launcher of Hydra.
+
+    config: Hydra's composed configuration. run: the function of a job. plugins: typed modules. has_result: whether the
+    command writes a result.json. interrupted: exit status for the signal that ended the sweep; DONE without one.
+    """
 
     sweep: SweepFolder
     config: DictConfig
@@ -152,14 +159,14 @@ class Launch:
         self.name = str(choices.get("hydra/launcher") or "basic")
         self.identity = uuid.uuid4().hex[:12]
         self.launcher = Plugins.instance().instantiate_launcher(
-            hydra_context=HydraContext(config_loader=Prepared(), callbacks=self.callbacks),  # type: ignore[arg-type]
+            hydra_context=HydraContext(config_loader=JobLoader(), callbacks=self.callbacks),  # type: ignore[arg-type]
             task_function=partial(perform, self.run),
             config=self.config,
         )
 
     def start(self, entries: Sequence[JobEntry], batch_size: int | None = None) -> list[float]:
-        """Run the jobs that are not done, and wait for them. The value of each job's metric, nan where it has none.
-        batch_size: jobs that the launcher is given at a time; None: all."""
+        """Runs the unfinished jobs and waits for them. Returns the value of each job's metric, nan if there is none.
+        batch_size: number of jobs passed to the launcher at a time; None for all."""
         self.sweep.claim(entries)
         self.entries |= {entry.folder: entry for entry in entries}
         self.batch_size = batch_size or len(self.entries)
@@ -174,27 +181,27 @@ class Launch:
         return [float(value) if isinstance(value, int | float) else math.nan for value in values]
 
     def _is_left(self, entry: JobEntry) -> bool:
-        """Whether a job is to be run; what is not, or was started before, is said."""
+        """Whether a job must run. Reports jobs that are skipped or were started before."""
         record = records.read(entry.folder)
         name = f"job {entry.number} ({entry.folder.name})"
         if records.done(entry.folder, self.has_result):
             records.write(entry.folder, records.JOB, record | {"skipped": True})
-            say(f"{name}: done before, skipped")
+            say(f"{name}: already done, skipped")
             return False
         if where := records.under_way(record):
-            say(f"{name}: {where} is at it, left alone")
+            say(f"{name}: already running ({where}), skipped")
             return False
         if record and record.get("exit_status") in (errors.REQUEUE, errors.INTERRUPTED, errors.TERMINATED):
             say(f"{name}: was stopped, resumes")
         elif record and record.get("error"):
-            say(f"{name}: failed before, runs again: {record['error']}")
+            say(f"{name}: runs again after an error: {record['error']}")
         elif record:
-            say(f"{name}: did not end, resumes")
+            say(f"{name}: did not finish, resumes")
         return True
 
     @property
     def _parallel(self) -> bool:
-        """Whether jobs run in processes of their own; joblib has none where one is asked for."""
+        """Whether jobs run in separate processes; joblib with n_jobs=1 uses none."""
         return self.name != "basic" and not (self.name == "joblib" and self.config.hydra.launcher.n_jobs == 1)
 
     def _announce(self, left: Sequence[JobEntry]) -> None:
@@ -208,8 +215,8 @@ class Launch:
         )
 
     def _threads(self) -> tuple[int | None, int]:
-        """The threads of each job, None where the launcher's place decides; and how many jobs run at a time, 0 where
-        that is not known. Sums depend on the number of threads: jobs that are done or left change nothing."""
+        """The numbers of threads per job (None: decided where it runs) and of jobs at a time (0 if unknown). Neither
+        depends on which jobs are done, since floating-point sums depend on the number of threads."""
         cores = len(os.sched_getaffinity(0))
         if not self._parallel:
             return None, 1
@@ -225,12 +232,12 @@ class Launch:
 
     @contextmanager
     def _surroundings(self) -> Iterator[None]:
-        """The environment that the processes of the jobs inherit."""
+        """Sets the environment that the processes of the jobs inherit."""
         threads, _ = self._threads()
         changed: dict[str, str] = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
         changed |= SAFE_PATH if self._parallel else {}
         if self.name.startswith("submitit"):
-            os.chmod(real_folder(self.sweep.path / ".submitit"), 0o700)  # its files are run, and hold all values
+            os.chmod(real_folder(self.sweep.path / ".submitit"), 0o700)  # its files are executed and unmasked
             path = [str(identity.copied(self.sweep.path, self.plugins)), *filter(None, [os.environ.get("PYTHONPATH")])]
             changed["PYTHONPATH"] = os.pathsep.join(path)
         with inherited(changed):
@@ -243,9 +250,9 @@ class Launch:
             self.launcher.launch(overrides, initial_job_idx=0)
             return
         before = [records.read(entry.folder) for entry in left]
-        queued: AbstractContextManager[list[Waited]] = nullcontext([])
+        queued: AbstractContextManager[list[SubmittedJob]] = nullcontext([])
         if self.name.startswith("submitit"):
-            queued = waited_for([entry.folder for entry in left])
+            queued = collected_jobs([entry.folder for entry in left])
         with queued as queue, self._interruptible(left, queue), Watch(left, Output()):
             try:
                 self.launcher.launch(overrides, initial_job_idx=0)
@@ -271,24 +278,24 @@ class Launch:
         )
 
     def _ended_early(self, began: bool, error: Exception) -> None:
-        """A launcher that gave up: before any job, it is what was asked of it; later, the others may still have run."""
+        """Handles the failure of a launcher: an error of the user if no job has begun, otherwise a warning."""
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         if not self.interrupted and not began:
-            raise UserError(f"hydra/launcher={self.name}: {reason}", "see its keys, hydra.launcher.*") from error
+            raise UserError(f"hydra/launcher={self.name}: {reason}", "check the keys hydra.launcher.*") from error
         if not self.interrupted:
             say_error(f"hydra/launcher={self.name} ended before its jobs: {reason}")
 
     def _settle(self, entry: JobEntry) -> None:
-        """Write down the end of a job that had no time to do it."""
+        """Records the end of a job that could not record it itself."""
         record = records.read(entry.folder)
         if record and not records.is_finished(record) and not record.get("error") and not records.under_way(record):
-            error = "it ended without a word: killed, or out of memory"
+            error = "it ended without a report: killed, or out of memory"
             records.write(entry.folder, records.JOB, record | {"error": error})
 
     @contextmanager
-    def _interruptible(self, left: Sequence[JobEntry], queue: list[Waited]) -> Iterator[None]:
-        """Signals to this process end the jobs, which save checkpoints; a second one ends them at once, a third this
-        process."""
+    def _interruptible(self, left: Sequence[JobEntry], queue: list[SubmittedJob]) -> Iterator[None]:
+        """Handles signals to this process: the first asks the jobs to save checkpoints and stop, the second ends them
+        immediately, the third ends this process."""
         count = 0
 
         def handle(number: int, frame: FrameType | None) -> None:
@@ -300,12 +307,12 @@ class Launch:
             if count == 1:
                 (real_folder(self.sweep.path / STOPPED) / self.identity).touch()
                 say(f"{signal.Signals(number).name}: the jobs save checkpoints and stop")
-            for waited in queue:
-                waited.interrupt()
+            for submitted in queue:
+                submitted.interrupt()
             for entry in left if not queue else ():
                 interrupt(entry.folder, number)
 
-        # A queue of a cluster runs on when the terminal is lost.
+        # Jobs in a cluster's queue continue when the terminal is closed.
         numbers = [number for number in STATUS if self.name in LOCAL or number != signal.SIGHUP]
         before = {number: signal.signal(number, handle) for number in numbers}
         try:
@@ -315,16 +322,16 @@ class Launch:
                 signal.signal(number, handler)
 
     def statuses(self) -> list[int]:
-        """How the jobs of this start have ended; of those that never began, or are another process's, nothing."""
+        """The exit statuses of the jobs that have started and are not running in another process."""
         known = [records.read(folder) for folder in self.entries]
         return [record["exit_status"] for record in known if record and not records.under_way(record)]
 
 
 class AsLauncher:
-    """A launch as the launcher of one of Hydra's sweepers, which chooses its jobs on the way. prepare(overrides) gives
-    the place of a job."""
+    """A launch as the launcher of a sweeper of Hydra that chooses its jobs while running. prepare(overrides) returns
+    the entry of a job."""
 
-    def __init__(self, launch: Launch, prepare: Any):
+    def __init__(self, launch: Launch, prepare: Callable[[list[str]], JobEntry]):
         self.launch_of_sweep, self.prepare = launch, prepare
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> list[JobReturn]:
@@ -338,15 +345,15 @@ class AsLauncher:
         return returned
 
 
-class FirstJobs(Exception):  # noqa: N818 - what a sweeper is ended with is no error
-    """The jobs that a sweeper starts with, by their overrides."""
+class FirstJobs(Exception):  # noqa: N818 - ends a sweeper, and is not an error
+    """The overrides of the first jobs of a sweeper."""
 
     def __init__(self, jobs: Sequence[Sequence[str]]):
         self.jobs = jobs
 
 
 class NoLauncher:
-    """In the place of a launcher, to see what a sweeper of Hydra chooses: it runs nothing, and raises FirstJobs."""
+    """A launcher that runs nothing: it raises FirstJobs with the jobs that a sweeper chooses."""
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> NoReturn:
         raise FirstJobs(job_overrides)

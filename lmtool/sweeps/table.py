@@ -9,8 +9,8 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any
 
+from lmtool.config.saved import JsonMapping
 from lmtool.errors import DONE, UserError
 from lmtool.reporting.console import Output
 from lmtool.reporting.run_files import RunFiles, read_object
@@ -29,7 +29,7 @@ def show(folder: Path) -> list[int]:
     try:
         sweep = report_sweep(Output(), folder)
     except UserError as error:
-        # The jobs decide the outcome of a sweep, not a page that cannot be written.
+        # A page that cannot be written must not change the outcome of the sweep.
         say_error(error.message, error.hint)
         sweep = read_sweep(folder)
     return [job.exit_status for job in sweep.jobs if job.status != NOT_STARTED]
@@ -108,14 +108,14 @@ class Watch(threading.Thread):
         return [f"job {entry.number}{progress(entry.folder)}  {entry.folder.name}" for entry in running]
 
 
-def start_line(record: dict[str, Any]) -> str:
+def start_line(record: JsonMapping) -> str:
     verb = "resumes" if record.get("resumed") else "runs"
     varied = " ".join(f"{key}={value}" for key, value in record.get("varied", {}).items())
     return f"job {record.get('job')} {verb}{f': {varied}' if varied else ''}; {record.get('folder')}/{folders.LOG}"
 
 
 def progress(folder: Path) -> str:
-    """`  step 120  loss 3.21`, of the last row of metrics.jsonl; "" where there is none yet."""
+    """`  step 120  loss 3.21` from the last complete row of metrics.jsonl; "" without one."""
     with suppress(OSError, ValueError, IndexError):
         with (folder / "metrics.jsonl").open("rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))

@@ -93,7 +93,7 @@ def _load(checkpoint: str) -> int:
     import torch
 
     import lmtool
-    from lmtool.cli.exit_status import failed
+    from lmtool.cli.main import failed
     from lmtool.errors import LmtoolError
 
     try:

@@ -225,7 +225,7 @@ ERRORS: list[tuple[str, list[str]]] = [
     ("plan evaluate", ["plans pretrain or finetune"]),
     ("plan pretrain modle=bert", ["did you mean model=bert?"]),
     ("list tasc", ["there is no group tasc", "lmtool list task"]),
-    ("show", ["no key given"]),
+    ("show", ["show needs a key"]),
     ("show optimizer.lrr", ["unknown key optimizer.lrr", "lmtool show optimizer.lr"]),
     ("show model=bertt", ["did you mean model=bert?"]),
 ]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lmtool import __version__
-from lmtool.cli import arguments, suggestions
+from lmtool.cli import arguments
 from lmtool.cli import main as cli
 from lmtool.config import aliases
 from lmtool.resolver.schema import verbs
@@ -66,8 +66,8 @@ ANSWERS = [
     ("finetune task=reviews.xlsx model=bert_tiny", 2, "save one sheet per CSV file"),
     ("finetune task=commas.tsv model=bert_tiny", 2, ".csv for commas or semicolons"),
     ("pretrain --config-dir recipes experiment=mine model=bert_tiny", 2, "add # @package _global_ as its first line"),
-    ("runs no", 2, "makes a first run"),
-    ("runs runs", 0, "holds no run yet"),
+    ("runs no", 2, "start a first run"),
+    ("runs runs", 0, "has no runs yet"),
 ]
 
 
@@ -160,9 +160,9 @@ def pairs_of(printed: str) -> list[tuple[str, str]]:
 
 
 def test_words_of_other_tools_name_commands_that_there_are() -> None:
-    named = {name for names in suggestions._COMMANDS.values() for name in names if not name.startswith("-")}
+    named = {name for names in arguments._COMMANDS.values() for name in names if not name.startswith("-")}
     assert {name.split()[0] for name in named} <= verbs.VERBS.keys()
-    assert not suggestions._COMMANDS.keys() & verbs.VERBS.keys() and not {*aliases.FLAGS} & {*arguments.FLAGS}
+    assert not arguments._COMMANDS.keys() & verbs.VERBS.keys() and not {*aliases.FLAGS} & {*arguments.FLAGS}
 
 
 def test_words_without_a_key_are_checkpoint_and_text(place: Path) -> None:

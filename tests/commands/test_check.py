@@ -60,7 +60,7 @@ def test_a_sample_is_reported_with_the_key_that_draws_another(rows, capsys, monk
     said = check("task=sst2", f"task.path={rows}", "near=0.6")["splits"]
     assert said["train"]["near_compared"] == {"texts": 160, "of": 201} and said["train"]["within"]["equal"] == 2
     screen = " ".join(capsys.readouterr().out.split())
-    assert "among 160 of 201 texts of train, a sample: `seed` draws another one" in screen and "of dev," not in screen
+    assert "a sample of 160 of 201 texts of train; seed= draws another sample" in screen and "of dev," not in screen
 
 
 def test_held_out_rows_that_are_trained_on_fail_the_check(rows, capsys):
@@ -130,8 +130,8 @@ def test_text_is_held_out_by_its_words(place, capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "give one of them"),
-        (["task=sst2", "data=pydocs"], "give one of them"),
+        ([], "needs either task= or data="),
+        (["task=sst2", "data=pydocs"], "needs either task= or data="),
         (["task=sst2", "task.path=nowhere"], "does not exist"),
         (["task=sst2", "task.path=rows", "near=1.5"], "near"),
         (["task=sst2", "task.path=rows", "checkpoint=runs/none"], "runs/none"),

@@ -41,8 +41,8 @@ def test_files(place: Path, capsys: pytest.CaptureFixture) -> None:
     assert embed("checkpoint=runs/first", "text=the cat", "layers=all", "pooling=none") == 0
     assert "layer 1   " in capsys.readouterr().out.replace("-", " ")
     for words, message in (
-        (["input=asked.txt", "output=a.txt"], "output=a.txt: vectors are written as .npy or .parquet"),
-        (["input=asked.txt", "output=a.npy", "pooling=none"], "output=a.npy: an array has no place for the tokens"),
+        (["input=asked.txt", "output=a.txt"], "output=a.txt: the suffix must be .npy or .parquet"),
+        (["input=asked.txt", "output=a.npy", "pooling=none"], "output=a.npy: a .npy array cannot hold the tokens"),
         (["input=rows/dev.tsv"], "no column text to read; there are sentence, label"),
         (["input=asked.txt", "layers=2"], "layers=2: the model has layers 1 to 1"),
         ([], "no text is given"),

@@ -46,7 +46,7 @@ def test_a_decoder(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "no column text; its first line names said" in capsys.readouterr().err
     Path("holes.jsonl").write_text('{"text": "A cat"}\n{"text": null}\n')
     generate(run, "input=holes.jsonl", status=2)
-    assert "holes.jsonl:2: the column text holds no text" in capsys.readouterr().err
+    assert "holes.jsonl:2: the column text has no text" in capsys.readouterr().err
     Path("long.txt").write_text("A cat.\n" + "The cat saw. " * 400)
     generate(run, "input=long.txt", status=2)
     error = capsys.readouterr().err
@@ -110,7 +110,7 @@ def test_a_published_checkpoint_says_how_texts_end_and_repeat(place: Path, capsy
         generate(f"checkpoint={folder}", "input=prompts.txt", "output=out.jsonl")
         rows = [json.loads(line) for line in Path("out.jsonl").read_text().splitlines()]
         assert [row["text"] for row in rows] == texts[folder]
-        assert "settings these are not used: beams=3\n" in capsys.readouterr().out
+        assert "settings of the checkpoint that are not used: beams=3\n" in capsys.readouterr().out
     assert texts["published"] == texts["ours"]
     file.write_text(json.dumps({**said, "repetition_penalty": "much"}))
     generate("checkpoint=published", "prompt=The", status=2)

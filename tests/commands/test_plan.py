@@ -120,7 +120,7 @@ def test_a_pass_of_unknown_length_is_no_budget_to_plan(place: Path, capsys: pyte
     assert cli.main(words) == 2
     assert "max_epochs=2 cannot be planned" in capsys.readouterr().err
     out = printed([*words, "max_steps=50"], capsys)
-    assert "after 50 steps (max_steps)" in out and "max_epochs=2 is left out here" in out and "\nepochs" not in out
+    assert "after 50 steps (max_steps)" in out and "max_epochs=2 is ignored" in out and "\nepochs" not in out
 
 
 def test_steps_are_measured_in_no_folder(

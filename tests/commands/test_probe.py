@@ -50,8 +50,11 @@ def test_layers_of_several_checkpoints(place: Path, capsys: pytest.CaptureFixtur
     finetune("task", "checkpoint=runs/masked", "max_steps=1", "max_epochs=null")
     capsys.readouterr()
     for words, message in (
-        (["checkpoint=runs/task", "target=next"], "target=next is probed on text, and the checkpoint names none"),
-        (["checkpoint=runs/masked", "target=task"], "target=task names no task"),
+        (
+            ["checkpoint=runs/task", "target=next"],
+            "target=next needs text, and the checkpoint",
+        ),
+        (["checkpoint=runs/masked", "target=task"], "target=task needs a task"),
         (
             ["checkpoint=runs/masked", "target=stsb", "task.path=rows", "task.text=[sentence]"],
             "a probe predicts one class",

@@ -137,20 +137,20 @@ def test_distillation_and_recomputation(place: Path, capsys: pytest.CaptureFixtu
 
 
 WRONG = [
-    ("pretrain model=bert_tiny devices=2", "a profile is of one process"),
+    ("pretrain model=bert_tiny devices=2", "lmtool profile measures a single process"),
     ("pretrain steps=0", "steps=0: steps must be a whole number, at least 1"),
     ("pretrain steps=some", "steps=some: steps must be a whole number, at least 1"),
     ("pretrain steps=2 steps=3", "steps=3: steps is set twice"),
     ("-m pretrain seed=1,2", "-m: lmtool profile does not sweep"),
     ("pretrain seed=1,2", "seed"),
     ("evaluate", "profile evaluate: runs a few steps of pretrain or finetune"),
-    ("finetune task=glue task.path=rows checkpoint=none model=bert_tiny", "is a run of every task in it"),
+    ("finetune task=glue task.path=rows checkpoint=none model=bert_tiny", "trains a run for each of its tasks"),
     ("pretrain model=bert_tiny output=text.txt", "output=text.txt exists and is not empty"),
-    ("pretrain model=bert_tiny name=before", "name=before: that run is there already, finished"),
-    ("pretrain model=bert_tiny run_dir=runs/before", "run_dir=runs/before: that run is there already, finished"),
+    ("pretrain model=bert_tiny name=before", "name=before: the run already exists (finished)"),
+    ("pretrain model=bert_tiny run_dir=runs/before", "run_dir=runs/before: the run already exists (finished)"),
     (
         "pretrain branch=runs/before@last name=grown max_steps=3",
-        "branch=runs/before@1: a profile trains a run of its own",
+        "branch=runs/before@1: a profile trains a new run",
     ),
     ("pretrain model=bert_tiny data=text data.path=nowhere.txt", "nowhere.txt"),
 ]

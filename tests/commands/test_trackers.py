@@ -18,8 +18,7 @@ import pytest
 from lmtool.cli import main as cli
 from lmtool.reporting.trackers import tracking
 from lmtool.reporting.trackers.base import RunMetadata
-from lmtool.reporting.trackers.configs import TensorBoardConfig
-from lmtool.reporting.trackers.tensorboard import TensorBoard
+from lmtool.reporting.trackers.tensorboard import TensorBoard, TensorBoardConfig
 from tests.commands.conftest import pretrain
 from tests.reporting.trackers import offline
 
@@ -170,7 +169,7 @@ def test_a_server_that_refuses(
         run = pretrain("a", "logger=wandb")
         server.shutdown()
     said = capsys.readouterr().out
-    assert said.count("warning: logger=wandb") == 1 and "401" in said and "it begins again" in said
+    assert said.count("warning: logger=wandb") == 1 and "401" in said and "starting again" in said
     assert len(offline.rows(run)) == 6
     assert {path.name.rpartition("-")[2] for path in run.glob("wandb/*run-*-*")} == {offline.starts(run)[0].run_id}
 

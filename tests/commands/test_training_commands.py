@@ -112,7 +112,7 @@ def test_finetuning_from_a_pretrained_run(place: Path, capsys: pytest.CaptureFix
     assert losses == sorted(losses, reverse=True) and losses[0] > evaluation["loss"]
     assert Path("scores/plots/dev_confusion.png").stat().st_size and Path("scores/plots/dev_calibration.png").is_file()
     assert cli.main(["evaluate", str(folder), str(start)]) == 2
-    assert f"against={start} was trained for no task" in capsys.readouterr().err
+    assert f"against={start} was not trained for a task" in capsys.readouterr().err
     assert cli.main(["predict", f"checkpoint={folder}", "text=the lovely bright gentle cat", "precision=fp32"]) == 0
     assert capsys.readouterr().out.startswith("positive")
     Path("lines.txt").write_text("the cruel cold king\n\nthe kind warm queen\n")
@@ -128,7 +128,7 @@ def test_finetuning_from_a_pretrained_run(place: Path, capsys: pytest.CaptureFix
     said = capsys.readouterr().out
     assert "2 rows: out.csv; accuracy 0.500 on 2 labeled rows" in said and "has learned" not in said
     assert cli.main([*but_for(words, ["input=rows/train.tsv"]), "output=known.csv"]) == 0
-    assert "warning: the model has learned from rows of rows/train.tsv: lmtool evaluate" in capsys.readouterr().out
+    assert "warning: the model was trained on rows of rows/train.tsv; lmtool evaluate" in capsys.readouterr().out
     with Path("out.csv").open() as file:
         table = list(csv.DictReader(file))
     assert [(row["note"], row["prediction"]) for row in table] == [("a, b", "negative"), ("c", "positive")]
@@ -154,7 +154,7 @@ def test_probabilities_of_classes_are_written_or_said_not_to_be(
     assert all(0 < float(row[f"probability_{name}"]) < 1 for name in "abc")
     folder = finetune("value", "task=regression", "task.label=value", *words)
     assert cli.main([*but_for(asked, [f"checkpoint={folder}"]), "output=value.csv"]) == 0
-    assert "warning: probabilities=true: regression gives no probabilities" in capsys.readouterr().out
+    assert "warning: probabilities=true: regression has no class probabilities" in capsys.readouterr().out
 
 
 def test_feature_extraction_leaves_the_backbone_alone(place: Path) -> None:
@@ -287,7 +287,7 @@ def test_a_vocabulary_by_itself_serves_a_run(place: Path, capsys: pytest.Capture
     words = ["tokenizer", "data=text", "data.path=text.txt", "tokenizer.vocab_size=300", "output=vocabulary"]
     assert cli.main([*words, "cache_dir=cache"]) == 0
     shown = capsys.readouterr().out
-    assert "vocabulary · 134 tokens of tokenizer.vocab_size=300: the text gives no more" in shown
+    assert "vocabulary · 134 tokens of tokenizer.vocab_size=300: the text has no more" in shown
     assert "bytes a token · 0.00% of the tokens unknown" in shown
     assert cli.main([*words, "cache_dir=cache"]) == 2
     other = ["tokenizer", *but_for(words[1:], ["output=few", "tokenizer=character", "tokenizer.vocab_size=20"])]

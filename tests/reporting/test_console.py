@@ -166,7 +166,7 @@ def test_the_bar_counts_to_the_budget_that_ends_the_run():
 def test_evaluations_are_counted_where_they_take_time(evaluated: float, tokens: int, end: str, planned: str):
     stream = io.StringIO()
     result = {"status": "done", "seconds": 60.0, "evaluation_seconds": evaluated, "steps": 10}
-    end_screen(Output(stream), result=result, baseline=None, run_dir="runs/x", report=None, next_commands=())
+    end_screen(Output(stream), result=result, baseline=None, run_dir="runs/x", report="r", next_commands=())
     assert stream.getvalue().splitlines()[0] == end
     assert replace(plan_of_steps(), evaluations=10, evaluation_tokens=tokens).time_text == planned
 

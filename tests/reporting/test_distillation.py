@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from lmtool.reporting.plots import agreement_figure
+from lmtool.reporting.heat_maps import agreement_figure
 from lmtool.reporting.report import distillation_html, write_report
 from lmtool.reporting.run_files import UNDISTILLED, models_of, read_run
 

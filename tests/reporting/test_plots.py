@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lmtool.reporting import drawing, looks, plots
+from lmtool.reporting import drawing, heat_maps, looks, plots
 from lmtool.reporting.run_files import RunFiles
 
 
@@ -78,7 +78,7 @@ def test_names_at_the_ends_of_lines_are_apart() -> None:
     read = [
         looks.Similar(name, (0, 1, 2), [1.0, 0.9, last], [0.1] * 3, cosines) for name, last in (("a", 0.9), ("b", 0.89))
     ]
-    figure = drawing.similarity_figure(read)
+    figure = plots.similarity_figure(read)
     figure.draw_without_rendering()
     boxes = [text.get_window_extent() for text in figure.axes[0].texts]
     assert len(boxes) == 2 and not boxes[0].overlaps(boxes[1])
@@ -91,7 +91,7 @@ def test_what_is_beside_a_map_of_few_rows_is_no_longer_than_the_map(layers: int)
         for layer in range(layers)
         for region in (1, 2, 3, 4)
     ]
-    figure = plots.agreement_figure({"cells": cells})
+    figure = heat_maps.agreement_figure({"cells": cells})
     assert figure is not None
     figure.draw_without_rendering()
     page, box = figure.bbox, figure.axes[0].get_tightbbox()
@@ -101,7 +101,7 @@ def test_what_is_beside_a_map_of_few_rows_is_no_longer_than_the_map(layers: int)
 
 
 def test_maps_of_positions_say_what_is_down_and_across_on_dark_paper_too() -> None:
-    figure = drawing.position_maps_figure(np.zeros((6, 4, 4)))
+    figure = heat_maps.position_maps_figure(np.zeros((6, 4, 4)))
     maps, bars = figure.axes[::2], figure.axes[1::2]
     assert [axes.get_ylabel() for axes in maps] == ["query", "", "", "", "query", ""]
     assert [axes.get_xlabel() for axes in maps] == ["", "", *["key"] * 4]
@@ -114,8 +114,11 @@ def test_dots_at_the_ends_are_drawn_whole() -> None:
     """The largest dot of a calibrated model is at 1 and 1; the last scored step at the end of its axis."""
     assert not plots.calibration_figure([[90, 1.0, 1.0], [10, 0.0, 0.0]]).axes[0].collections[0].get_clip_on()
     figure = plots.small_figure(
-        RunFiles(Path("run"), validation=[{"step": step, "accuracy": 0.5} for step in (1, 100)]),
-        "accuracy",
+        RunFiles(
+            Path("run"),
+            result={"metric": "accuracy"},
+            validation=[{"step": step, "accuracy": 0.5} for step in (1, 100)],
+        ),
         drawing.NARROW,
     )
     assert figure is not None

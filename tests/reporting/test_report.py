@@ -307,12 +307,12 @@ def test_values_of_a_regression_are_paired(task_run):
 
 def test_comparison_shows_scores_and_what_differs(task_run, tmp_path):
     runs = [task_run("one", 0.7, optimizer={"lr": 0.001}), task_run("two", 0.9, optimizer={"lr": 0.002})]
-    page = read_page(write_comparison(runs, tmp_path / "out" / "comparison.html"))
+    page = read_page(write_comparison(compare(runs), tmp_path / "out" / "comparison.html"))
     assert page.text.index("two") < page.text.index("one")  # the better one first
     differs = page.text[page.text.index("What differs") : page.text.index("Curves")]
     assert "optimizer.lr" in differs and "seed" not in differs
     with pytest.raises(UserError, match="two runs"):
-        write_comparison(runs[:1], tmp_path / "comparison.html")
+        compare(runs[:1])
 
 
 def test_differing_keys_knows_absent_from_null():

@@ -239,7 +239,7 @@ def test_against_names_a_job_or_a_setting(grid: Callable[..., Path], capsys: pyt
     ):
         with pytest.raises(UserError, match=says):
             report.main([str(folder), *words])
-    with pytest.raises(UserError, match="goes with a sweep"):
+    with pytest.raises(UserError, match="needs the folder of a sweep"):
         report.main([str(folder / "0"), "against=1"])
 
 

@@ -108,8 +108,8 @@ def test_a_named_sweep_runs_what_is_missing(seen: list[Any], capsys: pytest.Capt
         "0_seed-0", "1_seed-2", "1_seed-2", "2_seed-1"
     ]  # fmt: skip
     shown = capsys.readouterr().out
-    assert "job 0 (0_seed-0): done before, skipped" in shown
-    assert "job 1 (1_seed-2): failed before, runs again: the loss is nan at step 3" in shown
+    assert "job 0 (0_seed-0): already done, skipped" in shown
+    assert "job 1 (1_seed-2): runs again after an error: the loss is nan at step 3" in shown
     assert json.loads(Path("runs/mine/0_seed-0/job.json").read_text())["skipped"] is True
     assert not list(Path("runs").glob("pretrain-sweep-*"))
     # What was fixed may be varied: the job with its value is the one there was.
@@ -157,7 +157,7 @@ def test_a_long_setting_has_a_name_that_a_disk_takes() -> None:
             ]
         ),
         (["hydra/launcher=joblib", "hydra.launcher.n_job=2"], "n_job"),
-        (["hydra.sweeper.max_batch_size=0"], "hydra.sweeper.max_batch_size=0: a number of jobs, 1 or more"),
+        (["hydra.sweeper.max_batch_size=0"], "hydra.sweeper.max_batch_size=0 is not 1 or more jobs"),
         (["hydra.sweeper.params.seed=1"], "this key is for sweep values in YAML"),
         (["hydra/sweeper=optuna", "hydra.sweeper.custom_search_space=os.system"], "is never imported"),
         pytest.param(

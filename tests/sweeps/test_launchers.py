@@ -50,7 +50,7 @@ def test_joblib(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
     result = results(Path("runs/mine"))["0_seed-1"]
     assert result["threads"] == str(threads) and result["pid"] != os.getpid()
     assert cli.main([*TYPED, "seed=1,3", *launcher]) == 0  # in the processes that are there
-    assert "job 0 (0_seed-1): done before, skipped\n1 job by joblib" in capfd.readouterr().out
+    assert "job 0 (0_seed-1): already done, skipped\n1 job by joblib" in capfd.readouterr().out
     assert results(Path("runs/mine")).keys() == {"0_seed-1", "2_seed-3"}
 
 
@@ -222,7 +222,7 @@ def test_a_sweep_that_was_ended_runs_what_is_missing(tmp_path: Path, number: sig
     done = [path.parent for path in sweep.glob("*/job.json") if folders.done(path.parent, has_result=True)]
     before = {folder / "result.json": (folder / "result.json").stat().st_mtime_ns for folder in done}
     again = all_done(start(tmp_path, *typed))
-    assert again.count("done before, skipped") == len(before) < 4
+    assert again.count("already done, skipped") == len(before) < 4
     assert all(path.stat().st_mtime_ns == changed for path, changed in before.items())
     assert weights(sweep) == weights(tmp_path / "runs/whole")
 
@@ -252,7 +252,7 @@ def test_slurm_runs_and_requeues(tmp_path: Path) -> None:
     until(lambda: folders.queue_state(queued) == "PENDING", process)
     assert folders.read(run)["exit_status"] == errors.REQUEUE
     subprocess.run(["scontrol", "update", f"JobId={queued}", "StartTime=now"], check=True)
-    assert "done before, skipped" in all_done(process)
+    assert "already done, skipped" in all_done(process)
     all_done(start(tmp_path, "seed=3", "name=whole"))
     assert weights(tmp_path / "runs/slurm")["2_seed-3"][0] == (
         next((tmp_path / "runs/whole").glob("0*/checkpoints/step_00000006/model.safetensors")).read_bytes()

@@ -148,4 +148,4 @@ def test_a_sentence_encoder_is_not_copied_whole(place: Path, capsys: pytest.Capt
     for words in (["import", "output=ours"], ["export", "output=back"]):
         assert cli.main([words[0], "checkpoint=bert", words[1]]) == 0
         said = capsys.readouterr().out
-        assert "is a sentence encoder, and the copy its model alone, without pooling=max: lmtool embed" in said
+        assert "is a sentence encoder; the copy is its model without pooling=max: lmtool embed" in said

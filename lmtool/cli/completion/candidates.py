@@ -1,4 +1,8 @@
-"""Candidates for shell completion: commands, flags, keys, options, values, runs and files."""
+"""`lmtool completion SHELL`: prints a script that completes commands, flags, keys, options, values, runs and files.
+
+The script calls `lmtool completion query SHELL LINE` at each TAB, which is silent after any error and imports neither
+torch nor Hydra.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +11,44 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from lmtool.cli.completion.keys import Table, table
+from lmtool.cli.completion.keys import CompletionTable, KeyNode, KeyNodes, table
+from lmtool.config.nearest import nearest
+from lmtool.errors import UserError
 from lmtool.resolver.schema.verbs import ABOUT_A_RUN, LOOKS, TRAINING, VERBS
+from lmtool.system.terminal import say, shown
 
 FLAGS = ("--multirun", "--config", "--config-dir", "--plugin", "--cfg", "--debug", "--help", "-m", "-h")
-SHELLS = ("bash", "zsh", "fish")
+_BASH = """\
+# lmtool in bash: put this line into ~/.bashrc
+#   source <(lmtool completion bash)
+_lmtool() {
+    local line="${COMP_LINE:0:${COMP_POINT:-0}}"
+    [ -n "$line" ] || line="${COMP_WORDS[*]}"
+    COMPREPLY=()
+    local word
+    while IFS= read -r word; do
+        COMPREPLY+=("$word")
+    done < <(lmtool completion query bash "$line" 2>/dev/null)
+}
+complete -o nospace -F _lmtool lmtool
+"""
+_ZSH = """\
+# lmtool in zsh: put this line into ~/.zshrc, after compinit
+#   source <(lmtool completion zsh)
+_lmtool() {
+    local -a candidates
+    candidates=("${(@f)$(lmtool completion query zsh "${(j: :)words[1,CURRENT-1]} $PREFIX" 2>/dev/null)}")
+    [[ -n "$candidates" ]] && compadd -Q -S '' -- "${candidates[@]}"
+}
+compdef _lmtool lmtool
+"""
+_FISH = """\
+# lmtool in fish: put this line into ~/.config/fish/config.fish
+#   lmtool completion fish | source
+complete -c lmtool -f -a '(lmtool completion query fish (commandline -cp | string collect) 2>/dev/null)'
+"""
+SCRIPTS = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
 _RUNS = Path("runs")
 _MOST = 1000
 """Maximum candidates of one kind, since a folder may have a million files."""
@@ -21,7 +56,7 @@ _MOST = 1000
 
 @dataclass
 class Line:
-    """A command line up to the cursor: the command, the finished words after it, and the one that is being typed."""
+    """A command line up to the cursor. words: the finished words after the command. current: the word being typed."""
 
     verb: str | None
     words: list[str]
@@ -37,7 +72,7 @@ class Line:
         current = "" if not words or text[-1:].isspace() else words.pop()
         line = cls(None, [], current)
         flag = None
-        # What stands before the command (`cd there && OMP_NUM_THREADS=2 lmtool ...`) is not lmtool's.
+        # Skip what precedes the command: `cd there && OMP_NUM_THREADS=2 lmtool ...`.
         first = max((number for number, word in enumerate(words) if Path(word).name == "lmtool"), default=0)
         for word in words[first + 1 :]:
             if flag is not None:
@@ -64,7 +99,7 @@ class Line:
 
 
 def _split(text: str) -> list[str]:
-    """The words as a shell has them; a quote that is still open ends with the text."""
+    """Splits a line into words as a shell does; closes an open quote at its end."""
     for closing in ("", "'", '"', "\\"):
         try:
             return shlex.split(text + closing)
@@ -74,8 +109,8 @@ def _split(text: str) -> list[str]:
 
 
 def candidates(text: str) -> list[str]:
-    """Complete words for the last one of a line that begins with the program's name. A blank at the end of one says
-    that nothing can follow in the same word."""
+    """Completions of the last word of a line that begins with the program's name. A completion ends with a space if
+    nothing can follow in the same word."""
     line = Line.of(text)
     return sorted({word for word in _of(line) if word.startswith(line.current)})
 
@@ -90,7 +125,7 @@ def _of(line: Line) -> Iterator[str]:
     elif line.verb is None:
         yield from (f"{verb} " for verb in VERBS if " " not in verb)
     elif line.verb == "completion":
-        yield from (f"{shell} " for shell in SHELLS)
+        yield from (f"{shell} " for shell in SCRIPTS)
     elif line.verb in ("resume", "report"):
         yield from _runs(current)
         yield from _files(current, folders_only=True)
@@ -105,7 +140,7 @@ def _of_flag(flag: str, value: str) -> Iterator[str]:
         yield from _files(value, folders_only=flag == "--config-dir")
 
 
-def _of_keys(line: Line, known: Table) -> Iterator[str]:
+def _of_keys(line: Line, known: CompletionTable) -> Iterator[str]:
     verb, current = line.verb or "", line.current
     if verb == "list":
         yield from (f"{group} " for group in known["options"])
@@ -136,21 +171,21 @@ def _of_keys(line: Line, known: Table) -> Iterator[str]:
         yield from _runs(current)
 
 
-def _keys(keys: dict[str, Any], current: str, typed: dict[str, str], known: Table) -> Iterator[str]:
-    """The keys of the section that the word is in: `optimizer.l` is in `optimizer`."""
+def _keys(keys: KeyNodes, current: str, typed: dict[str, str], known: CompletionTable) -> Iterator[str]:
+    """The keys of the section of a word: `optimizer.l` is in `optimizer`."""
     section = current.rpartition(".")[0]
     nodes = keys if not section else _children(_find(keys, section, typed, known), section, typed, known)
     for name, node in nodes.items():
         key = f"{section}.{name}" if section else name
-        if "keys" in node or known["components"].get(node.get("group") or node.get("several")):
+        if "keys" in node or known["components"].get(node.get("group") or node.get("several", "")):
             yield f"{key}."
         if "keys" not in node and key not in typed and ("several" not in node or node["several"] in known["options"]):
             yield f"{key}="
 
 
-def _find(keys: dict[str, Any], key: str, typed: dict[str, str], known: Table) -> dict[str, Any]:
+def _find(keys: KeyNodes, key: str, typed: dict[str, str], known: CompletionTable) -> KeyNode:
     """The node of a dotted key; {} if unknown."""
-    node: dict[str, Any] = {"keys": keys}
+    node: KeyNode = {"keys": keys}
     above = ""
     for part in key.split("."):
         node = _children(node, above, typed, known).get(part, {})
@@ -158,32 +193,27 @@ def _find(keys: dict[str, Any], key: str, typed: dict[str, str], known: Table) -
     return node
 
 
-def _children(node: dict[str, Any], key: str, typed: dict[str, str], known: Table) -> dict[str, Any]:
+def _children(node: KeyNode, key: str, typed: dict[str, str], known: CompletionTable) -> KeyNodes:
     """The keys of a section: of the selected component, otherwise of all possible components."""
     if "keys" in node:
-        children: dict[str, Any] = node["keys"]
-        return children
+        return node["keys"]
     if "several" in node:
         return {name: {"keys": keys} for name, keys in known["components"].get(node["several"], {}).items()}
-    group = node.get("group")
+    group = node.get("group", "")
     components = known["components"].get(group, {})
     chosen = known["options"].get(group, {}).get(typed.get(key, typed.get(key.replace(".", "/"), "")))
-    if chosen in components:
-        return {name: node for name, node in components[chosen].items() if name not in ("name", "kind")}
-    union: dict[str, Any] = {}
-    for keys in components.values():
-        union |= {name: node for name, node in keys.items() if name not in ("name", "kind")}
-    return union
+    possible = [components[chosen]] if chosen in components else components.values()
+    return {name: node for keys in possible for name, node in keys.items() if name not in ("name", "kind")}
 
 
-def _values(node: dict[str, Any], value: str, known: Table) -> Iterator[str]:
+def _values(node: KeyNode, value: str, known: CompletionTable) -> Iterator[str]:
     group = node.get("group") or node.get("several")
     if group is not None:
-        done = value[: max(value.rfind(","), value.rfind("[")) + 1]  # of a list, or of several for a sweep
+        done = value[: max(value.rfind(","), value.rfind("[")) + 1]  # the finished values of a list or a sweep
         options = known["options"].get(group) or dict.fromkeys(known["components"].get(group, ()))
         left = [option for option in options if option not in re.split(r"[\[,]", done)]
         yield from (f"{done}{option}" if "[" in done else f"{done}{option} " for option in left)
-        if group in ("data", "task") and value:  # which take a file of the user's too
+        if group in ("data", "task") and value:  # a file is also allowed
             yield from _files(value)
         return
     yield from (f"{option} " for option in node.get("options", ()))
@@ -193,7 +223,7 @@ def _values(node: dict[str, Any], value: str, known: Table) -> Iterator[str]:
         yield from _files(value)
 
 
-def _to_show(current: str, known: Table) -> Iterator[str]:
+def _to_show(current: str, known: CompletionTable) -> Iterator[str]:
     group, equals, _ = current.partition("=")
     if equals:
         yield from (f"{group}={option} " for option in known["options"].get(group, ()))
@@ -232,8 +262,8 @@ def _files(current: str, folders_only: bool = False) -> Iterator[str]:
 
 
 def for_shell(words: Sequence[str], current: str, shell: str) -> Iterator[str]:
-    """Candidates as a shell takes them. bash cuts words at = and : and puts in what follows the last of them; bash and
-    zsh take them quoted, and a blank at their end; fish does both itself."""
+    """Candidates in the form that a shell expects: fish adds quotes and spaces itself, and bash splits words at = and :
+    and expects only the text after the last of them."""
     for word in words:
         if any(not character.isprintable() for character in word):
             continue
@@ -244,3 +274,29 @@ def for_shell(words: Sequence[str], current: str, shell: str) -> Iterator[str]:
         if shell == "bash":
             bare = bare[len(re.match(r"(.*[=:])?", current)[0]) :]  # type: ignore[index]
         yield re.sub(r"([^\w@%+=:,./~-])", r"\\\1", bare) + blank
+
+
+def main(words: Sequence[str]) -> int:
+    """words: the shell; or query SHELL LINE. UserError for an unknown shell."""
+    if words and words[0] == "query":
+        _answer(words[1:])
+        return 0
+    if len(words) != 1 or words[0] not in SCRIPTS:
+        close = nearest(words[0], tuple(SCRIPTS)) if words else None
+        raise UserError(
+            f"{' '.join(['completion', *words])}: give one of {', '.join(SCRIPTS)}",
+            f"lmtool completion {close or 'bash'}; its first lines say where to put it",
+        )
+    say(SCRIPTS[words[0]].removesuffix("\n"))
+    return 0
+
+
+def _answer(words: Sequence[str]) -> None:
+    """Prints one candidate per line, and nothing after any error, which would break the line being typed."""
+    try:
+        shell, text = words
+        for word in for_shell(candidates(text), Line.of(text).current, shell):
+            if shown(word) == word:  # paths with secrets are not offered
+                say(word)
+    except Exception:
+        return

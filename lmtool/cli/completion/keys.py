@@ -1,5 +1,5 @@
-"""Every command's keys and choices as plain data, for completing what is typed: kept in a file, since importing the
-classes takes longer than a person waits for a TAB. Imports the standard library only until the file is out of date."""
+"""The keys and choices of every command as plain data, for completion. They are cached in a file, since importing the
+configuration classes takes too long for a TAB. Imports only the standard library while the file is up to date."""
 
 from __future__ import annotations
 
@@ -10,30 +10,55 @@ import types
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias, TypedDict, Union, get_args, get_origin
 
 from lmtool import __version__
 from lmtool.config import groups
 from lmtool.resolver.schema.verbs import COMMANDS, VERBS, keys_of
 from lmtool.system.files import replace_bytes
 
+if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
+
+    from lmtool.config.base import Config
+
 CACHE = "~/.cache/lmtool"
 _PACKAGE = Path(__file__).resolve().parents[2]
-# What a field's description says of a value that is a path, or a run.
+# Words in the description of a field whose value is a path, or a run.
 _PATH = re.compile(r"\b(file|folder)s?\b", re.IGNORECASE)
 _RUN = re.compile(r"\b(a run|runs|checkpoint)\b", re.IGNORECASE)
 
-Table = dict[str, Any]
-"""verbs: by command its keys; components: by group and name their keys; options: by group its options, each with the
-component that it is of; own: by a command about a run the names of its own keys. A key is {"group": G}, {"several": G},
-{"keys": {...}}, or a value, {"options": [...], "path": true, "run": true}."""
+
+class KeyNode(TypedDict, total=False):
+    """A key: a choice of a group, several choices of a group, a section with keys, or a value. options: fixed values.
+    path, run: whether a value may be a path or a run."""
+
+    group: str
+    several: str
+    keys: KeyNodes
+    options: list[str]
+    path: bool
+    run: bool
 
 
-def table(config_dirs: Sequence[Path] = (), plugins: Sequence[str] = ()) -> Table:
-    """The table of this installation: from the file, or made and kept."""
+KeyNodes: TypeAlias = dict[str, KeyNode]
+
+
+class CompletionTable(TypedDict):
+    """verbs: keys by command. components: keys by group and component. options: by group and option, the component that
+    the option configures. own: for commands about a run, the names of their additional keys."""
+
+    verbs: dict[str, KeyNodes]
+    components: dict[str, dict[str, KeyNodes]]
+    options: dict[str, dict[str, str]]
+    own: dict[str, list[str]]
+
+
+def table(config_dirs: Sequence[Path] = (), plugins: Sequence[str] = ()) -> CompletionTable:
+    """The table of this installation: from the file, or built and saved there."""
     file = Path(CACHE).expanduser() / "completion" / f"{_fingerprint(config_dirs, plugins)}.json"
     with suppress(OSError, ValueError):
-        saved: Table = json.loads(file.read_text(encoding="utf-8"))
+        saved: CompletionTable = json.loads(file.read_text(encoding="utf-8"))
         return saved
     fresh = _build(config_dirs, plugins)
     with suppress(OSError):
@@ -46,7 +71,7 @@ def table(config_dirs: Sequence[Path] = (), plugins: Sequence[str] = ()) -> Tabl
 
 
 def _fingerprint(config_dirs: Sequence[Path], plugins: Sequence[str]) -> str:
-    """Changes with lmtool's files and the user's."""
+    """Changes whenever a file of lmtool, of the configuration folders or of the plugins changes."""
     files = [
         *_PACKAGE.rglob("*.py"),
         *(path for folder in groups.folders(config_dirs) for path in folder.rglob("*.yaml")),
@@ -56,7 +81,7 @@ def _fingerprint(config_dirs: Sequence[Path], plugins: Sequence[str]) -> str:
     return hashlib.sha256("\n".join([__version__, *plugins, *marks]).encode("utf-8", "replace")).hexdigest()[:32]
 
 
-def _build(config_dirs: Sequence[Path], plugins: Sequence[str]) -> Table:
+def _build(config_dirs: Sequence[Path], plugins: Sequence[str]) -> CompletionTable:
     from lmtool.config import plugins as loading
     from lmtool.config import saved as yaml_files
     from lmtool.config import tables
@@ -65,12 +90,12 @@ def _build(config_dirs: Sequence[Path], plugins: Sequence[str]) -> Table:
     options = {group: _options(group, config_dirs) for group in groups.all_groups(config_dirs)}
     for group, name in loading.nodes(config_dirs):
         options.setdefault(group, {})[name] = name
-    verbs = {}
+    verbs: dict[str, KeyNodes] = {}
     for verb, command in COMMANDS.items():
         keys = dict(_keys(command))
         defaults = yaml_files.read_yaml(groups.conf_dir() / f"{VERBS[verb].primary}.yaml").get("defaults", [])
         named = {str(key).split()[-1] for item in defaults if isinstance(item, dict) for key in item}
-        verbs[verb] = {name: {"group": name} for name in sorted(named & options.keys())} | keys
+        verbs[verb] = {name: KeyNode(group=name) for name in sorted(named & options.keys())} | keys
     components = {
         group: {entry.name: dict(_keys(entry.config)) for entry in tables.entries(group)} for group in tables.groups()
     }
@@ -79,12 +104,12 @@ def _build(config_dirs: Sequence[Path], plugins: Sequence[str]) -> Table:
 
 
 def _options(group: str, config_dirs: Sequence[Path]) -> dict[str, str]:
-    """The options of a group with the components that they are of, by the defaults list or the name in their YAML."""
+    """The component that each option of a group configures, according to the YAML of the option."""
     from lmtool.config import saved as yaml_files
 
     named = {}
     for option in groups.options(group, config_dirs):
-        base: Any = option
+        base: str = option
         for _ in range(10):
             path = groups.yaml_file(group, base, config_dirs)
             written = {} if path is None else yaml_files.read_yaml(path)
@@ -92,14 +117,14 @@ def _options(group: str, config_dirs: Sequence[Path]) -> dict[str, str]:
                 (item for item in written.get("defaults", []) if isinstance(item, str) and item != "_self_"), None
             )
             if above is None:
-                base = written.get("kind") or written.get("name") or base
+                base = str(written.get("kind") or written.get("name") or base)
                 break
             base = above
-        named[option] = str(base)
+        named[option] = base
     return named
 
 
-def _keys(config: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+def _keys(config: type[Config]) -> Iterator[tuple[str, KeyNode]]:
     from lmtool.config.problems import choice_of, section_class, several_of
 
     for name, field in config.model_fields.items():
@@ -114,17 +139,21 @@ def _keys(config: Any) -> Iterator[tuple[str, dict[str, Any]]]:
             yield name, _value(field)
 
 
-def _value(field: Any) -> dict[str, Any]:
+def _value(field: FieldInfo) -> KeyNode:
     kinds = list(_kinds(field.annotation))
     options = [str(option) for option in kinds if isinstance(option, str | int) and not isinstance(option, bool)]
     options += ["true", "false"] * (bool in kinds) + ["null"] * (type(None) in kinds)
     text, about = str in kinds, field.description or ""
-    marks = {"path": bool(text and _PATH.search(about)), "run": bool(text and _RUN.search(about))}
-    return {"options": options} | {name: True for name, holds in marks.items() if holds}
+    node: KeyNode = {"options": options}
+    if text and _PATH.search(about):
+        node["path"] = True
+    if text and _RUN.search(about):
+        node["run"] = True
+    return node
 
 
-def _kinds(annotation: Any) -> Iterator[Any]:
-    """The types a value may have, and the values of a Literal."""
+def _kinds(annotation: object) -> Iterator[object]:
+    """The types of a value, and the values of a Literal."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Literal:
         yield from arguments

@@ -1,57 +1,85 @@
-"""The base of trackers, and the plain data about a run that their processes receive."""
+"""The base classes of trackers and of their configurations, and the plain data about a run that they receive."""
 
 from __future__ import annotations
 
+import importlib.util
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import ClassVar
 
-from lmtool.reporting.trackers.configs import TrackerConfig
+from lmtool.config.base import Config
+from lmtool.config.saved import JsonMapping
+from lmtool.errors import Problem
+
+
+class TrackerConfig(Config):
+    """Base of every tracker's configuration: a run has any number of trackers, each under its name in `logger`."""
+
+    package: ClassVar[str | None] = None
+    """The Python package that the tracker needs in addition to lmtool's own."""
+    extra: ClassVar[str] = "trackers"
+    """The extra of lmtool that installs the package."""
+
+    @property
+    def needs_network(self) -> bool:
+        """Whether the tracker cannot work without a connection."""
+        return False
+
+    def missing(self, key: str) -> Problem | None:
+        """The problem if its package or API key is missing; found without importing the package."""
+        if self.package is None or importlib.util.find_spec(self.package) is not None:
+            return None
+        message = f"{key} needs the Python package {self.package}, which is not installed"
+        return Problem(key, message, f"pip install 'lmtool[{self.extra}]'")
+
+    def fallback(self) -> TrackerConfig | None:
+        """The configuration to try if this one cannot start; None to give up."""
+        return None
+
+    def left(self, folder: str) -> str:
+        """A sentence about rows that were not written when the run ended. folder: of the run."""
+        return "its last rows may be missing there, metrics.jsonl has every row"
 
 
 @dataclass(frozen=True)
 class RunMetadata:
-    """folder: of the run. name: what it is called. group: the sweep it is a job of. command: pretrain or finetune.
-    config: resolved and masked. offline: no connection may be opened. step: training continues after it, 0 at first."""
+    """A run as its trackers see it. group: the sweep that the run is a job of. config: resolved, with secrets masked.
+    offline: whether connections are forbidden. step: the step after which training continues, 0 for a new run."""
 
     folder: str
     name: str
     group: str | None
     command: str
-    config: Mapping[str, Any]
+    config: JsonMapping
     offline: bool
     step: int
 
-    @property
-    def path(self) -> Path:
-        return Path(self.folder)
-
 
 class Tracker(ABC):
-    """Base of every tracker, built where its process starts. What it raises ends it, and never the run."""
+    """Base of every tracker, built in a process of its own. An exception ends the tracker, never the run."""
 
     def __init__(self, config: TrackerConfig, run: RunMetadata):
         self.config, self.run = config, run
 
     def begin(self) -> str | None:
-        """Open what is written to; returns a line for the user, or None."""
+        """Opens the files or the connection. Returns a line for the user, or None."""
         return None
 
     @abstractmethod
-    def write(self, row: Mapping[str, Any]) -> None:
-        """A row of metrics.jsonl: its `step`, its `split` (train or validation), and what was measured."""
+    def write(self, row: JsonMapping) -> None:
+        """Writes a row of metrics.jsonl: `step`, `split` (train or validation) and measurements."""
 
-    def end(self, result: Mapping[str, Any] | None) -> str | None:
-        """Close. result: the headline of result.json, None of a run that was stopped. Returns a line, or None."""
+    def end(self, result: JsonMapping | None) -> str | None:
+        """Closes the tracker. result: the headline of result.json; None if the run was stopped. Returns a line for the
+        user, or None."""
         return None
 
 
-def numbers(row: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, float]]:
-    """The numbers of a row by name, those of sections as `section/name`."""
+def numbers(row: JsonMapping, above: str = "") -> Iterator[tuple[str, float]]:
+    """The numbers of a row by name; numbers in a section are named `section/name`."""
     for name, value in row.items():
-        if isinstance(value, Mapping):
+        if isinstance(value, dict):
             yield from numbers(value, f"{above}{name}/")
         elif isinstance(value, int | float) and not isinstance(value, bool) and (above or name != "step"):
             yield f"{above}{name}", value

@@ -1,33 +1,53 @@
-"""TensorBoard, by the writer of its own package: torch's would import torch."""
+"""TensorBoard: its configuration and its tracker. Events are written by the package tensorboard, since torch's writer
+would import torch."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, ClassVar
 
-from lmtool.reporting.trackers.base import RunMetadata, Tracker, numbers
-from lmtool.reporting.trackers.configs import TensorBoardConfig
+from pydantic import Field
+
+from lmtool.config.saved import JsonMapping
+from lmtool.config.tables import component
+from lmtool.reporting.trackers.base import RunMetadata, Tracker, TrackerConfig, numbers
+
+if TYPE_CHECKING:
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+
+@component("logger", "tensorboard", builder="lmtool.reporting.trackers.tensorboard:TensorBoard")
+class TensorBoardConfig(TrackerConfig):
+    """Event files for TensorBoard."""
+
+    package: ClassVar[str | None] = "tensorboard"
+
+    folder: str | None = Field(
+        None,
+        description="parent folder of the event files, one subfolder per run; null: runs/NAME/tensorboard",
+        min_length=1,
+    )
+
 
 FLUSH_SECONDS = 10
 
 
 class TensorBoard(Tracker):
-    """Scalars by the step of training; the configuration and the result as texts."""
+    """Writes scalars by training step, and the configuration and the result as texts."""
 
     config: TensorBoardConfig
 
     def __init__(self, config: TensorBoardConfig, run: RunMetadata):
         super().__init__(config, run)
-        self._writer: Any = None
+        self._writer: EventFileWriter
         self._step = run.step
 
     @property
     def folder(self) -> Path:
         if self.config.folder is None:
-            return self.run.path / "tensorboard"
+            return Path(self.run.folder) / "tensorboard"
         return Path(self.config.folder).expanduser() / self.run.name
 
     def begin(self) -> str | None:
@@ -36,32 +56,32 @@ class TensorBoard(Tracker):
 
         self._writer = EventFileWriter(str(self.folder), flush_secs=FLUSH_SECONDS)
         if self.run.step:
-            # Readers drop what an earlier file has of the steps that are taken again.
+            # Readers then discard the repeated steps of earlier files.
             self._add(self.run.step + 1, session_log=SessionLog(status=SessionLog.START))
         else:
             self._text("config", self.run.config)
         return None
 
-    def write(self, row: Mapping[str, Any]) -> None:
+    def write(self, row: JsonMapping) -> None:
         self._step = int(row["step"])
         self._scalars({f"{row['split']}/{name}": value for name, value in numbers(row)})
 
-    def end(self, result: Mapping[str, Any] | None) -> str | None:
+    def end(self, result: JsonMapping | None) -> str | None:
         if result is not None:
             self._scalars({f"result/{name}": value for name, value in numbers(result)})
             self._text("result", result)
         self._writer.close()
         return None
 
-    def _scalars(self, values: Mapping[str, float]) -> None:
+    def _scalars(self, values: dict[str, float]) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         self._add(
             self._step, summary=Summary(value=[Summary.Value(tag=tag, simple_value=values[tag]) for tag in values])
         )
 
-    def _text(self, tag: str, content: Mapping[str, Any]) -> None:
-        """Data as a text, which TensorBoard reads as Markdown: four blanks before each line keep it as it is."""
+    def _text(self, tag: str, content: JsonMapping) -> None:
+        """Writes data as preformatted text: TensorBoard reads Markdown, where four spaces indent a code block."""
         from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.compat.proto.tensor_pb2 import TensorProto
         from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
@@ -76,7 +96,7 @@ class TensorBoard(Tracker):
         metadata = create_summary_metadata(display_name=tag, description="")
         self._add(self._step, summary=Summary(value=[Summary.Value(tag=tag, metadata=metadata, tensor=tensor)]))
 
-    def _add(self, step: int, **content: Any) -> None:
+    def _add(self, step: int, **content: object) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
 
         self._writer.add_event(Event(step=step, wall_time=time.time(), **content))

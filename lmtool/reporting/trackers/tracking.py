@@ -1,7 +1,9 @@
-"""The trackers of a run, as the loop sees them: a listener that never waits.
+"""The trackers of a run: a listener to the training loop that never waits, and the process of each tracker.
 
-Each tracker has a queue, a thread that empties it, and a process that does the work (process.py): what it imports, and
-what it waits for, costs the training nothing, and one that hangs can be ended.
+Each tracker has a queue, a thread that empties the queue, and a process that imports the tracker's library and writes.
+Imports and delays of the library therefore cost the training nothing, and a process that hangs is killed. The process,
+`python -m lmtool.reporting.trackers.tracking`, reads JSON lines: the tracker to open, {"row": ...} for each row,
+{"end": result}. It answers with lines {"kind": "ready" | "done" | "failed", "text": ...}.
 """
 
 from __future__ import annotations
@@ -14,23 +16,25 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import Any
+from typing import TextIO
 
 from lmtool.config import plugins
-from lmtool.reporting.trackers.base import RunMetadata
-from lmtool.reporting.trackers.configs import TrackerConfig
+from lmtool.config.saved import JsonMapping, JsonObject
+from lmtool.config.tables import build, lookup
+from lmtool.reporting.trackers.base import RunMetadata, Tracker, TrackerConfig
 from lmtool.runs.files import to_json
 from lmtool.system.environment import SAFE_PATH
 from lmtool.system.secrets import masked_data
+from lmtool.system.signals import STATUS
 
 QUEUE_ROWS = 10_000
 BEGIN_SECONDS = 30.0
-"""In which a tracker must be ready, counted from when training starts."""
+"""Time for a tracker to become ready after training starts."""
 END_SECONDS = 8.0
-"""For what is left to write when a run ends, all trackers together; one that has not begun is waited for before."""
+"""Time for all trackers together to write the remaining rows when a run ends, after all have become ready."""
 _SUMMARY_KEYS = (
     "metric", "value", "ended", "best_step", "steps", "epochs", "tokens", "seconds", "tokens_per_second",
     "peak_memory_bytes", "parameters", "trainable_parameters", "baseline", "standard_error",
@@ -40,31 +44,31 @@ Say = Callable[[str], object]
 
 
 class Failed(Exception):
-    """A tracker cannot begin, or ended before the run did."""
+    """A tracker cannot start, or ended before the run did."""
 
 
 class TrackerThread:
-    """One tracker of a running training."""
+    """The queue, the thread and the process of one tracker."""
 
     def __init__(self, name: str, config: TrackerConfig, run: RunMetadata, rows: int = QUEUE_ROWS):
         self.name, self.config, self.run = name, config, run
         self.dropped = 0
         self.notes: queue.SimpleQueue[tuple[bool, str]] = queue.SimpleQueue()
         """Lines to report, and whether each is a warning."""
-        self._rows: queue.Queue[Mapping[str, Any] | None] = queue.Queue(rows)
-        self._end: dict[str, Any] | None = None
+        self._rows: queue.Queue[JsonMapping | None] = queue.Queue(rows)
+        self._end: JsonObject | None = None
         self._over = False
         self._process: subprocess.Popen[str] | None = None
-        self._answers: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[JsonObject] = queue.SimpleQueue()
         self.ready = threading.Event()
-        """Set when the tracker takes rows, or never will."""
+        """Set when the tracker accepts rows, or has failed."""
         self._thread = threading.Thread(target=self._work, name=f"tracker {name}", daemon=True)
         self._thread.start()
 
-    # --- the run's side: nothing here waits, but for `join` -----------------------------------------------------------
+    # Called by the run: only `join` waits.
 
-    def put(self, row: Mapping[str, Any]) -> None:
-        """Hand a row over; where the tracker is behind by too many it is left out and counted."""
+    def put(self, row: JsonMapping) -> None:
+        """Queues a row; if the queue is full, drops and counts it."""
         if self._over:
             return
         try:
@@ -72,26 +76,22 @@ class TrackerThread:
         except queue.Full:
             self.dropped += 1
 
-    def end(self, result: Mapping[str, Any] | None) -> None:
-        """No more rows will come."""
+    def end(self, result: JsonMapping | None) -> None:
+        """Announces that no more rows follow."""
         self._end = {"end": None if result is None else masked_data(dict(result))}
-        with suppress(queue.Full):  # the thread looks for the end whenever the queue is empty
+        with suppress(queue.Full):  # the thread checks for the end whenever the queue is empty
             self._rows.put_nowait(None)
 
     def join(self, deadline: float) -> bool:
-        """Wait for what is left until `deadline` of time.monotonic, then end the process. Whether it was done."""
+        """Waits for the remaining rows until `deadline` (of time.monotonic), then kills the process. Whether the
+        tracker had finished."""
         self._thread.join(max(0.0, deadline - time.monotonic()))
         done = not self._thread.is_alive()
         self._over = True
         self._kill()
         return done
 
-    @property
-    def left(self) -> str:
-        """A sentence about rows that were not written."""
-        return self.config.left(self.run.folder)
-
-    # --- the thread ---------------------------------------------------------------------------------------------------
+    # Run by the thread.
 
     def _work(self) -> None:
         try:
@@ -108,7 +108,7 @@ class TrackerThread:
                 self.notes.put(
                     (True, f"logger={self.name}: {failure}; training continues, metrics.jsonl has every row")
                 )
-        # A bug here must not reach the run either.
+        # A bug in lmtool's own code must not stop the run either.
         except Exception as error:
             self.notes.put(
                 (True, f"logger={self.name}: {type(error).__name__}: {error}; training continues without it")
@@ -119,8 +119,8 @@ class TrackerThread:
             self._kill()
 
     def _begin(self) -> None:
-        """Start the process and wait until it takes rows; where it does not, once more as its configuration has it for
-        that. Raises Failed."""
+        """Starts the process and waits until it accepts rows; if it fails, tries the fallback configuration. Raises
+        Failed."""
         try:
             note = self._start(self.config)
         except Failed as failure:
@@ -128,7 +128,7 @@ class TrackerThread:
             if second is None:
                 raise
             self._kill()
-            self.notes.put((True, f"logger={self.name}: {failure}; it begins again, and reaches for no server"))
+            self.notes.put((True, f"logger={self.name}: {failure}; starting again without a server"))
             note = self._start(second)
         self.ready.set()
         if note:
@@ -138,14 +138,14 @@ class TrackerThread:
         self._answers = queue.SimpleQueue()
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "lmtool.reporting.trackers.process"],
+                [sys.executable, "-P", "-m", "lmtool.reporting.trackers.tracking"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
-                env={**os.environ, **SAFE_PATH},  # for what its library starts
+                env={**os.environ, **SAFE_PATH},  # for processes that its library starts
                 text=True,
                 encoding="utf-8",
-                start_new_session=True,  # Ctrl-C and a scheduler's signal are for the run
+                start_new_session=True,  # Ctrl-C and a scheduler's signals reach only the run
             )
         except OSError as error:
             raise Failed(f"no process can be started ({error})") from error
@@ -158,18 +158,20 @@ class TrackerThread:
         })  # fmt: skip
         return self._answer(BEGIN_SECONDS)
 
-    def _send(self, message: Mapping[str, Any] | None) -> None:
+    def _send(self, message: JsonMapping | None) -> None:
         assert self._process is not None and self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps(message) + "\n")
             self._process.stdin.flush()
         except (OSError, ValueError) as error:
-            self._answer(1.0)  # which says why, where it can
+            self._answer(1.0)  # raises Failed with the reason if the process has reported one
             raise Failed("it ended") from error
 
     def _answer(self, seconds: float | None) -> str | None:
-        """The tracker's next answer; None: however long it takes, since `join` ends it. Raises Failed where there is
-        none, or where it says so."""
+        """The tracker's next answer. Raises Failed if it reports a failure, or does not answer in time.
+
+        seconds: None waits without limit, since `join` ends the process.
+        """
         try:
             answer = self._answers.get(timeout=seconds)
         except queue.Empty:
@@ -179,7 +181,7 @@ class TrackerThread:
         return answer["text"]
 
     def _kill(self) -> None:
-        """End the process and what it has started; harmless where it has ended."""
+        """Kills the process and its children, if it is still running."""
         process = self._process
         if process is None or process.poll() is not None:
             return
@@ -189,8 +191,8 @@ class TrackerThread:
             process.wait(1.0)
 
 
-def _listen(process: subprocess.Popen[str], answers: queue.SimpleQueue[dict[str, Any]]) -> None:
-    """Pass on what a tracker answers; its last word is that it ended."""
+def _listen(process: subprocess.Popen[str], answers: queue.SimpleQueue[JsonObject]) -> None:
+    """Queues the answers of a tracker's process, and a failure after the last one."""
     assert process.stdout is not None
     with suppress(OSError, ValueError):
         for line in process.stdout:
@@ -199,10 +201,10 @@ def _listen(process: subprocess.Popen[str], answers: queue.SimpleQueue[dict[str,
 
 
 class Trackers:
-    """Listens to the loop for all trackers of a run. Use as a context: leaving it ends them, within a bounded time.
+    """Listens to the training loop for all trackers of a run. Leaving the context ends them within a bounded time.
 
-    configs: by name. metadata: of the run, from the step after which training continues. say, warn: where lines go;
-    they are called on the thread that calls the listener.
+    configs: by name. metadata: from the step after which training continues. say, warn: report a line; called on the
+    listener's thread.
     """
 
     def __init__(
@@ -210,7 +212,7 @@ class Trackers:
     ):
         self.configs, self.metadata, self.say, self.warn = configs, metadata, say, warn
         self.threads: Sequence[TrackerThread] = ()
-        self._result: dict[str, Any] | None = None
+        self._result: JsonObject | None = None
 
     def __enter__(self) -> Trackers:
         return self
@@ -224,12 +226,12 @@ class Trackers:
         metadata = self.metadata(step)
         self.threads = [TrackerThread(name, config, metadata) for name, config in self.configs.items()]
 
-    def on_step(self, row: Mapping[str, Any]) -> None:
+    def on_step(self, row: JsonMapping) -> None:
         for thread in self.threads:
             thread.put(row)
         self._report()
 
-    def on_evaluation(self, row: Mapping[str, Any]) -> None:
+    def on_evaluation(self, row: JsonMapping) -> None:
         self.on_step(row)
 
     def on_checkpoint(self, step: int, path: str) -> None:
@@ -238,13 +240,13 @@ class Trackers:
     def on_end(self) -> None:
         self._report()
 
-    def finish(self, result: Mapping[str, Any]) -> None:
-        """Take the headline of result.json as the summary of the trackers."""
+    def finish(self, result: JsonMapping) -> None:
+        """Gives the trackers the headline of result.json as their summary."""
         self._result = {name: result[name] for name in _SUMMARY_KEYS if result.get(name) is not None}
 
     def close(self) -> None:
-        """End the trackers, and report what they could not take. Waits for those that are still about to begin, as long
-        as they may, and END_SECONDS for the rest."""
+        """Ends the trackers and reports rows that they did not write. Waits up to BEGIN_SECONDS for trackers that are
+        still starting, then END_SECONDS for all."""
         threads, self.threads = self.threads, ()
         for thread in threads:
             thread.end(self._result)
@@ -256,14 +258,66 @@ class Trackers:
             done = thread.join(deadline)
             self._report([thread])
             if not done:
-                self.warn(f"logger={thread.name}: not done {END_SECONDS:g} seconds after the run; {thread.left}")
+                left = thread.config.left(thread.run.folder)
+                self.warn(f"logger={thread.name}: not done {END_SECONDS:g} seconds after the run; {left}")
             if thread.dropped:
-                self.warn(
-                    f"logger={thread.name}: {thread.dropped} rows came faster than it took them, and are missing there"
-                )
+                self.warn(f"logger={thread.name}: {thread.dropped} rows were dropped: it was too slow")
 
     def _report(self, threads: Sequence[TrackerThread] | None = None) -> None:
         for thread in self.threads if threads is None else threads:
             while not thread.notes.empty():
                 warns, line = thread.notes.get()
                 (self.warn if warns else self.say)(line)
+
+
+# The process of a tracker.
+
+
+def main() -> None:
+    """Serves one tracker until the run ends or is killed."""
+    # Only answers go to the run: other output of the library is dropped.
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
+    os.dup2(2, 1)
+    for number in STATUS:
+        signal.signal(number, signal.SIG_IGN)  # the run ends this process; if the run is killed, the pipe ends
+    messages = iter(sys.stdin.readline, "")
+    try:
+        serve(open_tracker(json.loads(next(messages))), messages, answers)
+    # The run reports any exception of a tracker in one line, and continues.
+    except Exception as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        _reply(answers, "failed", f"{type(error).__name__}: {' '.join(lines[:3])[:300]}")
+    os._exit(0)  # skip the exit handlers of the library, which may wait
+
+
+def open_tracker(start: JsonObject) -> Tracker:
+    """The tracker that the first line names."""
+    plugins.load(start["plugins"])
+    entry = lookup("logger", start["name"])
+    assert entry is not None, start["name"]
+    tracker: Tracker = build(entry.config.model_validate_json(json.dumps(start["config"])), RunMetadata(**start["run"]))
+    return tracker
+
+
+def serve(tracker: Tracker, lines: Iterable[str], answers: TextIO) -> None:
+    """Passes rows to a tracker until the line that ends it, or until no line is left because the run was killed."""
+    _reply(answers, "ready", tracker.begin())
+    result = None
+    for line in lines:
+        message = json.loads(line)
+        if "row" not in message:
+            result = message["end"]
+            break
+        tracker.write(message["row"])
+    _reply(answers, "done", tracker.end(result))
+
+
+def _reply(answers: TextIO, kind: str, text: str | None) -> None:
+    """Answers the run; ignored if the run is gone."""
+    with suppress(OSError, ValueError):
+        answers.write(json.dumps({"kind": kind, "text": text}) + "\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    main()

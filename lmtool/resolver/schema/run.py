@@ -15,7 +15,7 @@ from lmtool.data.configs import DataConfig
 from lmtool.distillation.configs import DistillConfig, NoDistillConfig
 from lmtool.learners.configs import ObjectiveConfig
 from lmtool.models.configs import ModelConfig
-from lmtool.reporting.trackers.configs import TrackerConfig
+from lmtool.reporting.trackers.base import TrackerConfig
 from lmtool.resolver.schema.base import DEVICE, CommandConfig
 from lmtool.resolver.schema.phases import normalized, overridden, variants
 from lmtool.resolver.schema.use import AskConfig as AskConfig

@@ -145,7 +145,7 @@ _TABLE = (
     Verb("show", "explain a key or print a choice", "lmtool show optimizer.lr", reads="options"),
     Verb(
         "completion", "TAB in bash, zsh or fish", "source <(lmtool completion bash)",
-        reads="words", module="lmtool.cli.completion.shells",
+        reads="words", module="lmtool.cli.completion.candidates",
     ),
 )  # fmt: skip
 VERBS = {verb.name: verb for verb in _TABLE}

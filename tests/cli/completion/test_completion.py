@@ -14,8 +14,8 @@ import pytest
 
 from lmtool.cli import main as cli
 from lmtool.cli.completion import candidates as completing
-from lmtool.cli.completion import keys, shells
-from lmtool.cli.completion.candidates import candidates, for_shell
+from lmtool.cli.completion import keys
+from lmtool.cli.completion.candidates import SCRIPTS, candidates, for_shell
 from tests.reporting.trackers import odd
 
 
@@ -165,9 +165,9 @@ def test_which_shell(words: list[str], hint: str, capsys: pytest.CaptureFixture[
     assert hint in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("shell", completing.SHELLS)
+@pytest.mark.parametrize("shell", SCRIPTS)
 def test_scripts_name_what_answers_them(shell: str) -> None:
-    script = shells.SCRIPTS[shell]
+    script = SCRIPTS[shell]
     assert f"lmtool completion query {shell}" in script and script.endswith("\n")
     if shutil.which(shell) is not None:
         subprocess.run([shell, "-n"], input=script, text=True, check=True)

@@ -11,8 +11,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from lmtool.config.tables import component
-from lmtool.reporting.trackers.base import Tracker
-from lmtool.reporting.trackers.configs import TrackerConfig
+from lmtool.reporting.trackers.base import Tracker, TrackerConfig
 
 
 @component("logger", "odd", builder="tests.reporting.trackers.odd:Odd")

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from lmtool.reporting.trackers import configs
-from lmtool.reporting.trackers.configs import has_key, mode_of, replies
+from lmtool.reporting.trackers import wandb
+from lmtool.reporting.trackers.wandb import has_key, mode_of, replies
 
 KEY = {"WANDB_API_KEY": "0" * 40}
 
@@ -43,7 +43,7 @@ def test_what_needs_no_connection_opens_none(
     mode: str, offline: bool, environ: dict[str, str], expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr(configs, "replies", lambda server: pytest.fail("a connection"))
+    monkeypatch.setattr(wandb, "replies", lambda server: pytest.fail("a connection"))
     chosen, reason = mode_of(mode, offline, environ)
     assert chosen == expected and reason
 
@@ -52,8 +52,8 @@ def test_a_server_that_hangs_is_not_reached(address: str, monkeypatch: pytest.Mo
     before = time.monotonic()
     assert not replies(address, seconds=0.2)
     assert time.monotonic() - before < 5
-    monkeypatch.setattr(configs, "PATIENCE", 0.2)
-    monkeypatch.setattr(configs, "replies", lambda server: replies(server, 0.2))
+    monkeypatch.setattr(wandb, "PATIENCE", 0.2)
+    monkeypatch.setattr(wandb, "replies", lambda server: replies(server, 0.2))
     assert mode_of("auto", False, {**KEY, "WANDB_BASE_URL": address})[0] == "offline"
 
 

@@ -1,0 +1,226 @@
+"""The screens, pages and plots of `lmtool evaluate` and `lmtool probe`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from lmtool.config.saved import JsonMapping
+from lmtool.errors import UserError
+from lmtool.reporting import html
+from lmtool.reporting.console import Output, print_table
+from lmtool.reporting.run_files import Accuracy, CheckpointProbes
+from lmtool.reporting.text import number, plain, shortened
+from lmtool.runs.files import replace_text, to_json
+from lmtool.system.files import real_folder
+from lmtool.system.secrets import masked_data
+from lmtool.system.terminal import counted
+
+# `lmtool evaluate` on a task: scores with intervals, classes, calibration, the hardest rows.
+
+_HARDEST, _CLASSES = 3, 40
+# Characters of a label's name.
+_NAME = 40
+
+
+def print_evaluation(output: Output, title: str, split: str, evaluation: JsonMapping, constant: JsonMapping) -> None:
+    """Prints the scores of one split.
+
+    Args:
+        output: where to print.
+        title: the checkpoint and the task.
+        split: name of the split.
+        evaluation: from `lmtool.tasks.analysis.analysis`.
+        constant: `name` and `metrics` of the baseline.
+    """
+    baseline_metrics = constant.get("metrics", {})
+    rows: list[list[object]] = [["loss", f"{evaluation['loss']:.4f}", "", ""]]
+    for name, score in evaluation["metrics"].items():
+        baseline = f"{baseline_metrics[name]:.4f}" if name in baseline_metrics else ""
+        rows.append([name, f"{score['value']:.4f}", between(score), baseline])
+    if "calibration_error" in evaluation:
+        rows.append(["calibration error", f"{evaluation['calibration_error']:.4f}", "", ""])
+    headings = ["metric", "value", "95% interval", str(constant.get("name", ""))]
+    print_table(output, headings, rows, heading=f"{title} · {split} · n = {evaluation['n']:,}")
+    classes = evaluation.get("classes", {})
+    if 0 < len(classes) <= _CLASSES:
+        output.line()
+        table = [
+            [name, f"{of['precision']:.4f}", f"{of['recall']:.4f}", f"{of['f1']:.4f}", of["support"]]
+            for name, of in zip(shortened(classes, _NAME), classes.values(), strict=True)
+        ]
+        print_table(output, ["class", "precision", "recall", "F1", "n"], table)
+    elif classes:
+        output.line(f"{len(classes)} classes: precision, recall and F1 of each with report=FOLDER")
+    hardest = evaluation["hardest"][:_HARDEST]
+    if hardest:
+        output.line()
+        output.line("hardest:")
+    for row in hardest:
+        text = " | ".join(plain(_joined(row[name]), 100) for name in row if name not in _NOT_TEXT)
+        gold, prediction = shortened([_joined(row.get("gold")), _joined(row["prediction"])], _NAME)
+        output.line(f"  loss {number(row['loss'])}  gold {gold}  predicted {prediction}  {text}")
+    for warning in evaluation["warnings"]:
+        output.line(f"warning: {split}: {warning}", "yellow")
+
+
+_NOT_TEXT = (
+    "id", "gold", "prediction", "score", "loss", "probabilities", "start", "end", "null_difference", "n_best",
+)  # fmt: skip
+
+
+def _joined(value: object) -> object:
+    """A list as text: its items, separated by spaces."""
+    return " ".join(map(str, value)) if isinstance(value, list) else value
+
+
+def print_difference(
+    output: Output, first: str, second: str, scores: Mapping[str, float], gap: Mapping[str, Mapping[str, float]]
+) -> None:
+    """Prints the difference of two systems on the same rows.
+
+    Args:
+        output: where to print.
+        first: name of the first system.
+        second: name of the second system.
+        scores: of the first system, by metric.
+        gap: first minus second, with its interval, by metric.
+    """
+    rows = [
+        [
+            name, f"{scores[name]:.4f}", f"{scores[name] - of['value']:.4f}", f"{of['value']:+.4f}", between(of, "+"),
+            "yes" if is_significant(of) else "no",
+        ]
+        for name, of in gap.items()
+    ]  # fmt: skip
+    output.line()
+    headings = ["metric", "first", "second", "difference", "95% interval", "significant"]
+    print_table(output, headings, rows, heading=f"{first} minus {second}, the same rows resampled for both")
+
+
+def between(score: Mapping[str, float], sign: str = "") -> str:
+    """The interval of a score as text. sign: "+" for an explicit sign of positive numbers."""
+    return f"{score['low']:{sign}.4f} to {score['high']:{sign}.4f}"
+
+
+def is_significant(gap: Mapping[str, float]) -> bool:
+    """Whether the interval of a difference excludes 0."""
+    return gap["low"] > 0 or gap["high"] < 0
+
+
+def write_evaluation(folder: Path, details: JsonMapping) -> None:
+    """Writes evaluation.json and plots/SPLIT_*.png to a folder. UserError if that fails."""
+    with _writing(folder, "report"):
+        replace_text(folder / "evaluation.json", to_json(masked_data(dict(details))) + "\n")
+        for split, evaluation in details["splits"].items():
+            _draw(folder / "plots", split, evaluation)
+
+
+@contextmanager
+def _writing(folder: Path, key: str) -> Iterator[None]:
+    """Creates the folder, and turns an OSError into a UserError. key: names the folder on the command line."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        raise UserError(f"{key}={folder}: {error.strerror}", f"set another {key}=") from error
+
+
+def _draw(folder: Path, split: str, evaluation: JsonMapping) -> None:
+    # Imported late: matplotlib takes most of a second.
+    from lmtool.reporting import drawing, heat_maps, plots
+
+    if "confusion" in evaluation:
+        figure = heat_maps.confusion_figure(*_commonest(evaluation["labels"], evaluation["confusion"]))
+        drawing.write_png(figure, real_folder(folder) / f"{split}_confusion.png")
+    if "bins" in evaluation:
+        figure = plots.calibration_figure(evaluation["bins"])
+        drawing.write_png(figure, real_folder(folder) / f"{split}_calibration.png")
+
+
+def _commonest(labels: list[str], counts: list[list[int]], limit: int = 20) -> tuple[list[str], list[list[int]]]:
+    """The confusion matrix of the most frequent gold classes, in their original order."""
+    indices = sorted(sorted(range(len(labels)), key=lambda row: -sum(counts[row]))[:limit])
+    return [labels[row] for row in indices], [[counts[row][column] for column in indices] for row in indices]
+
+
+# `lmtool evaluate shots=`: scores over several samples of demonstrations, and a constant baseline.
+
+_LINES, _WIDTH = 12, 100
+
+
+def print_few_shot(output: Output, title: str, shots: int, summary: JsonMapping, prompt: str) -> None:
+    """Prints the scores of one split.
+
+    Args:
+        output: where to print.
+        title: the checkpoint, the task and the split.
+        shots: number of demonstrations.
+        summary: `n`, `metrics`, `baseline`, `questions`, `cut`, `kept`, `warnings` from `lmtool.session.evaluation`.
+        prompt: the first prompt, of which the end is printed.
+    """
+    metrics, baseline = summary["metrics"], summary["baseline"]
+    sample_count = len(next(iter(metrics.values()))["draws"])
+    rows = []
+    for name, score in metrics.items():
+        deviation = "" if score["standard_deviation"] is None else f"{score['standard_deviation']:.4f}"
+        each = " ".join(f"{value:.4f}" for value in score["draws"])
+        rows.append([name, f"{score['mean']:.4f}", deviation, each, f"{baseline['metrics'][name]:.4f}"])
+    samples = counted(sample_count, "draw")
+    heading = f"{title} · {counted(shots, 'shot')} · n = {summary['n']:,} · {samples}"
+    print_table(output, ["metric", "mean", "standard deviation", "draws", str(baseline["name"])], rows, heading=heading)
+    lines = prompt.split("\n")
+    output.line("the first prompt ends:" if len(lines) > _LINES else "the first prompt:")
+    for line in lines[-_LINES:]:
+        output.line(f"  {plain(line, _WIDTH)}", "dim")
+    if summary["cut"]:
+        output.line(
+            f"warning: {summary['cut']:,} of {summary['questions']:,} prompts are too long for {shots} demonstrations; "
+            f"the oldest were left out, {summary['kept']:.1f} remain on average; raise max_length=",
+            "yellow",
+        )
+    for warning in summary["warnings"]:
+        output.line(f"warning: {plain(warning, 2 * _WIDTH)}", "yellow")
+
+
+# `lmtool probe`: accuracy by layer, with random weights and the most frequent class as baselines.
+
+_HEADER = ["layer", "trained", "random weights"]
+
+
+def print_probes(output: Output, target: str, probes: CheckpointProbes) -> None:
+    """Prints the table of one checkpoint."""
+    heading, rows = _probe_table(target, probes)
+    print_table(output, _HEADER, rows, heading)
+
+
+def _probe_table(target: str, probes: CheckpointProbes) -> tuple[str, list[list[str]]]:
+    """The heading and the rows of a checkpoint's table."""
+
+    def text(score: Accuracy) -> str:
+        return f"{score['accuracy']:.4f} ± {score['standard_error']:.4f}"
+
+    heading = (
+        f"{probes['checkpoint']} · {target} · accuracy ± standard error · n = {probes['n']:,}, "
+        f"{probes['classes']:,} classes, trained on {probes['examples']:,}"
+    )
+    layers = [(str(row["layer"] or "0 (embedding)"), row["trained"], row["random"]) for row in probes["layers"]]
+    rows = [[layer, text(trained), text(random)] for layer, trained, random in layers]
+    return heading, [*rows, ["majority", text(probes["majority"]), ""]]
+
+
+def write_probes(folder: Path, target: str, checkpoints: Sequence[CheckpointProbes], settings: JsonMapping) -> None:
+    """Writes probe.json, probe.png and probe.html to a folder. UserError if that fails. settings: of the probes."""
+    # Imported late: matplotlib takes most of a second.
+    from lmtool.reporting import drawing, plots
+
+    figure = plots.layers_figure(target, checkpoints)
+    tables = [_probe_table(target, probes) for probes in checkpoints]
+    body = [f"<h1>{html.escape(target)}</h1>", html.figure(drawing.svg(figure))]
+    body += [html.paragraph(heading) + html.table(_HEADER, rows) for heading, rows in tables]
+    details = {"target": target, **settings, "checkpoints": list(checkpoints)}
+    with _writing(folder, "output"):
+        replace_text(folder / "probe.json", to_json(masked_data(details)) + "\n")
+        drawing.write_png(figure, folder / "probe.png")
+        html.write_page(folder / "probe.html", "probes", body)

@@ -1,0 +1,260 @@
+"""Heat maps: attention, position scores, pairs of sentences, confusion, agreement of models, settings of a sweep."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.collections import QuadMesh
+from matplotlib.colors import LinearSegmentedColormap, to_rgba
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import MaxNLocator
+
+from lmtool.config.saved import JsonMapping, JsonObject
+from lmtool.reporting.drawing import BASELINE, INK, STYLE, VALIDATION, blank, single
+from lmtool.reporting.sweep_groups import Block, SeedGroup
+from lmtool.reporting.text import lower_is_better, number, plain, shortened
+
+# Maps of matrices.
+
+# From transparent to a color of the page, so that it is readable in light and in dark mode.
+_PAPER = LinearSegmentedColormap.from_list("paper", [to_rgba(VALIDATION, 0.0), to_rgba(VALIDATION)])
+_IN_A_ROW = 4
+_PIECE = 10
+
+
+def heads_figure(layer: int, weights_ALL: np.ndarray, tokens: Sequence[str]) -> Figure:
+    """Attention maps of the heads of a layer. weights_ALL: (A, L, L)."""
+    count = len(weights_ALL)
+    columns = min(_IN_A_ROW, count)
+    lines = -(-count // columns)
+    names = [plain(piece, _PIECE) for piece in tokens]
+    with matplotlib.rc_context(STYLE):
+        figure = blank(7.2, 0.4 + lines * (7.2 / columns + 0.3))
+        for number, weights_LL in enumerate(weights_ALL, 1):
+            axes = figure.add_subplot(lines, columns, number)
+            _squares(axes, weights_LL, vmin=0, vmax=1)
+            axes.set_title(f"{layer}.{number}", fontsize=8.5)
+            _label_tokens(axes, names, columns, number % columns == 1 or columns == 1)
+    return figure
+
+
+def terms_figure(terms: Mapping[str, np.ndarray], tokens: Sequence[str]) -> Figure:
+    """Maps of the terms of one head's scores, each with its own color scale. terms: (L, L) by name; NaN stays blank."""
+    count = len(terms)
+    names = [plain(piece, _PIECE) for piece in tokens]
+    with matplotlib.rc_context(STYLE):
+        figure = blank(7.2, 7.2 / max(count, 2) + 0.4)
+        for number, (name, scores_LL) in enumerate(terms.items(), 1):
+            axes = figure.add_subplot(1, count, number)
+            mesh = _squares(axes, scores_LL, rasterized=True)
+            axes.set_title(name, fontsize=8.5)
+            _label_tokens(axes, names, max(count, 2), number == 1)
+            _scale(figure, axes, mesh, location="top", shrink=0.9)
+    return figure
+
+
+def position_maps_figure(scores_ALL: np.ndarray) -> Figure:
+    """Maps of position scores, each with its own color scale. scores_ALL: (A, L, L)."""
+    count = len(scores_ALL)
+    columns = min(_IN_A_ROW, count)
+    lines = -(-count // columns)
+    with matplotlib.rc_context(STYLE):
+        figure = blank(1.8 * columns + 0.4, 0.2 + lines * 2.0)
+        for number, scores_LL in enumerate(scores_ALL, 1):
+            axes = figure.add_subplot(lines, columns, number)
+            mesh = _squares(axes, scores_LL, rasterized=True)
+            axes.tick_params(labelsize=6.5, length=2)
+            if number > count - columns:
+                axes.set_xlabel("key", fontsize=7.5)
+            if number % columns == 1 or columns == 1:
+                axes.set_ylabel("query", fontsize=7.5)
+            if count > 1:
+                axes.set_title(f"head {number}", fontsize=8.5)
+            _scale(figure, axes, mesh)
+    return figure
+
+
+def _squares(axes: Axes, values_LL: np.ndarray, **options: Any) -> QuadMesh:
+    """A heat map of a square matrix, its first row at the top."""
+    axes.patch.set_alpha(0)
+    mesh = axes.pcolormesh(values_LL, cmap=_PAPER, edgecolors="none", **options)
+    axes.invert_yaxis()
+    axes.set_aspect("equal")
+    return mesh
+
+
+def _label_tokens(axes: Axes, names: Sequence[str], columns: int, at_left: bool) -> None:
+    """Labels the axes with tokens: the x axis, and the y axis of the leftmost of `columns` plots."""
+    size = min(7.0, 200 / max(len(names), 1) / columns)
+    positions = [at + 0.5 for at in range(len(names))]
+    axes.set_xticks(positions, names, rotation=90, fontsize=size)
+    axes.set_yticks(positions, names if at_left else [""] * len(names), fontsize=size)
+    axes.tick_params(length=0)
+
+
+def _scale(figure: Figure, axes: Axes, mesh: QuadMesh, **options: Any) -> None:
+    """Adds the color bar."""
+    ticks = MaxNLocator(nbins=4)  # more would overlap in a narrow figure
+    bar = figure.colorbar(mesh, ax=axes, **{"shrink": 0.75, "pad": 0.03, "ticks": ticks, **options})
+    bar.outline.set_visible(False)
+    bar.ax.patch.set_alpha(0)  # transparent for dark mode
+    if bar.solids is not None:
+        bar.solids.set_rasterized(True)  # otherwise one path per shade
+    bar.ax.tick_params(labelsize=6.5, length=0)
+
+
+def pairs_figure(pairs_WSS: np.ndarray, layers: Sequence[int]) -> Figure:
+    """Cosines of each pair of sentences, in the first and the last layer."""
+    indices = [0] if len(layers) == 1 else [0, len(layers) - 1]
+    count = pairs_WSS.shape[-1]
+    names = [str(number) for number in range(1, count + 1)]
+    low = min(0.9, float(pairs_WSS.min()))  # early layers have similar vectors
+    with matplotlib.rc_context(STYLE):
+        figure = blank(2.6 * len(indices), 2.2)
+        for number, at in enumerate(indices, 1):
+            axes = figure.add_subplot(1, len(indices), number)
+            mesh = _squares(axes, pairs_WSS[at], vmin=low, vmax=1)
+            positions = [index + 0.5 for index in range(count)]
+            axes.set_xticks(positions, names)
+            axes.set_yticks(positions, names)
+            axes.set_title(f"layer {layers[at]}", fontsize=8.5)
+            axes.set_xlabel("sentence", fontsize=7.5)
+            if number == 1:
+                axes.set_ylabel("sentence", fontsize=7.5)
+            _scale(figure, axes, mesh)
+    return figure
+
+
+# Maps of cells with text.
+
+
+def _cell(axes: Axes, column: int, row: int, alpha: float, color: str = VALIDATION, height: float = 0.96) -> None:
+    axes.add_patch(
+        Rectangle((column - 0.48, row - height / 2), 0.96, height, facecolor=color, alpha=alpha, linewidth=0)
+    )
+
+
+def _text_color(shade: float) -> str:
+    """A color that is readable on a cell. shade: between 0 and 1."""
+    return "#ffffff" if shade > 0.6 else INK
+
+
+def _label_cells(axes: Axes, columns: Sequence[str], rows: Sequence[str], x_label: str, y_label: str = "") -> None:
+    """Labels the columns and rows of cells, the first row at the top."""
+    axes.set_xlim(-0.5, len(columns) - 0.5)
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.set_xticks(range(len(columns)), columns)
+    axes.set_yticks(range(len(rows)), rows)
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    axes.set_xlabel(x_label)
+    axes.set_ylabel(y_label)
+
+
+def confusion_figure(labels: Sequence[str], counts: Sequence[Sequence[int]]) -> Figure:
+    """Confusion matrix, gold labels in rows: the shade is the fraction of the row, the number counts examples."""
+    size = len(labels)
+    with matplotlib.rc_context(STYLE):
+        edge = min(1.7 + 0.52 * size, 7.2)
+        figure, axes = single(edge + 0.6, edge)
+        for row, row_counts in enumerate(counts):
+            for column, cell_count in enumerate(row_counts):
+                fraction = cell_count / max(sum(row_counts), 1)
+                _cell(axes, column, row, 0.04 + 0.76 * fraction, VALIDATION if row == column else BASELINE)
+                if cell_count and size <= 12:
+                    axes.text(column, row, str(cell_count), ha="center", va="center", color=_text_color(fraction))
+        names = shortened(labels, 18)
+        _label_cells(axes, names, names, "predicted", "gold")
+        if size > 4 or max(map(len, names)) >= 12:
+            axes.set_xticks(range(size), names, rotation=45, ha="right")
+    return figure
+
+
+_STACKS = {"inputs": "encoder", "outputs": "decoder"}
+
+
+def agreement_figure(accuracy: JsonMapping) -> Figure | None:
+    """Heat maps of interchange accuracy, one per stack: aligned layers in rows, start of the swapped span in columns.
+    accuracy: `interchange_accuracy` of result.json. None if nothing was measured."""
+    cells = [cell for cell in accuracy.get("cells") or () if cell.get("n")]
+    if not cells:
+        return None
+    by_stack = {name: [cell for cell in cells if cell["side"] == side] for side, name in _STACKS.items()}
+    by_stack = {name: of_stack for name, of_stack in by_stack.items() if of_stack}
+    layers = {name: sorted({_aligned_layers(cell) for cell in of_stack}) for name, of_stack in by_stack.items()}
+    regions = max(cell["region"] for cell in cells)
+    spans = [f"{100 * part // regions}-{100 * (part + 1) // regions}%" for part in range(regions)]
+    with matplotlib.rc_context(STYLE):
+        figure = blank(3.8 * len(by_stack), 1.1 + 0.36 * max(map(len, layers.values())))
+        for index, (name, of_stack) in enumerate(by_stack.items(), 1):
+            axes = figure.add_subplot(1, len(by_stack), index)
+            axes.patch.set_alpha(0)
+            if len(by_stack) > 1:
+                axes.set_title(name)
+            for cell in of_stack:
+                column, row, value = cell["region"] - 1, layers[name].index(_aligned_layers(cell)), float(cell["value"])
+                _cell(axes, column, row, 0.04 + 0.76 * value, height=0.92)
+                axes.text(column, row, f"{value:.2f}", ha="center", va="center", color=_text_color(value))
+            # Full names, since an axis title would be longer than the height of a map with one row.
+            names = [f"layer {own}, teacher's {teacher}" if own else "embeddings" for own, teacher in layers[name]]
+            _label_cells(axes, spans, names, "start of the swapped span")
+    return figure
+
+
+def _aligned_layers(cell: JsonObject) -> tuple[int, int]:
+    """The student's and the teacher's layer."""
+    return cell["student_layer"], cell["teacher_layer"]
+
+
+def settings_figure(
+    block: Block,
+    groups: Sequence[SeedGroup],
+    name: str,
+    keys: tuple[str, str],
+    values: Mapping[str, Sequence[str | None]],
+    scale: tuple[float, float],
+) -> Figure:
+    """A heat map of two keys of a sweep.
+
+    Args:
+        block: the compared groups.
+        groups: those in this map.
+        name: title of the map.
+        keys: the keys in rows and in columns.
+        values: of each key.
+        scale: lowest and highest mean of all maps.
+    """
+    down, across = keys
+    with matplotlib.rc_context(STYLE):
+        figure, axes = single(min(1.4 + 0.95 * len(values[across]), 7.2), 0.9 + 0.55 * len(values[down]))
+        for group in groups:
+            column, row = values[across].index(group.settings[across]), values[down].index(group.settings[down])
+            shade = _shade(block, group.mean, *scale)
+            color = _text_color(shade)
+            _cell(axes, column, row, 0.06 + 0.74 * shade)
+            axes.text(column, row - 0.02, number(group.mean), ha="center", va="bottom", color=color)
+            below = f"n = {group.n}" if group.error is None else f"± {number(group.error)}"
+            axes.text(column, row + 0.06, below, ha="center", va="top", color=color, fontsize=7)
+        names = {key: [setting_text(value) for value in values[key]] for key in keys}
+        _label_cells(axes, names[across], names[down], plain(across, 40), plain(down, 40))
+        axes.set_title(name)
+    return figure
+
+
+def _shade(block: Block, mean: float, low: float, high: float) -> float:
+    """The position of a mean between the worst (0) and the best (1)."""
+    if not math.isfinite(high - low) or high == low:
+        return 0.5
+    position = (mean - low) / (high - low)
+    return 1 - position if lower_is_better(block.metric) else position
+
+
+def setting_text(value: str | None) -> str:
+    """The value of a key as the label of a tick."""
+    return "not given" if value is None else plain(value, 14)
