@@ -124,8 +124,7 @@ class TaskTable:
 
 
 def canonical(split: str) -> str:
-    """The canonical name of a split: dev for validation, valid, val and devel, also before suffixes such as _matched.
-    The canonical name of a split: dev for validation, valid, val and devel, also before suffixes such as _matched."""
+    """The canonical name of a split: dev for validation, valid, val and devel, also before a suffix like _matched."""
     return _DEVELOPMENT.sub("dev", split.lower())
 
 

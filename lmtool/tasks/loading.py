@@ -338,9 +338,7 @@ def _columns(config: TaskConfig, split: str, table: TaskTable) -> dict[str, list
             "or the columns of a file without a header line with task.header=[...]",
         )
     if not table.origin:
-        raise UserError(
-            "use a file with rows, or remove it from the folder", "use a file with rows, or remove it from the folder"
-        )
+        raise UserError(f"{_where(table, split)}: no rows", "use a file with rows, or remove it from the folder")
     return columns
 
 
@@ -366,8 +364,8 @@ def _validation(config: TaskConfig, columns: dict[str, Any]) -> list[str]:
         available = [split for split in columns if split not in ("train", *map(canonical, config.test))]
         right = f"task.validation=[{','.join(available)}]" if available else "omit task.validation="
         raise UserError(
-            f"task.validation names the split {missing_splits[0]}; the data have {', '.join(columns)}",
-            f"{right}, or put a file of that name beside train",
+            f"task.validation names the split {missing_splits[0]}; the data have the splits {', '.join(columns)}",
+            f"{right}, or add a {missing_splits[0]} file to the folder",
         )
     return named or [split for split in ("dev",) if split in columns]
 

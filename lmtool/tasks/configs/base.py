@@ -118,8 +118,7 @@ class TaskConfig(LearnedConfig):
         return parts[0]
 
     def text_format(self, model: ModelConfig) -> str:
-        """The name of the text format in which a model of this configuration reads the rows, see `lmtool.data.formats`.
-        The name of the text format in which a model of this configuration reads the rows, see `lmtool.data.formats`."""
+        """The text format (`lmtool.data.formats`) in which a model of this configuration reads the rows."""
         return model.text_format
 
     def takes_head(self, form: Mapping[str, Any], model: ModelConfig) -> bool:
@@ -242,8 +241,7 @@ class PromptConfig(Config):
     @field_validator("template")
     @classmethod
     def _has_one_answer(cls, template: str | None) -> str | None:
-        # A shell passes
-        #  as two characters.
+        # A shell passes \\n as two characters.
         template = None if template is None else template.replace("\\n", "\n")
         if template is not None and places(template).count(ANSWER) != 1:
             raise ValueError(f"template={template!r}: {{{ANSWER}}}, the answer's placeholder, must occur exactly once")

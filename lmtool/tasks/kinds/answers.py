@@ -225,8 +225,8 @@ class QuestionWindows:
         room = max_length - self.template.special_count
         if room < 2:
             raise UserError(
-                f"max_length={max_length} leaves no capacity for a question and a context",
-                f"max_length={self.template.special_count + 16} or more",
+                f"max_length={max_length} leaves no room for a question and a context",
+                f"set max_length={self.template.special_count + 16} or more",
             )
         # At least half of the capacity belongs to the context.
         question_E = np.minimum(self._questions.lengths_E, min(config.question_tokens, room // 2))

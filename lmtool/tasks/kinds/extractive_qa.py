@@ -234,7 +234,7 @@ def _require_different_ids(columns: Mapping[str, list[object]], origin: Sequence
         first = seen.setdefault(str(value), number)
         if value is not None and first != number:
             raise UserError(
-                f"{location(origin[number])}: the {name} {value} is also that of {location(origin[first])}",
+                f"{location(origin[number])}: {name}={value} repeats that of {location(origin[first])}",
                 "give each question a unique id",
             )
 

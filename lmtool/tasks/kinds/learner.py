@@ -139,8 +139,7 @@ class TaskLearner(BaseLearner):
         """The output of each document, on the host, in the form that the kind's `join` expects."""
 
     def uncertainty(self, outputs: Tensor, batch: Batch) -> Tensor:
-        """(N,) the normalized entropy of each document's prediction; the maximum of several. TypeError without classes.
-        (N,) the normalized entropy of each document's prediction; the maximum of several. TypeError without classes."""
+        """(N,) normalized entropy of each document's prediction; the maximum of several. TypeError without classes."""
         raise TypeError(f"the predictions of {type(self).__name__} have no entropy")
 
     def calibrate(self, rows: Rows, predictions: Sequence[Prediction]) -> None:  # noqa: B027 most kinds tune nothing

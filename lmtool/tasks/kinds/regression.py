@@ -108,8 +108,7 @@ class Regression(WrittenKind):
 
 
 class RegressionLearner(SequenceLearner):
-    """Mean squared error. deviation: the unit of the errors in the loss; the head outputs values on the original scale.
-    Mean squared error. deviation: the unit of the errors in the loss; the head outputs values on the original scale."""
+    """Mean squared error, in units of `deviation`. The head outputs values on the original scale."""
 
     def __init__(self, kind: Regression, backbone: Backbone, tokenizer: Tokenizer, seed: int):
         super().__init__(kind, backbone, tokenizer, seed, 1)

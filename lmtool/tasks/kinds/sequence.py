@@ -255,8 +255,7 @@ class SequenceLearner(TaskLearner):
         return f"{self.term}_domain"
 
     def examples(self, data: SplitData, max_length: int) -> Any:
-        """Rows tokenized, truncated and laid out for this backbone; in training, paired with texts of the other domain.
-        Rows tokenized, truncated and laid out for this backbone; in training, paired with texts of the other domain."""
+        """Tokenized, truncated and formatted rows; in training, paired with texts of the other domain, if any."""
         own, other = self.rows(data), data.rows.get(unlabelled(self.term))
         examples = self._examples(own, data.split, max_length)
         if self.adaptation is None or other is None or data.split != "train":

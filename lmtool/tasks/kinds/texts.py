@@ -165,8 +165,8 @@ class InputFormat:
         template = FormatTemplate.of(text_format(self.format_name, self.tokenizer), texts)
         if self.max_length - template.special_count < fewest:
             raise UserError(
-                f"max_length={self.max_length} leaves no capacity for text",
-                f"max_length={template.special_count + 8} or more",
+                f"max_length={self.max_length} leaves no room for text next to {template.special_count} special tokens",
+                f"set max_length={template.special_count + 8} or more",
             )
         return template
 
@@ -201,7 +201,7 @@ class SequenceExamples:
         empty = np.flatnonzero(packed + self.template.special_count == 0)
         if len(empty):
             raise UserError(
-                f"{location(rows.origin[row[empty[0]]])}: an empty text, to which this model adds no special token",
+                f"{location(rows.origin[row[empty[0]]])}: the text is empty, and this model adds no special tokens",
                 "remove the row, or give it a text",
             )
         fields = {"row": row, "part": part, "begin": begin, **dict(zip(_SIDES, retained, strict=False))}

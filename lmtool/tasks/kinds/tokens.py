@@ -41,8 +41,8 @@ class TokenClassification(TaskKind):
         scheme = scheme_of(sentences) if config.scheme == "auto" else config.scheme
         if scheme == "none" and config.metrics != ("accuracy",):
             raise UserError(
-                f"task.metrics of {config.name} score entities, and the tags in {config.label} mark none "
-                f"({', '.join(sorted(set(chain(*sentences)))[:4])}, ...)",
+                f"task.metrics={list(config.metrics)} score entities; the tags in the column {config.label} mark no "
+                f"entities: {', '.join(sorted(set(chain(*sentences)))[:4])}, ...",
                 "set task.metrics=[accuracy] task.metric=accuracy, or name another column with task.label=",
             )
         config = config.model_copy(update={"scheme": scheme})

@@ -286,7 +286,7 @@ class PromptedExamples:
         packed = retained.sum(axis=0) + self.template.special_count
         if not packed.all():
             where = location(self.rows.origin[row[np.flatnonzero(packed == 0)[0]]])
-            raise UserError(f"{where}: an empty text in a prompt without other tokens", "remove the row")
+            raise UserError(f"{where}: the texts are empty, and the prompt adds no tokens", "remove the row")
         fields = [
             ("row", "i8", ()),
             ("part", "i4", ()),
