@@ -83,7 +83,6 @@ class Shots(NamedTuple):
 def draw_shots(kind: TaskKind, train: Rows, held_out: Sequence[Rows], shots: int, seed: int) -> Shots:
     """Samples `shots` rows of each class and `shots` others, with distinct texts that no held-out row has. UserError if
     a class has too few."""
-    config = kind.config
     known = {repr(group) for rows in held_out for group in kind.groups(rows)}
     first: dict[str, int] = {}
     for row, group in enumerate(kind.groups(train)):
@@ -91,7 +90,7 @@ def draw_shots(kind: TaskKind, train: Rows, held_out: Sequence[Rows], shots: int
     free = np.array([row for group, row in first.items() if group not in known], dtype=np.int64)
     labels = np.asarray(train.labels)[free]
     drawn: list[np.ndarray] = []
-    for number, name in enumerate(config.labels):
+    for number, name in enumerate(kind.classes):
         own = free[labels == number]
         if len(own) < 2 * shots:
             raise UserError(

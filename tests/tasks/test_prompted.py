@@ -132,7 +132,7 @@ def test_texts_are_cut_and_never_the_prompt(tokenizers, tmp_path):
     examples = examples_of(learner, data.train, 9)
     assert read_by(learner, examples, 1) == ["[CLS] a fine and it was [MASK] . [SEP]"]
     assert examples.metadata()["truncated"] > 0 and examples.plan(0).lengths.max() == 9
-    with pytest.raises(UserError, match="leaves no capacity for text: the prompt around it has 6 tokens"):
+    with pytest.raises(UserError, match="leaves no room for text: the prompt around it has 6 tokens"):
         examples_of(learner, data.train, 6)
     writer = learner_of(data, tokenizers, "bart")
     pieces = read_by(writer, examples_of(writer, data.train, 14), 1)[0].split()
@@ -240,7 +240,7 @@ def test_auxiliary_masks_are_of_the_rows_without_labels(tokenizers, tmp_path):
         assert tokens[start + 1 : start + length - 3].tolist() == whole
         assert tokens[start + length - 3] == learner.tokenizer.role("mask")
     # The place of an answer is read in the question, and only there.
-    assert (batch.inputs.documents[learner.places(batch)] == torch.tensor([0, 2, 4])).all()
+    assert (batch.inputs.documents[learner.answer_indices(batch)] == torch.tensor([0, 2, 4])).all()
     masked = [examples.batch(examples.plan(epoch).rows[:1], np.arange(1), epoch) for epoch in (0, 3)]
     assert not torch.equal(masked[0].inputs.tokens, masked[1].inputs.tokens)
     assert (

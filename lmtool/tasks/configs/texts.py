@@ -110,7 +110,7 @@ class Seq2SeqConfig(PromptedConfig):
     @model_validator(mode="after")
     def _metric_listed(self) -> Seq2SeqConfig:
         if self.generation.max_new_tokens < 2:
-            raise ValueError("generation.max_new_tokens=1 leaves no capacity for a text and its end token")
+            raise ValueError("generation.max_new_tokens=1 leaves no room for a text and its end token")
         if self.prompt.words:
             raise ValueError("prompt.words apply to classes; here the answer is a text")
         return self

@@ -187,7 +187,8 @@ class FewShot:
 
     def _written(self, prompts: Prompts, rows: Rows, seed: int) -> tuple[list[Prediction], list[int]]:
         """Generates up to the end of the line, or to the text that follows the answer."""
-        settings, values = self.kind.config.generation, values_of(self.kind, rows)
+        settings, values = self.kind.config.text_generation, values_of(self.kind, rows)
+        assert settings is not None
         questions = [
             prompts.question(own, settings.max_new_tokens, where)
             for own, where in zip(values, rows.origin, strict=True)

@@ -119,7 +119,7 @@ class PatternTexts:
 
     def __init__(self, rows: Rows, pattern: Pattern):
         self.texts = [
-            EncodedTexts([space + text if text else "" for text in rows.columns[name]], pattern.tokenizer)
+            EncodedTexts.of([space + text if text else "" for text in rows.columns[name]], pattern.tokenizer)
             for name, space in zip(pattern.columns, pattern.spaces, strict=True)
         ]
         self.lengths = np.array([text.lengths for text in self.texts], dtype=np.int64).reshape(-1, len(rows))
@@ -130,7 +130,7 @@ def prompt_capacity(max_length: int, special_count: int, texts: int) -> int:
     if fewer tokens than texts are left."""
     if max_length - special_count < texts:
         raise UserError(
-            f"max_length={max_length} leaves no capacity for text: the prompt around it has {special_count} tokens",
+            f"max_length={max_length} leaves no room for text: the prompt around it has {special_count} tokens",
             f"set max_length={special_count + 16 * max(texts, 1)}, as far as the model goes, or a shorter "
             "task.prompt.template=",
         )
