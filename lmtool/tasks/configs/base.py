@@ -29,6 +29,12 @@ ClassNames = Annotated[
     ),
 ]
 
+ClassMetric = Literal["accuracy", "f1", "macro_f1", "matthews"]
+ClassMetrics = Annotated[
+    tuple[ClassMetric, ...],
+    Field(min_length=1, description="accuracy, f1 (the second label is the positive class), macro_f1, matthews"),
+]
+
 JOINED = "+"
 """Joins the names of columns that are read as one text."""
 
@@ -37,6 +43,16 @@ def parts_of(name: str) -> list[str]:
     """The columns joined in a name such as A+B."""
     parts = name.split(JOINED)
     return parts if all(parts) else [name]
+
+
+def require_classes(labels: tuple[str, ...] | None, weights: object = None) -> None:
+    """ValueError unless there are two different classes or more, and one weight per class if weights are a tuple."""
+    if labels is None:
+        return
+    if len(labels) < 2 or len(set(labels)) != len(labels):
+        raise ValueError(f"labels={list(labels)}: at least two different names")
+    if isinstance(weights, tuple) and len(weights) != len(labels):
+        raise ValueError(f"loss.class_weights has {len(weights)} weights for {len(labels)} labels")
 
 
 class TaskConfig(LearnedConfig):

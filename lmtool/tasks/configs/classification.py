@@ -12,7 +12,18 @@ from lmtool.config.needs import Requirement
 from lmtool.config.tables import component
 from lmtool.errors import Problem
 from lmtool.models.configs import ModelConfig, architecture
-from lmtool.tasks.configs.base import ANSWER, PROMPT, BestMetric, ClassNames, Metrics, PromptedConfig, TaskName
+from lmtool.tasks.configs.base import (
+    ANSWER,
+    PROMPT,
+    BestMetric,
+    ClassMetric,
+    ClassMetrics,
+    ClassNames,
+    Metrics,
+    PromptedConfig,
+    TaskName,
+    require_classes,
+)
 from lmtool.tasks.configs.sequence import FORM, ClassLossConfig, SequenceConfig, WindowedConfig
 
 DEMONSTRATIONS = 16
@@ -40,12 +51,8 @@ class ClassificationConfig(PromptedConfig, WindowedConfig):
     )
     name: TaskName = "classification"
     labels: ClassNames = None
-    metrics: tuple[Literal["accuracy", "f1", "macro_f1", "matthews"], ...] = Field(
-        ("accuracy",),
-        min_length=1,
-        description="accuracy, f1 (the second label is the positive class), macro_f1, matthews",
-    )
-    metric: BestMetric[Literal["accuracy", "f1", "macro_f1", "matthews"]] = "accuracy"
+    metrics: ClassMetrics = ("accuracy",)
+    metric: BestMetric[ClassMetric] = "accuracy"
     loss: ClassLossConfig = Field(
         default_factory=lambda: ClassLossConfig.model_validate({}), description="Smoothing and weights of the loss"
     )
@@ -181,14 +188,9 @@ class ClassificationConfig(PromptedConfig, WindowedConfig):
 
     @model_validator(mode="after")
     def _labels_fit(self) -> ClassificationConfig:
-        labels, weights = self.labels, self.loss.class_weights
-        if labels is not None:
-            if len(labels) < 2 or len(set(labels)) != len(labels):
-                raise ValueError(f"labels={list(labels)}: at least two different names")
-            if isinstance(weights, tuple) and len(weights) != len(labels):
-                raise ValueError(f"loss.class_weights has {len(weights)} weights for {len(labels)} labels")
-            if "f1" in self.metrics and len(labels) != 2:
-                raise ValueError(f"metrics names f1, which needs two classes; there are {len(labels)}: use macro_f1")
+        require_classes(self.labels, self.loss.class_weights)
+        if self.labels is not None and "f1" in self.metrics and len(self.labels) != 2:
+            raise ValueError(f"metrics names f1, which needs two classes; there are {len(self.labels)}: use macro_f1")
         return self
 
     @model_validator(mode="after")
