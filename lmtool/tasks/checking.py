@@ -22,7 +22,7 @@ from lmtool.random_streams import Permutation
 from lmtool.tasks.configs import TaskConfig
 from lmtool.tasks.files import TaskTable
 from lmtool.tasks.kinds.base import TaskKind
-from lmtool.tasks.kinds.labels import location
+from lmtool.tasks.kinds.labels import cell_text, location
 from lmtool.tasks.loading import TaskData, decode_tables, read_tables
 
 _WORD = re.compile(r"\w+")
@@ -97,12 +97,8 @@ def _sampled(rows: Rows, count: int) -> Rows:
 
 def unigrams(rows: Rows) -> Counter[str]:
     """Counts of the lower-cased words in all columns."""
-    return Counter(word for text in _texts(rows) for word in _WORD.findall(text.lower()))
-
-
-def _texts(rows: Rows) -> Iterator[str]:
-    for column in rows.columns.values():
-        yield from (" ".join(map(str, cell)) if isinstance(cell, list) else str(cell) for cell in column)
+    texts = (cell_text(cell) for column in rows.columns.values() for cell in column)
+    return Counter(word for text in texts for word in _WORD.findall(text.lower()))
 
 
 def divergence(first: Mapping[Any, float], second: Mapping[Any, float]) -> float:
@@ -159,7 +155,7 @@ class LabeledTexts:
     @classmethod
     def of(cls, kind: TaskKind, rows: Rows) -> LabeledTexts:
         cells = zip(*rows.columns.values(), strict=True)
-        texts = ["\n".join(_text(cell) for cell in row) for row in cells]
+        texts = ["\n".join(map(cell_text, row)) for row in cells]
         labels = None if rows.labels is None else [kind.shown(label) for label in rows.labels]
         return cls(texts, lambda number: location(rows.origin[number]), labels, _counted(kind, rows))
 
@@ -190,10 +186,6 @@ class _Measures:
             keys.extend(map(key_of, batch))
             empty += sum(not text.strip() for text in batch)
         return cls(np.array(lengths), np.array(sizes), np.array(keys, dtype=np.uint64), empty)
-
-
-def _text(cell: object) -> str:
-    return " ".join(map(str, cell)) if isinstance(cell, (list, tuple)) else str(cell)
 
 
 def read_valid_rows(

@@ -23,6 +23,7 @@ from lmtool.data.rows import no_column
 from lmtool.data.tables import LINES, SUFFIXES, begins_squad, read_table
 from lmtool.errors import UserError
 from lmtool.tasks.configs.base import parts_of
+from lmtool.tasks.files import beginning
 from lmtool.tasks.kinds.labels import DECIMAL_COMMA, IDS, word_of
 
 _WORDS = (".conll", ".conllu", ".bio", ".iob", ".iob2")
@@ -42,7 +43,6 @@ _MARKS = (",", ";", "|")
 _LONG = 3
 _TAG = re.compile(r"O|[BIEMSLU]-\S+")
 _PAIRS = (("source", "target"), ("src", "tgt"))
-_HEAD = 4096
 _WITH_HEADER = (".tsv", ".txt", ".csv")
 _WORKBOOKS = (".xlsx", ".xls", ".ods")
 SAVE_AS = "save one sheet per CSV file in the program that wrote it, and give that"
@@ -85,7 +85,7 @@ def guess(value: str, overrides: Mapping[str, str]) -> Guess:
     kind, text, label = overrides.get("kind"), _list(overrides.get("text")), overrides.get("label")
     if suffix in _WORDS or (kind == "token_classification" and suffix in (".tsv", ".txt")):
         return Guess(kind or "token_classification", text or ("tokens",), label or "tags")
-    if suffix == ".json" and begins_squad(_beginning(file)):
+    if suffix == ".json" and begins_squad(beginning(file)):
         return Guess(kind or "extractive_qa", text or ("question", "context"), label or "answers")
     columns = _columns(file, _list(overrides.get("header")))
     if kind is None and suffix in (".tsv", ".txt") and any(map(_are_tags, columns, columns.values())):
@@ -324,11 +324,6 @@ def _file(value: str) -> Path:
         f"task={value}: the folder has no train file; there is {entries_text}",
         "name a folder with train.csv, train.tsv, train.jsonl or train.parquet, or one file",
     )
-
-
-def _beginning(file: Path) -> str:
-    with file.open("rb") as handle:
-        return handle.read(_HEAD).decode("utf-8-sig", errors="ignore")
 
 
 def _list(value: str | None) -> tuple[str, ...] | None:

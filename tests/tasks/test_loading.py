@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from task_fixtures import CONF, glue, singles, table, task_config
 
 from lmtool.errors import UserError
-from lmtool.tasks import loading
+from lmtool.tasks.files import hub_table
 from lmtool.tasks.loading import load_task
 
 OTHERS = ("ax", "banking77", "boolq", "cb", "wic")
@@ -250,8 +250,8 @@ def test_columns_joined_to_one_text(tmp_path):
         task_config("wic", text=["word+label", "sentence2"])
 
 
-def test_lists_of_the_hubs_classes_are_named():
-    """Columns of lists of class numbers, of truth values as classes, as the library gives them."""
+def test_columns_of_the_hub_are_decoded():
+    """Lists of class numbers, truth values as classes, and objects, as the library gives them."""
 
     class Split(dict):
         column_names = ("text", "labels", "answer")
@@ -264,10 +264,10 @@ def test_lists_of_the_hubs_classes_are_named():
         def __len__(self):
             return 2
 
-    columns = loading._table(
-        task_config("multi_label"), "x", Split(text=["a", "b"], labels=[[1, 0], []], answer=[1, -1])
-    ).columns
-    assert columns == {"text": ["a", "b"], "labels": [["anger", "joy"], []], "answer": [True, ""]}
+    texts = [{"de": "ja", "en": "yes"}, {"de": "nein", "en": "no"}]
+    columns = hub_table("x", Split(text=texts, labels=[[1, 0], []], answer=[1, -1])).columns
+    flat = {"text.de": ["ja", "nein"], "text.en": ["yes", "no"]}
+    assert columns == {"text": texts, "labels": [["anger", "joy"], []], "answer": [True, ""], **flat}
 
 
 def test_regression_values_are_finite_numbers(tmp_path):

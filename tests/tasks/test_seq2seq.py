@@ -20,7 +20,7 @@ from lmtool.models.recurrent_configs import LstmConfig, RnnAttentionConfig
 from lmtool.tasks.configs import ScheduledSamplingConfig
 from lmtool.tasks.kinds.seq2seq import by_source
 from lmtool.tasks.kinds.text_learner import truth_probability
-from lmtool.tasks.loading import _flat, load_task
+from lmtool.tasks.loading import load_task
 from lmtool.tokenizers.configs import ByteBpeConfig
 from lmtool.types import Packed
 
@@ -241,11 +241,6 @@ def test_empty_targets_are_refused_with_their_line(tmp_path):
     (tmp_path / "train.tsv").write_text("source\ttarget\na\tb\nc\t \n")
     with pytest.raises(UserError, match=r"train.tsv:3: the column target is empty"):
         load_task(task_config("seq2seq", path=tmp_path, **PLAIN), 0, tmp_path, True)
-
-
-def test_columns_of_objects_from_the_hub_are_flattened():
-    columns = {"translation": [{"de": "ja", "en": "yes"}, {"de": "nein", "en": "no"}], "id": [1, 2]}
-    assert _flat(columns) | columns == {**columns, "translation.de": ["ja", "nein"], "translation.en": ["yes", "no"]}
 
 
 @pytest.mark.parametrize("name", SHIPPED)

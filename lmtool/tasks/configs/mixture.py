@@ -21,7 +21,7 @@ from lmtool.tasks.configs.sequence import TEXT_TO_TEXT
 Member = Literal["cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli"]
 
 
-@component("task", "glue", builder="lmtool.tasks.suites:Glue")
+@component("task", "glue", builder="lmtool.tasks.mixture:Glue")
 class GlueConfig(TaskConfig):
     """The tasks of GLUE, one run each (Wang et al. 2019)."""
 
@@ -73,7 +73,7 @@ _OWN = "Set per member: task.with.NAME.{}=."
 _TASK = Choice("task", key="kind")
 
 
-@component("task", "mixture", builder="lmtool.tasks.mixture:build_mixture")
+@component("task", "mixture", builder="lmtool.tasks.mixture:MixedTasks")
 class MixtureTaskConfig(TaskConfig):
     """Several tasks that share a model, each with its own head (Caruana 1997), or all written by one language model
     (Raffel et al. 2020, section 2.4)."""
@@ -248,7 +248,7 @@ def tasks_of(objective: ObjectiveConfig) -> tuple[TaskConfig, ...]:
     return tuple(part.task for part in objective.parts() if isinstance(part, TaskObjectiveConfig))
 
 
-@component("data", "task", builder="lmtool.tasks.text:TaskText")
+@component("data", "task", builder="lmtool.tasks.loading:TaskText")
 class TaskTextConfig(DataConfig):
     """The unlabeled texts of a task (task-adaptive pretraining, Gururangan et al. 2020)."""
 

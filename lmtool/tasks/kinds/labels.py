@@ -39,6 +39,11 @@ def word_of(value: object) -> str:
     return "" if value is None else str(value).strip()
 
 
+def cell_text(cell: object) -> str:
+    """A cell as text; items of a list joined with spaces."""
+    return " ".join(map(str, cell)) if isinstance(cell, list | tuple) else str(cell)
+
+
 def _listing(names: Sequence[str]) -> str:
     listed = ", ".join(names[:_SHOWN])
     return listed if len(names) <= _SHOWN else f"{listed}, ... ({len(names)} in all)"
