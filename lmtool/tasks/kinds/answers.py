@@ -215,7 +215,9 @@ class QuestionWindows(TaskExamples):
         self._require_all_tokens(cut.text, cut.start, cut.end)
         question_W = question_E[cut.text]
         packed_W = question_W + cut.lengths + self.template.special_count
-        self.set_plan(packed_W, row=cut.text, part=cut.part, start=cut.start, end=cut.end, question=question_W)
+        self._plan = self.planned(
+            packed_W, row=cut.text, part=cut.part, start=cut.start, end=cut.end, question=question_W
+        )
         self._spans_E = None if rows.labels is None else self._answer_tokens(rows.labels)
 
     def _require_all_tokens(self, rows_W: np.ndarray, starts_W: np.ndarray, ends_W: np.ndarray) -> None:

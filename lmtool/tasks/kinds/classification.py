@@ -125,7 +125,7 @@ class PromptedLearner(TextClassLearner):
             )  # fmt: skip
         if config.auxiliary_mlm and data.split == "train":
             texts = data.rows.get(unlabelled(config.name), rows)
-            auxiliary = Auxiliary(texts, self.pattern, wording.template(False), ANSWERS, max_length, self.seed)
+            auxiliary = Auxiliary(texts, self.pattern, wording.template(False), max_length, self.seed)
         return PromptedExamples(rows, wording, max_length, self.term, data.split, demonstrations, auxiliary)
 
     def counts(self, batch: Batch) -> dict[str, float]:

@@ -125,7 +125,7 @@ class TextPairs(TaskExamples):
         special_count = self.template.special_count * (2 if self.two_stacks and self.targets is not None else 1)
         row_E = np.arange(len(rows))
         lengths_E = self.source_lengths + self.target_lengths + special_count
-        self.set_plan(lengths_E, row=row_E, part=np.zeros_like(row_E))
+        self._plan = self.planned(lengths_E, row=row_E, part=np.zeros_like(row_E))
 
     def _capacities(self, layout: PairFormat) -> tuple[int, int]:
         """Maximum tokens of a source and of a target, without special tokens."""

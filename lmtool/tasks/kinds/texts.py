@@ -161,7 +161,7 @@ class InputFormat:
 class TaskExamples:
     """The base of `data.examples.Examples` over the rows of a split; UserError without rows.
 
-    term: the term of the targets. start: see `InputFormat`. _plan: the plan of every epoch, from `set_plan`.
+    term: the term of the targets. start: see `InputFormat`. _plan: the plan of every epoch.
     """
 
     _plan: Plan
@@ -171,13 +171,13 @@ class TaskExamples:
             raise UserError(f"the {split} split has no rows", "use a table with rows: `lmtool show task.path`")
         self.rows, self.term, self.split, self.start = rows, term, split, start
 
-    def set_plan(self, lengths: np.ndarray, **columns: np.ndarray) -> None:
-        """Sets the plan: packed tokens of each example, and the fields of its records, `row` and `part` among them."""
+    def planned(self, lengths: np.ndarray, **columns: np.ndarray) -> Plan:
+        """A plan of packed tokens of each example, and the fields of its records, `row` and `part` among them."""
         fields = [(name, "i8" if name in _LARGE else "i4", values.shape[1:]) for name, values in columns.items()]
         records = np.empty(len(lengths), dtype=fields)
         for name, values in columns.items():
             records[name] = values
-        self._plan = Plan(records, (1 if self.start is None else 2) * lengths)
+        return Plan(records, (1 if self.start is None else 2) * lengths)
 
     def plan(self, epoch: int) -> Plan:
         return self._plan
@@ -238,7 +238,7 @@ class SequenceExamples(TaskExamples):
                 "tokens",
                 "remove the row, or give it a text",
             )
-        self.set_plan(packed, row=row, part=part, begin=begin, **dict(zip(_SIDES, retained, strict=False)))
+        self._plan = self.planned(packed, row=row, part=part, begin=begin, **dict(zip(_SIDES, retained, strict=False)))
 
     def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:
         texts = []

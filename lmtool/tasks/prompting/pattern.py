@@ -124,6 +124,10 @@ class PatternTexts:
         ]
         self.lengths = np.array([text.lengths for text in self.texts], dtype=np.int64).reshape(-1, len(rows))
 
+    def cells(self, rows_N: np.ndarray, lengths_KN: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
+        """The ids of each column of these rows, truncated to (K, N) lengths, with the lengths."""
+        return [(text.read(rows_N, lengths), lengths) for text, lengths in zip(self.texts, lengths_KN, strict=True)]
+
 
 def prompt_capacity(max_length: int, special_count: int, texts: int) -> int:
     """Tokens that a prompt leaves for its texts. special_count: the prompt's own tokens. texts: their number. UserError
