@@ -74,8 +74,7 @@ def _table(file: Path, config: TaskConfig) -> Table:
 
 
 def _has_header(config: TaskConfig, file: Path) -> bool:
-    """Whether a file has a header line although the data set has none, as GLUE's test files do: its first line names
-    the text columns."""
+    """Whether the first line of a file names the text columns, although `task.header` is set (GLUE's test files)."""
     suffix = file.suffix.lower()
     if suffix in (".jsonl", ".json"):
         return True

@@ -144,8 +144,7 @@ def headless(columns: Columns) -> str | None:
 
 
 def _with_header(value: str, columns: Columns, kind: str | None) -> str:
-    """The hint for a table that may lack a header line: how to name its columns, and how to use its first line as the
-    header anyway."""
+    """The hint for a table that may lack a header line: how to name its columns, and how to use its first line."""
     names = [f"column_{number}" for number in range(1, len(columns) + 1)]
     rows = dict(zip(names, ([name, *values] for name, values in columns.items()), strict=True))
     with contextlib.suppress(UserError):
@@ -205,8 +204,7 @@ def _of_columns(
 
 
 def _words_of(columns: Columns) -> tuple[str, ...]:
-    """The column of the words of sentences: among columns of equally long lists, the one with the most distinct
-    values."""
+    """The column of words: among columns of equally long lists, the one with the most distinct values."""
     lists = [name for name in columns if _parallel(columns, name)]
     return tuple(sorted(lists, key=lambda name: -len({str(item) for row in columns[name] for item in row}))[:1])
 
@@ -248,8 +246,7 @@ def _kinds(values: list[object], of_words: bool = False, plural: bool = False) -
 
 
 def _delimiter_of(cells: Sequence[str]) -> str | None:
-    """The separator of cells that hold several labels, all of them short and frequent; None if each cell is one
-    value."""
+    """The separator of cells with several short and frequent labels; None if each cell is one value."""
     for delimiter in _DELIMITERS:
         # Checked first, since a text column fails it at once.
         if not all(0 < len(part.split()) < _LONG for cell in cells for part in cell.split(delimiter)):

@@ -204,8 +204,7 @@ def _few_shots(
 
 
 def unlabelled_rows(config: TaskConfig, cache_dir: str | Path, offline: bool = False) -> dict[str, list[list[str]]]:
-    """The text columns of a task's training and development splits, by split; no labels, no test splits. UserError as
-    in `load_task`."""
+    """The text columns of a task's training and development splits, without labels. UserError as in `load_task`."""
     kind: TaskKind = build(config)
     tables, _ = read_tables(config, cache_dir, offline)
     tests = {*map(canonical, config.test)} - {"train"}

@@ -1,5 +1,4 @@
-"""Groups of tasks: mixtures, several tasks in one run (Caruana 1997), with one metric over all members; and GLUE, one
-run per task."""
+"""Groups of tasks: mixtures, one run of several tasks with one metric (Caruana 1997); and GLUE, one run per task."""
 
 from __future__ import annotations
 
@@ -56,8 +55,7 @@ class MixedData:
         return [column for data in self.members.values() for column in data.texts()]
 
     def splits(self) -> dict[str, SplitData]:
-        """The training rows of all members; the first development split of each, combined; and further splits of single
-        members under their own names."""
+        """All training rows; the first development split of each member, combined; and further splits by member."""
         entry = {name: data.splits() for name, data in self.members.items()}
         firsts = [list(splits)[1] for splits in entry.values()]
         first = firsts[0] if len(set(firsts)) == 1 else "dev"
@@ -93,8 +91,7 @@ def learner(config: TaskObjectiveConfig, backbone: Backbone, tokenizer: Tokenize
 def read_tasks(
     objective: ObjectiveConfig, seed: int, cache_dir: str | Path, offline: bool
 ) -> tuple[ObjectiveConfig, dict[str, TaskData]]:
-    """Loads the tasks of an objective: the objective with the labels found in the data, and the data by task name.
-    UserError as in `load_task`."""
+    """Returns the objective with the labels found in the data, and the data by task. UserError as in `load_task`."""
     read = {task.name: load_task(task, seed, cache_dir, offline) for task in tasks_of(objective)}
     parts = tuple(
         part.model_copy(update={"task": read[part.task.name].config}) if isinstance(part, TaskObjectiveConfig) else part
@@ -250,8 +247,7 @@ class Glue:
 
 
 def folder_of(member: str, path: Path) -> Path | None:
-    """The folder of a task below `path`, by name: signs and case are ignored, and a suffix may follow (mnli_10k). None
-    if absent; UserError if ambiguous."""
+    """The folder of a task in `path`, ignoring signs, case and suffixes (mnli_10k); None if absent."""
     named = {entry: re.sub("[^a-z0-9]", "", entry.name.lower()) for entry in sorted(path.iterdir()) if entry.is_dir()}
     matches = [entry for entry, name in named.items() if name == member]
     if not matches and member != DIAGNOSTIC:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from string import Formatter
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import Field, field_validator, model_validator
 
 from lmtool.config.base import Config
 from lmtool.config.nearest import nearest
 from lmtool.config.needs import Offer, Requirement
+from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.config.tables import build, component
 from lmtool.errors import Problem
 from lmtool.learners.configs import FORWARDS_OF_ONE_PROCESS, LearnedConfig
 from lmtool.learners.generation.configs import GenerationConfig
 from lmtool.models.configs import ModelConfig, architecture, kinds
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 T = TypeVar("T")
 TaskName = Annotated[str, Field(description="name of the task; its head is heads.NAME", pattern=r"^[a-z][a-z0-9_]*$")]
@@ -117,7 +121,7 @@ class TaskConfig(LearnedConfig):
         return build(self).learner(*arguments)
 
     @classmethod
-    def longest(cls, section: dict[str, Any]) -> int:
+    def longest(cls, section: JsonObject) -> int:
         """The default maximum tokens of a packed sequence. section: the task's raw configuration."""
         return cls.default_max_length
 
@@ -137,11 +141,11 @@ class TaskConfig(LearnedConfig):
         """The text format (`lmtool.data.formats`) in which a model of this configuration reads the rows."""
         return model.text_format
 
-    def takes_head(self, form: Mapping[str, Any], model: ModelConfig) -> bool:
+    def takes_head(self, form: JsonMapping, model: ModelConfig) -> bool:
         """Whether a checkpoint's head can be this task's head. form: the saved `head_fields`."""
         return True
 
-    def with_head(self, form: Mapping[str, Any]) -> TaskConfig:
+    def with_head(self, form: JsonMapping) -> TaskConfig:
         """A copy with the form of a checkpoint's head."""
         return self.model_copy(update=dict(form))
 
@@ -214,7 +218,7 @@ class TaskConfig(LearnedConfig):
             reason = f"task={self.name} is scored by what the model writes, text by text"
             yield Requirement(FORWARDS_OF_ONE_PROCESS, "task", reason, "use another task or head")
 
-    def completed(self, tensors: dict[str, Any]) -> dict[str, Any]:
+    def completed(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """Adds the head tensors that a published folder does not store."""
         return tensors
 
@@ -346,8 +350,7 @@ class DomainConfig(Config):
 
 @component("task/domain", "dann", builder="lmtool.tasks.kinds.sequence:GradientReversal")
 class DannConfig(DomainConfig):
-    """Gradient reversal (Ganin et al. 2016): a domain classifier learns to tell the domains apart, and the encoder
-    learns to prevent it."""
+    """Gradient reversal (Ganin et al. 2016): the encoder learns to prevent a classifier from telling the domains."""
 
     name: Literal["dann"] = Field("dann", description="Gradient reversal.")
     steps: int = Field(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, Literal
+from collections.abc import Iterator
+from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from lmtool.config.needs import Requirement
+from lmtool.config.saved import JsonMapping
 from lmtool.config.tables import component
 from lmtool.errors import Problem
 from lmtool.models.configs import ModelConfig, architecture
@@ -88,7 +89,7 @@ class ClassificationConfig(PromptedConfig, WindowedConfig):
 
     @field_validator("demonstrations", mode="before")
     @classmethod
-    def _as_published(cls, value: Any) -> Any:
+    def _as_published(cls, value: object) -> object:
         return DEMONSTRATIONS if value is True else 0 if value is False else value
 
     @property
@@ -126,7 +127,7 @@ class ClassificationConfig(PromptedConfig, WindowedConfig):
             return super().text_format(model)
         return "plain" if model.architecture == "decoder" else model.text_format
 
-    def with_head(self, form: Mapping[str, Any]) -> ClassificationConfig:
+    def with_head(self, form: JsonMapping) -> ClassificationConfig:
         if form.get("head") != PROMPT:
             return self.model_copy(update={name: form[name] for name in (*FORM, "label_words") if name in form})
         values = {**self.model_dump(), **form}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import Iterator
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from lmtool.config.base import Config
 from lmtool.config.needs import Offer, Requirement
+from lmtool.config.saved import JsonMapping
 from lmtool.config.tables import Choice, component
 from lmtool.errors import Problem
 from lmtool.models.configs import CONTEXT, TRANSFORMERS_CLASSIFIER, ModelConfig, SequenceForm, architecture
@@ -119,7 +120,7 @@ class SequenceConfig(TaskConfig):
     def text_format(self, model: ModelConfig) -> str:
         return self.form(model).text_format
 
-    def takes_head(self, form: Mapping[str, Any], model: ModelConfig) -> bool:
+    def takes_head(self, form: JsonMapping, model: ModelConfig) -> bool:
         if {TEXT_TO_TEXT, PROMPT} & {self.head, form.get("head")}:
             return self.head in (None, form.get("head"))
         saved = {name: form[name] for name in FORM if name in form}

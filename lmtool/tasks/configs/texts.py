@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -24,6 +24,9 @@ from lmtool.tasks.configs.base import (
     require_classes,
 )
 from lmtool.tasks.configs.sequence import ClassLossConfig
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 TextMetric = Literal["bleu", "chrf", "rouge1", "rouge2", "rougeL", "exact_match"]
 
@@ -182,7 +185,7 @@ class ExtractiveQaConfig(TaskConfig):
     )
     metric: BestMetric[AnswerMetric] = "f1"
 
-    def completed(self, tensors: dict[str, Any]) -> dict[str, Any]:
+    def completed(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         name, head = f"heads.{self.name}.null_threshold", tensors.get(f"heads.{self.name}.output.weight")
         if not self.unanswerable or name in tensors or head is None:
             return tensors

@@ -192,8 +192,7 @@ CHARACTERS = ("character_start", "character_end")
 
 
 def null_first(format_name: str) -> bool:
-    """Whether no answer is the first token, in formats that start with a class token; otherwise it is the last token,
-    which ends the text."""
+    """Whether the first token, a class token, stands for no answer; otherwise the last token, which ends the text."""
     metadata = FORMATS[format_name]
     return "cls" in metadata.roles and not metadata.class_last
 
@@ -221,8 +220,7 @@ class QuestionWindows(TaskExamples):
         self._spans_E = None if rows.labels is None else self._answer_tokens(rows.labels)
 
     def _require_all_tokens(self, rows_W: np.ndarray, starts_W: np.ndarray, ends_W: np.ndarray) -> None:
-        """Asserts that windows cover every token of a context: those of a row start at its first token, leave no gap,
-        and end at its last token."""
+        """Asserts that the windows of a row start at its first token, leave no gap, and end at its last token."""
         lengths_W = self._contexts.lengths_E[rows_W]
         first, last = np.append(True, np.diff(rows_W) > 0), np.append(np.diff(rows_W) > 0, True)
         gaps = ~first[1:] & (starts_W[1:] > ends_W[:-1])

@@ -24,8 +24,7 @@ from lmtool.tokenizers.tokenizer import Tokenizer
 
 
 class TaskKind(ABC):
-    """The base of every kind. config: complete once `with_labels` and `fitted` have read the training rows. unit: the
-    noun for what is predicted, in messages."""
+    """The base of every kind. config: complete after `with_labels` and `fitted`. unit: what is predicted (message)."""
 
     config: TaskConfig
     unit = "row"
@@ -36,8 +35,7 @@ class TaskKind(ABC):
     # Rows.
 
     def with_labels(self, columns: Columns, origin: Origin) -> TaskConfig:
-        """Adds names found in the training columns, such as classes or tags, unless they are configured. UserError if
-        the column does not suit this kind."""
+        """Adds class or tag names of the training columns, unless configured. UserError if they do not suit."""
         return self.config
 
     @abstractmethod
@@ -96,8 +94,7 @@ class TaskKind(ABC):
     # Prompts.
 
     def candidates(self, rows: Rows) -> list[tuple[str, ...]] | None:
-        """The candidate answers of each row, in class order; None if a model generates the answer. UserError if the
-        kind has no prompts."""
+        """The candidate answers of each row, in class order; None if they are generated. UserError without prompts."""
         raise UserError(
             f"task={self.config.name} is {self.config.kind}, which has no prompts",
             f"lmtool finetune task={self.config.name} learns it",
@@ -135,8 +132,7 @@ class TaskKind(ABC):
     def resampled(
         self, rows: Rows, predictions: Sequence[Prediction], draws: Iterable[np.ndarray]
     ) -> dict[str, list[float]]:
-        """The metrics of resampled rows, for intervals. draws: row indices of each sample. Kinds with slow metrics
-        override this with sums of per-row counts."""
+        """The metrics of resampled rows, for intervals; slow metrics sum per-row counts. draws: rows of each sample."""
         ids: list[str | int] = [0] * len(rows)
         origin = [("", 0)] * len(rows)
         values: dict[str, list[float]] = {}
@@ -164,8 +160,7 @@ class TaskKind(ABC):
         """A label or predicted value as plain data for users."""
 
     def record(self, rows: Rows, number: int, prediction: Prediction) -> JsonObject:
-        """A row of predictions.jsonl without its id: columns, gold (if known), prediction, score, and class
-        probabilities (if any)."""
+        """A row of predictions.jsonl without its id: columns, gold, prediction, score, probabilities of classes."""
         record = {name: values[number] for name, values in rows.columns.items()}
         if rows.labels is not None:
             record["gold"] = self.shown(rows.labels[number])

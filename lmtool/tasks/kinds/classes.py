@@ -51,8 +51,7 @@ class OneClassKind(TaskKind):
         return (*self.classes, NO_LABEL)[int(value)]
 
     def details(self, rows: Rows, predictions: Sequence[Prediction]) -> JsonObject:
-        """The confusion matrix (counts, gold rows and predicted columns), the metrics of each class, and the
-        calibration of the probabilities, if any."""
+        """The confusion matrix (gold rows, predicted columns), metrics by class, and calibration, if any."""
         gold, values = np.asarray(rows.labels), np.asarray(values_of(predictions))
         classes = [*self.classes, *([NO_LABEL] if values.max() == len(self.classes) else [])]
         counts = confusion(gold, values, len(classes))

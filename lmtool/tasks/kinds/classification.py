@@ -166,8 +166,7 @@ class PromptedLearner(TextClassLearner):
 
 
 class PromptWriter(TextToTextLearner):
-    """An encoder-decoder reads the prompt, with a gap at the answer's placeholder if text follows it, and writes the
-    word."""
+    """An encoder-decoder reads the prompt, with a gap for the answer if text follows it, and writes the word."""
 
     pretrained = ("lm",)
 

@@ -52,8 +52,7 @@ from lmtool.types import Batch, Scores
 
 
 class ExtractiveQa(TextKind):
-    """Rows of a question and a context, with the gold answers. skipped: rows skipped by bad_answers=skip, over all
-    splits."""
+    """Rows of a question and a context, with gold answers. skipped: rows skipped by bad_answers=skip, in all splits."""
 
     config: ExtractiveQaConfig
 
@@ -78,8 +77,7 @@ class ExtractiveQa(TextKind):
         return [{"text": [text][: bool(text)], "answer_start": [start][: bool(text)]} for text, start in spans]
 
     def _checked(self, rows: Rows, labels: list[tuple[GoldAnswer, ...]]) -> Rows:
-        """The rows whose answers occur in their contexts. UserError at the first invalid row, unless skipped, or if
-        none is left."""
+        """The rows whose answers occur in their contexts. UserError at the first other row, unless skipped."""
         contexts, rows_left = rows.columns[self.config.text[1]], []
         for number, (context, answers) in enumerate(zip(contexts, labels, strict=True)):
             problem = problem_of(self.config, context, answers)
@@ -107,8 +105,7 @@ class ExtractiveQa(TextKind):
         return ExtractiveQaLearner(self, backbone, tokenizer, seed)
 
     def join(self, parts: Sequence[WindowAnswers]) -> Prediction:
-        """The best distinct spans of all windows, each with its best score; no answer if the surest window predicts
-        none."""
+        """The best distinct spans of all windows, each with its best score; the lowest score of no answer."""
         spans = np.concatenate([part.best for part in parts])
         spans = spans[np.argsort(-spans["score"], kind="stable")]
         _, first = np.unique(spans[["start", "end"]], return_index=True)

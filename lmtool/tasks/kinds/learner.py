@@ -60,8 +60,7 @@ def _is_words(cell: object) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskEvaluation(Evaluation):
-    """A split of a task with the predictions of its rows; for unlabeled rows, predictions only. losses: (N,) nats of
-    each row; None without labels."""
+    """A split of a task with the predictions of its rows. losses: (N,) nats of each row; None without labels."""
 
     kind: TaskKind
     rows: Rows
@@ -287,8 +286,7 @@ class TaskLearner(BaseLearner):
         raise TypeError(f"the predictions of {type(self).__name__} have no entropy")
 
     def calibrate(self, rows: Rows, predictions: Sequence[Prediction]) -> None:  # noqa: B027 most kinds tune nothing
-        """Tunes decision thresholds on labeled development rows and stores them with the head. predictions: as `join`
-        returns them."""
+        """Tunes decision thresholds on labeled development rows, predicted by `join`; stores them in the head."""
 
     def decided(self, predictions: Sequence[Prediction]) -> Sequence[Prediction]:
         """The predictions under the thresholds tuned by `calibrate`."""
@@ -304,8 +302,7 @@ class TaskLearner(BaseLearner):
         return data.rows[self.config.name]
 
     def parts_of(self, rows: Rows, examples: Examples) -> np.ndarray:
-        """(N,) the number of parts of each row. examples: those made of the rows; the field `row` of their plan is the
-        row of each part."""
+        """(N,) the number of parts of each row: the plan of the examples has the `row` of each part."""
         return np.bincount(examples.plan(0).rows["row"], minlength=len(rows))
 
     def inspector(self, examples: Any, max_length: int) -> TaskInspector:

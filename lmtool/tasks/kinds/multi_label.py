@@ -31,8 +31,7 @@ from lmtool.types import Batch, Scores
 
 
 class MultiLabel(WindowedKind):
-    """Rows of texts with (C,) binary labels each. A decided prediction has the same form, (C,) int8; before, it is the
-    (C,) float32 probabilities."""
+    """Rows of texts with (C,) binary labels each. Predictions are (C,) float32 probabilities; decided, (C,) int8."""
 
     config: MultiLabelConfig
 

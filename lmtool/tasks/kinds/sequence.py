@@ -144,8 +144,7 @@ def _covariance(features_NH: Tensor) -> Tensor:
 
 
 class PairedExamples:
-    """Pairs each text of a task with one of the other domain, resampled each epoch; the numbers of uses of two target
-    texts differ by one at most."""
+    """Pairs each text of a task with one of the other domain, resampled each epoch; target texts are used evenly."""
 
     def __init__(self, source: SequenceExamples, target: SequenceExamples, seed: int):
         self.source, self.target, self.seed, self.term = source, target, seed, source.term
@@ -315,8 +314,7 @@ class SequenceLearner(TaskLearner):
         return self.heads[self.term](features_NH, None if rng is None else self.head_rng(rng, batch, self._at(batch)))
 
     def _summary(self, batch: Batch, rng: DropoutRng | None) -> Tensor:
-        """(N, H): one token's hidden state, the only one that the last layer computes, or the mean or maximum over the
-        text."""
+        """(N, H): one token's hidden state, all that the last layer computes, or the mean or maximum over the text."""
         if self.form.pooling in ("mean", "max"):
             return summary(self.hidden_of(batch, rng), self._read(batch), self.form.pooling)
         return self.hidden_of(batch, rng, self._at(batch))

@@ -272,8 +272,7 @@ class TextLearner(TaskLearner):
 
     @torch.no_grad()
     def _with_predictions(self, batch: Batch, step: int, truth: float) -> Batch:
-        """Replaces some true tokens of the batch by the model's predictions. truth: probability of keeping the true
-        token."""
+        """Replaces some true tokens of the batch by predictions. truth: the probability of the true token."""
         host = batch.host
         packed = host.inputs if host.outputs is None else host.outputs
         # Target token m is read one position after the one that predicts it, unless it is the text's last one.

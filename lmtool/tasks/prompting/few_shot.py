@@ -30,8 +30,7 @@ _DEMONSTRATIONS = 3
 
 
 def demonstrations(kind: TaskKind, train: Rows, held_out: Sequence[Rows], shots: int, seed: int) -> Rows:
-    """A seeded sample of training rows, in display order, without texts of held-out rows. UserError if there are too
-    few."""
+    """A seeded sample of training rows, in display order, without texts of held-out rows. UserError if too few."""
     if not shots:
         return train.take(np.zeros(0, dtype=np.int64))
     held_out_groups = {repr(group) for rows in held_out for group in kind.groups(rows)}
@@ -53,8 +52,7 @@ def row_values(kind: TaskKind, rows: Rows) -> list[dict[str, str]]:
 
 @dataclass(frozen=True)
 class Question:
-    """The tokens before an answer. shown: number of demonstrations, the last ones. shared: their tokens. own: those of
-    the row."""
+    """The tokens before an answer. shown: number of the last demonstrations. shared: their tokens. own: the row's."""
 
     shown: int
     shared: tuple[int, ...]
@@ -245,8 +243,7 @@ class FewShot:
         return self.scorer.score(questions[0].shared, [question.own for question in questions], answers)
 
     def _prior(self, prompts: Prompts, shown: int, candidates: Sequence[Sequence[str]]) -> list[np.ndarray]:
-        """(C,) for each row: the probabilities of its candidates relative to each other after content-free inputs,
-        averaged over these."""
+        """(C,) per row: relative probabilities of its candidates after content-free inputs, averaged over these."""
         texts = list(dict.fromkeys(text for row in candidates for text in row))
         index = {text: number for number, text in enumerate(texts)}
         sums = []

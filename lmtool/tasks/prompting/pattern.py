@@ -130,8 +130,7 @@ class PatternTexts:
 
 
 def prompt_capacity(max_length: int, special_count: int, texts: int) -> int:
-    """Tokens that a prompt leaves for its texts. special_count: the prompt's own tokens. texts: their number. UserError
-    if fewer tokens than texts are left."""
+    """Tokens left for the `texts` texts of a prompt with `special_count` own tokens. UserError if fewer than texts."""
     if max_length - special_count < texts:
         raise UserError(
             f"max_length={max_length} leaves no room for text: the prompt around it has {special_count} tokens",
@@ -142,8 +141,7 @@ def prompt_capacity(max_length: int, special_count: int, texts: int) -> int:
 
 
 def label_tokens(pattern: Pattern, labels: Sequence[str], words: Sequence[str]) -> list[int]:
-    """The token of each class's word at the answer's position. UserError if a word has several tokens or none, and if
-    two words are equal."""
+    """The token of each class's word at the answer's position. UserError unless each word is one token of its own."""
     tokens: list[int] = []
     hint = "give words of one token each: task.prompt.words={CLASS: WORD, ...}"
     unknown = pattern.tokenizer.roles.get("unk")
