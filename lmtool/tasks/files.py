@@ -154,7 +154,7 @@ def _splits(config: TaskConfig, folder: Path, scoring: bool) -> dict[str, Path]:
     paths: dict[str, Path] = {}
     for file in files:
         split = canonical(file.stem)
-        # A .txt file is not a table by its name alone; it may be notes.
+        # A .txt file named after a split is not read as a table: it may be notes.
         if split not in configured or (file.suffix.lower() == ".txt" and layout_of(file, config) == "table"):
             continue
         if split in paths:

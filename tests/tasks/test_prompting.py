@@ -15,7 +15,7 @@ from lmtool.config.tables import build
 from lmtool.errors import UserError
 from lmtool.learners.writing import writer_of
 from lmtool.models.heads.lm import lm_head
-from lmtool.tasks.configs.base import ANSWER, places
+from lmtool.tasks.configs.base import ANSWER, placeholders
 from lmtool.tasks.loading import load_task
 from lmtool.tasks.prompting.few_shot import FewShot, Prompts, demonstrations, row_values
 from lmtool.tasks.prompting.pattern import PromptTemplate
@@ -238,7 +238,7 @@ SHIPPED = [path.stem for path in sorted(CONF.glob("*.yaml")) if "\nprompt:" in p
 @pytest.mark.parametrize("name", SHIPPED)
 def test_shipped_prompts_name_columns_and_classes(name):
     config = task_config(name, path="x")
-    assert {*places(config.template)} <= {*config.reads, ANSWER} and config.unworded() is None
+    assert {*placeholders(config.template)} <= {*config.reads, ANSWER} and config.unworded() is None
     assert not config.prompt.words or list(config.prompt.words) == list(config.labels)
     assert len(set(config.prompt.words.values())) == len(config.prompt.words) and len(SHIPPED) >= 16
 

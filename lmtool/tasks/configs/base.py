@@ -73,6 +73,9 @@ class TaskConfig(LearnedConfig):
     fills_prompts: ClassVar[bool] = False
     """Whether a label can be a word that a language model predicts within a template."""
 
+    labels_as_text: ClassVar[bool] = False
+    """Whether the labels are texts or can be written as texts."""
+
     default_max_length: ClassVar[int] = 128
     """Default maximum tokens of a packed sequence."""
 
@@ -186,11 +189,6 @@ class TaskConfig(LearnedConfig):
         return None
 
     @property
-    def labels_as_text(self) -> bool:
-        """Whether the labels are texts or can be written as texts."""
-        return False
-
-    @property
     def few_shots(self) -> int | None:
         """Training rows per class; None: all."""
         return None
@@ -263,12 +261,12 @@ class PromptConfig(Config):
     def _has_one_answer(cls, template: str | None) -> str | None:
         # A shell passes \\n as two characters.
         template = None if template is None else template.replace("\\n", "\n")
-        if template is not None and places(template).count(ANSWER) != 1:
+        if template is not None and placeholders(template).count(ANSWER) != 1:
             raise ValueError(f"template={template!r}: {{{ANSWER}}}, the answer's placeholder, must occur exactly once")
         return template
 
 
-def places(template: str) -> list[str]:
+def placeholders(template: str) -> list[str]:
     """The placeholders in order. ValueError if the braces do not match."""
     names = [name for _, name, form, change in Formatter().parse(template) if name is not None]
     if any(form or change for _, _, form, change in Formatter().parse(template)):
@@ -308,7 +306,7 @@ class PromptedConfig(TaskConfig):
                 f"task={self.name} reads a column called {ANSWER}, which is the answer's placeholder in a template",
                 f"rename it: task.aliases={{{ANSWER}: text}} task.text=[text]",
             )
-        named = places(self.template)
+        named = placeholders(self.template)
         if named == [ANSWER]:
             return Problem(
                 "task.prompt.template",
@@ -327,7 +325,7 @@ class PromptedConfig(TaskConfig):
 
     def needs_of_template(self) -> Iterator[Requirement]:
         """Requires a bidirectional model if text follows the answer."""
-        after = places(self.template.partition(f"{{{ANSWER}}}")[2])
+        after = placeholders(self.template.partition(f"{{{ANSWER}}}")[2])
         if after:
             yield Requirement(
                 _READS_BOTH_WAYS,

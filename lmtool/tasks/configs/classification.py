@@ -45,6 +45,7 @@ class ClassificationConfig(PromptedConfig, WindowedConfig):
     head_fields: ClassVar[tuple[str, ...]] = (*FORM, "prompt", "label_words", "demonstrations", "demonstration_rows")
     has_classes: ClassVar[bool] = True
     fills_prompts: ClassVar[bool] = True
+    labels_as_text: ClassVar[bool] = True
     of_outputs: ClassVar[tuple[str, ...]] = (*WindowedConfig.of_outputs, "loss.class_weights", "loss.focal_gamma")
 
     kind: Literal["classification"] = Field(
@@ -91,10 +92,6 @@ class ClassificationConfig(PromptedConfig, WindowedConfig):
     @classmethod
     def _as_published(cls, value: object) -> object:
         return DEMONSTRATIONS if value is True else 0 if value is False else value
-
-    @property
-    def labels_as_text(self) -> bool:
-        return True
 
     @property
     def few_shots(self) -> int | None:

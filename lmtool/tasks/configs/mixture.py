@@ -258,5 +258,5 @@ class TaskTextConfig(DataConfig):
         0.02,
         gt=0,
         lt=1,
-        description="share of the rows held out if there is no development split; the same rows for every seed",
+        description="fraction of the rows held out if there is no development split; the same rows for every seed",
     )

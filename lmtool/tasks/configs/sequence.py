@@ -222,7 +222,7 @@ class WindowedConfig(SequenceConfig):
 class ClassLossConfig(Config):
     """The loss of a classification."""
 
-    label_smoothing: float = Field(0.0, ge=0, lt=1, description="share of the probability spread over all classes")
+    label_smoothing: float = Field(0.0, ge=0, lt=1, description="fraction of the probability spread over all classes")
     class_weights: Literal["none", "balanced"] | tuple[float, ...] = Field(
         "none", description="none, balanced (rows / (classes x rows of the class)), or one weight per class: [1.0, 3.0]"
     )
@@ -254,7 +254,7 @@ class ClassLossConfig(Config):
 class MultiLabelLossConfig(ClassLossConfig):
     """The loss of multi-label classification: the mean binary cross entropy over texts and classes."""
 
-    label_smoothing: float = Field(0.0, ge=0, lt=1, description="share of a label spread over yes and no")
+    label_smoothing: float = Field(0.0, ge=0, lt=1, description="fraction of a label spread over yes and no")
     class_weights: Literal["none", "balanced"] | tuple[float, ...] = Field(
         "none", description="for positive labels: none, balanced (negative / positive rows), or one per class"
     )
@@ -323,6 +323,7 @@ class RegressionConfig(WindowedConfig):
     }
 
     of_outputs: ClassVar[tuple[str, ...]] = (*WindowedConfig.of_outputs, "standardize")
+    labels_as_text: ClassVar[bool] = True
 
     kind: Literal["regression"] = Field(
         "regression", description="One number for a text or a pair of texts, by squared error."
@@ -338,10 +339,6 @@ class RegressionConfig(WindowedConfig):
         "their mean; [mean, deviation]: use these; null: plain squared error, as published. Predictions and metrics "
         "keep the scale of the data",
     )
-
-    @property
-    def labels_as_text(self) -> bool:
-        return True
 
     @model_validator(mode="after")
     def _deviates(self) -> RegressionConfig:

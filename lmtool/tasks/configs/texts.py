@@ -37,12 +37,12 @@ class ScheduledSamplingConfig(Config):
 
     schedule: Literal["none", "linear", "exponential", "inverse_sigmoid"] = Field(
         "none",
-        description="none; linear, exponential, inverse_sigmoid: decay of the share of true tokens. At step i the "
-        "share is: none 1; linear 1 - i / steps; exponential exp(-i / steps); inverse_sigmoid steps / (steps + exp(i "
-        "/ steps))",
+        description="none; linear, exponential, inverse_sigmoid: decay of the fraction of true tokens. At step i the "
+        "fraction is: none 1; linear 1 - i / steps; exponential exp(-i / steps); inverse_sigmoid steps / (steps + "
+        "exp(i / steps))",
     )
     steps: float = Field(1000.0, gt=0, description="speed of the decay, in steps")
-    least: float = Field(0.0, ge=0, le=1, description="minimum share of true tokens")
+    least: float = Field(0.0, ge=0, le=1, description="minimum fraction of true tokens")
     predictions: Literal["one_pass", "step_by_step"] = Field(
         "one_pass",
         description="one_pass: predicted from true tokens; step_by_step: from the tokens read so far. one_pass: a "
@@ -56,6 +56,7 @@ class Seq2SeqConfig(PromptedConfig):
     """A text from a text: translation, summaries, answers, code."""
 
     architectures: ClassVar[tuple[str, ...]] = ("decoder", "encoder_decoder")
+    labels_as_text: ClassVar[bool] = True
 
     kind: Literal["seq2seq"] = Field("seq2seq", description="A text from a text.")
     name: TaskName = "seq2seq"
@@ -70,7 +71,7 @@ class Seq2SeqConfig(PromptedConfig):
         description="attention within a decoder's source: causal, or prefix (bidirectional). prefix: Liu et al. 2018; "
         "an encoder is always bidirectional",
     )
-    label_smoothing: float = Field(0.0, ge=0, lt=1, description="share of the probability spread over all tokens")
+    label_smoothing: float = Field(0.0, ge=0, lt=1, description="fraction of the probability spread over all tokens")
     scheduled_sampling: ScheduledSamplingConfig = Field(
         default_factory=lambda: ScheduledSamplingConfig.model_validate({}),
         description="how often a decoder reads its own prediction in training (Bengio et al. 2015)",
@@ -97,10 +98,6 @@ class Seq2SeqConfig(PromptedConfig):
 
     @property
     def writes_text(self) -> bool:
-        return True
-
-    @property
-    def labels_as_text(self) -> bool:
         return True
 
     @property

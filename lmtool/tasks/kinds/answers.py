@@ -192,7 +192,7 @@ CHARACTERS = ("character_start", "character_end")
 
 
 def null_first(format_name: str) -> bool:
-    """Whether the first token, a class token, stands for no answer; otherwise the last token, which ends the text."""
+    """Whether the first token, a class token, means no answer; otherwise the last token does, which ends the text."""
     metadata = FORMATS[format_name]
     return "cls" in metadata.roles and not metadata.class_last
 

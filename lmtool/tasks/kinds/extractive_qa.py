@@ -77,7 +77,7 @@ class ExtractiveQa(TextKind):
         return [{"text": [text][: bool(text)], "answer_start": [start][: bool(text)]} for text, start in spans]
 
     def _checked(self, rows: Rows, labels: list[tuple[GoldAnswer, ...]]) -> Rows:
-        """The rows whose answers occur in their contexts. UserError at the first other row, unless skipped."""
+        """The rows whose answers occur in their contexts. UserError at the first invalid row, unless skipped."""
         contexts, rows_left = rows.columns[self.config.text[1]], []
         for number, (context, answers) in enumerate(zip(contexts, labels, strict=True)):
             problem = problem_of(self.config, context, answers)
@@ -149,9 +149,8 @@ class ExtractiveQa(TextKind):
         if self.config.unanswerable:
             raw, null_N = self._raw(rows, predictions)
         for numbers in draws:
-            sample, raw_sample = (
-                {name: values[numbers] for name, values in table.items()} for table in (scores, raw)
-            )  # fmt: skip
+            sample = {name: values[numbers] for name, values in scores.items()}
+            raw_sample = {name: values[numbers] for name, values in raw.items()}
             yield summarized(self.config.metrics, sample, raw_sample, answered_N[numbers], null_N[numbers])
 
     def tuned_threshold(self, rows: Rows, predictions: Sequence[Prediction]) -> float:

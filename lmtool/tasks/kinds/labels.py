@@ -134,13 +134,13 @@ def repeated_ids(columns: Columns, origin: Origin) -> str | None:
             continue
         words = [str(value) for value in columns[name]]
         first: dict[str, int] = {}
-        again = [row for row, word in enumerate(words) if first.setdefault(word, row) != row]
-        if not again:
+        repeated = [row for row, word in enumerate(words) if first.setdefault(word, row) != row]
+        if not repeated:
             return None
-        row = again[0]
+        row = repeated[0]
         return (
-            f"{location(origin[row])}: {name} {words[row]} is that of {location(origin[first[words[row]]])} too"
-            f"{f', and {len(again) - 1:,} more' if len(again) > 1 else ''}: rows go by their places instead"
+            f"{location(origin[row])}: {name}={words[row]} repeats that of {location(origin[first[words[row]]])}"
+            f"{f', and {len(repeated) - 1:,} more do' if len(repeated) > 1 else ''}: rows are numbered from 0 instead"
         )
     return None
 

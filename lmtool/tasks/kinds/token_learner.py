@@ -46,7 +46,7 @@ def parts_of(tag: str) -> tuple[str, str] | None:
 def scheme_of(sentences: Iterable[Sequence[str]]) -> str:
     """The scheme of training tags: bio, iob1, iobes, or none if a tag has another form.
 
-    Tags with E or S are iobes. B and I alone are iob1 if no B begins an isolated entity and some I does, else bio.
+    Tags with E or S are iobes; others are iob1 if no B begins an isolated entity and some I does, else bio.
     """
     isolated_beginnings = free_insides = 0
     ends, any_entity = False, False
@@ -118,7 +118,7 @@ _SENTENCES = 4096
 # Placeholders for a word without tokens; the first one in the vocabulary is used.
 _UNKNOWN = ("unk", "mask", "eos", "pad")
 WORD = "word"
-"""The column of a batch with the index of the word of which a token is the first one; -1 for others."""
+"""The column of a batch with the word index of each word's first token; -1 for other tokens."""
 
 
 class TaggedWindows(TaskExamples):

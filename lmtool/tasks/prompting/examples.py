@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import torch
@@ -270,11 +271,8 @@ class PromptedExamples(TaskExamples):
             groups += [(self.demonstrations.texts, column) for column in rows["shown"].T]
             groups = [*groups[1:], groups[0]] if self.question_last else groups
         retained = np.split(rows["retained"].T.astype(np.int64), len(groups))
-        cells = [
-            cell for (texts, numbers), lengths in zip(groups, retained, strict=True)
-            for cell in texts.cells(numbers, lengths)
-        ]  # fmt: skip
-        return assemble(self.template, cells)
+        cells = (texts.cells(numbers, lengths) for (texts, numbers), lengths in zip(groups, retained, strict=True))
+        return assemble(self.template, list(chain.from_iterable(cells)))
 
     def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:
         assembled = self._assembled(rows)

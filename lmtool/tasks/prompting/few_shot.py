@@ -91,7 +91,7 @@ class Prompts:
 
     def question(self, values: Mapping[str, str], answer: int, where: tuple[str, int]) -> Question:
         """A row after as many demonstrations as fit, dropping the oldest first. answer: tokens of the longest answer,
-        which must fit too. where: file and line. UserError if the row alone does not fit."""
+        which must fit too. where: file and line. UserError if the row does not fit without them."""
         capacity = self.longest - (answer if self._one_stack else 0)
         first, later = self._own(values, ""), self._own(values, SEPARATOR) if self.shots else ()
         for shown in range(self.shots, -1, -1):
