@@ -83,7 +83,7 @@ class PromptedLearner(TextClassLearner):
 
     words: Tensor
     scored_by = DemonstrationScorer
-    inspected_by = PromptInspector
+    inspector_class = PromptInspector
 
     def __init__(self, kind: Classification, backbone: Backbone, tokenizer: Tokenizer, seed: int):
         super().__init__(kind, backbone, tokenizer, seed)

@@ -244,7 +244,7 @@ class ExtractiveQaLearner(TaskLearner):
     config: ExtractiveQaConfig
     kind: ExtractiveQa
     scores_tokens = True
-    inspected_by = AnswerInspector
+    inspector_class = AnswerInspector
 
     def __init__(self, kind: ExtractiveQa, backbone: Backbone, tokenizer: Tokenizer, seed: int):
         super().__init__(kind, backbone, tokenizer, seed)

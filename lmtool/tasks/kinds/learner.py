@@ -188,7 +188,7 @@ def _all_same(values: Sequence[Label] | np.ndarray) -> bool:
 class TaskLearner(BaseLearner):
     """The base of a kind's learner; its one term, and head, have the task's name.
 
-    scores_tokens: whether outputs are per token, not per text. scored_by, inspected_by: the classes of its scorer and
+    scores_tokens: whether outputs are per token, not per text. scored_by, inspector_class: the classes of its scorer and
     its inspector.
     """
 
@@ -196,7 +196,7 @@ class TaskLearner(BaseLearner):
     reads_text = False
     scores_tokens: bool = False
     scored_by: Callable[..., TaskScorer] = TaskScorer
-    inspected_by: type[TaskInspector] = TaskInspector
+    inspector_class: type[TaskInspector] = TaskInspector
 
     def __init__(self, kind: TaskKind, backbone: Backbone, tokenizer: Tokenizer, seed: int):
         super().__init__(kind.config, backbone, tokenizer, seed)
@@ -306,7 +306,7 @@ class TaskLearner(BaseLearner):
         return np.bincount(examples.plan(0).rows["row"], minlength=len(rows))
 
     def inspector(self, examples: Any, max_length: int) -> TaskInspector:
-        return self.inspected_by(self, examples, max_length)
+        return self.inspector_class(self, examples, max_length)
 
     def scorer(self, data: SplitData, examples: Any, predictors: Mapping[str, Predictor]) -> Scorer:
         rows = self.rows(data)

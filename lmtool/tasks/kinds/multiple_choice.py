@@ -134,7 +134,7 @@ class MultipleChoiceLearner(SequenceLearner, ClassLearner):
 
     kind: MultipleChoice
     config: MultipleChoiceConfig
-    inspected_by = ChoiceInspector
+    inspector_class = ChoiceInspector
 
     def __init__(self, kind: MultipleChoice, backbone: Backbone, tokenizer: Tokenizer, seed: int):
         super().__init__(kind, backbone, tokenizer, seed, 1)

@@ -219,7 +219,7 @@ def first_predictions(packed: Packed, at_M: Tensor) -> Tensor:
 class TextLearner(TaskLearner):
     """The one term is the cross entropy of every target token, including its end."""
 
-    inspected_by = TextPairInspector
+    inspector_class = TextPairInspector
 
     def __init__(self, kind: TaskKind, backbone: Backbone, tokenizer: Tokenizer, seed: int):
         super().__init__(kind, backbone, tokenizer, seed)
