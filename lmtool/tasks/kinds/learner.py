@@ -188,8 +188,7 @@ def _all_same(values: Sequence[Label] | np.ndarray) -> bool:
 class TaskLearner(BaseLearner):
     """The base of a kind's learner; its one term, and head, have the task's name.
 
-    scores_tokens: whether outputs are per token, not per text. scored_by, inspector_class: the classes of its scorer and
-    its inspector.
+    scores_tokens: whether outputs are per token, not per text. scored_by, inspector_class: its scorer and inspector.
     """
 
     predicts_rows = True
