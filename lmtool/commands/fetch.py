@@ -22,7 +22,7 @@ from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig
 from lmtool.session import suite
 from lmtool.system.files import Damaged
 from lmtool.tasks.configs import GlueConfig, TaskConfig, TaskTextConfig, tasks_of
-from lmtool.tasks.loading import read_hub
+from lmtool.tasks.files import read_hub
 from lmtool.tokenizers.configs import FolderConfig
 from lmtool.weights.folders import TOKENIZER, fetched, hf_folder, tokenizer_folder, weight_file
 from lmtool.weights.loading import saved_base

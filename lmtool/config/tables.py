@@ -69,8 +69,7 @@ SHIPPED: Mapping[str, Mapping[str, str]] = {
         "lmtool.tasks.configs.classification": "classification multiple_choice",
         "lmtool.tasks.configs.mixture": "glue mixture",
         "lmtool.tasks.configs.sequence": "multi_label regression",
-        "lmtool.tasks.configs.texts": "extractive_qa seq2seq",
-        "lmtool.tasks.configs.tokens": "span_classification token_classification",
+        "lmtool.tasks.configs.texts": "extractive_qa seq2seq span_classification token_classification",
     },
     "task/domain": {"lmtool.tasks.configs.base": "coral dann"},
     "tokenizer": {

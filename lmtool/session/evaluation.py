@@ -269,7 +269,7 @@ def _summary(kind: TaskKind, train: Rows, evaluations: Sequence[PromptedEvaluati
         values = [evaluation.scores[metric] for evaluation in evaluations]
         deviation = float(np.std(values, ddof=1)) if len(values) > 1 else None
         metrics[metric] = {"mean": float(np.mean(values)), "standard_deviation": deviation, "draws": values}
-    demonstration_counts = np.concatenate([evaluation.kept for evaluation in evaluations])
+    demonstration_counts = np.concatenate([evaluation.shown for evaluation in evaluations])
     warnings = []
     for seed, evaluation in enumerate(evaluations):
         predicted_values = {repr(prediction.value) for prediction in evaluation.predictions}

@@ -29,7 +29,7 @@ from lmtool.system.signals import Interrupted, take_late
 from lmtool.tasks.configs import TaskConfig
 from lmtool.tasks.configs.mixture import GlueConfig
 from lmtool.tasks.loading import load_task
-from lmtool.tasks.suites import DIAGNOSTIC, FILES, LEFT_OUT, average, folder_of, score_of, submission
+from lmtool.tasks.mixture import DIAGNOSTIC, FILES, LEFT_OUT, folder_of, glue_average, score_of, submission
 from lmtool.training.precision import select_device, select_precision
 
 Run = Callable[[FinetuneConfig], dict[str, Any]]
@@ -58,7 +58,7 @@ def run(config: FinetuneConfig, suite: GlueConfig, finetune: Run) -> dict[str, A
         overrides = {"task": task, "name": None, "run_dir": str(root / name)}
         results[name] = finetune(config.model_copy(update=overrides))
     scores = {name: score_of(name, result["metrics"]) for name, result in results.items()}
-    mean = average(scores)
+    mean = glue_average(scores)
     rows = [
         [name, f"{scores[name]:.4f}", result["metric"], result.get("validation_examples", ""), str(root / name)]
         for name, result in results.items()

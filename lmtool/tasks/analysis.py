@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lmtool.config.saved import JsonObject
 from lmtool.errors import UserError
 from lmtool.learners.metrics import interval, resample_count, resampled_rows
 from lmtool.learners.model import Segment, at_exit, exits_of, some_documents
@@ -21,12 +22,12 @@ from lmtool.types import Batch
 HARDEST = 20
 
 
-def analysis(evaluation: TaskEvaluation) -> dict[str, Any]:
+def analysis(evaluation: TaskEvaluation) -> JsonObject:
     """Summarizes the evaluation of a labeled split: `n`, `loss`, `metrics` by name ({"value", "low", "high"}: the 95%
     bootstrap interval over rows), `hardest` (the records with the largest `loss`, in descending order), `warnings`, and
     the details of the kind."""
     kind, rows = evaluation.kind, evaluation.rows
-    assert kind is not None and rows is not None and evaluation.losses is not None
+    assert evaluation.losses is not None
     samples = _resampled(evaluation, resample_count(len(rows), evaluation.scores))
     order = np.argsort(-evaluation.losses, kind="stable")[:HARDEST]
     hardest = [
@@ -51,7 +52,6 @@ def difference(first: TaskEvaluation, second: TaskEvaluation) -> dict[str, dict[
     """The paired bootstrap of two evaluations, by metric: the first system's score minus the second's ({"value", "low",
     "high"}), both resampled with the same rows. UserError if they were scored on different rows."""
     rows, other = first.rows, second.rows
-    assert rows is not None and other is not None
     if list(rows.ids) != list(other.ids) or rows.columns != other.columns:
         raise UserError(
             "the two checkpoints were scored on different rows: no paired comparison is possible",
@@ -68,12 +68,11 @@ def difference(first: TaskEvaluation, second: TaskEvaluation) -> dict[str, dict[
 
 def _resampled(evaluation: TaskEvaluation, resamples: int) -> dict[str, list[float]]:
     """The scores of each resample of the rows."""
-    kind, rows = evaluation.kind, evaluation.rows
-    assert kind is not None and rows is not None
-    return kind.resampled(rows, evaluation.predictions, resampled_rows(len(rows), resamples))
+    rows = evaluation.rows
+    return evaluation.kind.resampled(rows, evaluation.predictions, resampled_rows(len(rows), resamples))
 
 
-def _with_interval(value: float, samples: Any) -> dict[str, float]:
+def _with_interval(value: float, samples: Sequence[float] | np.ndarray) -> dict[str, float]:
     return {"value": value, **interval(samples)._asdict()}
 
 
@@ -92,7 +91,7 @@ class EarlyEvaluation(TaskEvaluation):
 
     depths: tuple[int, ...] = ()
 
-    def more(self, number: int) -> dict[str, object]:
+    def more(self, number: int) -> JsonObject:
         return {"exit": self.depths[number]}
 
 
@@ -111,7 +110,7 @@ class EarlyExitScorer(TaskScorer):
     def outputs(self, batch: Batch) -> list[tuple[TaskOutputs, Tensor]]:
         """By depth that any text reaches: the outputs there, and a (N,) bool mask of the texts that exit."""
         first, states_TH, last = 0, None, max(self.views)
-        left: list[tuple[TaskOutputs, Tensor]] = []
+        exited: list[tuple[TaskOutputs, Tensor]] = []
         for depth, view in self.views.items():
             segment = Segment(first, states_TH, None if depth == last else depth)
             stack = cast(OneStack, view.backbone)
@@ -124,7 +123,7 @@ class EarlyExitScorer(TaskScorer):
             sure_N = torch.ones(documents, dtype=torch.bool)
             if depth != last:
                 sure_N = view.uncertainty(outputs, batch).cpu() <= self.entropy
-            left.append((self.task_outputs(view, batch, outputs), sure_N))
+            exited.append((self.task_outputs(view, batch, outputs), sure_N))
             if bool(sure_N.all()):
                 break
             assert segment.recorded is not None
@@ -132,7 +131,7 @@ class EarlyExitScorer(TaskScorer):
             left_T = left_N.repeat_interleave(torch.tensor(batch.inputs.lengths))
             first, states_TH = depth, segment.recorded[left_T.to(segment.recorded.device)]
             batch = some_documents(batch, left_N)
-        return left
+        return exited
 
     def take(self, batch: Batch, outputs: list[tuple[TaskOutputs, Tensor]]) -> None:
         for depth, (task_outputs, sure_N) in zip(self.views, outputs, strict=False):
@@ -146,8 +145,7 @@ class EarlyExitScorer(TaskScorer):
     def result(self) -> EarlyEvaluation:
         evaluation = super().result()
         fields = {name: getattr(evaluation, name) for name in evaluation.__dataclass_fields__}
-        spread = dict(zip(*(each.tolist() for each in np.unique(self.depths, return_counts=True)), strict=True))
-        details = {**evaluation.details, "exits": {str(depth): spread.get(depth, 0) for depth in self.views}}
+        details = {**evaluation.details, "exits": {str(depth): self.depths.count(depth) for depth in self.views}}
         return replace(EarlyEvaluation(**fields), details=details, depths=tuple(self.depths))
 
 
@@ -167,9 +165,9 @@ def leaving(learner: Any, checkpoint: str, depth: int | None, entropy: float | N
         )
     if depth is not None:
         if depth not in exits:
-            near = min(exits, key=lambda known: abs(known - depth))
+            near = min(exits, key=lambda other: abs(other - depth))
             raise UserError(
-                f"exit={depth}: checkpoint={checkpoint} has exits behind the layers {', '.join(map(str, exits))}",
+                f"exit={depth}: checkpoint={checkpoint} has exits after the layers {', '.join(map(str, exits))}",
                 f"set exit={near}, or omit it for all layers",
             )
         view = at_exit(learner, depth)

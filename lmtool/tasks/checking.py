@@ -1,5 +1,4 @@
-"""Checks of a task's data before training: invalid rows, lengths, labels, duplicate texts. Plain data; imports no
-torch."""
+"""Checks of a task's data before training: invalid rows, lengths, labels, duplicates. Plain data; imports no torch."""
 
 from __future__ import annotations
 
@@ -9,10 +8,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, islice
-from typing import Any
 
 import numpy as np
 
+from lmtool.config.saved import JsonObject
 from lmtool.config.tables import build
 from lmtool.data.duplicates import Matches, TextIndex, key_of, numbered
 from lmtool.data.examples import Rows
@@ -22,13 +21,14 @@ from lmtool.random_streams import Permutation
 from lmtool.tasks.configs import TaskConfig
 from lmtool.tasks.files import TaskTable
 from lmtool.tasks.kinds.base import TaskKind
-from lmtool.tasks.kinds.labels import location
+from lmtool.tasks.kinds.labels import cell_text, location
+from lmtool.tasks.kinds.predictions import Label
 from lmtool.tasks.loading import TaskData, decode_tables, read_tables
 
 _WORD = re.compile(r"\w+")
 # Histogram bins of values, over the range of both sets of rows.
 _BINS = 10
-# Counter in the random stream "sample" for all samples drawn here.
+# Counter of the sample stream.
 _CHANCE = 16
 MOST = 20_000
 """Maximum rows read of each set; a seeded sample of them."""
@@ -72,40 +72,34 @@ def shifts(members: Mapping[str, TaskData]) -> Iterator[Shift]:
 def shift(source: str, first: Rows, target: str, second: Rows, kind: TaskKind | None = None) -> Shift:
     """The shift from the first rows to the second. kind: that of both label columns; None across tasks."""
     count = len(second)
-    first, second = (_sampled(rows, min(len(rows), MOST)) for rows in (first, second))
-    known, other = unigrams(first), unigrams(second)
-    unknown = {word: count for word, count in other.items() if word not in known}
-    order = Permutation(len(first), 0, "sample", _CHANCE)(np.arange(len(first)))
-    size = min(len(second), len(first) // 2)
-    sampled_words = unigrams(first.take(order[:size]))
+    first, second = (_sampled(rows, MOST) if len(rows) > MOST else rows for rows in (first, second))
+    words, other_words = unigrams(first), unigrams(second)
+    unknown = {word: count for word, count in other_words.items() if word not in words}
+    sampled_words = unigrams(_sampled(first, min(len(second), len(first) // 2)))
     return Shift(
         source,
         target,
         count,
-        divergence(known, other),
-        divergence(sampled_words, known - sampled_words),
-        sum(unknown.values()) / max(other.total(), 1),
-        len(unknown) / max(len(other), 1),
+        divergence(words, other_words),
+        divergence(sampled_words, words - sampled_words),
+        sum(unknown.values()) / max(other_words.total(), 1),
+        len(unknown) / max(len(other_words), 1),
         None if kind is None else _label_shift(kind, first, second),
     )
 
 
 def _sampled(rows: Rows, count: int) -> Rows:
     """A seeded sample of rows."""
-    return rows.take(Permutation(len(rows), 0, "sample", _CHANCE)(np.arange(count))) if count < len(rows) else rows
+    return rows.take(Permutation(len(rows), 0, "sample", _CHANCE)(np.arange(count)))
 
 
 def unigrams(rows: Rows) -> Counter[str]:
     """Counts of the lower-cased words in all columns."""
-    return Counter(word for text in _texts(rows) for word in _WORD.findall(text.lower()))
+    texts = (cell_text(cell) for column in rows.columns.values() for cell in column)
+    return Counter(word for text in texts for word in _WORD.findall(text.lower()))
 
 
-def _texts(rows: Rows) -> Iterator[str]:
-    for column in rows.columns.values():
-        yield from (" ".join(map(str, cell)) if isinstance(cell, list) else str(cell) for cell in column)
-
-
-def divergence(first: Mapping[Any, float], second: Mapping[Any, float]) -> float:
+def divergence(first: Mapping[Label, float], second: Mapping[Label, float]) -> float:
     """The Jensen-Shannon divergence, in bits, of two distributions given by counts; nan if either is empty."""
     names = sorted({*first, *second}, key=str)
     sides = [np.array([side.get(name, 0) for name in names], dtype=np.float64) for side in (first, second)]
@@ -120,18 +114,13 @@ def _label_shift(kind: TaskKind, first: Rows, second: Rows) -> float | None:
     """The divergence of class numbers, or of binned values; None for other labels."""
     if first.labels is None or second.labels is None:
         return None
-    sides = [np.asarray(list(_single(kind, rows))) for rows in (first, second)]
+    sides = [np.asarray(list(kind.single(labels))) for labels in (first.labels, second.labels)]
     if any(side.ndim != 1 or side.dtype.kind not in "iufU" or not len(side) for side in sides):
         return None
     if sides[0].dtype.kind == "f":
         edges = np.histogram_bin_edges(np.concatenate(sides), _BINS)
         sides = [np.digitize(side, edges[1:-1]) for side in sides]
     return divergence(*(Counter(side.tolist()) for side in sides))
-
-
-def _single(kind: TaskKind, rows: Rows) -> Iterable[object]:
-    assert rows.labels is not None
-    return kind.single(rows.labels)
 
 
 MOST_FAILING = 1000
@@ -159,21 +148,19 @@ class LabeledTexts:
     @classmethod
     def of(cls, kind: TaskKind, rows: Rows) -> LabeledTexts:
         cells = zip(*rows.columns.values(), strict=True)
-        texts = ["\n".join(_text(cell) for cell in row) for row in cells]
+        texts = ["\n".join(map(cell_text, row)) for row in cells]
         labels = None if rows.labels is None else [kind.shown(label) for label in rows.labels]
         return cls(texts, lambda number: location(rows.origin[number]), labels, _counted(kind, rows))
 
     @classmethod
     def of_documents(cls, texts: Iterable[str], split: str) -> LabeledTexts:
-        """Documents to pretrain on, weighted by their words: repeated headings, "Yes." or lines of asterisks are many
-        documents and little text."""
+        """Documents to pretrain on, weighted by their words: repeated headings are many documents and little text."""
         return cls(texts, lambda number: f"{split} document {number + 1:,}", by_words=True)
 
 
 @dataclass(frozen=True)
 class _Measures:
-    """For each text of a split its length, its weight and its key for exact matching, each (N,); and the number of
-    empty texts."""
+    """(N,) the length, weight and exact-match key of each text of a split; and the number of empty texts."""
 
     lengths: np.ndarray
     sizes: np.ndarray
@@ -190,10 +177,6 @@ class _Measures:
             keys.extend(map(key_of, batch))
             empty += sum(not text.strip() for text in batch)
         return cls(np.array(lengths), np.array(sizes), np.array(keys, dtype=np.uint64), empty)
-
-
-def _text(cell: object) -> str:
-    return " ".join(map(str, cell)) if isinstance(cell, (list, tuple)) else str(cell)
 
 
 def read_valid_rows(
@@ -241,7 +224,7 @@ def findings(
     most: int,
     seed: int = 0,
     progress: OnStage | None = None,
-) -> dict[str, object]:
+) -> JsonObject:
     """By split: rows, labels, lengths, and duplicate texts.
 
     Args:
@@ -268,7 +251,7 @@ def compared(
     most: int,
     seed: int = 0,
     progress: OnStage | None = None,
-) -> dict[str, Any]:
+) -> JsonObject:
     """The same for texts by split, training texts first."""
     index, train, report = None, None, {}
     for split, split_texts in splits.items():
@@ -296,7 +279,7 @@ def compared(
 
 def _repeated(
     split_texts: LabeledTexts, other_texts: LabeledTexts, matches: Matches, sizes: np.ndarray, most: int
-) -> dict[str, Any]:
+) -> JsonObject:
     """Texts of a split that repeat others: how many are equal up to case, punctuation and spacing, similar, or equal
     with another label; the fraction of their sizes that is equal; and `most` pairs, those with different labels first.
     """
@@ -308,10 +291,8 @@ def _repeated(
         both = ((labels[here], other_labels[there]) for here, there in zip(numbers, repeated, strict=True))
         differ = np.array([None not in pair and pair[0] != pair[1] for pair in both], dtype=bool)
     chosen = np.lexsort((-similarity.round(3), ~differ))[:most]
-    texts, other = (
-        dict(numbered(rows.texts, np.unique(wanted[chosen])))
-        for rows, wanted in ((split_texts, numbers), (other_texts, repeated))
-    )
+    texts = dict(numbered(split_texts.texts, np.unique(numbers[chosen])))
+    repeated_texts = dict(numbered(other_texts.texts, np.unique(repeated[chosen])))
     pairs = []
     for at in chosen.tolist():
         here, there = int(numbers[at]), int(repeated[at])
@@ -320,7 +301,7 @@ def _repeated(
             "repeats": other_texts.place(there),
             "similarity": round(float(similarity[at]), 3),
             "text": texts[here],
-            "text_repeated": other[there],
+            "text_repeated": repeated_texts[there],
         }
         if differ[at]:
             assert split_texts.labels is not None and other_texts.labels is not None

@@ -1,4 +1,4 @@
-"""A task's data files: their layouts, and the file of each split."""
+"""The sources of a task's rows: local files with their layouts and splits, and data sets of the hub."""
 
 from __future__ import annotations
 
@@ -9,26 +9,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lmtool.data.parquet import read_parquet
+from lmtool.config.saved import JsonObject
+from lmtool.data.hub_source import hub_access
+from lmtool.data.parquet import named, read_parquet
 from lmtool.data.rows import delimiter_of
 from lmtool.data.tables import LINES, Table, begins_squad, read_columns, read_conllu, read_squad, read_table
 from lmtool.errors import UserError
 from lmtool.tasks.configs import TaskConfig
 from lmtool.tasks.kinds.labels import IDS
 
-# The reader of a data file is chosen by suffix and, where several formats share one, by the beginning of the file.
-# `TaskConfig.layouts` names the layouts that a kind supports; the first match reads the file. To add one: a function
-# from a path and a task's configuration to `lmtool.data.tables.Table`, and its line in `LAYOUTS`.
-
-
 # Bytes read to recognize a format.
 _HEAD = 4096
+_DEVELOPMENT = re.compile(r"^(validation|valid|val|devel|development|dev)(?=$|[_-])")
 
 
 @dataclass(frozen=True)
 class FileLayout:
-    """suffixes: of the files it may read. read: returns the rows. starts: whether a file that begins with this text has
-    this layout; None: the suffix decides."""
+    """How files of a format are recognized and read. suffixes: of the files it may read. read: returns the rows.
+    starts: whether a file that begins with this text has this layout; None: the suffix decides."""
 
     suffixes: tuple[str, ...]
     read: Callable[[Path, TaskConfig], Table]
@@ -38,10 +36,11 @@ class FileLayout:
         """Whether this layout matches the file."""
         if file.suffix.lower() not in self.suffixes:
             return False
-        return self.starts is None or (file.is_file() and self.starts(_beginning(file)))
+        return self.starts is None or (file.is_file() and self.starts(beginning(file)))
 
 
-def _beginning(file: Path) -> str:
+def beginning(file: Path) -> str:
+    """The first characters of a file, from which its format is recognized."""
     with file.open("rb") as handle:
         return handle.read(_HEAD).decode("utf-8-sig", errors="ignore")
 
@@ -75,8 +74,7 @@ def _table(file: Path, config: TaskConfig) -> Table:
 
 
 def _has_header(config: TaskConfig, file: Path) -> bool:
-    """Whether a file has a header line although the data set has none, as GLUE's test files do: its first line names
-    the text columns."""
+    """Whether the first line of a file names the text columns, although `task.header` is set (GLUE's test files)."""
     suffix = file.suffix.lower()
     if suffix in (".jsonl", ".json"):
         return True
@@ -94,24 +92,14 @@ def _columns(file: Path, config: TaskConfig) -> Table:
     return read_columns(file, config.text[0], config.label, config.header, config.ragged_rows == "skip")
 
 
-def _conllu(file: Path, config: TaskConfig) -> Table:
-    return read_conllu(file, config.text[0])
-
-
 LAYOUTS: dict[str, FileLayout] = {
     "squad": FileLayout((".json",), lambda file, config: read_squad(file), begins_squad),
     "conll": FileLayout((".conll", ".bio", ".iob", ".iob2", ".tsv", ".txt"), _columns),
-    "conllu": FileLayout((".conllu",), _conllu),
+    "conllu": FileLayout((".conllu",), lambda file, config: read_conllu(file, config.text[0])),
     "table": FileLayout((".tsv", ".csv", ".jsonl", ".json", ".txt"), _table),
     "parquet": FileLayout((".parquet",), lambda file, config: read_parquet(file)),
 }
-"""By the name that `TaskConfig.layouts` has."""
-
-
-# A task's local files: the split of each file, and its columns.
-
-
-_DEVELOPMENT = re.compile(r"^(validation|valid|val|devel|development|dev)(?=$|[_-])")
+"""By name: `TaskConfig.layouts` lists those that a kind supports; the first match reads a file."""
 
 
 @dataclass(frozen=True)
@@ -124,12 +112,11 @@ class TaskTable:
 
 
 def canonical(split: str) -> str:
-    """The canonical name of a split: dev for validation, valid, val and devel, also before suffixes such as _matched.
-    The canonical name of a split: dev for validation, valid, val and devel, also before suffixes such as _matched."""
+    """The canonical name of a split: dev for validation, valid, val and devel, also before a suffix like _matched."""
     return _DEVELOPMENT.sub("dev", split.lower())
 
 
-def read_folder(config: TaskConfig, scoring: bool = False) -> tuple[dict[str, TaskTable], dict[str, object]]:
+def read_folder(config: TaskConfig, scoring: bool = False) -> tuple[dict[str, TaskTable], JsonObject]:
     """The tables of `task.path` by canonical split, and metadata: the files read, and lines skipped.
 
     scoring: no train file is required.
@@ -140,14 +127,18 @@ def read_folder(config: TaskConfig, scoring: bool = False) -> tuple[dict[str, Ta
             f"task.path={config.path} does not exist", "name a folder with train, dev and test files, or one file"
         )
     paths = _splits(config, path, scoring) if path.is_dir() else {"train": path}
+    # MNLI's files are mostly parse trees; unread columns are dropped.
+    needed = {*config.text, *config.columns, config.label, *config.aliases, *IDS, LINES}
     tables: dict[str, TaskTable] = {}
-    metadata: dict[str, Any] = {"source": str(path), "files": {split: file.name for split, file in paths.items()}}
-    metadata["skipped_rows"] = 0
+    names = {split: file.name for split, file in paths.items()}
+    metadata: JsonObject = {"source": str(path), "files": names, "skipped_rows": 0}
     for split, file in paths.items():
-        tables[split], table = _read(config, file)
+        table = read_file(file, config)
+        columns = {name: values for name, values in table.columns.items() if name in needed}
+        tables[split] = TaskTable(columns, table.origin, tuple(name for name in table.columns if name != LINES))
         metadata["skipped_rows"] += table.skipped
-        for name, fact in table.metadata.items():  # totals over all files
-            metadata[name] = metadata.get(name, 0) + fact if isinstance(fact, int) else fact
+        for name, value in table.metadata.items():  # totals over all files
+            metadata[name] = metadata.get(name, 0) + value if isinstance(value, int) else value
     return tables, metadata
 
 
@@ -163,7 +154,7 @@ def _splits(config: TaskConfig, folder: Path, scoring: bool) -> dict[str, Path]:
     paths: dict[str, Path] = {}
     for file in files:
         split = canonical(file.stem)
-        # A .txt file is not a table by its name alone; it may be notes.
+        # A .txt file named after a split is not read as a table: it may be notes.
         if split not in configured or (file.suffix.lower() == ".txt" and layout_of(file, config) == "table"):
             continue
         if split in paths:
@@ -196,15 +187,14 @@ def _splits(config: TaskConfig, folder: Path, scoring: bool) -> dict[str, Path]:
     ]  # fmt: skip
     if ignored and not development & paths.keys():
         is_table = ignored[0] in files and ignored[0].suffix.lower() != ".txt"
-        why = (
-            f"task.validation={list(config.validation)}"
-            if is_table
-            else f"a split is one file, {', '.join(suffixes(config))}"
-        )
-        mend = f"set task.validation=[{ignored[0].stem}]" if is_table else "convert it"
+        reason = f"a split is one file, {', '.join(suffixes(config))}"
+        remedy = "convert it"
+        if is_table:
+            reason = f"task.validation={list(config.validation)}"
+            remedy = f"set task.validation=[{ignored[0].stem}]"
         raise UserError(
-            f"task.path={config.path}: {ignored[0].name} is not read: {why}",
-            f"{mend}, or remove it from the folder: a tenth of the training rows is then held out",
+            f"task.path={config.path}: {ignored[0].name} is not read: {reason}",
+            f"{remedy}, or remove it from the folder: a tenth of the training rows is then held out",
         )
     return paths
 
@@ -214,10 +204,28 @@ def _examples(config: TaskConfig) -> str:
     return f"{', '.join(names[:-1])} or {names[-1]}"
 
 
-def _read(config: TaskConfig, file: Path) -> tuple[TaskTable, Table]:
-    table = read_file(file, config)
-    # MNLI's files are mostly parse trees; unread columns are dropped.
-    needed = {*config.text, *config.columns, config.label, *config.aliases, *IDS, LINES}
-    columns = {name: values for name, values in table.columns.items() if name in needed}
-    names = tuple(name for name in table.columns if name != LINES)
-    return TaskTable(columns, table.origin, names), table
+def read_hub(config: TaskConfig, cache_dir: str | Path, offline: bool) -> dict[str, TaskTable]:
+    """Splits of a hub data set by canonical name. Classes are converted to names, so that their order does not matter.
+    UserError, with alternative commands, if the data set is not available."""
+    without = (
+        f"lmtool finetune task={config.name} task.path=FOLDER checkpoint=RUN   (task.path: a folder with train and "
+        "dev files, .tsv .csv or .jsonl; checkpoint: a run to start from, or none)"
+    )
+    name, _, subset = str(config.hub).partition(":")
+    with hub_access(f"task={config.name}: task.hub={config.hub}", name, offline, without) as datasets:
+        splits = datasets.load_dataset(name, subset or None, cache_dir=str(Path(cache_dir).expanduser() / "hub"))
+    return {canonical(split): hub_table(f"{config.hub} {split}", rows) for split, rows in splits.items()}
+
+
+def hub_table(origin: str, rows: Any) -> TaskTable:
+    """A split of a hub data set. An object column is also split into a column per key, NAME.KEY (`translation.de`)."""
+    columns: dict[str, list[Any]] = {name: list(rows[name]) for name in rows.column_names}
+    for name, feature in rows.features.items():
+        names = getattr(getattr(feature, "feature", feature), "names", None)  # a class, or a list of classes
+        if names:
+            columns[name] = [named(value, names) for value in columns[name]]
+    flat = dict(columns)
+    for name, values in columns.items():
+        if values and all(isinstance(value, dict) for value in values):
+            flat |= {f"{name}.{key}": [value.get(key) for value in values] for key in values[0]}
+    return TaskTable(flat, [(origin, number) for number in range(len(rows))], tuple(columns))

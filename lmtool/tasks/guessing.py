@@ -1,7 +1,7 @@
-"""`task=FILE`: guesses the task kind of a user's file from its columns. Imports no torch.
+"""`task=FILE`: guesses the task of a user's file from its columns. Imports no torch.
 
-The guess becomes explicit overrides; if a file fits two kinds, or more columns than one, the error lists the full form
-of each.
+The guess becomes explicit overrides. If a file fits two kinds, or several columns can be the label, the error lists the
+overrides of the candidates.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import NoReturn
 
 from lmtool.config.groups import is_path_only
 from lmtool.data.files import no_such_file
@@ -23,26 +23,28 @@ from lmtool.data.rows import no_column
 from lmtool.data.tables import LINES, SUFFIXES, begins_squad, read_table
 from lmtool.errors import UserError
 from lmtool.tasks.configs.base import parts_of
-from lmtool.tasks.kinds.labels import DECIMAL_COMMA, IDS, word_of
+from lmtool.tasks.files import beginning
+from lmtool.tasks.kinds.labels import DECIMAL_COMMA, IDS, Columns, word_of
 
 _WORDS = (".conll", ".conllu", ".bio", ".iob", ".iob2")
 _SUFFIXES = (*SUFFIXES, ".parquet", *_WORDS)
 TABLES = tuple(suffix for suffix in _SUFFIXES if suffix != ".txt")
 """Suffixes of files that hold rows."""
-# Integer labels: up to _FEW distinct values mean classes, from _MANY on regression; in between, either is possible.
+# Integer labels: up to _FEW distinct values are classes, from _MANY on values; in between, they can be either.
 _FEW, _MANY = 20, 50
 _LABELS = (
     "label", "labels", "class", "category", "gold", "score", "rating", "stars", "sentiment", "intent",
     "topic", "topics",
 )  # fmt: skip
-# Names of columns that hold several labels per row, if their cells do.
-_SEVERAL = ("labels", "topics", "classes", "categories", "tags", "genres", "emotions")
-_MARKS = (",", ";", "|")
+# Column names that suggest several labels per cell.
+_PLURALS = ("labels", "topics", "classes", "categories", "tags", "genres", "emotions")
+# Separators of the labels in a cell.
+_DELIMITERS = (",", ";", "|")
 # A column whose values have at least this many words on average is input text, not a label.
 _LONG = 3
 _TAG = re.compile(r"O|[BIEMSLU]-\S+")
+# Names of the source and target columns of seq2seq.
 _PAIRS = (("source", "target"), ("src", "tgt"))
-_HEAD = 4096
 _WITH_HEADER = (".tsv", ".txt", ".csv")
 _WORKBOOKS = (".xlsx", ".xls", ".ods")
 SAVE_AS = "save one sheet per CSV file in the program that wrote it, and give that"
@@ -59,11 +61,11 @@ class Guess:
 
     def words(self, path: str) -> list[str]:
         """The explicit overrides."""
-        text = ",".join(map(typed, self.text))
-        return [
-            "task=custom", f"task.kind={self.kind}", f"task.path={typed(path)}", f"task.text=[{text}]",
-            f"task.label={typed(self.label)}", *([f"task.delimiter={typed(self.delimiter)}"] if self.delimiter else []),
-        ]  # fmt: skip
+        overrides = {
+            "kind": self.kind, "path": typed(path), "text": f"[{','.join(map(typed, self.text))}]",
+            "label": typed(self.label), **({"delimiter": typed(self.delimiter)} if self.delimiter else {}),
+        }  # fmt: skip
+        return ["task=custom", *(f"task.{key}={value}" for key, value in overrides.items())]
 
 
 def is_path(value: str, options: Collection[str]) -> bool:
@@ -75,17 +77,23 @@ def is_path(value: str, options: Collection[str]) -> bool:
 
 
 def guess(value: str, overrides: Mapping[str, str]) -> Guess:
-    """Guesses the task of a file or a folder. overrides: the typed `task.*` values; a typed `kind`, `label`, `text` or
-    `header` is not guessed. UserError if nothing fits, if the guess is ambiguous, and if the first line of a table is a
-    row."""
-    file = _file(value)
+    """Guesses the task of a file or a folder.
+
+    Args:
+        value: The path, as typed.
+        overrides: The typed `task.*` values; a typed `kind`, `label`, `text` or `header` is not guessed.
+
+    Raises:
+        UserError: If no kind or several kinds fit, or the first line of a table is a row instead of column names.
+    """
+    file = _training_file(value)
     suffix = file.suffix.lower()
     if suffix in _WORKBOOKS:
         raise UserError(f"task={value} is a workbook; lmtool reads tables as text", SAVE_AS)
     kind, text, label = overrides.get("kind"), _list(overrides.get("text")), overrides.get("label")
     if suffix in _WORDS or (kind == "token_classification" and suffix in (".tsv", ".txt")):
         return Guess(kind or "token_classification", text or ("tokens",), label or "tags")
-    if suffix == ".json" and begins_squad(_beginning(file)):
+    if suffix == ".json" and begins_squad(beginning(file)):
         return Guess(kind or "extractive_qa", text or ("question", "context"), label or "answers")
     columns = _columns(file, _list(overrides.get("header")))
     if kind is None and suffix in (".tsv", ".txt") and any(map(_are_tags, columns, columns.values())):
@@ -103,8 +111,8 @@ def guess(value: str, overrides: Mapping[str, str]) -> Guess:
     return _of_columns(value, columns, kind, text, label)
 
 
-def _columns(file: Path, header: tuple[str, ...] | None) -> dict[str, list[Any]]:
-    """The columns of a table. header: their names, if typed; the file then has no header, or the same one."""
+def _columns(file: Path, header: tuple[str, ...] | None) -> Columns:
+    """The columns of a table. header: their typed names, for a file without a header line."""
     if file.suffix.lower() == ".parquet":
         return read_parquet(file).columns
     table = read_table(file)
@@ -112,31 +120,31 @@ def _columns(file: Path, header: tuple[str, ...] | None) -> dict[str, list[Any]]
 
 
 def _are_tags(name: str, values: Sequence[str]) -> bool:
-    """Whether a column, its first line included, holds the tags of words: O occurs outside of entities."""
+    """Whether a column holds the tags of words, with O outside of entities. name: the first line, which is a tag too
+    in a file without a header line."""
     return "O" in values and all(map(_TAG.fullmatch, (name, *values)))
 
 
-def headless(columns: Mapping[str, list[object]]) -> str | None:
-    """Evidence that a table's header is its first row: a number above numbers, or one of the classes or texts below it.
-    None if there is no evidence."""
+def headless(columns: Columns) -> str | None:
+    """The evidence that a table has no header line, so that its first row was read as column names: a number above
+    numbers, or a value that occurs again in its column. None without evidence."""
     names = [name for name in columns if name]
     if names == [str(number) for number in range(len(names))]:  # pandas numbers unnamed columns
         return None
     for name, values in columns.items():
         words = [word_of(value) for value in values if word_of(value)]
-        same = f"its first line is a row, not the names of its columns: {name.strip()!r} is "
+        problem = f"its first line is a row, not the names of its columns: {name.strip()!r} is "
         if words and _number(name) is not None and all(_number(word) is not None for word in words):
-            return f"{same}a number, as all that follow in its column"
+            return f"{problem}a number, like all other values of its column"
         # A one-word name may well occur in a list of distinct words.
         repeated = len(set(words)) <= max(2, len(words) / 2)
         if name.strip() in words and (len(name.split()) >= _LONG or repeated):
-            return f"{same}a value of its column too ({words.count(name.strip()):,} of {len(words):,} rows)"
+            return f"{problem}also a value of its column ({words.count(name.strip()):,} of {len(words):,} rows)"
     return None
 
 
-def _with_header(value: str, columns: Mapping[str, list[object]], kind: str | None) -> str:
-    """The hint for a table that may lack a header: how to name its columns, and how to use its first line as the
-    header."""
+def _with_header(value: str, columns: Columns, kind: str | None) -> str:
+    """The hint for a table that may lack a header line: how to name its columns, and how to use its first line."""
     names = [f"column_{number}" for number in range(1, len(columns) + 1)]
     rows = dict(zip(names, ([name, *values] for name, values in columns.items()), strict=True))
     with contextlib.suppress(UserError):
@@ -152,56 +160,57 @@ def _with_header(value: str, columns: Mapping[str, list[object]], kind: str | No
     return "   ".join(hints)
 
 
-def _without_ids(columns: Mapping[str, list[object]]) -> dict[str, list[object]]:
+def _without_ids(columns: Columns) -> Columns:
     """The candidates for text and label columns."""
     return {name: values for name, values in columns.items() if name.lower() not in IDS and name != LINES}
 
 
 def _of_columns(
-    value: str, columns: dict[str, list[object]], kind: str | None, text: tuple[str, ...] | None, label: str | None
+    value: str, columns: Columns, kind: str | None, text: tuple[str, ...] | None, label: str | None
 ) -> Guess:
-    typed = [part for name in text or () for part in ([name] if name in columns else parts_of(name))]
-    unknown = [name for name in (*typed, *([label] if label else [])) if name not in columns]
+    """The guess for a table. kind, text, label: typed values; None: guessed."""
+    text_columns = [part for name in text or () for part in ([name] if name in columns else parts_of(name))]
+    unknown = [name for name in (*text_columns, *([label] if label else [])) if name not in columns]
     if unknown:
-        of_texts = unknown[0] in typed
-        key = "task.text" if of_texts else "task.label"
-        raise no_column(f"task={value}", unknown[0], [*columns], key, listed=of_texts)
-    read = typed or _words_of(columns)
+        is_text_column = unknown[0] in text_columns
+        key = "task.text" if is_text_column else "task.label"
+        raise no_column(f"task={value}", unknown[0], [*columns], key, listed=is_text_column)
+    inputs = text_columns or _words_of(columns)
     kinds = {
-        name: _kinds(values, bool(_parallel(columns, name)), kind is None and name.lower() in _SEVERAL)
+        name: _kinds(values, bool(_parallel(columns, name)), kind is None and name.lower() in _PLURALS)
         for name, values in columns.items()
-        if name not in read
+        if name not in inputs
     }
     if label is None:
-        fitting = [name for name, those in kinds.items() if those and (kind is None or kind in those)]
-        named = [name for name in fitting if name.lower() in _LABELS]
-        fitting = named if len(named) == 1 else fitting
-        if not fitting:
+        labels = [name for name, candidates in kinds.items() if candidates and (kind is None or kind in candidates)]
+        named = [name for name in labels if name.lower() in _LABELS]
+        labels = named if len(named) == 1 else labels
+        if not labels:
             raise UserError(
                 f"task={value}: none of its columns {', '.join(columns)} holds classes, numbers or tags",
                 "name the label: task=custom task.kind=KIND task.path=FILE task.text=[COLUMN] task.label=COLUMN",
             )
-        options = [(name, kinds[name]) for name in fitting]
+        options = {name: kinds[name] for name in labels}
     else:
-        options = [(label, kinds.get(label) or ["classification"])]
+        options = {label: kinds.get(label) or ["classification"]}
     guesses = [
-        Guess(each, text or _texts(value, columns, name, each), name, _delimiter(each, columns[name]))
-        for name, those in options
-        for each in ([kind] if kind else those)
+        Guess(candidate, text or _texts(value, columns, name, candidate), name, _delimiter(candidate, columns[name]))
+        for name, candidates in options.items()
+        for candidate in ([kind] if kind else candidates)
     ]
     if len(guesses) > 1:
         _refuse(value, guesses)
     return guesses[0]
 
 
-def _words_of(columns: Mapping[str, list[Any]]) -> tuple[str, ...]:
-    """The column of the words of sentences: of equally long lists, the one with the most distinct values."""
+def _words_of(columns: Columns) -> tuple[str, ...]:
+    """The column of words: among columns of equally long lists, the one with the most distinct values."""
     lists = [name for name in columns if _parallel(columns, name)]
     return tuple(sorted(lists, key=lambda name: -len({str(item) for row in columns[name] for item in row}))[:1])
 
 
-def _parallel(columns: Mapping[str, list[Any]], name: str) -> list[str]:
-    """The other list columns whose lengths match in each row."""
+def _parallel(columns: Columns, name: str) -> list[str]:
+    """The other list columns with lists of the same length in each row."""
     if not all(isinstance(value, list) for value in columns[name]):
         return []
     sizes = [len(value) for value in columns[name]]
@@ -212,45 +221,42 @@ def _parallel(columns: Mapping[str, list[Any]], name: str) -> list[str]:
 
 
 def _kinds(values: list[object], of_words: bool = False, plural: bool = False) -> list[str]:
-    """The task kinds for which a column may be the label; none for texts. of_words: other columns hold lists. plural:
-    its name is that of several labels."""
+    """The task kinds for which a column may be the label; none for texts. of_words: another column holds lists of the
+    same lengths. plural: the column's name suggests several labels per row."""
     present = [value for value in values if word_of(value)]
     if not present:
         return []
     if all(isinstance(value, list) for value in present):
         return ["token_classification" if of_words else "multi_label"]
     words = [word_of(value) for value in present]
-    multiple = ["multi_label"] if _mark_between(words) else []
+    multiple = ["multi_label"] if _delimiter_of(words) else []
     if multiple and plural:
         return multiple
-    different = set(words)
-    numbers = [_number(word) for word in words]
-    if None not in numbers:
-        integers = all(number is not None and number == int(number) for number in numbers)
-        if integers and len(different) <= _FEW:
-            return ["classification"] if len(different) > 1 else []
-        if len(different) >= _MANY or (not integers and len(different) > _FEW):
-            return ["regression"]
-        return ["classification", "regression"]
+    distinct = len(set(words))
+    numbers = [number for number in map(_number, words) if number is not None]
+    if len(numbers) == len(words):
+        integers = all(number == int(number) for number in numbers)
+        if integers and distinct <= _FEW:
+            return ["classification"] if distinct > 1 else []
+        return ["regression"] if distinct >= (_MANY if integers else _FEW + 1) else ["classification", "regression"]
     # Class names recur; texts rarely do.
-    few = len(different) <= max(2, min(len(words) / 2, 1000))
+    few = 1 < distinct <= max(2, min(len(words) / 2, 1000))
     short = sum(len(word.split()) for word in words) / len(words) < _LONG
-    return [*multiple, *(["classification"] if few and short and len(different) > 1 else [])]
+    return [*multiple, *(["classification"] if few and short else [])]
 
 
-def _mark_between(words: Sequence[str]) -> str | None:
-    """The separator of cells that hold several labels, each as short and frequent as labels are; None if each cell is
-    one value."""
-    for mark in _MARKS:
-        # First, since a text column fails it at once.
-        if not all(0 < len(part.split()) < _LONG for word in words for part in word.split(mark)):
+def _delimiter_of(cells: Sequence[str]) -> str | None:
+    """The separator of cells with several short and frequent labels; None if each cell is one value."""
+    for delimiter in _DELIMITERS:
+        # Checked first, since a text column fails it at once.
+        if not all(0 < len(part.split()) < _LONG for cell in cells for part in cell.split(delimiter)):
             continue
-        cells = [tuple(part.strip() for part in word.split(mark)) for word in words]
-        parts = Counter(part for cell in cells for part in cell)
-        shared = Counter(part for cell in set(cells) for part in set(cell))
-        few = len(parts) <= max(2, parts.total() / 2) and max(shared.values(), default=0) > 1
-        if few and parts.total() > len(words):
-            return mark
+        split_cells = [tuple(part.strip() for part in cell.split(delimiter)) for cell in cells]
+        labels = Counter(label for split_cell in split_cells for label in split_cell)
+        shared = Counter(label for split_cell in set(split_cells) for label in set(split_cell))
+        few = len(labels) <= max(2, labels.total() / 2) and max(shared.values(), default=0) > 1
+        if few and labels.total() > len(cells):
+            return delimiter
     return None
 
 
@@ -258,8 +264,8 @@ def _delimiter(kind: str, values: Sequence[object]) -> str | None:
     """The separator of the labels in a text cell, if not a comma."""
     if kind != "multi_label" or any(isinstance(value, list) for value in values):
         return None
-    mark = _mark_between([word_of(value) for value in values if word_of(value)])
-    return None if mark == "," else mark
+    delimiter = _delimiter_of([word_of(value) for value in values if word_of(value)])
+    return None if delimiter == "," else delimiter
 
 
 def _number(word: str) -> float | None:
@@ -271,7 +277,7 @@ def _number(word: str) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _texts(value: str, columns: dict[str, list[object]], label: str, kind: str) -> tuple[str, ...]:
+def _texts(value: str, columns: Columns, label: str, kind: str) -> tuple[str, ...]:
     """The text columns for a label. UserError if there are none, or more than a pair."""
     rest = [name for name in columns if name != label]
     if kind == "token_classification":
@@ -290,7 +296,6 @@ def _texts(value: str, columns: dict[str, list[object]], label: str, kind: str) 
             f"name it: task.text=[COLUMN] task.label={typed(label)}",
         )
     _refuse(value, [Guess(kind, (name,), label) for name in texts])
-    raise AssertionError
 
 
 def is_text(values: list[object]) -> bool:
@@ -298,18 +303,19 @@ def is_text(values: list[object]) -> bool:
     words = [value for value in values if isinstance(value, str)]
     if len(words) < len(values) / 2 or all(_number(word) is not None for word in words):
         return False
-    multiple = sum(len(word.split()) >= _LONG for word in words)
-    return multiple > len(words) / 2 or len(set(words)) > len(words) / 2
+    long_texts = sum(len(word.split()) >= _LONG for word in words)
+    return long_texts > len(words) / 2 or len(set(words)) > len(words) / 2
 
 
-def _refuse(value: str, guesses: Sequence[Guess]) -> None:
+def _refuse(value: str, guesses: Sequence[Guess]) -> NoReturn:
+    """UserError that lists the overrides of the first guesses."""
     first, second = (shlex.join(guess.words(value)) for guess in guesses[:2])
     more = f" (or {len(guesses) - 2} more)" if len(guesses) > 2 else ""
-    differ = "which column is the label" if guesses[0].label != guesses[1].label else "which task is meant"
-    raise UserError(f"task={value}: its columns do not determine {differ}", f"set {first}   or {second}{more}")
+    unclear = "which column is the label" if guesses[0].label != guesses[1].label else "which task is meant"
+    raise UserError(f"task={value}: its columns do not determine {unclear}", f"set {first}   or {second}{more}")
 
 
-def _file(value: str) -> Path:
+def _training_file(value: str) -> Path:
     """The training file. UserError if there is none."""
     path = Path(value).expanduser()
     if path.is_file():
@@ -324,11 +330,6 @@ def _file(value: str) -> Path:
         f"task={value}: the folder has no train file; there is {entries_text}",
         "name a folder with train.csv, train.tsv, train.jsonl or train.parquet, or one file",
     )
-
-
-def _beginning(file: Path) -> str:
-    with file.open("rb") as handle:
-        return handle.read(_HEAD).decode("utf-8-sig", errors="ignore")
 
 
 def _list(value: str | None) -> tuple[str, ...] | None:

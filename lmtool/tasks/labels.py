@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from lmtool.config.saved import JsonMapping
 from lmtool.models.published import unnamed
 from lmtool.tasks.configs import TaskConfig
 
@@ -62,7 +63,7 @@ def sections_of(saved: Mapping[str, object]) -> dict[str, dict[str, object]]:
     return {str(part.get("name")): part for part in parts}
 
 
-def load_head(section: Mapping[str, Any], task: TaskConfig, partial: bool = False) -> LoadedHead | None:
+def load_head(section: JsonMapping, task: TaskConfig, partial: bool = False) -> LoadedHead | None:
     """Matches the head of a checkpoint's `task` section to another task of the kind; None if their classes differ.
 
     partial: the task's classes are those in its data, which may be a subset of the head's.

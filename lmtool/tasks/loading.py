@@ -1,4 +1,4 @@
-"""The labeled data of a task, from local files, the hub, or installed packages.
+"""The data of a task, from local files, the hub, or installed packages: labeled rows, and texts to pretrain on.
 
 A local folder holds train, dev and test files; `task.files` and `task.validation` map other names. Without a
 development split, a seeded tenth of the training rows is held out, with rows of equal text together.
@@ -8,107 +8,29 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
 
+from lmtool.config.saved import JsonObject
 from lmtool.config.tables import build
 from lmtool.data.examples import Rows, SplitData, unlabelled
-from lmtool.data.hub_source import hub_access
-from lmtool.data.parquet import named
 from lmtool.data.pydocs import pydocs_rows
+from lmtool.data.sources import OnStage, held_out, in_parts, splits_of
 from lmtool.errors import UserError
 from lmtool.random_streams import Permutation
-from lmtool.tasks.configs import TaskConfig
+from lmtool.tasks.configs import TaskConfig, TaskTextConfig
 from lmtool.tasks.configs.base import parts_of
-from lmtool.tasks.files import TaskTable, canonical, read_folder
+from lmtool.tasks.configs.sequence import WindowedConfig
+from lmtool.tasks.files import TaskTable, canonical, read_folder, read_hub
 from lmtool.tasks.kinds.base import TaskKind
-from lmtool.tasks.kinds.labels import repeated_ids, with_joined_columns
-
-
-def read_hub(config: TaskConfig, cache_dir: str | Path, offline: bool) -> dict[str, TaskTable]:
-    """Splits of a hub data set by canonical name. Classes are converted to names, so that their order does not matter.
-
-    Raises UserError, with alternative commands, if the data set is not available.
-    """
-    without = (
-        f"lmtool finetune task={config.name} task.path=FOLDER checkpoint=RUN   (task.path: a folder with train and "
-        "dev files, .tsv .csv or .jsonl; checkpoint: a run to start from, or none)"
-    )
-    name, _, subset = str(config.hub).partition(":")
-    with hub_access(f"task={config.name}: task.hub={config.hub}", name, offline, without) as datasets:
-        splits = datasets.load_dataset(name, subset or None, cache_dir=str(Path(cache_dir).expanduser() / "hub"))
-    return {canonical(split): _table(config, f"{config.hub} {split}", rows) for split, rows in splits.items()}
-
-
-def _table(config: TaskConfig, origin: str, rows: Any) -> TaskTable:
-    columns = {name: list(rows[name]) for name in rows.column_names}
-    for name, feature in rows.features.items():
-        names = getattr(getattr(feature, "feature", feature), "names", None)  # a class, or a list of classes
-        if names:
-            columns[name] = [named(value, names) for value in columns[name]]
-    return TaskTable(_flat(columns), [(origin, number) for number in range(len(rows))], tuple(columns))
-
-
-def _flat(columns: dict[str, list[Any]]) -> dict[str, list[Any]]:
-    """Adds a column for each key of an object column, NAME.KEY (`translation.de`)."""
-    flat = dict(columns)
-    for name, values in columns.items():
-        if values and all(isinstance(value, dict) for value in values):
-            flat |= {f"{name}.{key}": [value.get(key) for value in values] for key in values[0]}
-    return flat
-
-
-# A few training rows of each class, and as many others to select the checkpoint: true few-shot learning, without a
-# larger development set (Gao et al. 2021, section 3). The rows are a function of the seed and the data: stream
-# `sample`, one counter per class.
-
-
-# Counter of the sample stream for the first class; the others follow.
-_SHOTS = 1 << 10
-
-
-class Shots(NamedTuple):
-    """train, development: the sampled rows, grouped by class. rest: the other training rows, whose texts occur in
-    neither."""
-
-    train: Rows
-    development: Rows
-    rest: Rows
-
-
-def draw_shots(kind: TaskKind, train: Rows, held_out: Sequence[Rows], shots: int, seed: int) -> Shots:
-    """Samples `shots` rows of each class and `shots` others, with distinct texts that no held-out row has. UserError if
-    a class has too few."""
-    config = kind.config
-    known = {repr(group) for rows in held_out for group in kind.groups(rows)}
-    first: dict[str, int] = {}
-    for row, group in enumerate(kind.groups(train)):
-        first.setdefault(repr(group), row)
-    free = np.array([row for group, row in first.items() if group not in known], dtype=np.int64)
-    labels = np.asarray(train.labels)[free]
-    drawn: list[np.ndarray] = []
-    for number, name in enumerate(config.labels):
-        own = free[labels == number]
-        if len(own) < 2 * shots:
-            raise UserError(
-                f"task.shots_per_class={shots} requires {2 * shots} training rows of each class with different "
-                f"texts; {name} has {len(own)}",
-                f"set task.shots_per_class={len(own) // 2} at most" if len(own) > 1 else "use more rows of the class",
-            )
-        drawn.append(own[Permutation(len(own), seed, "sample", _SHOTS + number)(np.arange(2 * shots))])
-    chosen = np.concatenate([own[:shots] for own in drawn])
-    selected = np.concatenate([own[shots:] for own in drawn])
-    rest = np.setdiff1d(free, np.concatenate([chosen, selected]))
-    return Shots(train.take(chosen), train.take(selected), train.take(rest))
-
+from lmtool.tasks.kinds.labels import Columns, Origin, cell_text, repeated_ids, with_joined_columns
 
 HELD_OUT = 0.1
-# Counters of the sample stream for held-out rows and for training rows.
-_HOLD_OUT, _SUBSET = 0, 1
+# Counters of the sample stream: held-out rows, training rows, and the few rows of the first class (others follow).
+_HOLD_OUT, _SUBSET, _SHOTS = 0, 1, 1 << 10
 
 
 @dataclass(frozen=True)
@@ -121,7 +43,7 @@ class TaskData:
     train: Rows
     validation: dict[str, Rows]
     test: dict[str, Rows]
-    metadata: dict[str, object]
+    metadata: JsonObject
     unlabelled: Rows | None = None
 
     @property
@@ -179,7 +101,7 @@ def load_task(config: TaskConfig, seed: int, cache_dir: str | Path, offline: boo
 
 
 def decode_tables(
-    config: TaskConfig, tables: Mapping[str, TaskTable], metadata: dict[str, object], seed: int, scoring: bool = False
+    config: TaskConfig, tables: Mapping[str, TaskTable], metadata: JsonObject, seed: int, scoring: bool = False
 ) -> TaskData:
     """The data of a task from the tables of its splits; see `load_task`."""
     first: TaskKind = build(config)
@@ -206,26 +128,28 @@ def decode_tables(
     test = {split: decode(split, False) for split in map(canonical, config.test) if split in columns}
     if not validation:
         train, validation["dev"] = _hold_out(train, kind.groups(train), seed)
-        held = len(validation["dev"])
-        metadata["development"] = f"no split: {held:,} of {len(train) + held:,} training rows held out"
+        count = len(validation["dev"])
+        metadata["development"] = f"no split: {count:,} of {len(train) + count:,} training rows held out"
     if config.train_examples is not None and config.train_examples < len(train):
         metadata["train_rows_available"] = len(train)
         train = train.take(np.sort(Permutation(len(train), seed, "sample", _SUBSET)(np.arange(config.train_examples))))
     shots, extra = config.few_shots, None
     if shots is not None:
-        train, validation, test, rest = _few_shots(kind, train, validation, test, shots, seed, metadata)
+        train, selection, rest, few_shot = _few_shots(kind, train, validation, test, shots, seed)
+        test |= {f"full_{split}": rows for split, rows in validation.items()}
+        validation, metadata = {"dev": selection}, {**metadata, **few_shot}
         extra = rest if config.has_auxiliary_mlm and len(rest) else None
-    own, warnings = kind.metadata(train)
+    kind_metadata, warnings = kind.metadata(train)
     repeated = [repeated_ids(columns[split], tables[split].origin) for split in columns]
     warnings = [*warnings, *(problem for problem in repeated if problem is not None)]
-    unlabelled = [split for split, rows in test.items() if rows.labels is None]
-    if unlabelled:
-        metadata["without_labels"] = f"{', '.join(unlabelled)}: not scored"
+    unscored = [split for split, rows in test.items() if rows.labels is None]
+    if unscored:
+        metadata["without_labels"] = f"{', '.join(unscored)}: not scored"
     metadata |= {
         "train_rows": len(train),
         "validation_rows": {split: len(rows) for split, rows in validation.items()},
         "test_rows": {split: len(rows) for split, rows in test.items()},
-        **own,
+        **kind_metadata,
         "warnings": warnings,
     }
     data = TaskData(kind.fitted(train), train, validation, test, metadata, extra)
@@ -233,43 +157,68 @@ def decode_tables(
     return data
 
 
+def draw_shots(kind: TaskKind, train: Rows, held_out: Sequence[Rows], shots: int, seed: int) -> tuple[Rows, Rows, Rows]:
+    """Samples a few training rows of each class, and as many others to select the checkpoint: true few-shot learning,
+    without a larger development set (Gao et al. 2021, section 3). The rows are a function of the seed and the data.
+
+    Returns:
+        `shots` rows of each class to train on, as many for selection, and the other training rows, all with distinct
+        texts that no held-out row has.
+
+    Raises:
+        UserError: If a class has too few rows.
+    """
+    held_out_groups = {repr(group) for rows in held_out for group in kind.groups(rows)}
+    first: dict[str, int] = {}
+    for row, group in enumerate(kind.groups(train)):
+        first.setdefault(repr(group), row)
+    free = np.array([row for group, row in first.items() if group not in held_out_groups], dtype=np.int64)
+    labels = np.asarray(train.labels)[free]
+    samples: list[np.ndarray] = []
+    for number, name in enumerate(kind.classes):
+        members = free[labels == number]
+        if len(members) < 2 * shots:
+            raise UserError(
+                f"task.shots_per_class={shots} requires {2 * shots} training rows of each class with different "
+                f"texts; {name} has {len(members)}",
+                f"set task.shots_per_class={len(members) // 2} at most"
+                if len(members) > 1
+                else "use more rows of the class",
+            )
+        samples.append(members[Permutation(len(members), seed, "sample", _SHOTS + number)(np.arange(2 * shots))])
+    chosen, selection = (np.concatenate([rows[part] for rows in samples]) for part in (np.s_[:shots], np.s_[shots:]))
+    rest = np.setdiff1d(free, np.concatenate([chosen, selection]))
+    return train.take(chosen), train.take(selection), train.take(rest)
+
+
 def _few_shots(
-    kind: TaskKind,
-    train: Rows,
-    validation: dict[str, Rows],
-    test: dict[str, Rows],
-    shots: int,
-    seed: int,
-    metadata: dict[str, Any],
-) -> tuple[Rows, dict[str, Rows], dict[str, Rows], Rows]:
-    """Sampled rows of each class for training and for selection, the held-out splits as tests, and the remaining
-    training rows. Updates `metadata`."""
-    held_out = {split: rows for split, rows in {**validation, **test}.items() if rows.labels is not None}
-    train, few, rest = draw_shots(kind, train, [*validation.values(), *test.values()], shots, seed)
-    test = {**test, **{f"full_{split}": held_out[split] for split in validation}}
-    metadata["few_shot"] = {
-        "rows_of_a_class": shots, "seed": seed, "train_sha256": _checksum(train), "dev_sha256": _checksum(few)
-    }  # fmt: skip
-    short = " and ".join(metadata["few_shot"][f"{split}_sha256"][:8] for split in ("train", "dev"))
-    metadata["drawn"] = f"{shots} rows of each class, and {shots} for selection, seed {seed} ({short})"
-    return train, {"dev": few}, test, rest
+    kind: TaskKind, train: Rows, held_out: dict[str, Rows], test: dict[str, Rows], shots: int, seed: int
+) -> tuple[Rows, Rows, Rows, JsonObject]:
+    """The rows of `draw_shots`, and their metadata."""
+    train, selection, rest = draw_shots(kind, train, [*held_out.values(), *test.values()], shots, seed)
+    hashes = [_sha256([list(rows.columns.values()), _labels(rows)]) for rows in (train, selection)]
+    few_shot = {"rows_of_a_class": shots, "seed": seed, "train_sha256": hashes[0], "dev_sha256": hashes[1]}
+    short = " and ".join(digest[:8] for digest in hashes)
+    sampled = f"{shots} rows of each class, and {shots} for selection, seed {seed} ({short})"
+    return train, selection, rest, {"few_shot": few_shot, "drawn": sampled}
 
 
 def unlabelled_rows(config: TaskConfig, cache_dir: str | Path, offline: bool = False) -> dict[str, list[list[str]]]:
-    """The text columns of a task's training and development splits, by split; no labels, no test splits. UserError as
-    in `load_task`."""
+    """The text columns of a task's training and development splits, without labels. UserError as in `load_task`."""
     kind: TaskKind = build(config)
     tables, _ = read_tables(config, cache_dir, offline)
-    tests = {split for split in map(canonical, config.test)} - {"train"}
-    return {
-        split: _texts_of(kind, _columns(config, split, tables[split]), tables[split].origin)
-        for split in tables
+    tests = {*map(canonical, config.test)} - {"train"}
+    rows = {
+        split: _unlabelled(kind, _columns(config, split, table), table.origin)
+        for split, table in tables.items()
         if split not in tests
     }
+    return {split: [list(map(cell_text, column)) for column in own.columns.values()] for split, own in rows.items()}
 
 
-def target_rows(config: Any, cache_dir: str | Path, offline: bool) -> Rows:
+def target_rows(config: WindowedConfig, cache_dir: str | Path, offline: bool) -> Rows:
     """The unlabeled texts of a task's target domain. UserError as in `load_task`."""
+    assert config.domain is not None
     elsewhere = config.model_copy(update={"path": config.domain.target})
     try:
         tables, _ = read_tables(elsewhere, cache_dir, offline)
@@ -279,34 +228,26 @@ def target_rows(config: Any, cache_dir: str | Path, offline: bool) -> Rows:
         raise UserError(message, error.hint and error.hint.replace("task.path=", "task.domain.target=")) from error
 
 
-def _unlabelled(kind: TaskKind, columns: dict[str, list], origin: list[tuple[str, int]]) -> Rows:
+def _unlabelled(kind: TaskKind, columns: Columns, origin: Origin) -> Rows:
     """Decoded rows without labels."""
     return kind.rows({name: values for name, values in columns.items() if name != kind.config.label}, origin, False)
 
 
-def _texts_of(kind: TaskKind, columns: dict[str, list], origin: list[tuple[str, int]]) -> list[list[str]]:
-    """The text columns of rows; words joined with spaces."""
-    return [
-        [" ".join(map(str, cell)) if isinstance(cell, list) else str(cell) for cell in column]
-        for column in _unlabelled(kind, columns, origin).columns.values()
-    ]
-
-
 def _without_train(
-    config: TaskConfig, kind: TaskKind, tables: Mapping[str, TaskTable], metadata: dict[str, object]
+    config: TaskConfig, kind: TaskKind, tables: Mapping[str, TaskTable], metadata: JsonObject
 ) -> TaskData:
     """The data of a task with development and test splits only; the labels must be configured."""
     rows = {split: kind.rows(_columns(config, split, table), table.origin, False) for split, table in tables.items()}
     tests = [split for split in map(canonical, config.test) if split in rows]
-    validation = {split: own for split, own in rows.items() if split not in tests and own.labels is not None}
-    labelled = validation or {split: rows[split] for split in tests if rows[split].labels is not None}
+    development = {split: part for split, part in rows.items() if split not in tests and part.labels is not None}
+    labelled = development or {split: rows[split] for split in tests if rows[split].labels is not None}
     train = next(iter((labelled or rows).values()))
     return TaskData(config, train, labelled, {split: rows[split] for split in tests}, metadata)
 
 
 def read_tables(
     config: TaskConfig, cache_dir: str | Path, offline: bool, scoring: bool = False
-) -> tuple[dict[str, TaskTable], dict[str, object]]:
+) -> tuple[dict[str, TaskTable], JsonObject]:
     """Splits by canonical name, and their source: `path`, else `embedded`, else `hub`."""
     build(config)  # a group of tasks is refused before files are searched
     if config.path is not None:
@@ -326,9 +267,9 @@ def read_tables(
 def _columns(config: TaskConfig, split: str, table: TaskTable) -> dict[str, list]:
     """Columns under the task's names. UserError if a text column is missing."""
     columns = dict(table.columns)
-    for given, name in config.aliases.items():
-        if given in columns and name not in columns:
-            columns[name] = columns.pop(given)
+    for file_name, name in config.aliases.items():
+        if file_name in columns and name not in columns:
+            columns[name] = columns.pop(file_name)
     columns = with_joined_columns(config, columns, table.origin)
     missing = [part for name in config.text if name not in columns for part in parts_of(name) if part not in columns]
     if missing:
@@ -338,13 +279,11 @@ def _columns(config: TaskConfig, split: str, table: TaskTable) -> dict[str, list
             "or the columns of a file without a header line with task.header=[...]",
         )
     if not table.origin:
-        raise UserError(
-            "use a file with rows, or remove it from the folder", "use a file with rows, or remove it from the folder"
-        )
+        raise UserError(f"{_where(table, split)}: no rows", "use a file with rows, or remove it from the folder")
     return columns
 
 
-def _check_label(config: TaskConfig, split: str, columns: dict[str, list], table: TaskTable) -> None:
+def _check_label(config: TaskConfig, split: str, columns: Columns, table: TaskTable) -> None:
     if config.label not in columns:
         raise UserError(
             f"{_where(table, split)}: no column {config.label} to predict; there are {', '.join(table.names)}",
@@ -356,20 +295,18 @@ def _where(table: TaskTable, split: str) -> str:
     return table.origin[0][0] if table.origin else f"split {split}"
 
 
-def _validation(config: TaskConfig, columns: dict[str, Any]) -> list[str]:
-    """The configured development splits, or their equivalents. Raises UserError if one is missing."""
+def _validation(config: TaskConfig, columns: Mapping[str, Columns]) -> list[str]:
+    """The configured development splits, or their equivalents. UserError if one is missing."""
     named = [split for split in map(canonical, config.validation) if split in columns]
-    missing_splits = [
-        split for split in map(canonical, config.validation) if split not in columns and split[:3] != "dev"
-    ]
-    if missing_splits:
+    missing = [split for split in map(canonical, config.validation) if split not in columns and split[:3] != "dev"]
+    if missing:
         available = [split for split in columns if split not in ("train", *map(canonical, config.test))]
         right = f"task.validation=[{','.join(available)}]" if available else "omit task.validation="
         raise UserError(
-            f"task.validation names the split {missing_splits[0]}; the data have {', '.join(columns)}",
-            f"{right}, or put a file of that name beside train",
+            f"task.validation names the split {missing[0]}; the data have the splits {', '.join(columns)}",
+            f"{right}, or add a {missing[0]} file to the folder",
         )
-    return named or [split for split in ("dev",) if split in columns]
+    return named or ["dev"][: "dev" in columns]
 
 
 def _hold_out(train: Rows, groups: Sequence[object], seed: int) -> tuple[Rows, Rows]:
@@ -390,11 +327,67 @@ def _labels(rows: Rows) -> list[object]:
     return rows.labels.tolist() if isinstance(rows.labels, np.ndarray) else list(rows.labels or ())
 
 
-def _checksum(rows: Rows) -> str:
-    """The hash of rows: texts and labels, in order."""
-    return _sha256([list(rows.columns.values()), _labels(rows)])
-
-
 def _sha256(content: object) -> str:
     """The hash of plain data."""
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
+
+class TaskText:
+    """`data=task`: the texts of a task to pretrain on (task-adaptive pretraining, Gururangan et al. 2020, section 4).
+
+    A row is a document, with one line per column. Repeated texts are dropped: the contexts of questions, the shared
+    side of pairs. The development split is the validation text; without one, rows are held out. UserError as in
+    `load_task`, and if there is too little text.
+    """
+
+    def __init__(
+        self, config: TaskTextConfig, cache_dir: str | Path, progress: OnStage | None = None, offline: bool = False
+    ):
+        self._config = config
+        texts: dict[str, list[str]] = {"train": [], "validation": []}
+        for part in config.task.parts():
+            for split, columns in unlabelled_rows(part, cache_dir, offline).items():
+                texts["train" if split == "train" else "validation"] += _documents(columns)
+        self._held_out = not texts["validation"]
+        if len(texts["train"]) < 2:
+            raise UserError(
+                f"data.task={config.task.name}: {len(texts['train'])} rows with text; at least two are required",
+                "use more rows with data.task.path=, or other text",
+            )
+        if self._held_out:
+            is_held_out = held_out(np.array([len(text) for text in texts["train"]]), config.validation_fraction)
+            for split, chosen in (("validation", is_held_out), ("train", ~is_held_out)):
+                texts[split] = [texts["train"][row] for row in np.flatnonzero(chosen)]
+        self._texts = texts
+        self.fingerprint = _sha256(texts)
+
+    def parts(self, split: str) -> Iterator[tuple[str, bool]]:
+        for text in self._texts[splits_of(split)]:
+            yield from in_parts(text)
+
+    def count(self, split: str) -> int:
+        return len(self._texts[splits_of(split)])
+
+    def characters(self, split: str) -> int:
+        return sum(map(len, self._texts[splits_of(split)]))
+
+    def metadata(self) -> JsonObject:
+        return {
+            "source": f"texts of {', '.join(part.name for part in self._config.task.parts())}",
+            "bytes": sum(len(text.encode()) for texts in self._texts.values() for text in texts),
+            "documents": self.count("train"),
+            "validation_documents": self.count("validation"),
+            "document": "row",
+            "held_out": self._held_out,
+            "fingerprint": self.fingerprint,
+        }
+
+
+def _documents(columns: Sequence[Sequence[str]]) -> Iterator[str]:
+    """The rows as documents, each text at its first occurrence only."""
+    seen: set[str] = set()
+    for row in zip(*columns, strict=True):
+        new = [text for text in dict.fromkeys(row) if text.strip() and text not in seen]
+        seen.update(new)
+        if new:
+            yield "\n".join(new)

@@ -1,16 +1,19 @@
-"""Several tasks in one run (Caruana 1997): the learner of `task=mixture`, and one metric over all members."""
+"""Groups of tasks: mixtures, one run of several tasks with one metric (Caruana 1997); and GLUE, one run per task."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
+from lmtool.config.saved import JsonObject
 from lmtool.config.tables import build
 from lmtool.data.examples import Rows, SplitData
 from lmtool.errors import UserError
+from lmtool.learners.base import BaseLearner
 from lmtool.learners.baseline import Predictor
 from lmtool.learners.configs import ObjectiveConfig
 from lmtool.learners.evaluation import Evaluation
@@ -19,8 +22,9 @@ from lmtool.learners.mixed_examples import MixedBatch
 from lmtool.learners.mixture import MixedScorer, Mixture
 from lmtool.learners.writing import Writer
 from lmtool.models.base import Backbone
-from lmtool.tasks.configs import MixtureTaskConfig, TaskConfig, TaskObjectiveConfig, tasks_of
+from lmtool.tasks.configs import GlueConfig, MixtureTaskConfig, TaskConfig, TaskObjectiveConfig, tasks_of
 from lmtool.tasks.kinds.learner import TaskEvaluation, TaskLearner
+from lmtool.tasks.kinds.predictions import Label
 from lmtool.tasks.loading import TaskData, load_task
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch
@@ -34,9 +38,9 @@ class MixedData:
     members: Mapping[str, TaskData]
 
     @property
-    def metadata(self) -> dict[str, Any]:
+    def metadata(self) -> JsonObject:
         """Metadata of each member, with a warning if one dominates the loss."""
-        metadata: dict[str, Any] = {f"task {name}": data.metadata for name, data in self.members.items()}
+        metadata: JsonObject = {f"task {name}": data.metadata for name, data in self.members.items()}
         first = {name: build(data.config).first_loss(data.train) for name, data in self.members.items()}
         heavy = [
             f"the loss of {name} is the square of values far from 0: it starts at {loss:.1f} and dominates the other "
@@ -51,8 +55,7 @@ class MixedData:
         return [column for data in self.members.values() for column in data.texts()]
 
     def splits(self) -> dict[str, SplitData]:
-        """The training rows of all members; the first development split of each, combined; and further splits of single
-        members under their own names."""
+        """All training rows; the first development split of each member, combined; and further splits by member."""
         entry = {name: data.splits() for name, data in self.members.items()}
         firsts = [list(splits)[1] for splits in entry.values()]
         first = firsts[0] if len(set(firsts)) == 1 else "dev"
@@ -80,16 +83,15 @@ def with_members(config: TaskConfig, members: Mapping[str, TaskData]) -> TaskDat
     return MixedData(counted.with_parts(tuple(data.config for data in members.values())), members)
 
 
-def learner(config: TaskObjectiveConfig, *arguments: Any) -> Any:
+def learner(config: TaskObjectiveConfig, backbone: Backbone, tokenizer: Tokenizer, seed: int) -> BaseLearner:
     """The learner of the task; finetuning starts from its pretrained head."""
-    return config.task.learner(*arguments)
+    return config.task.learner(backbone, tokenizer, seed)
 
 
 def read_tasks(
     objective: ObjectiveConfig, seed: int, cache_dir: str | Path, offline: bool
 ) -> tuple[ObjectiveConfig, dict[str, TaskData]]:
-    """Loads the tasks of an objective: the objective with the labels found in the data, and the data by task name.
-    UserError as in `load_task`."""
+    """Returns the objective with the labels found in the data, and the data by task. UserError as in `load_task`."""
     read = {task.name: load_task(task, seed, cache_dir, offline) for task in tasks_of(objective)}
     parts = tuple(
         part.model_copy(update={"task": read[part.task.name].config}) if isinstance(part, TaskObjectiveConfig) else part
@@ -108,11 +110,6 @@ def rows_of(read: Mapping[str, TaskData], split: str) -> dict[str, Rows]:
 AVERAGE = Metric("average")
 # Metrics in percent, divided by 100.
 _OF_100 = ("bleu", "chrf")
-
-
-def build_mixture(config: MixtureTaskConfig) -> MixedTasks:
-    """The entry in the table of tasks."""
-    return MixedTasks(config)
 
 
 @dataclass(frozen=True)
@@ -148,7 +145,7 @@ class TaskMixture(Mixture):
 
     def baseline(
         self, train: SplitData, held_out: SplitData, batches: Iterable[Batch], predictors: Mapping[str, Predictor]
-    ) -> dict[str, Any]:
+    ) -> JsonObject:
         """The mean of the members' baselines, which are in `members`."""
         parts = {name: list[Batch]() for name, _ in self.named()}
         for batch in batches:
@@ -209,7 +206,77 @@ class MixedEvaluation(Evaluation):
         losses = {f"{name}_loss": entry.loss for name, entry in self.members.items() if entry.terms}
         return {"loss": self.loss, **self.scores, **losses}
 
-    def records(self) -> Iterator[dict[str, Any]]:
+    def records(self) -> Iterator[JsonObject]:
         """The records of each member, with its name as `task`."""
         for name, entry in self.members.items():
             yield from ({"task": name, **record} for record in entry.records())
+
+
+# GLUE: each task has its own run; here are the folders, metrics and files of its leaderboard (Wang et al. 2019).
+
+
+DIAGNOSTIC = "ax"
+"""The diagnostic set, which the model of MNLI answers."""
+LEFT_OUT = "wnli"
+"""Excluded from the average: its development set contradicts its training set (gluebenchmark.com, question 12)."""
+# Metrics that the leaderboard averages; two metrics count as their mean.
+_SCORES: dict[str, tuple[str, ...]] = {
+    "cola": ("matthews",), "sst2": ("accuracy",), "mrpc": ("f1", "accuracy"), "stsb": ("pearson", "spearman"),
+    "qqp": ("f1", "accuracy"), "mnli": ("dev_matched_accuracy", "dev_mismatched_accuracy"), "qnli": ("accuracy",),
+    "rte": ("accuracy",), "wnli": ("accuracy",),
+}  # fmt: skip
+FILES: dict[tuple[str, str], str] = {
+    ("cola", "test"): "CoLA.tsv", ("sst2", "test"): "SST-2.tsv", ("mrpc", "test"): "MRPC.tsv",
+    ("stsb", "test"): "STS-B.tsv", ("qqp", "test"): "QQP.tsv", ("mnli", "test_matched"): "MNLI-m.tsv",
+    ("mnli", "test_mismatched"): "MNLI-mm.tsv", ("qnli", "test"): "QNLI.tsv", ("rte", "test"): "RTE.tsv",
+    ("wnli", "test"): "WNLI.tsv", (DIAGNOSTIC, "test"): "AX.tsv",
+}  # fmt: skip
+"""The leaderboard's file for a task's test split."""
+# Tasks submitted with class names; the others with numbers.
+_BY_NAME = ("mnli", "qnli", "rte", DIAGNOSTIC)
+
+
+class Glue:
+    """Built in place of a single task's kind, to report that there are several."""
+
+    def __init__(self, config: GlueConfig):
+        raise UserError(
+            f"task={config.name} is {len(config.members)} tasks, which lmtool finetune trains one after the other",
+            f"give one of them: task={config.names[0]}",
+        )
+
+
+def folder_of(member: str, path: Path) -> Path | None:
+    """The folder of a task in `path`, ignoring signs, case and suffixes (mnli_10k); None if absent."""
+    named = {entry: re.sub("[^a-z0-9]", "", entry.name.lower()) for entry in sorted(path.iterdir()) if entry.is_dir()}
+    matches = [entry for entry, name in named.items() if name == member]
+    if not matches and member != DIAGNOSTIC:
+        matches = [entry for entry, name in named.items() if name.startswith(member)]
+    if len(matches) > 1:
+        names = " and ".join(entry.name for entry in matches)
+        raise UserError(f"task.path={path}: {names} are both {member}", "keep one of them in the folder")
+    return matches[0] if matches else None
+
+
+def score_of(member: str, metrics: Mapping[str, float]) -> float:
+    """The score that enters the average. MNLI without two development sets has one accuracy."""
+    names = [name for name in _SCORES[member] if name in metrics] or ["accuracy"]
+    return sum(metrics[name] for name in names) / len(names)
+
+
+def glue_average(scores: Mapping[str, float]) -> float | None:
+    """The mean of the scores of GLUE's tasks without WNLI; None if empty."""
+    averaged = [score for member, score in scores.items() if member != LEFT_OUT]
+    return sum(averaged) / len(averaged) if averaged else None
+
+
+def submission(member: str, labels: tuple[str, ...] | None, predictions: Iterable[Label]) -> str:
+    """The contents of a leaderboard file. predictions: class names or values, in row order."""
+    lines = ["index\tprediction"]
+    for number, prediction in enumerate(predictions):
+        if labels is None:
+            text = f"{min(max(float(prediction), 0.0), 5.0):.3f}"
+        else:
+            text = prediction if member in _BY_NAME else str(labels.index(prediction))
+        lines.append(f"{number}\t{text}")
+    return "\n".join(lines) + "\n"

@@ -65,7 +65,8 @@ def task_examples(folder: Path, settings: dict[str, Any], tokenizer: Any) -> Any
     """The training examples of the task, without a model."""
     data, length = task_data(folder, settings), settings["task"]["max_length"]
     if settings["task"]["kind"] == "extractive_qa":
-        return QuestionWindows(data.config, data.train, tokenizer, "bert", length, "train")
+        layout = InputFormat(tokenizer, "bert", length, stride=data.config.stride)
+        return QuestionWindows(data.config, data.train, layout, "train")
     return SequenceExamples(data.train, InputFormat(tokenizer, "bert", length), "bench", "train")
 
 

@@ -402,7 +402,7 @@ def test_texts_and_tasks_that_do_not_fit(place: Path, capsys: pytest.CaptureFixt
     make_classifier("gpt", place / "gpt")
     write_pairs(Path("asked.jsonl"), [("a", ""), ("", "")], "text")
     run("predict", "checkpoint=gpt", "input=asked.jsonl", "device=cpu", status=2)
-    assert "asked.jsonl:2: an empty text" in capsys.readouterr().err
+    assert "asked.jsonl:2: the text is empty" in capsys.readouterr().err
     pretrain("words", "objective=mlm", "max_steps=1")
     run("predict", "checkpoint=runs/words", "text=a", "pair=b", "device=cpu", status=2)
     assert "has no head over pairs of texts (next_sentence or sentence_order)" in capsys.readouterr().err

@@ -275,7 +275,7 @@ def changed(**fields):
         ({"answers": {"text": [""], "answer_start": [0]}}, "an empty answer"),
         ({"answers": {"text": [], "answer_start": []}}, "a question without an answer"),
         ({"answers": {"text": ["Zoë"]}}, "train.jsonl:3: unknown layout of answers"),
-        ({"id": "q1"}, "train.jsonl:3: the id q1 is also that of .*train.jsonl:2"),
+        ({"id": "q1"}, "train.jsonl:3: id=q1 repeats that of .*train.jsonl:2"),
     ],
 )
 def test_bad_answers_are_refused_with_their_place(tmp_path, fields, message):

@@ -115,12 +115,12 @@ def test_two_meanings_are_refused_with_both_forms(columns, message, forms, tmp_p
 @pytest.mark.parametrize(
     ("columns", "shown", "header"),
     [
-        ([TEXTS, ["good", "bad"] * 30], "'good' is a value of its column too (29 of 59 rows)", "[text,label]"),
-        ([["yes", "no"] * 30, TEXTS, TEXTS[::-1]], "'yes' is a value", "[label,text_1,text_2]"),
-        ([TEXTS, [0, 1] * 30], "'0' is a number, as all that follow", "[text,label]"),
+        ([TEXTS, ["good", "bad"] * 30], "'good' is also a value of its column (29 of 59 rows)", "[text,label]"),
+        ([["yes", "no"] * 30, TEXTS, TEXTS[::-1]], "'yes' is also a value", "[label,text_1,text_2]"),
+        ([TEXTS, [0, 1] * 30], "'0' is a number, like all other values", "[text,label]"),
         ([TEXTS, [number / 7 for number in range(60)]], "'0.0' is a number", "[text,label]"),
         ([range(60), TEXTS, ["good", "bad"] * 30], "'0' is a number", "[column_1,column_2,column_3]"),
-        ([[*TEXTS, TEXTS[0]], range(200, 261)], "'a review of the thing number 0' is a value", "[text,label]"),
+        ([[*TEXTS, TEXTS[0]], range(200, 261)], "'a review of the thing number 0' is also a value", "[text,label]"),
     ],
 )
 def test_a_table_without_a_header_is_asked_about(columns, shown, header, tmp_path):

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from task_fixtures import CONF, glue, singles, table, task_config
 
 from lmtool.errors import UserError
-from lmtool.tasks import loading
+from lmtool.tasks.files import hub_table
 from lmtool.tasks.loading import load_task
 
 OTHERS = ("ax", "banking77", "boolq", "cb", "wic")
@@ -250,8 +250,8 @@ def test_columns_joined_to_one_text(tmp_path):
         task_config("wic", text=["word+label", "sentence2"])
 
 
-def test_lists_of_the_hubs_classes_are_named():
-    """Columns of lists of class numbers, of truth values as classes, as the library gives them."""
+def test_columns_of_the_hub_are_decoded():
+    """Lists of class numbers, truth values as classes, and objects, as the library gives them."""
 
     class Split(dict):
         column_names = ("text", "labels", "answer")
@@ -264,10 +264,10 @@ def test_lists_of_the_hubs_classes_are_named():
         def __len__(self):
             return 2
 
-    columns = loading._table(
-        task_config("multi_label"), "x", Split(text=["a", "b"], labels=[[1, 0], []], answer=[1, -1])
-    ).columns
-    assert columns == {"text": ["a", "b"], "labels": [["anger", "joy"], []], "answer": [True, ""]}
+    texts = [{"de": "ja", "en": "yes"}, {"de": "nein", "en": "no"}]
+    columns = hub_table("x", Split(text=texts, labels=[[1, 0], []], answer=[1, -1])).columns
+    flat = {"text.de": ["ja", "nein"], "text.en": ["yes", "no"]}
+    assert columns == {"text": texts, "labels": [["anger", "joy"], []], "answer": [True, ""], **flat}
 
 
 def test_regression_values_are_finite_numbers(tmp_path):
@@ -349,7 +349,7 @@ def test_a_split_that_cannot_be_read_is_never_replaced_by_held_out_rows(tmp_path
 
 def test_development_splits_that_are_not_there(tmp_path):
     path = two_rows(tmp_path, ["sentence", "label"], ["a", 0], ["b", 1])
-    with pytest.raises(UserError, match="task.validation names the split nope; the data have train") as caught:
+    with pytest.raises(UserError, match="names the split nope; the data have the splits train") as caught:
         load(task_config("sst2", path=path, validation=["nope"]))
     assert "omit task.validation=" in caught.value.hint
     table(path / "dev_easy.tsv", ["sentence", "label"], [["a", 0]])
@@ -358,7 +358,7 @@ def test_development_splits_that_are_not_there(tmp_path):
         load(task_config("sst2", path=path, validation=["dev_esy"]))
     assert "task.validation=[dev_easy]" in caught.value.hint
     table(path / "dev.tsv", ["sentence", "label"], [["a", 0]])
-    with pytest.raises(UserError, match="names the split hard; the data have dev, train") as caught:
+    with pytest.raises(UserError, match="names the split hard; the data have the splits dev, train") as caught:
         load(task_config("sst2", path=path, validation=["dev", "hard"]))
     assert "task.validation=[dev]" in caught.value.hint
     # A preset names both development sets of MNLI; where there is one plain set, it is taken.
@@ -394,5 +394,5 @@ def test_repeated_ids_and_unlabelled_tests_are_said(tmp_path):
     table(tmp_path / "test.tsv", ["text"], [["a text"]])
     metadata = load(task_config("classification", path=tmp_path)).metadata
     (warning,) = metadata["warnings"]
-    assert "train.tsv:5: id 0 is that of" in warning and "train.tsv:2 too, and 2 more" in warning
+    assert "train.tsv:5: id=0 repeats that of" in warning and "train.tsv:2, and 2 more do" in warning
     assert metadata["without_labels"] == "test: not scored"

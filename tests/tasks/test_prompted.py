@@ -132,7 +132,7 @@ def test_texts_are_cut_and_never_the_prompt(tokenizers, tmp_path):
     examples = examples_of(learner, data.train, 9)
     assert read_by(learner, examples, 1) == ["[CLS] a fine and it was [MASK] . [SEP]"]
     assert examples.metadata()["truncated"] > 0 and examples.plan(0).lengths.max() == 9
-    with pytest.raises(UserError, match="leaves no capacity for text: the prompt around it has 6 tokens"):
+    with pytest.raises(UserError, match="leaves no room for text: the prompt around it has 6 tokens"):
         examples_of(learner, data.train, 6)
     writer = learner_of(data, tokenizers, "bart")
     pieces = read_by(writer, examples_of(writer, data.train, 14), 1)[0].split()
@@ -178,9 +178,9 @@ def test_demonstrations_are_drawn_for_every_text_by_itself(tokenizers):
     rows = {"a": [(f"a{number}",) for number in range(5)], "b": [(f"b{number}",) for number in range(3)]}
     pattern = Pattern("{text} {label}", tokenizers["bert"])
     drawn = Demonstrations(rows, ["a", "b"], ["text"], pattern, 4, 7)
-    own, keys = drawn.own(Rows.of_texts(text=["a2"] * 4000)), np.arange(4000)
+    own, keys = drawn.own_indices(Rows.of_texts(text=["a2"] * 4000)), np.arange(4000)
     assert own[0].tolist() == [2, 3]
-    pool = drawn.drawn(own, keys, 1, 1)[:, 0]
+    pool = drawn.sampled(own, keys, 1, 1)[:, 0]
     fractions = [np.bincount(pool[:, number], minlength=8) / 4000 for number in range(2)]
     # Uniform over the other rows of its class, and over all of the other class: five standard errors.
     np.testing.assert_allclose(fractions[0], [0.25, 0.25, 0, 0.25, 0.25, 0, 0, 0], atol=5 * (0.25 * 0.75 / 4000) ** 0.5)
@@ -188,15 +188,15 @@ def test_demonstrations_are_drawn_for_every_text_by_itself(tokenizers):
     joint = np.bincount(pool[:, 0] * 8 + pool[:, 1], minlength=64)
     assert joint[joint > 0].min() > 250 and (joint > 0).sum() == 12
     again = Demonstrations(rows, ["a", "b"], ["text"], pattern, 4, 7)
-    np.testing.assert_array_equal(again.drawn(own, keys, 1, 1)[:, 0], pool)
-    assert (again.drawn(own, keys, 2, 1)[:, 0] != pool).any()
+    np.testing.assert_array_equal(again.sampled(own, keys, 1, 1)[:, 0], pool)
+    assert (again.sampled(own, keys, 2, 1)[:, 0] != pool).any()
     other = Demonstrations(rows, ["a", "b"], ["text"], pattern, 4, 8)
-    assert (other.drawn(own, keys, 1, 1)[:, 0] != pool).any()
-    sets = drawn.drawn(own[:50], keys[:50], 0, 4)
+    assert (other.sampled(own, keys, 1, 1)[:, 0] != pool).any()
+    sets = drawn.sampled(own[:50], keys[:50], 0, 4)
     assert sets.shape == (50, 4, 2) and len(np.unique(sets[:, :, 0])) == 4
     alone = Demonstrations({"a": [("x",)], "b": [("y",)]}, ["a", "b"], ["text"], pattern, 1, 0)
     with pytest.raises(UserError, match="the class a has no other row"):
-        alone.drawn(alone.own(Rows.of_texts(text=["x"])), keys[:1], 1, 1)
+        alone.sampled(alone.own_indices(Rows.of_texts(text=["x"])), keys[:1], 1, 1)
 
 
 def test_draws_of_demonstrations_are_joined_by_the_mean_of_their_logits(tokenizers, tmp_path):
@@ -240,7 +240,7 @@ def test_auxiliary_masks_are_of_the_rows_without_labels(tokenizers, tmp_path):
         assert tokens[start + 1 : start + length - 3].tolist() == whole
         assert tokens[start + length - 3] == learner.tokenizer.role("mask")
     # The place of an answer is read in the question, and only there.
-    assert (batch.inputs.documents[learner.places(batch)] == torch.tensor([0, 2, 4])).all()
+    assert (batch.inputs.documents[learner.answer_indices(batch)] == torch.tensor([0, 2, 4])).all()
     masked = [examples.batch(examples.plan(epoch).rows[:1], np.arange(1), epoch) for epoch in (0, 3)]
     assert not torch.equal(masked[0].inputs.tokens, masked[1].inputs.tokens)
     assert (

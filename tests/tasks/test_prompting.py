@@ -15,9 +15,9 @@ from lmtool.config.tables import build
 from lmtool.errors import UserError
 from lmtool.learners.writing import writer_of
 from lmtool.models.heads.lm import lm_head
-from lmtool.tasks.configs.base import ANSWER, places
+from lmtool.tasks.configs.base import ANSWER, placeholders
 from lmtool.tasks.loading import load_task
-from lmtool.tasks.prompting.few_shot import FewShot, Prompts, demonstrations, values_of
+from lmtool.tasks.prompting.few_shot import FewShot, Prompts, demonstrations, row_values
 from lmtool.tasks.prompting.pattern import PromptTemplate
 from lmtool.types import Packed
 from tests.objectives.objective_fixtures import backbone as small
@@ -106,7 +106,7 @@ def test_label_words_score_as_plain_forwards_over_the_text(gpt, tmp_path, shots,
         [row.value == label for row, label in zip(evaluation.predictions, dev.labels, strict=True)]
     )
     assert evaluation.prompt == "\n\n".join([*demos, f"Review: {dev.columns['sentence'][0]}\nSentiment:"])
-    assert (evaluation.kept == shots).all()
+    assert (evaluation.shown == shots).all()
 
 
 def test_choices_are_scored_behind_their_own_text(gpt, tmp_path):
@@ -148,7 +148,7 @@ def test_an_encoder_decoder_scores_the_target_and_writes(t5, tmp_path):
     shown = demonstrations(kind, data.train, [dev], 1, 0)
     evaluation = FewShot(kind, t5, 200, "none").evaluate(shown, dev)
     prompts = Prompts(kind, PromptTemplate(kind.config.template), t5, shown, 200)
-    for values, prediction in zip(values_of(kind, dev), evaluation.predictions, strict=True):
+    for values, prediction in zip(row_values(kind, dev), evaluation.predictions, strict=True):
         ids = [*prompts._shared[1], *t5.encode(f"\n\nReview: {values['sentence']}\nSentiment:").tolist()]
         inputs = t5.encode_with_template(np.array(ids))
         assert inputs[-1] == t5.tokenizer.role("eos")
@@ -202,20 +202,20 @@ def test_the_oldest_demonstrations_are_left_out(gpt, tmp_path):
     kind, dev = build(data.config), data.validation["dev"]
     shown = demonstrations(kind, data.train, [dev], 4, 0)
     prompts = Prompts(kind, PromptTemplate(kind.config.template), gpt, shown, 200)
-    values = values_of(kind, dev)[0]
+    values = row_values(kind, dev)[0]
     complete = prompts.question(values, 1, ("dev", 1))
-    assert complete.kept == 4 and gpt.tokenizer.decode(complete.tokens) == prompts.text(values)
+    assert complete.shown == 4 and gpt.tokenizer.decode(complete.tokens) == prompts.text(values)
     short = Prompts(kind, PromptTemplate(kind.config.template), gpt, shown, len(complete.tokens))
     fewer = short.question(values, 1, ("dev", 1))
-    assert fewer.kept == 3
+    assert fewer.shown == 3
     last = shown.take(np.arange(1, 4))
     assert (
         fewer.tokens
         == Prompts(kind, PromptTemplate(kind.config.template), gpt, last, 200).question(values, 1, ("", 1)).tokens
     )
-    assert short.question(values, 0, ("dev", 1)).kept == 4
+    assert short.question(values, 0, ("dev", 1)).shown == 4
     evaluation = FewShot(kind, gpt, len(complete.tokens)).evaluate(shown, dev)
-    assert set(evaluation.kept.tolist()) <= {3, 4} and min(evaluation.kept) == 3 and evaluation.shots == 4
+    assert set(evaluation.shown.tolist()) <= {3, 4} and min(evaluation.shown) == 3 and evaluation.shots == 4
     with pytest.raises(
         UserError, match=r"dev.jsonl:7: \d+ tokens and 3 of the answer, without a demonstration; the limit is 9"
     ):
@@ -238,7 +238,7 @@ SHIPPED = [path.stem for path in sorted(CONF.glob("*.yaml")) if "\nprompt:" in p
 @pytest.mark.parametrize("name", SHIPPED)
 def test_shipped_prompts_name_columns_and_classes(name):
     config = task_config(name, path="x")
-    assert {*places(config.template)} <= {*config.reads, ANSWER} and config.unworded() is None
+    assert {*placeholders(config.template)} <= {*config.reads, ANSWER} and config.unworded() is None
     assert not config.prompt.words or list(config.prompt.words) == list(config.labels)
     assert len(set(config.prompt.words.values())) == len(config.prompt.words) and len(SHIPPED) >= 16
 

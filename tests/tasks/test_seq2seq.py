@@ -19,8 +19,8 @@ from lmtool.models.encoder_decoder_configs import BartConfig, T5Config
 from lmtool.models.recurrent_configs import LstmConfig, RnnAttentionConfig
 from lmtool.tasks.configs import ScheduledSamplingConfig
 from lmtool.tasks.kinds.seq2seq import by_source
-from lmtool.tasks.kinds.text_learner import share_of_truth
-from lmtool.tasks.loading import _flat, load_task
+from lmtool.tasks.kinds.text_learner import truth_probability
+from lmtool.tasks.loading import load_task
 from lmtool.tokenizers.configs import ByteBpeConfig
 from lmtool.types import Packed
 
@@ -150,7 +150,7 @@ def test_in_training_a_seeded_part_is_generated():
     for selects in (True, True, False):
         scorer = learner.scorer(data, examples, {})
         scorer.selects = selects
-        chosen.append(list(scorer.wanted))
+        chosen.append(list(scorer.source_indices))
     assert chosen[0] == chosen[1] and len(chosen[0]) == 2 and chosen[2] == list(range(len(PAIRS)))
 
 
@@ -175,7 +175,7 @@ def test_cut_sources_and_targets_are_counted_apart():
         assert (metadata["truncated"], metadata["truncated_targets"]) == (1, 1)
         assert "1 train targets (33.3%) are truncated" in metadata["warnings"][0]
         assert metadata["longest"] <= 32 * (1 + (family == "t5"))
-    with pytest.raises(UserError, match="leave no capacity for a source"):
+    with pytest.raises(UserError, match="leave no room for a source"):
         examples_of(learner_of("gpt"), rows_of(), 12)
 
 
@@ -184,8 +184,8 @@ def test_scheduled_sampling_reads_own_predictions(schedule):
     """By the schedule's formula; where the share is 0, every token read but the first is the model's own."""
     config = ScheduledSamplingConfig(schedule=schedule, steps=10.0, least=0.1)
     formula = {"linear": 1 - 3 / 10, "exponential": np.exp(-3 / 10), "inverse_sigmoid": 10 / (10 + np.exp(3 / 10))}
-    assert share_of_truth(config, 3) == pytest.approx(formula[schedule])
-    assert share_of_truth(config, 10**6) == 0.1
+    assert truth_probability(config, 3) == pytest.approx(formula[schedule])
+    assert truth_probability(config, 10**6) == 0.1
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -241,11 +241,6 @@ def test_empty_targets_are_refused_with_their_line(tmp_path):
     (tmp_path / "train.tsv").write_text("source\ttarget\na\tb\nc\t \n")
     with pytest.raises(UserError, match=r"train.tsv:3: the column target is empty"):
         load_task(task_config("seq2seq", path=tmp_path, **PLAIN), 0, tmp_path, True)
-
-
-def test_columns_of_objects_from_the_hub_are_flattened():
-    columns = {"translation": [{"de": "ja", "en": "yes"}, {"de": "nein", "en": "no"}], "id": [1, 2]}
-    assert _flat(columns) | columns == {**columns, "translation.de": ["ja", "nein"], "translation.en": ["yes", "no"]}
 
 
 @pytest.mark.parametrize("name", SHIPPED)

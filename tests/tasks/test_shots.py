@@ -54,10 +54,10 @@ def test_every_row_comes_as_often(folder):
     kind, held_out = build(data.config), list(data.validation.values())
     counts = np.zeros(42)
     for seed in range(400):
-        drawn = draw_shots(kind, data.train, held_out, 4, seed)
-        chosen = [*drawn.train.ids, *drawn.development.ids]
+        train, development, rest = draw_shots(kind, data.train, held_out, 4, seed)
+        chosen = [*train.ids, *development.ids]
         counts[chosen] += 1
-        assert len({*chosen, *drawn.rest.ids}) == 39 and len(chosen) == 16
+        assert len({*chosen, *rest.ids}) == 39 and len(chosen) == 16
     assert counts[[7, 40, 41]].tolist() == [0, 0, 0]
     for label, rows in ((0, 20), (1, 19)):
         own = counts[np.flatnonzero(data.train.labels == label)]

@@ -222,8 +222,8 @@ def test_words_without_pieces_and_sentences_without_words(tokenizers, tmp_path):
         ),
         ("a\tB-X\nb\tO\n", "a\tO\nb\tE-X\n", r"dev.conll:2: the tag 'E-X' where the tags are in task.scheme=bio"),
         ("a\tB-X\nb\tO\n", "a\tO\nb\t\n", r"dev.conll:2: no tag where the tags are in task.scheme=bio"),
-        ("a\tNOUN\nb\tVERB\n", "a\tNOUN\n", r"the tags in tags mark none \(NOUN, VERB"),
-        ("a\tO\nb\tO\n", "a\tO\n", r"the tags in tags mark none"),
+        ("a\tNOUN\nb\tVERB\n", "a\tNOUN\n", r"the tags in the column tags mark no entities: NOUN, VERB"),
+        ("a\tO\nb\tO\n", "a\tO\n", r"the tags in the column tags mark no entities"),
         ("a\nb\n", "a\tO\n", r"train.conll: no column tags to predict; there are tokens"),
     ],
 )

@@ -21,10 +21,15 @@ if TYPE_CHECKING:
         RegressionConfig,
         SequenceConfig,
     )
-    from lmtool.tasks.configs.texts import ExtractiveQaConfig, ScheduledSamplingConfig, Seq2SeqConfig
-    from lmtool.tasks.configs.tokens import SpanClassificationConfig, TokenClassificationConfig
+    from lmtool.tasks.configs.texts import (
+        ExtractiveQaConfig,
+        ScheduledSamplingConfig,
+        Seq2SeqConfig,
+        SpanClassificationConfig,
+        TokenClassificationConfig,
+    )
 
-__getattr__ = attribute_of(__name__, "base", "sequence", "mixture", "classification", "texts", "tokens")
+__getattr__ = attribute_of(__name__, "base", "sequence", "mixture", "classification", "texts")
 
 __all__ = [
     "ClassLossConfig",

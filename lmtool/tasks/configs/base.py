@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from string import Formatter
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import Field, field_validator, model_validator
 
 from lmtool.config.base import Config
 from lmtool.config.nearest import nearest
 from lmtool.config.needs import Offer, Requirement
+from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.config.tables import build, component
 from lmtool.errors import Problem
 from lmtool.learners.configs import FORWARDS_OF_ONE_PROCESS, LearnedConfig
 from lmtool.learners.generation.configs import GenerationConfig
 from lmtool.models.configs import ModelConfig, architecture, kinds
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 T = TypeVar("T")
 TaskName = Annotated[str, Field(description="name of the task; its head is heads.NAME", pattern=r"^[a-z][a-z0-9_]*$")]
@@ -29,6 +33,12 @@ ClassNames = Annotated[
     ),
 ]
 
+ClassMetric = Literal["accuracy", "f1", "macro_f1", "matthews"]
+ClassMetrics = Annotated[
+    tuple[ClassMetric, ...],
+    Field(min_length=1, description="accuracy, f1 (the second label is the positive class), macro_f1, matthews"),
+]
+
 JOINED = "+"
 """Joins the names of columns that are read as one text."""
 
@@ -37,6 +47,16 @@ def parts_of(name: str) -> list[str]:
     """The columns joined in a name such as A+B."""
     parts = name.split(JOINED)
     return parts if all(parts) else [name]
+
+
+def require_classes(labels: tuple[str, ...] | None, weights: object = None) -> None:
+    """ValueError unless there are two different classes or more, and one weight per class if weights are a tuple."""
+    if labels is None:
+        return
+    if len(labels) < 2 or len(set(labels)) != len(labels):
+        raise ValueError(f"labels={list(labels)}: at least two different names")
+    if isinstance(weights, tuple) and len(weights) != len(labels):
+        raise ValueError(f"loss.class_weights has {len(weights)} weights for {len(labels)} labels")
 
 
 class TaskConfig(LearnedConfig):
@@ -52,6 +72,9 @@ class TaskConfig(LearnedConfig):
 
     fills_prompts: ClassVar[bool] = False
     """Whether a label can be a word that a language model predicts within a template."""
+
+    labels_as_text: ClassVar[bool] = False
+    """Whether the labels are texts or can be written as texts."""
 
     default_max_length: ClassVar[int] = 128
     """Default maximum tokens of a packed sequence."""
@@ -101,7 +124,7 @@ class TaskConfig(LearnedConfig):
         return build(self).learner(*arguments)
 
     @classmethod
-    def longest(cls, section: dict[str, Any]) -> int:
+    def longest(cls, section: JsonObject) -> int:
         """The default maximum tokens of a packed sequence. section: the task's raw configuration."""
         return cls.default_max_length
 
@@ -118,15 +141,14 @@ class TaskConfig(LearnedConfig):
         return parts[0]
 
     def text_format(self, model: ModelConfig) -> str:
-        """The name of the text format in which a model of this configuration reads the rows, see `lmtool.data.formats`.
-        The name of the text format in which a model of this configuration reads the rows, see `lmtool.data.formats`."""
+        """The text format (`lmtool.data.formats`) in which a model of this configuration reads the rows."""
         return model.text_format
 
-    def takes_head(self, form: Mapping[str, Any], model: ModelConfig) -> bool:
+    def takes_head(self, form: JsonMapping, model: ModelConfig) -> bool:
         """Whether a checkpoint's head can be this task's head. form: the saved `head_fields`."""
         return True
 
-    def with_head(self, form: Mapping[str, Any]) -> TaskConfig:
+    def with_head(self, form: JsonMapping) -> TaskConfig:
         """A copy with the form of a checkpoint's head."""
         return self.model_copy(update=dict(form))
 
@@ -167,11 +189,6 @@ class TaskConfig(LearnedConfig):
         return None
 
     @property
-    def labels_as_text(self) -> bool:
-        """Whether the labels are texts or can be written as texts."""
-        return False
-
-    @property
     def few_shots(self) -> int | None:
         """Training rows per class; None: all."""
         return None
@@ -199,7 +216,7 @@ class TaskConfig(LearnedConfig):
             reason = f"task={self.name} is scored by what the model writes, text by text"
             yield Requirement(FORWARDS_OF_ONE_PROCESS, "task", reason, "use another task or head")
 
-    def completed(self, tensors: dict[str, Any]) -> dict[str, Any]:
+    def completed(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """Adds the head tensors that a published folder does not store."""
         return tensors
 
@@ -242,15 +259,14 @@ class PromptConfig(Config):
     @field_validator("template")
     @classmethod
     def _has_one_answer(cls, template: str | None) -> str | None:
-        # A shell passes
-        #  as two characters.
+        # A shell passes \\n as two characters.
         template = None if template is None else template.replace("\\n", "\n")
-        if template is not None and places(template).count(ANSWER) != 1:
+        if template is not None and placeholders(template).count(ANSWER) != 1:
             raise ValueError(f"template={template!r}: {{{ANSWER}}}, the answer's placeholder, must occur exactly once")
         return template
 
 
-def places(template: str) -> list[str]:
+def placeholders(template: str) -> list[str]:
     """The placeholders in order. ValueError if the braces do not match."""
     names = [name for _, name, form, change in Formatter().parse(template) if name is not None]
     if any(form or change for _, _, form, change in Formatter().parse(template)):
@@ -290,7 +306,7 @@ class PromptedConfig(TaskConfig):
                 f"task={self.name} reads a column called {ANSWER}, which is the answer's placeholder in a template",
                 f"rename it: task.aliases={{{ANSWER}: text}} task.text=[text]",
             )
-        named = places(self.template)
+        named = placeholders(self.template)
         if named == [ANSWER]:
             return Problem(
                 "task.prompt.template",
@@ -309,7 +325,7 @@ class PromptedConfig(TaskConfig):
 
     def needs_of_template(self) -> Iterator[Requirement]:
         """Requires a bidirectional model if text follows the answer."""
-        after = places(self.template.partition(f"{{{ANSWER}}}")[2])
+        after = placeholders(self.template.partition(f"{{{ANSWER}}}")[2])
         if after:
             yield Requirement(
                 _READS_BOTH_WAYS,
@@ -332,8 +348,7 @@ class DomainConfig(Config):
 
 @component("task/domain", "dann", builder="lmtool.tasks.kinds.sequence:GradientReversal")
 class DannConfig(DomainConfig):
-    """Gradient reversal (Ganin et al. 2016): a domain classifier learns to tell the domains apart, and the encoder
-    learns to prevent it."""
+    """Gradient reversal (Ganin et al. 2016): the encoder learns to prevent a classifier from telling the domains."""
 
     name: Literal["dann"] = Field("dann", description="Gradient reversal.")
     steps: int = Field(

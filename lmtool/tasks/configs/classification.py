@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, Literal
+from collections.abc import Iterator
+from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from lmtool.config.needs import Requirement
+from lmtool.config.saved import JsonMapping
 from lmtool.config.tables import component
 from lmtool.errors import Problem
 from lmtool.models.configs import ModelConfig, architecture
-from lmtool.tasks.configs.base import ANSWER, PROMPT, BestMetric, ClassNames, Metrics, PromptedConfig, TaskName
+from lmtool.tasks.configs.base import (
+    ANSWER,
+    PROMPT,
+    BestMetric,
+    ClassMetric,
+    ClassMetrics,
+    ClassNames,
+    Metrics,
+    PromptedConfig,
+    TaskName,
+    require_classes,
+)
 from lmtool.tasks.configs.sequence import FORM, ClassLossConfig, SequenceConfig, WindowedConfig
 
 DEMONSTRATIONS = 16
@@ -33,6 +45,7 @@ class ClassificationConfig(PromptedConfig, WindowedConfig):
     head_fields: ClassVar[tuple[str, ...]] = (*FORM, "prompt", "label_words", "demonstrations", "demonstration_rows")
     has_classes: ClassVar[bool] = True
     fills_prompts: ClassVar[bool] = True
+    labels_as_text: ClassVar[bool] = True
     of_outputs: ClassVar[tuple[str, ...]] = (*WindowedConfig.of_outputs, "loss.class_weights", "loss.focal_gamma")
 
     kind: Literal["classification"] = Field(
@@ -40,12 +53,8 @@ class ClassificationConfig(PromptedConfig, WindowedConfig):
     )
     name: TaskName = "classification"
     labels: ClassNames = None
-    metrics: tuple[Literal["accuracy", "f1", "macro_f1", "matthews"], ...] = Field(
-        ("accuracy",),
-        min_length=1,
-        description="accuracy, f1 (the second label is the positive class), macro_f1, matthews",
-    )
-    metric: BestMetric[Literal["accuracy", "f1", "macro_f1", "matthews"]] = "accuracy"
+    metrics: ClassMetrics = ("accuracy",)
+    metric: BestMetric[ClassMetric] = "accuracy"
     loss: ClassLossConfig = Field(
         default_factory=lambda: ClassLossConfig.model_validate({}), description="Smoothing and weights of the loss"
     )
@@ -81,12 +90,8 @@ class ClassificationConfig(PromptedConfig, WindowedConfig):
 
     @field_validator("demonstrations", mode="before")
     @classmethod
-    def _as_published(cls, value: Any) -> Any:
+    def _as_published(cls, value: object) -> object:
         return DEMONSTRATIONS if value is True else 0 if value is False else value
-
-    @property
-    def labels_as_text(self) -> bool:
-        return True
 
     @property
     def few_shots(self) -> int | None:
@@ -119,7 +124,7 @@ class ClassificationConfig(PromptedConfig, WindowedConfig):
             return super().text_format(model)
         return "plain" if model.architecture == "decoder" else model.text_format
 
-    def with_head(self, form: Mapping[str, Any]) -> ClassificationConfig:
+    def with_head(self, form: JsonMapping) -> ClassificationConfig:
         if form.get("head") != PROMPT:
             return self.model_copy(update={name: form[name] for name in (*FORM, "label_words") if name in form})
         values = {**self.model_dump(), **form}
@@ -181,14 +186,9 @@ class ClassificationConfig(PromptedConfig, WindowedConfig):
 
     @model_validator(mode="after")
     def _labels_fit(self) -> ClassificationConfig:
-        labels, weights = self.labels, self.loss.class_weights
-        if labels is not None:
-            if len(labels) < 2 or len(set(labels)) != len(labels):
-                raise ValueError(f"labels={list(labels)}: at least two different names")
-            if isinstance(weights, tuple) and len(weights) != len(labels):
-                raise ValueError(f"loss.class_weights has {len(weights)} weights for {len(labels)} labels")
-            if "f1" in self.metrics and len(labels) != 2:
-                raise ValueError(f"metrics names f1, which needs two classes; there are {len(labels)}: use macro_f1")
+        require_classes(self.labels, self.loss.class_weights)
+        if self.labels is not None and "f1" in self.metrics and len(self.labels) != 2:
+            raise ValueError(f"metrics names f1, which needs two classes; there are {len(self.labels)}: use macro_f1")
         return self
 
     @model_validator(mode="after")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, ClassVar, Literal, get_args
 
 from pydantic import Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from lmtool.config.members import title_of, with_member_values
 from lmtool.config.needs import Requirement
+from lmtool.config.saved import JsonObject
 from lmtool.config.tables import Choice, component, lookup, names
 from lmtool.data.configs import DataConfig
 from lmtool.errors import Problem
@@ -21,18 +22,13 @@ from lmtool.tasks.configs.sequence import TEXT_TO_TEXT
 Member = Literal["cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli"]
 
 
-@component("task", "glue", builder="lmtool.tasks.suites:Glue")
+@component("task", "glue", builder="lmtool.tasks.mixture:Glue")
 class GlueConfig(TaskConfig):
     """The tasks of GLUE, one run each (Wang et al. 2019)."""
 
     descriptions: ClassVar[dict[str, str]] = {
-        "text": "each task's own",
-        "label": "each task's own",
+        **dict.fromkeys(("text", "label", "header", "aliases", "files", "validation"), "each task's own"),
         "embedded": "none",
-        "header": "each task's own",
-        "aliases": "each task's own",
-        "files": "each task's own",
-        "validation": "each task's own",
         "test": "each task's own; predicted into the leaderboard files",
     }
 
@@ -42,7 +38,7 @@ class GlueConfig(TaskConfig):
         None, description="a folder with one subfolder per task (cola, CoLA, mnli_10k, ...); missing tasks are listed"
     )
     hub: str | None = Field("nyu-mll/glue", description="used if no path is set; each task's own YAML names its data")
-    members: tuple[Member | dict[str, Any], ...] = Field(
+    members: tuple[Member | JsonObject, ...] = Field(
         ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli"),
         min_length=1,
         description="in the order of their runs; task.with.NAME.KEY=VALUE sets a key of one task",
@@ -53,7 +49,7 @@ class GlueConfig(TaskConfig):
     metric: Literal["average"] = Field("average", description="the score in glue.json")
 
     @classmethod
-    def filled(cls, data: dict[str, Any]) -> dict[str, Any]:
+    def filled(cls, data: JsonObject) -> JsonObject:
         return with_member_values(data)
 
     @property
@@ -69,11 +65,10 @@ class GlueConfig(TaskConfig):
         return self
 
 
-_OWN = "Set per member: task.with.NAME.{}=."
 _TASK = Choice("task", key="kind")
 
 
-@component("task", "mixture", builder="lmtool.tasks.mixture:build_mixture")
+@component("task", "mixture", builder="lmtool.tasks.mixture:MixedTasks")
 class MixtureTaskConfig(TaskConfig):
     """Several tasks that share a model, each with its own head (Caruana 1997), or all written by one language model
     (Raffel et al. 2020, section 2.4)."""
@@ -83,7 +78,7 @@ class MixtureTaskConfig(TaskConfig):
 
     kind: Literal["mixture"] = Field("mixture", description="Several tasks in one run.")
     name: str = Field("mixture", description="common name of the tasks", pattern=r"^[a-z][a-z0-9_]*$")
-    members: tuple[dict[str, Any], ...] = Field(
+    members: tuple[JsonObject, ...] = Field(
         min_length=2,
         description="names of tasks, or sections: [sst2, {kind: classification, name: mine, path: FOLDER}]; "
         "task.with.NAME.KEY=VALUE sets a key of one task. Each name occurs once",
@@ -122,11 +117,11 @@ class MixtureTaskConfig(TaskConfig):
     metric: BestMetric[Literal["average"]] = "average"
 
     @classmethod
-    def filled(cls, data: dict[str, Any]) -> dict[str, Any]:
+    def filled(cls, data: JsonObject) -> JsonObject:
         return with_member_values(data)
 
     @classmethod
-    def longest(cls, section: dict[str, Any]) -> int:
+    def longest(cls, section: JsonObject) -> int:
         """The longest default of the members."""
         entries = [
             lookup("task", str(part.get("kind"))) for part in section.get("members") or () if isinstance(part, dict)
@@ -248,7 +243,7 @@ def tasks_of(objective: ObjectiveConfig) -> tuple[TaskConfig, ...]:
     return tuple(part.task for part in objective.parts() if isinstance(part, TaskObjectiveConfig))
 
 
-@component("data", "task", builder="lmtool.tasks.text:TaskText")
+@component("data", "task", builder="lmtool.tasks.loading:TaskText")
 class TaskTextConfig(DataConfig):
     """The unlabeled texts of a task (task-adaptive pretraining, Gururangan et al. 2020)."""
 
@@ -263,5 +258,5 @@ class TaskTextConfig(DataConfig):
         0.02,
         gt=0,
         lt=1,
-        description="share of the rows held out if there is no development split; the same rows for every seed",
+        description="fraction of the rows held out if there is no development split; the same rows for every seed",
     )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import Iterator
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from lmtool.config.base import Config
 from lmtool.config.needs import Offer, Requirement
+from lmtool.config.saved import JsonMapping
 from lmtool.config.tables import Choice, component
 from lmtool.errors import Problem
 from lmtool.models.configs import CONTEXT, TRANSFORMERS_CLASSIFIER, ModelConfig, SequenceForm, architecture
@@ -119,7 +120,7 @@ class SequenceConfig(TaskConfig):
     def text_format(self, model: ModelConfig) -> str:
         return self.form(model).text_format
 
-    def takes_head(self, form: Mapping[str, Any], model: ModelConfig) -> bool:
+    def takes_head(self, form: JsonMapping, model: ModelConfig) -> bool:
         if {TEXT_TO_TEXT, PROMPT} & {self.head, form.get("head")}:
             return self.head in (None, form.get("head"))
         saved = {name: form[name] for name in FORM if name in form}
@@ -221,7 +222,7 @@ class WindowedConfig(SequenceConfig):
 class ClassLossConfig(Config):
     """The loss of a classification."""
 
-    label_smoothing: float = Field(0.0, ge=0, lt=1, description="share of the probability spread over all classes")
+    label_smoothing: float = Field(0.0, ge=0, lt=1, description="fraction of the probability spread over all classes")
     class_weights: Literal["none", "balanced"] | tuple[float, ...] = Field(
         "none", description="none, balanced (rows / (classes x rows of the class)), or one weight per class: [1.0, 3.0]"
     )
@@ -253,7 +254,7 @@ class ClassLossConfig(Config):
 class MultiLabelLossConfig(ClassLossConfig):
     """The loss of multi-label classification: the mean binary cross entropy over texts and classes."""
 
-    label_smoothing: float = Field(0.0, ge=0, lt=1, description="share of a label spread over yes and no")
+    label_smoothing: float = Field(0.0, ge=0, lt=1, description="fraction of a label spread over yes and no")
     class_weights: Literal["none", "balanced"] | tuple[float, ...] = Field(
         "none", description="for positive labels: none, balanced (negative / positive rows), or one per class"
     )
@@ -322,6 +323,7 @@ class RegressionConfig(WindowedConfig):
     }
 
     of_outputs: ClassVar[tuple[str, ...]] = (*WindowedConfig.of_outputs, "standardize")
+    labels_as_text: ClassVar[bool] = True
 
     kind: Literal["regression"] = Field(
         "regression", description="One number for a text or a pair of texts, by squared error."
@@ -337,10 +339,6 @@ class RegressionConfig(WindowedConfig):
         "their mean; [mean, deviation]: use these; null: plain squared error, as published. Predictions and metrics "
         "keep the scale of the data",
     )
-
-    @property
-    def labels_as_text(self) -> bool:
-        return True
 
     @model_validator(mode="after")
     def _deviates(self) -> RegressionConfig:

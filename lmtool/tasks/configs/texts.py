@@ -1,9 +1,9 @@
-"""Configuration of tasks that generate texts or extract spans. Imports no torch."""
+"""Configuration of tasks below the level of a whole text: tags, spans, answers, generated texts. Imports no torch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -11,8 +11,22 @@ from lmtool.config.base import Config
 from lmtool.config.needs import Requirement
 from lmtool.config.tables import component
 from lmtool.learners.generation.configs import GenerationConfig
-from lmtool.models.configs import PREFIXES
-from lmtool.tasks.configs.base import BestMetric, PromptedConfig, TaskConfig, TaskName
+from lmtool.models.configs import PREFIXES, WORD_STATES, ModelConfig
+from lmtool.nn.configs import Side
+from lmtool.tasks.configs.base import (
+    BestMetric,
+    ClassMetric,
+    ClassMetrics,
+    ClassNames,
+    PromptedConfig,
+    TaskConfig,
+    TaskName,
+    require_classes,
+)
+from lmtool.tasks.configs.sequence import ClassLossConfig
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 TextMetric = Literal["bleu", "chrf", "rouge1", "rouge2", "rougeL", "exact_match"]
 
@@ -23,12 +37,12 @@ class ScheduledSamplingConfig(Config):
 
     schedule: Literal["none", "linear", "exponential", "inverse_sigmoid"] = Field(
         "none",
-        description="none; linear, exponential, inverse_sigmoid: decay of the share of true tokens. At step i the "
-        "share is: none 1; linear 1 - i / steps; exponential exp(-i / steps); inverse_sigmoid steps / (steps + exp(i "
-        "/ steps))",
+        description="none; linear, exponential, inverse_sigmoid: decay of the fraction of true tokens. At step i the "
+        "fraction is: none 1; linear 1 - i / steps; exponential exp(-i / steps); inverse_sigmoid steps / (steps + "
+        "exp(i / steps))",
     )
     steps: float = Field(1000.0, gt=0, description="speed of the decay, in steps")
-    least: float = Field(0.0, ge=0, le=1, description="minimum share of true tokens")
+    least: float = Field(0.0, ge=0, le=1, description="minimum fraction of true tokens")
     predictions: Literal["one_pass", "step_by_step"] = Field(
         "one_pass",
         description="one_pass: predicted from true tokens; step_by_step: from the tokens read so far. one_pass: a "
@@ -42,6 +56,7 @@ class Seq2SeqConfig(PromptedConfig):
     """A text from a text: translation, summaries, answers, code."""
 
     architectures: ClassVar[tuple[str, ...]] = ("decoder", "encoder_decoder")
+    labels_as_text: ClassVar[bool] = True
 
     kind: Literal["seq2seq"] = Field("seq2seq", description="A text from a text.")
     name: TaskName = "seq2seq"
@@ -56,7 +71,7 @@ class Seq2SeqConfig(PromptedConfig):
         description="attention within a decoder's source: causal, or prefix (bidirectional). prefix: Liu et al. 2018; "
         "an encoder is always bidirectional",
     )
-    label_smoothing: float = Field(0.0, ge=0, lt=1, description="share of the probability spread over all tokens")
+    label_smoothing: float = Field(0.0, ge=0, lt=1, description="fraction of the probability spread over all tokens")
     scheduled_sampling: ScheduledSamplingConfig = Field(
         default_factory=lambda: ScheduledSamplingConfig.model_validate({}),
         description="how often a decoder reads its own prediction in training (Bengio et al. 2015)",
@@ -86,10 +101,6 @@ class Seq2SeqConfig(PromptedConfig):
         return True
 
     @property
-    def labels_as_text(self) -> bool:
-        return True
-
-    @property
     def longest_target(self) -> int:
         return self.target_tokens
 
@@ -110,7 +121,7 @@ class Seq2SeqConfig(PromptedConfig):
     @model_validator(mode="after")
     def _metric_listed(self) -> Seq2SeqConfig:
         if self.generation.max_new_tokens < 2:
-            raise ValueError("generation.max_new_tokens=1 leaves no capacity for a text and its end token")
+            raise ValueError("generation.max_new_tokens=1 leaves no room for a text and its end token")
         if self.prompt.words:
             raise ValueError("prompt.words apply to classes; here the answer is a text")
         return self
@@ -171,7 +182,7 @@ class ExtractiveQaConfig(TaskConfig):
     )
     metric: BestMetric[AnswerMetric] = "f1"
 
-    def completed(self, tensors: dict[str, Any]) -> dict[str, Any]:
+    def completed(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         name, head = f"heads.{self.name}.null_threshold", tensors.get(f"heads.{self.name}.output.weight")
         if not self.unanswerable or name in tensors or head is None:
             return tensors
@@ -184,4 +195,114 @@ class ExtractiveQaConfig(TaskConfig):
             raise ValueError(f"metrics names {of_null[0]}, which needs unanswerable=true")
         if self.null_threshold is not None and not self.unanswerable:
             raise ValueError(f"null_threshold={self.null_threshold} needs unanswerable=true")
+        return self
+
+
+@component("task", "token_classification", builder="lmtool.tasks.kinds.tokens:TokenClassification")
+class TokenClassificationConfig(TaskConfig):
+    """A tag for each word of a sentence."""
+
+    descriptions: ClassVar[dict[str, str]] = {
+        "path": "folder with train, dev and test files (.conll .tsv .txt .conllu .jsonl .parquet), or one file",
+        "header": "names of all CoNLL columns, if words and tags are not in the first and last one",
+    }
+
+    has_classes: ClassVar[bool] = True
+    layouts: ClassVar[tuple[str, ...]] = ("conll", "conllu", "table", "parquet")
+
+    kind: Literal["token_classification"] = Field(
+        "token_classification", description="A tag for each word of a sentence."
+    )
+    name: TaskName = "token_classification"
+    text: tuple[str, ...] = Field(
+        ("tokens",),
+        min_length=1,
+        max_length=1,
+        description="word column: lists, or texts split at whitespace; CoNLL: the first column. Used for CoNLL "
+        "columns without a header; CoNLL-U: the form",
+    )
+    label: str = Field("tags", description="tag column, one tag per word; CoNLL: the last column")
+    labels: tuple[str, ...] | None = Field(
+        None,
+        description="tag names in order, quoted; null: those found in train. A file may contain the names, or their "
+        "numbers from 0. For an entity scheme: O, and B and I of each type",
+    )
+    scheme: Literal["auto", "bio", "iob1", "iobes", "none"] = Field(
+        "auto",
+        description="scheme of the files: bio, iob1, iobes (or BILOU), none (single tags); auto: detected in train. "
+        "The model learns and predicts bio. iob1: B only between adjacent entities of the same type; none: for "
+        "example parts of speech",
+    )
+    train_on: Literal["all", "first"] = Field(
+        "all", description="subwords that learn a word's tag: all (those after a B learn I), or first"
+    )
+    stride: int = Field(
+        64,
+        ge=0,
+        description="tokens shared by adjacent windows of a long sentence. At most half of a window; each word is "
+        "predicted by the window in which it has the most context",
+    )
+    metrics: tuple[Literal["f1", "precision", "recall", "accuracy"], ...] = Field(
+        ("f1", "precision", "recall", "accuracy"),
+        min_length=1,
+        description="of entities, with exact boundaries and type; accuracy: of words. As conlleval scores them",
+    )
+    metric: Literal["f1", "accuracy"] = Field(
+        "f1", description="metric that selects the best checkpoint; f1 or accuracy"
+    )
+    loss: ClassLossConfig = Field(
+        default_factory=lambda: ClassLossConfig.model_validate({}), description="Smoothing and weights of the loss"
+    )
+
+    @property
+    def class_names(self) -> tuple[str, ...] | None:
+        return self.labels
+
+    def states_read(self, model: ModelConfig) -> Side:
+        return model.token_states or super().states_read(model)
+
+    def needs(self) -> Iterator[Requirement]:
+        yield from super().needs()
+        yield Requirement(WORD_STATES, "task", f"task={self.name} tags words", "set model=bert, model=t5 or model=bart")
+
+    def text_format(self, model: ModelConfig) -> str:
+        """The format of transformers' ...ForTokenClassification, which is that of its sequence classifier."""
+        return model.sequence_form(None if model.transformers_form is None else "transformers").text_format
+
+    @model_validator(mode="after")
+    def _labels_fit(self) -> TokenClassificationConfig:
+        require_classes(self.labels, self.loss.class_weights)
+        if self.scheme == "none" and self.metrics != ("accuracy",):
+            raise ValueError(f"metrics={list(self.metrics)} score entities; scheme=none supports accuracy only")
+        return self
+
+
+@component("task", "span_classification", builder="lmtool.tasks.kinds.span_classification:SpanClassification")
+class SpanClassificationConfig(TaskConfig):
+    """One of several classes for a span of a text, or for a pair of spans."""
+
+    has_classes: ClassVar[bool] = True
+    default_max_length: ClassVar[int] = 256
+
+    kind: Literal["span_classification"] = Field(
+        "span_classification", description="One of several classes for a span of a text, or for a pair of spans."
+    )
+    name: TaskName = "span_classification"
+    text: tuple[str, ...] = Field(
+        ("text", "span"),
+        min_length=2,
+        max_length=3,
+        description="input columns: the text, and one or two spans, each [start, end) in characters",
+    )
+    labels: ClassNames = None
+    metrics: ClassMetrics = ("accuracy",)
+    metric: BestMetric[ClassMetric] = "accuracy"
+
+    @property
+    def class_names(self) -> tuple[str, ...] | None:
+        return self.labels
+
+    @model_validator(mode="after")
+    def _labels_fit(self) -> SpanClassificationConfig:
+        require_classes(self.labels)
         return self

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from lmtool.config.saved import JsonObject
 from lmtool.data.configs import FORMATS
-from lmtool.data.examples import Plan, Rows
-from lmtool.data.formats import FormatTemplate, assemble, ragged_ranges, text_format
+from lmtool.data.examples import Rows
+from lmtool.data.formats import assemble, ragged_ranges
 from lmtool.errors import UserError
-from lmtool.models.encoder_decoder import shifted
 from lmtool.tasks.configs import ExtractiveQaConfig
 from lmtool.tasks.kinds.labels import location
-from lmtool.tasks.kinds.texts import AlignedTexts, windows
-from lmtool.tokenizers.tokenizer import Tokenizer
+from lmtool.tasks.kinds.predictions import Label
+from lmtool.tasks.kinds.texts import AlignedTexts, InputFormat, TaskExamples, windows
 from lmtool.types import Batch, Packed, Target
 
 # Parses the answer column in its common layouts and checks the answers against the contexts.
@@ -35,12 +35,12 @@ class GoldAnswer(NamedTuple):
     start: int
 
 
-def gold_answers(value: Any, where: tuple[str, int]) -> tuple[GoldAnswer, ...]:
+def gold_answers(value: Label, where: tuple[str, int]) -> tuple[GoldAnswer, ...]:
     """The answers of a row, from parallel lists (as on the hub) or a list of objects (as in SQuAD's files); no value
     means no answer. UserError with file:line for any other layout."""
     if value is None:
         return ()
-    pairs: list[tuple[Any, Any]] | None = None
+    pairs: list[tuple[Label, Label]] | None = None
     if isinstance(value, dict) and value.keys() >= {"text", "answer_start"}:
         texts, starts = value["text"], value["answer_start"]
         if isinstance(texts, str):
@@ -71,9 +71,9 @@ def problem_of(config: ExtractiveQaConfig, context: str, answers: Sequence[GoldA
         skip = "task.bad_answers=skip skips and counts such rows"
         if index < 0:
             return f"the answer {_cut(text)!r} is not in its context", f"correct the row; {skip}"
-        stands = context[max(start, 0) : max(start, 0) + len(text)]
+        there = context[max(start, 0) : max(start, 0) + len(text)]
         return (
-            f"answer_start={start} does not point at the answer {_cut(text)!r}: the context has {_cut(stands)!r} there",
+            f"answer_start={start} does not point at the answer {_cut(text)!r}: the context has {_cut(there)!r} there",
             f"answer_start counts characters from 0 (it is at {index}); {skip}",
         )
     return None
@@ -182,124 +182,86 @@ class PredictedAnswer:
     __hash__ = None  # type: ignore[assignment]
 
 
-# Questions and windows of their contexts as packed batches.
-# A context that does not fit next to its question is read in overlapping windows; each is a document of question and
-# window, laid out as a pair. Two columns map each token to characters of the context, so that scored tokens can be
-# turned into text.
+# Questions and windows of their contexts as packed batches: a context that does not fit next to its question is read in
+# overlapping windows, each laid out as a pair of the question and the window.
 # Shape letters: E rows, W windows, N windows of a batch, T tokens.
 
 
 CHARACTERS = ("character_start", "character_end")
 """Columns of a batch's inputs: a token's characters in the context; 0 and 0 outside the context."""
-_RECORD = [(name, "i8") for name in ("row", "part", "start", "end", "question")]
 
 
 def null_first(format_name: str) -> bool:
-    """Whether no answer is the first token, in formats that start with a class token; otherwise it is the last token,
-    which ends the text."""
+    """Whether the first token, a class token, means no answer; otherwise the last token does, which ends the text."""
     metadata = FORMATS[format_name]
     return "cls" in metadata.roles and not metadata.class_last
 
 
-class QuestionWindows:
-    """Implements `data.plan.Examples`. start: for encoder-decoders, whose decoder reads the same text after this token
-    (Lewis et al. 2020, section 3.1)."""
+class QuestionWindows(TaskExamples):
+    """Questions with windows of their contexts; `InputFormat.stride` tokens overlap."""
 
-    def __init__(
-        self,
-        config: ExtractiveQaConfig,
-        rows: Rows,
-        tokenizer: Tokenizer,
-        format_name: str,
-        max_length: int,
-        split: str,
-        start: int | None = None,
-    ):
-        if not len(rows):
-            raise UserError(f"the {split} split has no rows")
-        self.rows, self.term, self.split, self.start = rows, config.name, split, start
-        self.max_length, self.null_first = max_length, null_first(format_name)
-        self.template = FormatTemplate.of(text_format(format_name, tokenizer), 2)
-        questions, contexts = (rows.columns[name] for name in config.text)
-        self._questions, self._contexts = AlignedTexts(questions, tokenizer), AlignedTexts(contexts, tokenizer)
-        room = max_length - self.template.special_count
-        if room < 2:
-            raise UserError(
-                f"max_length={max_length} leaves no capacity for a question and a context",
-                f"max_length={self.template.special_count + 16} or more",
-            )
+    def __init__(self, config: ExtractiveQaConfig, rows: Rows, layout: InputFormat, split: str):
+        super().__init__(rows, config.name, split, layout.start)
+        self.max_length, self.null_first = layout.max_length, null_first(layout.format_name)
+        self.template = layout.template(2, fewest=2)
+        self._questions, self._contexts = (AlignedTexts(rows.columns[name], layout.tokenizer) for name in config.text)
+        capacity = layout.max_length - self.template.special_count
         # At least half of the capacity belongs to the context.
-        question_E = np.minimum(self._questions.lengths_E, min(config.question_tokens, room // 2))
+        question_E = np.minimum(self._questions.lengths_E, min(config.question_tokens, capacity // 2))
         self.cut_questions = int(np.sum(question_E < self._questions.lengths_E))
-        context_E = room - question_E
-        cut = windows(self._contexts.lengths_E, context_E, np.minimum(config.stride, context_E // 2))
+        context_E = capacity - question_E
+        cut = windows(self._contexts.lengths_E, context_E, np.minimum(layout.stride or 0, context_E // 2))
         self._require_all_tokens(cut.text, cut.start, cut.end)
-        records = np.empty(len(cut), dtype=_RECORD)
-        columns = (cut.text, cut.part, cut.start, cut.end, question_E[cut.text])
-        for (name, _), values in zip(_RECORD, columns, strict=True):
-            records[name] = values
-        sides = 1 if start is None else 2
-        self._plan = Plan(records, sides * (records["question"] + cut.lengths + self.template.special_count))
-        self._spans_E = None if rows.labels is None else self._answer_tokens(list(rows.labels))
+        question_W = question_E[cut.text]
+        packed_W = question_W + cut.lengths + self.template.special_count
+        self._plan = self.planned(
+            packed_W, row=cut.text, part=cut.part, start=cut.start, end=cut.end, question=question_W
+        )
+        self._spans_E = None if rows.labels is None else self._answer_tokens(rows.labels)
 
     def _require_all_tokens(self, rows_W: np.ndarray, starts_W: np.ndarray, ends_W: np.ndarray) -> None:
-        """Asserts that windows cover every token of a context: those of a row start at its first token, leave no gap,
-        and end at its last token."""
+        """Asserts that the windows of a row start at its first token, leave no gap, and end at its last token."""
         lengths_W = self._contexts.lengths_E[rows_W]
         first, last = np.append(True, np.diff(rows_W) > 0), np.append(np.diff(rows_W) > 0, True)
         gaps = ~first[1:] & (starts_W[1:] > ends_W[:-1])
         if starts_W[first].any() or (ends_W != lengths_W)[last].any() or gaps.any() or first.sum() != len(self.rows):
             raise RuntimeError(f"the windows of the {self.split} split do not cover a context")
 
-    def _answer_tokens(self, labels: Sequence[Any]) -> np.ndarray:
+    def _answer_tokens(self, labels: Sequence[tuple[GoldAnswer, ...]] | np.ndarray) -> np.ndarray:
         """(E, 2) first and last token of each row's first answer; -1 without an answer."""
         spans_E = np.full((len(self.rows), 2), -1, dtype=np.int64)
         for row, answers in enumerate(labels):
             if answers:
                 text, start = answers[0]
-                spans = self._contexts.spans_of(row)
-                first = int(np.searchsorted(spans[:, 1], start, side="right"))
-                last = int(np.searchsorted(spans[:, 0], start + len(text), side="left")) - 1
+                first, last = self._contexts.tokens_of(row, start, start + len(text))
                 if first <= last:
                     spans_E[row] = first, last
         return spans_E
 
-    def plan(self, epoch: int) -> Plan:
-        return self._plan
-
     def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:
-        row_N, asked_N, length_N = rows["row"], rows["question"], rows["end"] - rows["start"]
+        row_N, question_N, length_N = rows["row"], rows["question"], rows["end"] - rows["start"]
         read_T = ragged_ranges(self._contexts.starts_E[row_N] + rows["start"], length_N)
-        question_ids = self._questions.ids[ragged_ranges(self._questions.starts_E[row_N], asked_N)]
-        assembled = assemble(self.template, [(question_ids, asked_N), (self._contexts.ids[read_T], length_N)])
+        question_ids = self._questions.ids[ragged_ranges(self._questions.starts_E[row_N], question_N)]
+        assembled = assemble(self.template, [(question_ids, question_N), (self._contexts.ids[read_T], length_N)])
         inputs = assembled.packed()
         first_N = np.cumsum(assembled.lengths) - assembled.lengths
-        places = torch.from_numpy(ragged_ranges(first_N + self._before(rows), length_N))
+        context_at = torch.from_numpy(ragged_ranges(first_N + self._before(rows), length_N))
         for side, name in enumerate(CHARACTERS):
             column = torch.zeros_like(inputs.tokens)
-            column[places] = torch.from_numpy(self._contexts.spans[read_T, side])
+            column[context_at] = torch.from_numpy(self._contexts.spans[read_T, side])
             inputs.columns[name] = column
-        targets = {}
-        if self._spans_E is not None:
-            targets[self.term] = Target(torch.from_numpy(self.labels(rows)))
-        return Batch(
-            inputs,
-            targets,
-            torch.from_numpy(np.asarray(examples, dtype=np.int64)),
-            torch.from_numpy(rows["part"].astype(np.int32)),
-            None if self.start is None else shifted(inputs, self.start),
-            torch.from_numpy(row_N.copy()),
-        )
+        target = None if self._spans_E is None else Target(torch.from_numpy(self.labels(rows)))
+        return self.batch_of(inputs, target, rows, examples)
 
     def labels(self, rows: np.ndarray) -> np.ndarray:
         """(N, 2) positions of the answer's first and last token in each window's document; the null position twice if
         the window does not hold the complete answer. rows: (N,) of the plan, of labeled data."""
         assert self._spans_E is not None
         spans_N2, before_N = self._spans_E[rows["row"]], self._before(rows)
-        places_N2 = spans_N2 - rows["start"][:, None] + before_N[:, None]
+        positions_N2 = spans_N2 - rows["start"][:, None] + before_N[:, None]
         last_N = before_N + rows["end"] - rows["start"] + len(self.template.pieces[2]) - 1
         null_N = np.zeros_like(last_N) if self.null_first else last_N
-        return np.where(self._holds_answer(rows)[:, None], places_N2, null_N[:, None])
+        return np.where(self._holds_answer(rows)[:, None], positions_N2, null_N[:, None])
 
     def _before(self, rows: np.ndarray) -> np.ndarray:
         """(N,) tokens before the context."""
@@ -311,14 +273,9 @@ class QuestionWindows:
         first_N, last_N = self._spans_E[rows["row"]].T
         return (first_N >= 0) & (first_N >= rows["start"]) & (last_N < rows["end"])
 
-    def metadata(self) -> dict[str, object]:
-        """Counts of questions, windows and tokens, truncated questions, and answers that no window holds."""
-        metadata = {
-            "split": self.split,
-            **self._plan.metadata(),
-            "questions": len(self.rows),
-            "cut_questions": self.cut_questions,
-        }
+    def metadata(self) -> JsonObject:
+        """Adds counts of questions, truncated questions, and answers that no window holds."""
+        metadata = {**super().metadata(), "questions": len(self.rows), "cut_questions": self.cut_questions}
         if self._spans_E is not None:
             rows = self._plan.rows
             held = np.unique(rows["row"][self._holds_answer(rows)])

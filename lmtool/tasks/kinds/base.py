@@ -1,44 +1,45 @@
 """The base class of task kinds: table columns to rows, learner outputs to predictions and metrics.
 
-A kind is built from its configuration alone and needs no model. Rows are read, checked and decoded before a model is
-built; the outputs for parts of a row (windows of a long text, choices) are joined into one prediction per row.
+A kind is built from its configuration and needs no model. Rows are decoded and checked before a model is built; the
+outputs for parts of a row (windows of a long text, choices) are joined into one prediction per row.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
+from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.data.examples import Rows
 from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner
-from lmtool.learners.metrics import METRICS, Metric
+from lmtool.learners.metrics import METRICS, Metric, compute
 from lmtool.models.base import Backbone
-from lmtool.tasks.kinds.predictions import Prediction, select_predictions
+from lmtool.tasks.configs import TaskConfig
+from lmtool.tasks.kinds.labels import Columns, Origin, is_unlabelled, row_ids, text_of
+from lmtool.tasks.kinds.predictions import Label, Prediction, select_predictions, values_of
 from lmtool.tokenizers.tokenizer import Tokenizer
 
 
 class TaskKind(ABC):
-    """The base of every kind. config: with labels, once the training rows are read. unit: what each prediction is for,
-    in messages."""
+    """The base of every kind. config: complete after `with_labels` and `fitted`. unit: what is predicted (message)."""
 
+    config: TaskConfig
     unit = "row"
 
-    def __init__(self, config: Any):
+    def __init__(self, config: TaskConfig):
         self.config = config
 
     # Rows.
 
-    def with_labels(self, columns: Mapping[str, list[Any]], origin: Sequence[tuple[str, int]]) -> Any:
-        """The configuration completed by names from the training columns: classes or tags. Unchanged if it already has
-        them. UserError if the column does not suit this kind."""
+    def with_labels(self, columns: Columns, origin: Origin) -> TaskConfig:
+        """Adds class or tag names of the training columns, unless configured. UserError if they do not suit."""
         return self.config
 
     @abstractmethod
-    def rows(self, columns: dict[str, list[object]], origin: list[tuple[str, int]], labelled: bool) -> Rows:
+    def rows(self, columns: Columns, origin: Origin, labelled: bool) -> Rows:
         """Decodes rows.
 
         Args:
@@ -50,19 +51,26 @@ class TaskKind(ABC):
             UserError: With file:line, at the first invalid value.
         """
 
-    def labels_of_predictions(self, columns: Mapping[str, list[object]]) -> list[object]:
+    def inputs(self, columns: Columns, origin: Origin) -> dict[str, list[Label]]:
+        """The columns that the model reads, decoded; texts by default."""
+        return {
+            name: [text_of(self.config, name, value, where) for value, where in zip(columns[name], origin, strict=True)]
+            for name in self.config.reads
+        }
+
+    def labels_of_predictions(self, columns: Columns) -> list[object]:
         """Converts the columns of a predictions file, with `prediction`, to labels as in a data file."""
         return columns["prediction"]
 
-    def fitted(self, train: Rows) -> Any:
-        """The configuration with values computed from the training rows, such as class weights."""
+    def fitted(self, train: Rows) -> TaskConfig:
+        """Adds values computed from the training rows, such as class weights."""
         return self.config
 
     def first_loss(self, train: Rows) -> float | None:
         """The loss of a new head with zero outputs, if it depends on the scale of the labels; else None."""
         return None
 
-    def metadata(self, train: Rows) -> tuple[dict[str, object], list[str]]:
+    def metadata(self, train: Rows) -> tuple[JsonObject, list[str]]:
         """Metadata of the training rows for screens, and warnings."""
         return {}, []
 
@@ -86,8 +94,7 @@ class TaskKind(ABC):
     # Prompts.
 
     def candidates(self, rows: Rows) -> list[tuple[str, ...]] | None:
-        """The candidate answers of each row, in class order; None if a model generates the answer. UserError if the
-        kind has no prompts."""
+        """The candidate answers of each row, in class order; None if they are generated. UserError without prompts."""
         raise UserError(
             f"task={self.config.name} is {self.config.kind}, which has no prompts",
             f"lmtool finetune task={self.config.name} learns it",
@@ -111,30 +118,28 @@ class TaskKind(ABC):
     @property
     def classes(self) -> Sequence[str]:
         """Class names by number; empty without classes."""
-        return ()
+        return self.config.class_names or ()
 
-    def join(self, parts: Sequence[Any]) -> Prediction:
+    def join(self, parts: Sequence[Label]) -> Prediction:
         """Joins the outputs for the parts of a row, in order, into its prediction."""
         (prediction,) = parts
         return prediction
 
-    @abstractmethod
     def metrics(self, rows: Rows, predictions: Sequence[Prediction]) -> dict[str, float]:
         """The configured metrics of labeled rows."""
+        return compute(self.config.metrics, np.asarray(rows.labels), np.asarray(values_of(predictions)))
 
     def resampled(
         self, rows: Rows, predictions: Sequence[Prediction], draws: Iterable[np.ndarray]
     ) -> dict[str, list[float]]:
-        """The metrics of resampled rows, for intervals. draws: row indices of each sample. Kinds with slow metrics
-        override this with sums of per-row counts."""
+        """The metrics of resampled rows, for intervals; slow metrics sum per-row counts. draws: rows of each sample."""
         ids: list[str | int] = [0] * len(rows)
         origin = [("", 0)] * len(rows)
         values: dict[str, list[float]] = {}
         for numbers in draws:
             # Metrics read labels only.
             bare = Rows(ids[: len(numbers)], {}, rows.labels_at(numbers), origin[: len(numbers)])
-            sample = self.metrics(bare, select_predictions(predictions, numbers))
-            for name, value in sample.items():
+            for name, value in self.metrics(bare, select_predictions(predictions, numbers)).items():
                 values.setdefault(name, []).append(value)
         return values
 
@@ -142,35 +147,59 @@ class TaskKind(ABC):
     def constant(self, train: Rows) -> tuple[str, Prediction]:
         """The constant baseline: its name (majority, mean), and its prediction for every row."""
 
+    def constant_predictions(self, rows: Rows, prediction: Prediction) -> list[Prediction]:
+        """The constant baseline's predictions of the rows."""
+        return [prediction] * len(rows)
+
     def single(self, values: Sequence[object] | np.ndarray) -> Sequence[object] | np.ndarray:
         """Flattens labels or predicted values if each row has many."""
         return values
 
     @abstractmethod
-    def shown(self, value: Any) -> Any:
+    def shown(self, value: Label) -> object:
         """A label or predicted value as plain data for users."""
 
-    def record(self, rows: Rows, number: int, prediction: Prediction) -> dict[str, object]:
-        """A row of predictions.jsonl without its id: columns, gold (if known), prediction, score, and class
-        probabilities (if any)."""
-        texts = {name: values[number] for name, values in rows.columns.items()}
-        gold = {} if rows.labels is None else {"gold": self.shown(rows.labels[number])}
-        written = {} if prediction.text is None else {"written": prediction.text}
-        record = {**texts, **gold, "prediction": self.shown(prediction.value), "score": prediction.score, **written}
+    def record(self, rows: Rows, number: int, prediction: Prediction) -> JsonObject:
+        """A row of predictions.jsonl without its id: columns, gold, prediction, score, probabilities of classes."""
+        record = {name: values[number] for name, values in rows.columns.items()}
+        if rows.labels is not None:
+            record["gold"] = self.shown(rows.labels[number])
+        record |= {"prediction": self.shown(prediction.value), "score": prediction.score}
+        if prediction.text is not None:
+            record["written"] = prediction.text
         if prediction.probabilities is not None:
             record["probabilities"] = dict(zip(self.classes, prediction.probabilities.tolist(), strict=True))
         return record
 
-    def line(self, record: Mapping[str, object]) -> str:
+    def line(self, record: JsonMapping) -> str:
         """A record as a line of the screen, prediction first."""
         texts = " | ".join(str(record[name]) for name in self.config.reads)
         return f"{record['prediction']} {record['score']:.2f}  {texts}"
 
-    def details(self, rows: Rows, predictions: Sequence[Prediction]) -> dict[str, object]:
-        """Plain data for the report besides the metrics."""
+    def details(self, rows: Rows, predictions: Sequence[Prediction]) -> JsonObject:
+        """Plain data for the report in addition to the metrics."""
         return {}
 
     @property
     def metric(self) -> Metric:
         """The metric that selects the best checkpoint."""
         return METRICS[self.config.metric]
+
+
+class TextKind(TaskKind):
+    """The base of kinds with one label per row that is decoded without looking at the texts."""
+
+    def rows(self, columns: Columns, origin: Origin, labelled: bool) -> Rows:
+        inputs, values, labels = self.inputs(columns, origin), columns.get(self.config.label), None
+        if labelled or (values is not None and not is_unlabelled(values)):
+            labels = self.decoded_labels(values or [], origin)
+        return Rows(row_ids(columns, len(origin)), inputs, labels, origin)
+
+    @abstractmethod
+    def decoded_labels(self, values: Sequence[object], origin: Origin) -> np.ndarray | Sequence[Label]:
+        """(N,) labels of a column. UserError with file:line at the first invalid value."""
+
+    def metadata(self, train: Rows) -> tuple[JsonObject, list[str]]:
+        texts = (text for column in train.columns.values() for text in column if isinstance(text, str))
+        empty = sum(not text.strip() for text in texts)
+        return {}, [f"{empty:,} empty texts in the training rows"] if empty else []

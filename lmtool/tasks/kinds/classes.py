@@ -1,53 +1,58 @@
-"""Shared by the kinds that predict one of several classes: the loss, the metrics and the predictions."""
+"""Shared by the kinds that predict classes: their names, the metrics and the predictions, and the loss over class
+scores.
+
+Shape letters: N texts, M targets, C classes.
+"""
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from lmtool.config.saved import JsonObject
 from lmtool.data.examples import Examples, Rows, SplitData
-from lmtool.learners.baseline import ConstantPredictor
-from lmtool.learners.metrics import by_class, calibration, compute, confusion
+from lmtool.errors import UserError
+from lmtool.learners.baseline import ConstantPredictor, Predictor
+from lmtool.learners.metrics import by_class, calibration, confusion
 from lmtool.learners.model import normalized_entropy
 from lmtool.models.heads.base import loss_sum, losses
-from lmtool.tasks.kinds.base import TaskKind
+from lmtool.tasks.configs import (
+    ClassificationConfig,
+    ClassLossConfig,
+    MultiLabelConfig,
+    SpanClassificationConfig,
+    TokenClassificationConfig,
+)
+from lmtool.tasks.kinds.base import TaskKind, TextKind
+from lmtool.tasks.kinds.labels import Columns, Origin, class_names, class_numbers, class_warnings, label_counts
 from lmtool.tasks.kinds.learner import TaskLearner
-from lmtool.tasks.kinds.predictions import Prediction, column_of, values_of
-from lmtool.types import Batch, Scores, StepOutput
+from lmtool.tasks.kinds.predictions import Label, Prediction, column_of, values_of
+from lmtool.types import Batch, Scores
 
 NO_LABEL = "(no label)"
 """Shown for a text that names no class: an extra class, which is never right."""
+Weighted = TypeVar("Weighted", ClassificationConfig, MultiLabelConfig, TokenClassificationConfig)
 
 
 class OneClassKind(TaskKind):
     """The base of kinds whose labels and predictions are class numbers."""
-
-    @property
-    @abstractmethod
-    def classes(self) -> Sequence[str]:
-        """Class names by number."""
-
-    def metrics(self, rows: Rows, predictions: Sequence[Prediction]) -> dict[str, float]:
-        return compute(self.config.metrics, np.asarray(rows.labels), _values(predictions))
 
     def constant(self, train: Rows) -> tuple[str, Prediction]:
         """The majority class of the training rows."""
         counts = np.bincount(np.asarray(train.labels))
         return "majority", Prediction(int(counts.argmax()), float(counts.max() / counts.sum()))
 
-    def shown(self, value: Any) -> str:
+    def shown(self, value: Label) -> str:
         """The name of the class."""
         return (*self.classes, NO_LABEL)[int(value)]
 
-    def details(self, rows: Rows, predictions: Sequence[Prediction]) -> dict[str, object]:
-        """The confusion matrix (counts, gold rows and predicted columns), the metrics of each class, and the
-        calibration of the probabilities, if any."""
-        gold, values = np.asarray(rows.labels), _values(predictions)
+    def details(self, rows: Rows, predictions: Sequence[Prediction]) -> JsonObject:
+        """The confusion matrix (gold rows, predicted columns), metrics by class, and calibration, if any."""
+        gold, values = np.asarray(rows.labels), np.asarray(values_of(predictions))
         classes = [*self.classes, *([NO_LABEL] if values.max() == len(self.classes) else [])]
         counts = confusion(gold, values, len(classes))
         metadata = {"labels": classes, "confusion": counts.tolist(), "classes": by_class(counts, classes)}
@@ -57,12 +62,50 @@ class OneClassKind(TaskKind):
         return {**metadata, **calibration(gold == values, np.asarray(column_of(predictions, "score")))}
 
 
-def _values(predictions: Sequence[Prediction]) -> np.ndarray:
-    return np.asarray(values_of(predictions), dtype=np.int64)
+class NamedClassKind(OneClassKind, TextKind):
+    """The base of kinds whose classes are named in `labels`, or else found in the training column."""
+
+    config: ClassificationConfig | SpanClassificationConfig
+
+    def with_labels(self, columns: Columns, origin: Origin) -> ClassificationConfig | SpanClassificationConfig:
+        if self.config.labels is not None:
+            return self.config
+        names = class_names(self.config, columns[self.config.label], origin)
+        return self.config.model_copy(update={"labels": names})
+
+    def decoded_labels(self, values: Sequence[object], origin: Origin) -> np.ndarray:
+        return class_numbers(self.config, self.classes, values, origin)
+
+    def fitted(self, train: Rows) -> ClassificationConfig | SpanClassificationConfig:
+        """UserError if the metrics do not suit the number of classes."""
+        if "f1" in self.config.metrics and len(self.classes) != 2:
+            raise UserError(
+                f"task.metrics names f1, which needs two classes; the data have {len(self.classes)}",
+                "use macro_f1, accuracy or matthews",
+            )
+        return self.config
+
+    def metadata(self, train: Rows) -> tuple[JsonObject, list[str]]:
+        metadata, warnings = super().metadata(train)
+        counts = label_counts(np.asarray(train.labels), self.classes)
+        return {**metadata, "labels": counts}, [*warnings, *class_warnings(counts)]
 
 
-# The loss over class scores of texts.
-# Shape letters: N texts, C classes.
+def with_class_weights(config: Weighted, balanced: tuple[float, ...]) -> Weighted:
+    """The configuration with class_weights=balanced replaced by these weights. UserError unless each class has one."""
+    weights = balanced if config.loss.class_weights == "balanced" else config.loss.class_weights
+    require_one_per_class("loss.class_weights", weights, config.labels or ())
+    loss = {**config.loss.model_dump(), "class_weights": weights}
+    return type(config).model_validate({**config.model_dump(), "loss": loss})
+
+
+def require_one_per_class(key: str, numbers: object, names: Sequence[str]) -> None:
+    """UserError if a tuple of numbers has another length than the classes."""
+    if isinstance(numbers, tuple) and len(numbers) != len(names):
+        raise UserError(
+            f"task.{key} has {len(numbers)} numbers for the {len(names)} labels {', '.join(names[:8])}",
+            "give one number per label, in their order",
+        )
 
 
 class ClassLearner(TaskLearner):
@@ -73,40 +116,42 @@ class ClassLearner(TaskLearner):
     already lower it.
     """
 
+    loss: ClassLossConfig
     class_weights: Tensor | None
 
-    @abstractmethod
-    def stepped(self, batch: Batch, step: int, loss: Callable[[Tensor], Tensor]) -> StepOutput:
-        """A training step. loss: maps the (N, C) class scores to the sum of losses."""
-
-    @abstractmethod
-    def term_counts(self, batch: Batch, count: float) -> dict[str, float]:
-        """`counts` of a batch, given the task's own count."""
-
-    def weigh(self, config: Any) -> None:
-        """Sets up the loss of a task with known labels."""
-        if config.labels is None or config.loss.class_weights == "balanced":
+    def weigh(self, loss: ClassLossConfig | None = None) -> None:
+        """Sets up the loss; None: plain cross entropy. ValueError if the classes are unknown."""
+        self.loss = ClassLossConfig.model_validate({}) if loss is None else loss
+        weights = self.loss.class_weights
+        if not self.kind.classes or weights == "balanced":
             raise ValueError("build a task from the config that load_task gives back: its labels are filled in")
-        weights = config.loss.class_weights
-        self.loss = config.loss
-        self.register_buffer("class_weights", torch.tensor(weights) if weights != "none" else None, persistent=False)
+        self.register_buffer("class_weights", None if weights == "none" else torch.tensor(weights), persistent=False)
 
-    def counts(self, batch: Batch) -> dict[str, float]:
-        labels = self.labels(batch)
-        if self.class_weights is None:
-            return self.term_counts(batch, float(len(labels)))
-        return self.term_counts(batch, float(self.class_weights.to(labels.device).double()[labels].sum()))
+    def weights_on(self, device: torch.device) -> Tensor | None:
+        """(C,) the class weights; None without any."""
+        return None if self.class_weights is None else self.class_weights.to(device)
 
-    def forward(self, batch: Batch, step: int) -> StepOutput:
-        labels_N, smoothing, gamma = self.labels(batch), self.loss.label_smoothing, self.loss.focal_gamma
-        weights_C = None if self.class_weights is None else self.class_weights.to(labels_N.device)
-        return self.stepped(batch, step, lambda logits_NC: loss_sum(logits_NC, labels_N, smoothing, weights_C, gamma))
+    def target_count(self, batch: Batch) -> float:
+        labels_M, weights_C = self.labels(batch), self.weights_on(self.labels(batch).device)
+        return float(len(labels_M) if weights_C is None else weights_C.double()[labels_M].sum())
+
+    def training_loss(self, outputs: Tensor, batch: Batch) -> Tensor:
+        loss, weights_C = self.loss, self.weights_on(outputs.device)
+        return loss_sum(outputs, self.labels(batch), loss.label_smoothing, weights_C, loss.focal_gamma)
 
     def scores(self, outputs: Tensor, batch: Batch) -> Scores:
         """Plain cross entropy, without the smoothing and weights of training."""
-        labels_N = self.labels(batch)
-        documents = torch.arange(len(labels_N), device=labels_N.device)
-        return Scores(losses(outputs, labels_N), labels_N, outputs.argmax(-1), documents)
+        labels_M = self.labels(batch)
+        return Scores(losses(outputs, labels_M), labels_M, outputs.argmax(-1), self.documents(batch))
+
+    def predictors(self, train: SplitData, examples: Examples) -> dict[str, Predictor]:
+        """The class frequencies of the training rows."""
+        counts = np.bincount(np.asarray(self.rows(train).labels), minlength=len(self.kind.classes))
+        return {self.term: ConstantPredictor.of_counts("base rate", counts)}
+
+
+class TextClassLearner(ClassLearner):
+    """Predicts one class for a whole text, with the probabilities of all."""
 
     def uncertainty(self, outputs: Tensor, batch: Batch) -> Tensor:
         return normalized_entropy(outputs)
@@ -116,8 +161,3 @@ class ClassLearner(TaskLearner):
         fractions_NC = outputs.detach().float().softmax(-1)
         best, classes = fractions_NC.max(-1)
         return list(map(Prediction, classes.tolist(), best.tolist(), fractions_NC.cpu().numpy()))
-
-    def predictors(self, train: SplitData, examples: Examples) -> dict[str, ConstantPredictor]:
-        """The class frequencies of the training rows."""
-        counts = np.bincount(np.asarray(self.rows(train).labels), minlength=len(self.kind.config.labels))
-        return {self.term: ConstantPredictor.of_counts("base rate", counts)}

@@ -6,9 +6,9 @@ Shape letters: N examples, C classes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from lmtool.data.examples import Rows, SplitData, unlabelled
 from lmtool.data.formats import FormatTemplate, assemble, text_format, truncate_texts
 from lmtool.errors import UserError
 from lmtool.learners.baseline import Predictor
+from lmtool.learners.inspection import Inspector
 from lmtool.learners.model import hidden_at, indices_of, labels_of
 from lmtool.models.base import Backbone
 from lmtool.models.heads.base import TokenLogits
@@ -28,12 +29,12 @@ from lmtool.models.heads.sequence import summary_index
 from lmtool.tasks.configs import ClassificationConfig
 from lmtool.tasks.configs.base import ANSWER, PROMPT
 from lmtool.tasks.configs.sequence import TEXT_TO_TEXT
-from lmtool.tasks.kinds.classes import ClassLearner, OneClassKind
-from lmtool.tasks.kinds.labels import balanced_weights, class_names, class_numbers, class_warnings, label_counts
-from lmtool.tasks.kinds.learner import PromptInspector, TaskEvaluation, TaskLearner, TaskScorer
-from lmtool.tasks.kinds.predictions import Prediction
+from lmtool.tasks.kinds.classes import NamedClassKind, TextClassLearner, with_class_weights
+from lmtool.tasks.kinds.labels import balanced_weights
+from lmtool.tasks.kinds.learner import TaskEvaluation, TaskInspector, TaskLearner, TaskScorer
+from lmtool.tasks.kinds.predictions import Label, Prediction
 from lmtool.tasks.kinds.sequence import SequenceLearner
-from lmtool.tasks.kinds.text_learner import TextPairs
+from lmtool.tasks.kinds.text_learner import PairFormat, TextPairs
 from lmtool.tasks.kinds.text_to_text import TextToTextLearner, WrittenKind
 from lmtool.tasks.kinds.texts import EncodedTexts
 from lmtool.tasks.prompting.examples import (
@@ -55,17 +56,38 @@ def prompted_texts(config: ClassificationConfig, rows: Rows) -> list[Sequence[st
     template, words = PromptTemplate(config.template), config.words
     labels = np.zeros(len(rows), dtype=np.int64) if rows.labels is None else np.asarray(rows.labels)
     values = [dict(zip(rows.columns, texts, strict=True)) for texts in zip(*rows.columns.values(), strict=True)]
-    return [[template.example(words[label], own) for label, own in zip(labels, values, strict=True)]]
+    return [[template.example(words[label], texts) for label, texts in zip(labels, values, strict=True)]]
 
 
-class PromptedLearner(ClassLearner):
+class PromptInspector(TaskInspector):
+    """Inspects prompts: classes with their words."""
+
+    def label(self, value: Label, describe_position: bool) -> object:
+        if describe_position:  # of the auxiliary masked texts
+            return Inspector.label(self, value, describe_position)
+        return f"{super().label(value, describe_position)}: {self.learner.config.words[int(value)]}"
+
+
+class DemonstrationScorer(TaskScorer):
+    """The loss of a row is the mean over its sampled demonstrations."""
+
+    def result(self) -> TaskEvaluation:
+        evaluation = super().result()
+        if evaluation.losses is None:
+            return evaluation
+        return replace(evaluation, losses=evaluation.losses / self.parts_N)
+
+
+class PromptedLearner(TextClassLearner):
     """The class scores are the logits of the classes' words."""
 
     words: Tensor
+    scored_by = DemonstrationScorer
+    inspector_class = PromptInspector
 
-    def __init__(self, kind: WrittenKind, backbone: Backbone, tokenizer: Tokenizer, seed: int):
+    def __init__(self, kind: Classification, backbone: Backbone, tokenizer: Tokenizer, seed: int):
         super().__init__(kind, backbone, tokenizer, seed)
-        config: ClassificationConfig = kind.config
+        config = kind.config
         problem = refusal(config, model=backbone.config)
         if problem is not None:
             raise UserError(problem.message, problem.hint)
@@ -74,7 +96,7 @@ class PromptedLearner(ClassLearner):
         self.add_head(self.pretrained[0], masked_lm_head(backbone) if self.fills else lm_head(backbone))
         if config.auxiliary_mlm:
             self.weights = {self.term: 1.0 - config.auxiliary_mlm, TERM: config.auxiliary_mlm}
-        self.weigh(config)
+        self.weigh(config.loss)
         tokens = [0] * len(config.words)
         if tokenizer is not None:  # parameter counting passes no tokenizer
             self.pattern = Pattern(config.template, tokenizer)
@@ -103,33 +125,26 @@ class PromptedLearner(ClassLearner):
             )  # fmt: skip
         if config.auxiliary_mlm and data.split == "train":
             texts = data.rows.get(unlabelled(config.name), rows)
-            auxiliary = Auxiliary(texts, self.pattern, wording.template(False), ANSWERS, max_length, self.seed)
+            auxiliary = Auxiliary(texts, self.pattern, wording.template(False), max_length, self.seed)
         return PromptedExamples(rows, wording, max_length, self.term, data.split, demonstrations, auxiliary)
 
-    def inspector(self, examples: object, max_length: int) -> PromptInspector:
-        return PromptInspector(self, examples, max_length)
-
-    def scorer(self, data: SplitData, examples: Any, predictors: Mapping[str, Predictor]) -> TaskScorer:
-        rows = self.rows(data)
-        return DemonstrationScorer(self, rows, data.split, self.parts_of(rows, examples), predictors.get(self.term))
-
-    def term_counts(self, batch: Batch, count: float) -> dict[str, float]:
-        if TERM not in batch.targets:
-            return {self.term: count}
-        return {self.term: count, TERM: float(len(labels_of(batch, TERM)))}
+    def counts(self, batch: Batch) -> dict[str, float]:
+        counts = super().counts(batch)
+        return counts if TERM not in batch.targets else {**counts, TERM: float(len(labels_of(batch, TERM)))}
 
     def outputs(self, batch: Batch, step: int) -> Tensor:
         """(N, C) logits of the words of the classes."""
-        read_N = send(self.places(batch.host), batch.inputs.tokens.device)
+        read_N = send(self.answer_indices(batch.host), batch.inputs.tokens.device)
         return self._of_words(self.hidden(batch.inputs, rng=self.dropout_rng(batch, step), read_M=read_N))
 
-    def stepped(self, batch: Batch, step: int, loss: Callable[[Tensor], Tensor]) -> StepOutput:
+    def forward(self, batch: Batch, step: int) -> StepOutput:
         if TERM not in batch.targets:
-            return StepOutput({self.term: loss(self.outputs(batch, step))}, self.weights)
-        places = {self.term: self.places(batch.host), TERM: indices_of(batch.host, TERM)}
-        hidden = hidden_at(self.backbone, batch, places, None if self.extracts else self.dropout_rng(batch, step))
+            return super().forward(batch, step)
+        indices = {self.term: self.answer_indices(batch.host), TERM: indices_of(batch.host, TERM)}
+        hidden = hidden_at(self.backbone, batch, indices, None if self.extracts else self.dropout_rng(batch, step))
         of_text = self._lm.loss_sum(hidden[TERM], self._table, labels_of(batch, TERM))
-        return StepOutput({self.term: loss(self._of_words(hidden[self.term])), TERM: of_text}, self.weights)
+        total = self.training_loss(self._of_words(hidden[self.term]), batch)
+        return StepOutput({self.term: total, TERM: of_text}, self.weights)
 
     def baseline_loss(self, batches: Iterable[Batch], predictors: Mapping[str, Predictor]) -> float:
         """Adds the auxiliary language modeling loss of a uniform prediction."""
@@ -140,7 +155,7 @@ class PromptedLearner(ClassLearner):
         """With auxiliary language modeling, one head predicts both the class words and the words of texts."""
         return (self.term, Classes(logits)) if isinstance(logits, Tensor) else (TERM, PredictedWords(logits))
 
-    def places(self, batch: Batch) -> Tensor:
+    def answer_indices(self, batch: Batch) -> Tensor:
         """(N,) flat indices, on the host, of the tokens that predict the answers."""
         if self.fills:
             return batch.inputs.columns[ANSWERS].nonzero()[:, 0]
@@ -150,43 +165,30 @@ class PromptedLearner(ClassLearner):
         return self._lm.of_tokens(hidden_NH, self._table, self.words)
 
 
-class DemonstrationScorer(TaskScorer):
-    """The loss of a row is the mean over its sampled demonstrations."""
-
-    def result(self) -> TaskEvaluation:
-        evaluation = super().result()
-        if evaluation.losses is None:
-            return evaluation
-        return replace(evaluation, losses=evaluation.losses / self.parts_N)
-
-
 class PromptWriter(TextToTextLearner):
-    """An encoder-decoder reads the prompt, with a gap at the answer's placeholder if text follows it, and writes the
-    word."""
+    """An encoder-decoder reads the prompt, with a gap for the answer if text follows it, and writes the word."""
 
     pretrained = ("lm",)
 
-    def __init__(self, kind: WrittenKind, backbone: Backbone, tokenizer: Tokenizer, seed: int):
+    def __init__(self, kind: Classification, backbone: Backbone, tokenizer: Tokenizer, seed: int):
         super().__init__(kind, backbone, tokenizer, seed)
         if tokenizer is not None:
             self.pieces = _with_gap(Pattern(kind.config.template, tokenizer))
 
     def pairs(self, rows: Rows) -> Rows:
-        labels = None if rows.labels is None else [(word,) for word in self.kind.written(np.asarray(rows.labels))]
-        return replace(rows, labels=labels)
+        return replace(rows, labels=self.references(rows))
 
     def examples(self, data: SplitData, max_length: int) -> PromptPairs:
-        pairs, pattern = self.pairs(self.rows(data)), Pattern(self.config.template, self.tokenizer)
-        reads = self.writing, pairs, self.tokenizer, self.backbone.config
-        return PromptPairs(*reads, max_length, data.split, self.longest_answer, pattern, self.pieces)
+        pattern = Pattern(self.config.template, self.tokenizer)
+        return PromptPairs(self.pair_format(max_length), self.pairs(self.rows(data)), data.split, pattern, self.pieces)
 
 
 class PromptPairs(TextPairs):
     """Prompts and the words to write. pieces: the tokens around the texts of a prompt."""
 
-    def __init__(self, *arguments: Any):
-        *others, self.pattern, self.pieces = arguments
-        super().__init__(*others)
+    def __init__(self, layout: PairFormat, rows: Rows, split: str, pattern: Pattern, pieces: list[list[int]]):
+        self.pattern, self.pieces = pattern, pieces
+        super().__init__(layout, rows, split)
 
     def sourced(self, capacity: int) -> tuple[EncodedTexts, int]:
         layout = FormatTemplate(tuple(np.array(tokens, dtype=np.int64) for tokens in self.pieces), {}, {})
@@ -194,10 +196,10 @@ class PromptPairs(TextPairs):
         texts = PatternTexts(self.rows, self.pattern)
         retained = truncate_texts(texts.lengths[:columns], prompt_capacity(capacity, layout.special_count, columns))
         row_E = np.arange(len(self.rows))
-        cells = [(text.read(row_E, own), own) for text, own in zip(texts.texts, retained, strict=False)]
+        cells = [(text.read(row_E, lengths), lengths) for text, lengths in zip(texts.texts, retained, strict=False)]
         assembled = assemble(layout, cells)
-        cut = int(np.sum((retained < texts.lengths[:columns]).any(axis=0)))
-        return EncodedTexts.of_ids(assembled.tokens, assembled.lengths), cut
+        truncated = int(np.sum((retained < texts.lengths[:columns]).any(axis=0)))
+        return EncodedTexts(assembled.tokens, assembled.lengths), truncated
 
 
 def _with_gap(pattern: Pattern) -> list[list[int]]:
@@ -217,49 +219,19 @@ def _with_gap(pattern: Pattern) -> list[list[int]]:
     return pattern.pieces(gaps[:1])[0]
 
 
-class Classification(OneClassKind, WrittenKind):
+class Classification(NamedClassKind, WrittenKind):
     """Rows of texts with one class number each."""
 
     config: ClassificationConfig
 
-    def with_labels(
-        self, columns: Mapping[str, list[object]], origin: Sequence[tuple[str, int]]
-    ) -> ClassificationConfig:
-        """Adds the class names, if not configured: the distinct values of the training column."""
-        if self.config.labels is not None:
-            return self.config
-        names = class_names(self.config, columns[self.config.label], origin)
-        return self.config.model_copy(update={"labels": names})
-
-    def decoded_labels(self, values: Sequence[object], origin: Sequence[tuple[str, int]]) -> np.ndarray:
-        return class_numbers(self.config, self.config.labels or (), values, origin)
-
     def fitted(self, train: Rows) -> ClassificationConfig:
-        """Adds class weights, if configured. UserError if labels do not suit weights or metrics."""
-        names = self.config.labels or ()
-        values = self.config.model_dump()
-        if self.config.loss.class_weights == "balanced":
-            values["loss"]["class_weights"] = balanced_weights(np.asarray(train.labels), len(names))
-        weights = values["loss"]["class_weights"]
-        if isinstance(weights, tuple) and len(weights) != len(names):
-            raise UserError(
-                f"task.loss.class_weights has {len(weights)} weights for the {len(names)} labels "
-                f"{', '.join(names[:8])}",
-                "give one weight a label, in their order, or task.loss.class_weights=balanced",
-            )
-        if "f1" in self.config.metrics and len(names) != 2:
-            raise UserError(
-                f"task.metrics names f1, which needs two classes; the data have {len(names)}",
-                "use macro_f1, accuracy or matthews",
-            )
-        if self.config.demonstrations and self.config.demonstration_rows is None:
-            values["demonstration_rows"] = sample_demonstration_rows(train, names)
-        return type(self.config).model_validate(values)
-
-    def metadata(self, train: Rows) -> tuple[dict[str, object], list[str]]:
-        metadata, warnings = super().metadata(train)
-        counts = label_counts(np.asarray(train.labels), self.config.labels or ())
-        return {**metadata, "labels": counts}, [*warnings, *class_warnings(counts)]
+        """Adds class weights and demonstrations, if configured. UserError if labels do not suit weights or metrics."""
+        super().fitted(train)
+        config = with_class_weights(self.config, balanced_weights(np.asarray(train.labels), len(self.classes)))
+        if config.demonstrations and config.demonstration_rows is None:
+            rows = sample_demonstration_rows(train, self.classes)
+            config = config.model_copy(update={"demonstration_rows": rows})
+        return config
 
     def candidates(self, rows: Rows) -> list[tuple[str, ...]]:
         """The words of the classes, the same for every row."""
@@ -276,12 +248,12 @@ class Classification(OneClassKind, WrittenKind):
         writes = backbone.config.architecture == "encoder_decoder"
         return (PromptWriter if writes else PromptedLearner)(self, backbone, tokenizer, seed)
 
-    @property
-    def classes(self) -> Sequence[str]:
-        return self.config.labels or ()
-
     def texts(self, rows: Rows) -> list[Sequence[str]]:
         return prompted_texts(self.config, rows) if self.config.head == PROMPT else super().texts(rows)
+
+    @property
+    def label_smoothing(self) -> float:
+        return self.config.loss.label_smoothing
 
     def label_words(self) -> Sequence[str]:
         return self.config.words if self.config.head == PROMPT else self.config.written_labels
@@ -300,7 +272,7 @@ class Classification(OneClassKind, WrittenKind):
         """The extra class for texts that name no class."""
         return Prediction(len(self.classes), 0.0)
 
-    def join(self, parts: Sequence[Any]) -> Prediction:
+    def join(self, parts: Sequence[Label]) -> Prediction:
         """Averages the logits over several demonstrations."""
         if not self.config.demonstrations:
             return super().join(parts)
@@ -315,9 +287,9 @@ class Classification(OneClassKind, WrittenKind):
         return Prediction(int(fractions.argmax()), float(fractions.max()), fractions)
 
 
-class ClassificationLearner(SequenceLearner, ClassLearner):
+class ClassificationLearner(SequenceLearner, TextClassLearner):
     """Classification by a head over the whole text."""
 
     def __init__(self, kind: Classification, backbone: Backbone, tokenizer: Tokenizer, seed: int):
-        SequenceLearner.__init__(self, kind, backbone, tokenizer, seed, len(kind.config.labels or ()))
-        self.weigh(kind.config)
+        super().__init__(kind, backbone, tokenizer, seed, len(kind.classes))
+        self.weigh(kind.config.loss)

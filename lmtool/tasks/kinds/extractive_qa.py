@@ -10,20 +10,20 @@ Shape letters: T tokens, N windows, L tokens of the longest, H hidden width, K r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.data.examples import Rows, SplitData
 from lmtool.errors import UserError
-from lmtool.learners.baseline import ConstantPredictor
+from lmtool.learners.baseline import ConstantPredictor, Predictor
 from lmtool.learners.metrics import Metric
 from lmtool.learners.metrics.spans import ANSWER_METRICS, answer_scores, best_threshold, summarized, threshold_scores
 from lmtool.models.base import Backbone
-from lmtool.models.encoder_decoder_configs import EncoderDecoderConfig
 from lmtool.models.heads.base import TokenLogits, loss_sum, losses
 from lmtool.models.heads.predicted import Classes, Predicted
 from lmtool.models.heads.sequence import SequenceHead
@@ -42,45 +42,42 @@ from lmtool.tasks.kinds.answers import (
     padded,
     problem_of,
 )
-from lmtool.tasks.kinds.base import TaskKind
-from lmtool.tasks.kinds.labels import IDS, location, row_ids, text_of
-from lmtool.tasks.kinds.learner import AnswerInspector, TaskLearner
-from lmtool.tasks.kinds.predictions import Prediction, PredictionColumns, values_of
+from lmtool.tasks.kinds.base import TextKind
+from lmtool.tasks.kinds.labels import IDS, Columns, Origin, location
+from lmtool.tasks.kinds.learner import TaskInspector, TaskLearner
+from lmtool.tasks.kinds.predictions import Label, Prediction, PredictionColumns, values_of
+from lmtool.tasks.kinds.texts import InputFormat
 from lmtool.tokenizers.tokenizer import Tokenizer
-from lmtool.types import Batch, Scores, StepOutput
+from lmtool.types import Batch, Scores
 
 
-class ExtractiveQa(TaskKind):
-    """Rows of a question and a context, with the gold answers."""
+class ExtractiveQa(TextKind):
+    """Rows of a question and a context, with gold answers. skipped: rows skipped by bad_answers=skip, in all splits."""
 
     config: ExtractiveQaConfig
 
     def __init__(self, config: ExtractiveQaConfig):
         super().__init__(config)
-        self.skipped = 0  # rows skipped by bad_answers=skip, over all splits
+        self.skipped = 0
 
-    def rows(self, columns: dict[str, list[object]], origin: list[tuple[str, int]], labelled: bool) -> Rows:
-        texts = {
-            name: [text_of(self.config, name, value, where) for value, where in zip(columns[name], origin, strict=True)]
-            for name in self.config.text
-        }
+    def rows(self, columns: Columns, origin: Origin, labelled: bool) -> Rows:
         _require_different_ids(columns, origin)
-        values, labels = columns.get(self.config.label), None
-        if labelled or (values is not None and any(value is not None for value in values)):
-            labels = [gold_answers(value, where) for value, where in zip(values or [], origin, strict=True)]
-            if not labelled and not self.config.unanswerable and not any(labels):
-                labels = None  # on the hub, the answers of a test split are empty lists
-        rows = Rows(row_ids(columns, len(origin)), texts, labels, origin)
-        return rows if labels is None else self._checked(rows, labels)
+        rows = super().rows(columns, origin, labelled)
+        labels = list(rows.labels or ())
+        if not labelled and not self.config.unanswerable and not any(labels):
+            return replace(rows, labels=None)  # on the hub, the answers of a test split are empty lists
+        return self._checked(rows, labels) if rows.labels is not None else rows
 
-    def labels_of_predictions(self, columns: Mapping[str, list[object]]) -> list[object]:
+    def decoded_labels(self, values: Sequence[object], origin: Origin) -> list[tuple[GoldAnswer, ...]]:
+        return [gold_answers(value, where) for value, where in zip(values, origin, strict=True)]
+
+    def labels_of_predictions(self, columns: Columns) -> list[object]:
         """An empty text means no answer."""
         spans = zip(columns["prediction"], columns["start"], strict=True)
         return [{"text": [text][: bool(text)], "answer_start": [start][: bool(text)]} for text, start in spans]
 
     def _checked(self, rows: Rows, labels: list[tuple[GoldAnswer, ...]]) -> Rows:
-        """The rows whose answers occur in their contexts. UserError at the first invalid row, unless skipped, or if
-        none is left."""
+        """The rows whose answers occur in their contexts. UserError at the first invalid row, unless skipped."""
         contexts, rows_left = rows.columns[self.config.text[1]], []
         for number, (context, answers) in enumerate(zip(contexts, labels, strict=True)):
             problem = problem_of(self.config, context, answers)
@@ -95,24 +92,20 @@ class ExtractiveQa(TaskKind):
         """Questions about one context are held out together."""
         return rows.columns[self.config.text[1]]
 
-    def metadata(self, train: Rows) -> tuple[dict[str, object], list[str]]:
-        empty = sum(not text.strip() for texts in train.columns.values() for text in texts)
-        warnings = [f"{empty:,} empty questions or contexts in the training rows"] if empty else []
+    def metadata(self, train: Rows) -> tuple[JsonObject, list[str]]:
+        metadata, warnings = super().metadata(train)
         if self.skipped:
             warnings.append(f"{counted(self.skipped, 'row')} skipped: an answer does not occur in its context")
-        labels = train.labels
-        assert labels is not None
-        metadata: dict[str, object] = {"skipped_answers": self.skipped}
+        metadata["skipped_answers"] = self.skipped
         if self.config.unanswerable:
-            metadata["unanswerable"] = sum(not answers for answers in labels)
+            metadata["unanswerable"] = sum(not answers for answers in train.labels or ())
         return metadata, warnings
 
     def learner(self, backbone: Backbone, tokenizer: Tokenizer, seed: int) -> ExtractiveQaLearner:
         return ExtractiveQaLearner(self, backbone, tokenizer, seed)
 
     def join(self, parts: Sequence[WindowAnswers]) -> Prediction:
-        """The best distinct spans of all windows, each with its best score; no answer if the surest window predicts
-        none."""
+        """The best distinct spans of all windows, each with its best score; the lowest score of no answer."""
         spans = np.concatenate([part.best for part in parts])
         spans = spans[np.argsort(-spans["score"], kind="stable")]
         _, first = np.unique(spans[["start", "end"]], return_index=True)
@@ -156,17 +149,16 @@ class ExtractiveQa(TaskKind):
         if self.config.unanswerable:
             raw, null_N = self._raw(rows, predictions)
         for numbers in draws:
-            drawn, drawn_raw = (
-                {name: values[numbers] for name, values in table.items()} for table in (scores, raw)
-            )  # fmt: skip
-            yield summarized(self.config.metrics, drawn, drawn_raw, answered_N[numbers], null_N[numbers])
+            sample = {name: values[numbers] for name, values in scores.items()}
+            raw_sample = {name: values[numbers] for name, values in raw.items()}
+            yield summarized(self.config.metrics, sample, raw_sample, answered_N[numbers], null_N[numbers])
 
     def tuned_threshold(self, rows: Rows, predictions: Sequence[Prediction]) -> float:
         """The threshold with the best f1 on labeled rows."""
         raw, null_N = self._raw(rows, predictions)
         return best_threshold(raw["f1"], self._gold(rows)[1], null_N).value
 
-    def details(self, rows: Rows, predictions: Sequence[Prediction]) -> dict[str, object]:
+    def details(self, rows: Rows, predictions: Sequence[Prediction]) -> JsonObject:
         """The best thresholds of both metrics."""
         if not self.config.unanswerable:
             return {}
@@ -192,13 +184,13 @@ class ExtractiveQa(TaskKind):
         """No answer."""
         return "no answer", Prediction(PredictedAnswer(np.zeros(0, SPANS), 0.0, False), 1.0)
 
-    def shown(self, value: Any) -> Any:
+    def shown(self, value: Label) -> object:
         if isinstance(value, tuple):
             return [answer.text for answer in value]
         start, end = value.span
         return f"characters {start} to {end}" if end else "no answer"
 
-    def record(self, rows: Rows, number: int, prediction: Prediction) -> dict[str, object]:
+    def record(self, rows: Rows, number: int, prediction: Prediction) -> JsonObject:
         """Adds the answer's text, a slice of the context, with `start` and `end`, and the `n_best`; if questions may
         have no answer, "" means no answer, and `null_difference` is its margin."""
         answer = prediction.value
@@ -206,9 +198,9 @@ class ExtractiveQa(TaskKind):
         start, end = answer.span
         record |= {"prediction": self._text(rows, number, (start, end)), "start": start, "end": end}
         fractions = self.fractions(answer).tolist()
-        best: list[dict[str, Any]] = [
-            {"text": self._text(rows, number, span[:2]), "start": span.start, "end": span.end, "probability": share}
-            for span, share in zip(answer.best, fractions, strict=False)
+        best: list[JsonObject] = [
+            {"text": self._text(rows, number, span[:2]), "start": span.start, "end": span.end, "probability": fraction}
+            for span, fraction in zip(answer.best, fractions, strict=False)
         ]
         if self._with_null(answer):
             best.append({"text": "", "start": 0, "end": 0, "probability": fractions[-1]})
@@ -217,7 +209,7 @@ class ExtractiveQa(TaskKind):
             record["null_difference"] = answer.null_difference
         return {**record, "n_best": best}
 
-    def line(self, record: Mapping[str, object]) -> str:
+    def line(self, record: JsonMapping) -> str:
         question = record[self.config.text[0]]
         return f"{record['prediction'] or '(no answer)'} {record['score']:.2f}  {question}"
 
@@ -226,7 +218,7 @@ class ExtractiveQa(TaskKind):
         return ANSWER_METRICS[self.config.metric]
 
 
-def _require_different_ids(columns: Mapping[str, list[object]], origin: Sequence[tuple[str, int]]) -> None:
+def _require_different_ids(columns: Columns, origin: Origin) -> None:
     """UserError with file:line if two rows have the same id."""
     name = next((name for name in IDS if name in columns), None)
     seen: dict[str, int] = {}
@@ -234,9 +226,16 @@ def _require_different_ids(columns: Mapping[str, list[object]], origin: Sequence
         first = seen.setdefault(str(value), number)
         if value is not None and first != number:
             raise UserError(
-                f"{location(origin[number])}: the {name} {value} is also that of {location(origin[first])}",
+                f"{location(origin[number])}: {name}={value} repeats that of {location(origin[first])}",
                 "give each question a unique id",
             )
+
+
+class AnswerInspector(TaskInspector):
+    """Inspects questions and windows."""
+
+    def label(self, value: Label, describe_position: bool) -> str:
+        return f"tokens {value[0]} to {value[1]}"
 
 
 class ExtractiveQaLearner(TaskLearner):
@@ -245,6 +244,7 @@ class ExtractiveQaLearner(TaskLearner):
     config: ExtractiveQaConfig
     kind: ExtractiveQa
     scores_tokens = True
+    inspector_class = AnswerInspector
 
     def __init__(self, kind: ExtractiveQa, backbone: Backbone, tokenizer: Tokenizer, seed: int):
         super().__init__(kind, backbone, tokenizer, seed)
@@ -256,22 +256,14 @@ class ExtractiveQaLearner(TaskLearner):
             head.register_buffer("null_threshold", threshold)
 
     def examples(self, data: SplitData, max_length: int) -> QuestionWindows:
-        model, start = self.backbone.config, None
-        if isinstance(model, EncoderDecoderConfig):
-            start = self.tokenizer.role(model.start_role)
-        rows, layout = self.rows(data), model.text_format
-        return QuestionWindows(self.config, rows, self.tokenizer, layout, max_length, data.split, start)
+        name, stride = self.backbone.config.text_format, self.config.stride
+        layout = InputFormat(self.tokenizer, name, max_length, self.start_token, stride)
+        return QuestionWindows(self.config, self.rows(data), layout, data.split)
 
     def outputs(self, batch: Batch, step: int) -> Tensor:
         """(T, 2) scores of each token as start and end."""
         rng = self.dropout_rng(batch, step)
-        hidden_TH = self.hidden_of(batch, rng)
-        if rng is not None and batch.outputs is not None:
-            rng = rng.for_outputs()
-        return self.heads[self.term](self.pooled(hidden_TH), rng)
-
-    def inspector(self, examples: QuestionWindows, max_length: int) -> AnswerInspector:
-        return AnswerInspector(self, examples, max_length)
+        return self.heads[self.term](self.pooled(self.hidden_of(batch, rng)), self.head_rng(rng, batch))
 
     def samples(self, batch: Batch, n: int) -> list[dict[str, object]]:
         return []  # a row spans several windows; a batch holds only some
@@ -280,8 +272,8 @@ class ExtractiveQaLearner(TaskLearner):
         """(2N,) positions of each window's start and end."""
         return super().labels(batch).flatten()
 
-    def counts(self, batch: Batch) -> dict[str, float]:
-        return {self.term: float(len(self.labels(batch)))}
+    def documents(self, batch: Batch) -> Tensor:
+        return super().documents(batch) // 2
 
     @staticmethod
     def _choices(outputs_T2: Tensor, batch: Batch) -> Tensor:
@@ -289,9 +281,8 @@ class ExtractiveQaLearner(TaskLearner):
         starts_NL, ends_NL = (padded(side_T, batch.inputs, -torch.inf) for side_T in outputs_T2.float().unbind(1))
         return torch.stack([starts_NL, ends_NL], dim=1).flatten(0, 1)
 
-    def forward(self, batch: Batch, step: int) -> StepOutput:
-        choices = self._choices(self.outputs(batch, step), batch)
-        return StepOutput({self.term: loss_sum(choices, self.labels(batch))}, self.weights)
+    def training_loss(self, outputs: Tensor, batch: Batch) -> Tensor:
+        return loss_sum(self._choices(outputs, batch), self.labels(batch))
 
     def predicted(self, head: str, logits: Tensor | TokenLogits, batch: Batch) -> tuple[str, Predicted] | None:
         if head == self.term and isinstance(logits, Tensor):
@@ -300,8 +291,7 @@ class ExtractiveQaLearner(TaskLearner):
 
     def scores(self, outputs: Tensor, batch: Batch) -> Scores:
         choices, labels = self._choices(outputs, batch), self.labels(batch)
-        documents = torch.arange(len(labels), device=labels.device) // 2
-        return Scores(losses(choices, labels), labels, choices.argmax(-1), documents)
+        return Scores(losses(choices, labels), labels, choices.argmax(-1), self.documents(batch))
 
     def parts(self, outputs: Tensor, batch: Batch) -> list[WindowAnswers]:
         inputs, config = batch.inputs, self.config
@@ -310,7 +300,7 @@ class ExtractiveQaLearner(TaskLearner):
         scores_NK, first_NK, last_NK = best_spans(
             starts_NL, ends_NL, characters[1] > characters[0], config.answer_tokens, config.n_best
         )
-        null_N = (starts_NL + ends_NL).gather(1, self._null_places(batch)[:, None])[:, 0]
+        null_N = (starts_NL + ends_NL).gather(1, self._null_positions(batch)[:, None])[:, 0]
         last_NK = last_NK.clamp(max=starts_NL.shape[1] - 1)
         table_NK = np.empty(tuple(scores_NK.shape), SPANS)
         table_NK["start"] = characters[0].gather(1, first_NK).cpu().numpy()
@@ -321,15 +311,15 @@ class ExtractiveQaLearner(TaskLearner):
             for spans_K, null in zip(table_NK, null_N.tolist(), strict=True)
         ]
 
-    def _null_places(self, batch: Batch) -> Tensor:
+    def _null_positions(self, batch: Batch) -> Tensor:
         """(N,) the position of the null answer in each window, see `null_first`."""
         lengths_N = batch.inputs.segments.cu_lengths.diff().long()
         return torch.zeros_like(lengths_N) if null_first(self.backbone.config.text_format) else lengths_N - 1
 
-    def predictors(self, train: SplitData, examples: QuestionWindows) -> dict[str, ConstantPredictor]:
+    def predictors(self, train: SplitData, examples: QuestionWindows) -> dict[str, Predictor]:
         """Position frequencies of starts and ends in the training windows."""
-        places = examples.labels(examples.plan(0).rows).reshape(-1)
-        counts = np.bincount(places, minlength=examples.max_length)
+        positions = examples.labels(examples.plan(0).rows).reshape(-1)
+        counts = np.bincount(positions, minlength=examples.max_length)
         return {self.term: ConstantPredictor.of_counts("base rate", counts)}
 
     def calibrate(self, rows: Rows, predictions: Sequence[Prediction]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -12,6 +13,10 @@ from lmtool.errors import UserError
 from lmtool.tasks.configs import TaskConfig
 from lmtool.tasks.configs.base import parts_of
 
+Columns: TypeAlias = Mapping[str, list[Any]]
+"""The columns of a table by name, one value per row."""
+Origin: TypeAlias = list[tuple[str, int]]
+"""The file and line of each row."""
 # Columns that may hold row ids; the first match is used.
 IDS = ("id", "idx", "index", "guid")
 DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
@@ -34,6 +39,11 @@ def word_of(value: object) -> str:
     return "" if value is None else str(value).strip()
 
 
+def cell_text(cell: object) -> str:
+    """A cell as text; items of a list joined with spaces."""
+    return " ".join(map(str, cell)) if isinstance(cell, list | tuple) else str(cell)
+
+
 def _listing(names: Sequence[str]) -> str:
     listed = ", ".join(names[:_SHOWN])
     return listed if len(names) <= _SHOWN else f"{listed}, ... ({len(names)} in all)"
@@ -44,7 +54,7 @@ def is_unlabelled(values: Sequence[object]) -> bool:
     return all(word_of(value) in ("", "-1") for value in values)
 
 
-def class_names(config: TaskConfig, values: Sequence[object], origin: Sequence[tuple[str, int]]) -> tuple[str, ...]:
+def class_names(config: TaskConfig, values: Sequence[object], origin: Origin) -> tuple[str, ...]:
     """The classes of a training column: its distinct values, sorted, numbers by value."""
     words = [word_of(value) for value in values]
     if "" in words:
@@ -69,9 +79,7 @@ def class_names(config: TaskConfig, values: Sequence[object], origin: Sequence[t
     return tuple(names)
 
 
-def class_numbers(
-    config: TaskConfig, labels: Sequence[str], values: Sequence[object], origin: Sequence[tuple[str, int]]
-) -> np.ndarray:
+def class_numbers(config: TaskConfig, labels: Sequence[str], values: Sequence[object], origin: Origin) -> np.ndarray:
     """(N,) int64 classes of a column of label names, or of their numbers from 0 in every row.
 
     Raises UserError with file:line at the first invalid value.
@@ -98,7 +106,7 @@ def unknown_label(config: TaskConfig, labels: Sequence[str], word: str, where: s
     )
 
 
-def numbers(config: TaskConfig, values: Sequence[object], origin: Sequence[tuple[str, int]]) -> np.ndarray:
+def numbers(config: TaskConfig, values: Sequence[object], origin: Origin) -> np.ndarray:
     """(N,) float64 values of a column; UserError with file:line at the first that is not a finite number."""
     numbers_N = np.empty(len(values))
     for index, (value, where) in enumerate(zip(values, origin, strict=True)):
@@ -119,25 +127,25 @@ def numbers(config: TaskConfig, values: Sequence[object], origin: Sequence[tuple
     return numbers_N
 
 
-def repeated_ids(columns: Mapping[str, list], origin: Sequence[tuple[str, int]]) -> str | None:
+def repeated_ids(columns: Columns, origin: Origin) -> str | None:
     """A warning for rows with duplicate ids (`row_ids`); None without duplicates."""
     for name in IDS:
         if name not in columns or not len(columns[name]):
             continue
         words = [str(value) for value in columns[name]]
         first: dict[str, int] = {}
-        again = [row for row, word in enumerate(words) if first.setdefault(word, row) != row]
-        if not again:
+        repeated = [row for row, word in enumerate(words) if first.setdefault(word, row) != row]
+        if not repeated:
             return None
-        row = again[0]
+        row = repeated[0]
         return (
-            f"{location(origin[row])}: {name} {words[row]} is that of {location(origin[first[words[row]]])} too"
-            f"{f', and {len(again) - 1:,} more' if len(again) > 1 else ''}: rows go by their places instead"
+            f"{location(origin[row])}: {name}={words[row]} repeats that of {location(origin[first[words[row]]])}"
+            f"{f', and {len(repeated) - 1:,} more do' if len(repeated) > 1 else ''}: rows are numbered from 0 instead"
         )
     return None
 
 
-def row_ids(columns: Mapping[str, list], count: int) -> list[str | int]:
+def row_ids(columns: Columns, count: int) -> list[str | int]:
     """The ids of the rows if a column holds unique ones, else their indices from 0."""
     for name in IDS:
         if name in columns and len(set(map(str, columns[name]))) == count:
@@ -157,9 +165,7 @@ def text_of(config: TaskConfig, name: str, value: object, where: tuple[str, int]
     )
 
 
-def with_joined_columns(
-    config: TaskConfig, columns: Mapping[str, list[object]], origin: Sequence[tuple[str, int]]
-) -> dict[str, list]:
+def with_joined_columns(config: TaskConfig, columns: Columns, origin: Origin) -> dict[str, list]:
     """Adds the joined columns (A+B) whose parts are present."""
     new: dict[str, list] = {}
     for name in config.text:

@@ -1,7 +1,4 @@
-"""The base class of task learners, and their scorer: rows to examples, outputs, and one prediction per row.
-
-The outputs for the parts of a row are joined by its kind, and every row is predicted exactly once.
-"""
+"""The base class of task learners, and their scorer: rows to examples, outputs, and one prediction per row."""
 
 from __future__ import annotations
 
@@ -14,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.data.examples import Examples, Rows, SplitData
 from lmtool.data.loader import PackedLoader
 from lmtool.errors import NotFinite
@@ -22,35 +20,37 @@ from lmtool.learners.baseline import Predictor, TermSums
 from lmtool.learners.evaluation import Evaluation, Scorer, evaluate
 from lmtool.learners.inspection import Inspector, RunningStatistics, SampledBatch
 from lmtool.models.base import Backbone
+from lmtool.models.encoder_decoder_configs import EncoderDecoderConfig
 from lmtool.models.heads.sequence import pooler
+from lmtool.nn.dropout import DropoutRng
 from lmtool.tasks.kinds.base import TaskKind
-from lmtool.tasks.kinds.labels import IDS, with_joined_columns
-from lmtool.tasks.kinds.predictions import Prediction, PredictionColumns, values_of
+from lmtool.tasks.kinds.labels import IDS, Columns, Origin, with_joined_columns
+from lmtool.tasks.kinds.predictions import Label, Prediction, PredictionColumns, values_of
 from lmtool.tokenizers.tokenizer import Tokenizer
-from lmtool.types import Batch, Scores
+from lmtool.types import Batch, Scores, StepOutput
 
 
 class TaskInspector(Inspector):
     """Inspects the examples of a task."""
 
     def texts(self, sampled: SampledBatch) -> list[list[str]]:
-        """The columns of each row, if the examples hold them; words joined with spaces."""
-        rows_of_split, row_N = getattr(self.examples, "rows", None), sampled.batch.rows
-        if rows_of_split is None or row_N is None:
+        """The columns of each row; words joined with spaces."""
+        row_N = sampled.batch.rows
+        if row_N is None:
             return super().texts(sampled)
-        numbers = row_N.numpy()[sampled.boundaries[:-1]].tolist()
-        rows = [[values[number] for values in rows_of_split.columns.values()] for number in numbers]
+        numbers, columns = row_N.numpy()[sampled.boundaries[:-1]].tolist(), self.examples.rows.columns.values()
+        rows = [[values[number] for values in columns] for number in numbers]
         return [[" ".join(cell) if _is_words(cell) else str(cell) for cell in row] for row in rows]
 
     def fact(self, stats: RunningStatistics) -> str:
         """The mean length of examples, and how many are truncated."""
-        length, cut = stats.measured("tokens an example"), stats.measured("truncated fraction")
+        length, truncated = stats.measured("tokens an example"), stats.measured("truncated fraction")
         if length is None:
             return ""
-        words = f"an example has {length:.0f} tokens on average"
-        return words if cut is None else f"{words}; {cut:.1%} are cut to max_length={self.max_length}"
+        sentence = f"an example has {length:.0f} tokens on average"
+        return sentence if truncated is None else f"{sentence}; {truncated:.1%} are cut to max_length={self.max_length}"
 
-    def label(self, value: object, describe_position: bool) -> object:
+    def label(self, value: Label, describe_position: bool) -> object:
         return self.learner.kind.shown(value)
 
 
@@ -58,239 +58,27 @@ def _is_words(cell: object) -> bool:
     return isinstance(cell, list) and all(isinstance(word, str) for word in cell)
 
 
-class PromptInspector(TaskInspector):
-    """Inspects prompts: classes with their words."""
-
-    def label(self, value: Any, describe_position: bool) -> Any:
-        if describe_position:  # of the auxiliary masked texts
-            return Inspector.label(self, value, describe_position)
-        return f"{super().label(value, describe_position)}: {self.learner.config.words[int(value)]}"
-
-
-class AnswerInspector(TaskInspector):
-    """Inspects questions and windows."""
-
-    def label(self, value: Any, describe_position: bool) -> Any:
-        return f"tokens {value[0]} to {value[1]}"
-
-
-class ChoiceInspector(TaskInspector):
-    """Inspects the pairs of a row's choices."""
-
-    def label(self, value: object, describe_position: bool) -> object:
-        return "right" if value else "wrong"
-
-
-class TextPairInspector(TaskInspector):
-    """Inspects sources and targets, whose labels are tokens."""
-
-    def check_plan(self, stats: RunningStatistics) -> None:
-        """Truncation. A truncated source may be shorter than max_length, since its target needs capacity too."""
-        metadata = self.examples.metadata()
-        stats.note("truncated fraction", metadata["truncated"], metadata["examples"])
-
-    def label(self, value: object, describe_position: bool) -> object:
-        return Inspector.label(self, value, describe_position)
-
-
-class TaskLearner(BaseLearner):
-    """The base of a kind's learner; its one term, and head, have the task's name.
-
-    scores_tokens: whether outputs are per token, not per text. scored_by: another scorer than `TaskScorer`, with its
-    arguments.
-    """
-
-    predicts_rows = True
-    reads_text = False
-    scores_tokens: bool = False
-    scored_by: Callable[..., TaskScorer] | None = None
-
-    def __init__(self, kind: TaskKind, backbone: Backbone, tokenizer: Tokenizer, seed: int):
-        super().__init__(kind.config, backbone, tokenizer, seed)
-        self.kind, self.term = kind, kind.config.name
-        self.weights = {self.term: 1.0}
-        self.metric, self.reads = kind.metric, tuple(kind.config.reads)
-
-    @property
-    def token_width(self) -> int:
-        """Input width of a head over tokens."""
-        return self.backbone.hidden_size if self.backbone.pooler_on_tokens else self.backbone.feature_size
-
-    def add_token_head(self, head: nn.Module) -> None:
-        """Adds a head over tokens, after the pooler if the family has one there."""
-        if self.backbone.pooler_on_tokens:
-            self.add_head("pooler", pooler(self.backbone))
-        self.add_head(self.term, head)
-
-    def pooled(self, hidden_TF: Tensor) -> Tensor:
-        """(T, H) inputs of a head over tokens."""
-        return self.heads["pooler"](hidden_TF) if self.backbone.pooler_on_tokens else hidden_TF
-
-    @abstractmethod
-    def outputs(self, batch: Batch, step: int) -> Tensor:
-        """The finite outputs of the head. step: seeds the dropout in training."""
-
-    @abstractmethod
-    def scores(self, outputs: Tensor, batch: Batch) -> Scores:
-        """The loss and best prediction of each target."""
-
-    @abstractmethod
-    def parts(self, outputs: Tensor, batch: Batch) -> list[Any]:
-        """The output of each document, on the host, in the form that the kind's `join` expects."""
-
-    def uncertainty(self, outputs: Tensor, batch: Batch) -> Tensor:
-        """(N,) the normalized entropy of each document's prediction; the maximum of several. TypeError without classes.
-        (N,) the normalized entropy of each document's prediction; the maximum of several. TypeError without classes."""
-        raise TypeError(f"the predictions of {type(self).__name__} have no entropy")
-
-    def calibrate(self, rows: Rows, predictions: Sequence[Prediction]) -> None:  # noqa: B027 most kinds tune nothing
-        """Tunes decision thresholds on labeled development rows and stores them with the head. predictions: as `join`
-        returns them."""
-
-    def decided(self, predictions: Sequence[Prediction]) -> Sequence[Prediction]:
-        """The predictions under the thresholds tuned by `calibrate`."""
-        return predictions
-
-    def parts_of(self, rows: Rows, examples: Examples) -> np.ndarray:
-        """(N,) the number of parts of each row. examples: those made of the rows; the field `row` of their plan is the
-        row of each part."""
-        return np.bincount(examples.plan(0).rows["row"], minlength=len(rows))
-
-    def labels(self, batch: Batch) -> Tensor:
-        """The labels of a labeled batch."""
-        labels = batch.targets[self.term].labels
-        if labels is None:
-            raise ValueError("the batch has no labels")
-        return labels
-
-    def score(self, batch: Batch) -> dict[str, Scores]:
-        return {self.term: self.scores(self.outputs(batch, 0), batch)}
-
-    def is_in(self, data: SplitData) -> bool:
-        return self.config.name in data.rows
-
-    def rows(self, data: SplitData) -> Rows:
-        """The task's rows of a split."""
-        return data.rows[self.config.name]
-
-    def inspector(self, examples: Any, max_length: int) -> TaskInspector:
-        return TaskInspector(self, examples, max_length)
-
-    def scorer(self, data: SplitData, examples: Examples, predictors: Mapping[str, Predictor]) -> Scorer:
-        rows = self.rows(data)
-        scorer = self.scored_by or TaskScorer
-        return scorer(self, rows, data.split, self.parts_of(rows, examples), predictors.get(self.term))
-
-    def baseline(
-        self, train: SplitData, held_out: SplitData, batches: Iterable[Batch], predictors: Mapping[str, Predictor]
-    ) -> dict[str, Any]:
-        """The metrics of the constant baseline, with its `prediction` and all `metrics`."""
-        name, prediction = self.kind.constant(self.rows(train))
-        rows = self.rows(held_out)
-        metrics = self.kind.metrics(rows, [prediction] * len(rows))
-        return {
-            "name": name,
-            "prediction": self.kind.shown(prediction.value),
-            "metric": self.metric.name,
-            "value": metrics[self.metric.name],
-            "metrics": metrics,
-        }
-
-    def samples(self, batch: Batch, n: int) -> list[dict[str, object]]:
-        """The first n texts of a batch as plain data: `text`, `gold`, `prediction` and `score`."""
-        if batch.targets[self.term].at is not None:
-            return []  # a text has many labels, of which a part holds some
-        parts, labels = self.parts(self.outputs(batch, 0), batch), self.labels(batch)
-        documents = batch.inputs.tokens.split(list(batch.inputs.lengths))
-        samples = []
-        for number in range(min(n, len(documents))):
-            prediction = self.decided([self.kind.join([parts[number]])])[0]
-            samples.append(
-                {
-                    "text": self.tokenizer.decode(documents[number]),
-                    "gold": self.kind.shown(labels[number].tolist()),
-                    "prediction": self.kind.shown(prediction.value),
-                    "score": prediction.score,
-                }
-            )
-        return samples
-
-    def read_rows(self, columns: dict[str, list[object]], origin: list[tuple[str, int]]) -> Rows:
-        columns = {self.config.aliases.get(name, name): values for name, values in columns.items()}
-        columns = with_joined_columns(self.config, columns, origin)
-        read = super().read_rows(columns, origin).columns
-        extra = {name: columns[name] for name in (*IDS, self.config.label) if name in columns}
-        return self.kind.rows({**extra, **read}, origin, labelled=False)
-
-    def takes_texts(self, count: int) -> bool:
-        """Whether it can score free texts: one or a pair, in place of the task's columns."""
-        return not self.scores_tokens or count == len(self.reads)
-
-    def examples_of_texts(self, texts: Sequence[tuple[str, ...]], max_length: int) -> Examples:
-        """Examples of free texts or pairs, as many as `takes_texts` allows."""
-        known = len(self.reads) == len(texts[0])
-        names = self.reads if known else ("first", "second")[: len(texts[0])]
-        rows = Rows.of_texts(**{name: [row[side] for row in texts] for side, name in enumerate(names)})
-        rows = self.read_rows(rows.columns, rows.origin) if known else rows
-        examples: Examples = self.examples(SplitData("sample", rows={self.config.name: rows}), max_length)
-        return examples
-
-    def respond(self, rows: Rows, inference: Inference) -> Iterator[dict[str, object]]:
-        return self.answers(rows, inference).records
-
-    def answers(self, rows: Rows, inference: Inference) -> Answers:
-        """Records of the rows, as in predictions.jsonl, and their metrics if labeled."""
-        data = SplitData("input", rows={self.config.name: rows})
-        max_length, warn = inference.max_length, inference.warn
-        examples = self.examples(data, max_length)
-        metadata = examples.metadata()
-        if metadata.get("truncated"):
-            warn(f"{metadata['truncated']:,} of {len(rows):,} texts are truncated to {max_length} tokens")
-        if metadata.get("cut_questions"):
-            warn(f"{metadata['cut_questions']:,} of {len(rows):,} questions are truncated")
-        budget = max(inference.forward_tokens, max_length + self.virtual_tokens)
-        loader = PackedLoader(examples, 0, None, budget, shuffle=False, virtual_tokens=self.virtual_tokens)
-        total, done = len(examples.plan(0)), 0
-
-        def shown() -> Iterator[Batch]:
-            nonlocal done
-            for batch in loader.epoch_batches():
-                yield batch
-                done += len(batch.inputs.lengths)
-                inference.progress(done, total)
-
-        evaluation = evaluate(self, self.scorer(data, examples, {}), shown(), inference.precision)
-        return Answers(evaluation.records(), evaluation.scores, 0 if rows.labels is None else len(rows))
-
-    def line(self, record: Mapping[str, object]) -> str:
-        return self.kind.line(record)
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TaskEvaluation(Evaluation):
-    """A split of a task with the predictions of its rows; for unlabeled rows, predictions only."""
+    """A split of a task with the predictions of its rows. losses: (N,) nats of each row; None without labels."""
 
-    kind: TaskKind | None = None
-    rows: Rows | None = None
-    split: str = ""
-    predictions: Sequence[Prediction] = ()
+    kind: TaskKind
+    rows: Rows
+    split: str
+    predictions: Sequence[Prediction]
     losses: np.ndarray | None = None
-    """(N,) the loss of each row, in nats; None without labels."""
 
     def metrics(self) -> dict[str, float]:
         """`loss`, and the task's metrics."""
         return {"loss": self.loss, **self.scores}
 
-    def records(self) -> Iterator[dict[str, object]]:
+    def records(self) -> Iterator[JsonObject]:
         """Lines of predictions.jsonl, in the order of the rows."""
-        assert self.kind is not None and self.rows is not None
         for number, prediction in enumerate(self.predictions):
-            yield {
-                "id": self.rows.ids[number], "split": self.split, **self.kind.record(self.rows, number, prediction),
-                **self.more(number),
-            }  # fmt: skip
+            record = self.kind.record(self.rows, number, prediction)
+            yield {"id": self.rows.ids[number], "split": self.split, **record, **self.more(number)}
 
-    def more(self, number: int) -> dict[str, object]:
+    def more(self, number: int) -> JsonObject:
         """Additional fields of the row's record."""
         return {}
 
@@ -300,7 +88,7 @@ class TaskOutputs:
     """The outputs for a batch, on the host. parts: as `TaskLearner.parts` returns them; None if an output is not
     finite. scores: of its targets; None without labels."""
 
-    parts: list[object] | None
+    parts: list[Label] | None
     scores: Scores | None = None
 
 
@@ -314,7 +102,7 @@ class TaskScorer(Scorer):
     def __init__(self, learner: TaskLearner, rows: Rows, split: str, parts_N: np.ndarray, predictor: Predictor | None):
         self.learner, self.rows, self.split, self.parts_N, self.predictor = learner, rows, split, parts_N, predictor
         self.sums, self.predictions = TermSums(), PredictionColumns(len(rows))
-        self.partial_rows: dict[int, dict[int, object]] = {}
+        self.partial_rows: dict[int, dict[int, Label]] = {}
         self.seen = self.finished_parts = 0
 
     def outputs(self, batch: Batch) -> object:
@@ -337,8 +125,8 @@ class TaskScorer(Scorer):
         if (scores := outputs.scores) is not None:
             self.sums.add(batch, scores if selected_N is None else _of_documents(scores, selected_N), self.predictor)
         assert batch.rows is not None
-        places = zip(batch.rows.tolist(), batch.parts.tolist(), strict=True)
-        for number, ((row, part), output) in enumerate(zip(places, outputs.parts, strict=True)):
+        row_parts = zip(batch.rows.tolist(), batch.parts.tolist(), strict=True)
+        for number, ((row, part), output) in enumerate(zip(row_parts, outputs.parts, strict=True)):
             if selected_N is not None and not selected_N[number]:
                 continue
             self.seen += 1
@@ -369,19 +157,18 @@ class TaskScorer(Scorer):
             kind.metrics(rows, predictions),
             self._warnings(predictions),
             kind.details(rows, predictions),
-            kind,
-            rows,
-            self.split,
-            predictions,
-            scored.sums_E,
+            kind=kind,
+            rows=rows,
+            split=self.split,
+            predictions=predictions,
+            losses=scored.sums_E,
         )
 
     def _warnings(self, predictions: Sequence[Prediction]) -> tuple[str, ...]:
         kind, labels = self.learner.kind, self.rows.labels
         assert labels is not None
         values = kind.single(values_of(predictions))
-        constant = len(values) > 1 and _all_same(values) and not _all_same(kind.single(labels))
-        if not constant:
+        if len(values) < 2 or not _all_same(values) or _all_same(kind.single(labels)):
             return ()
         value_text = kind.shown(values[0])
         value_text = "nothing" if value_text in ("", []) else value_text
@@ -394,5 +181,216 @@ def _of_documents(scores: Scores, selected_N: np.ndarray) -> Scores:
     return Scores(*(getattr(scores, field.name)[retained_M] for field in fields(scores)))
 
 
-def _all_same(values: Sequence[Any] | np.ndarray) -> bool:
+def _all_same(values: Sequence[Label] | np.ndarray) -> bool:
     return all(np.array_equal(value, values[0]) for value in values)
+
+
+class TaskLearner(BaseLearner):
+    """The base of a kind's learner; its one term, and head, have the task's name.
+
+    scores_tokens: whether outputs are per token, not per text. scored_by, inspector_class: its scorer and inspector.
+    """
+
+    predicts_rows = True
+    reads_text = False
+    scores_tokens: bool = False
+    scored_by: Callable[..., TaskScorer] = TaskScorer
+    inspector_class: type[TaskInspector] = TaskInspector
+
+    def __init__(self, kind: TaskKind, backbone: Backbone, tokenizer: Tokenizer, seed: int):
+        super().__init__(kind.config, backbone, tokenizer, seed)
+        self.kind, self.term = kind, kind.config.name
+        self.weights = {self.term: 1.0}
+        self.metric, self.reads = kind.metric, tuple(kind.config.reads)
+
+    # Heads.
+
+    @property
+    def token_width(self) -> int:
+        """Input width of a head over tokens."""
+        return self.backbone.hidden_size if self.backbone.pooler_on_tokens else self.backbone.feature_size
+
+    def add_token_head(self, head: nn.Module) -> None:
+        """Adds a head over tokens, after the pooler if the family has one there."""
+        if self.backbone.pooler_on_tokens:
+            self.add_head("pooler", pooler(self.backbone))
+        self.add_head(self.term, head)
+
+    def pooled(self, hidden_TF: Tensor) -> Tensor:
+        """(T, H) inputs of a head over tokens."""
+        return self.heads["pooler"](hidden_TF) if self.backbone.pooler_on_tokens else hidden_TF
+
+    @property
+    def head_dropout(self) -> float:
+        """The dropout rate before the output layer."""
+        return self.backbone.config.dropout if self.config.dropout is None else self.config.dropout
+
+    def head_rng(self, rng: DropoutRng | None, batch: Batch, at: Tensor | None = None) -> DropoutRng | None:
+        """The dropout of the head. at: flat indices of the tokens that it reads; None: all."""
+        if rng is not None and batch.outputs is not None:
+            rng = rng.for_outputs()
+        return rng if rng is None or at is None else rng.rows(at)
+
+    @property
+    def start_token(self) -> int | None:
+        """The token before an encoder-decoder's target; None for other models."""
+        model = self.backbone.config
+        return self.tokenizer.role(model.start_role) if isinstance(model, EncoderDecoderConfig) else None
+
+    # Loss and scores.
+
+    @abstractmethod
+    def outputs(self, batch: Batch, step: int) -> Tensor:
+        """The finite outputs of the head. step: seeds the dropout in training."""
+
+    @abstractmethod
+    def training_loss(self, outputs: Tensor, batch: Batch) -> Tensor:
+        """The sum of the losses of all targets."""
+
+    @abstractmethod
+    def scores(self, outputs: Tensor, batch: Batch) -> Scores:
+        """The loss and best prediction of each target."""
+
+    @abstractmethod
+    def parts(self, outputs: Tensor, batch: Batch) -> list[Label]:
+        """The output of each document, on the host, in the form that the kind's `join` expects."""
+
+    def labels(self, batch: Batch) -> Tensor:
+        """The labels of a labeled batch."""
+        labels = batch.targets[self.term].labels
+        if labels is None:
+            raise ValueError("the batch has no labels")
+        return labels
+
+    def documents(self, batch: Batch) -> Tensor:
+        """(M,) the document of each target: by default, each document has one."""
+        labels_N = self.labels(batch)
+        return torch.arange(len(labels_N), device=labels_N.device)
+
+    def target_count(self, batch: Batch) -> float:
+        """The number of targets, or the sum of their weights."""
+        return float(self.labels(batch).numel())
+
+    def counts(self, batch: Batch) -> dict[str, float]:
+        return {self.term: self.target_count(batch)}
+
+    def forward(self, batch: Batch, step: int) -> StepOutput:
+        return StepOutput({self.term: self.training_loss(self.outputs(batch, step), batch)}, self.weights)
+
+    def score(self, batch: Batch) -> dict[str, Scores]:
+        return {self.term: self.scores(self.outputs(batch, 0), batch)}
+
+    def uncertainty(self, outputs: Tensor, batch: Batch) -> Tensor:
+        """(N,) normalized entropy of each document's prediction; the maximum of several. TypeError without classes."""
+        raise TypeError(f"the predictions of {type(self).__name__} have no entropy")
+
+    def calibrate(self, rows: Rows, predictions: Sequence[Prediction]) -> None:  # noqa: B027 most kinds tune nothing
+        """Tunes decision thresholds on labeled development rows, predicted by `join`; stores them in the head."""
+
+    def decided(self, predictions: Sequence[Prediction]) -> Sequence[Prediction]:
+        """The predictions under the thresholds tuned by `calibrate`."""
+        return predictions
+
+    # Data.
+
+    def is_in(self, data: SplitData) -> bool:
+        return self.config.name in data.rows
+
+    def rows(self, data: SplitData) -> Rows:
+        """The task's rows of a split."""
+        return data.rows[self.config.name]
+
+    def parts_of(self, rows: Rows, examples: Examples) -> np.ndarray:
+        """(N,) the number of parts of each row: the plan of the examples has the `row` of each part."""
+        return np.bincount(examples.plan(0).rows["row"], minlength=len(rows))
+
+    def inspector(self, examples: Any, max_length: int) -> TaskInspector:
+        return self.inspector_class(self, examples, max_length)
+
+    def scorer(self, data: SplitData, examples: Any, predictors: Mapping[str, Predictor]) -> Scorer:
+        rows = self.rows(data)
+        return self.scored_by(self, rows, data.split, self.parts_of(rows, examples), predictors.get(self.term))
+
+    def baseline(
+        self, train: SplitData, held_out: SplitData, batches: Iterable[Batch], predictors: Mapping[str, Predictor]
+    ) -> JsonObject:
+        """The metrics of the constant baseline, with its `prediction` and all `metrics`."""
+        name, prediction = self.kind.constant(self.rows(train))
+        rows = self.rows(held_out)
+        metrics = self.kind.metrics(rows, self.kind.constant_predictions(rows, prediction))
+        return {
+            "name": name,
+            "prediction": self.kind.shown(prediction.value),
+            "metric": self.metric.name,
+            "value": metrics[self.metric.name],
+            "metrics": metrics,
+        }
+
+    # Inference.
+
+    def samples(self, batch: Batch, n: int) -> list[JsonObject]:
+        """The first n texts of a batch as plain data: `text`, `gold`, `prediction` and `score`."""
+        if batch.targets[self.term].at is not None:
+            return []  # a text has many labels, of which a part holds some
+        parts, labels = self.parts(self.outputs(batch, 0), batch), self.labels(batch)
+        documents = batch.inputs.tokens.split(list(batch.inputs.lengths))
+        samples = []
+        for number in range(min(n, len(documents))):
+            prediction = self.decided([self.kind.join([parts[number]])])[0]
+            samples.append(
+                {
+                    "text": self.tokenizer.decode(documents[number]),
+                    "gold": self.kind.shown(labels[number].tolist()),
+                    "prediction": self.kind.shown(prediction.value),
+                    "score": prediction.score,
+                }
+            )
+        return samples
+
+    def read_rows(self, columns: Columns, origin: Origin) -> Rows:
+        columns = {self.config.aliases.get(name, name): values for name, values in columns.items()}
+        columns = with_joined_columns(self.config, columns, origin)
+        read = super().read_rows(columns, origin).columns
+        extra = {name: columns[name] for name in (*IDS, self.config.label) if name in columns}
+        return self.kind.rows({**extra, **read}, origin, labelled=False)
+
+    def takes_texts(self, count: int) -> bool:
+        """Whether it can score free texts: one or a pair, in place of the task's columns."""
+        return not self.scores_tokens or count == len(self.reads)
+
+    def examples_of_texts(self, texts: Sequence[tuple[str, ...]], max_length: int) -> Examples:
+        """Examples of free texts or pairs, as many as `takes_texts` allows."""
+        known = len(self.reads) == len(texts[0])
+        names = self.reads if known else ("first", "second")[: len(texts[0])]
+        rows = Rows.of_texts(**{name: [row[side] for row in texts] for side, name in enumerate(names)})
+        rows = self.read_rows(rows.columns, rows.origin) if known else rows
+        return self.examples(SplitData("sample", rows={self.config.name: rows}), max_length)
+
+    def respond(self, rows: Rows, inference: Inference) -> Iterator[JsonObject]:
+        return self.answers(rows, inference).records
+
+    def answers(self, rows: Rows, inference: Inference) -> Answers:
+        """Records of the rows, as in predictions.jsonl, and their metrics if labeled."""
+        data = SplitData("input", rows={self.config.name: rows})
+        max_length, warn = inference.max_length, inference.warn
+        examples = self.examples(data, max_length)
+        metadata = examples.metadata()
+        if metadata.get("truncated"):
+            warn(f"{metadata['truncated']:,} of {len(rows):,} texts are truncated to {max_length} tokens")
+        if metadata.get("cut_questions"):
+            warn(f"{metadata['cut_questions']:,} of {len(rows):,} questions are truncated")
+        budget = max(inference.forward_tokens, max_length + self.virtual_tokens)
+        loader = PackedLoader(examples, 0, None, budget, shuffle=False, virtual_tokens=self.virtual_tokens)
+
+        def batches() -> Iterator[Batch]:
+            total, done = len(examples.plan(0)), 0
+            for batch in loader.epoch_batches():
+                yield batch
+                done += len(batch.inputs.lengths)
+                inference.progress(done, total)
+
+        evaluation = evaluate(self, self.scorer(data, examples, {}), batches(), inference.precision)
+        return Answers(evaluation.records(), evaluation.scores, 0 if rows.labels is None else len(rows))
+
+    def line(self, record: JsonMapping) -> str:
+        return self.kind.line(record)

@@ -5,41 +5,37 @@ Shape letters: N examples, C classes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from itertools import compress
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.data.examples import Examples, Rows, SplitData
 from lmtool.errors import UserError
-from lmtool.learners.baseline import ConstantRates
+from lmtool.learners.baseline import ConstantRates, Predictor
 from lmtool.learners.metrics import Metric
 from lmtool.learners.metrics.scores import MULTI_LABEL, best_thresholds, compute_multi_label
 from lmtool.models.base import Backbone
 from lmtool.models.heads.base import TokenLogits, binary_losses
 from lmtool.models.heads.predicted import Binary, Predicted
 from lmtool.tasks.configs import MultiLabelConfig
-from lmtool.tasks.kinds.labels import class_names, class_numbers, class_warnings, word_of
-from lmtool.tasks.kinds.predictions import Prediction, PredictionColumns, values_of
+from lmtool.tasks.kinds.classes import ClassLearner, require_one_per_class, with_class_weights
+from lmtool.tasks.kinds.labels import Columns, Origin, class_names, class_numbers, class_warnings, word_of
+from lmtool.tasks.kinds.predictions import Label, Prediction, PredictionColumns, values_of
 from lmtool.tasks.kinds.sequence import SequenceLearner, WindowedKind
 from lmtool.tokenizers.tokenizer import Tokenizer
-from lmtool.types import Batch, Scores, StepOutput
+from lmtool.types import Batch, Scores
 
 
 class MultiLabel(WindowedKind):
-    """Rows of texts with (C,) binary labels each. A decided prediction has the same form, (C,) int8; before, it is the
-    (C,) float32 probabilities."""
+    """Rows of texts with (C,) binary labels each. Predictions are (C,) float32 probabilities; decided, (C,) int8."""
 
     config: MultiLabelConfig
 
-    @property
-    def classes(self) -> Sequence[str]:
-        return self.config.labels or ()
-
-    def with_labels(self, columns: Mapping[str, list[object]], origin: Sequence[tuple[str, int]]) -> MultiLabelConfig:
-        """Adds the class names, if not configured: the distinct ones of the training column."""
+    def with_labels(self, columns: Columns, origin: Origin) -> MultiLabelConfig:
         if self.config.labels is not None:
             return self.config
         rows, words = self._classes(columns[self.config.label])
@@ -61,36 +57,24 @@ class MultiLabel(WindowedKind):
             words += named
         return rows, words
 
-    def decoded_labels(self, values: Sequence[object], origin: Sequence[tuple[str, int]]) -> np.ndarray:
+    def decoded_labels(self, values: Sequence[object], origin: Origin) -> np.ndarray:
         """(N, C) float32."""
         rows, words = self._classes(values)
-        names = self.config.labels or ()
-        labels_NC = np.zeros((len(values), len(names)), dtype=np.float32)
-        labels_NC[rows, class_numbers(self.config, names, words, [origin[row] for row in rows])] = 1
+        labels_NC = np.zeros((len(values), len(self.classes)), dtype=np.float32)
+        labels_NC[rows, class_numbers(self.config, self.classes, words, [origin[row] for row in rows])] = 1
         return labels_NC
 
     def fitted(self, train: Rows) -> MultiLabelConfig:
         """Adds class weights, if configured. UserError if weights or thresholds do not match the labels."""
-        names, values = self.config.labels or (), self.config.model_dump()
-        if self.config.loss.class_weights == "balanced":
-            counts_C = np.asarray(train.labels).sum(axis=0)
-            weights_C = np.where(counts_C > 0, (len(train) - counts_C) / np.maximum(counts_C, 1), 1.0)
-            values["loss"]["class_weights"] = tuple(np.maximum(weights_C, 1 / max(len(train), 1)).tolist())
-        for name, given in (
-            ("loss.class_weights", values["loss"]["class_weights"]),
-            ("thresholds", values["thresholds"]),
-        ):
-            if isinstance(given, tuple) and len(given) != len(names):
-                raise UserError(
-                    f"task.{name} has {len(given)} numbers for the {len(names)} labels {', '.join(names[:8])}",
-                    "give one number per label, in their order",
-                )
-        return type(self.config).model_validate(values)
+        require_one_per_class("thresholds", self.config.thresholds, self.classes)
+        counts_C = np.asarray(train.labels).sum(axis=0)
+        weights_C = np.where(counts_C > 0, (len(train) - counts_C) / np.maximum(counts_C, 1), 1.0)
+        return with_class_weights(self.config, tuple(np.maximum(weights_C, 1 / max(len(train), 1)).tolist()))
 
-    def metadata(self, train: Rows) -> tuple[dict[str, object], list[str]]:
+    def metadata(self, train: Rows) -> tuple[JsonObject, list[str]]:
         metadata, warnings = super().metadata(train)
-        labels_NC, names = np.asarray(train.labels), self.config.labels or ()
-        counts = {name: int(count) for name, count in zip(names, labels_NC.sum(axis=0), strict=True)}
+        labels_NC = np.asarray(train.labels)
+        counts = {name: int(count) for name, count in zip(self.classes, labels_NC.sum(axis=0), strict=True)}
         metadata |= {"labels": counts, "labels_a_row": round(float(labels_NC.sum(axis=1).mean()), 2)}
         return metadata, [*warnings, *class_warnings(counts)]
 
@@ -115,42 +99,30 @@ class MultiLabel(WindowedKind):
         fractions_C = np.asarray(train.labels).mean(axis=0)
         return "majority", Prediction((fractions_C > 0.5).astype(np.int8), float((1 - fractions_C).min()))
 
-    def shown(self, value: Any) -> str:
+    def shown(self, value: Label) -> str:
         """The names of the classes joined with the delimiter, as in a text column."""
-        names = [name for name, given in zip(self.config.labels or (), value, strict=True) if given]
-        return self.config.delimiter.join(names)
+        return self.config.delimiter.join(compress(self.classes, value))
 
-    def line(self, record: Mapping[str, object]) -> str:
+    def line(self, record: JsonMapping) -> str:
         return super().line({**record, "prediction": record["prediction"] or "none"})
 
 
-class MultiLabelLearner(SequenceLearner):
+class MultiLabelLearner(SequenceLearner, ClassLearner):
     """Binary cross entropies with the task's smoothing, focus and weights: the mean over texts and classes, as in
     torch. Neither weights nor focus change the normalizer."""
 
-    class_weights: Tensor | None
-
     def __init__(self, kind: MultiLabel, backbone: Backbone, tokenizer: Tokenizer, seed: int):
-        config = kind.config
-        if config.labels is None or config.loss.class_weights == "balanced":
-            raise ValueError("build a task from the config that load_task gives back: its labels are filled in")
-        super().__init__(kind, backbone, tokenizer, seed, len(config.labels))
-        weights = config.loss.class_weights
-        self.loss = config.loss
-        self.register_buffer("class_weights", torch.tensor(weights) if weights != "none" else None, persistent=False)
-        thresholds = torch.full((len(config.labels),), 0.5, dtype=torch.float64, device=self.device)
+        super().__init__(kind, backbone, tokenizer, seed, len(kind.classes))
+        self.weigh(kind.config.loss)
+        thresholds = torch.full((len(kind.classes),), 0.5, dtype=torch.float64, device=self.device)
         self.heads[self.term].register_buffer("thresholds", thresholds)
 
-    def counts(self, batch: Batch) -> dict[str, float]:
-        return self.term_counts(batch, float(self.labels(batch).numel()))
+    def target_count(self, batch: Batch) -> float:
+        return float(self.labels(batch).numel())
 
-    def forward(self, batch: Batch, step: int) -> StepOutput:
-        labels_NC, loss = self.labels(batch), self.loss
-        weights_C = None if self.class_weights is None else self.class_weights.to(labels_NC.device)
-        smoothing, gamma = loss.label_smoothing, loss.focal_gamma
-        return self.stepped(
-            batch, step, lambda logits_NC: binary_losses(logits_NC, labels_NC, smoothing, gamma, weights_C).sum()
-        )
+    def training_loss(self, outputs: Tensor, batch: Batch) -> Tensor:
+        loss, weights_C = self.loss, self.weights_on(outputs.device)
+        return binary_losses(outputs, self.labels(batch), loss.label_smoothing, loss.focal_gamma, weights_C).sum()
 
     def predicted(self, head: str, logits: Tensor | TokenLogits, batch: Batch) -> tuple[str, Predicted] | None:
         if head == self.term and isinstance(logits, Tensor):
@@ -160,7 +132,7 @@ class MultiLabelLearner(SequenceLearner):
     def scores(self, outputs: Tensor, batch: Batch) -> Scores:
         """Plain binary cross entropies, and decisions at probability 0.5."""
         labels_NC = self.labels(batch)
-        documents = torch.arange(len(labels_NC), device=labels_NC.device).repeat_interleave(labels_NC.shape[1])
+        documents = self.documents(batch).repeat_interleave(labels_NC.shape[1])
         losses_NC, decisions_NC = binary_losses(outputs, labels_NC), outputs >= 0
         return Scores(losses_NC.flatten(), labels_NC.flatten().long(), decisions_NC.flatten().long(), documents)
 
@@ -178,9 +150,9 @@ class MultiLabelLearner(SequenceLearner):
 
     def decided(self, predictions: Sequence[Prediction]) -> Sequence[Prediction]:
         """0 or 1 for each class; the score is the probability of the least certain decision."""
-        given = self.config.thresholds
-        tuned_C = self.heads[self.term].get_buffer("thresholds").cpu().numpy()
-        thresholds_C = tuned_C if given is None else np.asarray(given)
+        thresholds_C = np.asarray(self.config.thresholds)
+        if self.config.thresholds is None:
+            thresholds_C = self.heads[self.term].get_buffer("thresholds").cpu().numpy()
         decided = PredictionColumns(len(predictions))
         for row, prediction in enumerate(predictions):
             probabilities_C = np.asarray(prediction.value)
@@ -189,7 +161,7 @@ class MultiLabelLearner(SequenceLearner):
             decided.put(row, Prediction(decisions_C.astype(np.int8), float(sure), probabilities_C))
         return decided
 
-    def predictors(self, train: SplitData, examples: Examples) -> dict[str, ConstantRates]:
+    def predictors(self, train: SplitData, examples: Examples) -> dict[str, Predictor]:
         """The frequency of each class in the training rows."""
         labels_NC = np.asarray(self.rows(train).labels)
         return {self.term: ConstantRates.of_counts("base rate", labels_NC.sum(axis=0), len(labels_NC))}

@@ -7,39 +7,23 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, Protocol, overload
+from typing import Any, NamedTuple, TypeAlias, overload
 
 import numpy as np
 
+Label: TypeAlias = Any
+"""A label, input or predicted value of one row, or the output for a part of one, in the form of its kind: a class
+number, a value, (C,) binary labels, a list of tags, a span, answers, a text. Only the kind knows the type."""
+
 
 class Prediction(NamedTuple):
-    """The prediction of a row. value: as the kind defines it (a class number, a value, a list of tags). score: its
-    probability, or the value itself if there is none. probabilities: (C,) in class order, if the kind has classes.
-    text: the generated text, if it is parsed as a value."""
+    """The prediction of a row. score: its probability, or the value itself if there is none. probabilities: (C,) in
+    class order, if the kind has classes. text: the generated text, if it is parsed as a value."""
 
-    value: Any
+    value: Label
     score: float
     probabilities: np.ndarray | None = None
     text: str | None = None
-
-
-class _Column(Protocol):
-    """A value per row, set in any order."""
-
-    def fits(self, value: Any) -> bool:
-        """Whether a value can be stored without loss."""
-
-    def put(self, row: int, value: Any) -> None:
-        """Sets the value of a row."""
-
-    def get(self, row: int) -> Any:
-        """The value of a row."""
-
-    def take(self, rows: np.ndarray) -> _Column:
-        """The values of these rows, in order."""
-
-    def all(self) -> object:
-        """The values of all rows: an array or a sequence."""
 
 
 class _Numbers:
@@ -49,19 +33,20 @@ class _Numbers:
         self.values, self.kind = values, kind
 
     @classmethod
-    def of(cls, count: int, first: Any) -> _Numbers:
-        shape = (count, *np.shape(first))
-        return cls(np.zeros(shape, dtype=np.asarray(first).dtype), type(first))
+    def of(cls, count: int, first: int | float | np.ndarray) -> _Numbers:
+        """An empty column for values like `first`."""
+        return cls(np.zeros((count, *np.shape(first)), dtype=np.asarray(first).dtype), type(first))
 
     def fits(self, value: object) -> bool:
+        """Whether a value can be stored without loss."""
         if self.kind is np.ndarray and type(value) is np.ndarray:
             return bool(value.shape == self.values.shape[1:] and value.dtype == self.values.dtype)
         return type(value) is self.kind
 
-    def put(self, row: int, value: object) -> None:
+    def put(self, row: int, value: Label) -> None:
         self.values[row] = value
 
-    def get(self, row: int) -> object:
+    def get(self, row: int) -> Label:
         return self.values[row] if self.kind is np.ndarray else self.values[row].item()
 
     def take(self, rows: np.ndarray) -> _Numbers:
@@ -76,10 +61,6 @@ class _Lists(Sequence[list[int]]):
 
     def __init__(self, flat: array[int], starts: np.ndarray, lengths: np.ndarray):
         self.flat, self.starts, self.lengths = flat, starts, lengths
-
-    @classmethod
-    def of(cls, count: int) -> _Lists:
-        return cls(array("q"), np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int32))
 
     def fits(self, value: object) -> bool:
         return _are_integers(value)
@@ -115,10 +96,10 @@ class _Objects:
     def fits(self, value: object) -> bool:
         return True
 
-    def put(self, row: int, value: object) -> None:
+    def put(self, row: int, value: Label) -> None:
         self.values[row] = self.texts.setdefault(value, value) if type(value) is str else value
 
-    def get(self, row: int) -> object:
+    def get(self, row: int) -> Label:
         return self.values[row]
 
     def take(self, rows: np.ndarray) -> _Objects:
@@ -128,11 +109,13 @@ class _Objects:
         return self.values
 
 
-def _column(count: int, first: object) -> _Column:
+def _column(count: int, first: Label) -> _Numbers | _Lists | _Objects:
     """An empty column for values like `first`."""
     if type(first) in (int, float, np.ndarray):
         return _Numbers.of(count, first)
-    return _Lists.of(count) if _are_integers(first) else _Objects([None] * count)
+    if _are_integers(first):
+        return _Lists(array("q"), np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int32))
+    return _Objects([None] * count)
 
 
 def _are_integers(value: object) -> bool:
@@ -144,7 +127,7 @@ class PredictionColumns(Sequence[Prediction]):
 
     def __init__(self, count: int):
         self._count, self._filled = count, np.zeros(count, dtype=bool)
-        self._columns: dict[str, _Column] = {}
+        self._columns: dict[str, _Numbers | _Lists | _Objects] = {}
 
     def __len__(self) -> int:
         return self._count
@@ -171,8 +154,8 @@ class PredictionColumns(Sequence[Prediction]):
             column.put(row, value)
         self._filled[row] = True
 
-    def _objects(self, column: _Column) -> _Objects:
-        """A column that can hold values of mixed types."""
+    def _objects(self, column: _Numbers | _Lists | _Objects) -> _Objects:
+        """The values of a column in one that can hold values of mixed types."""
         objects: list[object] = [None] * self._count
         for row in np.flatnonzero(self._filled).tolist():
             objects[row] = column.get(row)
@@ -186,31 +169,32 @@ class PredictionColumns(Sequence[Prediction]):
         if isinstance(row, slice):
             return [self[number] for number in range(self._count)[row]]
         number = range(self._count)[row]
-        return Prediction(**{name: column.get(number) for name, column in self._columns.items()})
+        fields: dict[str, Label] = {name: column.get(number) for name, column in self._columns.items()}
+        return Prediction(**fields)
 
     def __iter__(self) -> Iterator[Prediction]:
         return (self[row] for row in range(self._count))
 
     def take(self, rows: np.ndarray) -> PredictionColumns:
         """The predictions of these rows, in order."""
-        select_predictions = PredictionColumns(len(rows))
-        select_predictions._columns = {name: column.take(rows) for name, column in self._columns.items()}
-        select_predictions._filled = self._filled[rows]
-        return select_predictions
+        selected = PredictionColumns(len(rows))
+        selected._columns = {name: column.take(rows) for name, column in self._columns.items()}
+        selected._filled = self._filled[rows]
+        return selected
 
-    def column(self, name: str) -> object:
+    def column(self, name: str) -> Label:
         """A field of all rows: an array of numbers or a sequence; None if no row has it."""
         return self._columns[name].all() if name in self._columns else None
 
 
-def column_of(predictions: Sequence[Prediction], name: str) -> Any:
+def column_of(predictions: Sequence[Prediction], name: str) -> Label:
     """A field of all rows, see `PredictionColumns.column`."""
     if isinstance(predictions, PredictionColumns):
         return predictions.column(name)
     return [getattr(prediction, name) for prediction in predictions]
 
 
-def values_of(predictions: Sequence[Prediction]) -> Any:
+def values_of(predictions: Sequence[Prediction]) -> Label:
     """The predicted values of all rows: an array of numbers or a sequence."""
     return column_of(predictions, "value")
 

@@ -5,31 +5,31 @@ Shape letters: N examples.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Sequence
+from typing import cast
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.data.examples import Examples, Rows, SplitData
 from lmtool.errors import UserError
 from lmtool.learners.baseline import ConstantValue
-from lmtool.learners.metrics import compute
 from lmtool.models.base import Backbone
 from lmtool.models.heads.base import TokenLogits
 from lmtool.models.heads.predicted import Predicted, Values
 from lmtool.models.heads.sequence import SequenceHead
 from lmtool.tasks.configs import RegressionConfig
 from lmtool.tasks.configs.sequence import TEXT_TO_TEXT
-from lmtool.tasks.kinds.labels import numbers
+from lmtool.tasks.kinds.labels import Origin, numbers
 from lmtool.tasks.kinds.learner import TaskLearner
-from lmtool.tasks.kinds.predictions import Prediction, values_of
+from lmtool.tasks.kinds.predictions import Label, Prediction
 from lmtool.tasks.kinds.sequence import SequenceLearner
 from lmtool.tasks.kinds.text_to_text import TextToTextLearner, WrittenKind
 from lmtool.tokenizers.tokenizer import Tokenizer
-from lmtool.types import Batch, Scores, StepOutput
+from lmtool.types import Batch, Scores
 
 
 class Regression(WrittenKind):
@@ -37,7 +37,7 @@ class Regression(WrittenKind):
 
     config: RegressionConfig
 
-    def decoded_labels(self, values: Sequence[object], origin: Sequence[tuple[str, int]]) -> np.ndarray:
+    def decoded_labels(self, values: Sequence[object], origin: Origin) -> np.ndarray:
         return numbers(self.config, values, origin)
 
     def fitted(self, train: Rows) -> RegressionConfig:
@@ -57,7 +57,7 @@ class Regression(WrittenKind):
             return None
         return 1.0 if self.config.standardize else float(np.square(np.asarray(train.labels)).mean())
 
-    def metadata(self, train: Rows) -> tuple[dict[str, object], list[str]]:
+    def metadata(self, train: Rows) -> tuple[JsonObject, list[str]]:
         metadata, warnings = super().metadata(train)
         labels = np.asarray(train.labels)
         return {**metadata, "label_range": [float(labels.min()), float(labels.max())]}, warnings
@@ -90,26 +90,21 @@ class Regression(WrittenKind):
     def elected(self, votes: np.ndarray) -> Prediction:
         return Prediction(float(votes[0]), float(votes[0]))
 
-    def metrics(self, rows: Rows, predictions: Sequence[Prediction]) -> dict[str, float]:
-        values = np.asarray(values_of(predictions), dtype=np.float64)
-        return compute(self.config.metrics, np.asarray(rows.labels), values)
-
     def constant(self, train: Rows) -> tuple[str, Prediction]:
         """The mean of the training rows."""
         mean = float(np.asarray(train.labels).mean())
         return "mean", Prediction(mean, mean)
 
-    def shown(self, value: Any) -> float:
+    def shown(self, value: Label) -> float:
         return float(value)
 
-    def line(self, record: Mapping[str, object]) -> str:
+    def line(self, record: JsonMapping) -> str:
         texts = " | ".join(str(record[name]) for name in self.config.reads)
         return f"{record['prediction']:.3f}  {texts}"
 
 
 class RegressionLearner(SequenceLearner):
-    """Mean squared error. deviation: the unit of the errors in the loss; the head outputs values on the original scale.
-    Mean squared error. deviation: the unit of the errors in the loss; the head outputs values on the original scale."""
+    """Mean squared error, in units of `deviation`. The head outputs values on the original scale."""
 
     def __init__(self, kind: Regression, backbone: Backbone, tokenizer: Tokenizer, seed: int):
         super().__init__(kind, backbone, tokenizer, seed, 1)
@@ -122,16 +117,8 @@ class RegressionLearner(SequenceLearner):
                 if output.bias is not None:
                     output.bias.fill_(mean)
 
-    def counts(self, batch: Batch) -> dict[str, float]:
-        return self.term_counts(batch, float(len(self.labels(batch))))
-
-    def forward(self, batch: Batch, step: int) -> StepOutput:
-        labels_N = self.labels(batch)
-
-        def loss(outputs_N1: Tensor) -> Tensor:
-            return F.mse_loss(outputs_N1[:, 0].float(), labels_N, reduction="sum") / self.deviation**2
-
-        return self.stepped(batch, step, loss)
+    def training_loss(self, outputs: Tensor, batch: Batch) -> Tensor:
+        return F.mse_loss(outputs[:, 0].float(), self.labels(batch), reduction="sum") / self.deviation**2
 
     def predicted(self, head: str, logits: Tensor | TokenLogits, batch: Batch) -> tuple[str, Predicted] | None:
         if head == self.term and isinstance(logits, Tensor):
@@ -140,8 +127,8 @@ class RegressionLearner(SequenceLearner):
 
     def scores(self, outputs: Tensor, batch: Batch) -> Scores:
         labels_N, values_N = self.labels(batch), outputs[:, 0].float()
-        documents = torch.arange(len(labels_N), device=labels_N.device)
-        return Scores(((values_N - labels_N) / self.deviation).square(), labels_N, values_N, documents)
+        losses_N = ((values_N - labels_N) / self.deviation).square()
+        return Scores(losses_N, labels_N, values_N, self.documents(batch))
 
     def parts(self, outputs: Tensor, batch: Batch) -> list[Prediction]:
         """The value of each text."""

@@ -13,12 +13,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from lmtool import random_streams
+from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.data.examples import Rows, SplitData
 from lmtool.errors import UserError
 from lmtool.learners.base import Answers, Inference
@@ -28,10 +28,10 @@ from lmtool.learners.metrics import Metric
 from lmtool.learners.metrics.texts import TEXT_METRICS, TextScores, require_scorers
 from lmtool.models.base import Backbone
 from lmtool.tasks.configs import Seq2SeqConfig
-from lmtool.tasks.kinds.base import TaskKind
-from lmtool.tasks.kinds.labels import is_unlabelled, location, row_ids, text_of
+from lmtool.tasks.kinds.base import TextKind
+from lmtool.tasks.kinds.labels import Columns, Origin, location, text_of
 from lmtool.tasks.kinds.learner import TaskEvaluation
-from lmtool.tasks.kinds.predictions import Prediction, values_of
+from lmtool.tasks.kinds.predictions import Label, Prediction, values_of
 from lmtool.tasks.kinds.text_learner import TextLearner, TextPairs
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Scores
@@ -40,23 +40,18 @@ from lmtool.types import Batch, Scores
 _GENERATED = 2
 
 
-class Seq2Seq(TaskKind):
+class Seq2Seq(TextKind):
     """Rows of a source with its reference texts."""
 
     config: Seq2SeqConfig
 
-    def with_labels(self, columns: Mapping[str, list[object]], origin: Sequence[tuple[str, int]]) -> Seq2SeqConfig:
+    def with_labels(self, columns: Columns, origin: Origin) -> Seq2SeqConfig:
         """Unchanged. UserError, before training, if a metric cannot be computed."""
         require_scorers(self.config.metrics)
         return self.config
 
-    def rows(self, columns: dict[str, list[object]], origin: list[tuple[str, int]], labelled: bool) -> Rows:
-        (name,) = self.config.text
-        sources = [text_of(self.config, name, value, where) for value, where in zip(columns[name], origin, strict=True)]
-        values, labels = columns.get(self.config.label), None
-        if labelled or (values is not None and not is_unlabelled(values)):
-            labels = [self._targets(value, where) for value, where in zip(values or [], origin, strict=True)]
-        return Rows(row_ids(columns, len(origin)), {name: sources}, labels, origin)
+    def decoded_labels(self, values: Sequence[object], origin: Origin) -> list[tuple[str, ...]]:
+        return [self._targets(value, where) for value, where in zip(values, origin, strict=True)]
 
     def _targets(self, value: object, where: tuple[str, int]) -> tuple[str, ...]:
         """The references of a row. UserError if there are none, or one is empty."""
@@ -69,10 +64,10 @@ class Seq2Seq(TaskKind):
             )
         return targets
 
-    def metadata(self, train: Rows) -> tuple[dict[str, object], list[str]]:
+    def metadata(self, train: Rows) -> tuple[JsonObject, list[str]]:
+        metadata, warnings = super().metadata(train)
         (sources,) = train.columns.values()
-        empty = sum(not source.strip() for source in sources)
-        return {"sources": len(set(sources))}, [f"{empty:,} empty sources in the training rows"] if empty else []
+        return {**metadata, "sources": len(set(sources))}, warnings
 
     def texts(self, rows: Rows) -> list[Sequence[str]]:
         """Sources and targets."""
@@ -106,8 +101,8 @@ class Seq2Seq(TaskKind):
         self, rows: Rows, predictions: Sequence[Prediction], draws: Iterable[np.ndarray]
     ) -> dict[str, list[float]]:
         scores = self._scores(rows, predictions)
-        drawn = [scores.scores(rows_R) for rows_R in draws]
-        return {name: [values[name] for values in drawn] for name in self.config.metrics}
+        samples = [scores.scores(rows_R) for rows_R in draws]
+        return {name: [values[name] for values in samples] for name in self.config.metrics}
 
     def constant(self, train: Rows) -> tuple[str, Prediction]:
         """The most frequent target in training."""
@@ -115,12 +110,12 @@ class Seq2Seq(TaskKind):
         text, count = counts.most_common(1)[0]
         return "most frequent target", Prediction(text, count / counts.total())
 
-    def shown(self, value: Any) -> Any:
+    def shown(self, value: Label) -> object:
         if isinstance(value, str):
             return value
         return value[0] if len(value) == 1 else list(value)
 
-    def line(self, record: Mapping[str, object]) -> str:
+    def line(self, record: JsonMapping) -> str:
         return str(record["prediction"])
 
     @property
@@ -128,18 +123,24 @@ class Seq2Seq(TaskKind):
         return TEXT_METRICS[self.config.metric]
 
 
-def by_source(rows: Rows) -> Rows:
-    """The first row of every source, in order; labeled rows with the targets of all rows of that source."""
-    (sources,) = rows.columns.values()
+def first_rows(rows: Rows) -> dict[str, int]:
+    """The number of the first row of each source, in order."""
     first: dict[str, int] = {}
-    targets: dict[str, list[str]] = {}
+    (sources,) = rows.columns.values()
     for number, source in enumerate(sources):
         first.setdefault(source, number)
-        if rows.labels is not None:
-            targets.setdefault(source, []).extend(rows.labels[number])
+    return first
+
+
+def by_source(rows: Rows) -> Rows:
+    """The first row of every source, in order; labeled rows with the targets of all rows of that source."""
+    first, (sources,) = first_rows(rows), rows.columns.values()
     distinct = rows.take(np.array(list(first.values()), dtype=np.int64))
     if rows.labels is None:
         return distinct
+    targets: dict[str, list[str]] = {}
+    for source, references in zip(sources, rows.labels, strict=True):
+        targets.setdefault(source, []).extend(references)
     return replace(distinct, labels=[tuple(dict.fromkeys(targets[source])) for source in first])
 
 
@@ -156,18 +157,15 @@ class Seq2SeqLearner(TextLearner):
     def writing(self) -> Seq2SeqConfig:
         return self.config
 
-    def examples(self, data: SplitData, max_length: int) -> TextPairs:
-        return self.pairs_of(self.rows(data), max_length, data.split)
-
-    def parts(self, outputs: Tensor, batch: Batch) -> list[object]:
+    def parts(self, outputs: Tensor, batch: Batch) -> list[Label]:
         raise TypeError("predictions are generated, not computed from outputs")
 
-    def scorer(self, data: SplitData, examples: Any, predictors: Mapping[str, Predictor]) -> GeneratedScorer:
+    def scorer(self, data: SplitData, examples: TextPairs, predictors: Mapping[str, Predictor]) -> GeneratedScorer:
         return GeneratedScorer(self, self.rows(data), data.split, examples, predictors.get(self.term))
 
     def baseline(
         self, train: SplitData, held_out: SplitData, batches: Iterable[Batch], predictors: Mapping[str, Predictor]
-    ) -> dict[str, object]:
+    ) -> JsonObject:
         """The better of two baselines without a model: copying the source, and the most frequent target."""
         rows, (name, constant) = by_source(self.rows(held_out)), self.kind.constant(self.rows(train))
         (sources,) = rows.columns.values()
@@ -214,31 +212,27 @@ class GeneratedScorer(Scorer):
         self.texts: dict[int, Prediction] = {}
 
     @cached_property
-    def wanted(self) -> dict[int, int]:
+    def source_indices(self) -> dict[int, int]:
         """The rows to generate for, and the indices of their sources."""
-        (sources,) = self.rows.columns.values()
-        first: dict[str, int] = {}
-        for number, source in enumerate(sources):
-            first.setdefault(source, number)
-        numbers, most = list(first.values()), self.learner.config.generate_examples
+        numbers, most = list(first_rows(self.rows).values()), self.learner.config.generate_examples
         chosen: Iterable[int] = range(len(numbers))
         if self.selects and most is not None and most < len(numbers):
             order = random_streams.Permutation(len(numbers), self.learner.seed, "sample", _GENERATED)
             chosen = sorted(order(np.arange(most)).tolist())
-        return {numbers[location]: location for location in chosen}
+        return {numbers[source]: source for source in chosen}
 
     def outputs(self, batch: Batch) -> tuple[Scores | None, dict[int, Prediction]]:
         """The scores of its targets, and generated texts by source index."""
         learner = self.learner
         scores = None if self.rows.labels is None else learner.score(batch)[learner.term].cpu()
         assert batch.rows is not None
-        rows = [row for row in batch.host.rows.tolist() if row in self.wanted]  # type: ignore[union-attr]
+        rows = [row for row in batch.host.rows.tolist() if row in self.source_indices]  # type: ignore[union-attr]
         if not rows:
             return scores, {}
         writer, prompts = learner.writer(), self.examples.prompts(rows)
         new = writer.write(prompts, learner.config.generation, learner.seed)
         return scores, {
-            self.wanted[row]: Prediction(writer.text(prompt, ids), float(len(ids)))
+            self.source_indices[row]: Prediction(writer.text(prompt, ids), float(len(ids)))
             for row, prompt, ids in zip(rows, prompts, new, strict=True)
         }
 
@@ -250,14 +244,14 @@ class GeneratedScorer(Scorer):
 
     def result(self) -> GeneratedEvaluation:
         kind, term, numbers = self.learner.kind, self.learner.term, sorted(self.texts)
-        if numbers != sorted(self.wanted.values()):
-            raise RuntimeError(f"{len(numbers)} of {len(self.wanted)} sources were generated")
+        if numbers != sorted(self.source_indices.values()):
+            raise RuntimeError(f"{len(numbers)} of {len(self.source_indices)} sources were generated")
         rows, predictions = by_source(self.rows).take(np.array(numbers)), [self.texts[number] for number in numbers]
-        shared: dict[str, Any] = {"kind": kind, "rows": rows, "split": self.split, "predictions": predictions}
+        shared: JsonObject = {"kind": kind, "rows": rows, "split": self.split, "predictions": predictions}
         if rows.labels is None:
             return GeneratedEvaluation({}, {}, **shared)
         sums = self.sums.result(term, self.predictor)
-        first = sorted(self.wanted, key=lambda row: self.wanted[row])
+        first = sorted(self.source_indices, key=self.source_indices.__getitem__)
         losses = (sums.sums_E / sums.counts_E)[first]
         return GeneratedEvaluation(
             {term: sums}, {term: 1.0}, kind.metrics(rows, predictions), self._warnings(predictions), losses=losses,

@@ -9,20 +9,22 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any, cast
+from dataclasses import dataclass, replace
+from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from lmtool import random_streams
-from lmtool.data.examples import Plan, Rows, SplitData
+from lmtool.config.saved import JsonObject
+from lmtool.data.examples import Rows, SplitData
 from lmtool.data.formats import FormatTemplate, assemble, ragged_ranges, text_format
 from lmtool.errors import UserError
 from lmtool.learners.baseline import ConstantPredictor, token_counts
 from lmtool.learners.generation.configs import GenerationConfig
 from lmtool.learners.generation.decoding import ContinuationDecoding, Decoding, EncoderDecoderDecoding
+from lmtool.learners.inspection import Inspector, RunningStatistics
 from lmtool.learners.model import indices_of
 from lmtool.learners.writing import Writer, writer_of
 from lmtool.models.base import Backbone, Decoder
@@ -32,28 +34,29 @@ from lmtool.models.encoder_decoder_configs import EncoderDecoderConfig
 from lmtool.models.heads.lm import LMHead, lm_head
 from lmtool.tasks.configs import ScheduledSamplingConfig, Seq2SeqConfig
 from lmtool.tasks.kinds.base import TaskKind
-from lmtool.tasks.kinds.learner import TaskLearner, TextPairInspector
-from lmtool.tasks.kinds.texts import EncodedTexts
+from lmtool.tasks.kinds.learner import TaskInspector, TaskLearner
+from lmtool.tasks.kinds.predictions import Label
+from lmtool.tasks.kinds.texts import EncodedTexts, TaskExamples
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Packed, Scores, StepOutput, Target, send
 
 
-def share_of_truth(config: ScheduledSamplingConfig, step: int) -> float:
+def truth_probability(config: ScheduledSamplingConfig, step: int) -> float:
     """The probability of the true token at this step, counted from 1."""
     if config.schedule == "none":
         return 1.0
     pace = step / config.steps
     if config.schedule == "linear":
-        share = 1.0 - pace
+        probability = 1.0 - pace
     elif config.schedule == "exponential":
-        share = math.exp(-pace)
+        probability = math.exp(-pace)
     else:
-        share = config.steps / (config.steps + math.exp(min(pace, 700.0)))
-    return max(config.least, share)
+        probability = config.steps / (config.steps + math.exp(min(pace, 700.0)))
+    return max(config.least, probability)
 
 
 def read_step_by_step(
-    decoding: Decoding, texts: Sequence[Sequence[int]], own: Sequence[Sequence[bool]]
+    decoding: Decoding, texts: Sequence[Sequence[int]], replaced: Sequence[Sequence[bool]]
 ) -> list[list[int]]:
     """Decodes N texts with scheduled sampling, token by token: the true token, or the best prediction from everything
     read so far.
@@ -61,7 +64,7 @@ def read_step_by_step(
     Args:
         decoding: The decoder, after the beginning of each text.
         texts: True tokens of each text.
-        own: Whether each of them is replaced by a prediction.
+        replaced: Whether each of them is replaced by a prediction.
 
     Returns:
         The tokens read for each text.
@@ -75,78 +78,75 @@ def read_step_by_step(
             return read
         for row in rows:
             number = active[row]
-            read[number].append(best[row] if own[number][step] else texts[number][step])
+            read[number].append(best[row] if replaced[number][step] else texts[number][step])
         left = rows if len(rows) < len(active) else None
         active = [active[row] for row in rows]
         tokens_R = torch.tensor([read[number][step] for number in active], device=decoding.device)
         logits_RV, step = decoding.advance(tokens_R, left), step + 1
 
 
-# Pairs of a source and a target as packed batches: on both sides of an encoder-decoder, or concatenated for a decoder,
-# with the loss on the target only.
-# Shape letters: E rows, N of them in a batch, T tokens, M predicting positions.
+@dataclass(frozen=True)
+class PairFormat:
+    """How pairs of texts become batches of a model. max_length: maximum tokens of an encoder-decoder's source, and of a
+    decoder's source and target together. longest_answer: tokens of the longest target that the model supports."""
+
+    config: Seq2SeqConfig
+    tokenizer: Tokenizer
+    model: ModelConfig
+    max_length: int
+    longest_answer: int
 
 
-class TextPairs:
-    """A row is a source and, if labeled, its first target, both truncated at the end: an encoder-decoder's source to
-    max_length, a decoder's to the capacity that the target leaves; an encoder-decoder's target to `longest_answer`, the
-    longest target it supports."""
+class TextPairs(TaskExamples):
+    """A row is a source and, if labeled, its first target: on both sides of an encoder-decoder, or concatenated for a
+    decoder, with the loss on the target only. Both are truncated at the end: a decoder's source to the capacity that
+    the target leaves, an encoder-decoder's target to the longest one that the model supports.
 
-    def __init__(
-        self,
-        config: Seq2SeqConfig,
-        rows: Rows,
-        tokenizer: Tokenizer,
-        model: ModelConfig,
-        max_length: int,
-        split: str,
-        longest_answer: int,
-    ):
-        if not len(rows):
-            raise UserError(f"the {split} split has no rows")
-        self.config, self.rows, self.split, self.model = config, rows, split, model
-        layout = text_format(model.text_format, tokenizer)
-        self.two_stacks = isinstance(model, EncoderDecoderConfig)
-        self.template = FormatTemplate.of(layout, 1 if self.two_stacks else 2)
-        self.start = tokenizer.role(model.start_role) if isinstance(model, EncoderDecoderConfig) else None
-        source_room, self.target_room = self._room(max_length, longest_answer)
-        self.tokenizer = tokenizer
-        self.sources, self.truncated = self.sourced(source_room)
-        self.source_lengths = np.minimum(self.sources.lengths, source_room)
+    Shape letters: E rows, N of them in a batch, T tokens, M predicting positions.
+    """
+
+    def __init__(self, layout: PairFormat, rows: Rows, split: str):
+        config, tokenizer, model = layout.config, layout.tokenizer, layout.model
+        super().__init__(rows, config.name, split)
+        self.config, self.tokenizer, self.first_token = config, tokenizer, None
+        if isinstance(model, EncoderDecoderConfig):
+            self.first_token = tokenizer.role(model.start_role)
+        self.two_stacks = self.first_token is not None
+        self.template = FormatTemplate.of(text_format(model.text_format, tokenizer), 1 if self.two_stacks else 2)
+        source_capacity, self.target_capacity = self._capacities(layout)
+        self.sources, self.truncated = self.sourced(source_capacity)
+        self.source_lengths = np.minimum(self.sources.lengths, source_capacity)
         self.targets, self.target_lengths = None, np.zeros(len(rows), dtype=np.int64)
         self.truncated_targets = 0
         if rows.labels is not None:
-            self.targets = EncodedTexts([targets[0] for targets in rows.labels], tokenizer)
-            self.target_lengths = np.minimum(self.targets.lengths, self.target_room)
-            self.truncated_targets = int(np.sum(self.targets.lengths > self.target_room))
-        records = np.empty(len(rows), dtype=[("row", "i8")])
-        records["row"] = np.arange(len(rows))
-        sides = 2 if self.two_stacks and self.targets is not None else 1
-        special_count = self.template.special_count * sides
-        self._plan = Plan(records, self.source_lengths + self.target_lengths + special_count)
+            self.targets = EncodedTexts.of([targets[0] for targets in rows.labels], tokenizer)
+            self.target_lengths = np.minimum(self.targets.lengths, self.target_capacity)
+            self.truncated_targets = int(np.sum(self.targets.lengths > self.target_capacity))
+        special_count = self.template.special_count * (2 if self.two_stacks and self.targets is not None else 1)
+        row_E = np.arange(len(rows))
+        lengths_E = self.source_lengths + self.target_lengths + special_count
+        self._plan = self.planned(lengths_E, row=row_E, part=np.zeros_like(row_E))
 
-    def _room(self, max_length: int, longest_answer: int) -> tuple[int, int]:
+    def _capacities(self, layout: PairFormat) -> tuple[int, int]:
         """Maximum tokens of a source and of a target, without special tokens."""
-        special_count, wanted = self.template.special_count, self.config.target_tokens
+        special_count, max_target = self.template.special_count, self.config.target_tokens
         if self.two_stacks:
-            source, target = max_length - special_count, min(wanted, longest_answer) - special_count
+            source = layout.max_length - special_count
+            target = min(max_target, layout.longest_answer) - special_count
         else:
-            source, target = max_length - special_count - wanted, wanted
+            source, target = layout.max_length - special_count - max_target, max_target
         if source < 1 or target < 1:
             raise UserError(
-                f"max_length={max_length} and task.target_tokens={wanted} leave no capacity for a source",
-                f"set max_length={2 * wanted + special_count}, or a smaller task.target_tokens=",
+                f"max_length={layout.max_length} and task.target_tokens={max_target} leave no room for a source",
+                f"set max_length={2 * max_target + special_count}, or a smaller task.target_tokens=",
             )
         return source, target
 
-    def sourced(self, room: int) -> tuple[EncodedTexts, int]:
-        """The sources, to be truncated to `room` tokens, and how many of them exceed it."""
+    def sourced(self, capacity: int) -> tuple[EncodedTexts, int]:
+        """The sources, to be truncated to `capacity` tokens, and how many of them exceed it."""
         (texts,) = self.rows.columns.values()
-        sources = EncodedTexts([self.config.prefix + text for text in texts], self.tokenizer)
-        return sources, int(np.sum(sources.lengths > room))
-
-    def plan(self, epoch: int) -> Plan:
-        return self._plan
+        sources = EncodedTexts.of([self.config.prefix + text for text in texts], self.tokenizer)
+        return sources, int(np.sum(sources.lengths > capacity))
 
     def prompts(self, numbers: Sequence[int]) -> list[list[int]]:
         """The tokens that a model reads for these rows before it writes."""
@@ -154,61 +154,72 @@ class TextPairs:
         inputs = self._inputs(rows_N)
         return [ids.tolist() for ids in inputs.tokens.split(list(inputs.lengths))]
 
-    def _inputs(self, rows_N: np.ndarray) -> Any:
+    def _inputs(self, rows_N: np.ndarray) -> Packed:
         lengths = self.source_lengths[rows_N]
-        ids = self.sources.read(rows_N, lengths)
-        if self.two_stacks:
-            return assemble(self.template, [(ids, lengths)]).packed()
-        pieces = self.template.pieces
-        prompt_template = FormatTemplate((pieces[0], pieces[1]), {}, {})
-        return assemble(prompt_template, [(ids, lengths)]).packed()
+        template = self.template if self.two_stacks else FormatTemplate(self.template.pieces[:2], {}, {})
+        return assemble(template, [(self.sources.read(rows_N, lengths), lengths)]).packed()
 
     def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:
         rows_N = rows["row"]
-        numbers = torch.from_numpy(np.asarray(examples, dtype=np.int64))
-        shared = (numbers, torch.zeros(len(numbers), dtype=torch.int32))
-        places = torch.from_numpy(rows_N.astype(np.int64))
         if self.targets is None:
-            return Batch(self._inputs(rows_N), {}, *shared, None, places)
+            return self.batch_of(self._inputs(rows_N), None, rows, examples)
         lengths = self.target_lengths[rows_N]
-        target_ids, term = self.targets.read(rows_N, lengths), self.config.name
-        if self.two_stacks:
-            outputs = assemble(self.template, [(target_ids, lengths)])
-            whole = outputs.packed()
-            sides = {term: Target(whole.tokens, at=torch.arange(len(whole.tokens)), side="outputs")}
-            return Batch(self._inputs(rows_N), sides, *shared, shifted(whole, self.start or 0), places)
+        target_ids = self.targets.read(rows_N, lengths)
+        if self.first_token is not None:
+            written = assemble(self.template, [(target_ids, lengths)]).packed()
+            target = Target(written.tokens, at=torch.arange(len(written.tokens)), side="outputs")
+            return self.batch_of(self._inputs(rows_N), target, rows, examples, shifted(written, self.first_token))
         source_lengths = self.source_lengths[rows_N]
         texts = [(self.sources.read(rows_N, source_lengths), source_lengths), (target_ids, lengths)]
         joined = assemble(self.template, texts)
         before = source_lengths + len(self.template.pieces[0]) + len(self.template.pieces[1])
-        written = joined.lengths - before
-        at = ragged_ranges(np.cumsum(joined.lengths) - written - 1, written)
+        predicted = joined.lengths - before
+        at = ragged_ranges(np.cumsum(joined.lengths) - predicted - 1, predicted)
         packed = joined.packed()
         if self.config.mask == "prefix":
             packed = replace(packed, prefixes=tuple(before.tolist()))
-        predicted = {term: Target(torch.from_numpy(joined.tokens[at + 1]), at=torch.from_numpy(at))}
-        return Batch(packed, predicted, *shared, None, places)
+        target = Target(torch.from_numpy(joined.tokens[at + 1]), at=torch.from_numpy(at))
+        return self.batch_of(packed, target, rows, examples)
 
-    def metadata(self) -> dict[str, object]:
-        """Counts of rows and tokens, and of truncated sources and targets."""
+    def metadata(self) -> JsonObject:
+        """Adds counts of truncated sources and targets."""
         metadata = {
-            "split": self.split,
-            **self._plan.metadata(),
+            **super().metadata(),
             "truncated": self.truncated,
             "truncated_fraction": self.truncated / len(self._plan),
             "truncated_targets": self.truncated_targets,
         }
         if self.truncated_targets:
-            share = self.truncated_targets / len(self._plan)
+            fraction = self.truncated_targets / len(self._plan)
             metadata["warnings"] = [
-                f"{self.truncated_targets:,} {self.split} targets ({share:.1%}) are truncated to {self.target_room} "
-                "tokens: set a larger task.target_tokens="
+                f"{self.truncated_targets:,} {self.split} targets ({fraction:.1%}) are truncated to "
+                f"{self.target_capacity} tokens: set a larger task.target_tokens="
             ]
         return metadata
 
 
+class TextPairInspector(TaskInspector):
+    """Inspects sources and targets, whose labels are tokens."""
+
+    def check_plan(self, stats: RunningStatistics) -> None:
+        """Truncation. A truncated source may be shorter than max_length, since its target needs capacity too."""
+        metadata = self.examples.metadata()
+        stats.note("truncated fraction", metadata["truncated"], metadata["examples"])
+
+    def label(self, value: Label, describe_position: bool) -> object:
+        return Inspector.label(self, value, describe_position)
+
+
+def first_predictions(packed: Packed, at_M: Tensor) -> Tensor:
+    """(N,) the first predicting position of each document. at_M: flat predicting positions."""
+    ends_N = torch.full((len(packed.lengths),), len(packed.tokens))
+    return ends_N.scatter_reduce(0, packed.documents[at_M], at_M, "amin")
+
+
 class TextLearner(TaskLearner):
     """The one term is the cross entropy of every target token, including its end."""
+
+    inspector_class = TextPairInspector
 
     def __init__(self, kind: TaskKind, backbone: Backbone, tokenizer: Tokenizer, seed: int):
         super().__init__(kind, backbone, tokenizer, seed)
@@ -234,16 +245,16 @@ class TextLearner(TaskLearner):
         backbone = self.backbone
         return backbone.longest_answer if isinstance(backbone, EncoderDecoder) else backbone.longest_text
 
-    def pairs_of(self, rows: Rows, max_length: int, split: str) -> TextPairs:
-        """Pairs of sources and targets for this backbone."""
-        reads = self.writing, rows, self.tokenizer, self.backbone.config
-        return TextPairs(*reads, max_length, split, self.longest_answer)
+    def pair_format(self, max_length: int) -> PairFormat:
+        """How pairs become batches of this backbone."""
+        return PairFormat(self.writing, self.tokenizer, self.backbone.config, max_length, self.longest_answer)
 
-    def inspector(self, examples: TextPairs, max_length: int) -> TextPairInspector:
-        return TextPairInspector(self, examples, max_length)
+    def pairs(self, rows: Rows) -> Rows:
+        """Rows of a source and its targets."""
+        return rows
 
-    def counts(self, batch: Batch) -> dict[str, float]:
-        return {self.term: float(len(self.labels(batch)))}
+    def examples(self, data: SplitData, max_length: int) -> TextPairs:
+        return TextPairs(self.pair_format(max_length), self.pairs(self.rows(data)), data.split)
 
     def outputs(self, batch: Batch, step: int) -> Tensor:
         """(M, H) hidden states at the predicting positions."""
@@ -251,17 +262,17 @@ class TextLearner(TaskLearner):
         return self.hidden_of(batch, self.dropout_rng(batch, step), read_M)
 
     def forward(self, batch: Batch, step: int) -> StepOutput:
-        truth = share_of_truth(self.writing.scheduled_sampling, step)
+        truth = truth_probability(self.writing.scheduled_sampling, step)
         if self.training and truth < 1.0:
             batch = self._with_predictions(batch, step, truth)
-        labels = self.labels(batch)
-        total = self._lm.loss_sum(self.outputs(batch, step), self._table, labels, self.writing.label_smoothing)
-        return StepOutput({self.term: total}, self.weights)
+        return super().forward(batch, step)
+
+    def training_loss(self, outputs: Tensor, batch: Batch) -> Tensor:
+        return self._lm.loss_sum(outputs, self._table, self.labels(batch), self.writing.label_smoothing)
 
     @torch.no_grad()
     def _with_predictions(self, batch: Batch, step: int, truth: float) -> Batch:
-        """Replaces some true tokens of the batch by the model's predictions. truth: probability of keeping the true
-        token."""
+        """Replaces some true tokens of the batch by predictions. truth: the probability of the true token."""
         host = batch.host
         packed = host.inputs if host.outputs is None else host.outputs
         # Target token m is read one position after the one that predicts it, unless it is the text's last one.
@@ -291,15 +302,12 @@ class TextLearner(TaskLearner):
         return replace(batch, inputs=changed) if batch.outputs is None else replace(batch, outputs=changed)
 
     def _stepwise(self, host: Batch, packed: Packed, predicted_T: Tensor) -> Tensor:
-        """(T,) the tokens of the written side, on the host; those selected by `own_T` are predictions."""
-        at_M = indices_of(host, self.term)
-        first_N = torch.full((len(packed.lengths),), len(packed.tokens)).scatter_reduce(
-            0, packed.documents[at_M], at_M, "amin"
-        )
+        """(T,) the tokens of the written side, on the host; those selected by `predicted_T` are predictions."""
+        first_N = first_predictions(packed, indices_of(host, self.term))
         started = [int(first) + 1 - start for first, start in zip(first_N, packed.starts, strict=True)]
-        texts, owned = packed.tokens.split(packed.lengths), predicted_T.split(packed.lengths)
+        texts, predicted = packed.tokens.split(packed.lengths), predicted_T.split(packed.lengths)
         starts = [text[:count].tolist() for text, count in zip(texts, started, strict=True)]
-        more = [text[count:].tolist() for text, count in zip(texts, started, strict=True)]
+        rest = [text[count:].tolist() for text, count in zip(texts, started, strict=True)]
         rows, longest = self.backbone.config.vocab_size, max(packed.lengths)
         decoding: Decoding
         if isinstance(self.backbone, EncoderDecoder):
@@ -308,8 +316,8 @@ class TextLearner(TaskLearner):
         else:
             assert isinstance(self.backbone, Decoder)
             decoding = ContinuationDecoding(self.backbone, self._lm, rows, starts, longest, bool(packed.prefixes))
-        own = [flags[count:].tolist() for flags, count in zip(owned, started, strict=True)]
-        read = read_step_by_step(decoding, more, own)
+        replaced = [flags[count:].tolist() for flags, count in zip(predicted, started, strict=True)]
+        read = read_step_by_step(decoding, rest, replaced)
         return torch.tensor([token for pair in zip(starts, read, strict=True) for part in pair for token in part])
 
     def scores(self, outputs: Tensor, batch: Batch) -> Scores:
@@ -322,9 +330,8 @@ class TextLearner(TaskLearner):
         """Unigrams of the training targets, including the special tokens around them."""
         assert examples.targets is not None
         counts = token_counts(examples.targets.ids, self.tokenizer.vocab_size)
-        for token in (
-            examples.template.pieces[-1] if not examples.two_stacks else np.concatenate(examples.template.pieces)
-        ):
+        pieces = examples.template.pieces
+        for token in np.concatenate(pieces) if examples.two_stacks else pieces[-1]:
             counts[token] += len(examples.rows)
         return {self.term: ConstantPredictor.of_counts("unigram", counts)}
 

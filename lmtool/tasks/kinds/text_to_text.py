@@ -8,18 +8,16 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from lmtool.data.examples import Rows, SplitData
+from lmtool.data.examples import Rows
 from lmtool.errors import UserError
-from lmtool.learners.baseline import Predictor
 from lmtool.learners.generation.configs import GenerationConfig
 from lmtool.learners.model import indices_of
 from lmtool.tasks.configs import Seq2SeqConfig
@@ -28,7 +26,7 @@ from lmtool.tasks.configs.sequence import TEXT_TO_TEXT
 from lmtool.tasks.kinds.learner import TaskScorer
 from lmtool.tasks.kinds.predictions import Prediction, column_of
 from lmtool.tasks.kinds.sequence import WindowedKind
-from lmtool.tasks.kinds.text_learner import TextLearner, TextPairs
+from lmtool.tasks.kinds.text_learner import TextLearner, first_predictions
 from lmtool.types import Batch
 
 # Maximum tokens of a written number, including its end.
@@ -48,6 +46,11 @@ def sources(name: str, rows: Rows) -> list[str]:
 
 class WrittenKind(WindowedKind):
     """The base of kinds whose labels can be written as text."""
+
+    @property
+    def label_smoothing(self) -> float:
+        """Label smoothing of the written tokens."""
+        return 0.0
 
     def texts(self, rows: Rows) -> list[Sequence[str]]:
         if self.config.head != TEXT_TO_TEXT:
@@ -72,10 +75,25 @@ class WrittenKind(WindowedKind):
         """The prediction of a written text that is not a label."""
 
 
+class WrittenScorer(TaskScorer):
+    """Counts the texts that are not labels."""
+
+    learner: TextToTextLearner
+
+    def _warnings(self, predictions: Sequence[Prediction]) -> tuple[str, ...]:
+        warnings = super()._warnings(predictions)
+        invalid = Counter(text for text in column_of(predictions, "text") if self.learner.kind.parsed(text) is None)
+        if not invalid:
+            return warnings
+        counted = f"{invalid.total():,} of {len(predictions):,} written texts are not labels and count as wrong"
+        return (f"{counted}, such as {next(iter(invalid))[:40]!r}", *warnings)
+
+
 class TextToTextLearner(TextLearner):
     """Learns the label of a row as text, and predicts by greedy generation."""
 
     kind: WrittenKind
+    scored_by = WrittenScorer
 
     @cached_property
     def writing(self) -> Seq2SeqConfig:
@@ -84,7 +102,7 @@ class TextToTextLearner(TextLearner):
         return Seq2SeqConfig(
             name=self.term,
             target_tokens=longest + 2,
-            label_smoothing=self.config.loss.label_smoothing if hasattr(self.config, "loss") else 0.0,
+            label_smoothing=self.kind.label_smoothing,
             generation=GenerationConfig.model_validate({"max_new_tokens": longest + 1}),
         )
 
@@ -92,13 +110,13 @@ class TextToTextLearner(TextLearner):
         parsed = self.kind.parsed(text)
         return None if parsed is None else parsed.value
 
+    def references(self, rows: Rows) -> list[tuple[str]] | None:
+        """The label of each row as its only target; None without labels."""
+        return None if rows.labels is None else [(word,) for word in self.kind.written(np.asarray(rows.labels))]
+
     def pairs(self, rows: Rows) -> Rows:
         """Sources, each with its label as the only target."""
-        labels = None if rows.labels is None else [(word,) for word in self.kind.written(np.asarray(rows.labels))]
-        return replace(rows, columns={"source": sources(self.term, rows)}, labels=labels)
-
-    def examples(self, data: SplitData, max_length: int) -> TextPairs:
-        return self.pairs_of(self.pairs(self.rows(data)), max_length, data.split)
+        return replace(rows, columns={"source": sources(self.term, rows)}, labels=self.references(rows))
 
     def outputs(self, batch: Batch, step: int) -> Tensor:
         """(M, H) hidden states at the predicting positions; (0, H) without labels."""
@@ -118,29 +136,7 @@ class TextToTextLearner(TextLearner):
         packed = batch.inputs
         lengths = torch.tensor(packed.lengths)
         if batch.outputs is None and self.term in batch.targets:
-            at_M = indices_of(batch, self.term)
             # The first token of a target is predicted at the last token of its source.
-            first_N = torch.full((len(lengths),), len(packed.tokens)).scatter_reduce(
-                0, packed.documents[at_M], at_M, "amin"
-            )
-            lengths = first_N - torch.tensor(packed.starts) + 1
+            lengths = first_predictions(packed, indices_of(batch, self.term)) - torch.tensor(packed.starts) + 1
         ends = zip(packed.starts, lengths.tolist(), strict=True)
         return [packed.tokens[start : start + length].tolist() for start, length in ends]
-
-    def scorer(self, data: SplitData, examples: Any, predictors: Mapping[str, Predictor]) -> WrittenScorer:
-        rows = self.rows(data)
-        return WrittenScorer(self, rows, data.split, self.parts_of(rows, examples), predictors.get(self.term))
-
-
-class WrittenScorer(TaskScorer):
-    """Counts the texts that are not labels."""
-
-    learner: TextToTextLearner
-
-    def _warnings(self, predictions: Sequence[Prediction]) -> tuple[str, ...]:
-        warnings = super()._warnings(predictions)
-        invalid = Counter(text for text in column_of(predictions, "text") if self.learner.kind.parsed(text) is None)
-        if not invalid:
-            return warnings
-        counted = f"{invalid.total():,} of {len(predictions):,} written texts are not labels and count as wrong"
-        return (f"{counted}, such as {next(iter(invalid))[:40]!r}", *warnings)

@@ -1,4 +1,7 @@
-"""Rows as packed batches: tokenized once, truncated or read in overlapping windows."""
+"""Rows as packed batches: tokenized once, truncated or read in overlapping windows.
+
+Shape letters: E rows or texts, W windows, N rows of a batch, T tokens.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +11,21 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from lmtool.config.saved import JsonObject
 from lmtool.data.examples import Plan, Rows
 from lmtool.data.formats import FormatTemplate, assemble, ragged_ranges, text_format, truncate_pair
 from lmtool.errors import UserError
 from lmtool.models.encoder_decoder import shifted
 from lmtool.tasks.kinds.labels import location
 from lmtool.tokenizers.tokenizer import Tokenizer
-from lmtool.types import Batch, Target
+from lmtool.types import Batch, Packed, Target
 
-# Texts as tokens with character offsets.
-# Shape letters: E rows, T tokens.
-
-
-# Texts per tokenizer call: enough for its threads, few enough for memory.
-_ALIGNED_TEXTS = 1024
+# Texts per tokenizer call: enough for its threads, few enough for memory. With character offsets, fewer.
+_TEXTS, _ALIGNED_TEXTS = 4096, 1024
+# Fields of a plan that may exceed 32 bits: rows, and offsets into the concatenated tokens.
+_LARGE = ("row", "begin", "start", "end")
+# Fields of a plan: retained tokens of each text; `begin` is the first one of the last text.
+_SIDES = ("first", "second")
 
 
 class AlignedTexts:
@@ -42,15 +46,11 @@ class AlignedTexts:
         self.lengths_E = lengths[self.text_E]
         self.starts_E = (np.cumsum(lengths) - lengths)[self.text_E]
 
-    def spans_of(self, row: int) -> np.ndarray:
-        """(T, 2) character offsets of a row's tokens."""
-        start = self.starts_E[row]
-        return self.spans[start : start + self.lengths_E[row]]
-
-
-# Long texts as overlapping windows: the tokens each window holds, and those for which its predictions count. A pure
-# function of lengths.
-# Shape letters: E texts, W windows.
+    def tokens_of(self, row: int, start: int, end: int) -> tuple[int, int]:
+        """The first and last token of a row that overlap the characters [start, end); last < first if none does."""
+        spans_T2 = self.spans[self.starts_E[row] :][: self.lengths_E[row]]
+        first = int(np.searchsorted(spans_T2[:, 1], start, side="right"))
+        return first, int(np.searchsorted(spans_T2[:, 0], end, side="left")) - 1
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Windows:
     """Windows of texts, (W,) int64 each; the windows of a text are adjacent and in order.
 
     text: index of the window's text. part: index of the window within it. start, end: the tokens [start, end) of the
-    window. own_start, own_end: the tokens for which its predictions count; over the windows of a text these partition
+    window. core_start, core_end: the tokens for which its predictions count; over the windows of a text these partition
     its tokens.
     """
 
@@ -78,23 +78,23 @@ class Windows:
         return self.end - self.start
 
 
-def windows(lengths: np.ndarray, room: int | np.ndarray, overlap: int | np.ndarray = 0) -> Windows:
+def windows(lengths: np.ndarray, capacity: int | np.ndarray, overlap: int | np.ndarray = 0) -> Windows:
     """Overlapping windows of E texts.
 
-    Of two windows that share a token, its prediction comes from the one where it is farther from the edge: the boundary
-    is the middle of the overlap (the maximum context of Devlin et al. 2019, `run_squad.py`). The last window ends with
-    its text and may be shorter; an empty text has one empty window.
+    If two windows share a token, its prediction comes from the one where it is farther from the edge: the boundary is
+    the middle of the overlap (the maximum context of Devlin et al. 2019, `run_squad.py`). The last window ends with its
+    text and may be shorter; an empty text has one empty window.
 
     Args:
         lengths: (E,) tokens of the texts.
-        room: Maximum tokens of a window, a number or (E,), above `overlap`.
+        capacity: Maximum tokens of a window, a number or (E,), above `overlap`.
         overlap: Tokens shared by adjacent windows.
 
     Raises:
         ValueError: If windows would not advance.
     """
     lengths_E = np.asarray(lengths, dtype=np.int64)
-    capacity_E = np.broadcast_to(np.asarray(room, dtype=np.int64), lengths_E.shape)
+    capacity_E = np.broadcast_to(np.asarray(capacity, dtype=np.int64), lengths_E.shape)
     step_E = capacity_E - np.asarray(overlap, dtype=np.int64)
     if len(lengths_E) and (step_E.min() < 1 or np.min(overlap) < 0):
         raise ValueError(f"windows of {capacity_E.min()} tokens cannot overlap by {np.max(overlap)}")
@@ -110,38 +110,25 @@ def windows(lengths: np.ndarray, room: int | np.ndarray, overlap: int | np.ndarr
     return Windows(text, part, start, end, core_start, core_end)
 
 
-# Rows as packed batches: tokenized once, truncated, laid out in the backbone's format.
-# Shape letters: E rows, N of them in a batch.
-
-
-# Texts per tokenizer call: enough for its threads, few enough for memory.
-_TEXTS = 4096
-# Fields of a plan: retained tokens of each text; `begin` is the first one of the last text.
-_SIDES = ("first", "second")
-
-
 class EncodedTexts:
     """E texts as concatenated ids, with (E,) offsets."""
 
-    @classmethod
-    def of_ids(cls, ids: np.ndarray, lengths: np.ndarray) -> EncodedTexts:
-        """Texts that are already tokenized. ids: concatenated. lengths: (E,)."""
-        texts = cls.__new__(cls)
-        texts.ids, texts.lengths = ids, np.asarray(lengths, dtype=np.int64)
-        texts.starts = np.cumsum(texts.lengths) - texts.lengths
-        return texts
+    def __init__(self, ids: np.ndarray, lengths: np.ndarray):
+        self.ids, self.lengths = ids, np.asarray(lengths, dtype=np.int64)
+        self.starts = np.cumsum(self.lengths) - self.lengths
 
-    def __init__(self, texts: list[str], tokenizer: Tokenizer):
+    @classmethod
+    def of(cls, texts: list[str], tokenizer: Tokenizer) -> EncodedTexts:
+        """Tokenizes texts."""
         pieces = [
             ids
             for start in range(0, len(texts), _TEXTS)
             for ids in tokenizer.encode_batch(texts[start : start + _TEXTS])
         ]
-        self.lengths = np.array([len(ids) for ids in pieces], dtype=np.int64)
-        self.starts = np.cumsum(self.lengths) - self.lengths
-        self.ids = np.concatenate(pieces) if pieces else np.zeros(0, dtype=np.int32)
+        return cls(np.concatenate(pieces) if pieces else np.zeros(0, dtype=np.int32), np.array(list(map(len, pieces))))
 
     def read(self, rows_N: np.ndarray, lengths_N: np.ndarray, from_N: np.ndarray | int = 0) -> np.ndarray:
+        """The concatenated ids of these rows, so many of each from a token on."""
         return self.ids[ragged_ranges(self.starts[rows_N] + from_N, lengths_N)]
 
 
@@ -165,75 +152,106 @@ class InputFormat:
         template = FormatTemplate.of(text_format(self.format_name, self.tokenizer), texts)
         if self.max_length - template.special_count < fewest:
             raise UserError(
-                f"max_length={self.max_length} leaves no capacity for text",
-                f"max_length={template.special_count + 8} or more",
+                f"max_length={self.max_length} leaves no room for text next to {template.special_count} special tokens",
+                f"set max_length={template.special_count + 8} or more",
             )
         return template
 
 
-class SequenceExamples:
-    """One text or a pair of texts per row. Long texts are truncated at the end; of a pair, the longer one until both
+class TaskExamples:
+    """The base of `data.examples.Examples` over the rows of a split; UserError without rows.
+
+    term: the term of the targets. start: see `InputFormat`. _plan: the plan of every epoch.
+    """
+
+    _plan: Plan
+
+    def __init__(self, rows: Rows, term: str, split: str, start: int | None = None):
+        if not len(rows):
+            raise UserError(f"the {split} split has no rows", "use a table with rows: `lmtool show task.path`")
+        self.rows, self.term, self.split, self.start = rows, term, split, start
+
+    def planned(self, lengths: np.ndarray, **columns: np.ndarray) -> Plan:
+        """A plan of packed tokens of each example, and the fields of its records, `row` and `part` among them."""
+        fields = [(name, "i8" if name in _LARGE else "i4", values.shape[1:]) for name, values in columns.items()]
+        records = np.empty(len(lengths), dtype=fields)
+        for name, values in columns.items():
+            records[name] = values
+        return Plan(records, (1 if self.start is None else 2) * lengths)
+
+    def plan(self, epoch: int) -> Plan:
+        return self._plan
+
+    def batch_of(
+        self,
+        inputs: Packed,
+        target: Target | None,
+        rows: np.ndarray,
+        examples: np.ndarray,
+        outputs: Packed | None = None,
+    ) -> Batch:
+        """A batch of rows of the plan. outputs: by default, the inputs again, if the model has a start token."""
+        if outputs is None and self.start is not None:
+            outputs = shifted(inputs, self.start)
+        return Batch(
+            inputs,
+            {} if target is None else {self.term: target},
+            torch.from_numpy(np.asarray(examples, dtype=np.int64)),
+            torch.from_numpy(rows["part"].astype(np.int32)),
+            outputs,
+            torch.from_numpy(rows["row"].astype(np.int64)),
+        )
+
+    def metadata(self) -> JsonObject:
+        """The split, and counts of examples and tokens."""
+        return {"split": self.split, **self._plan.metadata()}
+
+
+class SequenceExamples(TaskExamples):
+    """One text or a pair of texts per row. Long texts are truncated at the end; in a pair, the longer one until both
     fit. With windows (`InputFormat.stride`), the last text is read in windows, and the first text of a pair is
     truncated to half of the length."""
 
     def __init__(self, rows: Rows, layout: InputFormat, term: str, split: str):
-        if not len(rows):
-            raise UserError(f"the {split} split has no rows", "use a table with rows: `lmtool show task.path`")
-        self.rows, self.term, self.split, self.start = rows, term, split, layout.start
+        super().__init__(rows, term, split, layout.start)
         self.template = layout.template(len(rows.columns), fewest=len(rows.columns))
-        room, stride = layout.max_length - self.template.special_count, layout.stride
-        self._texts = [EncodedTexts(texts, layout.tokenizer) for texts in rows.columns.values()]
+        capacity, stride = layout.max_length - self.template.special_count, layout.stride
+        self._texts = [EncodedTexts.of(texts, layout.tokenizer) for texts in rows.columns.values()]
         lengths = [text.lengths for text in self._texts]
         row, part, begin = np.arange(len(rows)), np.zeros(len(rows)), np.zeros(len(rows))
         if stride is None:
-            retained = [np.minimum(lengths[0], room)]
+            retained = [np.minimum(lengths[0], capacity)]
             if len(lengths) == 2:
-                retained = [np.asarray(side) for side in truncate_pair(lengths[0], lengths[1], room)]
+                retained = [np.asarray(side) for side in truncate_pair(lengths[0], lengths[1], capacity)]
             self.truncated = int(np.sum(np.sum(retained, axis=0) < np.sum(lengths, axis=0)))
         else:
-            preceding = [np.minimum(side, room // 2) for side in lengths[:-1]]
-            capacity_E = room - sum(preceding) + np.zeros_like(lengths[-1])
+            preceding = [np.minimum(side, capacity // 2) for side in lengths[:-1]]
+            capacity_E = capacity - sum(preceding) + np.zeros_like(lengths[-1])
             cut = windows(lengths[-1], capacity_E, np.minimum(stride, capacity_E // 2))
             row, part, begin = cut.text, cut.part, cut.start
             retained = [*(side[row] for side in preceding), cut.lengths]
             self.truncated = sum(int(np.sum(side < length)) for side, length in zip(preceding, lengths, strict=False))
-        packed = np.sum(retained, axis=0)
-        empty = np.flatnonzero(packed + self.template.special_count == 0)
-        if len(empty):
+        packed = np.sum(retained, axis=0) + self.template.special_count
+        if not packed.all():
             raise UserError(
-                f"{location(rows.origin[row[empty[0]]])}: an empty text, to which this model adds no special token",
+                f"{location(rows.origin[row[np.argmin(packed)]])}: the text is empty, and this model adds no special "
+                "tokens",
                 "remove the row, or give it a text",
             )
-        fields = {"row": row, "part": part, "begin": begin, **dict(zip(_SIDES, retained, strict=False))}
-        records = np.empty(len(row), dtype=[(name, "i8" if name in ("row", "begin") else "i4") for name in fields])
-        for name, values in fields.items():
-            records[name] = values
-        sides = 1 if layout.start is None else 2
-        self._plan = Plan(records, sides * (packed + self.template.special_count))
-
-    def plan(self, epoch: int) -> Plan:
-        return self._plan
+        self._plan = self.planned(packed, row=row, part=part, begin=begin, **dict(zip(_SIDES, retained, strict=False)))
 
     def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:
         texts = []
         for text, name in zip(self._texts, _SIDES, strict=False):
             begin = rows["begin"] if text is self._texts[-1] else 0
             texts.append((text.read(rows["row"], rows[name], begin), rows[name]))
-        targets = {}
+        target = None
         if self.rows.labels is not None:
             labels = torch.from_numpy(np.asarray(self.rows.labels)[rows["row"]])
-            targets[self.term] = Target(labels if labels.dtype == torch.int64 else labels.float())
-        numbers = torch.from_numpy(np.asarray(examples, dtype=np.int64))
-        inputs = assemble(self.template, texts).packed()
-        outputs = None if self.start is None else shifted(inputs, self.start)
-        parts = torch.from_numpy(rows["part"].astype(np.int32))
-        return Batch(inputs, targets, numbers, parts, outputs, torch.from_numpy(rows["row"].astype(np.int64)))
+            target = Target(labels if labels.dtype == torch.int64 else labels.float())
+        return self.batch_of(assemble(self.template, texts).packed(), target, rows, examples)
 
-    def metadata(self) -> dict[str, object]:
-        """Counts of rows, tokens, and truncated rows."""
-        return {
-            "split": self.split,
-            **self._plan.metadata(),
-            "truncated": self.truncated,
-            "truncated_fraction": self.truncated / len(self._plan),
-        }
+    def metadata(self) -> JsonObject:
+        """Adds counts of truncated rows."""
+        counts = {"truncated": self.truncated, "truncated_fraction": self.truncated / len(self._plan)}
+        return {**super().metadata(), **counts}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 
 import numpy as np
@@ -10,22 +10,20 @@ import torch
 from torch import Tensor
 
 from lmtool.config.needs import refusal
-from lmtool.data.examples import Plan, Rows, SplitData
+from lmtool.config.saved import JsonObject
+from lmtool.data.examples import Examples, Rows, SplitData
 from lmtool.data.formats import assemble, ragged_ranges
 from lmtool.errors import UserError
 from lmtool.learners.baseline import ConstantPredictor, Predictor
 from lmtool.learners.model import normalized_entropy
 from lmtool.models.base import Backbone
-from lmtool.models.encoder_decoder import EncoderDecoder, shifted
-from lmtool.models.heads.base import loss_sum, losses
 from lmtool.models.heads.sequence import SequenceHead
 from lmtool.nn.stack import Side
 from lmtool.tasks.kinds.base import TaskKind
-from lmtool.tasks.kinds.learner import TaskLearner
-from lmtool.tasks.kinds.predictions import Prediction
-from lmtool.tasks.kinds.texts import InputFormat, windows
+from lmtool.tasks.kinds.classes import ClassLearner
+from lmtool.tasks.kinds.texts import InputFormat, TaskExamples, windows
 from lmtool.tokenizers.tokenizer import Tokenizer
-from lmtool.types import Batch, Packed, Scores, StepOutput, Target
+from lmtool.types import Batch, Target
 
 # Tags of entities and chunks in the schemes of files, converted to BIO. bio (IOB2): B begins an entity, I continues it.
 # iob1: I, and B only where an entity of the same type ends right before (Ramshaw and Marcus 1995; CoNLL-2003 as
@@ -48,7 +46,7 @@ def parts_of(tag: str) -> tuple[str, str] | None:
 def scheme_of(sentences: Iterable[Sequence[str]]) -> str:
     """The scheme of training tags: bio, iob1, iobes, or none if a tag has another form.
 
-    Tags with E or S are iobes. B and I alone are iob1 if no B begins an isolated entity and some I does, else bio.
+    Tags with E or S are iobes; others are iob1 if no B begins an isolated entity and some I does, else bio.
     """
     isolated_beginnings = free_insides = 0
     ends, any_entity = False, False
@@ -120,10 +118,10 @@ _SENTENCES = 4096
 # Placeholders for a word without tokens; the first one in the vocabulary is used.
 _UNKNOWN = ("unk", "mask", "eos", "pad")
 WORD = "word"
-"""The column of a batch with the index of the word of which a token is the first one; -1 for others."""
+"""The column of a batch with the word index of each word's first token; -1 for other tokens."""
 
 
-class TaggedWindows:
+class TaggedWindows(TaskExamples):
     """One sentence per row, read in windows of `InputFormat.stride`; with `InputFormat.start`, the decoder's states
     predict. later: by tag, the tag of a word's later tokens; None: only first tokens predict, as in unlabeled data.
 
@@ -131,24 +129,18 @@ class TaggedWindows:
     """
 
     def __init__(self, rows: Rows, layout: InputFormat, term: str, split: str, later: np.ndarray | None = None):
-        if not len(rows):
-            raise UserError(f"the {split} split has no rows")
-        self.rows, self.term, self.split, self.start = rows, term, split, layout.start
+        super().__init__(rows, term, split, layout.start)
         self.template = layout.template(1, fewest=2)
         capacity, stride = layout.max_length - self.template.special_count, layout.stride or 0
         (sentences,) = rows.columns.values()
         self._encode(sentences, layout.tokenizer)
         self._label(later)
-        self.windows = windows(self._lengths_E, capacity, min(stride, capacity // 2))
-        cut = self.windows
-        records = np.empty(
-            len(cut), dtype=[("row", "i8"), ("part", "i4"), ("start", "i8"), ("length", "i4"), ("own", "i4", 2)]
+        self.windows = cut = windows(self._lengths_E, capacity, min(stride, capacity // 2))
+        core_W2 = np.stack([cut.core_start - cut.start, cut.core_end - cut.start], axis=1)
+        start_W, packed_W = self._starts_E[cut.text] + cut.start, cut.lengths + self.template.special_count
+        self._plan = self.planned(
+            packed_W, row=cut.text, part=cut.part, start=start_W, length=cut.lengths, core=core_W2
         )
-        records["row"], records["part"], records["length"] = cut.text, cut.part, cut.lengths
-        records["start"] = self._starts_E[cut.text] + cut.start
-        records["own"] = np.stack([cut.core_start - cut.start, cut.core_end - cut.start], axis=1)
-        sides = 1 if layout.start is None else 2
-        self._plan = Plan(records, sides * (cut.lengths + self.template.special_count))
 
     def _encode(self, sentences: list[list[str]], tokenizer: Tokenizer) -> None:
         """Ids, and the word that each begins, of all sentences."""
@@ -160,9 +152,9 @@ class TaggedWindows:
                 missing = np.setdiff1d(np.arange(len(sentence)), word_T)
                 self.unknown_words += len(missing)
                 if len(missing) or not len(ids_T):
-                    places = np.searchsorted(word_T, missing) if len(sentence) else np.zeros(1, dtype=np.int64)
-                    ids_T = np.insert(ids_T, places, unknown)
-                    word_T = np.insert(word_T, places, missing if len(sentence) else -1)
+                    at = np.searchsorted(word_T, missing) if len(sentence) else np.zeros(1, dtype=np.int64)
+                    ids_T = np.insert(ids_T, at, unknown)
+                    word_T = np.insert(word_T, at, missing if len(sentence) else -1)
                 first_T = np.diff(word_T, prepend=-1) != 0
                 ids.append(ids_T)
                 words.append(np.where(first_T & (word_T >= 0), word_T, -1))
@@ -190,155 +182,93 @@ class TaggedWindows:
             self._predicts = worded_T & ~empty_T
         self._labels = labels_T
 
-    def plan(self, epoch: int) -> Plan:
-        return self._plan
-
     def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:
         lengths_N = rows["length"].astype(np.int64)
         source_T = ragged_ranges(rows["start"], lengths_N)
         inside_T = ragged_ranges(np.zeros(len(rows), dtype=np.int64), lengths_N)
         window_T = np.repeat(np.arange(len(rows)), lengths_N)
-        own_T = (inside_T >= rows["own"][window_T, 0]) & (inside_T < rows["own"][window_T, 1])
-        chosen = np.flatnonzero(own_T & self._predicts[source_T])
+        core_T = (inside_T >= rows["core"][window_T, 0]) & (inside_T < rows["core"][window_T, 1])
+        predicting = np.flatnonzero(core_T & self._predicts[source_T])
         before = len(self.template.pieces[0])
-        places_T = np.arange(len(source_T)) + window_T * self.template.special_count + before
+        at_T = np.arange(len(source_T)) + window_T * self.template.special_count + before
         inputs = assemble(self.template, [(self._ids[source_T], lengths_N)]).packed()
         words = np.full(len(inputs.tokens), -1, dtype=np.int64)
-        words[places_T] = self._words[source_T]
+        words[at_T] = self._words[source_T]
         inputs.columns[WORD] = torch.from_numpy(words)
-        labels = None if self._labels is None else torch.from_numpy(self._labels[source_T[chosen]])
-        outputs = None if self.start is None else shifted(Packed(inputs.tokens, inputs.lengths), self.start)
-        target = Target(
-            labels, at=torch.from_numpy(places_T[chosen]), side="inputs" if self.start is None else "outputs"
-        )
-        numbers = torch.from_numpy(np.asarray(examples, dtype=np.int64))
-        row_N, part_N = torch.from_numpy(rows["row"].astype(np.int64)), torch.from_numpy(rows["part"].astype(np.int32))
-        return Batch(inputs, {self.term: target}, numbers, part_N, outputs, row_N)
+        labels = None if self._labels is None else torch.from_numpy(self._labels[source_T[predicting]])
+        side: Side = "inputs" if self.start is None else "outputs"
+        target = Target(labels, at=torch.from_numpy(at_T[predicting]), side=side)
+        return self.batch_of(inputs, target, rows, examples)
 
-    def metadata(self) -> dict[str, object]:
-        """Counts of windows, tokens, and sentences read in several windows."""
+    def metadata(self) -> JsonObject:
+        """Adds counts of sentences read in several windows, and of words without tokens, if any."""
         counts = {
             "sentences_in_windows": int(np.sum(self.windows.part == 1)),
             "words_without_pieces": self.unknown_words,
         }
-        return {
-            "split": self.split,
-            **self._plan.metadata(),
-            **{name: count for name, count in counts.items() if count},
-        }
+        return {**super().metadata(), **{name: count for name, count in counts.items() if count}}
 
 
 # A head on the hidden state of each word's first token and, in training, of the later ones.
 # Shape letters: N windows, M predicting words or tokens, H hidden width, C tags.
 
 
-class TokenLearner(TaskLearner):
+class TokenLearner(ClassLearner):
     """The backbone and a linear map with the task's name, as transformers' ...ForTokenClassification: for encoders,
-    decoders, T5's encoder alone, and BART's decoder, which reads the same text (Lewis et al. 2020, section 3.2).
-
-    Cross entropy with the task's smoothing and tag weights, over the learning tokens.
-    """
+    decoders, T5's encoder, and BART's decoder, which reads the same text (Lewis et al. 2020, section 3.2)."""
 
     scores_tokens = True
-    class_weights: Tensor | None
 
     @property
     def head_side(self) -> Side:
         return self.config.states_read(self.backbone.config)
 
     def __init__(self, kind: TaskKind, backbone: Backbone, tokenizer: Tokenizer, seed: int):
-        config = kind.config
-        if config.labels is None or config.loss.class_weights == "balanced":
-            raise ValueError("build a task from the config that load_task gives back: its labels are filled in")
-        problem = refusal(config, model=backbone.config)
+        problem = refusal(kind.config, model=backbone.config)
         if problem is not None:
             raise UserError(problem.message, problem.hint)
         super().__init__(kind, backbone, tokenizer, seed)
-        dropout = backbone.config.dropout if config.dropout is None else config.dropout
-        self.add_token_head(SequenceHead(self.token_width, len(config.labels), dropout))
-        weights = config.loss.class_weights
-        self.loss = config.loss
-        self.register_buffer("class_weights", torch.tensor(weights) if weights != "none" else None, persistent=False)
+        self.weigh(self.config.loss)
+        self.add_token_head(SequenceHead(self.token_width, len(kind.classes), self.head_dropout))
 
     def examples(self, data: SplitData, max_length: int) -> TaggedWindows:
         """Sentences tokenized, laid out for this backbone and split into windows."""
         model, learns = self.backbone.config, data.split == "train" and self.config.train_on == "all"
-        start = None
-        if model.token_states == "outputs" and isinstance(self.backbone, EncoderDecoder):
-            start = self.tokenizer.role(self.backbone.config.start_role)
+        start = self.start_token if model.token_states == "outputs" else None
         layout = InputFormat(self.tokenizer, self.config.text_format(model), max_length, start, self.config.stride)
         later = np.array(continuation_tags(self.config.labels, self.config.scheme)) if learns else None
         return TaggedWindows(self.rows(data), layout, self.term, data.split, later)
 
     def outputs(self, batch: Batch, step: int) -> Tensor:
         """(M, C) tag scores."""
-        rng, at_M = self.dropout_rng(batch, step), self._places(batch)
-        hidden_MH = self.hidden_of(batch, rng, at_M)
-        if rng is not None:
-            rng = (rng if batch.outputs is None else rng.for_outputs()).rows(at_M)
-        return self.heads[self.term](self.pooled(hidden_MH), rng)
+        rng, at_M = self.dropout_rng(batch, step), self._indices(batch)
+        return self.heads[self.term](self.pooled(self.hidden_of(batch, rng, at_M)), self.head_rng(rng, batch, at_M))
 
-    def _places(self, batch: Batch) -> Tensor:
+    def _indices(self, batch: Batch) -> Tensor:
         """(M,) flat indices of the predicting tokens."""
         at_M = batch.targets[self.term].at
         assert at_M is not None
         return at_M
 
-    def counts(self, batch: Batch) -> dict[str, float]:
-        labels = self.labels(batch)
-        if self.class_weights is None:
-            return {self.term: float(len(labels))}
-        return {self.term: float(self.class_weights.to(labels.device).double()[labels].sum())}
-
-    def forward(self, batch: Batch, step: int) -> StepOutput:
-        logits_MC = self.outputs(batch, step)
-        weights_C = None if self.class_weights is None else self.class_weights.to(logits_MC.device)
-        loss = self.loss
-        total = loss_sum(logits_MC, self.labels(batch), loss.label_smoothing, weights_C, loss.focal_gamma)
-        return StepOutput({self.term: total}, self.weights)
-
-    def scores(self, outputs: Tensor, batch: Batch) -> Scores:
-        """Plain cross entropy, without the smoothing and weights of training."""
-        labels_M, at_M = self.labels(batch), self._places(batch)
-        return Scores(losses(outputs, labels_M), labels_M, outputs.argmax(-1), batch.inputs.documents[at_M])
+    def documents(self, batch: Batch) -> Tensor:
+        return batch.inputs.documents[self._indices(batch)]
 
     def uncertainty(self, outputs: Tensor, batch: Batch) -> Tensor:
         unsure_N = outputs.new_zeros(len(batch.inputs.lengths), dtype=torch.float32)
-        return unsure_N.scatter_reduce(
-            0, batch.inputs.documents[self._places(batch)], normalized_entropy(outputs), "amax"
-        )
+        return unsure_N.scatter_reduce(0, self.documents(batch), normalized_entropy(outputs), "amax")
 
     def parts(self, outputs: Tensor, batch: Batch) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         """For each window, its word indices in order, their best tags and the probabilities of these."""
-        at_M = self._places(batch)
-        word_M = batch.inputs.columns[WORD][at_M].cpu().numpy()
-        share_M, tag_M = (values.cpu().numpy() for values in outputs.float().softmax(-1).max(-1))
+        word_M = batch.inputs.columns[WORD][self._indices(batch)].cpu().numpy()
+        fraction_M, tag_M = (values.cpu().numpy() for values in outputs.float().softmax(-1).max(-1))
         first_M = word_M >= 0  # later tokens predict in training only
-        boundaries = np.bincount(
-            batch.inputs.documents[at_M].cpu().numpy()[first_M], minlength=len(batch.inputs.lengths)
-        )
-        ends = np.cumsum(boundaries)[:-1]
-        pieces = (np.split(values[first_M], ends) for values in (word_M, tag_M, share_M))
+        counts = np.bincount(self.documents(batch).cpu().numpy()[first_M], minlength=len(batch.inputs.lengths))
+        ends = np.cumsum(counts)[:-1]
+        pieces = (np.split(values[first_M], ends) for values in (word_M, tag_M, fraction_M))
         return list(zip(*pieces, strict=True))
 
-    def predictors(self, train: SplitData, examples: TaggedWindows) -> dict[str, ConstantPredictor]:
+    def predictors(self, train: SplitData, examples: Examples) -> dict[str, Predictor]:
         """The tag frequencies of the training words."""
         tags = np.fromiter(chain(*(self.rows(train).labels or ())), dtype=np.int64)
-        counts = np.bincount(tags, minlength=len(self.config.labels))
+        counts = np.bincount(tags, minlength=len(self.kind.classes))
         return {self.term: ConstantPredictor.of_counts("base rate", counts)}
-
-    def baseline(
-        self, train: SplitData, held_out: SplitData, batches: Iterable[Batch], predictors: Mapping[str, Predictor]
-    ) -> dict[str, object]:
-        """The most common tag for each word."""
-        name, prediction = self.kind.constant(self.rows(train))
-        rows = self.rows(held_out)
-        constant = [Prediction(prediction.value * len(tags), prediction.score) for tags in rows.labels or ()]
-        metrics = self.kind.metrics(rows, constant)
-        return {
-            "name": name,
-            "prediction": self.kind.shown(prediction.value)[0],
-            "metric": self.metric.name,
-            "value": metrics[self.metric.name],
-            "metrics": metrics,
-        }

@@ -6,12 +6,12 @@ Shape letters: M words, S sentences, C tags.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
-from typing import Any
 
 import numpy as np
 
+from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.data.examples import Rows
 from lmtool.data.tables import LINES
 from lmtool.errors import UserError
@@ -20,12 +20,20 @@ from lmtool.learners.metrics.spans import EntityScores, EntityTags, total
 from lmtool.models.base import Backbone
 from lmtool.tasks.configs import TokenClassificationConfig
 from lmtool.tasks.kinds.base import TaskKind
-from lmtool.tasks.kinds.labels import balanced_weights, is_unlabelled, label_counts, row_ids, unknown_label, word_of
-from lmtool.tasks.kinds.predictions import Prediction, values_of
+from lmtool.tasks.kinds.classes import with_class_weights
+from lmtool.tasks.kinds.labels import (
+    Columns,
+    Origin,
+    balanced_weights,
+    is_unlabelled,
+    label_counts,
+    row_ids,
+    unknown_label,
+    word_of,
+)
+from lmtool.tasks.kinds.predictions import Label, Prediction, values_of
 from lmtool.tasks.kinds.token_learner import TokenLearner, bio_labels, scheme_of, to_bio
 from lmtool.tokenizers.tokenizer import Tokenizer
-
-Origin = Sequence[tuple[str, int]]
 
 
 class TokenClassification(TaskKind):
@@ -34,15 +42,15 @@ class TokenClassification(TaskKind):
     config: TokenClassificationConfig
     unit = "word"
 
-    def with_labels(self, columns: Mapping[str, list[object]], origin: Origin) -> TokenClassificationConfig:
+    def with_labels(self, columns: Columns, origin: Origin) -> TokenClassificationConfig:
         """Adds the scheme of the training tags, and the tag names."""
         config = self.config
         sentences = self._named(_lists(columns[config.label]))
         scheme = scheme_of(sentences) if config.scheme == "auto" else config.scheme
         if scheme == "none" and config.metrics != ("accuracy",):
             raise UserError(
-                f"task.metrics of {config.name} score entities, and the tags in {config.label} mark none "
-                f"({', '.join(sorted(set(chain(*sentences)))[:4])}, ...)",
+                f"task.metrics={list(config.metrics)} score entities; the tags in the column {config.label} mark no "
+                f"entities: {', '.join(sorted(set(chain(*sentences)))[:4])}, ...",
                 "set task.metrics=[accuracy] task.metric=accuracy, or name another column with task.label=",
             )
         config = config.model_copy(update={"scheme": scheme})
@@ -57,7 +65,7 @@ class TokenClassification(TaskKind):
             config = config.model_copy(update={"labels": labels})
         return config
 
-    def rows(self, columns: dict[str, list[object]], origin: list[tuple[str, int]], labelled: bool) -> Rows:
+    def rows(self, columns: Columns, origin: Origin, labelled: bool) -> Rows:
         name, values = self.config.text[0], columns.get(self.config.label)
         words = _lists(columns[name])
         for number, sentence in enumerate(words):
@@ -75,7 +83,7 @@ class TokenClassification(TaskKind):
             labels = self._numbers(words, columns, origin)
         return Rows(row_ids(columns, len(origin)), {name: words}, labels, origin)
 
-    def _numbers(self, words: list[list[str]], columns: Mapping[str, list[object]], origin: Origin) -> list[list[int]]:
+    def _numbers(self, words: list[list[str]], columns: Columns, origin: Origin) -> list[list[int]]:
         """Each word's tag. UserError with file:line if the numbers of words and tags differ, or a tag is unknown."""
         sentences = self._named(_lists(columns[self.config.label]))
         for number, (sentence, tags) in enumerate(zip(words, sentences, strict=True)):
@@ -84,28 +92,25 @@ class TokenClassification(TaskKind):
                     f"{_place(columns, origin, number, 0)}: {len(sentence)} words and {len(tags)} tags",
                     "give each word one tag",
                 )
-        number_of = {label: index for index, label in enumerate(self.config.labels or ())}
+        number_of = {label: index for index, label in enumerate(self.classes)}
         decoded = []
         for number, tags in enumerate(self._in_bio(sentences, columns, origin)):
             for offset, tag in enumerate(tags):
                 if tag not in number_of:
                     where = _place(columns, origin, number, offset)
-                    raise unknown_label(self.config, self.config.labels or (), tag, where)
+                    raise unknown_label(self.config, self.classes, tag, where)
             decoded.append([number_of[tag] for tag in tags])
         return decoded
 
     def _named(self, sentences: list[list[object]]) -> list[list[str]]:
         """Tags as words; numbers become names if all tags are numbers."""
-        labels = self.config.labels or ()
         named = [[word_of(tag) for tag in tags] for tags in sentences]
-        problem_text, numbers = set(chain(*named)), {str(number): label for number, label in enumerate(labels)}
-        if problem_text and not problem_text & set(labels) and problem_text <= numbers.keys():
+        tags_found, numbers = set(chain(*named)), {str(number): label for number, label in enumerate(self.classes)}
+        if tags_found and not tags_found & set(self.classes) and tags_found <= numbers.keys():
             return [[numbers[tag] for tag in tags] for tags in named]
         return named
 
-    def _in_bio(
-        self, sentences: list[list[str]], columns: Mapping[str, list[object]], origin: Origin
-    ) -> list[list[str]]:
+    def _in_bio(self, sentences: list[list[str]], columns: Columns, origin: Origin) -> list[list[str]]:
         converted = []
         for number, tags in enumerate(sentences):
             try:
@@ -122,28 +127,18 @@ class TokenClassification(TaskKind):
 
     def fitted(self, train: Rows) -> TokenClassificationConfig:
         """Adds tag weights, if configured."""
-        names, values = self.config.labels or (), self.config.model_dump()
-        if self.config.loss.class_weights == "balanced":
-            values["loss"]["class_weights"] = balanced_weights(flat(train.labels), len(names))
-        weights = values["loss"]["class_weights"]
-        if isinstance(weights, tuple) and len(weights) != len(names):
-            raise UserError(
-                f"task.loss.class_weights has {len(weights)} weights for the {len(names)} tags {', '.join(names[:8])}",
-                "give one weight per tag, in their order, or task.loss.class_weights=balanced",
-            )
-        return type(self.config).model_validate(values)
+        return with_class_weights(self.config, balanced_weights(flat(train.labels), len(self.classes)))
 
-    def metadata(self, train: Rows) -> tuple[dict[str, object], list[str]]:
-        labels = self.config.labels or ()
+    def metadata(self, train: Rows) -> tuple[JsonObject, list[str]]:
         tags_M, lengths_S = flat(train.labels), _lengths(train.labels)
-        metadata: dict[str, object] = {"words": len(tags_M)}
+        metadata: JsonObject = {"words": len(tags_M)}
         warnings = []
         empty = int(np.sum(lengths_S == 0))
         if empty:
             warnings.append(f"{empty:,} training sentences have no words and are not used")
         if self.config.scheme == "none":
-            return {**metadata, "labels": label_counts(tags_M, labels)}, warnings
-        tags = EntityTags(labels)
+            return {**metadata, "labels": label_counts(tags_M, self.classes)}, warnings
+        tags = EntityTags(self.classes)
         counts = Counter(tags.entities(tags_M, lengths_S)[2].tolist())
         stray = tags.stray(tags_M, lengths_S)
         if stray:
@@ -156,7 +151,7 @@ class TokenClassification(TaskKind):
     def learner(self, backbone: Backbone, tokenizer: Tokenizer, seed: int) -> TokenLearner:
         return TokenLearner(self, backbone, tokenizer, seed)
 
-    def join(self, parts: Sequence[object]) -> Prediction:
+    def join(self, parts: Sequence[Label]) -> Prediction:
         """parts: for each window, its word indices, their tags and the tags' probabilities."""
         words, tags, fractions = (np.concatenate(values) for values in zip(*parts, strict=True))
         if not np.array_equal(words, np.arange(len(words))):
@@ -181,7 +176,7 @@ class TokenClassification(TaskKind):
         right_S = np.bincount(sentence_M[gold_M == predicted_M], minlength=len(lengths_S))
         counts_S = np.stack([right_S, lengths_S], axis=1)
         if self.config.scheme != "none":
-            entities = EntityTags(self.config.labels or ()).counts(gold_M, predicted_M, lengths_S)
+            entities = EntityTags(self.classes).counts(gold_M, predicted_M, lengths_S)
             counts_S = np.concatenate([counts_S, entities], axis=1)
         values: dict[str, list[float]] = {name: [] for name in self.config.metrics}
         for numbers in draws:
@@ -200,33 +195,33 @@ class TokenClassification(TaskKind):
         return flat(rows.labels), flat(predicted)
 
     def _entities(self, rows: Rows, gold_M: np.ndarray, predicted_M: np.ndarray) -> dict[str, EntityScores]:
-        return EntityTags(self.config.labels or ()).score(gold_M, predicted_M, _lengths(rows.labels))
+        return EntityTags(self.classes).score(gold_M, predicted_M, _lengths(rows.labels))
 
     def constant(self, train: Rows) -> tuple[str, Prediction]:
         """The most common tag of the training words."""
         counts = np.bincount(flat(train.labels))
-        return "majority tag", Prediction([int(counts.argmax())], float(counts.max() / counts.sum()))
+        return "majority tag", Prediction(int(counts.argmax()), float(counts.max() / counts.sum()))
+
+    def constant_predictions(self, rows: Rows, prediction: Prediction) -> list[Prediction]:
+        return [prediction._replace(value=[prediction.value] * len(tags)) for tags in rows.labels or ()]
 
     def single(self, values: Sequence[object] | np.ndarray) -> np.ndarray:
         return flat(values)
 
-    def shown(self, value: Any) -> Any:
+    def shown(self, value: Label) -> object:
         """Tags by their names."""
-        labels = self.config.labels or ()
-        return [labels[tag] for tag in value] if isinstance(value, list) else labels[value]
+        return [self.classes[tag] for tag in value] if isinstance(value, list) else self.classes[value]
 
-    def line(self, record: Mapping[str, Any]) -> str:
+    def line(self, record: JsonMapping) -> str:
         """Words, each followed by its tag unless outside of an entity."""
         words = zip(record[self.config.text[0]], record["prediction"], strict=True)
         return " ".join(word if tag == "O" else f"{word}/{tag}" for word, tag in words)
 
-    def details(self, rows: Rows, predictions: Sequence[Prediction]) -> dict[str, object]:
-        """`classes`: the metrics and gold count of each entity type or tag; and how many gold entities begin with a
-        stray I."""
+    def details(self, rows: Rows, predictions: Sequence[Prediction]) -> JsonObject:
+        """`classes`: metrics and gold count by entity type or tag; and how many gold entities begin with a stray I."""
         gold_M, predicted_M = self._both(rows, predictions)
-        labels = self.config.labels or ()
         if self.config.scheme == "none":
-            return {"classes": by_class(confusion(gold_M, predicted_M, len(labels)), labels)}
+            return {"classes": by_class(confusion(gold_M, predicted_M, len(self.classes)), self.classes)}
         classes = {
             name: {
                 "precision": score.precision, "recall": score.recall, "f1": score.f1,
@@ -234,24 +229,25 @@ class TokenClassification(TaskKind):
             }
             for name, score in self._entities(rows, gold_M, predicted_M).items()
         }  # fmt: skip
-        return {"classes": classes, "gold_beginning_with_i": EntityTags(labels).stray(gold_M, _lengths(rows.labels))}
+        stray = EntityTags(self.classes).stray(gold_M, _lengths(rows.labels))
+        return {"classes": classes, "gold_beginning_with_i": stray}
 
 
-def flat(sentences: Any) -> np.ndarray:
+def flat(sentences: Label) -> np.ndarray:
     """(M,) int64: the tags of all sentences."""
     return np.fromiter(chain.from_iterable(sentences), dtype=np.int64)
 
 
-def _lengths(sentences: Any) -> np.ndarray:
+def _lengths(sentences: Label) -> np.ndarray:
     return np.fromiter(map(len, sentences), dtype=np.int64)
 
 
-def _lists(values: Sequence[Any]) -> list[list[Any]]:
+def _lists(values: Sequence[Label]) -> list[list[Label]]:
     """Lists unchanged; texts split at white space."""
     return [value.split() if isinstance(value, str) else list(value or ()) for value in values]
 
 
-def _place(columns: Mapping[str, list[Any]], origin: Origin, row: int, word: int) -> str:
+def _place(columns: Columns, origin: Origin, row: int, word: int) -> str:
     """file:line of a word, if known."""
     lines = columns.get(LINES)
     sentence = lines[row] if lines is not None else []

@@ -1,7 +1,8 @@
 """Prompts in packed batches: the texts within the template, demonstrations, and the predicted positions. Long texts are
 truncated at their ends; the template never is.
 
-Shape letters: E examples of a plan, N of them in a batch, K columns of a template, C classes, T tokens.
+Shape letters: E rows or examples, N examples of a batch, K columns of a template, C classes, S samples of a row, P rows
+to sample from, T tokens, M predicting positions.
 """
 
 from __future__ import annotations
@@ -9,12 +10,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import chain
 
 import numpy as np
 import torch
 
 from lmtool import random_streams
+from lmtool.config.saved import JsonObject
 from lmtool.data.examples import Plan, Rows
 from lmtool.data.formats import FormatTemplate, PackedArrays, assemble, ragged_ranges, truncate_texts
 from lmtool.errors import UserError
@@ -22,91 +24,75 @@ from lmtool.objectives.configs import MlmConfig
 from lmtool.objectives.corruption.masking import Vocabulary, mask_tokens
 from lmtool.random_streams import Permutation
 from lmtool.tasks.kinds.labels import location
+from lmtool.tasks.kinds.texts import TaskExamples
 from lmtool.tasks.prompting.pattern import SEPARATOR, Pattern, PatternTexts, prompt_capacity
 from lmtool.types import Batch, Target
 
 TERM = "mlm"
 """The term of the auxiliary loss."""
+ANSWERS = "answer"
+"""The column of a batch's inputs that is 1 at a predicted answer."""
+AT_MOST = 16
+"""Maximum rows of a class stored with a checkpoint, as in the setting of Gao et al. 2021."""
+# Counter of the sample stream for the stored rows.
+_STORED = 5
+# Counter of the sample stream for evaluation, followed by one per epoch.
+_EVALUATION = 0
 # Random number index of the auxiliary text, beyond those of demonstrations.
-_DRAW = 1 << 20
-
-
-@dataclass(frozen=True)
-class MaskedTexts:
-    """texts: the inputs. at: (M,) flat positions, ascending. labels: (M,) original tokens."""
-
-    texts: PackedArrays
-    at: np.ndarray
-    labels: np.ndarray
+_AUXILIARY = 1 << 20
 
 
 class Auxiliary:
-    """Auxiliary masked language modeling over U texts, in the task's prompt; the answer's position is masked, and not
-    predicted.
+    """Auxiliary masked language modeling over texts in the task's prompt; the answer's position is masked, and not
+    predicted. template: the tokens around the texts."""
 
-    template: the tokens around the texts. column: the template's column that marks predicted answers.
-    """
-
-    term = TERM
-
-    def __init__(self, rows: Rows, pattern: Pattern, template: FormatTemplate, column: str, max_length: int, seed: int):
-        marks = tuple(np.zeros_like(mark) for mark in template.piece_columns[column])
-        self.template = FormatTemplate(
-            template.pieces, {**template.piece_columns, column: marks}, template.text_columns
-        )
+    def __init__(self, rows: Rows, pattern: Pattern, template: FormatTemplate, max_length: int, seed: int):
+        marks = tuple(np.zeros_like(mark) for mark in template.piece_columns[ANSWERS])
+        columns = {**template.piece_columns, ANSWERS: marks}
+        self.template = FormatTemplate(template.pieces, columns, template.text_columns)
         capacity = prompt_capacity(max_length, template.special_count, len(template.pieces) - 1)
         self._texts, self.seed = PatternTexts(rows, pattern), seed
-        self._kept = truncate_texts(self._texts.lengths, capacity)
-        self.lengths = self._kept.sum(axis=0) + template.special_count
+        self._retained = truncate_texts(self._texts.lengths, capacity)
+        self.lengths = self._retained.sum(axis=0) + template.special_count
         self._masking, self._vocabulary = MlmConfig(), Vocabulary.of(pattern.tokenizer)
 
-    def drawn(self, row_E: np.ndarray, epoch: int) -> np.ndarray:
+    def sampled(self, row_E: np.ndarray, epoch: int) -> np.ndarray:
         """(E,) the auxiliary text of each row in an epoch."""
-        draws = np.full(len(row_E), _DRAW)
-        return (random_streams.uniform_at(self.seed, "sample", epoch + 1, row_E, draws) * len(self.lengths)).astype(
-            np.int64
-        )
+        uniform_E = random_streams.uniform_at(self.seed, "sample", epoch + 1, row_E, np.full(len(row_E), _AUXILIARY))
+        return (uniform_E * len(self.lengths)).astype(np.int64)
 
-    def masked(self, text_N: np.ndarray, examples_N: np.ndarray, epoch: int) -> MaskedTexts:
-        """Masked texts; random numbers are keyed by (seed, epoch, example, position)."""
-        texts = [
-            (text.read(text_N, retained[text_N]), retained[text_N])
-            for text, retained in zip(self._texts.texts, self._kept, strict=True)
-        ]
-        whole = assemble(self.template, texts)
+    def masked(
+        self, text_N: np.ndarray, examples_N: np.ndarray, epoch: int
+    ) -> tuple[PackedArrays, np.ndarray, np.ndarray]:
+        """Masked texts; random numbers are keyed by (seed, epoch, example, position).
+
+        Returns:
+            The inputs, (M,) flat positions of the masked tokens, ascending, and (M,) their original tokens.
+        """
+        complete = assemble(self.template, self._texts.cells(text_N, self._retained[:, text_N]))
         masked = mask_tokens(
-            self._masking, self._vocabulary, whole.tokens, whole.lengths, np.asarray(examples_N), self.seed, epoch
+            self._masking, self._vocabulary, complete.tokens, complete.lengths, np.asarray(examples_N), self.seed, epoch
         )
-        return MaskedTexts(PackedArrays(masked.tokens, whole.lengths, whole.columns), masked.at, masked.labels)
-
-
-# Demonstrations: one labeled row of each class, sampled for every text (Gao et al. 2021, section 6). Samples are keyed
-# by the text, so they do not depend on its batch.
-# Shape letters: E rows, C classes, S samples of a row, P rows to sample from, K columns of a pattern.
-
-
-AT_MOST = 16
-"""Maximum rows of a class stored with a checkpoint, as in the paper's setting."""
-# Counter of the sample stream for the stored rows.
-_KEPT = 5
-# Counters of the samples: the evaluation's, followed by one per epoch.
-EVALUATION = 0
+        return PackedArrays(masked.tokens, complete.lengths, complete.columns), masked.at, masked.labels
 
 
 def sample_demonstration_rows(rows: Rows, labels: Sequence[str]) -> dict[str, tuple[tuple[str, ...], ...]]:
     """By class, the texts of up to `AT_MOST` distinct training rows; the same sample for every run."""
     texts = list(zip(*rows.columns.values(), strict=True))
-    numbers_E, retained = np.asarray(rows.labels), {}
+    numbers_E, sample = np.asarray(rows.labels), {}
     for number, label in enumerate(labels):
-        own = list(dict.fromkeys(texts[row] for row in np.flatnonzero(numbers_E == number)))
-        drawn = Permutation(len(own), 0, "sample", _KEPT)(np.arange(min(AT_MOST, len(own))))
-        retained[label] = tuple(own[location] for location in np.sort(drawn))
-    return retained
+        distinct = list(dict.fromkeys(texts[row] for row in np.flatnonzero(numbers_E == number)))
+        order = Permutation(len(distinct), 0, "sample", _STORED)
+        sample[label] = tuple(distinct[row] for row in np.sort(order(np.arange(min(AT_MOST, len(distinct))))))
+    return sample
 
 
 class Demonstrations:
-    """Samples demonstrations. rows: by class, the `text` columns of the available rows. draws: S, samples of a
-    predicted row."""
+    """Samples demonstrations: one labeled row of each class for every text (Gao et al. 2021, section 6). Samples are
+    keyed by the text, so they do not depend on its batch.
+
+    rows: by class, the `text` columns of the available rows. samples: S, samples of a predicted row.
+    """
 
     def __init__(
         self,
@@ -114,39 +100,40 @@ class Demonstrations:
         labels: Sequence[str],
         text: Sequence[str],
         pattern: Pattern,
-        draws: int,
+        samples: int,
         seed: int,
     ):
-        self.labels, self.draws, self.seed = tuple(labels), draws, seed
+        self.labels, self.samples, self.seed = tuple(labels), samples, seed
         by_class = [[tuple(row) for row in rows.get(label, ())] for label in labels]
-        self._counts_C = np.array([len(own) for own in by_class], dtype=np.int64)
+        self._counts_C = np.array([len(members) for members in by_class], dtype=np.int64)
         self._starts_C = np.cumsum(self._counts_C) - self._counts_C
-        pool = [row for own in by_class for row in own]
-        self.texts = PatternTexts(Rows.of_texts(**_columns(text, pool)), pattern)
-        self._places: dict[tuple[str, ...], list[tuple[int, int]]] = {}
-        for number, own in enumerate(by_class):
-            for index, row in enumerate(own):
-                self._places.setdefault(row, []).append((number, index))
+        pool = [row for members in by_class for row in members]
+        columns = {name: [row[number] for row in pool] for number, name in enumerate(text)}
+        self.texts = PatternTexts(Rows.of_texts(**columns), pattern)
+        self._indices: dict[tuple[str, ...], list[tuple[int, int]]] = {}
+        for number, members in enumerate(by_class):
+            for index, row in enumerate(members):
+                self._indices.setdefault(row, []).append((number, index))
 
-    def own(self, rows: Rows) -> np.ndarray:
+    def own_indices(self, rows: Rows) -> np.ndarray:
         """(E, C) the index of each row's own text within a class; the size of the class if absent."""
         own_EC = np.tile(self._counts_C, (len(rows), 1))
         for row, texts in enumerate(zip(*rows.columns.values(), strict=True)):
-            for number, index in self._places.get(texts, ()):
+            for number, index in self._indices.get(texts, ()):
                 own_EC[row, number] = index
         return own_EC
 
-    def drawn(self, own_EC: np.ndarray, keys_E: np.ndarray, counter: int, draws: int) -> np.ndarray:
+    def sampled(self, own_EC: np.ndarray, keys_E: np.ndarray, counter: int, samples: int) -> np.ndarray:
         """Samples rows other than the text itself.
 
         Args:
-            own_EC: See `own`.
+            own_EC: See `own_indices`.
             keys_E: Keys of the texts.
             counter: Counter of the sample stream.
-            draws: Samples per row.
+            samples: Samples per row.
 
         Returns:
-            (E, draws, C) indices of rows.
+            (E, samples, C) indices of rows.
 
         Raises:
             UserError: If a class has no other row.
@@ -158,10 +145,10 @@ class Demonstrations:
                 f"task.demonstrations: the class {self.labels[lacking[0]]} has no other row to show as a demonstration",
                 "train on two rows of each class at least, or set task.demonstrations=0",
             )
-        shape = (len(own_EC), draws, len(self.labels))
-        uniform = random_streams.uniform(self.seed, "sample", counter, keys_E, draws * len(self.labels))
-        location = (uniform.reshape(shape) * others_EC[:, None]).astype(np.int64)
-        return self._starts_C + location + (location >= own_EC[:, None])
+        shape = (len(own_EC), samples, len(self.labels))
+        uniform = random_streams.uniform(self.seed, "sample", counter, keys_E, samples * len(self.labels))
+        index = (uniform.reshape(shape) * others_EC[:, None]).astype(np.int64)
+        return self._starts_C + index + (index >= own_EC[:, None])
 
 
 def text_keys(rows: Rows) -> np.ndarray:
@@ -169,14 +156,6 @@ def text_keys(rows: Rows) -> np.ndarray:
     texts = ("\0".join(row).encode() for row in zip(*rows.columns.values(), strict=True))
     digests = b"".join(hashlib.blake2b(text, digest_size=8).digest() for text in texts)
     return np.frombuffer(digests, dtype="<i8").astype(np.int64)
-
-
-def _columns(text: Sequence[str], rows: Sequence[Sequence[str]]) -> dict[str, list[str]]:
-    return {name: [row[number] for row in rows] for number, name in enumerate(text)}
-
-
-ANSWERS = "answer"
-"""The column that is 1 at a predicted answer."""
 
 
 @dataclass(frozen=True)
@@ -205,29 +184,25 @@ class Wording:
         if self.mask is None:
             runs = _joined([*answered, question])
         else:
-            runs = _joined([[*own[:-1], own[-1] + last] for own in [question, *answered]])
+            runs = _joined([[*pieces[:-1], pieces[-1] + last] for pieces in [question, *answered]])
             last = []
         runs[0], runs[-1] = first + runs[0], runs[-1] + last
         marks = [[0] * len(tokens) for tokens in runs]
         if self.mask is not None:
             marks[run][at + (len(first) if run == 0 else 0)] = 1
-        columns = {name: [[values[0]] * len(tokens) for tokens in runs] for name, values in self._values.items()}
+        values = self.around.text_columns
+        columns = {name: [[column[0]] * len(tokens) for tokens in runs] for name, column in values.items()}
         return FormatTemplate(
             tuple(np.array(tokens, dtype=np.int64) for tokens in runs),
             {
-                name: tuple(np.array(own, dtype=np.int64) for own in column)
+                name: tuple(np.array(run_values, dtype=np.int64) for run_values in column)
                 for name, column in {**columns, ANSWERS: marks}.items()
             },
-            {**{name: values * (len(runs) - 1) for name, values in self._values.items()}, ANSWERS: (0,) * len(runs)},
+            {**{name: column * (len(runs) - 1) for name, column in values.items()}, ANSWERS: (0,) * len(runs)},
         )
 
-    @property
-    def _values(self) -> dict[str, tuple[int, ...]]:
-        """The text columns of the format."""
-        return self.around.text_columns
 
-
-class PromptedExamples:
+class PromptedExamples(TaskExamples):
     """A row is a prompt. demonstrations: resampled every epoch of training; in evaluation, a row has one part per
     sample. auxiliary: in training, masked texts alongside the prompts, as a second document of each example."""
 
@@ -241,77 +216,63 @@ class PromptedExamples:
         demonstrations: Demonstrations | None = None,
         auxiliary: Auxiliary | None = None,
     ):
-        if not len(rows):
-            raise UserError(f"the {split} split has no rows", "use a table with rows: `lmtool show task.path`")
-        self.rows, self.term, self.split, self.shown = rows, term, split, demonstrations
-        self.auxiliary = auxiliary
+        super().__init__(rows, term, split)
+        self.demonstrations, self.auxiliary = demonstrations, auxiliary
         self.template = wording.template(demonstrations is not None)
-        self.continued = wording.mask is None
+        self.question_last = wording.mask is None
         self._texts = PatternTexts(rows, wording.pattern)
-        self._columns = len(self._texts.texts)
-        self._own = None if demonstrations is None else demonstrations.own(rows)
-        self._keys = None if demonstrations is None else text_keys(rows)
-        self.room = prompt_capacity(max_length, self.template.special_count, len(self.template.pieces) - 1)
+        if demonstrations is not None:
+            self._own_EC, self._keys_E = demonstrations.own_indices(rows), text_keys(rows)
+        self.capacity = prompt_capacity(max_length, self.template.special_count, len(self.template.pieces) - 1)
         self._plans: dict[int, Plan] = {}
         self.truncated = 0
         self.plan(0)
 
     def plan(self, epoch: int) -> Plan:
         """The plan of an epoch; constant unless training samples anything."""
-        drawn = self.split == "train" and (self.shown is not None or self.auxiliary is not None)
-        epoch = epoch if drawn else 0
+        sampled = self.split == "train" and (self.demonstrations is not None or self.auxiliary is not None)
+        epoch = epoch if sampled else 0
         if epoch not in self._plans:
-            retained = {number: plan for number, plan in self._plans.items() if number in (0, epoch - 1)}
-            self._plans = {**retained, epoch: self._planned(epoch)}
+            recent = {number: plan for number, plan in self._plans.items() if number in (0, epoch - 1)}
+            self._plans = {**recent, epoch: self._planned(epoch)}
         return self._plans[epoch]
 
     def _planned(self, epoch: int) -> Plan:
-        row = np.arange(len(self.rows))
-        part = np.zeros_like(row)
-        lengths = self._texts.lengths
-        shown = np.zeros((len(row), 0), dtype=np.int64)
-        if self.shown is not None and self._own is not None and self._keys is not None:
+        row, lengths = np.arange(len(self.rows)), self._texts.lengths
+        part, shown = np.zeros_like(row), np.zeros((len(row), 0), dtype=np.int64)
+        if self.demonstrations is not None:
             train = self.split == "train"
-            draws = 1 if train else self.shown.draws
-            drawn = self.shown.drawn(self._own, self._keys, epoch + 1 if train else EVALUATION, draws)
-            row, part = np.repeat(row, draws), np.tile(np.arange(draws), len(row))
-            shown = drawn.reshape(len(row), -1)
-            demonstration_lengths = [self.shown.texts.lengths[:, own] for own in shown.T]
-            lengths = np.concatenate([lengths[:, row], *demonstration_lengths])
-            if self.continued:
-                lengths = np.roll(lengths, -self._columns, axis=0)
-        retained = truncate_texts(lengths, self.room)
+            samples, counter = (1, epoch + 1) if train else (self.demonstrations.samples, _EVALUATION)
+            sampled = self.demonstrations.sampled(self._own_EC, self._keys_E, counter, samples)
+            row, part = np.repeat(row, samples), np.tile(np.arange(samples), len(row))
+            shown = sampled.reshape(len(row), -1)
+            lengths = np.concatenate(
+                [lengths[:, row], *(self.demonstrations.texts.lengths[:, column] for column in shown.T)]
+            )
+            if self.question_last:
+                lengths = np.roll(lengths, -len(self._texts.lengths), axis=0)
+        retained = truncate_texts(lengths, self.capacity)
         if epoch == 0:
             self.truncated = len(np.unique(row[(retained < lengths).any(axis=0)]))
         packed = retained.sum(axis=0) + self.template.special_count
         if not packed.all():
-            where = location(self.rows.origin[row[np.flatnonzero(packed == 0)[0]]])
-            raise UserError(f"{where}: an empty text in a prompt without other tokens", "remove the row")
-        fields = [
-            ("row", "i8", ()),
-            ("part", "i4", ()),
-            ("shown", "i4", shown.shape[1:]),
-            ("kept", "i4", (len(retained),)),
-        ]
-        records = np.zeros(len(row), dtype=[*fields, ("auxiliary", "i8", ())])
-        records["row"], records["part"], records["shown"], records["kept"] = row, part, shown, retained.T
+            where = location(self.rows.origin[row[np.argmin(packed)]])
+            raise UserError(f"{where}: the texts are empty, and the prompt adds no tokens", "remove the row")
+        columns = {"row": row, "part": part, "shown": shown, "retained": retained.T}
         if self.auxiliary is not None:
-            records["auxiliary"] = self.auxiliary.drawn(row, epoch)
-            packed = packed + self.auxiliary.lengths[records["auxiliary"]]
-        return Plan(records, packed)
+            columns["auxiliary"] = self.auxiliary.sampled(row, epoch)
+            packed = packed + self.auxiliary.lengths[columns["auxiliary"]]
+        return self.planned(packed, **columns)
 
     def _assembled(self, rows: np.ndarray) -> PackedArrays:
         """The prompts of rows of the plan."""
-        retained = list(rows["kept"].T.astype(np.int64))
         groups = [(self._texts, rows["row"])]
-        if self.shown is not None:
-            groups += [(self.shown.texts, own) for own in rows["shown"].T]
-            groups = [*groups[1:], groups[0]] if self.continued else groups
-        texts = [(text, numbers) for group, numbers in groups for text in group.texts]
-        return assemble(
-            self.template,
-            [(text.read(numbers, own), own) for (text, numbers), own in zip(texts, retained, strict=True)],
-        )
+        if self.demonstrations is not None:
+            groups += [(self.demonstrations.texts, column) for column in rows["shown"].T]
+            groups = [*groups[1:], groups[0]] if self.question_last else groups
+        retained = np.split(rows["retained"].T.astype(np.int64), len(groups))
+        cells = (texts.cells(numbers, lengths) for (texts, numbers), lengths in zip(groups, retained, strict=True))
+        return assemble(self.template, list(chain.from_iterable(cells)))
 
     def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:
         assembled = self._assembled(rows)
@@ -321,16 +282,16 @@ class PromptedExamples:
         if self.rows.labels is not None:
             targets[self.term] = Target(torch.from_numpy(np.asarray(self.rows.labels)[rows["row"]]))
         if self.auxiliary is not None:
-            masked = self.auxiliary.masked(rows["auxiliary"], examples, epoch)
-            assembled, order = _side_by_side(assembled, masked.texts)
-            at = np.flatnonzero(np.isin(order, masked.at + len(order) - len(masked.texts.tokens)))
-            targets[self.auxiliary.term] = Target(torch.from_numpy(masked.labels), at=torch.from_numpy(at))
+            texts, masked_M, labels_M = self.auxiliary.masked(rows["auxiliary"], examples, epoch)
+            assembled, order = _side_by_side(assembled, texts)
+            at = np.flatnonzero(np.isin(order, masked_M + len(order) - len(texts.tokens)))
+            targets[TERM] = Target(torch.from_numpy(labels_M), at=torch.from_numpy(at))
             numbers, row_N = numbers.repeat_interleave(2), row_N.repeat_interleave(2)
             parts = torch.arange(2, dtype=torch.int32).repeat(len(rows))
         return Batch(assembled.packed(), targets, numbers, parts, None, row_N)
 
-    def metadata(self) -> dict[str, Any]:
-        """Counts of rows, tokens, truncated rows, and the prompt's own tokens."""
+    def metadata(self) -> JsonObject:
+        """Adds counts of truncated rows, and of the prompt's own tokens."""
         metadata = {
             "split": self.split,
             **self.plan(0).metadata(),
@@ -338,27 +299,25 @@ class PromptedExamples:
             "truncated_fraction": self.truncated / len(self.rows),
             "prompt_tokens": self.template.special_count,
         }
-        if self.shown is not None and self.split != "train":
-            metadata["demonstration_draws"] = self.shown.draws
+        if self.demonstrations is not None and self.split != "train":
+            metadata["demonstration_draws"] = self.demonstrations.samples
         return metadata
 
 
 def _joined(texts: Sequence[list[list[int]]]) -> list[list[int]]:
     """Concatenates runs of tokens: the last run of a text merges with the first of the next."""
     runs: list[list[int]] = [[]]
-    for first, *others in texts:
+    for first, *rest in texts:
         runs[-1] = runs[-1] + first
-        runs += others
+        runs += rest
     return runs
 
 
 def _side_by_side(first: PackedArrays, second: PackedArrays) -> tuple[PackedArrays, np.ndarray]:
     """Interleaves the documents of both; also returns (T,) the source index of each token in their concatenation."""
-    lengths = np.stack([first.lengths, second.lengths], axis=1).reshape(-1)
-    starts = np.stack(
-        [np.cumsum(first.lengths) - first.lengths, len(first.tokens) + np.cumsum(second.lengths) - second.lengths],
-        axis=1,
-    ).reshape(-1)
-    order = ragged_ranges(starts, lengths)
+    lengths = np.concatenate([first.lengths, second.lengths])
+    order_D = np.arange(len(lengths)).reshape(2, -1).T.reshape(-1)
+    starts = np.cumsum(lengths) - lengths
+    order = ragged_ranges(starts[order_D], lengths[order_D])
     columns = {name: np.concatenate([column, second.columns[name]])[order] for name, column in first.columns.items()}
-    return PackedArrays(np.concatenate([first.tokens, second.tokens])[order], lengths, columns), order
+    return PackedArrays(np.concatenate([first.tokens, second.tokens])[order], lengths[order_D], columns), order

@@ -30,12 +30,11 @@ _DEMONSTRATIONS = 3
 
 
 def demonstrations(kind: TaskKind, train: Rows, held_out: Sequence[Rows], shots: int, seed: int) -> Rows:
-    """A seeded sample of training rows, in display order, without texts of held-out rows. UserError if there are too
-    few."""
+    """A seeded sample of training rows, in display order, without texts of held-out rows. UserError if too few."""
     if not shots:
         return train.take(np.zeros(0, dtype=np.int64))
-    known = {repr(group) for rows in held_out for group in kind.groups(rows)}
-    free = np.array([number for number, group in enumerate(kind.groups(train)) if repr(group) not in known])
+    held_out_groups = {repr(group) for rows in held_out for group in kind.groups(rows)}
+    free = np.array([row for row, group in enumerate(kind.groups(train)) if repr(group) not in held_out_groups])
     if len(free) < shots:
         raise UserError(
             f"shots={shots} is more than the {len(free)} training rows of task={kind.config.name}"
@@ -45,7 +44,7 @@ def demonstrations(kind: TaskKind, train: Rows, held_out: Sequence[Rows], shots:
     return train.take(free[Permutation(len(free), seed, "sample", _DEMONSTRATIONS)(np.arange(shots))])
 
 
-def values_of(kind: TaskKind, rows: Rows) -> list[dict[str, str]]:
+def row_values(kind: TaskKind, rows: Rows) -> list[dict[str, str]]:
     """The columns of each row, as shown in a template."""
     columns = kind.worded(rows)
     return [dict(zip(columns, texts, strict=True)) for texts in zip(*columns.values(), strict=True)]
@@ -53,10 +52,9 @@ def values_of(kind: TaskKind, rows: Rows) -> list[dict[str, str]]:
 
 @dataclass(frozen=True)
 class Question:
-    """The tokens before an answer. kept: number of demonstrations, the last ones. shared: their tokens. own: those of
-    the row."""
+    """The tokens before an answer. shown: number of the last demonstrations. shared: their tokens. own: the row's."""
 
-    kept: int
+    shown: int
     shared: tuple[int, ...]
     own: tuple[int, ...]
 
@@ -66,15 +64,12 @@ class Question:
 
 
 class Prompts:
-    """shown: the demonstrations. longest: maximum tokens that the model reads."""
+    """Prompts with demonstrations. longest: maximum tokens that the model reads."""
 
-    def __init__(self, kind: TaskKind, template: PromptTemplate, writer: Writer, shown: Rows, longest: int):
+    def __init__(self, kind: TaskKind, template: PromptTemplate, writer: Writer, demonstrations: Rows, longest: int):
         self.template, self.writer, self.longest = template, writer, longest
-        texts = [
-            template.example(answer, values)
-            for answer, values in zip(kind.right_answers(shown), values_of(kind, shown), strict=True)
-        ]
-        self._texts = texts
+        answers = zip(kind.right_answers(demonstrations), row_values(kind, demonstrations), strict=True)
+        self._texts = texts = [template.example(answer, values) for answer, values in answers]
         firsts = [tuple(writer.encode(text).tolist()) for text in texts]
         later = [tuple(writer.encode(SEPARATOR + text).tolist()) for text in texts]
         self._shared = [
@@ -96,40 +91,38 @@ class Prompts:
 
     def question(self, values: Mapping[str, str], answer: int, where: tuple[str, int]) -> Question:
         """A row after as many demonstrations as fit, dropping the oldest first. answer: tokens of the longest answer,
-        which must fit too. where: file and line. UserError if the row alone does not fit."""
+        which must fit too. where: file and line. UserError if the row does not fit without them."""
         capacity = self.longest - (answer if self._one_stack else 0)
-        alone, behind = self._own(values, False), self._own(values, True) if self.shots else ()
-        for kept in range(self.shots, -1, -1):
-            own = behind if kept else alone
-            if len(self._shared[kept]) + len(own) + self._around <= capacity:
-                return self._laid_out(kept, own)
-        more = f" and {answer} of the answer" if self._one_stack and answer else ""
-        needed = len(alone) + self._around + (answer if self._one_stack else 0)
-        most = self.writer.model.backbone.longest_text
+        first, later = self._own(values, ""), self._own(values, SEPARATOR) if self.shots else ()
+        for shown in range(self.shots, -1, -1):
+            own = later if shown else first
+            if len(self._shared[shown]) + len(own) + self._around <= capacity:
+                return self._formatted(shown, own)
+        length, reserved = len(first) + self._around, answer if self._one_stack else 0
+        more = f" and {reserved} of the answer" if reserved else ""
+        needed, most = length + reserved, self.writer.model.backbone.longest_text
         longer = f"set max_length={needed} or more, " if needed <= most else f"the model reads {most} at most: use "
         raise UserError(
-            f"{location(where)}: {len(alone) + self._around} tokens{more}, without a demonstration; the limit is "
-            f"{self.longest}",
+            f"{location(where)}: {length} tokens{more}, without a demonstration; the limit is {self.longest}",
             f"{longer}a shorter task.prompt.template=, or remove the row",
         )
 
-    def with_demonstrations(self, values: Mapping[str, str], kept: int) -> Question:
+    def with_demonstrations(self, values: Mapping[str, str], shown: int) -> Question:
         """A row after that many demonstrations."""
-        return self._laid_out(kept, self._own(values, kept > 0))
+        return self._formatted(shown, self._own(values, SEPARATOR if shown else ""))
 
-    def _own(self, values: Mapping[str, str], behind: bool) -> tuple[int, ...]:
-        """The tokens of a row, with the separator from the previous demonstration."""
-        text = (SEPARATOR if behind else "") + self.template.before(values)
+    def _own(self, values: Mapping[str, str], separator: str) -> tuple[int, ...]:
+        """The tokens of a row. separator: between it and the previous demonstration, if any."""
+        text = separator + self.template.before(values)
         return tuple(self.writer.encode(text).tolist()) if text else ()
 
-    def _laid_out(self, kept: int, own: tuple[int, ...]) -> Question:
+    def _formatted(self, shown: int, own: tuple[int, ...]) -> Question:
         """Nothing is shared if the model puts special tokens around a text."""
-        question = Question(kept, self._shared[kept], own)
+        question = Question(shown, self._shared[shown], own)
         if question.tokens and not self._around:
             return question
-        return Question(
-            kept, (), tuple(self.writer.encode_with_template(np.array(question.tokens, dtype=np.int64)).tolist())
-        )
+        tokens = self.writer.encode_with_template(np.array(question.tokens, dtype=np.int64))
+        return Question(shown, (), tuple(tokens.tolist()))
 
 
 Normalisation = Literal["none", "length", "calibrated"]
@@ -139,21 +132,24 @@ _CONTENT_FREE = ("N/A", "[MASK]", "")
 
 @dataclass(frozen=True)
 class PromptedEvaluation:
-    """An evaluation with one sample of demonstrations on one split. rows: those with one prediction each. kept:
+    """An evaluation with one sample of demonstrations on one split. rows: those with one prediction each. shown:
     demonstrations that fit for each row, of `shots`. prompt: of the first row, as text."""
 
     rows: Rows
     predictions: Sequence[Prediction]
     scores: dict[str, float]
-    kept: np.ndarray
+    shown: np.ndarray
     shots: int
     prompt: str
 
 
 class FewShot:
-    """longest: maximum tokens that the model reads. normalisation: of a candidate's log-probability. none: the sum over
+    """Predicts rows from prompts.
+
+    longest: maximum tokens that the model reads. normalisation: of a candidate's log-probability. none: the sum over
     its tokens. length: the mean. calibrated: relative to its probability after content-free inputs (contextual
-    calibration, Zhao et al. 2021)."""
+    calibration, Zhao et al. 2021).
+    """
 
     def __init__(
         self,
@@ -171,38 +167,39 @@ class FewShot:
         model = writer.model
         self.scorer = CandidateScorer(model.backbone, model.head, model.start, model.prefix, batch_tokens)
 
-    def evaluate(self, shown: Rows, rows: Rows, seed: int = 0) -> PromptedEvaluation:
+    def evaluate(self, demonstrations: Rows, rows: Rows, seed: int = 0) -> PromptedEvaluation:
         """Predicts labeled rows after demonstrations. seed: for sampled generation."""
         rows = self.kind.predicted_rows(rows)
-        prompts = Prompts(self.kind, self.template, self.writer, shown, self.longest)
+        prompts = Prompts(self.kind, self.template, self.writer, demonstrations, self.longest)
         candidates = self.kind.candidates(rows)
         with self.precision.autocast():
             if candidates is None:
-                predictions, kept = self._written(prompts, rows, seed)
+                predictions, shown = self._written(prompts, rows, seed)
             else:
-                predictions, kept = self._chosen(prompts, rows, candidates)
+                predictions, shown = self._chosen(prompts, rows, candidates)
         scores = self.kind.metrics(rows, predictions)
-        text = prompts.text(values_of(self.kind, rows)[0])
-        return PromptedEvaluation(rows, predictions, scores, np.array(kept), prompts.shots, text)
+        text = prompts.text(row_values(self.kind, rows)[0])
+        return PromptedEvaluation(rows, predictions, scores, np.array(shown), prompts.shots, text)
 
     def _written(self, prompts: Prompts, rows: Rows, seed: int) -> tuple[list[Prediction], list[int]]:
         """Generates up to the end of the line, or to the text that follows the answer."""
-        settings, values = self.kind.config.generation, values_of(self.kind, rows)
+        settings, values = self.kind.config.text_generation, row_values(self.kind, rows)
+        assert settings is not None
         questions = [
-            prompts.question(own, settings.max_new_tokens, where)
-            for own, where in zip(values, rows.origin, strict=True)
+            prompts.question(texts, settings.max_new_tokens, where)
+            for texts, where in zip(values, rows.origin, strict=True)
         ]
         tokens = [question.tokens for question in questions]
         writer = copy(self.writer)
-        if all(self.template.stop(own) == "\n" for own in values):
+        stops = [self.template.stop(texts) for texts in values]
+        if all(stop == "\n" for stop in stops):
             writer.model = replace(writer.model, ends=(*writer.model.ends, *self._line_ends()))
         new = writer.write(tokens, settings, seed, self.batch_tokens)
-        texts = [
-            writer.text(prompt, ids).lstrip(" ").split(self.template.stop(own))[0].strip()
-            for prompt, ids, own in zip(tokens, new, values, strict=True)
+        predictions = [
+            Prediction(writer.text(prompt, ids).lstrip(" ").split(stop)[0].strip(), float(len(ids)))
+            for prompt, ids, stop in zip(tokens, new, stops, strict=True)
         ]
-        predictions = [Prediction(text, float(len(ids))) for text, ids in zip(texts, new, strict=True)]
-        return predictions, [question.kept for question in questions]
+        return predictions, [question.shown for question in questions]
 
     def _line_ends(self) -> list[int]:
         """The tokens of line breaks, where generation may stop."""
@@ -214,52 +211,49 @@ class FewShot:
         self, prompts: Prompts, rows: Rows, candidates: Sequence[Sequence[str]]
     ) -> tuple[list[Prediction], list[int]]:
         """The best candidate of each row, and its softmax probability."""
-        values = values_of(self.kind, rows)
+        values = row_values(self.kind, rows)
         answers = [
-            [self._tokens(self.template.answer(text, own)) for text in texts]
-            for texts, own in zip(candidates, values, strict=True)
+            [self._tokens(self.template.answer(answer, texts)) for answer in row]
+            for row, texts in zip(candidates, values, strict=True)
         ]
         questions = [
-            prompts.question(own, max(map(len, texts)) - 1, where)
-            for own, texts, where in zip(values, answers, rows.origin, strict=True)
+            prompts.question(texts, max(map(len, row)) - 1, where)
+            for texts, row, where in zip(values, answers, rows.origin, strict=True)
         ]
         predictions: list[Prediction] = [Prediction(0, 0.0)] * len(rows)
-        for kept in sorted({question.kept for question in questions}):
-            group = [number for number, question in enumerate(questions) if question.kept == kept]
-            own = [answers[number] for number in group]
-            sums = self._scored([questions[number] for number in group], own)
+        for shown in sorted({question.shown for question in questions}):
+            group = [number for number, question in enumerate(questions) if question.shown == shown]
+            sums = self._scored([questions[number] for number in group], [answers[number] for number in group])
             prior = None
             if self.normalisation == "calibrated":
-                prior = self._prior(prompts, kept, [candidates[number] for number in group])
+                prior = self._prior(prompts, shown, [candidates[number] for number in group])
             for index, number in enumerate(group):
                 scores_C = sums[index]
                 if self.normalisation == "length":
-                    scores_C = scores_C / np.array([len(text) for text in own[index]])
+                    scores_C = scores_C / np.array(list(map(len, answers[number])))
                 elif prior is not None:
                     scores_C = scores_C - np.log(prior[index])
                 fractions_C = _softmax(scores_C)
                 best = int(scores_C.argmax())
                 predictions[number] = Prediction(best, float(fractions_C[best]), fractions_C)
-        return predictions, [question.kept for question in questions]
+        return predictions, [question.shown for question in questions]
 
     def _scored(self, questions: Sequence[Question], answers: Sequence[Sequence[tuple[int, ...]]]) -> list[np.ndarray]:
         """Scores questions with the same demonstrations."""
         return self.scorer.score(questions[0].shared, [question.own for question in questions], answers)
 
-    def _prior(self, prompts: Prompts, kept: int, candidates: Sequence[Sequence[str]]) -> list[np.ndarray]:
-        """(C,) for each row: the probabilities of its candidates relative to each other after content-free inputs,
-        averaged over these."""
-        names, texts = self.kind.config.reads, list(dict.fromkeys(text for row in candidates for text in row))
-        location = {text: number for number, text in enumerate(texts)}
+    def _prior(self, prompts: Prompts, shown: int, candidates: Sequence[Sequence[str]]) -> list[np.ndarray]:
+        """(C,) per row: relative probabilities of its candidates after content-free inputs, averaged over these."""
+        texts = list(dict.fromkeys(text for row in candidates for text in row))
+        index = {text: number for number, text in enumerate(texts)}
         sums = []
-        for nothing in _CONTENT_FREE:
-            values = dict.fromkeys(names, nothing)
+        for content in _CONTENT_FREE:
+            values = dict.fromkeys(self.kind.config.reads, content)
             answers = [self._tokens(self.template.answer(text, values)) for text in texts]
-            question = prompts.with_demonstrations(values, kept)
+            question = prompts.with_demonstrations(values, shown)
             sums.append(self._scored([question], [answers])[0])
-        return [
-            np.mean([_softmax(row[[location[text] for text in own]]) for row in sums], axis=0) for own in candidates
-        ]  # fmt: skip
+        indices = [[index[text] for text in row] for row in candidates]
+        return [np.mean([_softmax(scores[row]) for scores in sums], axis=0) for row in indices]
 
     def _tokens(self, text: str) -> tuple[int, ...]:
         tokens = tuple(self.writer.encode(text).tolist())

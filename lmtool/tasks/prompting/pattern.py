@@ -119,18 +119,21 @@ class PatternTexts:
 
     def __init__(self, rows: Rows, pattern: Pattern):
         self.texts = [
-            EncodedTexts([space + text if text else "" for text in rows.columns[name]], pattern.tokenizer)
+            EncodedTexts.of([space + text if text else "" for text in rows.columns[name]], pattern.tokenizer)
             for name, space in zip(pattern.columns, pattern.spaces, strict=True)
         ]
         self.lengths = np.array([text.lengths for text in self.texts], dtype=np.int64).reshape(-1, len(rows))
 
+    def cells(self, rows_N: np.ndarray, lengths_KN: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
+        """The ids of each column of these rows, truncated to (K, N) lengths, with the lengths."""
+        return [(text.read(rows_N, lengths), lengths) for text, lengths in zip(self.texts, lengths_KN, strict=True)]
+
 
 def prompt_capacity(max_length: int, special_count: int, texts: int) -> int:
-    """Tokens that a prompt leaves for its texts. special_count: the prompt's own tokens. texts: their number. UserError
-    if fewer tokens than texts are left."""
+    """Tokens left for the `texts` texts of a prompt with `special_count` own tokens. UserError if fewer than texts."""
     if max_length - special_count < texts:
         raise UserError(
-            f"max_length={max_length} leaves no capacity for text: the prompt around it has {special_count} tokens",
+            f"max_length={max_length} leaves no room for text: the prompt around it has {special_count} tokens",
             f"set max_length={special_count + 16 * max(texts, 1)}, as far as the model goes, or a shorter "
             "task.prompt.template=",
         )
@@ -138,8 +141,7 @@ def prompt_capacity(max_length: int, special_count: int, texts: int) -> int:
 
 
 def label_tokens(pattern: Pattern, labels: Sequence[str], words: Sequence[str]) -> list[int]:
-    """The token of each class's word at the answer's position. UserError if a word has several tokens or none, and if
-    two words are equal."""
+    """The token of each class's word at the answer's position. UserError unless each word is one token of its own."""
     tokens: list[int] = []
     hint = "give words of one token each: task.prompt.words={CLASS: WORD, ...}"
     unknown = pattern.tokenizer.roles.get("unk")

@@ -21,7 +21,7 @@ from lmtool.tasks.kinds.base import TaskKind
 from lmtool.tasks.kinds.learner import TaskLearner
 from lmtool.tasks.kinds.predictions import Prediction
 from lmtool.tokenizers.tokenizer import Tokenizer
-from lmtool.types import Batch, Scores, StepOutput, Target
+from lmtool.types import Batch, Scores, Target
 from outsider.configs import TaggingConfig
 
 
@@ -124,11 +124,8 @@ class TaggingLearner(TaskLearner):
         target = batch.targets[self.term]
         return self.heads[self.term](self.hidden_of(batch, self.dropout_rng(batch, step), target.at))
 
-    def counts(self, batch: Batch) -> dict[str, float]:
-        return {self.term: float(len(self.labels(batch)))}
-
-    def forward(self, batch: Batch, step: int) -> StepOutput:
-        return StepOutput({self.term: loss_sum(self.outputs(batch, step), self.labels(batch))}, self.weights)
+    def training_loss(self, outputs: Tensor, batch: Batch) -> Tensor:
+        return loss_sum(outputs, self.labels(batch))
 
     def scores(self, outputs: Tensor, batch: Batch) -> Scores:
         labels, at = self.labels(batch), batch.targets[self.term].at

@@ -9,7 +9,7 @@ from lmtool.config.tables import build
 from lmtool.errors import UserError
 from lmtool.tasks.configs.mixture import GlueConfig
 from lmtool.tasks.loading import load_task
-from lmtool.tasks.suites import average, folder_of, score_of, submission
+from lmtool.tasks.mixture import folder_of, glue_average, score_of, submission
 
 
 def test_folders_are_found_by_name(tmp_path):
@@ -27,7 +27,7 @@ def test_scores_and_average():
     assert score_of("mrpc", {"f1": 0.8, "accuracy": 0.6, "loss": 1.0}) == pytest.approx(0.7)
     assert score_of("mnli", {"accuracy": 0.5, "dev_matched_accuracy": 0.5, "dev_mismatched_accuracy": 0.7}) == 0.6
     assert score_of("mnli", {"accuracy": 0.5}) == 0.5
-    assert average({"cola": 0.2, "sst2": 0.8, "wnli": 0.0}) == 0.5 and average({"wnli": 1.0}) is None
+    assert glue_average({"cola": 0.2, "sst2": 0.8, "wnli": 0.0}) == 0.5 and glue_average({"wnli": 1.0}) is None
 
 
 def test_files_have_the_leaderboards_form():
