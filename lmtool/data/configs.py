@@ -20,27 +20,40 @@ Path = Annotated[str, Field(min_length=1)]
 
 @dataclass(frozen=True)
 class TextFormatSpec:
-    """What a text format (data/formats.py) asks for. roles: the special tokens that stand around texts. segments:
-    whether it has the column that tells the two texts of a pair apart. new: special tokens by role that no vocabulary
-    has: a head brings their embeddings. class_last: whether the class token stands at the end."""
+    """A text format.
+
+    Attributes:
+        roles: The special tokens around texts.
+        layouts: Of one text and of a pair: roles of special tokens and the texts A and B, in order; `:1` is a segment.
+        segments: Whether tokens have the column "segment", which distinguishes the two texts.
+        new: Special tokens by role that no vocabulary has; a head has their embeddings.
+    """
 
     roles: tuple[str, ...]
+    layouts: tuple[str, str]
     segments: bool = False
     new: dict[str, str] = field(default_factory=dict)
-    class_last: bool = False
 
 
 FORMATS = {
-    "bert": TextFormatSpec(("cls", "sep"), segments=True),
-    "roberta": TextFormatSpec(("cls", "sep")),
-    "bart": TextFormatSpec(("cls", "sep")),
-    "gpt": TextFormatSpec(("eos",)),
-    "gpt1": TextFormatSpec((), new={"bos": "[START]", "sep": "[DELIM]", "cls": "[EXTRACT]"}),
-    "plain": TextFormatSpec(()),
-    "t5": TextFormatSpec(("eos",)),
-    "xlnet": TextFormatSpec(("cls", "sep"), segments=True, class_last=True),
+    # Devlin et al. 2019
+    "bert": TextFormatSpec(("cls", "sep"), ("cls A sep", "cls A sep B:1 sep:1"), segments=True),
+    # Liu et al. 2019; BART: Lewis et al. 2020
+    "roberta": TextFormatSpec(("cls", "sep"), ("cls A sep", "cls A sep sep B sep")),
+    "bart": TextFormatSpec(("cls", "sep"), ("cls A sep", "cls A sep sep B sep")),
+    # Radford et al. 2019; a head reads the last token. T5: Raffel et al. 2020
+    "gpt": TextFormatSpec(("eos",), ("A eos", "A eos B eos")),
+    "t5": TextFormatSpec(("eos",), ("A eos", "A eos B eos")),
+    # Radford et al. 2018, section 3.3: finetuning adds the special tokens
+    "gpt1": TextFormatSpec(
+        (), ("bos A cls", "bos A sep B cls"), new={"bos": "[START]", "sep": "[DELIM]", "cls": "[EXTRACT]"}
+    ),
+    # transformers' tokenizers of GPT and GPT-2
+    "plain": TextFormatSpec((), ("A", "A B")),
+    # Yang et al. 2019
+    "xlnet": TextFormatSpec(("cls", "sep"), ("A sep cls:2", "A sep B:1 sep:1 cls:2"), segments=True),
 }
-"""The formats by the name a model gives (`text_format`)."""
+"""The text formats by their name in a model's configuration (`text_format`)."""
 
 
 SUFFIXES = {

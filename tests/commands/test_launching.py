@@ -79,7 +79,7 @@ def test_the_difference_between_ranks_is_named_in_all():
             require_same(group, things)
         return caught.value.message
 
-    assert shared(3, compared) == ["rank 2 has another seed than rank 0: 1, and 0 there"] * 3
+    assert shared(3, compared) == ["rank 2 differs from rank 0: seed is 1, not 0"] * 3
     assert shared(2, lambda group: require_same(group, {"seed": 1})) == [None, None]
 
 

@@ -307,7 +307,7 @@ def _of_sentence(
 ) -> list[tuple[str, np.ndarray]]:
     """The words of a sentence, each with (W, H): the mean over its tokens."""
     own_ids, spans = tokenizer.encode_aligned(sentence)
-    ids, columns = text_format(layout, tokenizer).single(own_ids)
+    ids, columns = text_format(layout, tokenizer).join(own_ids)
     places = range(len(ids) - len(own_ids) + 1)
     before = next(at for at in places if np.array_equal(ids[at : at + len(own_ids)], own_ids))
     tensors = {name: torch.from_numpy(np.asarray(column)) for name, column in columns.items()}

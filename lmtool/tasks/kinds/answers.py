@@ -197,8 +197,7 @@ _RECORD = [(name, "i8") for name in ("row", "part", "start", "end", "question")]
 def null_first(format_name: str) -> bool:
     """Whether no answer is the first token, in formats that start with a class token; otherwise it is the last token,
     which ends the text."""
-    metadata = FORMATS[format_name]
-    return "cls" in metadata.roles and not metadata.class_last
+    return FORMATS[format_name].layouts[0].startswith("cls")
 
 
 class QuestionWindows:

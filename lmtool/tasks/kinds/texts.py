@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from lmtool.data.examples import Plan, Rows
-from lmtool.data.formats import FormatTemplate, assemble, ragged_ranges, text_format, truncate_pair
+from lmtool.data.formats import FormatTemplate, assemble, ragged_ranges, text_format, truncate_texts
 from lmtool.errors import UserError
 from lmtool.models.encoder_decoder import shifted
 from lmtool.tasks.kinds.labels import location
@@ -188,7 +188,7 @@ class SequenceExamples:
         if stride is None:
             retained = [np.minimum(lengths[0], room)]
             if len(lengths) == 2:
-                retained = [np.asarray(side) for side in truncate_pair(lengths[0], lengths[1], room)]
+                retained = [*truncate_texts(np.stack(lengths), room)]
             self.truncated = int(np.sum(np.sum(retained, axis=0) < np.sum(lengths, axis=0)))
         else:
             preceding = [np.minimum(side, room // 2) for side in lengths[:-1]]
