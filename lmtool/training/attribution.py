@@ -12,7 +12,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import Any
+
+from torch.autograd.profiler_util import FunctionEvent
 
 from lmtool.training.profiling import (
     ATTENTION,
@@ -89,14 +90,14 @@ class _At:
     scope: _Scope = field(default_factory=_Scope)
 
 
-def attributed(events: Iterable[Any], on_device: bool = False) -> Attributed:
+def attributed(events: Iterable[FunctionEvent], on_device: bool = False) -> Attributed:
     """Attribute the profiler's events, which include `STEP` ranges. on_device: measure kernels instead of the host."""
     host_events = [event for event in events if event.device_type.name == "CPU" and not event.is_async]
     return _Attribution(host_events, on_device).result()
 
 
 class _Attribution:
-    def __init__(self, events: Sequence[Any], on_device: bool):
+    def __init__(self, events: Sequence[FunctionEvent], on_device: bool):
         self.on_device = on_device
         self.steps = [event for event in events if event.name == RANGE + STEP]
         if not self.steps:
@@ -127,7 +128,7 @@ class _Attribution:
         parts[HOST] = Cost(forward=total / steps - spent, calls=host.calls)
         return Attributed(total / steps, parts, self.products / steps / 1000, self.flops / steps)
 
-    def _visit(self, event: Any, at: _At) -> None:
+    def _visit(self, event: FunctionEvent, at: _At) -> None:
         name = event.name
         if name.startswith(RANGE):
             at = self._entered(name.removeprefix(RANGE), at)
@@ -158,7 +159,7 @@ class _Attribution:
         is_final = part.startswith((OBJECTIVE, DISTILLATION)) or part in (TEACHER, DATA) or part.endswith(PROJECTIONS)
         return _At(part, at.backward, is_final)
 
-    def _labelled(self, event: Any, at: _At, compiled: bool) -> _At:
+    def _labelled(self, event: FunctionEvent, at: _At, compiled: bool) -> _At:
         """The location of an operator: if its range has several parts, the operator's name or start decides."""
         if compiled and not (at.is_final and not at.backward):
             return replace(at, part=COMPILED, is_final=True)
@@ -179,7 +180,7 @@ class _Attribution:
             return replace(at, part=self.outside.part_at(event.time_range.start), is_final=True)
         return at
 
-    def _count(self, event: Any, at: _At, operator: bool) -> None:
+    def _count(self, event: FunctionEvent, at: _At, operator: bool) -> None:
         cost = self.parts[_label(at.part)]
         milliseconds = _own_time(event, self.on_device) / 1000
         operator = operator or (self.on_device and bool(event.kernels))
@@ -190,7 +191,7 @@ class _Attribution:
         else:
             cost.forward += milliseconds
         cost.calls += _is_operator(event.name)
-        flops = flops_of(event.name, event.input_shapes)
+        flops = flops_of(event.name, event.input_shapes)  # type: ignore[arg-type]  # lists of sizes
         if flops is not None:
             self.flops += flops
             self.products += _time(event, self.on_device)
@@ -200,7 +201,7 @@ class _Outside:
     """The part of an operator outside all ranges, by its start: loss between the learner and the backward pass,
     clipping between the backward pass and the optimizer."""
 
-    def __init__(self, events: Sequence[Any], steps: Sequence[Any]):
+    def __init__(self, events: Sequence[FunctionEvent], steps: Sequence[FunctionEvent]):
         self.windows = [
             (
                 step.time_range.end,
@@ -221,7 +222,7 @@ class _Outside:
         return OTHER
 
 
-def _starts(events: Sequence[Any], step: Any, *prefixes: str) -> list[float]:
+def _starts(events: Sequence[FunctionEvent], step: FunctionEvent, *prefixes: str) -> list[float]:
     """Starts of the events within a step whose names have one of the prefixes."""
     window = step.time_range
     return [
@@ -243,12 +244,12 @@ def _is_operator(name: str) -> bool:
     return "::" in name and not name.startswith(("autograd::", "torch::"))
 
 
-def _own_time(event: Any, on_device: bool) -> float:
+def _own_time(event: FunctionEvent, on_device: bool) -> float:
     """Microseconds of an event without nested events; on a device, of its kernels."""
     return sum(kernel.duration for kernel in event.kernels) if on_device else event.self_cpu_time_total
 
 
-def _time(event: Any, on_device: bool) -> float:
+def _time(event: FunctionEvent, on_device: bool) -> float:
     """Microseconds of an event including nested events."""
     return _own_time(event, on_device) + sum(_time(child, on_device) for child in event.cpu_children)
 

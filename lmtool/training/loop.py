@@ -31,6 +31,7 @@ from lmtool.system.signals import Signals
 from lmtool.system.terminal import counted
 from lmtool.training.budgets import Budget, has_row
 from lmtool.training.compiling import compiled
+from lmtool.training.configs import Schedule
 from lmtool.training.consistency import require_same_training
 from lmtool.training.engine import engine_for, outside_layers, shard
 from lmtool.training.group import ALONE, ProcessGroup
@@ -55,7 +56,6 @@ from lmtool.training.progress import (
     TrainingSettings,
     training_result,
 )
-from lmtool.training.schedules import Schedule
 from lmtool.training.step import RowWriter, apply_gradients, gradients, phase_of, row_gradients
 from lmtool.types import Learner, Loader, Step
 
