@@ -170,8 +170,8 @@ class MuonConfig(OptimizerConfig):
 
 
 def is_hidden_matrix(name: str, dimensions: int) -> bool:
-    """Whether a parameter is a matrix between two hidden states: two-dimensional, in a layer, and not a table of vectors,
-    such as relative positions."""
+    """Whether a parameter is a matrix between two hidden states: two-dimensional, in a layer, and not a table such as
+    that of relative positions."""
     path = name.split(".")
     return dimensions == 2 and "layers" in path and not {"embed", "position"} & set(path)
 

@@ -61,7 +61,7 @@ def test_cuda_devices_that_are_not_there(monkeypatch):
     assert launching.processes_to_start(SimpleNamespace(devices=2, device="auto"), "pretrain") == 2
     with pytest.raises(UserError, match="this machine has 2 CUDA devices"):
         launching.processes_to_start(SimpleNamespace(devices=4, device="cuda"), "pretrain")
-    with pytest.raises(UserError, match="devices=2 beside device=cuda:1, which is one"):
+    with pytest.raises(UserError, match="devices=2 needs more than one device, but device=cuda:1 names one"):
         launching.processes_to_start(SimpleNamespace(devices=2, device="cuda:1"), "pretrain")
 
 
