@@ -37,7 +37,7 @@ def test_a_command_is_started_again_as_it_was_typed(place, started):
 @pytest.mark.parametrize(
     ("words", "environment", "said"),
     [
-        (["devices=1000"], {}, "devices=1000: this machine has no CUDA device and "),
+        (["devices=1000"], {}, "devices=1000: this machine has no CUDA device, and "),
         (["devices=0"], {}, "devices: given 0"),
         (["devices=3"], TORCHRUN, "devices=3, but torchrun started 2 processes"),
         (["devices=2"], {**TORCHRUN, "WORLD_SIZE": "1"}, "devices=2, but torchrun started 1 process"),

@@ -16,14 +16,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lmtool.data import sentences as sentences_module
 from lmtool.data import store as store_draft
 from lmtool.data import store as store_module
 from lmtool.data import tokenizing
 from lmtool.data import vocabulary as vocabulary_module
-from lmtool.data.sentences import LONGEST, SentenceSplitter, split_sentences
 from lmtool.data.store import open_store, release
-from lmtool.data.tokenizing import portions
+from lmtool.data.tokenizing import LONGEST_SENTENCE, SentenceSplitter, portions, split_sentences
 from lmtool.data.vocabulary import trained_tokenizer
 from lmtool.errors import UserError
 from lmtool.learners.baseline import token_counts
@@ -72,12 +70,12 @@ def test_sentences_lay_end_to_end_and_are_not_endless():
         text = "".join(drawn.choice("aB .!?\n\"'”。…é1\t") for _ in range(drawn.randrange(60)))
         assert "".join(split_sentences(text)) == text
         block = text.replace("\n", " ")  # without a blank line fewer rules are tried, which find the same
-        assert [m.span() for m in sentences_module._ends(block)] == [
-            m.span() for m in sentences_module._END.finditer(block)
+        assert [m.span() for m in tokenizing._WITHIN_A_BLOCK.finditer(block)] == [
+            m.span() for m in tokenizing._END.finditer(block)
         ]
     for long in ("word " * 5000, "x" * 35_000, "a\n" * 20_000):
         pieces = split_sentences(long)
-        assert "".join(pieces) == long and max(map(len, pieces)) <= LONGEST
+        assert "".join(pieces) == long and max(map(len, pieces)) <= LONGEST_SENTENCE
 
 
 def test_sentences_of_documents_in_parts_are_the_same():
