@@ -363,7 +363,7 @@ def test_a_process_that_dies_is_reported(tokenizers, monkeypatch):
     monkeypatch.setattr(tokenizing, "_CHILD", "raise SystemExit(3)")
     with pytest.raises(UserError, match=r"ended early \(exit status 3\)") as caught:
         list(tokenizing.tokenize(tokenizers["wordpiece"], portions(iter([("The cat sat.", True)])), 2))
-    assert "the same command continues" in caught.value.hint
+    assert "run the same command again" in caught.value.hint
 
 
 def test_signals_are_for_the_process_that_reads(tokenizers):
