@@ -104,7 +104,7 @@ def test_cursor_after_a_number_of_steps_is_that_of_the_last_of_them(size, start)
 
 def test_foreign_cursor_is_refused():
     loader = PackedLoader(DrawnExamples(14), 0, batch_examples=7)
-    with pytest.raises(UserError, match="batch 9 of an epoch that has 2"):
+    with pytest.raises(UserError, match="at batch 9, but an epoch has 2"):
         loader.steps({"epoch": 0, "batch": 9})
 
 
