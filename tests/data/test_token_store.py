@@ -303,8 +303,7 @@ def test_a_warm_cache_is_read_without_writing(tmp_path, monkeypatch):
     def refused(*args, **kwargs):
         raise OSError(errno.EROFS, "read-only")
 
-    for module in (store_module, vocabulary_module):
-        monkeypatch.setattr(module, "locked", refused)
+    monkeypatch.setattr(store_module, "locked", refused)
     monkeypatch.setattr(Path, "mkdir", refused)
     assert np.array_equal(opened().tokens, tokens) and source.reads == reads
 
@@ -329,7 +328,7 @@ def test_a_vocabulary_is_learned_from_a_bounded_sample(tmp_path, monkeypatch):
         if size <= 20_000:
             assert seen == texts and not notes
         else:
-            assert 15_000 < sum(map(len, seen)) < 25_000 and "the vocabulary is that of a sample" in notes[0]
+            assert 15_000 < sum(map(len, seen)) < 25_000 and "the vocabulary is trained on a sample" in notes[0]
             numbers = np.array([int(text.split()[1]) for text in seen])
             assert np.all(np.diff(numbers) > 0) and 0.4 < numbers.mean() / count < 0.6
         seen.clear()
