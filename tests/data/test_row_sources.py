@@ -145,9 +145,9 @@ def test_a_folder_holds_files_of_the_kind(tmp_path: Path) -> None:
     opened = build(entry.config(path=str(tmp_path), validation=None))
     assert sorted(everything(opened)) == [f"text {number}" for number in range(4)]
     write(tmp_path, "0.jsonl.gz", gzip.compress(jsonl(["text 0"])))
-    with pytest.raises(UserError, match=r"holds both 0.jsonl and 0.jsonl.gz: the same text twice"):
+    with pytest.raises(UserError, match=r"contains both 0.jsonl and 0.jsonl.gz, perhaps the same text"):
         build(entry.config(path=str(tmp_path)))
-    with pytest.raises(UserError, match="holds no .txt file, but") as caught:
+    with pytest.raises(UserError, match="contains no .txt file, but") as caught:
         build(lookup("data", "text").config(path=str(tmp_path)))  # type: ignore[union-attr]
     assert caught.value.hint.startswith("data=jsonl reads them: data=jsonl data.path=")
 

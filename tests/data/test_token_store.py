@@ -433,7 +433,7 @@ def test_a_killed_build_is_resumed(tmp_path, tokenizers, monkeypatch):
                 source, "train", tokenizers["wordpiece"], place, lambda stage, *_, told=messages: told.append(stage)
             )
         assert len(tokenized) == count - kept, damage
-        assert any("an earlier build was cut short" in message for message in messages) == (kept > 0)
+        assert any("an earlier build was interrupted" in message for message in messages) == (kept > 0)
         assert not list((place / "stores").glob(".*"))
         for file in store_draft.FILES.values():
             assert (store.folder / file).read_bytes() == (expected.folder / file).read_bytes(), (damage, file)
