@@ -145,7 +145,7 @@ def test_without_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_faults_are_named() -> None:
     assert refused("no split trian; there are train, validation", split="trian").hint == "data.split=train"
     assert refused("no split dev; there are", validation="dev").hint.startswith("data.validation=")  # type: ignore[union-attr]
-    refused("data.validation=train is the split that is learned from", validation="train")
+    refused("data.validation=train is also the training split", validation="train")
     assert (
         refused("no column tekst; there are text, n, title", text="tekst").hint == "name the column: data.text=COLUMN"
     )
@@ -165,7 +165,7 @@ def test_faults_are_named() -> None:
     empty = Path("org/empty")
     empty.mkdir()
     pyarrow.parquet.write_table(pyarrow.table({"text": ["", None, " "]}), empty / "train.parquet")
-    refused("the split train holds no text in text", hub="org/empty")
+    refused("the split train has no text in text", hub="org/empty")
 
 
 def test_no_script_is_run() -> None:
