@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,8 @@ from lmtool.errors import UserError
 from lmtool.runs.checkpoints import complete, cut_like, is_cut
 from lmtool.types import Learner, ParameterGroup, part_of
 
+TorchGroup: TypeAlias = dict[str, Any]
+"""A parameter group of a torch optimizer: its parameters and options."""
 HEAD, EMBEDDINGS = "head", "embeddings"
 _PARTS = ("backbone", "heads", "objective")
 
@@ -116,7 +119,7 @@ def training_groups(learner: Learner, layer_decay: float) -> list[ParameterGroup
     return layer_decayed(learner.parameter_groups(), [name for name, _ in learner.named_parameters()], layer_decay)
 
 
-def torch_groups(groups: Iterable[ParameterGroup], lr: float, weight_decay: float = 0.0) -> list[dict[str, object]]:
+def torch_groups(groups: Iterable[ParameterGroup], lr: float, weight_decay: float = 0.0) -> list[TorchGroup]:
     """The groups that have parameters, for torch's optimizers. Their learning rate and weight decay are multiples of
     the configuration's; the loop calls `set_learning_rate` before each step."""
     return [

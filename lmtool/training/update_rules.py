@@ -7,7 +7,6 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,7 +24,7 @@ from lmtool.training.configs import (
     StableAdamWConfig,
     is_hidden_matrix,
 )
-from lmtool.training.optimizers import PlainOptimizer, torch_groups
+from lmtool.training.optimizers import PlainOptimizer, TorchGroup, torch_groups
 from lmtool.types import ParameterGroup
 
 SMALLEST_SCALE = 1e-3
@@ -35,11 +34,11 @@ SMALLEST_SCALE = 1e-3
 class AdamDirections(PlainOptimizer, ABC):
     """Base of optimizers that scale Adam's update themselves, in `move`."""
 
-    def __init__(self, groups: Iterable[dict[str, Any]], betas: tuple[float, float], epsilon: float):
+    def __init__(self, groups: Iterable[TorchGroup], betas: tuple[float, float], epsilon: float):
         super().__init__(groups, {"betas": betas, "epsilon": epsilon})
 
     @abstractmethod
-    def move(self, group: dict[str, Any], parameters: list[Tensor], updates: list[Tensor]) -> None:
+    def move(self, group: TorchGroup, parameters: list[Tensor], updates: list[Tensor]) -> None:
         """Move the parameters of a group. updates: bias-corrected mean / (root of the mean square + epsilon); may be
         changed in place."""
 
@@ -50,7 +49,7 @@ class AdamDirections(PlainOptimizer, ABC):
             if parameters:
                 self.move(group, parameters, self._directions(group, parameters))
 
-    def _directions(self, group: dict[str, Any], parameters: list[Tensor]) -> list[Tensor]:
+    def _directions(self, group: TorchGroup, parameters: list[Tensor]) -> list[Tensor]:
         states = [self._state(parameter) for parameter in parameters]
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         means, squares = [state["exp_avg"] for state in states], [state["exp_avg_sq"] for state in states]
@@ -114,7 +113,7 @@ class ScaledAdamW(AdamDirections):
     """AdamW with a learning rate that is multiplied by each parameter's root mean square, at least 1e-3; weight decay
     is not multiplied (nanoT5's `AdamWScale`, Nawrot 2023, after Shazeer and Stern 2018)."""
 
-    def move(self, group: dict[str, Any], parameters: list[Tensor], updates: list[Tensor]) -> None:
+    def move(self, group: TorchGroup, parameters: list[Tensor], updates: list[Tensor]) -> None:
         torch._foreach_mul_(updates, root_mean_squares(parameters))
         torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
         torch._foreach_add_(parameters, updates, alpha=-group["lr"])
@@ -133,7 +132,7 @@ class Adafactor(PlainOptimizer):
     dimensions is a stack of matrices.
     """
 
-    def __init__(self, groups: list[dict[str, Any]], config: AdafactorConfig):
+    def __init__(self, groups: list[TorchGroup], config: AdafactorConfig):
         super().__init__(groups, {})
         self.config = config
 
@@ -205,7 +204,7 @@ class Lamb(AdamDirections):
     parameter or an update with norm zero.
     """
 
-    def move(self, group: dict[str, Any], parameters: list[Tensor], updates: list[Tensor]) -> None:
+    def move(self, group: TorchGroup, parameters: list[Tensor], updates: list[Tensor]) -> None:
         torch._foreach_add_(updates, parameters, alpha=group["weight_decay"])
         if group["weight_decay_scale"]:
             norms, lengths = torch._foreach_norm(parameters), torch._foreach_norm(updates)
@@ -231,12 +230,12 @@ class StableAdamW(AdamDirections):
     above 1: if the gradient is much larger than earlier ones, the running mean of its square is too small.
     """
 
-    def move(self, group: dict[str, Any], parameters: list[Tensor], updates: list[Tensor]) -> None:
+    def move(self, group: TorchGroup, parameters: list[Tensor], updates: list[Tensor]) -> None:
         for parameter, update in zip(parameters, updates, strict=True):
             rate = group["lr"] / self._surprise(group, parameter).clamp(min=1.0)
             parameter.mul_(1 - rate * group["weight_decay"]).sub_(update.mul_(rate))
 
-    def _surprise(self, group: dict[str, Any], parameter: Tensor) -> Tensor:
+    def _surprise(self, group: TorchGroup, parameter: Tensor) -> Tensor:
         """sqrt(mean(g^2 / max(v, epsilon^2))) with bias-corrected v: a scalar on the device."""
         state = self.state[parameter]
         assert parameter.grad is not None

@@ -135,7 +135,7 @@ def test_a_killed_reading_resumes_behind_its_last_shard(monkeypatch: pytest.Monk
 
 def test_without_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
     error = refused(
-        "data.hub=org/other: offline=true, and its split train is not in the cache", offline=True, hub="org/other"
+        "data.hub=org/other: offline=true, but its split train is not in the cache", offline=True, hub="org/other"
     )
     assert "without offline=true" in error.hint and "data=parquet data.path=" in error.hint  # type: ignore[operator]
     monkeypatch.setattr(hub_source, "answers", lambda _: False)
@@ -156,7 +156,7 @@ def test_faults_are_named() -> None:
     folder.mkdir()
     (folder / "train.csv").write_text("text,n\nNA,1\nb,2,3\n")
     assert refused("is CSV, which the library datasets reads with silent errors", hub="org/tables").hint.startswith(
-        "data=csv"
+        "use data=csv"
     )  # type: ignore[union-attr]
     folder = Path("org/broken")
     folder.mkdir()
