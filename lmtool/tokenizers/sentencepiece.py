@@ -35,16 +35,7 @@ _LONGEST = 2000  # characters of a line; the library skips lines above 4192 byte
 
 
 def train(config: SentencePieceConfig, texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Train a vocabulary of at most `vocab_size` entries, deterministically.
-
-    Args:
-        config: The tokenizer's configuration.
-        texts: The training text.
-        vocab_size: Maximum number of entries, including special tokens.
-
-    Raises:
-        UserError: If there is no text, or if `vocab_size` is too small for its characters.
-    """
+    """Train a SentencePiece vocabulary; see trained.py for the arguments and errors of a training function."""
     model = read_model(train_model(config, texts, vocab_size))
     sentinels = sentinel_entries(config.sentinels if config.special_tokens == "t5" else 0)
     backend = _backend(config, model, sentinels)
