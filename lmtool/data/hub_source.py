@@ -7,7 +7,6 @@ folder has a manifest and is never changed.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import logging
@@ -306,18 +305,6 @@ def folder_of(config: HubConfig, split: str, cache_dir: str | Path) -> Path:
         parts += [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
     key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
     return Path(cache_dir).expanduser() / "hub_text" / key[:32]
-
-
-def to_download(config: HubConfig, cache_dir: str | Path) -> list[str]:
-    """The splits whose text is not completely stored yet."""
-    missing = []
-    for split in (config.split, *([config.validation] if config.validation else [])):
-        done = None
-        with contextlib.suppress(Damaged):
-            done = complete_shards(folder_of(config, split, cache_dir))
-        if done is None:
-            missing.append(split)
-    return missing
 
 
 def _columns(rows: Any, columns: tuple[str, ...], what: str) -> Any:

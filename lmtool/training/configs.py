@@ -80,7 +80,7 @@ class AdamConfig(OptimizerConfig):
     l2: float = Field(0.0, ge=0, description="L2 penalty, added to the gradient; not applied to norms and biases")
 
 
-@component("optimizer", "adafactor", builder="lmtool.training.update_rules:build_adafactor")
+@component("optimizer", "adafactor", builder="lmtool.training.update_rules:Adafactor")
 class AdafactorConfig(OptimizerConfig):
     """Adafactor (Shazeer and Stern 2018), T5's optimizer: it stores only row and column means of squared gradients.
 
@@ -114,7 +114,7 @@ class AdafactorConfig(OptimizerConfig):
         return means + (0 if self.beta1 is None else prod(shape))
 
 
-@component("optimizer", "stable_adamw", builder="lmtool.training.update_rules:build_stable_adamw")
+@component("optimizer", "stable_adamw", builder="lmtool.training.update_rules:StableAdamW")
 class StableAdamWConfig(OptimizerConfig):
     """StableAdamW (Wortsman et al. 2023): AdamW with Adafactor's update clipping; ModernBERT's optimizer."""
 
@@ -126,7 +126,7 @@ class StableAdamWConfig(OptimizerConfig):
     clip_norm: float | None = Field(None, gt=0)
 
 
-@component("optimizer", "lamb", builder="lmtool.training.update_rules:build_lamb")
+@component("optimizer", "lamb", builder="lmtool.training.update_rules:Lamb")
 class LambConfig(OptimizerConfig):
     """LAMB (You et al. 2020), for very large batches: each matrix moves by the learning rate times its own norm.
 

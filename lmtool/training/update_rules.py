@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -34,8 +34,9 @@ SMALLEST_SCALE = 1e-3
 class AdamDirections(PlainOptimizer, ABC):
     """Base of optimizers that scale Adam's update themselves, in `move`."""
 
-    def __init__(self, groups: Iterable[TorchGroup], betas: tuple[float, float], epsilon: float):
-        super().__init__(groups, {"betas": betas, "epsilon": epsilon})
+    def __init__(self, config: AdamWConfig | LambConfig | StableAdamWConfig, groups: Sequence[ParameterGroup]):
+        torch_parameters = torch_groups(groups, config.lr, config.weight_decay)
+        super().__init__(torch_parameters, {"betas": config.betas, "epsilon": config.epsilon})
 
     @abstractmethod
     def move(self, group: TorchGroup, parameters: list[Tensor], updates: list[Tensor]) -> None:
@@ -97,9 +98,9 @@ class Adam(PlainOptimizer, TorchAdam):
 
 def build_adamw(config: AdamWConfig, groups: Sequence[ParameterGroup]) -> Optimizer:
     """torch's fused AdamW, or `ScaledAdamW`."""
-    torch_parameters = torch_groups(groups, config.lr, config.weight_decay)
     if config.scale_parameter:
-        return ScaledAdamW(torch_parameters, config.betas, config.epsilon)
+        return ScaledAdamW(config, groups)
+    torch_parameters = torch_groups(groups, config.lr, config.weight_decay)
     return AdamW(torch_parameters, lr=config.lr, betas=config.betas, eps=config.epsilon, fused=True)
 
 
@@ -119,10 +120,6 @@ class ScaledAdamW(AdamDirections):
         torch._foreach_add_(parameters, updates, alpha=-group["lr"])
 
 
-def build_adafactor(config: AdafactorConfig, groups: Sequence[ParameterGroup]) -> Optimizer:
-    return Adafactor(torch_groups(groups, config.lr, config.weight_decay), config)
-
-
 class Adafactor(PlainOptimizer):
     """Adafactor (Shazeer and Stern 2018, "Adaptive Learning Rates with Sublinear Memory Cost", algorithms 4 and 5): the
     gradient divided by the root of a rank-one estimate of its mean square, then clipped.
@@ -132,8 +129,8 @@ class Adafactor(PlainOptimizer):
     dimensions is a stack of matrices.
     """
 
-    def __init__(self, groups: list[TorchGroup], config: AdafactorConfig):
-        super().__init__(groups, {})
+    def __init__(self, config: AdafactorConfig, groups: Sequence[ParameterGroup]):
+        super().__init__(torch_groups(groups, config.lr, config.weight_decay), {})
         self.config = config
 
     def state_shape(self, kind: str, parameter: Tensor) -> torch.Size:
@@ -192,10 +189,6 @@ def _root_mean_square(tensor: Tensor) -> Tensor:
     return tensor.norm(2) / tensor.numel() ** 0.5
 
 
-def build_lamb(config: LambConfig, groups: Sequence[ParameterGroup]) -> Optimizer:
-    return Lamb(torch_groups(groups, config.lr, config.weight_decay), config.betas, config.epsilon)
-
-
 class Lamb(AdamDirections):
     """LAMB (You et al. 2020, "Large Batch Optimization for Deep Learning", algorithm 2): Adam's update plus the decay,
     scaled to the norm of the parameter.
@@ -216,10 +209,6 @@ class Lamb(AdamDirections):
 def _trust(norm: Tensor, length: Tensor) -> Tensor:
     """norm / length, or 1 if either is zero, without reading a value from the device."""
     return torch.where((norm > 0) & (length > 0), norm / length, torch.ones_like(norm))
-
-
-def build_stable_adamw(config: StableAdamWConfig, groups: Sequence[ParameterGroup]) -> Optimizer:
-    return StableAdamW(torch_groups(groups, config.lr, config.weight_decay), config.betas, config.epsilon)
 
 
 class StableAdamW(AdamDirections):

@@ -14,7 +14,7 @@ import pytest
 from lmtool.config.tables import build
 from lmtool.data import hub_source
 from lmtool.data.configs import HubConfig
-from lmtool.data.hub_source import HubSource, folder_of, to_download
+from lmtool.data.hub_source import HubSource, complete_shards, folder_of
 from lmtool.data.sources import open_source
 from lmtool.errors import UserError
 
@@ -55,9 +55,10 @@ def refused(match: str, **keys: Any) -> UserError:
 
 def test_rows_are_kept_once(monkeypatch: pytest.MonkeyPatch) -> None:
     both = HubConfig(hub="org/corpus", validation="validation")
-    assert to_download(both, "cache") == ["train", "validation"]
+    folders = [folder_of(both, split, "cache") for split in ("train", "validation")]
+    assert [complete_shards(folder) for folder in folders] == [None, None]
     opened = source(validation="validation")
-    assert to_download(both, "cache") == []
+    assert all(complete_shards(folder) for folder in folders)
     assert everything(opened) == TEXTS and list(texts(opened, "validation")) == ["one held out", "two"]
     metadata = opened.metadata()
     assert metadata["source"] == "hub org/corpus" and metadata["rows_without_text"] == 9 and not metadata["held_out"]
@@ -109,7 +110,7 @@ def test_an_interrupted_reading_resumes(monkeypatch: pytest.MonkeyPatch, shard: 
 
     with pytest.raises(KeyboardInterrupt):
         source(progress=stop)
-    assert to_download(HubConfig(hub="org/corpus"), "cache") == ["train"]
+    assert complete_shards(folder_of(HubConfig(hub="org/corpus"), "train", "cache")) is None
     before = len(seen)
     opened = source(progress=lambda stage, done, total: seen.append(done) if stage.startswith("reading data") else None)
     assert everything(opened) == TEXTS and opened.metadata()["rows_without_text"] == 9
