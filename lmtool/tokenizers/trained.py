@@ -218,7 +218,7 @@ def _frequent_words(
 def _word_level(config: ListedConfig, frequent: Sequence[str], vocab_size: int, units: str) -> models.WordLevel:
     """Special tokens, then the most frequent words or characters, then sentinels."""
     special = list(dict.fromkeys(config.specials.values()))
-    sentinels = [token for token, _ in sentinel_entries(config.sentinels if config.special_tokens == "t5" else 0)]
+    sentinels = [token for token, _ in sentinel_entries(config.sentinel_count)]
     reserved = len(special) + len(sentinels)
     if vocab_size <= reserved:
         fewer = ", or a smaller tokenizer.sentinels=" if sentinels else ""
