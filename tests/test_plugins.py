@@ -47,7 +47,7 @@ import lmtool, torch
 from lmtool.data.formats import text_format
 loaded = lmtool.load("runs/tuned")
 encoded = loaded.tokenizer.encode_batch(["the cat ran"])[0]
-ids, _ = text_format(loaded.config.text_format, loaded.tokenizer).single(encoded)
+ids, _ = text_format(loaded.config.text_format, loaded.tokenizer).join(encoded)
 logits = loaded.model(torch.from_numpy(ids.astype("int64"))[None]).logits
 print(["cat", "none"][int(logits.argmax())], float(logits.softmax(-1).max()))
 """

@@ -29,7 +29,7 @@ def run(config: InspectAttentionConfig) -> list[JsonObject]:
     output, precision = Output(), select_precision(config.precision, select_device(config.device))
     loaded = load(config.checkpoint, str(precision.device), config.offline)
     tokenizer, backbone = tokenizer_of(loaded, config.checkpoint), loaded.model.parts.backbone
-    ids, columns = text_format(text_format_of(loaded), tokenizer).single(tokenizer.encode(config.text))
+    ids, columns = text_format(text_format_of(loaded), tokenizer).join(tokenizer.encode(config.text))
     longest = min(MOST, longest_of(loaded))
     if len(ids) > longest:
         raise UserError(f"text= has {len(ids)} tokens, and at most {longest} can be drawn", "use a sentence")

@@ -1,7 +1,5 @@
-"""Compressed files read as a stream: never unpacked to disk, and limited in size.
-
-`.gz` is read by the standard library, `.zst` by pyarrow. A small file may stand for terabytes (a bomb): reading stops
-where what comes out is out of proportion.
+"""Compressed files, read as a stream without decompressing them to disk: `.gz` with the standard library, `.zst` with
+pyarrow. Since a small file may expand to terabytes (a bomb), reading stops at a maximum ratio and size.
 """
 
 from __future__ import annotations
@@ -9,23 +7,25 @@ from __future__ import annotations
 import gzip
 import io
 import zlib
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import TYPE_CHECKING, BinaryIO, Protocol, cast
 
 from lmtool.errors import UserError
 
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
 PACKED = {".gz": "gzip", ".zst": "zstd"}
-"""Compressed files by the end of their names."""
+"""Compression by the suffix of a file."""
 RATIO = 100
-"""Bytes that may come out of a byte of a file, on average, once `HARMLESS` bytes have come out of it."""
+"""Maximum ratio of decompressed to compressed bytes, after `HARMLESS` decompressed bytes."""
 HARMLESS = 32 << 20
 MOST = 50 << 30
-"""Bytes that may come out of one file."""
+"""Maximum number of decompressed bytes of a file."""
 
 
 class Broken(Exception):
-    """A compressed stream that cannot be read on: why, in a few words, and what to do."""
+    """A compressed stream that cannot be read further: the reason and a hint."""
 
     def __init__(self, reason: str, hint: str):
         super().__init__(reason)
@@ -33,89 +33,90 @@ class Broken(Exception):
 
 
 def without_packing(name: str) -> str:
-    """The name of a file without the end that says how it is compressed."""
+    """The name of a file without the suffix of its compression."""
     lower = name.lower()
     return next((name[: -len(end)] for end in PACKED if lower.endswith(end)), name)
 
 
 def packed(*suffixes: str) -> tuple[str, ...]:
-    """Ends of names, and those of the same files compressed."""
+    """Suffixes, and those of the same files compressed."""
     return (*suffixes, *(suffix + end for suffix in suffixes for end in PACKED))
 
 
 def open_bytes(path: Path) -> io.BufferedReader:
-    """A file's bytes, those of a compressed one as they come out. Broken where they cannot be read on; UserError where
-    pyarrow is needed and not installed."""
+    """A file's bytes, decompressed. Reading raises Broken; UserError if pyarrow is required but not installed."""
     kind = PACKED.get(path.suffix.lower())
     file = cast(io.BufferedReader, path.open("rb", buffering=1 << 16))
     if kind is None:
         return file
     try:
-        unpacked: object = gzip.GzipFile(fileobj=file, mode="rb") if kind == "gzip" else _zstd(path, file)
+        stream: _Stream = gzip.GzipFile(fileobj=file, mode="rb") if kind == "gzip" else _zstd(path, file)
     except BaseException:
         file.close()
         raise
-    return io.BufferedReader(_Unpacked(file, unpacked, kind), 1 << 18)
+    return io.BufferedReader(_Decompressed(file, stream, kind), 1 << 18)
 
 
 def require_proportion(written: int, read: int) -> None:
-    """Broken where so many bytes are too many for the bytes of the file that they came out of."""
-    hint = "look at what is in it; where it is text, unpack it and read the plain file"
+    """Raise Broken if decompressing `read` bytes to `written` bytes is suspicious."""
+    hint = "check its content; if it is text, decompress it and read the plain file"
     if written > HARMLESS and written > RATIO * max(read, 1):
         raise Broken(f"expands to more than {RATIO} times its size", hint)
     if written > MOST:
         raise Broken(f"expands to more than {MOST >> 30} GB", "split it into smaller files")
 
 
-class _Unpacked(io.RawIOBase):
-    """What comes out of a compressed file."""
+class _Stream(Protocol):
+    def read1(self, size: int, /) -> bytes: ...
 
-    def __init__(self, file: BinaryIO, unpacked: Any, kind: str):
-        self._file, self._unpacked, self._kind, self._written = file, unpacked, kind, 0
+    def close(self) -> None: ...
+
+
+class _Decompressed(io.RawIOBase):
+    """The decompressed bytes of a file."""
+
+    def __init__(self, file: BinaryIO, stream: _Stream, kind: str):
+        self._file, self._stream, self._kind, self._written = file, stream, kind, 0
 
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer: Any) -> int:
-        unpacked = self._guarded(lambda: self._unpacked.read1(len(buffer)))
-        buffer[: len(unpacked)] = unpacked
-        self._written += len(unpacked)
+    def readinto(self, buffer: WriteableBuffer) -> int:
+        target = memoryview(buffer)
+        content = self._read(len(target))
+        target[: len(content)] = content
+        self._written += len(content)
         require_proportion(self._written, self._file.tell())
-        return len(unpacked)
+        return len(content)
 
-    def _guarded(self, read: Callable[[], bytes]) -> bytes:
+    def _read(self, size: int) -> bytes:
         try:
-            return read()
-        except EOFError as problem:
-            raise self._short() from problem
-        except (OSError, zlib.error) as problem:
-            if isinstance(problem, OSError) and problem.errno:  # of the disk, not of what it holds
+            return self._stream.read1(size)
+        except (EOFError, OSError, zlib.error) as problem:
+            if isinstance(problem, OSError) and problem.errno:  # an error of the disk, not of the content
                 raise
-            if "runcated" in str(problem):
-                raise self._short() from problem
+            if isinstance(problem, EOFError) or "runcated" in str(problem):
+                message = f"the {self._kind} stream is truncated"
+                raise Broken(message, "copy or download the file again") from problem
             reason = " ".join(str(problem).split())[:120]
-            hint = f"copy or download it again; where it is not compressed, name it without {self._end()}"
+            suffix = next(suffix for suffix, kind in PACKED.items() if kind == self._kind)
+            hint = f"copy or download it again; if it is not compressed, name it without {suffix}"
             raise Broken(f"not readable as {self._kind}: {reason}", hint) from problem
-
-    def _short(self) -> Broken:
-        return Broken(f"the {self._kind} stream breaks off", "the file is incomplete: copy or download it again")
-
-    def _end(self) -> str:
-        return next(end for end, kind in PACKED.items() if kind == self._kind)
 
     def close(self) -> None:
         if not self.closed:
-            self._unpacked.close()
+            self._stream.close()
             self._file.close()
         super().close()
 
 
-def _zstd(path: Path, file: BinaryIO) -> object:
+def _zstd(path: Path, file: BinaryIO) -> _Stream:
     try:
-        import pyarrow  # a large library, needed for these files only
+        import pyarrow  # large, and required only for these files
     except ModuleNotFoundError as problem:
         raise UserError(
-            f"{path}: zstd is read by the library pyarrow, which is not installed",
-            f"pip install 'lmtool[hub]', or unpack it: unzstd {path}",
+            f"{path}: reading zstd requires the library pyarrow, which is not installed",
+            f"pip install 'lmtool[hub]', or decompress it: unzstd {path}",
         ) from problem
-    return pyarrow.CompressedInputStream(file, "zstd")
+    stream: _Stream = pyarrow.CompressedInputStream(file, "zstd")
+    return stream

@@ -1,4 +1,4 @@
-"""Where text comes from, as configuration. Imports no torch."""
+"""Configuration of sources of text, and the table of text formats. Imports no torch."""
 
 from __future__ import annotations
 
@@ -20,27 +20,40 @@ Path = Annotated[str, Field(min_length=1)]
 
 @dataclass(frozen=True)
 class TextFormatSpec:
-    """What a text format (data/formats.py) asks for. roles: the special tokens that stand around texts. segments:
-    whether it has the column that tells the two texts of a pair apart. new: special tokens by role that no vocabulary
-    has: a head brings their embeddings. class_last: whether the class token stands at the end."""
+    """A text format.
+
+    Attributes:
+        roles: The special tokens around texts.
+        layouts: Of one text and of a pair: roles of special tokens and the texts A and B, in order; `:1` is a segment.
+        segments: Whether tokens have the column "segment", which distinguishes the two texts.
+        new: Special tokens by role that no vocabulary has; a head has their embeddings.
+    """
 
     roles: tuple[str, ...]
+    layouts: tuple[str, str]
     segments: bool = False
     new: dict[str, str] = field(default_factory=dict)
-    class_last: bool = False
 
 
 FORMATS = {
-    "bert": TextFormatSpec(("cls", "sep"), segments=True),
-    "roberta": TextFormatSpec(("cls", "sep")),
-    "bart": TextFormatSpec(("cls", "sep")),
-    "gpt": TextFormatSpec(("eos",)),
-    "gpt1": TextFormatSpec((), new={"bos": "[START]", "sep": "[DELIM]", "cls": "[EXTRACT]"}),
-    "plain": TextFormatSpec(()),
-    "t5": TextFormatSpec(("eos",)),
-    "xlnet": TextFormatSpec(("cls", "sep"), segments=True, class_last=True),
+    # Devlin et al. 2019
+    "bert": TextFormatSpec(("cls", "sep"), ("cls A sep", "cls A sep B:1 sep:1"), segments=True),
+    # Liu et al. 2019; BART: Lewis et al. 2020
+    "roberta": TextFormatSpec(("cls", "sep"), ("cls A sep", "cls A sep sep B sep")),
+    "bart": TextFormatSpec(("cls", "sep"), ("cls A sep", "cls A sep sep B sep")),
+    # Radford et al. 2019; a head reads the last token. T5: Raffel et al. 2020
+    "gpt": TextFormatSpec(("eos",), ("A eos", "A eos B eos")),
+    "t5": TextFormatSpec(("eos",), ("A eos", "A eos B eos")),
+    # Radford et al. 2018, section 3.3: finetuning adds the special tokens
+    "gpt1": TextFormatSpec(
+        (), ("bos A cls", "bos A sep B cls"), new={"bos": "[START]", "sep": "[DELIM]", "cls": "[EXTRACT]"}
+    ),
+    # transformers' tokenizers of GPT and GPT-2
+    "plain": TextFormatSpec((), ("A", "A B")),
+    # Yang et al. 2019
+    "xlnet": TextFormatSpec(("cls", "sep"), ("A sep cls:2", "A sep B:1 sep:1 cls:2"), segments=True),
 }
-"""The formats by the name a model gives (`text_format`)."""
+"""The text formats by their name in a model's configuration (`text_format`)."""
 
 
 SUFFIXES = {
@@ -49,21 +62,21 @@ SUFFIXES = {
     "csv": (".csv", ".tsv"),
     "parquet": (".parquet",),
 }
-"""The sources that are files, and the ends of the names of their files; all but parquet may be compressed."""
+"""Suffixes of the files of each source; all except parquet files may be compressed."""
 
 
 def kind_of(name: str) -> str | None:
-    """The source that reads a file, by the end of its name."""
+    """The source for a file, by its suffix."""
     plain = without_packing(name).lower()
     kind = next((kind for kind, suffixes in SUFFIXES.items() if plain.endswith(suffixes)), None)
     return None if kind == "parquet" and not name.lower().endswith(SUFFIXES[kind]) else kind
 
 
 class DataConfig(Config):
-    """The base of every source of text."""
+    """Base class of sources of text."""
 
     downloads: ClassVar[bool] = False
-    """Whether what is built from it takes `offline`, and opens no connection where it is true."""
+    """Whether its builder has the parameter `offline`."""
 
     name: str = Field(description="Which source.")
     documents: Literal["separate", "joined"] = Field(
@@ -72,12 +85,12 @@ class DataConfig(Config):
         "closes each document with the separator and fills every example (RoBERTa's full sentences, GPT-2's stream)",
     )
     validation_fraction: float = Field(
-        0.02, gt=0, lt=1, description="share of the documents held out, at least one; the same ones for every seed"
+        0.02, gt=0, lt=1, description="fraction of the documents held out, at least one; the same ones for every seed"
     )
 
 
 class FileConfig(DataConfig):
-    """The base of sources that are files."""
+    """Base class of sources in files."""
 
     path: Path | Annotated[tuple[Path, ...], Field(min_length=1)] = Field(
         description="file, folder, glob, or [list, of, these]"
@@ -107,19 +120,19 @@ Columns = Annotated[
 
 
 class RowsConfig(FileConfig):
-    """The base of sources whose documents are rows."""
+    """Base class of sources with a document per row."""
 
     text: Columns = "text"
 
 
 def columns_of(config: RowsConfig | HubConfig) -> tuple[str, ...]:
-    """The columns that hold the text."""
+    """The columns of text."""
     return (config.text,) if isinstance(config.text, str) else config.text
 
 
 @component("data", "jsonl", builder="lmtool.data.text:JsonlSource")
 class JsonlConfig(RowsConfig):
-    """JSON lines: an object a line."""
+    """JSON lines: one object per line."""
 
     descriptions: ClassVar[dict[str, str]] = {"path": "file, folder (.jsonl .json .ndjson), glob, or [list, of, these]"}
 
@@ -150,7 +163,7 @@ class ParquetConfig(RowsConfig):
 
 @component("data", "hub", builder="lmtool.data.hub_source:HubSource")
 class HubConfig(DataConfig):
-    """A data set of the hub, its text kept below the cache folder."""
+    """A data set of the hub, whose text is stored in the cache folder."""
 
     downloads: ClassVar[bool] = True
 
@@ -170,7 +183,7 @@ class HubConfig(DataConfig):
 
 @component("data", "pydocs", builder="lmtool.data.pydocs:PydocsSource")
 class PydocsConfig(DataConfig):
-    """English that every machine has: docstrings, read by parsing the sources of Python and of what is installed."""
+    """English text on every machine: docstrings in the sources of Python and of installed packages."""
 
     name: Literal["pydocs"] = Field("pydocs", description="Docstrings of the sources on this machine.")
     max_bytes: int = Field(6_000_000, ge=10_000, description="maximum amount of text to collect, in bytes")
@@ -181,14 +194,11 @@ class PydocsConfig(DataConfig):
     )
 
 
-# Several texts in one run, as configuration. Imports no torch.
-
-
 @component("data", "mixture", builder="lmtool.data.sources:MixtureSource")
 class MixtureTextConfig(DataConfig):
-    """Several texts in one run, each with a store of its own, by weights."""
+    """Several texts in one run, each with its own store, mixed by weights."""
 
-    downloads: ClassVar[bool] = True  # where a member does
+    downloads: ClassVar[bool] = True  # if a member does
 
     name: Literal["mixture"] = Field("mixture", description="A mixture of texts.")
     members: tuple[str | dict[str, object], ...] = Field(
@@ -198,7 +208,7 @@ class MixtureTextConfig(DataConfig):
         "defaults to its name",
     )
     weights: tuple[float, ...] | None = Field(
-        None, description="share of the examples, one number per member; null: by size (each example once per epoch)"
+        None, description="fraction of the examples, one number per member; null: by size (each example once per epoch)"
     )
     documents: Literal["separate", "joined"] | None = Field(  # type: ignore[assignment]
         None, description="for all members; null: each member's own"
@@ -212,48 +222,50 @@ class MixtureTextConfig(DataConfig):
         return with_member_values(data)
 
     def parts(self) -> dict[str, DataConfig]:
-        """The members by their titles."""
+        """The members by title."""
         common = {
             name: value for name in ("documents", "validation_fraction") if (value := getattr(self, name)) is not None
         }
         return {title_of(member): _section(member).model_copy(update=common) for member in self.members}
 
     def fractions(self) -> tuple[float, ...] | None:
-        """The weights, adding up to 1; None where nothing weighs them."""
+        """The weights, normalized to a sum of 1; None if there are none."""
         return None if self.weights is None else tuple(weight / sum(self.weights) for weight in self.weights)
 
     @model_validator(mode="after")
     def _members_fit(self) -> MixtureTextConfig:
         titles = [title_of(member) for member in self.members]
-        written = ", ".join(titles)
+        listed = ", ".join(titles)
         if len(titles) < 2:
-            raise ValueError(f"members=[{written}]: a mixture has two or more; data={written} reads one")
-        twice = next((title for title in titles if titles.count(title) > 1), None)
-        if twice is not None:
+            raise ValueError(f"members=[{listed}]: a mixture needs two or more; set data={listed} to read one text")
+        repeated = next((title for title in titles if titles.count(title) > 1), None)
+        if repeated is not None:
             raise ValueError(
-                f"members=[{written}]: {twice} is there twice; give one of them a title of its own: "
-                f"{{title: more, name: {twice}, path: FILE}}"
+                f"members=[{listed}]: {repeated} is named twice; give one of them another title: "
+                f"{{title: more, name: {repeated}, path: FILE}}"
             )
         for member, title in zip(self.members, titles, strict=True):
             if isinstance(member, dict) and "name" not in member:
                 raise ValueError(f"members: a section has no name, which is one of {', '.join(names('data'))}")
             if title == "mixture":
-                raise ValueError("members: a mixture is no member of another; name its members here")
+                raise ValueError("members: a mixture cannot be a member of another; name its members here")
             if not title.isidentifier() or lookup("objective", title) is not None:
-                raise ValueError(f"members: the title {title} is no word of its own: scores are called by it")
+                raise ValueError(
+                    f"members: the title {title} cannot name scores; use letters, digits and _, and not an objective"
+                )
             try:
                 section = _section(member)
             except (ValidationError, PydanticCustomError) as error:
                 raise ValueError(f"members: {_member_message(title, member, error)}") from error
             if isinstance(section, MixtureTextConfig):
-                raise ValueError(f"members: {title} is a mixture itself; name its members here")
+                raise ValueError(f"members: {title} is a mixture; name its members here")
         if self.weights is not None and (len(self.weights) != len(titles) or min(self.weights) <= 0):
-            raise ValueError(f"weights={list(self.weights)}: a number above 0 for each of the {len(titles)} members")
+            raise ValueError(f"weights={list(self.weights)}: give each of the {len(titles)} members a number above 0")
         return self
 
 
 def _section(member: str | dict[str, object]) -> DataConfig:
-    """A decoded member. Raises pydantic's errors."""
+    """Decode a member. Raises pydantic's errors."""
     section = {"name": member} if isinstance(member, str) else {k: v for k, v in member.items() if k != "title"}
     decoded = Choice("data").validate(section)
     assert isinstance(decoded, DataConfig)
@@ -261,14 +273,14 @@ def _section(member: str | dict[str, object]) -> DataConfig:
 
 
 def _member_message(title: str, member: str | dict[str, object], error: ValidationError | PydanticCustomError) -> str:
-    """What is wrong with a member, in words, and what to type."""
+    """The message for an error in a member."""
     if isinstance(error, PydanticCustomError):
-        given = (error.context or {}).get("given")
-        subject = "a section has no name, which is" if given is None else f"{given} is not"
-        close = nearest(str(given), names("data"))
+        name = (error.context or {}).get("given")
+        subject = "a section has no name, which is" if name is None else f"{name} is not"
+        close = nearest(str(name), names("data"))
         return f"{subject} one of {', '.join(names('data'))}" + (f"; did you mean {close}?" if close else "")
     details = error.errors(include_url=False, include_input=False)
-    detail = min(details, key=lambda detail: detail["type"] == "missing")  # a misspelt key is why another lacks
+    detail = min(details, key=lambda detail: detail["type"] == "missing")  # a misspelled key causes a missing one
     key = ".".join(map(str, (f"data.with.{title}", *detail["loc"])))
     if detail["type"] == "missing":
         return f"{title} lacks a value; set {key}=..."

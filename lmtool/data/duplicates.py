@@ -1,12 +1,12 @@
-"""Duplicate texts: exact ones, and near-duplicates by MinHash (Broder 1997; Lee et al. 2022, "Deduplicating
-Training Data Makes Language Models Better").
+"""Exact duplicates of texts, and near-duplicates by MinHash (Broder 1997; Lee et al. 2022, "Deduplicating Training Data
+Makes Language Models Better").
 
-Two texts are equal if their words are, regardless of case, punctuation and spacing. They are near-duplicates if the
-Jaccard similarity of their sets of character 5-grams reaches a threshold. MinHash proposes the pairs, of which it
-misses few; each is then measured exactly, so that every reported pair is one.
+Texts are equal if they have the same words, regardless of case, punctuation and spacing. They are near-duplicates if
+the Jaccard similarity of their sets of character 5-grams reaches a threshold. MinHash proposes candidate pairs and
+misses few; the exact similarity of each candidate is then computed.
 
-Texts are read several times and not held: an index holds 40 bytes of each text and 512 more of each of `MOST_TEXTS` at
-most. It reads the texts of proposed pairs again, and holds those while it measures them. Time is linear in the text.
+Texts are read several times instead of being stored: an index has 40 bytes per text, and 512 more for each of at most
+`MOST_TEXTS` texts. Only the texts of candidate pairs are in memory. Time is linear in the text.
 
 Shape letters: N texts, K sampled texts, P pairs.
 """
@@ -26,14 +26,14 @@ from lmtool.random_streams import Permutation
 SHINGLE = 5
 """Characters of a shingle."""
 MOST_TEXTS = 100_000
-"""Maximum number of distinct texts of an index that are compared for near-duplicates; a seeded sample of them."""
+"""Maximum number of distinct texts in an index that are compared for near-duplicates; a seeded sample of more."""
 _PERMUTATIONS = 128
-_WEIGHTS = (0.01, 0.99)  # of false candidates, which are measured, and of pairs that are missed
-_BUCKET = 8  # texts of a bucket that are proposed: the first ones, so that many similar texts take linear time
-_MEASURED = 4  # pairs of a text that are measured: those with the most similar signatures
-_TOLERANCE = 0.15  # of a similarity estimated from signatures: more than three standard deviations
+_WEIGHTS = (0.01, 0.99)  # costs of a false candidate and of a missed pair
+_BUCKET = 8  # candidates from a bucket: its first texts, so that many similar texts take linear time
+_MEASURED = 4  # candidates of a text whose similarity is computed: those with the most similar signatures
+_TOLERANCE = 0.15  # for the similarity estimated from signatures: more than three standard deviations
 _CHUNK = 4096
-_CACHED = 256  # texts whose shingles are held
+_CACHED = 256  # texts whose shingles are cached
 _PART = 1_000_000  # characters whose shingles are computed at a time
 _WORDS = re.compile(r"\w+")
 _PRIMES = np.array([2654435761, 2246822519, 3266489917, 668265263, 374761393], dtype=np.uint64)
@@ -42,21 +42,21 @@ _FACTORS, _SUMMANDS = np.random.default_rng(1).integers(0, 2**32, (2, _PERMUTATI
 
 @dataclass(frozen=True)
 class Matches:
-    """repeated: (N,) int64, the number of the text that each text repeats, -1 if none. similarity: (N,) float64, 1 if
-    they are equal."""
+    """The text that each text repeats. repeated: (N,) int64 number of that text, -1 if there is none. similarity: (N,)
+    float64, 1 for equal texts."""
 
     repeated: np.ndarray
     similarity: np.ndarray
 
 
 class TextIndex:
-    """Texts by their numbers, and which of them repeat others.
+    """An index of numbered texts that finds duplicates.
 
     Args:
-        texts: Iterated more than once.
-        threshold: Minimum similarity of near-duplicates, in (0, 1); None finds equal texts only.
-        seed: Of the sample, if there are more than `MOST_TEXTS` distinct texts.
-        keys: (N,) uint64, the texts' `key_of`, if they are known.
+        texts: The texts; iterated more than once.
+        threshold: Minimum similarity of near-duplicates, in (0, 1); None: find only equal texts.
+        seed: Seed of the sample if there are more than `MOST_TEXTS` distinct texts.
+        keys: (N,) uint64 `key_of` each text; None: compute them.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class TextIndex:
         self._texts, self._threshold = texts, threshold
         self._keys = np.fromiter(map(key_of, texts), np.uint64) if keys is None else keys
         self._distinct, self._firsts, inverse = np.unique(self._keys, return_index=True, return_inverse=True)
-        self._first = self._firsts[inverse]  # (N,) the first of the texts equal to each
+        self._first = self._firsts[inverse]  # (N,) number of the first equal text
         sampled = np.sort(self._firsts)
         if len(sampled) > MOST_TEXTS:
             sampled = np.sort(sampled[Permutation(len(sampled), seed, "sample", 0)(np.arange(MOST_TEXTS))])
@@ -80,64 +80,63 @@ class TextIndex:
 
     @property
     def compared(self) -> tuple[int, int]:
-        """How many texts are compared for near-duplicates, of how many distinct ones."""
+        """Number of texts that are compared for near-duplicates, and number of distinct texts."""
         return len(self._sampled), len(self._distinct)
 
     def repeats(self) -> Matches:
-        """What each text repeats of those before it: the first equal one; for the first, the most similar."""
+        """The earlier text that each text repeats: the first equal one, otherwise the most similar one."""
         later = self._first != np.arange(len(self._keys))
         matches = Matches(np.where(later, self._first, -1), np.where(later, 1.0, 0.0))
         self._measure(self, matches)
         return matches
 
     def overlap(self, other: TextIndex) -> Matches:
-        """What each text of another index repeats of these: the first equal one, else the most similar."""
+        """The text of this index that each text of another index repeats: the first equal one, otherwise the most
+        similar one."""
         at = np.searchsorted(self._distinct, other._keys).clip(max=max(len(self._distinct) - 1, 0))
         equal = self._distinct[at] == other._keys if len(self._distinct) else np.zeros(len(at), dtype=bool)
         matches = Matches(np.full(len(at), -1), equal.astype(np.float64))
         matches.repeated[equal] = self._firsts[at[equal]]
         self._measure(other, matches)
-        for values in (matches.repeated, matches.similarity):  # equal texts of the other repeat the same one
+        for values in (matches.repeated, matches.similarity):  # copy the result of the first of equal texts
             values[:] = values[other._first]
         return matches
 
     def _measure(self, other: TextIndex, matches: Matches) -> None:
-        """Adds to `matches` the near-duplicates here of those texts of an index that match nothing yet."""
+        """Add the near-duplicates in this index of the texts of another index that have no match yet."""
         rows = np.flatnonzero(matches.repeated[other._sampled] < 0)
         pairs_P2 = self._candidates(other._signatures[rows], rows if other is self else None)
         numbers, repeated = other._sampled[rows[pairs_P2[:, 0]]], self._sampled[pairs_P2[:, 1]]
-        first, second = (
-            dict(numbered(other._texts, np.unique(numbers))),
-            dict(numbered(self._texts, np.unique(repeated))),
-        )
-        first_shingles, second_shingles = (
+        shingles, repeated_shingles = (
             lru_cache(_CACHED)(lambda number, texts=texts: shingles_of(normalized(texts[number])))
-            for texts in (first, second)
+            for texts in (
+                dict(numbered(other._texts, np.unique(numbers))),
+                dict(numbered(self._texts, np.unique(repeated))),
+            )
         )
         threshold = self._threshold or 0.0
         for number, earlier in zip(numbers.tolist(), repeated.tolist(), strict=True):
-            similarity = jaccard(first_shingles(number), second_shingles(earlier))
+            similarity = jaccard(shingles(number), repeated_shingles(earlier))
             if similarity >= threshold and similarity > matches.similarity[number]:
                 matches.repeated[number], matches.similarity[number] = earlier, similarity
 
     def _candidates(self, signatures: np.ndarray, before: np.ndarray | None) -> np.ndarray:
-        """(P, 2) rows of `signatures` and rows of the index that may be similar, in ascending order.
-
-        before: of each of the signatures the row of the index before which its candidates are; None: all may be.
-        """
-        pairs = np.zeros(0, dtype=np.int64)  # the two rows as one number
+        """(P, 2) rows of `signatures` and rows of the index that may be similar, in ascending order. before: for each
+        signature, only earlier rows of the index are candidates; None: all rows are."""
+        pairs = np.zeros(0, dtype=np.int64)  # both rows as one number
         size = max(len(self._signatures), 1)
         rows = _rows_of_a_band(self._threshold) if self._threshold is not None else _PERMUTATIONS + 1
         for start in range(0, _PERMUTATIONS - rows + 1, rows):
-            wanted, keys = (_combined(values[:, start : start + rows]) for values in (signatures, self._signatures))
+            queries, keys = (_combined(values[:, start : start + rows]) for values in (signatures, self._signatures))
             order = np.argsort(keys, kind="stable")
-            left, right = (np.searchsorted(keys[order], wanted, side) for side in ("left", "right"))
+            left, right = (np.searchsorted(keys[order], queries, side) for side in ("left", "right"))
             for step in range(_BUCKET):
-                found = np.flatnonzero(left + step < right)
-                others = order[left[found] + step]
+                query_rows = np.flatnonzero(left + step < right)
+                candidates = order[left[query_rows] + step]
                 if before is not None:
-                    found, others = found[others < before[found]], others[others < before[found]]
-                pairs = np.union1d(pairs, found * size + others)
+                    is_earlier = candidates < before[query_rows]
+                    query_rows, candidates = query_rows[is_earlier], candidates[is_earlier]
+                pairs = np.union1d(pairs, query_rows * size + candidates)
         estimated = np.concatenate([
             (signatures[chunk // size] == self._signatures[chunk % size]).mean(axis=1, dtype=np.float32)
             for chunk in np.split(pairs, range(_CHUNK, len(pairs), _CHUNK))
@@ -152,31 +151,31 @@ class TextIndex:
 
 
 def numbered(texts: Iterable[str], numbers: np.ndarray) -> Iterator[tuple[int, str]]:
-    """The texts of these numbers, which ascend, each with its number."""
-    wanted = iter(numbers.tolist())
-    number = next(wanted, None)
+    """The texts with these numbers, in ascending order, each with its number."""
+    remaining = iter(numbers.tolist())
+    number = next(remaining, None)
     if number is None:
         return
-    for at, text in enumerate(texts):
-        if at == number:
-            yield at, text
-            number = next(wanted, None)
+    for index, text in enumerate(texts):
+        if index == number:
+            yield index, text
+            number = next(remaining, None)
             if number is None:
                 return
 
 
 def normalized(text: str) -> str:
-    """The words of a text, lowercased, with a space between them; where it has none, the text itself."""
+    """The lowercased words of a text, separated by spaces; if there are none, the text without repeated spaces."""
     return " ".join(_WORDS.findall(text.lower())) or " ".join(text.split())
 
 
 def key_of(text: str) -> int:
-    """64 bits that equal texts share; of two other texts of a million, with a chance of 3e-8."""
+    """A 64-bit hash of a normalized text. Among a million different texts the probability of a collision is 3e-8."""
     return int.from_bytes(blake2b(normalized(text).encode("utf-8", "surrogatepass"), digest_size=8).digest())
 
 
 def shingles_of(text: str) -> np.ndarray:
-    """Sorted hashes (uint32) of the different shingles of a normalized text; of a short text, of all of it."""
+    """Sorted distinct hashes (uint32) of the shingles of a normalized text; a text shorter than a shingle is one."""
     starts = range(0, max(len(text) - SHINGLE + 1, 1), _PART)
     parts = [_shingle_hashes(text[start : start + _PART + SHINGLE - 1]) for start in starts]
     return parts[0] if len(parts) == 1 else np.unique(np.concatenate(parts))
@@ -189,21 +188,21 @@ def _shingle_hashes(text: str) -> np.ndarray:
         return np.zeros(1, dtype=np.uint32)
     count = len(points) - width + 1
     mixed = np.zeros(count, dtype=np.uint64)
-    for place in range(width):
-        mixed = (mixed ^ points[place : place + count]) * _PRIMES[place]
+    for offset in range(width):
+        mixed = (mixed ^ points[offset : offset + count]) * _PRIMES[offset]
         mixed ^= mixed >> np.uint64(29)
     hashes = np.sort((mixed >> np.uint64(16)).astype(np.uint32))  # np.unique takes twice as long
     return hashes[np.diff(hashes, prepend=~hashes[:1]) != 0]
 
 
 def jaccard(first: np.ndarray, second: np.ndarray) -> float:
-    """Share of the elements of two sorted sets that both have."""
+    """Fraction of the elements of two sorted sets that are in both."""
     common = len(np.intersect1d(first, second, assume_unique=True))
     return common / (len(first) + len(second) - common)
 
 
 def _signature(shingles: np.ndarray) -> np.ndarray:
-    """(128,) uint32: the minimum of each of as many hash functions of the shingles."""
+    """(128,) uint32: the minimum over the shingles of each hash function."""
     smallest = np.full(_PERMUTATIONS, 2**32 - 1, dtype=np.uint32)
     for start in range(0, len(shingles), _CHUNK):
         hashed = _FACTORS * shingles[start : start + _CHUNK] + _SUMMANDS
@@ -212,7 +211,7 @@ def _signature(shingles: np.ndarray) -> np.ndarray:
 
 
 def _combined(columns: np.ndarray) -> np.ndarray:
-    """(K,) uint64: one hash of each row of a band."""
+    """(K,) uint64: a hash of each row of a band."""
     combined = np.zeros(len(columns), dtype=np.uint64)
     for column in columns.T:
         combined = (combined ^ column) * _PRIMES[0]
@@ -222,7 +221,7 @@ def _combined(columns: np.ndarray) -> np.ndarray:
 
 @cache
 def _rows_of_a_band(threshold: float) -> int:
-    """Signature rows of a band, for the best balance between false candidates and missed pairs."""
+    """Number of signature rows per band with the lowest cost of false candidates and missed pairs."""
     similarity = (np.arange(1000) + 0.5) / 1000
     costs = []
     for rows in range(1, _PERMUTATIONS + 1):

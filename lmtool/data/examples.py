@@ -1,4 +1,7 @@
-"""What a learner reads: the data of one split, and the plan of an epoch of its examples."""
+"""The data of a split, and the plan of an epoch: its examples and their lengths, before any of them is built.
+
+Shape letters: E examples of an epoch, N examples of a batch, B batches.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +17,14 @@ from lmtool.data.shared import UNSHARED, ArrayCache, Cached
 from lmtool.data.store import TokenStore
 from lmtool.types import Batch
 
-# The data of one split: text, labeled rows, or both.
-
 
 @dataclass(frozen=True)
 class Rows:
-    """Decoded rows of a table, labeled or not.
+    """Decoded rows of a table.
 
-    ids: a row's own number in its file where it has one, else its place from 0. columns: by name and in the order in
-    which a task reads them, one value a row: texts, lists of words, whatever its kind reads. labels: what is
-    predicted, one a row in the form of its kind ((N,) int64 classes, (N,) float64 values, a list of anything else);
-    None where the split is unlabeled. origin: (file, line) of each row.
+    ids: identifiers from the file, or indices from 0. columns: values of the rows (texts, lists of words, ...) by name,
+    in the order in which a task reads them. labels: the row's labels as its task kind represents them ((N,) int64
+    classes, (N,) float64 values, or a list); None if the split is unlabeled. origin: (file, line) of each row.
     """
 
     ids: list[str | int]
@@ -37,41 +37,40 @@ class Rows:
 
     @classmethod
     def of_texts(cls, **columns: list[str]) -> Rows:
-        """Unlabeled rows of texts by column that came from no file."""
+        """Unlabeled rows of texts that are not from a file."""
         count = len(next(iter(columns.values())))
         return cls(list(range(count)), dict(columns), None, [("text", line + 1) for line in range(count)])
 
     def take(self, indices: np.ndarray) -> Rows:
-        """The rows at these places, in this order."""
-        places = np.asarray(indices).tolist()
+        """The rows at these indices, in this order."""
+        numbers = np.asarray(indices).tolist()
         return Rows(
-            [self.ids[place] for place in places],
-            {name: [values[place] for place in places] for name, values in self.columns.items()},
+            [self.ids[number] for number in numbers],
+            {name: [values[number] for number in numbers] for name, values in self.columns.items()},
             self.labels_at(indices),
-            [self.origin[place] for place in places],
+            [self.origin[number] for number in numbers],
         )
 
     def labels_at(self, indices: np.ndarray) -> np.ndarray | Sequence[object] | None:
-        """The labels of the rows at these places, in this order."""
-        labels = self.labels
-        if labels is None or isinstance(labels, np.ndarray):
-            return None if labels is None else labels[indices]
-        return [labels[place] for place in np.asarray(indices).tolist()]
+        """The labels at these indices, in this order."""
+        if self.labels is None or isinstance(self.labels, np.ndarray):
+            return None if self.labels is None else self.labels[indices]
+        return [self.labels[number] for number in np.asarray(indices).tolist()]
 
 
 def unlabelled(task: str) -> str:
-    """The name of a task's rows whose labels are not read."""
+    """The name under which a task's rows are stored without their labels."""
     return f"{task} unlabelled"
 
 
 @dataclass(frozen=True)
 class SplitData:
-    """What a learner learns from, or is scored on.
+    """The data of a split: text, rows of tables, or both.
 
-    split: train, validation, or the name a data set gives it. store: the text, and `documents` whether an example may
-    span several of its documents. rows: labeled rows by the name of their task, and `unlabelled` ones. stride: tokens
-    between the starts of the windows of held-out text, of a learner that `slides`; None: windows as in training.
-    members: of several texts, the data of each by its title; `fractions` of their examples, None: as many as there are.
+    split: train, validation, or a name in a data set. store: the text. documents: joined if an example may span several
+    documents. rows: rows by the name of their task, see `unlabelled`. stride: tokens between the starts of windows in
+    held-out text, for a learner that `slides`; None: windows as in training. members: the data of each text of a
+    mixture by its title. fractions: of the examples of each member; None: in proportion to their size.
     """
 
     split: str
@@ -84,22 +83,16 @@ class SplitData:
 
     @property
     def text(self) -> TokenStore:
-        """The store of a split that has text."""
+        """The store. ValueError if the split has no text."""
         if self.store is None:
             raise ValueError(f"the split {self.split} has no text")
         return self.store
 
 
-# The plan of an epoch: which examples it has and how long each is, before any of them is built.
-#
-# Shape letters: E examples of an epoch, N examples of a batch.
-
-
 @dataclass(frozen=True)
 class Plan:
-    """rows: (E,) records, all that is needed to make each example; their fields are the planner's own business.
-    lengths: (E,) packed tokens of each example with its special tokens, exact or the largest it can have. cache: of
-    what is computed from the plan."""
+    """The plan of an epoch. rows: (E,) records from which the planner builds the examples. lengths: (E,) tokens of each
+    example including special tokens, exact or the maximum. cache: the cache of arrays computed from the plan."""
 
     rows: np.ndarray
     lengths: np.ndarray
@@ -113,7 +106,7 @@ class Plan:
         return len(self.rows)
 
     def metadata(self) -> dict[str, object]:
-        """How many examples, their tokens, and their mean and longest length."""
+        """Numbers of examples and tokens, and the mean and maximum length."""
         return {
             "examples": len(self),
             "tokens": int(self.lengths.sum(dtype=np.int64)),
@@ -123,8 +116,8 @@ class Plan:
 
 
 def planned(compute: Callable[..., Plan], text: Cached, *arguments: Any) -> Plan:
-    """`compute(text, *arguments)`: a pure function. Where several processes of a machine read the text, one of them
-    computes the plan, and all map it from one file."""
+    """`compute(text, *arguments)`, a pure function. If several processes of a machine read the text, one of them
+    computes the plan, and all map it from a file."""
     cache = text.cache.of(compute, *arguments)
 
     def arrays() -> dict[str, np.ndarray]:
@@ -136,16 +129,16 @@ def planned(compute: Callable[..., Plan], text: Cached, *arguments: Any) -> Plan
 
 @runtime_checkable
 class Examples(Protocol):
-    """What a loader reads: an objective's or a task's examples. Everything is a pure function of its arguments."""
+    """The examples of an objective or a task for a loader. All methods are pure functions of their arguments."""
 
     def plan(self, epoch: int) -> Plan:
-        """The plan of an epoch; cached by the caller that makes it where it is dear."""
+        """The plan of an epoch."""
 
     def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:
-        """The batch of (N,) rows of the plan, whose numbers in it are `examples` (N,)."""
+        """The batch of (N,) rows of the plan. examples: (N,) their numbers in the plan."""
 
     def metadata(self) -> dict[str, Any]:
-        """What the screens say: truncated fraction, skipped documents, ..."""
+        """Statistics for the screens: truncated fraction, skipped documents, ..."""
 
 
 def batch_boundaries(lengths: np.ndarray, examples: int | None = None, tokens: int | None = None) -> np.ndarray:
@@ -169,7 +162,7 @@ def batch_boundaries(lengths: np.ndarray, examples: int | None = None, tokens: i
     return np.array(boundaries, dtype=np.int64)
 
 
-_BLOCK = 1 << 14  # examples permuted at a time, which takes some milliseconds
+_BLOCK = 1 << 14  # examples permuted at a time, in some milliseconds
 LENGTHS_READ = 1 << 18  # lengths read at a time
 
 
@@ -177,8 +170,8 @@ LENGTHS_READ = 1 << 18  # lengths read at a time
 class Order:
     """The order in which the examples of an epoch are read, computed in blocks on demand.
 
-    count: examples of the plan. seed: seed of the permutation; None: the order of the plan. skipped: examples that are
-    omitted at the beginning.
+    count: examples of the plan. seed: seed of the permutation; None: the order of the plan. skipped: examples omitted
+    at the start.
     """
 
     count: int
@@ -190,7 +183,7 @@ class Order:
         return self.count - self.skipped
 
     def examples(self, start: int, end: int) -> np.ndarray:
-        """(N,) the numbers of the examples from `start` to `end`."""
+        """(N,) numbers of the examples at the positions from `start` to `end`."""
         first, last = start + self.skipped, end + self.skipped
         if self.seed is None:
             return np.arange(first, last)
@@ -212,8 +205,7 @@ def _permuted_block(count: int, seed: int, epoch: int, number: int) -> np.ndarra
 
 
 def step_boundaries(plan: Plan, order: Order, examples: int | None, tokens: int | None) -> np.ndarray:
-    """(B+1,) the boundaries of `batch_boundaries` over all examples in this order, reading part of the lengths at a
-    time."""
+    """(B+1,) the `batch_boundaries` of all examples in an order. Reads the lengths in parts."""
     if tokens is None:
         return batch_boundaries(np.empty(len(order)), examples)
     parts, at, size = [np.zeros(1, dtype=np.int64)], 0, LENGTHS_READ

@@ -1,6 +1,4 @@
-"""Text that is read from files: found, read once to know what is there, held out by documents, read again as needed.
-
-A kind of file is a subclass that says what the documents of one file are.
+"""Sources of text in files. A subclass for a kind of file divides a file into documents.
 
 Shape letters: D documents.
 """
@@ -31,16 +29,15 @@ from lmtool.data.sources import OnStage, held_out, split_offset, splits_of
 from lmtool.errors import UserError
 from lmtool.system.files import draft_of
 
-VERSION = 1  # of how files become documents, and of what is kept: raise it when one changes
-LARGE = 32 << 20
-"""Bytes of files that are worth it."""
-_STABLE_SECONDS = 10.0  # a file that was written in this time may be written again at the same time stamp
+VERSION = 1  # increase it if the division into documents or the format of a cached scan changes
+LARGE = 32 << 20  # minimum bytes of files whose scan is cached
+_STABLE_SECONDS = 10.0  # a file that was written more recently may change without a new time stamp
 
 
 @dataclass
 class Scan:
-    """sizes: characters of each document. digest: a hash of all of their text. stamps: size and time of each file.
-    bytes: of the files. counts: what a kind of file counts, by the name that metadata give it."""
+    """The result of reading files once. sizes: characters of each document. digest: hash of all text. stamps: size and
+    time of each file. bytes: of all files. counts: counts of a kind of file, by their names in the metadata."""
 
     files: list[Path]
     sizes: array[int] = field(default_factory=lambda: array("q"))
@@ -51,10 +48,8 @@ class Scan:
 
 
 class CachedScan:
-    """The place of a scan in the cache folder, by the names, sizes and times of the files and by how they are read.
-
-    reading: plain data that says how. Small files have none, and neither have those that were just written.
-    """
+    """A scan in the cache folder, by the names, sizes and times of the files and by `reading`, plain data that
+    describes how they are read. Scans of small or recently written files are not cached."""
 
     def __init__(self, files: Sequence[Path], reading: Sequence[object], cache_dir: str | Path | None):
         self._files = list(files)
@@ -69,7 +64,7 @@ class CachedScan:
             self._path = Path(cache_dir).expanduser() / "scans" / f"{key[:32]}.npz"
 
     def load(self) -> Scan | None:
-        """The scan, where it is there and not damaged: each part of the file has its checksum."""
+        """The scan; None if it is missing or damaged, according to the checksums in the file."""
         if self._path is None or not self._path.is_file():
             return None
         try:
@@ -83,8 +78,7 @@ class CachedScan:
         )
 
     def save(self, scan: Scan) -> None:
-        """Keep it; where the cache folder cannot be written, the files are read again next time. Nothing is kept of
-        files that changed in the meantime."""
+        """Save the scan, unless the files have changed or the cache folder cannot be written."""
         if self._path is None or scan.stamps != self._stamps:
             return
         metadata = json.dumps({"digest": scan.digest, "counts": scan.counts}).encode()
@@ -107,18 +101,15 @@ AnyConfig = TypeVar("AnyConfig", bound=DataConfig)
 
 
 class FileSource(ABC, Generic[AnyConfig]):
-    """Implements `data.sources.Source`. Everything is read once when it is built, so that a bad byte in the last file
-    is an error before anything starts; `data.scans` keeps what that found of large files. Text is then read again as it
-    is needed, never held. key: what the path is called in errors. Where problems are collected (`data.problems`), rows
-    that fail are left out, and what is behind an error that ends a file.
-
-    UserError: no such file, no text at all, and what `documents_of` raises.
-    """
+    """A `data.sources.Source` that reads all files once when it is built, so that an error in the last file is reported
+    at once, and again when text is needed. Inside `data.files.collected` it omits rows with errors, and the rest of a
+    file after an error that ends it. key: the key of the path, for errors. UserError if there are no files or no text,
+    and as in `documents_of`."""
 
     suffixes: ClassVar[tuple[str, ...]] = (".txt",)
-    """The ends of the names of files that are read of a folder, the commonest first."""
-    blank: ClassVar[str] = "white space alone"
-    """What files without text are, where they are not empty."""
+    """Suffixes of the files to read in a folder, the most common first."""
+    blank: ClassVar[str] = "only white space"
+    """The content of files that are not empty but have no text, for an error."""
 
     def __init__(
         self,
@@ -130,59 +121,55 @@ class FileSource(ABC, Generic[AnyConfig]):
         self.config, self.cache_dir, self.progress, self.key = config, cache_dir, progress, key
         self.prepare()
         files = self.files()
-        own = "validation" in files
+        holds_out = "validation" not in files
         self._scans = {split: self._scanned(paths, split) for split, paths in files.items()}
         scan = self._scans["train"]
         self._held_out: np.ndarray | None = None
-        self._cut: int | None = None  # of the only document there is
-        if not own and len(scan.sizes) > 1:
+        self._offset: int | None = None  # at which a single document is split
+        if holds_out and len(scan.sizes) > 1:
             self._held_out = held_out(_array(scan.sizes), config.validation_fraction)
-        elif not own:
-            self._cut = split_offset(partial(self._stretch, scan), scan.sizes[0], config.validation_fraction)
-        self.fingerprint = self._fingerprint(None if own else config.validation_fraction)
-
-    # --- what a kind supplies ---------------------------------------------------------------------------------------
+        elif holds_out:
+            self._offset = split_offset(partial(self._characters, scan), scan.sizes[0], config.validation_fraction)
+        self.fingerprint = self._fingerprint(config.validation_fraction if holds_out else None)
 
     @abstractmethod
     def documents_of(self, path: Path, counts: Counter[str] | None) -> Iterator[tuple[str, bool]]:
-        """The documents of a file, none of them without text: those of more than `sources.PART` characters in several
-        parts, and whether the document ends with the part. counts: to be added to, in the first reading alone.
-        UserError naming file and line."""
+        """The documents of a file that have text, and whether the document ends there: those of more than
+        `sources.PART` characters in several parts. counts: counts to increase; None after the first reading. UserError
+        naming file and line."""
 
     @abstractmethod
     def unit(self) -> str:
-        """What a document is: a block, a row."""
+        """The name of a document: block, row, ..."""
 
     def rule(self) -> str:
-        """How a file becomes documents, for the fingerprint: it need not name what the documents themselves show."""
+        """The rule that divides a file into documents, for the fingerprint."""
         return "rows 1"
 
     def prepare(self) -> None:
-        """Check the configuration before any file is looked for."""
+        """Check the configuration before files are searched."""
 
     def files(self) -> dict[str, list[Path]]:
-        """The files of "train" and, where they are not held out of these, of "validation"."""
+        """The files of "train", and of "validation" if it has files."""
         assert isinstance(self.config, FileConfig)
         files = {"train": find(self.key, self.config.path, self.suffixes)}
         if self.config.validation is not None:
             files["validation"] = find("data.validation", self.config.validation, self.suffixes)
-            train, own = ({path.resolve() for path in files[split]} for split in ("train", "validation"))
-            if shared := sorted(train & own):
-                raise UserError(f"data.validation: {shared[0]} is training text too", "give other files, or omit it")
+            train, validation = ({path.resolve() for path in files[split]} for split in ("train", "validation"))
+            if shared := sorted(train & validation):
+                raise UserError(f"data.validation: {shared[0]} is training text too", "use other files, or omit it")
         return files
 
     @property
     def scans(self) -> Iterable[Scan]:
-        """What was found: of training, and of validation where that has files of its own."""
+        """The scans of the training files, and of validation files if there are any."""
         return self._scans.values()
 
-    # --- a source ---------------------------------------------------------------------------------------------------
-
     def complete(self) -> Self:
-        """The same files with nothing held out: all of `data.path` is what is validated on."""
+        """The same files as validation text, with nothing held out."""
         source = copy(self)
         source._scans = dict.fromkeys(("train", "validation"), self._scans["train"])
-        source._held_out = source._cut = None
+        source._held_out = source._offset = None
         source.fingerprint = source._fingerprint(None)
         return source
 
@@ -192,28 +179,28 @@ class FileSource(ABC, Generic[AnyConfig]):
 
     def parts(self, split: str) -> Iterator[tuple[str, bool]]:
         scan = self._scans.get(splits_of(split))
-        if self._cut is not None:
+        if self._offset is not None:
             parts = self._read(self._scans["train"])
-            yield from _up_to(parts, self._cut) if split == "train" else _from(parts, self._cut)
+            yield from _up_to(parts, self._offset) if split == "train" else _from(parts, self._offset)
         elif scan is not None and self._held_out is None:
             yield from self._read(scan)
         else:
             assert self._held_out is not None
-            out, is_validation = iter(self._held_out.tobytes()), split == "validation"
+            in_split = iter((self._held_out == (split == "validation")).tobytes())
             selected, at_start = False, True
             for text, ends in self._read(self._scans["train"]):
                 if at_start:
-                    selected = bool(next(out)) == is_validation
+                    selected = bool(next(in_split))
                 at_start = ends
                 if selected:
                     yield text, ends
 
     def count(self, split: str) -> int:
-        return 1 if self._cut is not None else len(self._sizes(split))
+        return 1 if self._offset is not None else len(self._sizes(split))
 
     def characters(self, split: str) -> int:
-        if self._cut is not None:
-            return self._cut if splits_of(split) == "train" else int(self._scans["train"].sizes[0]) - self._cut
+        if self._offset is not None:
+            return self._offset if splits_of(split) == "train" else int(self._scans["train"].sizes[0]) - self._offset
         return int(self._sizes(split).sum())
 
     def _sizes(self, split: str) -> np.ndarray:
@@ -224,7 +211,7 @@ class FileSource(ABC, Generic[AnyConfig]):
 
     def metadata(self) -> dict[str, object]:
         scans = self.scans
-        counts: Counter[str] = sum((scan.counts for scan in scans), Counter())  # those of nothing drop out
+        counts: Counter[str] = sum((scan.counts for scan in scans), Counter())  # without zeros
         return {
             "source": self.config.name,
             "files": sum(len(scan.files) for scan in scans),
@@ -237,10 +224,8 @@ class FileSource(ABC, Generic[AnyConfig]):
             **counts,
         }
 
-    # --- reading ----------------------------------------------------------------------------------------------------
-
     def _scanned(self, files: list[Path], split: str) -> Scan:
-        """What is in some files; where nothing changed since they were read, without reading them again."""
+        """The scan of files, from the cache if they have not changed."""
         keys = {"path", "validation", "validation_fraction", "documents"}
         reading = [type(self).__name__, self.rule(), self.config.model_dump(exclude=keys)]
         cached = CachedScan(files, reading, None if collecting() else self.cache_dir)
@@ -274,17 +259,17 @@ class FileSource(ABC, Generic[AnyConfig]):
             key = self.key if split == "train" else "data.validation"
             which = f"{files[0]} is" if len(files) == 1 else f"all {len(files)} files are"
             reason = f"{which} {self.blank if scan.bytes else 'empty'}"
-            raise UserError(f"{key}: {reason}: there is no text", f"give files with text: {key}=PATH")
+            raise UserError(f"{key}: {reason}: there is no text", f"use files with text: {key}=PATH")
         return scan
 
     def _read(self, scan: Scan) -> Iterator[tuple[str, bool]]:
         for path, stamp in zip(scan.files, scan.stamps, strict=True):
             if not path.is_file() or (path.stat().st_size, path.stat().st_mtime_ns) != stamp:
-                raise UserError(f"{path} changed while it was being read", "do not change the files, and start again")
+                raise UserError(f"{path} has changed since it was first read", "do not change the files; start again")
             yield from self._documents(path, None)
 
     def _documents(self, path: Path, counts: Counter[str] | None) -> Iterator[tuple[str, bool]]:
-        """The documents of a file, the last of them cut where an error that is collected ends it."""
+        """`documents_of` a file; a collected error ends the last document."""
         started = False
         try:
             for text, ends in self.documents_of(path, counts):
@@ -300,8 +285,8 @@ class FileSource(ABC, Generic[AnyConfig]):
             if started:
                 yield "", True
 
-    def _stretch(self, scan: Scan, start: int, end: int) -> str:
-        """The characters of the only document from one place to another."""
+    def _characters(self, scan: Scan, start: int, end: int) -> str:
+        """The characters of a single document from `start` to `end`."""
         pieces, at = [], 0
         for text, _ in self._read(scan):
             pieces.append(text[max(start - at, 0) : max(end - at, 0)])
@@ -310,26 +295,25 @@ class FileSource(ABC, Generic[AnyConfig]):
 
 
 def has_control_characters(text: str) -> bool:
-    """Whether a text holds characters that none should: its lines or rows are counted. (Eight times as fast as a search
-    by pattern.)"""
+    """Whether a text contains control characters. Eight times as fast as a regular expression."""
     encoded = text.encode("utf-8", "surrogatepass")
     return len(encoded.translate(None, _CONTROL)) != len(encoded)
 
 
-def _up_to(parts: Iterable[tuple[str, bool]], place: int) -> Iterator[tuple[str, bool]]:
-    """The only document, up to a place in it."""
+def _up_to(parts: Iterable[tuple[str, bool]], offset: int) -> Iterator[tuple[str, bool]]:
+    """A document up to an offset."""
     for text, _ in parts:
-        yield text[:place], len(text) >= place
-        place -= len(text)
-        if place <= 0:
+        yield text[:offset], len(text) >= offset
+        offset -= len(text)
+        if offset <= 0:
             return
 
 
-def _from(parts: Iterable[tuple[str, bool]], place: int) -> Iterator[tuple[str, bool]]:
-    """The only document from the first character behind a place in it that is not white space."""
+def _from(parts: Iterable[tuple[str, bool]], offset: int) -> Iterator[tuple[str, bool]]:
+    """A document from the first character after an offset that is not white space."""
     started = False
     for text, ends in parts:
-        text, place = text[max(place, 0) :], place - len(text)
+        text, offset = text[max(offset, 0) :], offset - len(text)
         text = text if started else text.lstrip()
         started = started or bool(text)
         if text:

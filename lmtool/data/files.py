@@ -9,7 +9,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import partial
 from io import BufferedReader
@@ -25,8 +25,7 @@ _collected: ContextVar[list[UserError] | None] = ContextVar("collected", default
 
 
 def refuse(error: UserError) -> None:
-    """Raise what is wrong with a row; where problems are collected, keep it instead: the reader then leaves the row
-    out and reads on."""
+    """Raise the error of a row, or collect it inside `collected`; the reader then omits the row."""
     errors = _collected.get()
     if errors is None:
         raise error
@@ -34,13 +33,13 @@ def refuse(error: UserError) -> None:
 
 
 def collecting() -> bool:
-    """Whether problems are collected here."""
+    """Whether errors of rows are collected."""
     return _collected.get() is not None
 
 
 @contextmanager
 def collected() -> Iterator[list[UserError]]:
-    """Rows that are read inside and fail are left out; what is wrong with each comes here."""
+    """A context in which readers omit rows with errors. Yields the list of these errors."""
     errors: list[UserError] = []
     token = _collected.set(errors)
     try:
@@ -66,17 +65,22 @@ MAGIC = {
 PIECE = 1 << 20
 """Bytes of a line that are read at a time."""
 LINE = 1 << 26
-"""Characters of a line that is held as a whole: what is longer holds no row."""
+"""Maximum number of characters of a line with a row."""
 STANDARD_INPUT = Path("-")
-"""Where a file may be given, this is standard input."""
+"""The path that stands for standard input."""
 WIDE = {b"\xff\xfe\x00\x00": "utf-32", b"\x00\x00\xfe\xff": "utf-32", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
 
 
 def find(key: str, value: str | tuple[str, ...], suffixes: tuple[str, ...] = (".txt",)) -> list[Path]:
-    """The files that a path, or a list of paths, stands for; each once, in the order given.
+    """The files of a path or a list of paths, in order and without duplicates.
 
-    A path is a file, a folder (its files that end in one of `suffixes`, sub-folders included, hidden ones not, by
-    name) or a glob pattern. UserError naming `key` where there is none.
+    Args:
+        key: The key of the path, for errors.
+        value: Files, folders (with subfolders, in order of names, without hidden files) or glob patterns.
+        suffixes: Suffixes of the files to read in a folder, in lower case.
+
+    Raises:
+        UserError: If there are no files.
     """
     by_path: dict[str, Path] = {}
     for name in (value,) if isinstance(value, str) else value:
@@ -93,86 +97,74 @@ def find(key: str, value: str | tuple[str, ...], suffixes: tuple[str, ...] = (".
             raise no_such_file(key, name)
         for file in files:
             if not file.is_file():
-                raise UserError(f"{key}: {file} is no regular file", "use a file, a folder or a glob pattern")
+                raise UserError(f"{key}: {file} is not a regular file", "use a file, a folder or a glob pattern")
             by_path.setdefault(os.path.realpath(file), file)
     return list(by_path.values())
 
 
 def regular_file(key: str, value: str) -> Path:
-    """The file that a path names. UserError naming `key` where there is none, or something that is no file."""
+    """The file at a path. UserError naming `key` if it does not exist or is not a regular file."""
     path = Path(value).expanduser()
     if not path.exists():
         raise no_such_file(key, value)
     if not path.is_file():
         kind = "a folder" if path.is_dir() else "a special file"
-        raise UserError(f"{key}={value} is no regular file, but {kind}", f"set {key}=FILE")
+        raise UserError(f"{key}={value} is {kind}, not a regular file", f"set {key}=FILE")
     return path
 
 
 def no_such_file(key: str, value: str) -> UserError:
-    """The error for a path that is not there, with the nearest name that is."""
+    """The error for a path that does not exist, with the nearest name that does."""
     path = Path(value).expanduser()
     parent = _existing_part(path)
     missing = path.parts[len(parent.parts)] if parent != Path(".") else path.parts[0]
-    names = sorted(entry.name for entry in _entries(parent))
+    names: list[str] = []
+    with suppress(OSError):  # a folder that cannot be listed
+        names = sorted(entry.name for entry in parent.iterdir())
     like = nearest(missing, names)
-    if like:
-        return UserError(f"{key}={value}: no such file or folder", f"did you mean {parent / like}?")
-    return UserError(f"{key}={value}: no such file or folder", f"list the files: ls {parent}")
-
-
-def _entries(folder: Path) -> list[Path]:
-    try:
-        return list(folder.iterdir())
-    except OSError:  # a folder that cannot be listed has no names to suggest
-        return []
+    hint = f"did you mean {parent / like}?" if like else f"list the files: ls {parent}"
+    return UserError(f"{key}={value}: no such file or folder", hint)
 
 
 def _existing_part(path: Path) -> Path:
-    for parent in path.parents:
-        if parent.is_dir():
-            return parent
-    return Path(".")
+    return next((parent for parent in path.parents if parent.is_dir()), Path("."))
 
 
 def _in_folder(key: str, folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
-    files, others = [], Counter[str]()
-    for place, folders, names in os.walk(folder):
+    files, other_suffixes = [], Counter[str]()
+    for location, folders, names in os.walk(folder):
         folders[:] = sorted(folder_name for folder_name in folders if not folder_name.startswith("."))
-        for name in sorted(names):
-            if name.startswith("."):
+        for name in sorted(name for name in names if not name.startswith(".")):
+            plain = without_packing(name)
+            if not name.lower().endswith(suffixes):
+                other_suffixes[Path(plain).suffix or "without suffix"] += 1
                 continue
-            if name.lower().endswith(suffixes):
-                plain = without_packing(name)
-                if plain != name and plain in names:
-                    raise UserError(
-                        f"{key}={folder} holds both {plain} and {name}: the same text twice?", "remove one of them"
-                    )
-                files.append(Path(place) / name)
-            else:
-                others[Path(without_packing(name)).suffix or "without suffix"] += 1
+            if plain != name and plain in names:
+                raise UserError(
+                    f"{key}={folder} contains both {plain} and {name}, perhaps the same text", "remove one of them"
+                )
+            files.append(Path(location) / name)
     if files:
         return files
-    if others:
-        commonest, _ = others.most_common(1)[0]
-        found_kinds = ", ".join(f"{count} {kind}" for kind, count in others.most_common(3))
-        pattern = folder / "**" / ("*" + commonest if commonest.startswith(".") else "*")
-        kind = kind_of(commonest) if key == "data.path" else None
+    if other_suffixes:
+        most_common, _ = other_suffixes.most_common(1)[0]
+        counts = ", ".join(f"{count} {suffix}" for suffix, count in other_suffixes.most_common(3))
+        pattern = folder / "**" / ("*" + most_common if most_common.startswith(".") else "*")
+        kind = kind_of(most_common) if key == "data.path" else None
         hint = f"data={kind} reads them: data={kind} {key}={folder}" if kind else f"use a pattern: {key}='{pattern}'"
-        raise UserError(f"{key}={folder} holds no {suffixes[0]} file, but {found_kinds}", hint)
+        raise UserError(f"{key}={folder} contains no {suffixes[0]} file, but {counts}", hint)
     raise UserError(f"{key}={folder} is empty", f"use a folder with {suffixes[0]} files, or a file")
 
 
 def check_encoding(key: str, encoding: str) -> None:
-    """UserError where there is no such text encoding."""
-    if not _is_of_text(encoding):
-        like = nearest(encoding, [name for name in encodings.aliases.aliases if _is_of_text(name)])
-        hint = f"did you mean {key}={like}?" if like else f"leave {key} out for utf-8, or set {key}=latin-1"
-        raise UserError(f"{key}={encoding} is no text encoding", hint)
+    """UserError if this is not a text encoding."""
+    if not _is_text_encoding(encoding):
+        like = nearest(encoding, [name for name in encodings.aliases.aliases if _is_text_encoding(name)])
+        hint = f"did you mean {key}={like}?" if like else f"omit {key} for utf-8, or set {key}=latin-1"
+        raise UserError(f"{key}={encoding} is not a text encoding", hint)
 
 
-def _is_of_text(encoding: str) -> bool:
-    """Whether an encoding is there and writes text."""
+def _is_text_encoding(encoding: str) -> bool:
     try:
         "\n".encode(encoding)
     except (LookupError, UnicodeError):
@@ -181,30 +173,35 @@ def _is_of_text(encoding: str) -> bool:
 
 
 def read_lines(path: Path, encoding: str = "utf-8", key: str | None = None) -> Iterator[tuple[int, str]]:
-    """Number from 1 and text of each line, without its end (LF, CRLF or CR) and without a byte-order mark.
-
-    UserError: as `read_chunks`, and for a line of more than `LINE` characters.
-    """
+    """The number from 1 and the text of each line, without its end (LF, CRLF or CR) and a byte-order mark. UserError as
+    in `read_chunks`, and for a line of more than `LINE` characters."""
     pending: list[str] = []
     for number, text, ends in read_chunks(path, encoding, key):
         if pending or not ends:
             pending.append(text)
             if not ends:
                 if sum(map(len, pending)) > LINE:
-                    size = f"more than {LINE >> 20} million characters"
-                    raise UserError(f"{path}:{number}: a line of {size}", "write a row a line, and divide long texts")
+                    message = f"{path}:{number}: a line of more than {LINE >> 20} million characters"
+                    raise UserError(message, "write one row per line, and split long texts")
                 continue
             text, pending = "".join(pending), []
         yield number, text
 
 
 def read_chunks(path: Path, encoding: str = "utf-8", key: str | None = None) -> Iterator[tuple[int, str, bool]]:
-    """The lines of a file as `read_lines` gives them, those of more than `PIECE` bytes in several pieces: number, text,
-    and whether the line ends with it. No more than a piece is held, however long a line is.
+    """The lines of a file, with those of more than `PIECE` bytes in several pieces, so that only a piece is in memory.
 
-    A file whose name ends in .gz or .zst is read as what it holds. UserError naming file, line and byte for bytes that
-    are not of the encoding and for NUL, the line at which a compressed file breaks off, and files that are not text at
-    all. key: the key that sets the encoding, named in hints where there is one.
+    Args:
+        path: A text file; it is decompressed if its name ends in .gz or .zst.
+        encoding: Its encoding.
+        key: The key that sets the encoding, for hints; None if there is none.
+
+    Yields:
+        The number of the line, the text, and whether the line ends there.
+
+    Raises:
+        UserError: For bytes that are not in the encoding and NUL bytes (with line and byte), for a truncated compressed
+            file (with the line), and for a file that is not text.
     """
     number, before, first = 1, 0, True
     try:
@@ -241,23 +238,22 @@ def _open_file(path: Path) -> Iterator[BufferedReader]:
 
 
 def _no_nul(path: Path, number: int, before: int, text: str, encoding: str) -> None:
-    """UserError where a NUL stands in a piece of a line. before: bytes of the line in front of the piece."""
+    """UserError for a NUL in a piece of a line. before: bytes of the line before the piece."""
     if "\0" in text:
         byte = before + len(text[: text.index("\0")].encode(encoding, "replace")) + 1
         raise UserError(
-            f"{path}:{number}:{byte}: a NUL byte: not a text file",
-            "omit the file, or remove its NUL bytes",
+            f"{path}:{number}:{byte}: a NUL byte: not a text file", "omit the file, or remove its NUL bytes"
         )
 
 
 def _decoded(path: Path, file: BinaryIO, encoding: str, key: str | None) -> Iterator[tuple[str, bool]]:
-    """Text up to each line feed, the CR of a CRLF taken off, in pieces of at most about `PIECE` bytes; and whether the
-    line feed, or the end of the file, follows."""
-    if "\n".encode(encoding) != b"\n":  # UTF-16 and its like: bytes cannot be cut at line feeds
+    """The text up to each line feed, without the CR of a CRLF, in pieces of at most about `PIECE` bytes, and whether
+    the line feed or the end of the file follows."""
+    if "\n".encode(encoding) != b"\n":  # UTF-16 and UTF-32: bytes cannot be split at line feeds
         yield from _decoded_wide(path, file, encoding, key)
         return
     decoder = codecs.getincrementaldecoder(encoding)()
-    # Lines above; of a line that is read in pieces, its bytes so far, and a CR that may be half of a CRLF.
+    # Number of earlier lines. For a line in pieces: its bytes so far, and a CR that may be part of a CRLF.
     lines, columns, continued, trailing = 0, 0, False, ""
     for raw in iter(partial(file.readline, PIECE), b""):
         if not continued and len(raw) < PIECE and b"\r" not in raw:  # nearly every line
@@ -285,7 +281,7 @@ def _decoded(path: Path, file: BinaryIO, encoding: str, key: str | None) -> Iter
         continued = not ends
         lines += ends + (text.count("\r") if "\r" in text else 0)
         yield text, ends
-    if continued:  # the file ends where a piece does
+    if continued:  # the file ends at the end of a piece
         pending = len(decoder.getstate()[0])
         try:
             yield decoder.decode(b"", True), True
@@ -294,7 +290,7 @@ def _decoded(path: Path, file: BinaryIO, encoding: str, key: str | None) -> Iter
 
 
 def _decoded_wide(path: Path, file: BinaryIO, encoding: str, key: str | None) -> Iterator[tuple[str, bool]]:
-    """`_decoded` for encodings whose line feed is not one byte."""
+    """`_decoded` for encodings in which a line feed is not one byte."""
     decoder = codecs.getincrementaldecoder(encoding)()
     rest, done = "", 0
     while True:
@@ -321,8 +317,8 @@ def _decoded_wide(path: Path, file: BinaryIO, encoding: str, key: str | None) ->
 def _bad_byte(
     path: Path, error: UnicodeDecodeError, lines: int, columns: int, encoding: str, key: str | None
 ) -> UserError:
-    """The error for a byte that is not of the encoding. lines: above the one that is decoded. columns: its bytes before
-    those that were."""
+    """The error for a byte that is not in the encoding. lines: number of earlier lines. columns: bytes of the line
+    before the decoded ones."""
     before = error.object[: error.start]
     line = lines + before.count(b"\r") + 1
     byte = error.start - before.rfind(b"\r") + (0 if b"\r" in before else columns)
@@ -338,7 +334,7 @@ def _sniff(path: Path, head: bytes, encoding: str, key: str | None) -> None:
     for magic, kind in MAGIC.items():
         if head.startswith(magic):
             end = next((end for end, packing in PACKED.items() if packing == kind), None)
-            hint = f"name it {path.name}{end} where it holds text" if end else "convert it to plain text first"
+            hint = f"name it {path.name}{end} if it contains text" if end else "convert it to plain text first"
             raise UserError(f"{path}: a {kind} file, not text", hint)
     if codecs.lookup(encoding).name not in ("utf-8", "utf-8-sig"):
         return

@@ -1,9 +1,12 @@
-"""`data=hub`: a data set of the hub, read row by row into shards of text below the cache folder, and from there on a
-source of files."""
+"""`data=hub`: a data set of the hub, streamed row by row into shards of text in the cache folder, which are then a
+source of files.
+
+Shards are JSON lines; each is complete or missing, and an interrupted download resumes after the last one. A complete
+folder has a manifest and is never changed.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import logging
@@ -31,17 +34,22 @@ from lmtool.system.secrets import masked
 
 @contextmanager
 def hub_access(what: str, name: str, offline: bool, hint: str) -> Iterator[Any]:
-    """The library, for what is done inside. What it raises becomes a UserError: `what` names the data set as it was
-    typed, `hint` says what to do without it. name: of the data set, or a local folder. offline: no connection is
-    opened; none is for a folder. Without a network the library would retry for half a minute; what it has in its cache
-    it reads without one.
+    """Yield the library datasets, and convert its errors to UserError. Without a network it works offline with its
+    cache, instead of retrying for half a minute.
+
+    Args:
+        what: The data set as typed, for errors.
+        name: The data set, or a local folder, for which no connection is opened.
+        offline: Open no connection.
+        hint: The hint of errors.
     """
     try:
-        import datasets  # seconds to import, and needed for hub data only
+        import datasets  # takes seconds, and is required only for hub data
         import huggingface_hub.constants
     except ModuleNotFoundError as problem:
         raise UserError(
-            f"{what} is read by the library datasets, which is not installed", f"pip install 'lmtool[hub]', or {hint}"
+            f"{what}: reading it requires the library datasets, which is not installed",
+            f"pip install 'lmtool[hub]', or {hint}",
         ) from problem
     local = Path(name).expanduser().is_dir()
     unreachable = not local and not offline and not answers(huggingface_hub.constants.ENDPOINT)
@@ -49,39 +57,33 @@ def hub_access(what: str, name: str, offline: bool, hint: str) -> Iterator[Any]:
     before = [mode.HF_HUB_OFFLINE for mode in modes]
     logger = logging.getLogger("huggingface_hub")
     level = logger.level
-    for mode, was in zip(modes, before, strict=True):
-        mode.HF_HUB_OFFLINE = was or local or offline or unreachable
-    logger.setLevel(logging.ERROR)  # its retries are reported once, as the error
+    for mode, setting in zip(modes, before, strict=True):
+        mode.HF_HUB_OFFLINE = setting or local or offline or unreachable
+    logger.setLevel(logging.ERROR)  # without warnings about retries
     try:
         yield datasets
     except (OSError, ValueError, RuntimeError, LookupError, datasets.exceptions.DatasetsError) as problem:
-        # The library's own errors, those of its transport, of huggingface_hub and of pyarrow are all of these kinds.
+        # These include the errors of its transport, huggingface_hub and pyarrow.
         reason = masked(" ".join(str(problem).split()))[:160] or type(problem).__name__
         if not local and (unreachable or offline):
-            reason = "no network" if unreachable else "offline=true, and not in the cache"
+            reason = "no network" if unreachable else "offline=true, and it is not in the cache"
         raise UserError(f"{what} cannot be read: {reason}", hint) from problem
     finally:
         logger.setLevel(level)
-        for mode, was in zip(modes, before, strict=True):
-            mode.HF_HUB_OFFLINE = was
+        for mode, setting in zip(modes, before, strict=True):
+            mode.HF_HUB_OFFLINE = setting
 
 
-# Text on its way from elsewhere, kept below the cache folder: shards of JSON lines, each complete or not there.
-#
-# What is interrupted resumes behind the last shard. When all is there the folder gets its manifest, and is never
-# changed.
-
-
-SHARD = 64 << 20
-"""Bytes of a shard, about."""
+SHARD = 64 << 20  # approximate bytes of a shard
 _PROGRESS = "progress.json"
 _DRAFT = "draft"
 
 
 @dataclass
 class StoredText:
-    """What is there so far. origin: what the text is of; position: where its source reads on, plain data. rows: those
-    that were read, without_text: those of them that hold none."""
+    """The state of a folder of shards. origin: the source of the text and its version. position: the source's position
+    after the last shard, as plain data. rows, without_text: numbers of rows read, and of those without text. shards:
+    bytes of each shard."""
 
     origin: str
     position: object = None
@@ -89,12 +91,11 @@ class StoredText:
     without_text: int = 0
     bytes: int = 0
     shards: list[int] = field(default_factory=list)
-    complete: bool = True  # whether all of the source is there, not its first `max_bytes`
+    complete: bool = True  # whether it has all text of the source, instead of the first `max_bytes`
 
 
 def complete_shards(folder: Path) -> tuple[list[Path], StoredText] | None:
-    """The shards of a folder that is finished, in order; None where it is not. Damaged where one is not as it was
-    written."""
+    """The shards of a complete folder, in order; None if it is not complete. Raises Damaged."""
     if not (folder / MANIFEST).is_file():
         return None
     manifest = Manifest.read(folder)
@@ -105,11 +106,8 @@ def complete_shards(folder: Path) -> tuple[list[Path], StoredText] | None:
 
 
 class ShardWriter:
-    """Writes texts into a folder. As a context: what ends it early leaves the current shard, to be read on from there.
-
-    origin: what the texts are of; where the folder holds others, they are cleared away. UserError naming cache_dir
-    where it cannot be written.
-    """
+    """Writes texts into shards in a folder, resuming after the last complete shard. origin: the source of the texts and
+    its version; texts of another origin are removed. UserError if cache_dir cannot be written."""
 
     def __init__(self, folder: Path, cache_dir: str | Path, origin: str):
         self._folder, self._cache_dir = folder, cache_dir
@@ -128,14 +126,14 @@ class ShardWriter:
             shutil.rmtree(self._folder, ignore_errors=True)
             stored = StoredText(origin)
         self._folder.mkdir(parents=True, exist_ok=True)
-        (self._folder / _DRAFT).unlink(missing_ok=True)  # of a process that died
+        (self._folder / _DRAFT).unlink(missing_ok=True)  # of a killed process
         return stored
 
     def _path(self, number: int) -> Path:
         return self._folder / f"{number:06}.jsonl"
 
     def add(self, text: str, most: int) -> bool:
-        """Write the text of a row, which may be empty; False where it would make more than `most` bytes in all."""
+        """Add the text of a row, which may be empty. Returns False if the total would exceed `most` bytes."""
         line = json.dumps({"text": text}, ensure_ascii=False).encode() + b"\n" if text else b""
         if self.stored.bytes + len(line) > most:
             self.stored.complete = False
@@ -153,11 +151,11 @@ class ShardWriter:
 
     @property
     def full(self) -> bool:
-        """Whether the current shard is to be closed."""
+        """Whether the current shard should be closed."""
         return self._size >= SHARD
 
     def close(self, position: object) -> None:
-        """End the current shard. position: where the source reads on behind its last row."""
+        """Complete the current shard. position: the source's position after its last row."""
         if self._file is None:
             return
         with writing(self._cache_dir):
@@ -174,22 +172,20 @@ class ShardWriter:
         self._file, self._size = None, 0
 
     def finish(self) -> list[Path]:
-        """All is state: the shards, in order."""
+        """Mark the folder as complete. Returns the shards in order."""
         with writing(self._cache_dir):
             write_manifest(self._folder, {"kept": asdict(self.stored)})
         return [self._path(number) for number in range(len(self.stored.shards))]
 
 
-VERSION = 1  # of how rows become text: raise it when that changes
-_REPORT = 1000  # rows between two reports of progress
+VERSION = 1  # increase it if the text of a row changes
+_REPORT = 1000  # rows between reports of progress
 
 
 class HubSource(FileSource[HubConfig]):
-    """The rows of a split, its columns of text under each other. A split is streamed: nothing but its text is kept.
-
-    offline: what is kept is read, and nothing else. UserError: the data set cannot be had, it has no such split or
-    column, a row holds no text but something else, or the disk is full.
-    """
+    """The rows of a data set, with their columns of text joined by newlines. Only the text is stored. offline: read
+    only stored text. UserError if the data set, the split or a column does not exist or cannot be read, if a value is
+    not text, or if the disk is full."""
 
     def __init__(
         self, config: HubConfig, cache_dir: str | Path, progress: OnStage | None = None, offline: bool = False
@@ -203,8 +199,8 @@ class HubSource(FileSource[HubConfig]):
             splits["validation"] = self.config.validation
         if len({*splits.values()}) < len(splits):
             raise UserError(
-                f"data.validation={self.config.validation} is the split that is learned from",
-                "name another split, or omit it: data.validation_fraction is held out",
+                f"data.validation={self.config.validation} is also the training split",
+                "name another split, or omit data.validation to hold out data.validation_fraction",
             )
         return {role: self._shards(split) for role, split in splits.items()}
 
@@ -224,21 +220,21 @@ class HubSource(FileSource[HubConfig]):
         return paths
 
     def _read_split(self, split: str, folder: Path) -> tuple[list[Path], StoredText]:
-        """Stream a split into its folder, from where that was left."""
+        """Stream a split into its folder, resuming an earlier download."""
         assert self.cache_dir is not None
         config, what = self.config, f"data.hub={self.config.hub}"
         name, _, subset = config.hub.partition(":")
         local = Path(name).expanduser()
         if name.startswith((".", "/", "~")) and not local.is_dir():
             raise no_such_file("data.hub", name)
-        without = "give files that are here: data=parquet data.path=FOLDER"
+        alternative = "use local files: data=parquet data.path=FOLDER"
         if self._offline and not local.is_dir():
-            state = "is not in the cache" if not folder.exists() else "is in the cache in part only"
+            state = "is not in the cache" if not folder.exists() else "is only partly in the cache"
             raise UserError(
-                f"{what}: offline=true, and its split {split} {state}",
-                f"type the command once with a network and without offline=true, or {without}",
+                f"{what}: offline=true, but its split {split} {state}",
+                f"run the command once with a network and without offline=true, or {alternative}",
             )
-        with hub_access(what, name, self._offline, f"type the command again to read on, or {without}") as datasets:
+        with hub_access(what, name, self._offline, f"run the command again to continue, or {alternative}") as datasets:
             builder = datasets.load_dataset_builder(str(local) if local.is_dir() else name, subset or None)
             _require_strict(builder, what, name if local.is_dir() else None)
             splits = list(builder.config.data_files or ())
@@ -258,7 +254,7 @@ class HubSource(FileSource[HubConfig]):
                 writer.close(rows.state_dict())
             if not writer.stored.shards:
                 raise UserError(
-                    f"{what}: the split {split} holds no text in {name_list(columns_of(config))}",
+                    f"{what}: the split {split} has no text in {name_list(columns_of(config))}",
                     "name another column: data.text=COLUMN",
                 )
             return writer.finish(), writer.stored
@@ -268,8 +264,8 @@ class HubSource(FileSource[HubConfig]):
         for row in rows:
             where = f"{what}:{stored.rows + 1}"
             text = text_of(where, columns, values_of(where, row, columns, "data.text"), "data.text")
-            if len(text) > LINE // 2:  # what JSON makes of it is up to twice as long
-                raise UserError(f"{where}: a text of {len(text):,} characters", "omit it: it is no document")
+            if len(text) > LINE // 2:  # JSON escapes may double its length
+                raise UserError(f"{where}: a text of {len(text):,} characters", "remove the row from the data set")
             if not writer.add(text, most):
                 return
             if writer.full:
@@ -288,7 +284,8 @@ class HubSource(FileSource[HubConfig]):
 
     def metadata(self) -> dict[str, object]:
         stored = self._stored.values()
-        more = {
+        return super().metadata() | {
+            "source": f"hub {self.config.hub}",
             "text": ", ".join(columns_of(self.config)),
             "rows_without_text": sum(split.without_text for split in stored),
             "kept": ", ".join(
@@ -296,12 +293,11 @@ class HubSource(FileSource[HubConfig]):
             ),
             "origin": ", ".join(dict.fromkeys(split.origin for split in stored)),
         }
-        return super().metadata() | {"source": f"hub {self.config.hub}"} | more
 
 
 def folder_of(config: HubConfig, split: str, cache_dir: str | Path) -> Path:
-    """Where the text of a split is kept. A folder on this machine is another one where its files change; what comes
-    from the hub stays as it was when it was read."""
+    """The folder with the text of a split. It depends on the names, sizes and times of the files in a local data set;
+    text from the hub is not updated."""
     parts: list[object] = [VERSION, config.hub, split, *columns_of(config), config.max_bytes]
     local = Path(config.hub.partition(":")[0]).expanduser()
     if local.is_dir():
@@ -311,24 +307,12 @@ def folder_of(config: HubConfig, split: str, cache_dir: str | Path) -> Path:
     return Path(cache_dir).expanduser() / "hub_text" / key[:32]
 
 
-def to_download(config: HubConfig, cache_dir: str | Path) -> list[str]:
-    """The splits that are still to be read from the hub, or to be read on; building the source does."""
-    missing = []
-    for split in (config.split, *([config.validation] if config.validation else [])):
-        done = None
-        with contextlib.suppress(Damaged):
-            done = complete_shards(folder_of(config, split, cache_dir))
-        if done is None:
-            missing.append(split)
-    return missing
-
-
 def _columns(rows: Any, columns: tuple[str, ...], what: str) -> Any:
-    """The rows with these columns alone: of pictures and sounds beside the text nothing is decoded."""
-    if rows.column_names is None:  # the first row shows them
+    """The rows with only these columns, so that images and audio in other columns are not decoded."""
+    if rows.column_names is None:  # unknown until the first row is read
         return rows
     names = rows.column_names
-    top_level = [name if name in names else name.partition(".")[0] for name in columns]  # of a.b the column a
+    top_level = [name if name in names else name.partition(".")[0] for name in columns]  # a for the dotted path a.b
     missing = next((name for name, top in zip(columns, top_level, strict=True) if top not in names), None)
     if missing is not None:
         raise no_column(what, missing, names, "data.text")
@@ -336,7 +320,7 @@ def _columns(rows: Any, columns: tuple[str, ...], what: str) -> Any:
 
 
 def _require_strict(builder: object, what: str, folder: str | None) -> None:
-    """UserError for CSV, of which the library shifts ragged rows and turns "NA" into nothing, silently."""
+    """UserError for CSV, because the library silently shifts ragged rows and reads "NA" as null."""
     if any(base.__module__.endswith("packaged_modules.csv.csv") for base in type(builder).__mro__):
-        read = f"data=csv data.path={folder}" if folder else "download its files, and data=csv data.path=FOLDER"
-        raise UserError(f"{what} is CSV, which the library datasets reads with silent errors", f"{read} reads it")
+        hint = f"use data=csv data.path={folder}" if folder else "download its files, and use data=csv data.path=FOLDER"
+        raise UserError(f"{what} is CSV, which the library datasets reads with silent errors", hint)

@@ -1,6 +1,6 @@
-"""The loader: batches in a planned order, starting at any step.
+"""The loader: the batches of each step in a planned order, from any step on.
 
-Shape letters: E examples of an epoch, B steps of an epoch.
+Shape letters: E examples of an epoch, B steps of an epoch or forward passes of a step, N examples of a step.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from lmtool.types import Batch, Step
 Item = TypeVar("Item")
 
 _POLL_SECONDS = 0.1
+AHEAD = 2  # steps produced in advance
 
 
-def prefetch(items: Iterable[Item], ahead: int = 2) -> Iterator[Item]:
+def prefetch(items: Iterable[Item], ahead: int = AHEAD) -> Iterator[Item]:
     """Iterate in the same order, with up to `ahead` items produced in advance by a thread.
 
-    An exception of the producer is raised here, at its position in the order. The thread ends with the items, or soon
-    after this iterator is closed or dropped.
+    An exception of the producer is raised at its position in the order. The thread ends with the items, or soon after
+    this iterator is closed or deleted.
     """
     ready: queue.Queue[tuple[str, Item | BaseException | None]] = queue.Queue(maxsize=ahead)
     closed = threading.Event()
@@ -68,18 +69,12 @@ def prefetch(items: Iterable[Item], ahead: int = 2) -> Iterator[Item]:
         thread.join()
 
 
-# Dividing the examples of a step among the processes of a group, so that all have about the same amount of work.
-#
-# Each process computes all parts from the lengths of the step, without communication. Shape letters: N examples of the
-# step, S examples of a part, B forwards of a part.
-
-
 @dataclass(frozen=True)
-class Share:
+class LocalStep:
     """The part of a step that one process reads.
 
-    indices: (S,) of its examples, in the order of the step. boundaries: (B+1,) of its forwards in them. idle: how many
-    more forwards other processes have.
+    indices: of its examples, in the order of the step. boundaries: (B+1,) of its forward passes. idle: additional
+    forward passes of other processes.
     """
 
     indices: np.ndarray
@@ -87,17 +82,19 @@ class Share:
     idle: int
 
 
-def share_of(lengths: np.ndarray, rank: int, ranks: int, micro_batch_tokens: int | None) -> Share:
-    """The part of a process. lengths: (N,) tokens of each example. micro_batch_tokens: the limit of one forward."""
+def local_step(lengths: np.ndarray, rank: int, ranks: int, micro_batch_tokens: int | None) -> LocalStep:
+    """The part of a step for process `rank` of `ranks`. Each process computes all parts, without communication.
+    lengths: (N,) tokens of each example. micro_batch_tokens: maximum tokens of a forward pass."""
     indices = [np.arange(len(lengths))] if ranks == 1 else assign(lengths, ranks)
     boundaries = [batch_boundaries(lengths[local], None, micro_batch_tokens) for local in indices]
     most = max(map(len, boundaries))
-    return Share(indices[rank], boundaries[rank], most - len(boundaries[rank]))
+    return LocalStep(indices[rank], boundaries[rank], most - len(boundaries[rank]))
 
 
 def assign(lengths: np.ndarray, ranks: int) -> list[np.ndarray]:
-    """By process, the indices of its examples. The longest examples are assigned first, in rounds that alternate in
-    direction: parts differ by at most one example, and in tokens by little more than the lengths in one round."""
+    """The indices of the examples of each process. The longest examples are assigned first, in rounds of alternating
+    direction, so that the numbers of examples differ by at most one, and those of tokens by little more than the
+    differences of length in a round."""
     order = np.argsort(-np.asarray(lengths, dtype=np.int64), kind="stable")
     turn, seat = np.divmod(np.arange(len(order)), ranks)
     owner = np.empty(len(order), dtype=np.int64)
@@ -107,42 +104,37 @@ def assign(lengths: np.ndarray, ranks: int) -> list[np.ndarray]:
 
 # Lanes: contiguous streams of text for a model that carries state from one batch to the next.
 #
-# The documents of a split are joined, and the text is cut into as many contiguous lanes as a step has examples. Step t
-# reads segment t of every lane, so that the state after one segment belongs to the text right before the next one
-# (Mikolov et al. 2010; Dai et al. 2019, "Transformer-XL", section 3.2). The order is that of the text in every epoch,
-# and each epoch starts all lanes with the initial state.
+# The joined text of a split is divided into as many lanes as a step has examples. Step t reads segment t of every lane,
+# so the state after a segment is that of the text right before the next one (Mikolov et al. 2010; Dai et al. 2019,
+# "Transformer-XL", section 3.2). Every epoch has the order of the text and starts with the initial state.
 #
 # Shape letters: L lanes, S segments of the longest lane, E segments of all lanes.
 
 
-# One segment: its first place in the text, how many it holds, its lane, and how many of the lane's come before it.
+# A segment: its position in the text, its length, its lane, and the length of the lane before it.
 SEGMENT = np.dtype([("start", "i8"), ("length", "i4"), ("lane", "i4"), ("before", "i8")])
 
 
 @runtime_checkable
 class LanedExamples(Examples, Protocol):
-    """Examples whose plan is that of `segments`, and whose batches say which lanes they are of (`Batch.lanes`).
-
-    lanes: how many there are.
-    """
+    """Examples with a plan of `segments` and batches that name their lanes (`Batch.lanes`). lanes: number of lanes."""
 
     lanes: int
 
 
 @runtime_checkable
 class CutInLanes(Protocol):
-    """Examples of running text, for a model that carries state. A loader reads them in lanes; other readers may take
-    them in any order, without state."""
+    """Examples of joined text for a model that carries state. A loader reads them in lanes; others may read them in any
+    order, without state."""
 
     def in_lanes(self, lanes: int) -> LanedExamples:
-        """The same text in this many lanes, or as many as it has places."""
+        """The same text in at most this many lanes."""
 
 
-def segments(places: int, lanes: int, size: int) -> np.ndarray:
-    """(E,) records of `SEGMENT`, step by step and in a step lane by lane: `places` of a text in `lanes` contiguous
-    parts, whose sizes differ by one at most, each in segments of `size`. Nothing is left out: the last step may have
-    fewer lanes, and shorter segments."""
-    boundaries = np.arange(lanes + 1, dtype=np.int64) * places // lanes
+def segments(positions: int, lanes: int, size: int) -> np.ndarray:
+    """(E,) records of `SEGMENT` by step and lane: a text of `positions` divided into `lanes` contiguous lanes, whose
+    sizes differ by at most one, each in segments of `size`. The last step may have fewer and shorter segments."""
+    boundaries = np.arange(lanes + 1, dtype=np.int64) * positions // lanes
     starts_L, sizes_L = boundaries[:-1], np.diff(boundaries)
     before_S1 = np.arange(0, max(int(sizes_L.max(initial=0)), 1), size, dtype=np.int64)[:, None]
     lengths_SL = np.minimum(sizes_L - before_S1, size)
@@ -152,12 +144,9 @@ def segments(places: int, lanes: int, size: int) -> np.ndarray:
     return rows_SL[lengths_SL > 0]
 
 
-AHEAD = 2  # steps made in advance
-
-
 @dataclass(frozen=True)
 class _Epoch:
-    """plan: the plan of the epoch. order: of its examples. sizes: of a step, in examples and in tokens."""
+    """The steps of an epoch. sizes: of a step in examples and in tokens."""
 
     plan: Plan
     order: Order
@@ -165,7 +154,7 @@ class _Epoch:
 
     @cached_property
     def boundaries(self) -> np.ndarray:
-        """(B+1,) of the steps in the order."""
+        """(B+1,) boundaries of the steps in the order."""
         cache = self.plan.cache.of("boundaries", self.order, self.sizes)
         return cache.load(lambda: {"boundaries": step_boundaries(self.plan, self.order, *self.sizes)})["boundaries"]
 
@@ -174,11 +163,11 @@ class _Epoch:
         return len(self.boundaries) - 1
 
     def step(self, number: int) -> np.ndarray:
-        """(N,) the examples of a step."""
+        """(N,) numbers of the examples of a step."""
         return self.order.examples(*self.boundaries[number : number + 2].tolist())
 
     def parts(self, steps: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """So many steps from the beginning, some of them at a time: (N,) their examples, and their borders in these."""
+        """The examples of the first `steps` steps, in groups of steps: (N,) numbers, and the steps' boundaries."""
         at, boundaries = 0, self.boundaries[: steps + 1]
         while at < len(boundaries) - 1:
             last = max(at + 1, int(np.searchsorted(boundaries, boundaries[at] + LENGTHS_READ, side="right")) - 1)
@@ -204,15 +193,18 @@ class _Epoch:
 
 
 class PackedLoader:
-    """Implements `types.Loader`.
+    """A `types.Loader` of packed batches.
 
-    The order of an epoch is a permutation computed from (seed, epoch), and its steps are slices of it, so a cursor
-    is two counters and a resumed run seeks. Every example comes once an epoch. `batch_examples` or `batch_tokens`
-    sizes a step; `micro_batch_tokens` splits a step into several forwards and changes nothing else. A tuning method
-    adds `virtual_tokens` to each example: they count against the limit of a forward, not in the size of a step.
+    An epoch reads every example once, in a permutation computed from (seed, epoch). Steps are slices of it, so a cursor
+    is two counters. Joined text for a model that carries state is read in order, a segment of each lane in a step.
 
-    Running text for a model that carries state is read in lanes, in its own order: a step has one segment of each lane.
-    There are as many lanes as examples in a step, unless the examples are in lanes already.
+    Args:
+        examples: The examples; if they are not in lanes yet, they get as many lanes as a step has examples.
+        seed: Seed of the order.
+        batch_examples, batch_tokens: The size of a step; set one of them.
+        micro_batch_tokens: Maximum tokens of a forward pass; a step may have several. This changes no result.
+        shuffle: False: the order of the plan.
+        virtual_tokens: Tokens that a tuning method adds to each example in a forward pass.
     """
 
     def __init__(
@@ -240,47 +232,46 @@ class PackedLoader:
 
     @property
     def examples(self) -> Examples:
-        """What it reads, in lanes where it does."""
+        """The examples, perhaps in lanes."""
         return self._examples
 
     def beginning(self, epoch: int, skipped: int) -> Self:
-        """This loader, but without the passes before `epoch`, nor the first `skipped` examples in the order of that
-        one: another loader of the same examples has read them."""
+        """A loader of the same examples that starts in `epoch` after the first `skipped` examples of its order, which
+        another loader has read."""
         if (epoch, skipped) == self._began:
             return self
-        other = copy.copy(self)
-        other._began, other._epochs = (epoch, skipped), {}
-        return other
+        loader = copy.copy(self)
+        loader._began, loader._epochs = (epoch, skipped), {}
+        return loader
 
     def reads_like(self, other: PackedLoader) -> bool:
-        """Whether another loader over the same text has the same examples in the same order."""
-        plan, theirs = self._epoch(0).plan, other._epoch(0).plan
-        same = self._seed == other._seed and self._shuffle == other._shuffle
-        return same and np.array_equal(plan.rows, theirs.rows) and np.array_equal(plan.lengths, theirs.lengths)
+        """Whether another loader of the same text has the same examples in the same order."""
+        plan, other_plan = self._epoch(0).plan, other._epoch(0).plan
+        same_order = self._seed == other._seed and self._shuffle == other._shuffle
+        same_rows = np.array_equal(plan.rows, other_plan.rows)
+        return same_order and same_rows and np.array_equal(plan.lengths, other_plan.lengths)
 
     def steps(self, cursor: dict[str, int] | None = None, rank: int = 0, ranks: int = 1) -> Iterator[Step]:
-        """Steps from the cursor on, without end. Made ahead in a thread that ends when the iterator is closed. Of
-        several processes that train together each reads its share of the same steps, `rank` of `ranks`.
-
-        UserError where the cursor is not of this data, and where processes would share lanes.
-        """
+        """Endless steps from the cursor on, produced in advance by a thread that ends when the iterator is closed. With
+        several processes, the part of each step for `rank` of `ranks`. UserError if the cursor belongs to other data,
+        or if several processes would read lanes."""
         if ranks > 1 and self._lanes is not None:
-            raise UserError("state that is carried by lanes of text stays in one process", "set devices=1")
+            raise UserError("a model that carries state over batches trains in one process", "set devices=1")
         cursor = cursor or {"epoch": 0, "batch": 0}
         total = self._epoch(cursor["epoch"]).steps
         if not 0 <= cursor["batch"] <= total:
             raise UserError(
-                f"the checkpoint stands at batch {cursor['batch']} of an epoch that has {total}: the data or the "
-                "batch size changed",
-                "restore the data and the keys batch_examples and batch_tokens, or start a run under another name=",
+                f"the checkpoint was saved at batch {cursor['batch']}, but an epoch has {total}: the data or the batch "
+                "size changed",
+                "restore the data, batch_examples= and batch_tokens=, or set another name= to start a new run",
             )
-        return prefetch(self._steps(cursor["epoch"], cursor["batch"], rank, ranks), AHEAD)
+        return prefetch(self._steps(cursor["epoch"], cursor["batch"], rank, ranks))
 
     def steps_in_epoch(self, epoch: int) -> int:
         return self._epoch(epoch).steps
 
     def read(self, steps: int) -> Iterator[np.ndarray]:
-        """The rows of the plans that so many steps from the beginning read, epoch by epoch, in no order."""
+        """The rows of the plans that the first `steps` steps read, by epoch, in any order."""
         epoch = self._began[0]
         while steps > 0:
             current = self._epoch(epoch)
@@ -289,21 +280,21 @@ class PackedLoader:
             steps, epoch = steps - current.steps, epoch + 1
 
     def after(self, steps: int) -> dict[str, int]:
-        """The cursor after so many steps from the beginning."""
+        """The cursor after the first `steps` steps."""
         epoch = self._began[0]
         while steps >= self._epoch(epoch).steps:
             steps, epoch = steps - self._epoch(epoch).steps, epoch + 1
         return {"epoch": epoch, "batch": steps}
 
     def read_before(self, cursor: dict[str, int]) -> int:
-        """How many examples, in the order of the cursor's epoch, are read before it."""
+        """The number of examples before the cursor in the order of its epoch, including skipped ones."""
         epoch, skipped = self._began
-        own = int(self._epoch(cursor["epoch"]).boundaries[cursor["batch"]])
-        return own + (skipped if cursor["epoch"] == epoch else 0)
+        number = int(self._epoch(cursor["epoch"]).boundaries[cursor["batch"]])
+        return number + (skipped if cursor["epoch"] == epoch else 0)
 
     def epoch_batches(self, epoch: int = 0) -> Iterator[Batch]:
-        """One pass over all examples for evaluation: in the plan's order within batches of like length, longest
-        first, or in lanes in the order of the text; `Batch.examples` says which is which."""
+        """One pass over all examples for evaluation, longest first, or in lanes in the order of the text.
+        `Batch.examples` has their numbers in the plan."""
         plan = self._epoch(epoch).plan
         tokens = self._batch_tokens
         if self._micro_batch_tokens is not None:
@@ -316,11 +307,11 @@ class PackedLoader:
             starts = (self._epoch(epoch).boundaries[:-1, None] + within).flatten()
             boundaries = np.append(starts[starts < len(plan)], len(plan))
         batches = self._batches(plan, order, boundaries, epoch)
-        return batches if len(boundaries) <= 2 else prefetch(batches, AHEAD)  # one batch is not worth a thread
+        return batches if len(boundaries) <= 2 else prefetch(batches)  # a single batch needs no thread
 
     def metadata(self) -> dict[str, Any]:
-        """Of the first epoch: examples, steps, tokens, mean and longest length; padding_fraction is what packing
-        spends on padding, padding_avoided what padding each step to its longest example would spend."""
+        """Statistics of the first epoch, and those of the examples. padding_avoided: the fraction of padding if each
+        step were padded to its longest example."""
         epoch = self._epoch(0)
         tokens, longest, padded = epoch.totals
         return {
@@ -343,24 +334,24 @@ class PackedLoader:
                 cursor = {"epoch": epoch, "batch": batch}
                 if batch == current.steps:
                     cursor = {"epoch": epoch + 1, "batch": 0}
-                read = batch / current.steps
-                if epoch == self._began[0] and read < 1:
-                    before = self._began[1] / len(current.plan)
-                    read = before + (1 - before) * read
-                yield Step(batches, cursor, epoch + read, idle=idle)
+                fraction = batch / current.steps
+                if epoch == self._began[0] and fraction < 1:
+                    skipped = self._began[1] / len(current.plan)
+                    fraction = skipped + (1 - skipped) * fraction
+                yield Step(batches, cursor, epoch + fraction, idle=idle)
             epoch, batch = epoch + 1, 0
 
     def _forwards(self, epoch: int, batch: int, rank: int, ranks: int) -> tuple[list[Batch], tuple[Batch, ...]]:
-        """What a process runs of a step, and what of it counts nothing: its shortest example."""
+        """The batches of a process in a step, and its idle batches: the shortest example."""
         current = self._epoch(epoch)
         selected = current.step(batch)
         lengths = current.plan.lengths[selected] + self._virtual_tokens
-        share = share_of(lengths, rank, ranks, self._micro_batch_tokens)
-        batches = list(self._batches(current.plan, selected[share.indices], share.boundaries, epoch))
-        if not share.idle:
+        part = local_step(lengths, rank, ranks, self._micro_batch_tokens)
+        batches = list(self._batches(current.plan, selected[part.indices], part.boundaries, epoch))
+        if not part.idle:
             return batches, ()
         shortest = selected[[int(lengths.argmin())]]
-        return batches, tuple(self._batches(current.plan, shortest, np.array([0, 1]), epoch)) * share.idle
+        return batches, tuple(self._batches(current.plan, shortest, np.array([0, 1]), epoch)) * part.idle
 
     def _batches(self, plan: Plan, order: np.ndarray, boundaries: np.ndarray, epoch: int) -> Iterator[Batch]:
         for start, end in zip(boundaries[:-1], boundaries[1:], strict=True):
@@ -372,10 +363,10 @@ class PackedLoader:
         if cached is None:
             plan = self._examples.plan(epoch)
             if len(plan) == 0:
-                raise UserError("there are no examples to read", "use more text or rows, or a smaller max_length=")
+                raise UserError("the data contain no examples", "use more text or rows, or a smaller max_length=")
             skipped = self._began[1] if epoch == self._began[0] else 0
             order = Order(len(plan), self._seed if self._shuffle else None, epoch, skipped)
-            # Of the others only the first epoch (metadata, steps in an epoch) is asked for again.
+            # Of earlier epochs only the first is needed again (metadata, steps of an epoch).
             recent = {number: entry for number, entry in self._epochs.items() if number in (0, epoch - 1)}
             cached = _Epoch(plan, order, self._sizes)
             self._epochs = {**recent, epoch: cached}

@@ -1,7 +1,4 @@
-"""Rows of .parquet files, as a table or as a stream of texts.
-
-Classes that the library datasets wrote as numbers are read by their names.
-"""
+"""Rows of parquet files as a table or a stream. Class numbers of the library datasets are replaced by their names."""
 
 from __future__ import annotations
 
@@ -16,11 +13,11 @@ from lmtool.data.rows import no_column
 from lmtool.data.tables import Table
 from lmtool.errors import UserError
 
-_ROWS = 128  # that are decoded at a time
+_ROWS = 128  # decoded at a time
 
 
 def read_parquet(path: Path) -> Table:
-    """All rows; the origin counts them from 1. UserError where pyarrow is not installed, or cannot read the file."""
+    """All rows, numbered from 1. UserError if pyarrow is not installed or cannot read the file."""
     with _open_parquet(path) as file:
         table = file.read()
     if not table.num_rows:
@@ -36,10 +33,15 @@ def read_parquet(path: Path) -> Table:
 
 
 def parquet_texts(path: Path, columns: Sequence[str], key: str) -> Iterator[tuple[int, tuple[str | None, ...]]]:
-    """The number of each row, from 1, and what its columns of texts hold; some rows are decoded at a time.
+    """The number of each row, from 1, and the values of its columns of text.
 
-    key: the key that names the columns. UserError: as `read_parquet`, and for a column that is not there or holds
-    anything but text.
+    Args:
+        path: The file.
+        columns: Names of the columns.
+        key: The key that names the columns, for errors.
+
+    Raises:
+        UserError: As in `read_parquet`, and for a column that is missing or does not contain text.
     """
     number, written, size = 0, 0, path.stat().st_size
     with _open_parquet(path) as file:
@@ -47,10 +49,10 @@ def parquet_texts(path: Path, columns: Sequence[str], key: str) -> Iterator[tupl
         for name in columns:
             if name not in schema.names:
                 raise no_column(f"{path}", name, schema.names, key)
-            if not _holds_text(schema.field(name).type):
-                texts = [field.name for field in schema if _holds_text(field.type)]
+            if not _is_text(schema.field(name).type):
+                texts = [field.name for field in schema if _is_text(field.type)]
                 hint = f"name a column of text: {key}={texts[0]}" if texts else "use a file with a column of text"
-                raise UserError(f"{path}: the column {name} holds {schema.field(name).type}, not text", hint)
+                raise UserError(f"{path}: the column {name} contains {schema.field(name).type}, not text", hint)
         for batch in file.iter_batches(_ROWS, columns=list(dict.fromkeys(columns)), use_threads=False):
             written += batch.nbytes
             try:
@@ -59,22 +61,22 @@ def parquet_texts(path: Path, columns: Sequence[str], key: str) -> Iterator[tupl
             except Broken as problem:
                 raise UserError(f"{path}:{number + 1}: {problem.reason}", problem.hint) from problem
             except UnicodeDecodeError as problem:
-                where = f"{path}: one of the rows {number + 1} to {number + len(batch)} is not UTF-8"
-                raise UserError(where, "write the file again") from problem
+                message = f"{path}: one of the rows {number + 1} to {number + len(batch)} is not UTF-8"
+                raise UserError(message, "write the file again") from problem
             for row in zip(*values, strict=True):
                 number += 1
                 yield number, row
 
 
 def parquet_rows(path: Path) -> Iterator[dict[str, object]]:
-    """The rows one after another. UserError: as `read_parquet`."""
+    """The rows one by one. UserError as in `read_parquet`."""
     with _open_parquet(path) as file:
         for batch in file.iter_batches(_ROWS, use_threads=False):
             yield from batch.to_pylist()
 
 
-def _holds_text(kind: Any) -> bool:
-    """Whether a pyarrow type is one of text, or of nothing but nulls."""
+def _is_text(kind: Any) -> bool:
+    """Whether a pyarrow type is text or null."""
     from pyarrow import types
 
     kind = kind.value_type if types.is_dictionary(kind) else kind
@@ -83,13 +85,13 @@ def _holds_text(kind: Any) -> bool:
 
 @contextmanager
 def _open_parquet(path: Path) -> Iterator[Any]:
-    """A pyarrow.parquet.ParquetFile, whose errors become a UserError."""
+    """A pyarrow.parquet.ParquetFile; its errors become a UserError."""
     try:
-        import pyarrow  # a large library, needed for these files only
+        import pyarrow  # large, and required only for these files
         import pyarrow.parquet
     except ModuleNotFoundError as problem:
         raise UserError(
-            f"{path}: parquet is read by the library pyarrow, which is not installed",
+            f"{path}: reading parquet requires the library pyarrow, which is not installed",
             "pip install 'lmtool[hub]', or convert the file to .jsonl",
         ) from problem
     try:
@@ -101,8 +103,8 @@ def _open_parquet(path: Path) -> Iterator[Any]:
 
 
 def _class_names(feature: object) -> list[str] | None:
-    """The names of a column of classes, or of lists of classes."""
-    if isinstance(feature, list) and len(feature) == 1:  # how older files write a list
+    """The class names of a column of classes or lists of classes, otherwise None."""
+    if isinstance(feature, list) and len(feature) == 1:  # a list in older files
         feature = feature[0]
     if isinstance(feature, Mapping) and isinstance(feature.get("feature"), Mapping):
         feature = feature["feature"]
@@ -110,8 +112,8 @@ def _class_names(feature: object) -> list[str] | None:
 
 
 def named(value: Any, names: Sequence[str]) -> Any:
-    """A class's number, or a list of them, by name; "" for none and for the hub's -1. The hub's classes False and True
-    are truth values, as the files of their data sets have them."""
+    """The name of a class number, or those of a list; "" for null and for the hub's -1. The class names False and True
+    become booleans, as in the data sets' own files."""
     if isinstance(value, list | tuple):
         return [named(element, names) for element in value]
     name = names[value] if value is not None and value >= 0 else ""

@@ -1,7 +1,7 @@
-"""`data=pydocs`: docstrings as text, and `pydocs_rows`: docstrings with the package they come from.
+"""`data=pydocs`: docstrings as text, and `task=pydocs`: docstrings with the package that they come from.
 
-English that every machine has. The same on every run in one environment, and another corpus in another one: the hash
-of what was read is recorded. Everything is parsed, nothing imported.
+This is English text on every machine. It is the same in every run of an environment, but differs between environments,
+so a hash of the text is recorded.
 """
 
 from __future__ import annotations
@@ -9,30 +9,32 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from lmtool import random_streams
 from lmtool.config.tables import nearest
-from lmtool.data import docstrings, packages
+from lmtool.data import docstrings
 from lmtool.data.configs import PydocsConfig
 from lmtool.data.sources import OnStage, held_out, splits_of
 from lmtool.data.store import locked, rebuilding, writing
 from lmtool.errors import UserError
 from lmtool.system.files import Damaged, replace_bytes
 
-_SHORTEST = 20  # characters of a docstring that is kept
+_SHORTEST = 20  # minimum number of characters of a docstring
+
+Documents = list[tuple[str, str]]
+"""The name, package:module, and the text of each document."""
 
 
 class PydocsSource:
-    """The docstrings of a module, a blank line between them, are one document. A docstring that came before (vendored
-    copies) is left out. Collecting stops at `max_bytes`.
-
-    UserError: a package that is not installed, no docstrings at all.
-    """
+    """A source with one document per module: its docstrings, with a blank line between them. Copies of earlier
+    docstrings (vendored packages) are omitted. Collecting stops at `max_bytes`. UserError if a package is not
+    installed, or if there are no docstrings."""
 
     def __init__(self, config: PydocsConfig, cache_dir: str | Path | None = None, progress: OnStage | None = None):
         self._config = config
@@ -40,7 +42,7 @@ class PydocsSource:
         if len(self._documents) < 2:
             raise UserError(
                 f"data.packages={list(config.packages) or 'all'}: {len(self._documents)} modules with docstrings found",
-                "omit data.packages, or give text of your own: data=text data.path=PATH",
+                "omit data.packages, or use your own text: data=text data.path=PATH",
             )
         digest = hashlib.sha256(f"pydocs {config.validation_fraction}".encode())
         for name, text in self._documents:
@@ -76,38 +78,36 @@ class PydocsSource:
         }
 
 
-def _collected(config: PydocsConfig, cache_dir: str | Path | None, progress: OnStage | None) -> list[tuple[str, str]]:
-    """(package:module, text) of each document; from the cache folder where the same was collected before."""
-    names = list(config.packages) or [packages.STANDARD, *packages.installed()]
-    key = _key("documents", config.max_bytes, names)
-    cached = None if cache_dir is None else Path(cache_dir).expanduser() / "pydocs" / f"{key[:32]}.json"
-    documents = None if cached is None else _load(cached, key, progress)
-    if documents is None:
-        if config.packages:
-            _check_installed(config.packages)
-        documents = list(_collect(names, config.max_bytes, progress))
-        if cached is not None:
-            _save(cached, key, documents, cache_dir)
-    return [(name, text) for name, text in documents]
+def _collected(config: PydocsConfig, cache_dir: str | Path | None, progress: OnStage | None) -> Documents:
+    """The documents of a configuration, from the cache folder if possible."""
+    names = list(config.packages) or [docstrings.STANDARD, *docstrings.installed()]
+
+    def collect() -> Iterator[tuple[str, str]]:
+        _check_installed(config.packages)
+        return _collect(names, config.max_bytes, progress)
+
+    return [
+        (name, text) for name, text in _cached(["documents", config.max_bytes, names], collect, cache_dir, progress)
+    ]
 
 
 def _collect(names: list[str], max_bytes: int, progress: OnStage | None) -> Iterator[tuple[str, str]]:
-    seen: set[bytes] = set()
+    digests: set[bytes] = set()
     left = max_bytes
-    for docs in packages.read(module for name in names for module in packages.modules(name)):
+    for module, texts in docstrings.read(module for name in names for module in docstrings.modules(name)):
         retained: list[str] = []
-        for _, text in docs.texts:
+        for _, text in texts:
             text = _clean(text)
-            mark = hashlib.sha256(text.encode()).digest()
-            if len(text) < _SHORTEST or mark in seen:
+            digest = hashlib.sha256(text.encode()).digest()
+            if len(text) < _SHORTEST or digest in digests:
                 continue
-            seen.add(mark)
+            digests.add(digest)
             left -= len(text.encode()) + 2
             if left < 0:
                 break
             retained.append(text)
         if retained:
-            yield f"{docs.module.package}:{docs.module.name}", "\n\n".join(retained)
+            yield f"{module.package}:{module.name}", "\n\n".join(retained)
         if progress is not None:
             progress("reading docstrings", max_bytes - max(left, 0), max_bytes)
         if left < 0:
@@ -116,75 +116,78 @@ def _collect(names: list[str], max_bytes: int, progress: OnStage | None) -> Iter
 
 def _check_installed(names: Iterable[str]) -> None:
     for name in names:
-        if not packages.modules(name):
-            like = nearest(name, [packages.STANDARD, *packages.installed()])
+        if not docstrings.modules(name):
+            like = nearest(name, [docstrings.STANDARD, *docstrings.installed()])
             raise UserError(
                 f"data.packages: no sources of {name} are installed",
-                f"did you mean {like}?" if like else "give names as they are imported; python is the standard library",
+                f"did you mean {like}?" if like else "use names as they are imported; python is the standard library",
             )
 
 
 def _clean(text: str) -> str:
-    """Without characters that are no text: NUL, and halves of surrogate pairs written as escapes in a source."""
+    """The text without NUL and lone surrogates, which a source may contain as escapes."""
     return text.replace("\0", "").encode("utf-8", "ignore").decode()
 
 
-def _key(*parts: object) -> str:
-    """A key of what is collected, from which packages, by which code."""
-    code = [
-        hashlib.sha256(Path(file).read_bytes()).hexdigest()
-        for file in (__file__, packages.__file__, docstrings.__file__)
-    ]
-    return _hash([code, packages.versions(), packages.installed(), *parts])
-
-
-def _load(path: Path, key: str, progress: OnStage | None = None) -> list[Any] | None:
-    """What was saved under the key, or None where it is not there, or damaged, which is reported."""
-    if not path.exists():
-        return None
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        if content["key"] == key and content["sha256"] == _hash(content["content"]):
-            return content["content"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        pass
-    rebuilding(Damaged(path, "is not as it was written"), progress)
-    return None
-
-
-def _save(path: Path, key: str, content: list[Any], cache_dir: str | Path | None) -> None:
-    with writing(cache_dir or path.parent):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with locked(path.with_suffix(".lock")):
-            text = json.dumps({"key": key, "sha256": _hash(content), "content": content})
-            replace_bytes(path, text.encode())
+def _cached(
+    parts: Sequence[object],
+    collect: Callable[[], Iterable[tuple[object, ...]]],
+    cache_dir: str | Path | None,
+    progress: OnStage | None = None,
+) -> list[list[Any]]:
+    """Rows of a file in the cache folder, otherwise collected and saved there. The key of the file consists of `parts`,
+    the installed packages and this code. Reports a damaged file."""
+    code = [hashlib.sha256(Path(file).read_bytes()).hexdigest() for file in (__file__, docstrings.__file__)]
+    key = _hash([code, docstrings.versions(), docstrings.installed(), *parts])
+    path = None if cache_dir is None else Path(cache_dir).expanduser() / "pydocs" / f"{key[:32]}.json"
+    if path is not None and path.exists():
+        with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+            saved = json.loads(path.read_text(encoding="utf-8"))
+            if saved["key"] == key and saved["sha256"] == _hash(saved["content"]):
+                return saved["content"]
+        rebuilding(Damaged(path, "is not as it was written"), progress)
+    content = [list(row) for row in collect()]
+    if path is not None:
+        with writing(cache_dir or path.parent):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with locked(path.with_suffix(".lock")):
+                replace_bytes(path, json.dumps({"key": key, "sha256": _hash(content), "content": content}).encode())
+    return content
 
 
 def _hash(content: Iterable[object]) -> str:
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
-# Packages that come with every install, most first, and parts of the standard library where one of them is missing.
+# Packages of a usual environment, followed by parts of the standard library in case some are not installed.
 _CLASSES = (
     *("torch", "numpy", "matplotlib", "sympy", "networkx", "pandas", "huggingface_hub", "pydantic"),
     *("fsspec", "datasets", "asyncio", "email", "unittest", "xml", "importlib", "multiprocessing"),
 )
 _ALIASES = frozenset(("np", "pd", "plt", "mpl", "nx", "hf", "hugging", "huggingface"))
 _NUMBER_OF_CLASSES = 8
-_MODULES = (25, 150)  # of a package: it has so many at least, and so many are read; torch has two thousand
-_PER_MODULE = 6  # rows at most, so that no single file makes a class
-_TEXT = (60, 400)  # characters of a row's text, at least and at most
+_MODULES = (25, 150)  # minimum number of modules of a package, and maximum number read; torch has two thousand
+_PER_MODULE = 6  # maximum number of rows, so that no file dominates a class
+_TEXT = (60, 400)  # minimum and maximum number of characters of a row's text
 _MASKED = "_"
 _WORD = re.compile(r"[\w.]*\w")
 _PLAIN_WORD = re.compile(r"(?<![\w.])[^\W\d_]{2,}(?![\w.]*\w)")
-# Where prose ends in a docstring: code, fields, sections, underlines.
+# The end of prose in a docstring: code, fields, sections or underlines.
 _END_OF_PROSE = re.compile(
     r"^\s*(>>>|\.\. |:\w+|[-=~]{3,}|@\w|```|(Parameters|Args|Arguments|Returns|Raises|Yields|Examples?|Notes?|"
     r"References|See Also|Attributes|Usage|Warnings?|Keyword Args)\b)",
     re.MULTILINE,
 )
 
-Found = tuple[dict[str, list[object]], list[tuple[str, int]]]
+Table = tuple[dict[str, list[object]], list[tuple[str, int]]]
+"""Columns by name, and the origin (file, line) of each row."""
+
+
+class _Row(NamedTuple):
+    package: str
+    path: str
+    line: int
+    text: str
 
 
 def pydocs_rows(
@@ -192,27 +195,27 @@ def pydocs_rows(
     seed: int = 0,
     per_class_train: int = 40,
     per_class_validation: int = 60,
-) -> dict[str, Found]:
-    """`task=pydocs`: docstrings with the package they come from, as {"train": (columns, origin), "dev": ...}.
+) -> dict[str, Table]:
+    """The splits "train" and "dev" of `task=pydocs`: docstrings with the package that they come from.
 
-    columns: "text", the prose of a docstring on one line, and "label", the package; as many rows of each. Names of
-    the packages and of their direct submodules are masked in all texts alike. A source file gives rows to one side
-    only, and a text occurs once. seed: of which files and docstrings are drawn.
-    UserError where fewer than two packages have enough.
+    The columns are "text", the prose of a docstring on one line, and "label", the package, with the same number of rows
+    for each package. Names of packages and of their direct submodules are masked in all texts. The rows of a source
+    file are in one split only, and a text occurs once.
+
+    Args:
+        cache_dir: The cache folder; None: do not cache.
+        seed: Seed of the sample of files and docstrings.
+        per_class_train: Rows per package in "train".
+        per_class_validation: Maximum number of rows per package in "dev".
+
+    Raises:
+        UserError: If fewer than two packages have enough docstrings.
     """
-    names = [name for name in _CLASSES if len(packages.modules(name)) >= _MODULES[0]][:_NUMBER_OF_CLASSES]
-    key = _key("rows", names)
-    cached = None if cache_dir is None else Path(cache_dir).expanduser() / "pydocs" / f"{key[:32]}.json"
-    labelled = None if cached is None else _load(cached, key)
-    if labelled is None:
-        labelled = _labelled(names)
-        if cached is not None:
-            _save(cached, key, labelled, cache_dir)
-    sampled = []
-    for name in names:
-        rows = _draw([row for row in labelled if row[0] == name], seed, per_class_train, per_class_validation)
-        if rows is not None:
-            sampled.append(rows)
+    names = [name for name in _CLASSES if len(docstrings.modules(name)) >= _MODULES[0]][:_NUMBER_OF_CLASSES]
+    labelled = [_Row(*row) for row in _cached(["rows", names], lambda: _labelled(names), cache_dir)]
+    by_package = [[row for row in labelled if row.package == name] for name in names]
+    samples = [_sample(rows, seed, per_class_train, per_class_validation) for rows in by_package]
+    sampled = [rows for rows in samples if rows is not None]
     if len(sampled) < 2:
         raise UserError(
             "task=pydocs: too few packages with docstrings are installed here",
@@ -221,43 +224,41 @@ def pydocs_rows(
     return {split: _table([row for rows in sampled for row in rows[split]]) for split in ("train", "dev")}
 
 
-def _labelled(names: list[str]) -> list[list[object]]:
-    """[package, path, line, text] of every docstring that can be a row."""
-    modules = {name: [module for module in packages.modules(name) if module.name != name] for name in names}
-    chosen: list[packages.Module] = []
+def _labelled(names: list[str]) -> list[_Row]:
+    """A row for every suitable docstring."""
+    modules = {name: [module for module in docstrings.modules(name) if module.name != name] for name in names}
+    selected: list[docstrings.Module] = []
     for of_package in modules.values():
-        chosen += sorted(of_package, key=lambda module: hashlib.sha256(module.name.encode()).digest())[: _MODULES[1]]
-    prose = [(docs.module, line, _prose(_clean(text))) for docs in packages.read(chosen) for line, text in docs.texts]
-    words = _telling(modules, ((module.package, text) for module, _, text in prose))
-    rows: dict[str, list[object]] = {}
-    twice: set[str] = set()
+        selected += sorted(of_package, key=lambda module: hashlib.sha256(module.name.encode()).digest())[: _MODULES[1]]
+    prose = [
+        (module, line, _END_OF_PROSE.split(_clean(text), maxsplit=1)[0])
+        for module, texts in docstrings.read(selected)
+        for line, text in texts
+    ]
+    words = _revealing(modules, ((module.package, text) for module, _, text in prose))
+    rows: dict[str, _Row] = {}
+    repeated: set[str] = set()
     for module, line, text in prose:
         if len(text) < _TEXT[0]:
             continue
-        # Cut twice: masking is the dear part, and shortens.
+        # Truncate before masking, which is slow, and after it, because it shortens the text.
         text = _WORD.sub(lambda match: _masked(match.group(), names, words), text[: 4 * _TEXT[1]])
-        text = _cut(" ".join(text.split()))
+        text = " ".join(text.split())
+        text = text if len(text) <= _TEXT[1] else text[: _TEXT[1]].rsplit(" ", 1)[0]
         if len(text) >= _TEXT[0] and sum(map(str.isalpha, text)) > len(text) / 2:
-            twice.update([text] if text in rows else [])
-            rows[text] = [module.package, module.path, line, text]
-    return [row for text, row in rows.items() if text not in twice]
+            repeated.update([text] if text in rows else [])
+            rows[text] = _Row(module.package, module.path, line, text)
+    return [row for text, row in rows.items() if text not in repeated]
 
 
-def _prose(text: str) -> str:
-    """What a docstring begins with, up to code, fields or sections."""
-    end = _END_OF_PROSE.search(text)
-    return text[: end.start()] if end else text
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _TEXT[1] else text[: _TEXT[1]].rsplit(" ", 1)[0]
-
-
-def _telling(modules: dict[str, list[packages.Module]], texts: Iterable[tuple[str, str]]) -> set[str]:
-    """Names of direct submodules that tell a package. A name that three of them use as a word ("this", "context")
-    tells nothing."""
+def _revealing(modules: dict[str, list[docstrings.Module]], texts: Iterable[tuple[str, str]]) -> set[str]:
+    """Names of direct submodules that reveal the package. A name that three packages use as a word ("this", "context")
+    does not."""
     names = {
-        parts[1].strip("_").lower() for own in modules.values() for module in own if (parts := module.name.split("."))
+        parts[1].strip("_").lower()
+        for of_package in modules.values()
+        for module in of_package
+        if (parts := module.name.split("."))
     }
     users: dict[str, set[str]] = {name: set() for name in names if len(name) > 1}
     for package, text in texts:
@@ -268,29 +269,30 @@ def _telling(modules: dict[str, list[packages.Module]], texts: Iterable[tuple[st
 
 
 def _masked(word: str, names: list[str], words: set[str]) -> str:
-    """`_` for whatever names a package: a dotted name, an identifier with a package or an alias in it, or a telling
-    submodule. One rule for all packages, so that none is known by what is masked."""
+    """Replace a word by `_` if it names a package: a dotted name, an identifier that contains a package or an alias, or
+    a revealing submodule. The rule is the same for all packages, so that the masks do not reveal the package."""
     plain = word.lower()
     dotted = sum(len(part) > 1 and not part.isdigit() for part in plain.split(".")) > 1
     named = any(name in plain for name in names) or plain.strip("_").split("_")[0] in _ALIASES
     return _MASKED if dotted or named or plain.strip("_.") in words else word
 
 
-def _draw(rows: list[list[Any]], seed: int, train: int, dev: int) -> dict[str, list[list[Any]]] | None:
-    """Rows of one package for both sides, files in a seeded order; None where it has too few."""
-    files: dict[str, list[list[object]]] = {}
+def _sample(rows: list[_Row], seed: int, train: int, dev: int) -> dict[str, list[_Row]] | None:
+    """Rows of one package for both splits, with files in a seeded order; None if there are too few."""
+    files: dict[str, list[_Row]] = {}
     for row in rows:
-        files.setdefault(row[1], []).append(row)
+        files.setdefault(row.path, []).append(row)
     paths = sorted(files)
-    selected: dict[str, list[list[object]]] = {"dev": [], "train": []}
-    for place in random_streams.Permutation(len(paths), seed, "sample", 0)(np.arange(len(paths))).tolist():
-        own = files[paths[place]]
-        order = random_streams.Permutation(len(own), seed, "sample", 1 + place)(np.arange(min(len(own), _PER_MODULE)))
-        side, requested = ("dev", dev) if len(selected["dev"]) < dev else ("train", train)
-        selected[side] += [own[number] for number in order.tolist()][: requested - len(selected[side])]
+    selected: dict[str, list[_Row]] = {"dev": [], "train": []}
+    for number in random_streams.Permutation(len(paths), seed, "sample", 0)(np.arange(len(paths))).tolist():
+        in_file = files[paths[number]]
+        count = min(len(in_file), _PER_MODULE)
+        order = random_streams.Permutation(len(in_file), seed, "sample", 1 + number)(np.arange(count))
+        split, requested = ("dev", dev) if len(selected["dev"]) < dev else ("train", train)
+        selected[split] += [in_file[row] for row in order.tolist()][: requested - len(selected[split])]
     return selected if len(selected["train"]) == train else None
 
 
-def _table(rows: list[list[Any]]) -> Found:
-    columns = {"text": [row[3] for row in rows], "label": [row[0] for row in rows]}
-    return columns, [(row[1], row[2]) for row in rows]
+def _table(rows: list[_Row]) -> Table:
+    columns: dict[str, list[object]] = {"text": [row.text for row in rows], "label": [row.package for row in rows]}
+    return columns, [(row.path, row.line) for row in rows]

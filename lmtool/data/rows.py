@@ -1,7 +1,4 @@
-"""Strict streaming readers of .csv, .tsv and .jsonl files.
-
-A line that does not fit is named, never shifted or turned into nothing.
-"""
+"""Strict streaming readers of .csv, .tsv and .jsonl files: a malformed line is an error with its number."""
 
 from __future__ import annotations
 
@@ -18,28 +15,41 @@ from lmtool.data.files import read_lines, refuse
 from lmtool.errors import UserError
 
 DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "pipe"}
-"""What may divide the cells of a .csv file, the standard's own first."""
-_CELL = 10_000_000  # characters of a csv cell: the standard library's 131,072 is less than a long text
-_SHOWN = 12  # names of columns in an error
+"""Delimiters of a .csv file; the comma is the default."""
+_CELL = 10_000_000  # maximum characters of a csv cell; the default of 131,072 is less than a long text
+_LISTED = 12  # maximum number of column names in an error
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def records(
     path: Path, delimiter: str | None, encoding: str = "utf-8", key: str | None = None
 ) -> Iterator[tuple[int, list[str]]]:
-    """Cells of each record with the line it begins on, the header's too.
+    """The first line and the cells of each record, including the header.
 
-    delimiter: of RFC 4180, where quotes double inside quotes and cells may hold line ends; None: every tab divides, and
-    nothing is quoted. key: the key that sets the encoding. UserError: as `read_lines`, and for broken quotes.
+    Args:
+        path: The file.
+        delimiter: Delimiter of cells, which may be quoted as in RFC 4180; None: tabs, without quoting.
+        encoding: The file's encoding.
+        key: The key that sets the encoding, or None.
+
+    Raises:
+        UserError: As in `read_lines`, and for broken quotes.
     """
     lines = read_lines(path, encoding, key)
     return _split_tabs(lines) if delimiter is None else _split_quoted(path, lines, delimiter)
 
 
 def delimiter_of(line: str, known: Sequence[str] = (), header: Sequence[str] | None = None) -> str:
-    """What divides the cells of a .csv file, by its first line: of the delimiters that divide it at all, the one that
-    gives as many cells as `header` names, or with which all `known` names of columns that occur are cells; else the
-    comma."""
+    """Infer the delimiter of a .csv file from its first line.
+
+    Args:
+        line: The first line.
+        known: Expected column names: the delimiter that yields the most of them is used.
+        header: The names of all columns, if they are not in the file: the delimiter that yields their number is used.
+
+    Returns:
+        The delimiter; a comma if none fits.
+    """
     cells = {delimiter: _quoted_cells(line, delimiter) for delimiter in DELIMITERS}
     dividing = [delimiter for delimiter, values in cells.items() if len(values) > 1]
     if header is not None:
@@ -53,11 +63,11 @@ def delimiter_of(line: str, known: Sequence[str] = (), header: Sequence[str] | N
 def _quoted_cells(line: str, delimiter: str) -> list[str]:
     try:
         return next(csv.reader([line], delimiter=delimiter), [])
-    except csv.Error:  # the strict reader says what is wrong with it
+    except csv.Error:  # reported by `records`
         return []
 
 
-def seen_delimiter(
+def inferred_delimiter(
     path: Path,
     known: Sequence[str],
     header: Sequence[str] | None = None,
@@ -70,13 +80,13 @@ def seen_delimiter(
 
 
 def delimiter_for(path: Path, typed: str | None, known: Sequence[str], encoding: str) -> str | None:
-    """What divides the cells of a file of text: the delimiter that was typed by its name; in a .tsv file None, as
-    `records` takes it; else what its first line shows."""
+    """The `delimiter` for `records`: the configured one (`typed`, by name), None for a .tsv file, or the inferred
+    one."""
     if typed not in (None, "null"):
-        return next((mark for mark, name in DELIMITERS.items() if name == typed), ",")
+        return next((delimiter for delimiter, name in DELIMITERS.items() if name == typed), ",")
     if without_packing(path.name).lower().endswith(".tsv"):
         return None
-    return seen_delimiter(path, known, None, encoding, "data.encoding")
+    return inferred_delimiter(path, known, None, encoding, "data.encoding")
 
 
 def _split_tabs(lines: Iterator[tuple[int, str]]) -> Iterator[tuple[int, list[str]]]:
@@ -86,13 +96,13 @@ def _split_tabs(lines: Iterator[tuple[int, str]]) -> Iterator[tuple[int, list[st
 
 
 def _split_quoted(path: Path, numbered: Iterator[tuple[int, str]], delimiter: str) -> Iterator[tuple[int, list[str]]]:
-    """Cells of each record with the line it begins on."""
-    started = 0
+    """The first line and the cells of each record."""
+    last = 0
 
     def lines() -> Iterator[str]:
-        nonlocal started
+        nonlocal last
         for number, line in numbered:
-            started = number
+            last = number
             yield line + "\n"
 
     csv.field_size_limit(_CELL)
@@ -104,55 +114,53 @@ def _split_quoted(path: Path, numbered: Iterator[tuple[int, str]], delimiter: st
         except StopIteration:
             return
         except csv.Error as error:
-            raise _broken_csv(path, first, started, error) from error
+            raise _broken_csv(path, first, last, error) from error
         if record:
             yield first, record
-        first = started + 1
+        first = last + 1
 
 
 def _broken_csv(path: Path, first: int, last: int, error: csv.Error) -> UserError:
     hint = 'quote the whole cell and double the quotes inside it: "say ""hi"""'
     if "unexpected end" in str(error) or "field limit" in str(error):
-        return UserError(f"{path}:{first}: a quote is opened and never closed", hint)
-    through = f" (the row runs on to line {last}: is a quote left open?)" if last > first else ""
+        return UserError(f"{path}:{first}: a quote is never closed", hint)
+    through = f" (the row continues to line {last}: is a quote not closed?)" if last > first else ""
     return UserError(f"{path}:{first}: {error}{through}", hint)
 
 
 def header_of(
     path: Path, lines: Iterator[tuple[int, list[str]]], fixed: Sequence[str] | None = None
 ) -> tuple[int, list[str]]:
-    """The line of the header, and the names of the columns: `fixed`, or taken from the first of the records.
-
-    UserError where a name comes twice, or nothing is there.
-    """
+    """The line of the header (0 if there is none) and the names of the columns: `fixed`, or those of the first record.
+    UserError if a name is repeated or the file is empty."""
     number, names = (0, list(fixed)) if fixed is not None else next(lines, (0, []))
     if fixed is None and number == 0:
         raise UserError(f"{path} is empty", "use a file with a header line and rows")
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise UserError(f"{path}:{number}: the column {twice[0]!r} is named twice", "rename one of them")
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        raise UserError(f"{path}:{number}: the column {repeated[0]!r} is named twice", "rename one of them")
     return number, names
 
 
-def ragged(path: Path, number: int, record: Sequence[str], names: Sequence[str], fixed: bool = False) -> UserError:
-    """The error for a record of another number of cells than there are columns. fixed: the names are not the file's."""
-    hint = "write a row a line with as many columns as the header names"
-    if fixed:
-        hint = "give as many column names as the file has columns"
+def ragged(path: Path, number: int, record: Sequence[str], names: Sequence[str], hint: str = "") -> UserError:
+    """The error for a record with a wrong number of cells."""
     count = f"{len(record)} column" + ("s" if len(record) != 1 else "")
-    return UserError(f"{path}:{number}: {count}, {len(names)} expected ({name_list(names)})", hint)
+    return UserError(
+        f"{path}:{number}: {count}, {len(names)} expected ({name_list(names)})",
+        hint or "write one row per line with as many columns as the header names",
+    )
 
 
 def name_list(names: Sequence[str]) -> str:
-    """Names of columns as an error lists them."""
-    listed = [name if len(name) <= 40 else f"{name[:40]}..." for name in names[:_SHOWN]]
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    """Names of columns for an error."""
+    listed = [name if len(name) <= 40 else f"{name[:40]}..." for name in names[:_LISTED]]
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
     return ", ".join(listed) + more
 
 
 def no_column(where: str, name: str, names: Sequence[str], key: str, listed: bool = False) -> UserError:
-    """The error for a column that is not there, with the nearest that is. key: the key that names it. listed: it takes
-    a list."""
+    """The error for a missing column, with the nearest name. key: the key that names the column. listed: whether its
+    value is a list."""
     like = nearest(name, names)
     form = "{}=[{}]" if listed else "{}={}"
     hint = f"did you mean {form.format(key, like)}?" if like else f"name the column: {form.format(key, 'COLUMN')}"
@@ -160,8 +168,7 @@ def no_column(where: str, name: str, names: Sequence[str], key: str, listed: boo
 
 
 def objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The object of each line with its number; numbers, truth values and null stay what they are. UserError: as
-    `read_lines` and `object_of`."""
+    """The number and the object of each line that is not blank. UserError as in `read_lines` and `object_of`."""
     for number, line in read_lines(path):
         if line and not line.isspace():
             try:
@@ -173,60 +180,61 @@ def objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 class _Refused(Exception):
-    """What JSON allows and a row must not hold, and what to do."""
+    """The reason and a hint for content that the parser accepts but a row must not have."""
 
 
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     columns = dict(pairs)
     if len(columns) != len(pairs):
         names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise _Refused(f"the key {twice} is given twice", "rename or drop one of them")
+        repeated = next(name for name in names if names.count(name) > 1)
+        raise _Refused(f"the key {repeated} is given twice", "rename or remove one of them")
     return columns
 
 
 def _no_number(name: str) -> object:
-    raise _Refused(f"{name} is no number in JSON", "write a finite number")
+    raise _Refused(f"{name} is not a number in JSON", "write a finite number")
 
 
-_DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_number)  # made once: half of a row's time
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_number)  # creating it takes as long as a row
 
 
 def object_of(path: Path, number: int, line: str) -> dict[str, object]:
-    """A line as the object it holds. UserError if it is not one, or holds a key twice or half a character."""
+    """The JSON object in a line. UserError if it is not an object, or has a repeated key or half a character."""
     try:
         row = _DECODER.decode(line)
     except _Refused as error:
         message, hint = error.args
         raise UserError(f"{path}:{number}: {message}", hint) from error
     except json.JSONDecodeError as error:
-        raise UserError(
-            f"{path}:{number}:{error.colno}: not JSON: {error.msg}", "write one JSON object a line"
-        ) from error
-    except (RecursionError, ValueError) as error:  # nested too deep; a number of thousands of digits
-        raise UserError(f"{path}:{number}: not readable JSON: {error}", "write one JSON object a line") from error
+        raise UserError(f"{path}:{number}:{error.colno}: not JSON: {error.msg}", _FORM) from error
+    except (RecursionError, ValueError) as error:  # nested too deeply, or a number of thousands of digits
+        raise UserError(f"{path}:{number}: not readable JSON: {error}", _FORM) from error
     if not isinstance(row, dict):
-        raise UserError(f"{path}:{number}: {type(row).__name__} instead of an object", "write one JSON object a line")
+        raise UserError(f"{path}:{number}: {type(row).__name__} instead of an object", _FORM)
     if _SURROGATE.search(line):
-        _require_text(path, number, row)
+        for name, value in row.items():
+            require_characters(f"{path}:{number}", name, value)
     return row
 
 
-def _require_text(path: Path, number: int, row: dict[str, object]) -> None:
-    """UserError where a JSON escape stands for half a character: no file and no tokenizer takes it."""
-    for name, value in row.items():
-        try:
-            json.dumps([name, value], ensure_ascii=False).encode()
-        except UnicodeEncodeError as error:
-            half = ascii(error.object[error.start])[1:-1]
-            raise UserError(
-                f"{path}:{number}: {name} holds {half}, half of a character (a lone surrogate)",
-                "write both halves, the character itself, or \\ufffd in its place",
-            ) from error
+_FORM = "write one JSON object per line"
+
+
+def require_characters(where: str, name: str, value: object) -> None:
+    """UserError if JSON escapes contain half of a character, which files and tokenizers do not accept."""
+    try:
+        json.dumps([name, value], ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        half = ascii(error.object[error.start])[1:-1]
+        raise UserError(
+            f"{where}: {name} contains {half}, half of a character (a lone surrogate)",
+            "write both halves, the character itself, or \\ufffd in its place",
+        ) from error
 
 
 def fields_of(row: Mapping[str, object]) -> dict[str, object]:
-    """What an object holds, by key; in the place of an object inside it what that holds, by its path (meta.text)."""
+    """The values of an object by key; those of nested objects by dotted path (meta.text)."""
     fields: dict[str, object] = {}
     for name, value in row.items():
         if isinstance(value, dict):
@@ -237,8 +245,17 @@ def fields_of(row: Mapping[str, object]) -> dict[str, object]:
 
 
 def values_of(where: str, row: Mapping[str, object], names: Sequence[str], key: str) -> list[object]:
-    """What a row holds in the columns of these names; a name that is no key of it is a dotted path into its objects.
-    where: file and line. key: the key that names the columns. UserError for one that is not there."""
+    """The values of columns in a row; a name that is not a key is a dotted path.
+
+    Args:
+        where: File and line, for errors.
+        row: The row.
+        names: Names of the columns.
+        key: The key that names the columns, for errors.
+
+    Raises:
+        UserError: If a column is missing.
+    """
     values = []
     for name in names:
         try:
@@ -249,7 +266,7 @@ def values_of(where: str, row: Mapping[str, object], names: Sequence[str], key: 
 
 
 def _at_path(part: object, path: str) -> object:
-    """What stands at a path in a part of a row, null in an object that is null. KeyError where there is no such key."""
+    """The value at a dotted path; None below a null. KeyError if there is none."""
     if part is None:
         return None
     if not isinstance(part, dict):
@@ -263,8 +280,17 @@ def _at_path(part: object, path: str) -> object:
 
 
 def text_of(where: str, names: Sequence[str], values: Sequence[object], key: str) -> str:
-    """The text of a row: what its columns hold, under each other, null and white space left out. where: file and line.
-    key: the key that names the columns. UserError where a value is no text."""
+    """The text of a row: its values joined by newlines, without null and blank ones.
+
+    Args:
+        where: File and line, for errors.
+        names: Names of the columns.
+        values: Their values.
+        key: The key that names the columns, for errors.
+
+    Raises:
+        UserError: If a value is not text.
+    """
     texts = []
     for name, value in zip(names, values, strict=True):
         if value is not None and not isinstance(value, str):
@@ -275,7 +301,7 @@ def text_of(where: str, names: Sequence[str], values: Sequence[object], key: str
 
 
 def described(value: object) -> str:
-    """What kind of value JSON holds, in words."""
+    """The type of a JSON value, in words."""
     if isinstance(value, bool):
         return "a truth value"
     if isinstance(value, int | float):

@@ -1,11 +1,10 @@
-"""Arrays that the processes of one machine compute once and map from one file.
+"""Arrays that one process computes and all processes of the machine share.
 
-The first process that asks computes the arrays and writes them to a file in the cache folder; the others wait, and
-map the file read-only. The pages of a mapped file are in memory once, however many processes read them. The file loses
-its name as soon as all processes have mapped it: the disk space is free again when the last of them drops the arrays,
-whatever ends it. A file that is damaged or gone is computed again, and where none can be written every process keeps
-the arrays in its own memory. No file outlives the processes that were started together, so none is of another version
-of this code.
+The first process that needs the arrays computes them and writes them to a file in the cache folder; the others wait and
+map the file read-only, so the arrays are in memory once. The last process to map the file deletes its name, and the
+system frees its disk space when no process uses the arrays any more, however the processes end. A damaged or missing
+file is computed again. If no file can be written, every process keeps the arrays in its own memory. Files are never
+read by a later run, so they need no version.
 """
 
 from __future__ import annotations
@@ -32,18 +31,21 @@ from lmtool.system.files import draft_name, draft_of, machine
 
 Arrays = dict[str, np.ndarray]
 
+# In bytes: the header, the alignment of arrays, and the number of processes at the end of the header.
 _HEADER, _ALIGNMENT, _COUNT = 4096, 64, 4
-"""Bytes: of the header, the boundaries of arrays, and the end of the header that counts processes."""
+# The files that this process has mapped and still uses.
 _MAPPED: WeakValueDictionary[Path, np.memmap] = WeakValueDictionary()
-"""The files that this process has mapped, as long as one of their arrays is in use."""
 
 
 @dataclass(frozen=True)
 class ArrayCache:
-    """Where arrays are shared.
+    """The place where processes share arrays.
 
-    folder: of the files. key: hash of all that the arrays are computed from. processes: of this machine, which all ask
-    for the same arrays; 1: they stay in memory. progress: reports where no file can be written.
+    Attributes:
+        folder: The folder of the files.
+        key: Hash of everything that the arrays are computed from.
+        processes: Number of processes on this machine, all of which load the same arrays; 1: use no file.
+        progress: Receives a warning if no file can be written.
     """
 
     folder: Path
@@ -52,19 +54,19 @@ class ArrayCache:
     progress: OnStage | None = None
 
     def of(self, *parts: object) -> ArrayCache:
-        """The cache of arrays that are computed from this one's and from `parts`: see `identity`."""
+        """The cache of arrays that are computed from this cache's arrays and from `parts`, see `identity`."""
         return self if self.processes == 1 else replace(self, key=_digest(self.key, *map(identity, parts)))
 
     def load(self, compute: Callable[[], Arrays]) -> Arrays:
-        """The one-dimensional arrays that `compute` returns, read-only and mapped where that is possible. `compute` is
-        pure, and does not wait for other processes."""
+        """Return the one-dimensional arrays of `compute`, read-only and mapped from a file if possible. `compute` must
+        be pure and must not wait for other processes."""
         if self.processes == 1:
             return compute()
         folder = self.folder / machine()
-        path = folder / draft_name(self.key[:32], os.getppid())  # of the process that started all of them
+        path = folder / draft_name(self.key[:32], os.getppid())  # all processes have the same parent
         with ExitStack() as stack:
             try:
-                stack.enter_context(_turn(folder / draft_name(f"{self.key[:32]}.lock", os.getppid())))
+                stack.enter_context(_locked(folder / draft_name(f"{self.key[:32]}.lock", os.getppid())))
             except OSError as error:
                 return self._in_memory(compute(), error)
             if not _is_empty(path):
@@ -80,7 +82,7 @@ class ArrayCache:
                     return self._in_memory(arrays, error)
                 mapped = _map(path, self.processes)
                 return arrays if mapped is None else _arrays_of(mapped)
-        # Each for itself and all at once: the process whose turn it was could not write them.
+        # Outside the lock, so that all processes compute at the same time.
         return self._in_memory(compute(), "no process could write a file")
 
     def _in_memory(self, arrays: Arrays, reason: OSError | str) -> Arrays:
@@ -97,19 +99,19 @@ class ArrayCache:
 
 
 UNSHARED = ArrayCache(Path(), "", 1)
-"""Of arrays that every process has in its own memory."""
+"""The cache of arrays that every process keeps in its own memory."""
 
 
 @runtime_checkable
 class Cached(Protocol):
-    """Arrays, or what is made of arrays, with the cache of what is computed from them."""
+    """An object with arrays, and the cache for other arrays computed from them."""
 
     @property
     def cache(self) -> ArrayCache: ...
 
 
 def identity(value: object) -> str:
-    """A text that is equal only for equal values. TypeError for values of which none is known."""
+    """A text that is the same only for equal values. TypeError for an unsupported type."""
     if isinstance(value, Cached) and value.cache.processes > 1:
         return value.cache.key
     if value is None or isinstance(value, bool | int | float | str | BaseModel):
@@ -131,12 +133,12 @@ def _digest(*parts: str) -> str:
 
 
 @contextmanager
-def _turn(path: Path) -> Iterator[None]:
-    """Hold the lock of a file, which goes with it; waits for another process that does. Where the file system knows no
-    locks, all have their turn at once, and each maps a file of its own."""
+def _locked(path: Path) -> Iterator[None]:
+    """Wait for the lock of a file, hold it, and delete the file at the end. Without locks in the file system the
+    processes do not wait, and each maps a file of its own."""
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with suppress(FileNotFoundError):  # the last process that used the folder takes it away
+        with suppress(FileNotFoundError):  # the last process that used the folder removed it
             handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
             with suppress(OSError):
                 fcntl.flock(handle, fcntl.LOCK_EX)
@@ -151,7 +153,7 @@ def _turn(path: Path) -> Iterator[None]:
 
 
 def _write(path: Path, arrays: Arrays) -> None:
-    """Write a file of arrays in one move. OSError where that fails: then the file is empty, if there is one."""
+    """Write a file of arrays and rename it to `path`. OSError if that fails; an empty file then says so to others."""
     draft, header, at, checksum = draft_of(path), {}, _HEADER, 0
     try:
         with open(draft, "xb") as file:
@@ -183,8 +185,7 @@ def _is_empty(path: Path) -> bool:
 
 
 def _map(path: Path, processes: int) -> np.memmap | None:
-    """A file as bytes, with one more process that has mapped it: the last one takes its name away. None where it is not
-    there or not as it was written."""
+    """Map a file and count this process; the last one deletes the file's name. None if it is missing or damaged."""
     try:
         with open(path, "r+b") as file:
             head = file.read(_HEADER)
@@ -207,7 +208,7 @@ def _map(path: Path, processes: int) -> np.memmap | None:
 
 
 def _arrays_of(mapped: np.memmap) -> Arrays:
-    """The arrays of a mapped file, which stays mapped as long as one of them is in use."""
+    """The arrays of a mapped file, which stays mapped while one of them is in use."""
     arrays = {}
     for name, entry in json.loads(bytes(mapped[: _HEADER - _COUNT]))["arrays"].items():
         descr = entry["dtype"]
@@ -218,7 +219,7 @@ def _arrays_of(mapped: np.memmap) -> Arrays:
 
 
 def _remove(path: Path, process: int) -> None:
-    """Take away the name of a file, in the process that mapped it, and its folder where that is empty."""
+    """Delete the name of a file in the process that mapped it, and its folder if that is empty."""
     if process == os.getpid():
         with suppress(OSError):
             path.unlink(missing_ok=True)

@@ -1,9 +1,8 @@
-"""The token store: a split of a source, tokenized once, memory-mapped by every run that reads it.
+"""The token store: a split of a source, tokenized once and memory-mapped by every run that reads it.
 
-A store is a folder `stores/<key>` of the cache folder, where the key is a hash of the text, the tokenizer and the
-version of this code. It is written beside its place (`StoreDraft`) and renamed, under a lock, and never changed.
-Every opening holds all of it against its manifest: 2 bytes a token at 1.2 GB/s, a fiftieth of what reading the text
-takes before it. A damaged store is rebuilt and reported.
+A store is a folder `stores/<key>` of the cache folder; the key is a hash of the text, the tokenizer and the version of
+this code. It is written under a lock as a draft in the same folder, renamed, and never changed. When it is opened, all
+of it is verified against its manifest (1.2 GB/s). A damaged store is reported and rebuilt.
 
 Shape letters: D documents, S sentences.
 """
@@ -19,16 +18,17 @@ import mmap
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TypeVar
 
 import numpy as np
 
+from lmtool.config.saved import JsonObject
 from lmtool.data.shared import UNSHARED, ArrayCache
 from lmtool.data.sources import OnStage, Source, splits_of
 from lmtool.data.tokenizing import ChildDied, Tokenized, dtype_of, portions, tokenize, workers_for
@@ -43,19 +43,20 @@ FILES = {
     "sentence_offsets": "sentence_offsets.bin",
     "document_sentences": "document_sentences.bin",
 }
-SHARD = 16
-"""Portions between rows of the journal: some seconds of work."""
+SHARD = 16  # portions between rows of the journal: some seconds of work
+
+Built = TypeVar("Built")
 
 
 @dataclass
 class Counts:
-    """What was written so far; seconds: that it took."""
+    """Totals of a draft."""
 
     portions: int = 0
     tokens: int = 0
     documents: int = 0
     sentences: int = 0
-    last_boundary: int = 0  # sentences up to the end of the last document that has tokens
+    last_boundary: int = 0  # sentences up to the end of the last document with tokens
     without_tokens: int = 0
     unknown: int = 0
     characters: int = 0
@@ -65,54 +66,49 @@ class Counts:
 
 
 class StoreDraft:
-    """The folder in which a store is built, and all that is left of it when building ends otherwise: what a later build
-    resumes from where it is killed, nothing after an error of the text.
+    """The folder in which a store is built. After a kill a later build resumes from it; after an error in the text it
+    is removed. store: the folder of the complete store. locked: whether no other process can build the same store, so
+    that an earlier draft may be resumed."""
 
-    alone: whether no other process builds the same: only then an earlier draft is taken up.
-    """
-
-    def __init__(self, place: Path, tokenizer: Tokenizer, alone: bool = True):
-        stem = f".{place.name}.{'draft' if alone else os.getpid()}"
-        self.folder, self._journal = place.with_name(stem), place.with_name(f"{stem}.jsonl")
-        self._tokenizer, self._alone = tokenizer, alone
-        dtypes = dict.fromkeys(FILES, np.dtype("<i8")) | {"tokens": dtype_of(tokenizer)}
-        self._dtypes: dict[str, np.dtype[Any]] = dtypes
+    def __init__(self, store: Path, tokenizer: Tokenizer, locked: bool = True):
+        stem = f".{store.name}.{'draft' if locked else os.getpid()}"
+        self.folder, self._journal = store.with_name(stem), store.with_name(f"{stem}.jsonl")
+        self._tokenizer, self._locked = tokenizer, locked
+        self._dtypes: dict[str, np.dtype] = dict.fromkeys(FILES, np.dtype("<i8")) | {"tokens": dtype_of(tokenizer)}
         self._counts = Counts()
         self._hashes = {name: hashlib.sha256() for name in FILES}
         self._files: dict[str, IO[bytes]] = {}
 
     def __enter__(self) -> StoreDraft:
-        sizes = self._resume() if self._alone else None
+        sizes = self._resume() if self._locked else None
         if sizes is None:
             self._discard()
             self.folder.mkdir()
             self._counts = Counts()
         else:
-            for left in self.folder.iterdir():
-                if left.name not in FILES.values():
-                    left.unlink()
+            for path in self.folder.iterdir():
+                if path.name not in FILES.values():
+                    path.unlink()
             for name, file in FILES.items():
                 os.truncate(self.folder / file, sizes[name])
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        of_the_text = kind is not None and issubclass(kind, UserError) and not issubclass(kind, ChildDied)
-        if kind is None or of_the_text or not self._journal.exists():
+        error_in_text = kind is not None and issubclass(kind, UserError) and not issubclass(kind, ChildDied)
+        if kind is None or error_in_text or not self._journal.exists():
             self._discard()
 
     def _discard(self) -> None:
         self._journal.unlink(missing_ok=True)
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    # --- writing ---------------------------------------------------------------------------------------------------
-
     def write(self, source: Source, split: str, progress: OnStage | None) -> dict[str, object]:
-        """Tokenize a split, from where an earlier build came to. Returns the metadata of the store."""
+        """Tokenize a split, resuming an earlier build. Returns the metadata of the store."""
         total, stage = max(source.characters(split), 1), f"tokenizing {split}"
         before = Counts(**asdict(self._counts))
         began = time.perf_counter()
         if before.portions and progress is not None:
-            progress(f"{stage}: an earlier build was cut short at {before.characters / total:.0%}; resuming", 0, 1)
+            progress(f"{stage}: an earlier build was interrupted at {before.characters / total:.0%}; resuming", 0, 1)
         with ExitStack() as stack:
             for name, file in FILES.items():
                 self._files[name] = stack.enter_context(open(self.folder / file, "ab"))
@@ -143,9 +139,8 @@ class StoreDraft:
     def _enter(self, portion: Tokenized) -> None:
         counts = self._counts
         offsets = counts.tokens + np.concatenate([[0], np.cumsum(portion.sentence_lengths)])
-        # Sentences up to the end of each document that ends here; one without any has no tokens.
-        boundaries_P = counts.sentences + np.cumsum(portion.sentences)
-        boundaries = boundaries_P[portion.ends]
+        # Number of sentences at the end of each document; a document without sentences has no tokens.
+        boundaries = (counts.sentences + np.cumsum(portion.sentences))[portion.ends]
         grown = np.diff(boundaries, prepend=counts.last_boundary) > 0
         counts.without_tokens += int((~grown).sum())
         boundaries = boundaries[grown]
@@ -162,15 +157,13 @@ class StoreDraft:
             setattr(counts, name, getattr(counts, name) + getattr(portion, name))
 
     def _rates(self, before: Counts) -> str:
-        """Bytes and tokens a second since this build began."""
+        """Bytes and tokens per second of this build."""
         seconds = max(self._counts.seconds - before.seconds, 1e-9)
         size, tokens = self._counts.bytes - before.bytes, self._counts.tokens - before.tokens
         return f"{size / seconds / 1e6:.2f} MB/s, {tokens / seconds:,.0f} tokens/s"
 
-    # --- the journal -----------------------------------------------------------------------------------------------
-
     def _close_shard(self) -> None:
-        """Everything so far on the disk, and then the row that says so."""
+        """Sync the files to disk, then append a row to the journal."""
         for file in self._files.values():
             file.flush()
             os.fsync(file.fileno())
@@ -187,7 +180,8 @@ class StoreDraft:
         self._hashes = {name: hashlib.sha256() for name in FILES}
 
     def _resume(self) -> dict[str, int] | None:
-        """The bytes of each file that are as the journal says, whose counts are taken over; None: of none."""
+        """Find the last row of the journal that matches the files, and take its counts. Returns the bytes of each file,
+        or None if no row matches."""
         with contextlib.suppress(OSError), ExitStack() as stack:
             rows = self._journal.read_bytes().splitlines(keepends=True)
             files = {name: stack.enter_context(open(self.folder / file, "rb")) for name, file in FILES.items()}
@@ -205,11 +199,9 @@ class StoreDraft:
                 return sizes
         return None
 
-    # --- what is said of it ------------------------------------------------------------------------------------------
-
     @property
     def arrays(self) -> dict[str, dict[str, object]]:
-        """Kind and number of the values of each file."""
+        """Type and number of the values in each file."""
         counts = self._counts
         lengths = {
             "tokens": counts.tokens,
@@ -221,15 +213,12 @@ class StoreDraft:
 
     def _metadata(self, source: Source, split: str) -> dict[str, object]:
         counts = self._counts
+        names = ("sentences", "tokens", "characters", "words", "bytes")
         return {
             "split": split,
             "documents": counts.documents,
             "documents_without_tokens": counts.without_tokens,
-            "sentences": counts.sentences,
-            "tokens": counts.tokens,
-            "characters": counts.characters,
-            "words": counts.words,
-            "bytes": counts.bytes,
+            **{name: value for name, value in asdict(counts).items() if name in names},
             "characters_per_token": counts.characters / counts.tokens,
             "unknown_fraction": counts.unknown / counts.tokens,
             "seconds": round(counts.seconds, 3),
@@ -240,35 +229,37 @@ class StoreDraft:
         }
 
 
-def _line(row: dict[str, Any]) -> bytes:
-    """A row of the journal behind its own hash, so that a damaged one is not believed."""
+def _line(row: JsonObject) -> bytes:
+    """A row of the journal after its hash, by which damage is detected."""
     content = json.dumps(row).encode()
     return hashlib.sha256(content).hexdigest().encode() + b" " + content + b"\n"
 
 
-def _row(line: bytes) -> dict[str, Any] | None:
+def _row(line: bytes) -> JsonObject | None:
+    """A row of the journal; None if it is damaged."""
     digest, _, content = line.partition(b" ")
     content = content.removesuffix(b"\n")
     return json.loads(content) if hashlib.sha256(content).hexdigest().encode() == digest else None
 
 
-VERSION = 4  # of the layout, of its metadata and of how text becomes tokens and sentences: raise it when one changes
+VERSION = 4  # increase it if the layout, the metadata, tokenization or sentence splitting changes
 
 
 @dataclass(frozen=True)
 class TokenStore:
-    """tokens: all ids, documents laid end to end, uint16 or uint32. document_offsets: (D+1,) their boundaries in it.
-    sentence_offsets: (S+1,) boundaries of sentences in tokens. document_sentences: (D+1,) boundaries of documents among
-    the sentences. No document and no sentence is without tokens. All are read-only maps of files.
-    rows: labeled rows that are learned beside the text, by the name of their task. cache: of what is computed from the
-    store.
+    """A token store as read-only maps of files. Every document and every sentence has tokens.
+
+    tokens: uint16 or uint32 ids of all documents, concatenated. document_offsets: (D+1,) boundaries of documents in the
+    tokens. sentence_offsets: (S+1,) boundaries of sentences in the tokens. document_sentences: (D+1,) boundaries of
+    documents in the sentences. rows: labeled rows to train on together with the text, by the name of their task. cache:
+    the cache of arrays computed from the store.
     """
 
     tokens: np.ndarray
     document_offsets: np.ndarray
     sentence_offsets: np.ndarray
     document_sentences: np.ndarray
-    metadata: dict[str, Any]
+    metadata: JsonObject
     folder: Path
     rows: Mapping[str, object] = field(default_factory=dict)
     cache: ArrayCache = UNSHARED
@@ -289,40 +280,26 @@ class TokenStore:
 def open_store(
     source: Source, split: str, tokenizer: Tokenizer, cache_dir: str | Path, progress: OnStage | None = None
 ) -> TokenStore:
-    """The store of a split: mapped where it is there and intact, else built.
-
-    UserError naming cache_dir where it cannot be written or is full, and where the split holds no tokens.
-    """
+    """The store of a split, which is built if it is missing or damaged. UserError if cache_dir is full or cannot be
+    written, or if the split has no tokens."""
     parts = [f"store {VERSION}", source.fingerprint, splits_of(split), tokenizer.fingerprint]
     key = hashlib.sha256("\n".join(parts).encode()).hexdigest()
-    root = Path(cache_dir).expanduser() / "stores"
-    folder = root / key[:32]
+    root = Path(cache_dir).expanduser()
+    folder = root / "stores" / key[:32]
     processes = rank_info(os.environ).local_size
-    cache = UNSHARED if processes == 1 else ArrayCache(root.with_name("plans"), key, processes, progress)
-    if folder.exists():
-        with contextlib.suppress(Damaged):
-            return _open(folder, key, cache)
-    with writing(cache_dir):
-        root.mkdir(parents=True, exist_ok=True)
-        with locked(root / f"{key[:32]}.lock") as alone:
-            if folder.exists():
-                try:
-                    return _open(folder, key, cache)  # another process may have built it while we waited
-                except Damaged as damage:
-                    rebuilding(damage, progress)
-                    shutil.rmtree(folder, ignore_errors=True)
-            with StoreDraft(folder, tokenizer, alone) as draft:
-                metadata = draft.write(source, split, progress)
-                write_manifest(draft.folder, {"key": key, "arrays": draft.arrays, "facts": metadata})
-                os.rename(draft.folder, folder)
-    try:
-        return _open(folder, key, cache)
-    except Damaged as damage:
-        raise UserError(f"cache_dir={cache_dir}: {damage}", "set cache_dir= to another folder") from damage
+    cache = UNSHARED if processes == 1 else ArrayCache(root / "plans", key, processes, progress)
+
+    def build(holds_lock: bool) -> None:
+        with StoreDraft(folder, tokenizer, holds_lock) as draft:
+            metadata = draft.write(source, split, progress)
+            write_manifest(draft.folder, {"key": key, "arrays": draft.arrays, "facts": metadata})
+            os.rename(draft.folder, folder)
+
+    return cached_folder(folder, cache_dir, lambda: _open(folder, key, cache), build, progress)
 
 
 def release(values: np.ndarray) -> None:
-    """Give back the memory of what was read of a mapped file; it is read again where it is asked for again."""
+    """Free the memory of a mapped file's pages, which are read again when they are needed."""
     base: object = values
     while base is not None and not isinstance(base, mmap.mmap):
         base = getattr(base, "base", None)
@@ -330,15 +307,44 @@ def release(values: np.ndarray) -> None:
         base.madvise(mmap.MADV_DONTNEED)
 
 
+def cached_folder(
+    folder: Path,
+    cache_dir: str | Path,
+    load: Callable[[], Built],
+    build: Callable[[bool], None],
+    progress: OnStage | None,
+) -> Built:
+    """Load a folder of the cache; if it is missing or damaged, build it under its lock. An intact folder needs no
+    writing, so the cache may be read-only. build: called with whether this process holds the lock. UserError if
+    cache_dir is full or cannot be written."""
+    if folder.exists():
+        with contextlib.suppress(Damaged):
+            return load()
+    with writing(cache_dir):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with locked(folder.with_name(f"{folder.name}.lock")) as holds_lock:
+            if folder.exists():
+                try:
+                    return load()  # another process may have built it in the meantime
+                except Damaged as damage:
+                    rebuilding(damage, progress)
+                    shutil.rmtree(folder, ignore_errors=True)
+            build(holds_lock)
+    try:
+        return load()
+    except Damaged as damage:
+        raise UserError(f"cache_dir={cache_dir}: {damage}", "set cache_dir= to another folder") from damage
+
+
 def rebuilding(damage: Damaged, progress: OnStage | None) -> None:
-    """Report a damaged entry of the cache folder, which is built again from what it was built from."""
+    """Report a damaged entry of the cache folder, which is then rebuilt."""
     if progress is not None:
         progress(f"warning: {damage}; building it again", 0, 1)
 
 
 @contextlib.contextmanager
 def writing(cache_dir: str | Path) -> Iterator[None]:
-    """Turns a failure to write below cache_dir into a UserError that names the key."""
+    """Convert a failure to write in cache_dir to a UserError that names the key."""
     try:
         yield
     except OSError as problem:
@@ -350,8 +356,8 @@ def writing(cache_dir: str | Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[bool]:
-    """Hold a file's lock; waits for another process that does. Renaming keeps results whole even without it, so a
-    file system that knows no locks only costs double work. Gives whether it is held."""
+    """Wait for a file's lock and hold it. Yields whether it is held; without locks in the file system processes may
+    repeat work, but renaming keeps results intact."""
     with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666), "r+b") as file:
         held = False
         with contextlib.suppress(OSError):
@@ -361,14 +367,15 @@ def locked(path: Path) -> Iterator[bool]:
 
 
 def _open(folder: Path, key: str, cache: ArrayCache) -> TokenStore:
-    """The store in a folder. Damaged where it is not as it was written."""
+    """Map the store in a folder. Raises Damaged."""
     manifest = Manifest.read(folder)
     missing = set(FILES.values()) - manifest.files.keys()
     if manifest.metadata.get("key") != key or missing:
         raise Damaged(folder / MANIFEST, "is of another store")
     manifest.verify()
-    arrays: dict[str, Any] = {}
+    arrays: JsonObject = {}
     for name, file in FILES.items():
-        dtype, count = (manifest.metadata["arrays"][name][fact] for fact in ("dtype", "count"))
-        arrays[name] = np.memmap(folder / file, dtype=dtype, mode="r", shape=(count,)).view(np.ndarray)
+        entry = manifest.metadata["arrays"][name]
+        memory_map = np.memmap(folder / file, dtype=entry["dtype"], mode="r", shape=(entry["count"],))
+        arrays[name] = memory_map.view(np.ndarray)
     return TokenStore(**arrays, metadata=manifest.metadata["facts"], folder=folder, cache=cache)

@@ -1,4 +1,8 @@
-"""Rows of labeled data, read strictly: tables, words in columns (CoNLL), and SQuAD's JSON."""
+"""Strict readers of labeled data: tables, words in columns (CoNLL, CoNLL-U), and SQuAD's JSON.
+
+A malformed line is an error with its number. `datasets` 5.2 silently shifts the columns of a csv line with one too
+many, reads "NA" as null, and a missing last column as null.
+"""
 
 from __future__ import annotations
 
@@ -10,23 +14,25 @@ from pathlib import Path
 from typing import Any
 
 from lmtool.data.files import no_such_file, read_lines, refuse
-from lmtool.data.rows import DELIMITERS, described, header_of, objects, ragged, records, seen_delimiter
+from lmtool.data.rows import (
+    DELIMITERS,
+    described,
+    header_of,
+    inferred_delimiter,
+    objects,
+    ragged,
+    records,
+    require_characters,
+)
 from lmtool.errors import UserError
-
-# Rows of labeled data, read strictly: a line that does not fit is named, never shifted or turned into nothing.
-#
-# (`datasets` 5.2 reads a csv line of one column too many by shifting all columns, "NA" as nothing, and a missing last
-# column as nothing, each silently.)
-
 
 SUFFIXES = (".tsv", ".txt", ".csv", ".jsonl", ".json")
 
 
 @dataclass
 class Table:
-    """columns: by name, one value a row, all of the same length. origin: (file, line) of each row. skipped: lines left
-    out because their number of columns was wrong, where that was allowed. metadata: what else the reader says of the
-    file, for the screens: counts, and words."""
+    """Rows of a file. columns: the values of all rows by name. origin: (file, line) of each row. skipped: number of
+    omitted lines with a wrong number of columns. metadata: other plain data about the file for the screens."""
 
     columns: dict[str, list[object]]
     origin: list[tuple[str, int]] = field(default_factory=list)
@@ -37,7 +43,7 @@ class Table:
         return len(self.origin)
 
     def take(self, numbers: Sequence[int]) -> Table:
-        """Some of the rows, by number."""
+        """The rows with these numbers."""
         columns = {name: [values[number] for number in numbers] for name, values in self.columns.items()}
         return Table(columns, [self.origin[number] for number in numbers], self.skipped, self.metadata)
 
@@ -45,16 +51,18 @@ class Table:
 def read_table(
     path: str | Path, header: Sequence[str] | None = None, skip_ragged: bool = False, known: Sequence[str] = ()
 ) -> Table:
-    """The rows of a .tsv (or .txt), .csv or .jsonl (or .json) file.
+    """The rows of a file: .tsv or .txt (tabs, no quoting), .csv (RFC 4180, with an inferred delimiter), .jsonl or .json
+    (one object per line). All values of tsv and csv are text, including "NA".
 
-    tsv: no quoting, every tab divides. csv: RFC 4180, quotes double inside quotes, cells may hold line ends; what
-    divides them is seen from the first line (`delimiter_of`), by `known` names of columns where that says several.
-    jsonl: an object a line; numbers, truth values and null stay what they are. header: column names of a file without
-    a header line (not for jsonl). skip_ragged: leave out and count lines of another number of columns. Values of tsv
-    and csv are text as it stands ("NA" too).
+    Args:
+        path: The file.
+        header: Column names of a file without a header line (not for jsonl).
+        skip_ragged: Omit and count lines with a wrong number of columns.
+        known: Expected column names, to infer the delimiter (`delimiter_of`).
 
-    UserError with file:line: a ragged line, a quote that is not closed, bytes that are not UTF-8, NUL, a column named
-    twice, a broken or incomplete object, numbers mixed with text, no rows.
+    Raises:
+        UserError: With file and line, for malformed lines and objects, objects with different keys or types, repeated
+            columns, bytes that are not UTF-8, and a file without rows.
     """
     path = Path(path).expanduser()
     if not path.is_file():
@@ -62,13 +70,13 @@ def read_table(
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES:
         raise UserError(
-            f"{path}: {suffix or 'a file without suffix'} is not read: one of {', '.join(SUFFIXES)}",
-            "rename the file after what it holds",
+            f"{path}: {suffix or 'no suffix'} is not one of {', '.join(SUFFIXES)}",
+            "rename the file according to its content",
         )
     if suffix in (".jsonl", ".json"):
         table = _from_objects(path)
     else:
-        delimiter = seen_delimiter(path, known, header) if suffix == ".csv" else None
+        delimiter = inferred_delimiter(path, known, header) if suffix == ".csv" else None
         table = _from_records(path, records(path, delimiter), header, skip_ragged)
         if delimiter not in (None, ","):
             table.metadata["delimiter"] = DELIMITERS[delimiter]
@@ -78,11 +86,11 @@ def read_table(
     return table
 
 
+_FIXED = "give as many column names as the file has columns: task.header=[...]"
+
+
 def _from_records(
-    path: Path,
-    lines: Iterator[tuple[int, list[str]]],
-    header: Sequence[str] | None,
-    skip_ragged: bool,
+    path: Path, lines: Iterator[tuple[int, list[str]]], header: Sequence[str] | None, skip_ragged: bool
 ) -> Table:
     _, names = header_of(path, lines, header)
     table = Table({name: [] for name in names})
@@ -91,7 +99,7 @@ def _from_records(
             if skip_ragged:
                 table.skipped += 1
                 continue
-            refuse(ragged(path, number, record, names, fixed=header is not None))
+            refuse(ragged(path, number, record, names, "" if header is None else _FIXED))
             continue
         for values, value in zip(table.columns.values(), record, strict=True):
             values.append(value)
@@ -118,31 +126,28 @@ def _from_objects(path: Path) -> Table:
 def _unlike(
     path: Path, number: int, row: dict[str, object], table: Table, kinds: dict[str, tuple[str, int]]
 ) -> UserError | None:
-    """The error of an object that has other keys than the first, or other kinds of values. kinds: of each key, and the
-    line that has it first; those of the row are entered."""
+    """The error for an object whose keys or types differ from those of earlier objects. kinds: the type and the first
+    line of each key, to which those of the row are added."""
     if table.columns.keys() != row.keys():
         name = min(table.columns.keys() ^ row.keys())
-        error = "has no" if name in table.columns else "has a further"
+        error = "lacks the" if name in table.columns else "has the additional"
         first = table.origin[0][1]
         return UserError(
-            f"{path}:{number}: the object {error} key {name}, other than line {first}", "give all rows the same keys"
+            f"{path}:{number}: the object {error} key {name}, unlike line {first}", "give all rows the same keys"
         )
     for name, value in row.items():
         kind = described(value)
         before, line_before = kinds.setdefault(name, (kind, number)) if value is not None else (kind, number)
         if kind != before:
             return UserError(
-                f"{path}:{number}: {name} is {kind}, on line {line_before} it is {before}",
-                "write all values of a column alike",
+                f"{path}:{number}: {name} is {kind}, but {before} on line {line_before}",
+                "give all values of a column the same type",
             )
     return None
 
 
-# Sentences of words in columns, read strictly: CoNLL's, a word a line, and CoNLL-U (universaldependencies.org).
-
-
 LINES = "#lines"
-"""The column of the lines that the words of a row stand on."""
+"""The column with the line numbers of a row's words."""
 DOCUMENT = "-DOCSTART-"
 CONLLU = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
 """The ten columns of CoNLL-U."""
@@ -153,16 +158,24 @@ _SPANNING = re.compile(r"\d+-\d+|\d+\.\d+")
 def read_columns(
     path: Path, word: str, label: str, header: Sequence[str] | None = None, skip_ragged: bool = False
 ) -> Table:
-    """A row a sentence: lists of words, of labels, and of what further columns hold, by name.
+    """Read CoNLL's format, one word per line: a row per sentence, with a list of the words' values for each column.
 
-    Columns are divided by tabs where the first word's line has one, else by spaces. A line of nothing but white space
-    ends a sentence, and so does a -DOCSTART- line, which is counted. header: the columns' names in order; None: the
-    first is `word`, the last `label`; a file of one column has no labels. skip_ragged: leave out and count sentences
-    that have a line of another number of columns. The origin is the line of a sentence's first word.
+    Columns are separated by tabs if the first word's line has one, otherwise by spaces. Blank lines and -DOCSTART-
+    lines end a sentence; the latter are counted. The origin is the line of a sentence's first word.
 
-    UserError with file:line: another number of columns than the first line has, or an empty word.
+    Args:
+        path: The file.
+        word: Name of the first column.
+        label: Name of the last column, if there are several.
+        header: Names of all columns, which replace these.
+        skip_ragged: Omit and count sentences with a wrong number of columns.
+
+    Raises:
+        UserError: With file and line, for a wrong number of columns, or an empty word.
     """
     table, names, tabs, documents = Table({}), list(header or ()), None, 0
+    hint = "write one word per line with the same columns, and a blank line after each sentence"
+    hint = hint if header is None else _FIXED
     for sentence in _sentences(path):
         number, first = sentence[0]
         if first.startswith(DOCUMENT):
@@ -171,34 +184,34 @@ def read_columns(
         tabs = "\t" in first if tabs is None else tabs
         names = names or _names(word, label, len(_cells(first, tabs)))
         cells = [_cells(line, tabs) for _, line in sentence]
-        ragged = [place for place, values in enumerate(cells) if len(values) != len(names)]
-        if ragged and skip_ragged:
+        wrong = [index for index, values in enumerate(cells) if len(values) != len(names)]
+        if wrong and skip_ragged:
             table.skipped += 1
             continue
-        if ragged:
-            refuse(_wrong_count(path, sentence[ragged[0]][0], cells[ragged[0]], names, header is not None))
+        if wrong:
+            refuse(ragged(path, sentence[wrong[0]][0], cells[wrong[0]], names, hint))
             continue
         empty = [] if word not in names else [not values[names.index(word)] for values in cells]
         if any(empty):
             line = sentence[empty.index(True)][0]
-            refuse(UserError(f"{path}:{line}: an empty word", "write the word, or take the line out"))
+            refuse(UserError(f"{path}:{line}: an empty word", "write the word, or remove the line"))
             continue
         _append(table, path, names, cells, [number for number, _ in sentence])
     if not table:
-        raise UserError(f"{path}: no sentences", "use a file of a word a line and a blank line behind each sentence")
+        raise UserError(f"{path}: no sentences", hint)
     if documents:
         table.metadata["document_lines"] = documents
     return table
 
 
 def read_conllu(path: Path, word: str) -> Table:
-    """A row a sentence: lists of what the columns hold by their names in lower case, the forms under `word`.
+    """Read CoNLL-U (universaldependencies.org): a row per sentence, with a list of the words' values for each column,
+    by its name in lower case, and the forms in the column `word`.
 
-    Ranges of words written as one (1-2) and empty nodes (1.1) are left out and counted. `id` is the sentence's
-    sent_id, where all have one. UserError with file:line where a line has not ten columns or words are not numbered 1,
-    2, ...
+    Multiword ranges (1-2) and empty nodes (1.1) are omitted and counted. `id` is the sentences' sent_id, if all have
+    one. UserError, with file and line, if a line has not ten columns or words are not numbered from 1.
     """
-    table, left_out = Table({}), 0
+    table, omitted = Table({}), 0
     names = [LINES if name == "id" else word if name == "form" else name for name in CONLLU]
     ids: list[str] = []
     for sentence in _sentences(path):
@@ -210,14 +223,14 @@ def read_conllu(path: Path, word: str) -> Table:
                 continue
             values = line.split("\t")
             if len(values) != len(CONLLU):
-                raise _wrong_count(path, number, values, CONLLU, False)
+                raise ragged(path, number, values, CONLLU, _CONLLU_FORM)
             if _SPANNING.fullmatch(values[0]):
-                left_out += 1
+                omitted += 1
                 continue
             if values[0] != str(len(cells) + 1):
                 raise UserError(
                     f"{path}:{number}: the word's number is {values[0]}, {len(cells) + 1} expected",
-                    "number the words of each sentence from 1, and put a blank line behind each",
+                    "number the words of each sentence from 1, and put a blank line after each sentence",
                 )
             cells.append(values)
             lines.append(number)
@@ -225,29 +238,32 @@ def read_conllu(path: Path, word: str) -> Table:
             _append(table, path, names, cells, lines)
             ids += [value.strip() for key, _, value in comments if key.strip() == "sent_id"]
     if not table:
-        raise UserError(f"{path}: no sentences", "use a file in CoNLL-U: ten columns divided by tabs")
+        raise UserError(f"{path}: no sentences", _CONLLU_FORM)
     if len(ids) == len(table):
         table.columns["id"] = list(ids)
-    if left_out:
-        table.metadata["ranges_and_empty_nodes"] = left_out
+    if omitted:
+        table.metadata["ranges_and_empty_nodes"] = omitted
     return table
 
 
+_CONLLU_FORM = "use CoNLL-U: ten columns separated by tabs"
+
+
 def _sentences(path: Path) -> Iterator[list[tuple[int, str]]]:
-    """Runs of lines with their numbers, divided by lines of white space. A -DOCSTART- line is a run of its own."""
-    run: list[tuple[int, str]] = []
+    """The numbers and lines of each sentence, separated by blank lines. A -DOCSTART- line is a separate item."""
+    sentence: list[tuple[int, str]] = []
     for number, line in read_lines(path):
         document = line.startswith(DOCUMENT)
         if line.strip() and not document:
-            run.append((number, line))
+            sentence.append((number, line))
             continue
-        if run:
-            yield run
-        run = []
+        if sentence:
+            yield sentence
+        sentence = []
         if document:
             yield [(number, line)]
-    if run:
-        yield run
+    if sentence:
+        yield sentence
 
 
 def _cells(line: str, tabs: bool) -> list[str]:
@@ -255,27 +271,16 @@ def _cells(line: str, tabs: bool) -> list[str]:
 
 
 def _names(word: str, label: str, count: int) -> list[str]:
-    """The first column is the word, the last the label; those between go by their number from 1."""
+    """The names of columns without a header: the word, numbered columns, the label."""
     return [word] if count == 1 else [word, *(f"column_{number}" for number in range(2, count)), label]
 
 
 def _append(table: Table, path: Path, names: Sequence[str], cells: list[list[str]], lines: list[int]) -> None:
-    """A sentence as a row. Its lines take the place of a column of that name: CoNLL-U's numbers of words."""
+    """Add a sentence as a row. Its line numbers replace a column named `LINES`: CoNLL-U's word numbers."""
     columns = {**dict(zip(names, zip(*cells, strict=True), strict=True)), LINES: lines}
     for name, values in columns.items():
         table.columns.setdefault(name, []).append(list(values))
     table.origin.append((str(path), lines[0]))
-
-
-def _wrong_count(path: Path, number: int, values: list[str], names: Sequence[str], fixed: bool) -> UserError:
-    hint = "write a word a line, with the same columns on each, and a blank line behind each sentence"
-    if fixed:
-        hint = "name all columns of the file in order: task.header=[...]"
-    count = f"{len(values)} column" + ("s" if len(values) != 1 else "")
-    return UserError(f"{path}:{number}: {count}, {len(names)} expected ({', '.join(names)})", hint)
-
-
-# SQuAD's JSON: articles, their paragraphs, and questions about each (Rajpurkar et al. 2016), as rows of a table.
 
 
 _BEGINNING = re.compile(r'\s*\{\s*"(version|data)"\s*:')
@@ -283,17 +288,24 @@ _FORM = 'give {"data": [{"paragraphs": [{"context": ..., "qas": [{"id": ..., "qu
 
 
 def begins_squad(beginning: str) -> bool:
-    """Whether a file that begins so is one: an object of `version` and `data`."""
+    """Whether the beginning of a file is that of SQuAD's JSON: an object with `version` or `data`."""
     return _BEGINNING.match(beginning) is not None
 
 
 def read_squad(path: Path) -> Table:
-    """A row a question: `id`, `question`, `context` and, where the file has any, `answers`: a list of objects of `text`
-    and `answer_start`, empty where `is_impossible`. The origin is the line on which the question's id stands.
+    """Read SQuAD's JSON: articles with paragraphs and questions about them (Rajpurkar et al. 2016).
 
-    UserError with the line, or the place within the object, of what is not as it should be.
+    A row is a question: `id`, `question`, `context` and, if there are any in the file, `answers`, a list of objects
+    with `text` and `answer_start`, which is empty if `is_impossible`. The origin is the line of the question's id.
+    UserError with the line or the location of an error.
     """
-    text = _text_of(path)
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{path}: byte {error.start} is not UTF-8",
+            f"convert it, for example: iconv -f windows-1252 -t utf-8 {path}",
+        ) from error
     try:
         content = json.loads(text)
     except json.JSONDecodeError as error:
@@ -302,34 +314,36 @@ def read_squad(path: Path) -> Table:
     except (RecursionError, ValueError) as error:
         raise UserError(f"{path}: not readable JSON: {error}", "copy the file again") from error
     table = Table({name: [] for name in ("id", "question", "context", "answers")})
-    place, line, labelled = 0, 1, 0
+    last, line, labelled = 0, 1, 0
     for where, context, question in _questions(path, content):
-        number = str(question["id"])
-        position = text.find(json.dumps(number), place)
+        position = text.find(json.dumps(str(question["id"])), last)
         if position >= 0:
-            line, place = line + text.count("\n", place, position), position
+            line, last = line + text.count("\n", last, position), position
         labelled += "answers" in question
         answers = [] if question.get("is_impossible") else question.get("answers")
         for name, value in (("question", question["question"]), ("context", context)):
-            _require_text(f"{path}:{line}: {where}", name, value)
+            if not isinstance(value, str):
+                message = f"{path}:{line}: {where}: {name} is {type(value).__name__}, not text"
+                raise UserError(message, "correct the question")
+            require_characters(f"{path}:{line}: {where}", name, value)
         values = (question["id"], question["question"], context, answers)
         for column, value in zip(table.columns.values(), values, strict=True):
             column.append(value)
         table.origin.append((str(path), line))
     if not table:
-        raise UserError(f"{path}: no questions in it", _FORM)
+        raise UserError(f"{path}: no questions", _FORM)
     if not labelled:
         del table.columns["answers"]
     elif labelled < len(table):
         raise UserError(
             f"{path}: {len(table) - labelled:,} of {len(table):,} questions have no answers",
-            "give all, or none, answers",
+            "give answers for all questions, or for none",
         )
     return table
 
 
 def _questions(path: Path, content: object) -> Iterator[tuple[str, object, dict[str, object]]]:
-    """Where each question stands, its context, and the question. UserError where a level is not as it should be."""
+    """The name of each question for errors, its context, and the question. UserError if a key is missing."""
     for article, data in enumerate(_list(f"{path}", content, "data"), start=1):
         where = f"{path}: article {article}"
         for number, paragraph in enumerate(_list(where, data, "paragraphs"), start=1):
@@ -347,25 +361,3 @@ def _list(where: str, content: Any, key: str) -> list[Any]:
     if not isinstance(value, list):
         raise UserError(f"{where}: no list {key}", _FORM)
     return value
-
-
-def _require_text(where: str, name: str, value: object) -> None:
-    if not isinstance(value, str):
-        raise UserError(f"{where}: {name} is {type(value).__name__}, not a text", "correct the question")
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        half = ascii(value[error.start])[1:-1]
-        raise UserError(
-            f"{where}: {name} holds {half}, half of a character (a lone surrogate)", "write \\ufffd in its place"
-        ) from error
-
-
-def _text_of(path: Path) -> str:
-    try:
-        return path.read_bytes().decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise UserError(
-            f"{path}: byte {error.start} is not UTF-8",
-            f"convert it, for example: iconv -f windows-1252 -t utf-8 {path}",
-        ) from error

@@ -1,10 +1,11 @@
-"""`data=text`, `jsonl`, `csv` and `parquet`: files of text, and files whose rows are documents."""
+"""`data=text`, `jsonl`, `csv` and `parquet`: plain text files, and files in which a row is a document."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -36,14 +37,11 @@ from lmtool.data.rows import (
 from lmtool.data.sources import PART, in_parts
 from lmtool.errors import UserError
 
-# `data=text`: plain text files.
-
-
-LONG_LINE = 1_000_000  # characters; longer lines are read and counted
+LONG_LINE = 1_000_000  # characters; longer lines are read, and counted in the metadata
 
 
 class TextSource(FileSource[TextConfig]):
-    """Files, folders and glob patterns of text, in documents of lines."""
+    """Plain text files, in documents of lines."""
 
     suffixes = packed(*SUFFIXES["text"])
 
@@ -66,14 +64,14 @@ class TextSource(FileSource[TextConfig]):
         files = [path for scan in self.scans for path in scan.files]
         kinds = {kind: path for path in files if (kind := kind_of(path.name)) not in (None, "text")}
         warnings = [
-            f"{path.name} is read as plain text, markup and all; data={kind} reads the text of its rows"
+            f"{path.name} is read as plain text, including its markup; data={kind} reads the text of its rows"
             for kind, path in kinds.items()
         ]
         return super().metadata() | ({"warnings": warnings} if warnings else {})
 
 
 Pieces = Iterable[tuple[str, bool]]
-"""Lines, long ones in several pieces; and whether the line ends with the piece."""
+"""Lines, long ones in several pieces, and whether the line ends there."""
 
 
 def _counted(pieces: Pieces, counts: Counter[str]) -> Iterator[tuple[str, bool]]:
@@ -89,21 +87,21 @@ def _counted(pieces: Pieces, counts: Counter[str]) -> Iterator[tuple[str, bool]]
 
 
 class _Document:
-    """A document while its lines come in. What is beyond `PART` characters is given up as a part of it."""
+    """The lines of a document so far. Yields a part when they exceed `PART` characters."""
 
     def __init__(self) -> None:
         self._lines: list[str] = []
         self._size = 0
-        self.parted = False  # whether a part of it was given up
+        self.has_parts = False
 
     def __bool__(self) -> bool:
         return bool(self._lines)
 
     def add(self, text: str, at_start: bool) -> Iterator[tuple[str, bool]]:
-        """Take a line, or a further piece of one; a part is given up where enough came before it."""
+        """Add a line (`at_start`) or the next piece of one."""
         if self._size > PART:
             yield "\n".join(self._lines), False
-            self._lines, self._size, self.parted = [""], 0, True
+            self._lines, self._size, self.has_parts = [""], 0, True
         if at_start:
             self._lines.append(text)
         else:
@@ -111,70 +109,64 @@ class _Document:
         self._size += len(text) + at_start
 
     def close(self) -> Iterator[tuple[str, bool]]:
-        """The end of the document, where one was started."""
+        """End the document, if it has lines."""
         if self._lines:
             yield "\n".join(self._lines), True
-            self._lines, self._size, self.parted = [], 0, False
+            self._lines, self._size, self.has_parts = [], 0, False
 
 
-def _blocks(pieces: Pieces) -> Iterator[tuple[str, bool]]:
+def _blocks(pieces: Pieces, one_line: bool = False) -> Iterator[tuple[str, bool]]:
+    """Documents that end at a blank line, or with `one_line` at every line."""
     document, at_start = _Document(), True
     for text, ends in pieces:
         if not at_start or (text and not text.isspace()):
             yield from document.add(text, at_start)
-        else:
+        elif not one_line:
+            yield from document.close()
+        if one_line and ends:
             yield from document.close()
         at_start = ends
     yield from document.close()
 
 
-def _each(pieces: Pieces) -> Iterator[tuple[str, bool]]:
-    document, at_start = _Document(), True
-    for text, ends in pieces:
-        if not at_start or (text and not text.isspace()):
-            yield from document.add(text, at_start)
-        if ends:
-            yield from document.close()
-        at_start = ends
-
-
-def _whole(pieces: Pieces) -> Iterator[tuple[str, bool]]:
+def _complete_file(pieces: Pieces) -> Iterator[tuple[str, bool]]:
+    """A file as one document, without empty lines at its start and end."""
     document, at_start, empty, blank = _Document(), True, 0, True
     for text, ends in pieces:
         if not text and at_start and ends:
-            empty += 1  # kept where more text follows
+            empty += 1  # added if more text follows
         else:
             for _ in range(empty if document else 0):
                 yield from document.add("", True)
             empty, blank = 0, blank and text.isspace()
             yield from document.add(text, at_start)
         at_start = ends
-    if not blank or document.parted:
+    if not blank or document.has_parts:
         yield from document.close()
 
 
-_GROUPINGS = {"block": _blocks, "file": _whole, "line": _each}
-
-
-# `data=jsonl`, `data=csv`, `data=parquet`: files whose rows are documents.
-
+_GROUPINGS: dict[str, Callable[[Pieces], Iterator[tuple[str, bool]]]] = {
+    "block": _blocks,
+    "file": _complete_file,
+    "line": partial(_blocks, one_line=True),
+}
 
 AnyRows = TypeVar("AnyRows", bound=RowsConfig)
 _KEY = "data.text"
 
 
 class RowSource(FileSource[AnyRows]):
-    """A row is a document, its columns of text under each other. Rows without text are counted, not read."""
+    """Files in which a row is a document: its columns of text, joined by newlines. Rows without text are counted and
+    omitted."""
 
-    blank = "without a row that holds text"
+    blank = "without rows that contain text"
 
     @abstractmethod
     def rows_of(self, path: Path) -> Iterator[tuple[int, Sequence[object]]]:
-        """The number of each row, as errors name it, and what its columns of text hold, null for nothing."""
+        """The number of each row, for errors, and the values of its columns of text."""
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns that hold the text."""
         return columns_of(self.config)
 
     def documents_of(self, path: Path, counts: Counter[str] | None) -> Iterator[tuple[str, bool]]:
@@ -197,7 +189,7 @@ class RowSource(FileSource[AnyRows]):
 
 
 class JsonlSource(RowSource[JsonlConfig]):
-    """An object a line. A column may be a dotted path into its objects. Its other keys may be what they are."""
+    """JSON lines. A column may be a dotted path; other keys may have any values."""
 
     suffixes = packed(*SUFFIXES["jsonl"])
 
@@ -212,7 +204,7 @@ class JsonlSource(RowSource[JsonlConfig]):
 
 
 class CsvSource(RowSource[CsvConfig]):
-    """Records below a header line; what they hold is text as it stands ("NA" too)."""
+    """CSV and TSV files with a header line. All values are text, including "NA"."""
 
     suffixes = packed(*SUFFIXES["csv"])
 
@@ -226,23 +218,23 @@ class CsvSource(RowSource[CsvConfig]):
         for name in self.columns:
             if name not in names:
                 raise no_column(f"{path}:{at}", name, names, _KEY)
-        places = [names.index(name) for name in self.columns]
+        indices = [names.index(name) for name in self.columns]
         for number, record in lines:
             if len(record) == len(names):
-                yield number, [record[place] for place in places]
+                yield number, [record[index] for index in indices]
             else:
                 refuse(ragged(path, number, record, names))
 
     def metadata(self) -> dict[str, object]:
-        marks = {self._delimiter(path) or "\t" for scan in self.scans for path in scan.files}
-        return super().metadata() | {"delimiter": ", ".join(sorted(DELIMITERS[mark] for mark in marks))}
+        delimiters = {self._delimiter(path) or "\t" for scan in self.scans for path in scan.files}
+        return super().metadata() | {"delimiter": ", ".join(sorted(DELIMITERS[delimiter] for delimiter in delimiters))}
 
     def _delimiter(self, path: Path) -> str | None:
         return delimiter_for(path, self.config.delimiter, self.columns, self.config.encoding)
 
 
 class ParquetSource(RowSource[ParquetConfig]):
-    """Rows of parquet files; errors count them from 1."""
+    """Parquet files. Errors number their rows from 1."""
 
     suffixes = SUFFIXES["parquet"]
 

@@ -1,14 +1,15 @@
-"""Tokenizing portions of text in parallel processes, one per core.
+"""Text divided into sentences and tokenized in parallel processes, one per core.
 
-A child is a Python of its own that imports neither torch nor the program that started it, and is spoken to through its
-standard input and output: whatever the parent holds (threads, a device) is not copied into it, and it ends with the
-parent, killed or not. What a portion becomes does not depend on where it is tokenized.
+A child process is a new Python that imports neither torch nor the parent's main module, so it has no copy of the
+parent's threads and device. It communicates over its standard input and output, so it ends with the parent, even if
+that is killed. The result does not depend on the number of processes.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections import deque
@@ -17,29 +18,118 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import SimpleQueue
-from typing import IO, Any, cast
+from typing import IO, cast
 
 import numpy as np
 
-from lmtool.data.sentences import SentenceSplitter, split_sentences
+from lmtool.config.saved import JsonObject
 from lmtool.errors import UserError
 from lmtool.system.signals import STATUS
 from lmtool.tokenizers.texts import FlatEncoder
 from lmtool.tokenizers.tokenizer import Tokenizer
 
-PORTION = 1_000_000
-"""Characters tokenized at a time."""
+LONGEST_SENTENCE = 10_000
+"""Maximum number of characters of a sentence."""
+_CLOSING = r"[\"'”’»)\]]*"
+# A sentence ends after . ! ? or … and closing quotes or brackets, if white space and anything but a lowercase letter
+# follow, or the end of the line; after the full stops of Chinese and Japanese; and before a blank line.
+_END = re.compile(
+    rf"[.!?…]+{_CLOSING}(?=\s+[\"'“‘«(\[*_—-]*[^\sa-z\"'“‘«(\[*_—-]|[^\S\n]*\n)"
+    r"|[。！？]+[」』”’]*(?!\s*$)"
+    r"|\S(?=[^\S\n]*\n[^\S\n]*\n)"
+)
+# For text without a blank line, four times as fast: the last rule can start at any character.
+_WITHIN_A_BLOCK = re.compile(_END.pattern.rpartition("|")[0])
+_BLANK = re.compile(r"\n[^\S\n]*\n")
+_TITLES = (
+    "mr mrs ms dr st prof sr jr rev hon capt col gen lt sgt messrs mme mlle vs etc e.g i.e eg ie cf fig no vol ch pp "
+    "ed eds al inc ltd co corp jan feb mar apr jun jul aug sep sept oct nov dec approx"
+)
+_ABBREVIATIONS = frozenset(_TITLES.split())
+_WORD = re.compile(r"[\w.]+$")
+
+
+def split_sentences(text: str) -> list[str]:
+    """The sentences of a text by a few rules, including the white space before each. Longer ones than
+    `LONGEST_SENTENCE` are split at white space."""
+    pieces, start = _sentences(text, len(text))
+    pieces.append(text[start:])
+    if not pieces[-1].strip() and len(pieces) > 1:
+        rest = pieces.pop()
+        pieces[-1] += rest
+    if max(map(len, pieces)) <= LONGEST_SENTENCE:
+        return pieces
+    return [part for piece in pieces for part in _split_long(piece)]
+
+
+class SentenceSplitter:
+    """`split_sentences` for a document in parts, of which only the incomplete last sentence is held."""
+
+    def __init__(self) -> None:
+        self._rest = ""
+
+    def split(self, text: str, ends: bool) -> list[str]:
+        """The sentences that end in a part. ends: whether the document ends there."""
+        text, self._rest = self._rest + text, ""
+        if ends:
+            return split_sentences(text)
+        # No rule looks beyond a letter or a digit, so the sentences before the last one are final.
+        final = next((index for index in range(len(text) - 1, -1, -1) if text[index].isalnum()), 0)
+        pieces, start = _sentences(text, final)
+        parts = [part for piece in pieces for part in _split_long(piece)]
+        while final - start > LONGEST_SENTENCE:
+            first = _split_long(text[start : start + LONGEST_SENTENCE + 1])[0]
+            parts.append(first)
+            start += len(first)
+        self._rest = text[start:]
+        return parts
+
+
+def _sentences(text: str, end: int) -> tuple[list[str], int]:
+    """The sentences that end up to a position, and the start of the next one."""
+    pieces, start = [], 0
+    for match in (_END if _BLANK.search(text) else _WITHIN_A_BLOCK).finditer(text):
+        if match.end() > end:
+            break
+        if match.group() != "." or not _is_abbreviation(text, match.start()):
+            pieces.append(text[start : match.end()])
+            start = match.end()
+    return pieces, start
+
+
+def _is_abbreviation(text: str, dot: int) -> bool:
+    """Whether the word before a full stop is a title, a common abbreviation or an initial."""
+    word = _WORD.search(text[max(dot - 12, 0) : dot])
+    if word is None:
+        return False
+    name = word.group()
+    return name.lower() in _ABBREVIATIONS or (len(name) == 1 and name.isupper() and name != "I")
+
+
+def _split_long(piece: str) -> list[str]:
+    """Parts of at most LONGEST_SENTENCE characters, split before white space if possible."""
+    parts = []
+    while len(piece) > LONGEST_SENTENCE:
+        window = piece[1 : LONGEST_SENTENCE + 1]
+        space = max(window.rfind(character) for character in " \n\t")
+        at = space + 1 if space >= 0 else LONGEST_SENTENCE
+        parts.append(piece[:at])
+        piece = piece[at:]
+    return [*parts, piece] if piece else parts
+
+
+PORTION = 1_000_000  # characters tokenized at a time
 
 
 class TextSize:
-    """Words of a text, separated by white space, and its bytes in UTF-8; of a document that comes in parts, too."""
+    """The number of words, separated by white space, and of UTF-8 bytes of a text that is added in parts."""
 
     def __init__(self) -> None:
         self.words = self.bytes = 0
         self._within_word = False
 
     def add(self, text: str, ends: bool) -> None:
-        """A part of a document; ends: whether the document ends there."""
+        """Add a part of a document. ends: whether the document ends there."""
         continued = self._within_word and bool(text) and not text[0].isspace()
         self.words += len(text.split()) - continued
         self.bytes += len(text.encode("utf-8", "surrogatepass"))
@@ -48,8 +138,9 @@ class TextSize:
 
 @dataclass
 class Portion:
-    """pieces: of a complete document its text, of a part of a longer one the sentences that are over with it. ends:
-    whether the document ends with the piece. characters: of all pieces. words, bytes: of those cut into sentences."""
+    """Text to tokenize. pieces: texts of complete documents, or the sentences that end in a part of a longer document.
+    ends: for each piece, whether the document ends there. characters: total of all pieces. words, bytes: totals of the
+    pieces that are sentences."""
 
     pieces: list[str | list[str]] = field(default_factory=list)
     ends: list[bool] = field(default_factory=list)
@@ -59,7 +150,7 @@ class Portion:
 
 
 def portions(parts: Iterator[tuple[str, bool]], size: int = PORTION) -> Iterator[Portion]:
-    """Portions of `size` characters or more, of what `Source.parts` gives: the same each time."""
+    """Portions of at least `size` characters from the parts of `Source.parts`, the same each time."""
     portion, splitter, counted, started = Portion(), SentenceSplitter(), TextSize(), False
     for text, ends in parts:
         if ends and not started:
@@ -80,10 +171,8 @@ def portions(parts: Iterator[tuple[str, bool]], size: int = PORTION) -> Iterator
         yield portion
 
 
-_MOST = 16
-"""Processes at most: more wait for the one that reads the text."""
-_WORTH = 8_000_000
-"""Characters that are worth starting processes for: a second or two of one core."""
+_MOST = 16  # processes; more of them would wait for the one that reads the text
+_WORTH = 8_000_000  # minimum number of characters for several processes: a second or two of one core
 _CHILD = """
 import json, signal, sys
 sys.path[:], ignored = json.loads(sys.argv[1])
@@ -96,13 +185,14 @@ _ARRAYS = ("tokens", "sentence_lengths", "sentences", "ends")
 
 
 class ChildDied(UserError):
-    """A process that tokenizes ended before its work: killed, most likely for memory."""
+    """A child process ended early: killed, most likely because the system is out of memory."""
 
 
 @dataclass
 class Tokenized:
-    """A portion: its ids laid end to end, (T,) uint16 or uint32; the tokens of each sentence that has some, (S,) int64;
-    how many of these each piece has, (P,) int64; which pieces end their document, (P,) bool; and its size."""
+    """A tokenized portion. tokens: (T,) uint16 or uint32 concatenated ids. sentence_lengths: (S,) int64 tokens of each
+    sentence that has tokens. sentences: (P,) int64 number of these sentences in each piece. ends: (P,) bool, whether
+    the document ends with the piece. unknown: number of unknown tokens."""
 
     tokens: np.ndarray
     sentence_lengths: np.ndarray
@@ -114,14 +204,13 @@ class Tokenized:
     bytes: int
 
 
-def dtype_of(tokenizer: Tokenizer) -> np.dtype[Any]:
-    """What an id is stored as."""
+def dtype_of(tokenizer: Tokenizer) -> np.dtype:
+    """The type of stored ids."""
     return np.dtype("<u2" if tokenizer.vocab_size <= 2**16 else "<u4")
 
 
-def tokenized(tokenizer: Tokenizer, encode: FlatEncoder, portion: Portion, dtype: np.dtype[Any]) -> Tokenized:
-    """The ids of a portion and the boundaries of its sentences. encode: of the tokenizer, the same for all portions.
-    dtype: of an id in the store."""
+def tokenized(tokenizer: Tokenizer, encode: FlatEncoder, portion: Portion, dtype: np.dtype) -> Tokenized:
+    """Tokenize a portion. encode: encoder of the tokenizer, for all portions. dtype: of stored ids."""
     size = TextSize()
     sentences: list[list[str]] = []
     for piece in portion.pieces:
@@ -131,12 +220,12 @@ def tokenized(tokenizer: Tokenizer, encode: FlatEncoder, portion: Portion, dtype
         sentences.append(piece)
     tokens, lengths = encode([sentence for piece in sentences for sentence in piece])
     piece_of = np.repeat(np.arange(len(sentences)), [len(piece) for piece in sentences])
-    kept = lengths > 0
+    has_tokens = lengths > 0
     unknown = int((tokens == tokenizer.roles["unk"]).sum()) if "unk" in tokenizer.roles else 0
     return Tokenized(
         tokens.astype(dtype),
-        lengths[kept],
-        np.bincount(piece_of[kept], minlength=len(sentences)).astype(np.int64),
+        lengths[has_tokens],
+        np.bincount(piece_of[has_tokens], minlength=len(sentences)).astype(np.int64),
         np.array(portion.ends, dtype=bool),
         unknown,
         portion.characters,
@@ -146,8 +235,8 @@ def tokenized(tokenizer: Tokenizer, encode: FlatEncoder, portion: Portion, dtype
 
 
 def workers_for(characters: int) -> int:
-    """Processes for so much text; 1: this one alone. What tells the library of the tokenizers how many threads to take
-    (`TOKENIZERS_PARALLELISM=false`, `RAYON_NUM_THREADS=N`) holds for processes too."""
+    """The number of processes for a text; 1: only this one. The variables for threads of the tokenizers library
+    (`TOKENIZERS_PARALLELISM=false`, `RAYON_NUM_THREADS=N`) also limit processes."""
     if characters < _WORTH or not sys.executable:
         return 1
     if os.environ.get("TOKENIZERS_PARALLELISM", "").lower() in ("false", "0", "off", "no", "f", "n"):
@@ -158,10 +247,10 @@ def workers_for(characters: int) -> int:
 
 
 def tokenize(tokenizer: Tokenizer, portions: Iterable[Portion], workers: int) -> Generator[Tokenized]:
-    """What portions become, in order. workers: processes; 1: this one. No more than two portions a process are
-    held. ChildDied where one ends early; UserError of the tokenizer."""
+    """Tokenize portions in order, of which at most two per process are held. workers: number of processes; 1: only this
+    one. Raises ChildDied if a child process ends early, and UserError if the tokenizer fails on a text."""
     if workers <= 1:
-        # As the children have it: a score of a vocabulary may be read with an error in its last digit.
+        # A copy like that of a child process, because the last digit of scores may change when they are read.
         copy = Tokenizer.of_plain(tokenizer.to_plain())
         encode = FlatEncoder(copy)
         yield from (tokenized(copy, encode, portion, dtype_of(tokenizer)) for portion in portions)
@@ -177,21 +266,21 @@ def tokenize(tokenizer: Tokenizer, portions: Iterable[Portion], workers: int) ->
 
 
 class _Children:
-    """Some processes, and a thread for each that hands it a portion and waits for what becomes of it."""
+    """Child processes, each with a thread that sends it portions and waits for the results."""
 
     def __init__(self, tokenizer: Tokenizer, count: int):
-        self._given = {"tokenizer": tokenizer.to_plain(), "dtype": dtype_of(tokenizer).str}
+        self._setup = {"tokenizer": tokenizer.to_plain(), "dtype": dtype_of(tokenizer).str}
         self._all: list[subprocess.Popen[bytes]] = []
         self._idle: SimpleQueue[subprocess.Popen[bytes] | None] = SimpleQueue()
         for _ in range(count):
-            self._idle.put(None)  # to be started
+            self._idle.put(None)  # a process that is started when it is needed
         self._threads = ThreadPoolExecutor(count, thread_name_prefix="tokenizing")
 
     def __enter__(self) -> _Children:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # What was tokenized and not taken is not wanted. A thread may have been starting another one meanwhile.
+        # Once more after the threads have ended, because one of them may have been starting a process.
         self._kill()
         self._threads.shutdown(wait=True, cancel_futures=True)
         self._kill()
@@ -214,11 +303,11 @@ class _Children:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"},
-            process_group=0,  # signals are for the parent, which ends them
+            process_group=0,  # so that only the parent receives signals
         )
         self._all.append(child)
-        with suppress(OSError):  # one that died at once is found when it is asked for something
-            _send(_pipes(child)[0], self._given)
+        with suppress(OSError):  # `_exchange` reports a process that died at once
+            _send(_pipes(child)[0], self._setup)
         return child
 
     def _exchange(self, portion: Portion) -> Tokenized:
@@ -228,42 +317,41 @@ class _Children:
             _send(sink, vars(portion))
             answer = _receive(source)
             heads = answer.pop("arrays", ())
-            arrays: dict[str, Any] = {name: np.frombuffer(_read(source, size), dtype) for name, dtype, size in heads}
+            arrays: JsonObject = {name: np.frombuffer(_read(source, size), dtype) for name, dtype, size in heads}
         except (OSError, EOFError, ValueError) as error:
             child.kill()
             raise ChildDied(
-                f"a process that tokenizes ended early (exit status {child.wait()})",
-                "the system may be out of memory: the same command continues where this one stopped; "
-                "RAYON_NUM_THREADS=1 before it takes one process",
+                f"a tokenizing process ended early (exit status {child.wait()}); the system may be out of memory",
+                "run the same command again to continue; put RAYON_NUM_THREADS=1 before it to use one process",
             ) from error
         finally:
             self._idle.put(child)
         if "error" in answer:
             raise UserError(*answer["error"])
         if "traceback" in answer:
-            raise RuntimeError(f"a process that tokenizes failed:\n{answer['traceback']}")
+            raise RuntimeError(f"a tokenizing process failed:\n{answer['traceback']}")
         return Tokenized(**arrays, **answer)
 
 
 def _pipes(child: subprocess.Popen[bytes]) -> tuple[IO[bytes], IO[bytes]]:
-    """What a child reads and what it writes."""
+    """The standard input and output of a child process."""
     return cast(IO[bytes], child.stdin), cast(IO[bytes], child.stdout)
 
 
 def _send(stream: IO[bytes], message: Mapping[str, object], arrays: Sequence[np.ndarray] = ()) -> None:
-    """A message as one line of JSON, and arrays behind it."""
+    """Send a message as one line of JSON, followed by arrays."""
     stream.write(json.dumps(message).encode() + b"\n")
     for array in arrays:
         stream.write(array.tobytes())
     stream.flush()
 
 
-def _receive(stream: IO[bytes]) -> dict[str, Any]:
-    """The next message. EOFError where there is none."""
+def _receive(stream: IO[bytes]) -> JsonObject:
+    """The next message. EOFError at the end of the stream."""
     line = stream.readline()
     if not line.endswith(b"\n"):
         raise EOFError
-    return cast(dict[str, Any], json.loads(line))
+    return cast(JsonObject, json.loads(line))
 
 
 def _read(stream: IO[bytes], size: int) -> bytes:
@@ -274,21 +362,21 @@ def _read(stream: IO[bytes], size: int) -> bytes:
 
 
 def serve() -> None:
-    """What a child does: tokenize what comes in, until nothing does."""
+    """The main function of a child process: tokenize portions until the input ends."""
     source, sink = sys.stdin.buffer, sys.stdout.buffer
-    sys.stdout = sys.stderr  # nothing but answers goes to the pipe
+    sys.stdout = sys.stderr  # keep other output out of the pipe
     with suppress(EOFError, BrokenPipeError, KeyboardInterrupt):
-        given = _receive(source)
-        tokenizer, dtype = Tokenizer.of_plain(given["tokenizer"]), np.dtype(given["dtype"])
+        setup = _receive(source)
+        tokenizer, dtype = Tokenizer.of_plain(setup["tokenizer"]), np.dtype(setup["dtype"])
         encode = FlatEncoder(tokenizer)
         while True:
             _send(sink, *_answer(tokenizer, encode, Portion(**_receive(source)), dtype))
 
 
 def _answer(
-    tokenizer: Tokenizer, encode: FlatEncoder, portion: Portion, dtype: np.dtype[Any]
+    tokenizer: Tokenizer, encode: FlatEncoder, portion: Portion, dtype: np.dtype
 ) -> tuple[dict[str, object], list[np.ndarray]]:
-    """What a portion becomes, or the error that was raised: its message, and the arrays behind it."""
+    """The message and the arrays of a tokenized portion, or the message of an error."""
     try:
         answer = vars(tokenized(tokenizer, encode, portion, dtype))
     except UserError as error:

@@ -197,7 +197,7 @@ class AnswerWriter(Writer):
         )
 
     def encode_with_template(self, ids_L: np.ndarray) -> np.ndarray:
-        return self._format.single(ids_L)[0]
+        return self._format.join(ids_L)[0]
 
     def encode(self, text: str) -> np.ndarray:
         if not self.sentinels_by_text:

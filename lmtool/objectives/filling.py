@@ -84,7 +84,7 @@ def fill_masks(
         if len(runs) == 1:
             raise UserError(f"no {written} to fill in {text[:80]!r}", f"write {written} where a word is missing")
         ids = np.concatenate([runs[0], *(np.append(mask, run) for run in runs[1:])])
-        tokens, columns = layout.single(ids)
+        tokens, columns = layout.join(ids)
         if len(tokens) > backbone.longest_text:
             raise UserError(f"{len(tokens)} tokens; the model reads {backbone.longest_text}", "shorten the text")
         packed = Packed(

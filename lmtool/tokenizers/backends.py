@@ -234,31 +234,23 @@ def sentinel_entries(count: int) -> list[tuple[str, float]]:
 
 def around(backend: tokenizers.Tokenizer, first: str, last: str) -> None:
     """Set the template [CLS] a [SEP] for a text, [CLS] a [SEP] b [SEP] for a pair, if both tokens exist."""
-    numbers = backend.get_vocab()
-    if first in numbers and last in numbers:
-        backend.post_processor = processors.TemplateProcessing(
-            single=f"{first} $A {last}",
-            pair=f"{first} $A {last} $B:1 {last}:1",
-            special_tokens=[(first, numbers[first]), (last, numbers[last])],
-        )
+    _set_template(backend, f"{first} $A {last}", f"{first} $A {last} $B:1 {last}:1", first, last)
 
 
 def append_tokens(backend: tokenizers.Tokenizer, separator: str, summary: str) -> None:
-    """Set the template a <sep> <cls> for a text, a <sep> b <sep> <cls> for a pair, with the segments 0, 1 and 2, if the
-    vocabulary has both tokens."""
-    numbers = backend.get_vocab()
-    if separator in numbers and summary in numbers:
-        backend.post_processor = processors.TemplateProcessing(
-            single=f"$A:0 {separator}:0 {summary}:2",
-            pair=f"$A:0 {separator}:0 $B:1 {separator}:1 {summary}:2",
-            special_tokens=[(separator, numbers[separator]), (summary, numbers[summary])],
-        )
+    """Set the template a <sep> <cls> for a text, a <sep> b <sep> <cls> for a pair, with the segments 0, 1 and 2, if
+    both tokens exist."""
+    single, pair = f"$A:0 {separator}:0 {summary}:2", f"$A:0 {separator}:0 $B:1 {separator}:1 {summary}:2"
+    _set_template(backend, single, pair, separator, summary)
 
 
 def ends_with(backend: tokenizers.Tokenizer, last: str) -> None:
-    """Set the template a </s> for a text, a </s> b </s> for a pair, if the vocabulary has the token."""
+    """Set the template a </s> for a text, a </s> b </s> for a pair, if the token exists."""
+    _set_template(backend, f"$A {last}", f"$A {last} $B {last}", last)
+
+
+def _set_template(backend: tokenizers.Tokenizer, single: str, pair: str, *tokens: str) -> None:
     numbers = backend.get_vocab()
-    if last in numbers:
-        backend.post_processor = processors.TemplateProcessing(
-            single=f"$A {last}", pair=f"$A {last} $B {last}", special_tokens=[(last, numbers[last])]
-        )
+    if all(token in numbers for token in tokens):
+        special = [(token, numbers[token]) for token in tokens]
+        backend.post_processor = processors.TemplateProcessing(single=single, pair=pair, special_tokens=special)

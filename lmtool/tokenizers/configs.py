@@ -60,7 +60,16 @@ class TokenizerConfig(Config):
     @property
     def roles(self) -> frozenset[str] | None:
         """Roles of the special tokens, including `sentinel` for sentinels. None if only files define them."""
-        return None if self.specials is None else frozenset(self.specials)
+        return (
+            None
+            if self.specials is None
+            else frozenset(self.specials) | ({"sentinel"} if self.sentinel_count else set())
+        )
+
+    @property
+    def sentinel_count(self) -> int:
+        """Number of T5's sentinels."""
+        return 0
 
 
 @component("tokenizer", "wordpiece", builder="lmtool.tokenizers.trained:train_wordpiece")
@@ -144,7 +153,7 @@ class SentencePieceConfig(TokenizerConfig):
     )
     lowercase: bool = Field(False, description="with albert, xlnet: lowercase the text; both strip accents regardless")
     character_coverage: float = Field(
-        0.9995, ge=0.98, le=1, description="share of the text's characters in the vocabulary; all others are unknown"
+        0.9995, ge=0.98, le=1, description="fraction of the text's characters in the vocabulary; all others are unknown"
     )
 
     @property
@@ -152,8 +161,8 @@ class SentencePieceConfig(TokenizerConfig):
         return SPECIALS[self.special_tokens]
 
     @property
-    def roles(self) -> frozenset[str]:
-        return _with_sentinels(self.specials, self.special_tokens == "t5" and self.sentinels > 0)
+    def sentinel_count(self) -> int:
+        return self.sentinels if self.special_tokens == "t5" else 0
 
 
 class ListedConfig(TokenizerConfig):
@@ -173,8 +182,8 @@ class ListedConfig(TokenizerConfig):
         return _GPT if self.special_tokens == "gpt" else SPECIALS[self.special_tokens]
 
     @property
-    def roles(self) -> frozenset[str]:
-        return _with_sentinels(self.specials, self.special_tokens == "t5" and self.sentinels > 0)
+    def sentinel_count(self) -> int:
+        return self.sentinels if self.special_tokens == "t5" else 0
 
 
 @component("tokenizer", "word", builder="lmtool.tokenizers.trained:train_words")
@@ -212,10 +221,6 @@ class SpelledConfig(TokenizerConfig):
     def specials(self) -> dict[str, str]:
         """The end token is also the padding token."""
         return {"pad": SPECIALS["elmo"]["eos"], **SPECIALS["elmo"]}
-
-
-def _with_sentinels(specials: dict[str, str], sentinels: bool) -> frozenset[str]:
-    return frozenset(specials) | (frozenset({"sentinel"}) if sentinels else frozenset())
 
 
 @component("tokenizer", "folder", builder="lmtool.tokenizers.trained:load")

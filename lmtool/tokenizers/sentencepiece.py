@@ -35,18 +35,9 @@ _LONGEST = 2000  # characters of a line; the library skips lines above 4192 byte
 
 
 def train(config: SentencePieceConfig, texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Train a vocabulary of at most `vocab_size` entries, deterministically.
-
-    Args:
-        config: The tokenizer's configuration.
-        texts: The training text.
-        vocab_size: Maximum number of entries, including special tokens.
-
-    Raises:
-        UserError: If there is no text, or if `vocab_size` is too small for its characters.
-    """
+    """Train a SentencePiece vocabulary; see trained.py for the arguments and errors of a training function."""
     model = read_model(train_model(config, texts, vocab_size))
-    sentinels = sentinel_entries(config.sentinels if config.special_tokens == "t5" else 0)
+    sentinels = sentinel_entries(config.sentinel_count)
     backend = _backend(config, model, sentinels)
     numbers = backend.get_vocab()
     special = [piece for piece, _, type_ in model.pieces if type_ == CONTROL]
@@ -80,7 +71,7 @@ def _normalizer(config: SentencePieceConfig) -> list[normalizers.Normalizer]:
 def train_model(config: SentencePieceConfig, texts: Iterable[str], vocab_size: int) -> bytes:
     """Train a vocabulary and return its model file. Sentinels count in `vocab_size`, but are not in the file."""
     kind = config.special_tokens
-    sentinels = config.sentinels if kind == "t5" else 0
+    sentinels = config.sentinel_count
     first = {"pad": -1, "unk": -1, "bos": -1, "eos": -1} | _FIRST[kind]
     steps = _normalizer(config)
     clean = normalizers.Sequence([*steps, normalizers.Replace(Regex(" {2,}"), " ")]) if steps else None

@@ -227,11 +227,6 @@ class Tokenizer:
             for text, encoding in zip(texts, encoded, strict=True)
         ]
 
-    def encode_words(self, words: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """`encode_sentences` for a single sentence."""
-        (encoded,) = self.encode_sentences([words])
-        return encoded
-
     def encode_sentences(self, sentences: Sequence[Sequence[str]]) -> list[tuple[np.ndarray, np.ndarray]]:
         """For each sentence, the ids of its words joined by spaces, (T,) int32, and the word index of each id, (T,)
         int64. A word that normalization removes has no token. Uses the library's threads."""
@@ -267,27 +262,26 @@ class Tokenizer:
             {"id": name, "ids": [number], "tokens": [self._words[number] or ""]} for name, number in special.items()
         ]
         backend.post_processor = processors.TemplateProcessing(list(single), list(pair), named)
-        return Tokenizer(backend, self.roles, self._origin, self.parse_special_tokens, self._unflagged)
+        return self._copy(backend)
+
+    def _copy(self, backend: tokenizers.Tokenizer, roles: dict[str, int] | None = None) -> Tokenizer:
+        return Tokenizer(backend, roles or self.roles, self._origin, self.parse_special_tokens, self._unflagged)
 
     def parsing(self, special_tokens: bool) -> Tokenizer:
         """A copy that does or does not parse special tokens in texts."""
-        backend = tokenizers.Tokenizer.from_str(self._backend.to_str())
-        return Tokenizer(backend, self.roles, self._origin, special_tokens, self._unflagged)
+        return Tokenizer.of_plain({**self.to_plain(), "parse_special_tokens": special_tokens})
 
     def with_padding(self) -> Tokenizer:
         """The tokenizer; if it has no padding token, a copy that pads with its end token, as is usual for GPT-2."""
         if "pad" in self.roles or "eos" not in self.roles:
             return self
-        roles = {**self.roles, "pad": self.roles["eos"]}
-        return Tokenizer(self._backend, roles, self._origin, self.parse_special_tokens, self._unflagged)
+        return self._copy(self._backend, {**self.roles, "pad": self.roles["eos"]})
 
     def with_tokens(self, words: Mapping[str, str], first: int) -> Tokenizer:
         """A copy with additional special tokens, which no text contains. words: tokens by role. first: id of the first
         one."""
         numbers = {role: first + number for number, role in enumerate(words)}
-        copy = Tokenizer(
-            self._backend, {**self.roles, **numbers}, self._origin, self.parse_special_tokens, self._unflagged
-        )
+        copy = self._copy(self._backend, {**self.roles, **numbers})
         copy._words = [*self._words, *[None] * (first - len(self._words)), *words.values()]
         return copy
 

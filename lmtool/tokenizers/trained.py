@@ -1,7 +1,10 @@
 """Vocabularies trained on text: BPE, byte-level BPE, WordPiece, words, characters and spelled words; and the loading of
 existing tokenizers.
 
-Training is deterministic: the same texts give the same vocabulary."""
+A training function takes the tokenizer's configuration, the training text, and the maximum number of entries, including
+special tokens. It raises UserError if there is no text, or if the number is too small for special tokens and the text's
+characters or words. The same text always gives the same vocabulary.
+"""
 
 from __future__ import annotations
 
@@ -50,14 +53,6 @@ def train_bpe(config: BpeConfig, texts: Iterable[str], vocab_size: int) -> Token
 
     Text is cleaned and lowercased, words end at white space and punctuation, and a word's last character ends with
     "</w>". In addition to GPT-1's <unk> there is <|endoftext|>, which starts, ends and pads.
-
-    Args:
-        config: The tokenizer's configuration.
-        texts: The training text.
-        vocab_size: Maximum number of entries, including special tokens.
-
-    Raises:
-        UserError: If there is no text, or if `vocab_size` is too small for its characters.
     """
     learned = word_end(models.BPE(end_of_word_suffix=SUFFIX))
     corpus = training_text(texts)
@@ -65,17 +60,7 @@ def train_bpe(config: BpeConfig, texts: Iterable[str], vocab_size: int) -> Token
     characters, last = alphabet(
         corpus, learned.normalizer, vocab_size, len(special), lambda character: character + SUFFIX
     )
-    # The library numbers the entries with a suffix in the order of a hash table. As special tokens they have fixed
-    # ids, so that all following ids are deterministic.
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        min_frequency=config.minimum_count,
-        special_tokens=[*special, *last],
-        initial_alphabet=characters,
-        limit_alphabet=len(characters),
-        end_of_word_suffix=SUFFIX,
-        show_progress=False,
-    )
+    trainer = _trainer(config, vocab_size, [*special, *last], characters, end_of_word_suffix=SUFFIX)
     learned.train_from_iterator(corpus, trainer)
     merges = [tuple(pair) for pair in json.loads(learned.to_str())["model"]["merges"]]
     unknown = config.specials["unk"]
@@ -84,6 +69,27 @@ def train_bpe(config: BpeConfig, texts: Iterable[str], vocab_size: int) -> Token
     )
     backend.add_special_tokens(special)
     return _with_roles(config, backend)
+
+
+def _trainer(
+    config: BpeConfig | ByteBpeConfig | WordPieceConfig,
+    vocab_size: int,
+    fixed: list[str],
+    characters: list[str],
+    **affix: str,
+) -> trainers.BpeTrainer:
+    """A trainer of merges over characters. The library numbers entries with an affix in the order of a hash table,
+    which differs between processes, and breaks ties by number. So they are added to the special tokens (`fixed`), whose
+    order determines their ids."""
+    return trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        min_frequency=config.minimum_count,
+        special_tokens=fixed,
+        initial_alphabet=characters,
+        limit_alphabet=len(characters),
+        show_progress=False,
+        **affix,  # type: ignore[arg-type]
+    )
 
 
 _SPECIAL_ENTRIES: dict[str, tuple[list[str], list[str]]] = {
@@ -99,14 +105,6 @@ def train_byte_level_bpe(config: ByteBpeConfig, texts: Iterable[str], vocab_size
 
     GPT-2 has one special token, <|endoftext|>, which starts, ends and pads; RoBERTa and BART have <s> <pad> </s> <unk>
     <mask> (Liu et al. 2019, Lewis et al. 2020).
-
-    Args:
-        config: The tokenizer's configuration.
-        texts: The training text.
-        vocab_size: Maximum number of entries, including special tokens.
-
-    Raises:
-        UserError: If there is no text, or if `vocab_size` is too small for the 256 bytes.
     """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     first, last = _SPECIAL_ENTRIES[config.special_tokens]
@@ -117,13 +115,7 @@ def train_byte_level_bpe(config: ByteBpeConfig, texts: Iterable[str], vocab_size
             "set tokenizer.vocab_size=1000 or more",
         )
     backend = (qwen2_level if config.splitting == "qwen2" else byte_level)(models.BPE())
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size - len(last),
-        min_frequency=config.minimum_count,
-        special_tokens=first,
-        initial_alphabet=alphabet,
-        show_progress=False,
-    )
+    trainer = _trainer(config, vocab_size - len(last), first, alphabet)
     backend.train_from_iterator(training_text(texts), trainer)
     if config.special_tokens == "roberta":
         # The mask absorbs the space before it, as in RoBERTa's tokenizer.json.
@@ -139,14 +131,6 @@ def train_wordpiece(config: WordPieceConfig, texts: Iterable[str], vocab_size: i
 
     Text is cleaned, CJK characters are separate words, case and accents are removed (lowercase=true), and words end at
     white space and punctuation. A word is split greedily into the longest entries.
-
-    Args:
-        config: The tokenizer's configuration.
-        texts: The training text.
-        vocab_size: Maximum number of entries, including special tokens.
-
-    Raises:
-        UserError: If there is no text, or if `vocab_size` is too small for its characters.
     """
     special = list(config.specials.values())
     normalizer, splitter = bert_normalizer(config.lowercase), pre_tokenizers.BertPreTokenizer()
@@ -158,18 +142,7 @@ def train_wordpiece(config: WordPieceConfig, texts: Iterable[str], vocab_size: i
         len(special),
         lambda character: None if _is_separate(character) else PREFIX + character,
     )
-
-    # The library numbers the "##c" entries in the order of a hash table, which differs between processes, and breaks
-    # ties by number. As special tokens they have fixed ids, so that all following ids are deterministic.
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        min_frequency=config.minimum_count,
-        special_tokens=[*special, *continuing],
-        initial_alphabet=characters,
-        limit_alphabet=len(characters),
-        continuing_subword_prefix=PREFIX,
-        show_progress=False,
-    )
+    trainer = _trainer(config, vocab_size, [*special, *continuing], characters, continuing_subword_prefix=PREFIX)
     learned = tokenizers.Tokenizer(models.BPE(continuing_subword_prefix=PREFIX))
     learned.normalizer, learned.pre_tokenizer = normalizer, splitter
     learned.train_from_iterator(corpus, trainer)
@@ -188,16 +161,8 @@ def _is_separate(character: str) -> bool:
 
 
 def train_words(config: WordConfig, texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """List the most frequent words, cleaned and split as in BERT; others are unknown.
-
-    Args:
-        config: The tokenizer's configuration.
-        texts: The training text.
-        vocab_size: Maximum number of entries, including special tokens.
-
-    Raises:
-        UserError: If there is no text or no frequent word, or if `vocab_size` is too small for a word.
-    """
+    """List the most frequent words, cleaned and split as in BERT; others are unknown. UserError also if no word is
+    frequent."""
     backend = tokenizers.Tokenizer(models.WordLevel())
     backend.normalizer, backend.pre_tokenizer = bert_normalizer(config.lowercase), pre_tokenizers.BertPreTokenizer()
     words = _frequent_words(backend, config, texts, vocab_size)
@@ -222,16 +187,7 @@ def of_words(config: WordConfig, words: Sequence[str]) -> Tokenizer:
 
 
 def train_characters(config: CharacterConfig, texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """List the most frequent characters, including white space; others are unknown.
-
-    Args:
-        config: The tokenizer's configuration.
-        texts: The training text.
-        vocab_size: Maximum number of entries, including special tokens.
-
-    Raises:
-        UserError: If there is no text, or if `vocab_size` is too small for a character.
-    """
+    """List the most frequent characters, including white space; others are unknown."""
     normalizer = normalizers.Lowercase() if config.lowercase else None
     # Documents may contain no space, but joined texts do.
     counts: Counter[str] = Counter(" ")
@@ -262,7 +218,7 @@ def _frequent_words(
 def _word_level(config: ListedConfig, frequent: Sequence[str], vocab_size: int, units: str) -> models.WordLevel:
     """Special tokens, then the most frequent words or characters, then sentinels."""
     special = list(dict.fromkeys(config.specials.values()))
-    sentinels = [token for token, _ in sentinel_entries(config.sentinels if config.special_tokens == "t5" else 0)]
+    sentinels = [token for token, _ in sentinel_entries(config.sentinel_count)]
     reserved = len(special) + len(sentinels)
     if vocab_size <= reserved:
         fewer = ", or a smaller tokenizer.sentinels=" if sentinels else ""
@@ -308,14 +264,6 @@ def train_spelled_wordpiece(config: SpelledConfig, texts: Iterable[str], vocab_s
     one token. Any other word is its longest prefix in the vocabulary, at least the start mark, followed by one "##"
     token per byte, so that no characters are lost for a model that reads them (ELMo). Words are written in GPT-2's byte
     alphabet with a space before them.
-
-    Args:
-        config: The tokenizer's configuration.
-        texts: The training text.
-        vocab_size: Maximum number of entries, including special tokens and bytes.
-
-    Raises:
-        UserError: If there is no text, or if `vocab_size` is too small for a word.
     """
     continuing = [PREFIX + character for character in sorted(pre_tokenizers.ByteLevel.alphabet())]
     special = list(dict.fromkeys(config.specials.values()))

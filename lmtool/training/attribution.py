@@ -1,9 +1,9 @@
 """Attribution of the profiler's events to the parts of a learner.
 
-An operator of the forward belongs to the range it lies in, one of the backward to that of the operation it is the
-gradient of: both have the same number of autograd's sequence. Time that is inside no operator is Python's, and the
-launching of operators: `host`. So all parts together are the step. On CUDA operators count with the time of their
-kernels, and `host` is the time in which the device has nothing to do.
+An operator in the forward pass belongs to the range around it. An operator in the backward pass belongs to the range of
+its forward operation, which has the same autograd sequence number. The remaining time, Python's and that of launching
+operators, is the part `host`, so the parts add up to the step. On CUDA an operator takes the time of its kernels, and
+`host` is the time in which the device is idle.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import Any
+
+from torch.autograd.profiler_util import FunctionEvent
 
 from lmtool.training.profiling import (
     ATTENTION,
@@ -33,15 +34,15 @@ CLIP, MOVE, ZERO = "optimizer: clip", "optimizer: step", "optimizer: zeroing"
 _NODE = "autograd::engine::evaluate_function: "
 _OPTIMIZER = {"Optimizer.step#": MOVE, "Optimizer.zero_grad#": ZERO}
 _COMPILED = ("Torch-Compiled Region", "CompiledFunction", "CompiledFxGraph")
-# What an attention does before its scores are computed: three maps, often as one product of joined matrices.
+# The operators of an attention before its scores: three projections, often one product with concatenated matrices.
 _JOINING = ("aten::linear", "aten::cat", "aten::to", "aten::split")
 _MAPS = ("aten::linear", "aten::matmul", "aten::mm", "aten::addmm")
 
 
 @dataclass
 class Cost:
-    """Milliseconds of operators in the forward and the backward, of Python between them (no part of those), and the
-    number of operator calls, those of operators within others counted too."""
+    """Milliseconds of operators in the forward and backward pass, milliseconds of Python between them, and the number
+    of operator calls, including nested ones."""
 
     forward: float = 0.0
     backward: float = 0.0
@@ -55,8 +56,14 @@ class Cost:
 
 @dataclass
 class Attributed:
-    """What a step spends, mean. parts: by name; the operators of all of them, and `host`, add up to `milliseconds`.
-    products: milliseconds in matrix products. flops: of these; None for a kernel whose sizes the profiler has not."""
+    """The mean cost of a step.
+
+    Attributes:
+        milliseconds: Its duration.
+        parts: Cost by part; the operators of all parts and `host` add up to `milliseconds`.
+        products: Milliseconds in matrix products.
+        flops: FLOPs of the matrix products whose shapes the profiler recorded.
+    """
 
     milliseconds: float
     parts: dict[str, Cost]
@@ -66,16 +73,16 @@ class Attributed:
 
 @dataclass
 class _Scope:
-    """A call of a range: how far it is. maps: whether an attention still computes its maps. headed: whether a learner
-    has called a head, or a learner within it."""
+    """The state of a range while its events are read. projecting: whether an attention still computes its projections.
+    called_head: whether a learner has called a head or another learner."""
 
-    maps: bool = True
-    headed: bool = False
+    projecting: bool = True
+    called_head: bool = False
 
 
 @dataclass(frozen=True)
 class _At:
-    """Where an event stands. is_final: whether the part is settled, whatever ranges are nested in it."""
+    """The location of an event. is_final: whether nested ranges belong to the same part."""
 
     part: str = STEP
     backward: bool = False
@@ -83,18 +90,18 @@ class _At:
     scope: _Scope = field(default_factory=_Scope)
 
 
-def attributed(events: Iterable[Any], on_device: bool = False) -> Attributed:
-    """From the profiler's events, which have `STEP` ranges. on_device: whether kernels are counted, not the host."""
+def attributed(events: Iterable[FunctionEvent], on_device: bool = False) -> Attributed:
+    """Attribute the profiler's events, which include `STEP` ranges. on_device: measure kernels instead of the host."""
     host_events = [event for event in events if event.device_type.name == "CPU" and not event.is_async]
     return _Attribution(host_events, on_device).result()
 
 
 class _Attribution:
-    def __init__(self, events: Sequence[Any], on_device: bool):
+    def __init__(self, events: Sequence[FunctionEvent], on_device: bool):
         self.on_device = on_device
         self.steps = [event for event in events if event.name == RANGE + STEP]
         if not self.steps:
-            raise ValueError("no step is in these events")
+            raise ValueError("the events contain no step")
         main = self.steps[0].thread
         self.events = sorted(
             (event for event in events if event.cpu_parent is None),
@@ -117,11 +124,11 @@ class _Attribution:
         }
         host = parts.pop(HOST, Cost())
         spent = sum(cost.operators for cost in parts.values())
-        # A backward in a thread of its own runs while the host waits for it: what is left is the host's.
+        # The backward pass runs in another thread while the host waits, so the host has the remaining time.
         parts[HOST] = Cost(forward=total / steps - spent, calls=host.calls)
         return Attributed(total / steps, parts, self.products / steps / 1000, self.flops / steps)
 
-    def _visit(self, event: Any, at: _At) -> None:
+    def _visit(self, event: FunctionEvent, at: _At) -> None:
         name = event.name
         if name.startswith(RANGE):
             at = self._entered(name.removeprefix(RANGE), at)
@@ -132,13 +139,13 @@ class _Attribution:
             self._count(event, at, operator=False)
         elif any(name.startswith(prefix) for prefix in _OPTIMIZER):
             at = _At(_OPTIMIZER[name.partition("#")[0] + "#"], is_final=True)
-            # Gradients are forgotten: what that takes is their memory, given back by no operator.
+            # Zeroing frees the gradients' memory, which takes time outside operators.
             self._count(event, at, operator=at.part == ZERO and not self.on_device)
         else:
             compiled = any(word in name for word in _COMPILED)
             at = self._labelled(event, at, compiled)
             if not at.backward and event.sequence_nr >= 0 and event.scope == 0:
-                # Nested operators share a sequence number; the one that begins last is the operation it belongs to.
+                # Nested operators have the same sequence number; the innermost one is the operation.
                 self.part_of_node[event.sequence_nr] = _label(at.part)
             self._count(event, at, operator=compiled or _is_operator(name))
         for child in event.cpu_children:
@@ -148,32 +155,32 @@ class _Attribution:
         if at.is_final and not at.backward:
             return at
         if part in (HEAD, LEARNER):
-            at.scope.headed = True
-        whole = part.startswith((OBJECTIVE, DISTILLATION)) or part in (TEACHER, DATA)
-        return _At(part, at.backward, whole or part.endswith(PROJECTIONS))
+            at.scope.called_head = True
+        is_final = part.startswith((OBJECTIVE, DISTILLATION)) or part in (TEACHER, DATA) or part.endswith(PROJECTIONS)
+        return _At(part, at.backward, is_final)
 
-    def _labelled(self, event: Any, at: _At, compiled: bool) -> _At:
-        """Where an operator stands: what its range leaves open is settled by its own name, or by when it runs."""
+    def _labelled(self, event: FunctionEvent, at: _At, compiled: bool) -> _At:
+        """The location of an operator: if its range has several parts, the operator's name or start decides."""
         if compiled and not (at.is_final and not at.backward):
             return replace(at, part=COMPILED, is_final=True)
         if at.is_final:
             return at
         name, part = event.name, at.part
         if part in (ATTENTION, CROSS_ATTENTION):
-            at.scope.maps = at.scope.maps and name.startswith(_JOINING)
-            kind = PROJECTIONS if at.scope.maps or name == "aten::linear" else SCORES
+            at.scope.projecting = at.scope.projecting and name.startswith(_JOINING)
+            kind = PROJECTIONS if at.scope.projecting or name == "aten::linear" else SCORES
             return replace(at, part=part + kind, is_final=True)
         if part == HEAD and "loss" in name.lower():
-            return replace(at, part=LOSS)  # fused with the products of the head
+            return replace(at, part=LOSS)  # the loss is fused with the head's products
         if part == LOSS and name in _MAPS:
             return replace(at, part=HEAD, is_final=True)
         if part == LEARNER:
-            return replace(at, part=LOSS if at.scope.headed else OTHER, is_final=True)
+            return replace(at, part=LOSS if at.scope.called_head else OTHER, is_final=True)
         if part == STEP:
             return replace(at, part=self.outside.part_at(event.time_range.start), is_final=True)
         return at
 
-    def _count(self, event: Any, at: _At, operator: bool) -> None:
+    def _count(self, event: FunctionEvent, at: _At, operator: bool) -> None:
         cost = self.parts[_label(at.part)]
         milliseconds = _own_time(event, self.on_device) / 1000
         operator = operator or (self.on_device and bool(event.kernels))
@@ -184,17 +191,17 @@ class _Attribution:
         else:
             cost.forward += milliseconds
         cost.calls += _is_operator(event.name)
-        flops = flops_of(event.name, event.input_shapes)
+        flops = flops_of(event.name, event.input_shapes)  # type: ignore[arg-type]  # lists of sizes
         if flops is not None:
             self.flops += flops
             self.products += _time(event, self.on_device)
 
 
 class _Outside:
-    """What an operator in no range is a part of, by when it runs in its step: the loss between learner and backward,
-    clipping between backward and optimizer."""
+    """The part of an operator outside all ranges, by its start: loss between the learner and the backward pass,
+    clipping between the backward pass and the optimizer."""
 
-    def __init__(self, events: Sequence[Any], steps: Sequence[Any]):
+    def __init__(self, events: Sequence[FunctionEvent], steps: Sequence[FunctionEvent]):
         self.windows = [
             (
                 step.time_range.end,
@@ -215,8 +222,8 @@ class _Outside:
         return OTHER
 
 
-def _starts(events: Sequence[Any], step: Any, *prefixes: str) -> list[float]:
-    """When events of these names begin within a step."""
+def _starts(events: Sequence[FunctionEvent], step: FunctionEvent, *prefixes: str) -> list[float]:
+    """Starts of the events within a step whose names have one of the prefixes."""
     window = step.time_range
     return [
         event.time_range.start
@@ -226,30 +233,30 @@ def _starts(events: Sequence[Any], step: Any, *prefixes: str) -> list[float]:
 
 
 def _label(part: str) -> str:
-    """The part of what a range leaves open."""
+    """The part of operators that nothing assigns to another part of their range."""
     if part in (ATTENTION, CROSS_ATTENTION):
         return part + SCORES
     return {LEARNER: OTHER, STEP: HOST}.get(part, part)
 
 
 def _is_operator(name: str) -> bool:
-    """Whether an event is an operator of torch, not a range, nor Python or the engine that calls operators."""
+    """Whether an event is an operator of torch, not a range, Python or autograd's engine."""
     return "::" in name and not name.startswith(("autograd::", "torch::"))
 
 
-def _own_time(event: Any, on_device: bool) -> float:
-    """Microseconds of an event without those within it; of its own kernels on a device."""
+def _own_time(event: FunctionEvent, on_device: bool) -> float:
+    """Microseconds of an event without nested events; on a device, of its kernels."""
     return sum(kernel.duration for kernel in event.kernels) if on_device else event.self_cpu_time_total
 
 
-def _time(event: Any, on_device: bool) -> float:
-    """Microseconds of an event with those within it."""
+def _time(event: FunctionEvent, on_device: bool) -> float:
+    """Microseconds of an event including nested events."""
     return _own_time(event, on_device) + sum(_time(child, on_device) for child in event.cpu_children)
 
 
 def flops_of(name: str, shapes: Sequence[Sequence[int]]) -> float | None:
-    """Operations of a matrix product, a multiply and an add as two; None for any other operator, and for one whose
-    sizes its arguments do not say (attention over packed documents on CUDA). Masks are not taken off."""
+    """FLOPs of a matrix product (a multiplication and an addition are two), without regard to masks. None for other
+    operators, and if the argument shapes do not determine it (attention over packed documents on CUDA)."""
     kind = name.removeprefix("aten::")
     if kind in ("mm", "bmm"):
         left, right = shapes[0], shapes[1]
@@ -260,7 +267,7 @@ def flops_of(name: str, shapes: Sequence[Sequence[int]]) -> float | None:
         query, key, value = shapes[1:4] if backward else shapes[:3]
         if len(query) != 4 or not key:
             return None
-        # q k^T and its weights times v; backward those scores again and four gradients (Dao et al. 2022, appendix B).
+        # Forward: q k^T, and weights times v. Backward: q k^T again, and four gradients (Dao et al. 2022, appendix B).
         products = prod(query[:-1]) * key[-2] * 2
         scores, sums = products * query[-1], products * value[-1]
         return float(3 * scores + 2 * sums) if backward else float(scores + sums)

@@ -1,7 +1,4 @@
-"""Compilation of a run's regions (`nn/regions`).
-
-Chosen once and stated. It takes about a minute at the start and changes nothing beyond rounding.
-"""
+"""Compilation of a run's regions (`nn/regions`): about a minute at the start, and equal results up to rounding."""
 
 from __future__ import annotations
 
@@ -23,11 +20,9 @@ from lmtool.system.environment import SAFE_PATH, inherited
 
 Choice = Literal["auto"] | bool
 WORTHWHILE_MINUTES = 5.0
-# What a run's length is estimated with where none is given, in operations a second: a tenth of an H100's bf16 rate, and
-# about what its training reaches uncompiled.
+# FLOP/s for an estimate of the run's length: a tenth of an H100's bf16 rate, about what uncompiled training reaches.
 RATE = 1e14
-# Layers that learn beside some that are frozen, adapters in a part of them, with and without gradient: a graph each.
-# Beyond so many the compiler gives up.
+# Maximum number of graphs. Trained and frozen layers, with and without adapters and gradients, need a graph each.
 GRAPHS = 64
 
 
@@ -45,8 +40,15 @@ class Compilation:
 def select_compilation(
     choice: Choice, device: torch.device, flops: float, max_minutes: float | None = None
 ) -> Compilation:
-    """auto: on CUDA for a run of more than `WORTHWHILE_MINUTES`, never on a CPU, where no gain was measured. That rule
-    is a guess: no GPU has measured it. flops: operations of the run; max_minutes: what it is limited to, if at all."""
+    """Whether to compile. auto: on CUDA for a run of more than `WORTHWHILE_MINUTES` (a guess, not measured); never on a
+    CPU, where no gain was measured.
+
+    Args:
+        choice: True, False or auto.
+        device: Where the run trains.
+        flops: FLOPs of the run.
+        max_minutes: The run's time budget, or None.
+    """
     if choice != "auto":
         return Compilation(choice, "as asked")
     if device.type != "cuda":
@@ -55,21 +57,22 @@ def select_compilation(
     length = f"the run takes {'more' if minutes > WORTHWHILE_MINUTES else 'less'} than {WORTHWHILE_MINUTES:g} minutes"
     if minutes <= WORTHWHILE_MINUTES:
         return Compilation(False, f"by estimate {length}")
-    lacks = missing(device)
-    return Compilation(False, f"{lacks} is missing") if lacks else Compilation(True, f"by estimate {length}")
+    requirement = missing(device)
+    return Compilation(not requirement, f"{requirement} is missing" if requirement else f"by estimate {length}")
 
 
 def require_compiler(choice: Choice, device: torch.device) -> None:
-    """UserError where a run shall be compiled on a machine that cannot."""
-    lacks = missing(device) if choice is True else None
-    if lacks is not None:
+    """UserError for compile=true on a machine without a requirement of torch's compiler."""
+    requirement = missing(device) if choice is True else None
+    if requirement is not None:
         raise UserError(
-            f"compile=true: {lacks} is missing, with which torch compiles", f"install {lacks}, or set compile=false"
+            f"compile=true: {requirement} is missing, which torch needs to compile",
+            f"install {requirement}, or set compile=false",
         )
 
 
 def missing(device: torch.device) -> str | None:
-    """What torch's compiler lacks on this machine, as far as a look tells; None: nothing."""
+    """A requirement of torch's compiler that this machine lacks, or None."""
     if device.type == "cuda" and importlib.util.find_spec("triton") is None:
         return "triton"
     named = os.environ.get("CC" if device.type == "cuda" else "CXX")
@@ -83,14 +86,14 @@ def missing(device: torch.device) -> str | None:
 
 @contextmanager
 def compiled(on: bool, backend: str | Callable[..., object] = "inductor") -> Iterator[None]:
-    """Within, the regions of all models are compiled."""
+    """A context in which the regions of all models are compiled if `on`."""
     if not on:
         yield
         return
     import torch._dynamo  # takes a second
     import torch._inductor.config
 
-    # DDP's own optimizer of graphs cuts a whole model's; these end where a layer does.
+    # DDP's graph optimizer splits the graph of a whole model; these graphs are parts of a layer.
     changes = torch._dynamo.config.patch(recompile_limit=GRAPHS, optimize_ddp=False)
     fixed_order = torch._inductor.config.patch(deterministic=torch.are_deterministic_algorithms_enabled())
     with inherited(SAFE_PATH), changes, fixed_order, regions_by(CompiledRegions(backend)):

@@ -1,8 +1,9 @@
-"""How the weights move: optimizers and learning-rate schedules as configuration."""
+"""Optimizers and learning-rate schedules as configuration, and the schedules themselves. Imports no torch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from math import prod
 from typing import Annotated, Literal
 
@@ -16,17 +17,20 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 Parallel = Literal["ddp", "fsdp"]
 """How several processes train one model."""
 
-# In these optimizers a step moves a weight by about the rate, or by the rate times its size.
+Schedule = Callable[[int, float], float]
+"""A function (step, total) -> factor of the learning rate. Steps count from 1. `total` is the number of steps of the
+run; infinite while a budget in minutes is being measured."""
+
+# A step of these optimizers moves a weight by about the rate, or by the rate times the weight's size.
 _MOST = 100
-_CLIP_NORM = "maximum global gradient norm; null: no clipping"
 _BETAS = "decay rates of the running means of gradients and of their squares"
+_EPSILON = "added to the root of the second moment"
 _WEIGHT_DECAY = "decoupled weight decay, scaled by the learning rate"
-_WARMUP_FRACTION = "warmup as a share of all steps; null or 0: no warmup"
-_FINAL_FRACTION = "final learning rate as a share of the peak rate"
+_FINAL_FRACTION = "final learning rate as a fraction of the peak rate"
 
 
 class OptimizerConfig(Config):
-    """How gradients become steps."""
+    """Base class of optimizers."""
 
     name: str = Field(description="The optimizer.")
     lr: float = Field(1e-4, gt=0, le=_MOST, description="peak learning rate")
@@ -40,7 +44,7 @@ class OptimizerConfig(Config):
     )
 
     def state_size(self, name: str, shape: tuple[int, ...]) -> int:
-        """Values that are kept of a parameter between steps: two running means of its shape."""
+        """Number of values stored for a parameter between steps: two running means of its shape."""
         return 2 * prod(shape)
 
 
@@ -52,11 +56,9 @@ class AdamWConfig(OptimizerConfig):
     """
 
     name: Literal["adamw"] = Field("adamw", description="Adam with decoupled weight decay.")
-    betas: tuple[Beta, Beta] = Field(
-        (0.9, 0.999), description="decay rates of the running means of gradients and of their squares"
-    )
+    betas: tuple[Beta, Beta] = Field((0.9, 0.999), description=_BETAS)
     epsilon: float = Field(1e-8, gt=0, le=1, description="added to the root of the second moment; BERT published 1e-6")
-    weight_decay: float = Field(0.01, ge=0, description="decoupled weight decay, scaled by the learning rate")
+    weight_decay: float = Field(0.01, ge=0, description=_WEIGHT_DECAY)
     scale_parameter: bool = Field(
         False,
         description="multiply lr by the root mean square of each parameter (nanoT5, with lr=0.02). The root mean "
@@ -66,23 +68,21 @@ class AdamWConfig(OptimizerConfig):
 
 @component("optimizer", "adam", builder="lmtool.training.update_rules:build_adam")
 class AdamConfig(OptimizerConfig):
-    """Adam (Kingma and Ba 2015) with an L2 penalty: it is part of the gradient, so it is averaged and scaled with it.
+    """Adam (Kingma and Ba 2015) with an L2 penalty, which is part of the gradient and so averaged and scaled with it.
 
-    The Transformer's optimizer (Vaswani et al. 2017: betas 0.9 and 0.98, epsilon 1e-9, no penalty). What GPT-1's and
-    fairseq's code call Adam decays decoupled from the gradient: that is `adamw`.
+    The Transformer's optimizer (Vaswani et al. 2017: betas 0.9 and 0.98, epsilon 1e-9, no penalty). The Adam in the
+    code of GPT-1 and fairseq has decoupled weight decay: that is `adamw`.
     """
 
     name: Literal["adam"] = Field("adam", description="Adam with an L2 penalty.")
-    betas: tuple[Beta, Beta] = Field(
-        (0.9, 0.999), description="decay rates of the running means of gradients and of their squares"
-    )
-    epsilon: float = Field(1e-8, gt=0, le=1, description="added to the root of the second moment")
+    betas: tuple[Beta, Beta] = Field((0.9, 0.999), description=_BETAS)
+    epsilon: float = Field(1e-8, gt=0, le=1, description=_EPSILON)
     l2: float = Field(0.0, ge=0, description="L2 penalty, added to the gradient; not applied to norms and biases")
 
 
-@component("optimizer", "adafactor", builder="lmtool.training.update_rules:build_adafactor")
+@component("optimizer", "adafactor", builder="lmtool.training.update_rules:Adafactor")
 class AdafactorConfig(OptimizerConfig):
-    """Adafactor (Shazeer and Stern 2018), T5's: of a matrix's squared gradients it keeps row and column means only.
+    """Adafactor (Shazeer and Stern 2018), T5's optimizer: it stores only row and column means of squared gradients.
 
     The paper's step sizes min(1e-2, 1/sqrt(step)) are a schedule: `schedule=inverse_sqrt schedule.warmup_steps=10000
     schedule.warmup_start=1` at the default learning rate (with warmup_start=0, its warm-up).
@@ -109,43 +109,39 @@ class AdafactorConfig(OptimizerConfig):
     )
 
     def state_size(self, name: str, shape: tuple[int, ...]) -> int:
-        """The means of squares, of a matrix a row and a column of them; and with beta1 the mean of the updates."""
+        """The means of squares, for a matrix by row and by column; with beta1 also the mean of the updates."""
         means = prod(shape[:-1]) + prod((*shape[:-2], shape[-1])) if len(shape) > 1 else prod(shape)
         return means + (0 if self.beta1 is None else prod(shape))
 
 
-@component("optimizer", "stable_adamw", builder="lmtool.training.update_rules:build_stable_adamw")
+@component("optimizer", "stable_adamw", builder="lmtool.training.update_rules:StableAdamW")
 class StableAdamWConfig(OptimizerConfig):
-    """StableAdamW (Wortsman et al. 2023): AdamW with Adafactor's clipping of the update; ModernBERT's."""
+    """StableAdamW (Wortsman et al. 2023): AdamW with Adafactor's update clipping; ModernBERT's optimizer."""
 
     name: Literal["stable_adamw"] = Field("stable_adamw", description="AdamW with clipped updates.")
     lr: float = Field(8e-4, gt=0, le=_MOST, description="peak learning rate; ModernBERT's")
-    betas: tuple[Beta, Beta] = Field(
-        (0.9, 0.98), description="decay rates of the running means of gradients and of their squares"
-    )
-    epsilon: float = Field(1e-6, gt=0, le=1, description="added to the root of the second moment")
-    weight_decay: float = Field(0.0125, ge=0, description="decoupled weight decay, scaled by the learning rate")
+    betas: tuple[Beta, Beta] = Field((0.9, 0.98), description=_BETAS)
+    epsilon: float = Field(1e-6, gt=0, le=1, description=_EPSILON)
+    weight_decay: float = Field(0.0125, ge=0, description=_WEIGHT_DECAY)
     clip_norm: float | None = Field(None, gt=0)
 
 
-@component("optimizer", "lamb", builder="lmtool.training.update_rules:build_lamb")
+@component("optimizer", "lamb", builder="lmtool.training.update_rules:Lamb")
 class LambConfig(OptimizerConfig):
     """LAMB (You et al. 2020), for very large batches: each matrix moves by the learning rate times its own norm.
 
-    What does not decay (norms and biases) takes plain Adam steps, as in the published code.
+    Norms and biases, which do not decay, take plain Adam steps, as in the published code.
     """
 
     name: Literal["lamb"] = Field("lamb", description="Adam with steps in proportion to each matrix's norm.")
-    # Table of the paper's appendix: 6.25e-4 at 512 examples, times the root of 2 with every doubling.
+    # Table in the paper's appendix: 6.25e-4 for 512 examples, times the root of 2 for every doubling.
     lr: float = Field(
         6.25e-4, gt=0, le=_MOST, description="peak learning rate; the paper's at 512 examples, x1.41 with each doubling"
     )
-    betas: tuple[Beta, Beta] = Field(
-        (0.9, 0.999), description="decay rates of the running means of gradients and of their squares"
-    )
-    epsilon: float = Field(1e-6, gt=0, le=1, description="added to the root of the second moment")
+    betas: tuple[Beta, Beta] = Field((0.9, 0.999), description=_BETAS)
+    epsilon: float = Field(1e-6, gt=0, le=1, description=_EPSILON)
     weight_decay: float = Field(
-        0.01, ge=0, description="share of a weight added to its update, before the update is scaled"
+        0.01, ge=0, description="fraction of a weight added to its update, before the update is scaled"
     )
 
 
@@ -153,8 +149,8 @@ class LambConfig(OptimizerConfig):
 class MuonConfig(OptimizerConfig):
     """Muon (Jordan et al. 2024) on the matrices of the layers, AdamW on everything else.
 
-    A matrix's mean gradient is made nearly orthogonal before the step, and the step is as large as AdamW's usual one
-    (Liu et al. 2025), so that learning rate and weight decay are those of AdamW.
+    The mean gradient of a matrix is made nearly orthogonal. Steps are as large as those of AdamW (Liu et al. 2025), so
+    it uses AdamW's learning rate and weight decay.
     """
 
     name: Literal["muon"] = Field("muon", description="Orthogonal steps for the matrices of the layers.")
@@ -164,122 +160,173 @@ class MuonConfig(OptimizerConfig):
     newton_schulz_steps: int = Field(
         5, ge=1, lt=100, description="Newton-Schulz iterations that orthogonalize an update"
     )
-    weight_decay: float = Field(0.1, ge=0, description="decoupled weight decay, scaled by the learning rate")
-    betas: tuple[Beta, Beta] = Field(
-        (0.9, 0.95), description="AdamW: decay rates of the running means of gradients and of their squares"
-    )
+    weight_decay: float = Field(0.1, ge=0, description=_WEIGHT_DECAY)
+    betas: tuple[Beta, Beta] = Field((0.9, 0.95), description=f"AdamW: {_BETAS}")
     epsilon: float = Field(1e-8, gt=0, le=1, description="AdamW: added to the root of the second moment")
 
     def state_size(self, name: str, shape: tuple[int, ...]) -> int:
-        """The mean gradient of a matrix of the layers; AdamW's two means of the rest."""
+        """The mean gradient of a matrix in a layer; AdamW's two means of other parameters."""
         return prod(shape) if is_hidden_matrix(name, len(shape)) else super().state_size(name, shape)
 
 
 def is_hidden_matrix(name: str, dimensions: int) -> bool:
-    """Whether a parameter is a matrix between two hidden states: two-dimensional, in a layer, and no table of vectors
-    (relative positions)."""
+    """Whether a parameter is a matrix between two hidden states: two-dimensional, in a layer, and not a table such as
+    that of relative positions."""
     path = name.split(".")
     return dimensions == 2 and "layers" in path and not {"embed", "position"} & set(path)
 
 
 class ScheduleConfig(Config):
-    """The learning rate over the steps, as a factor of the optimizer's `lr`."""
+    """Base class of learning-rate schedules: a warm-up, then a decay.
+
+    The warm-up rises from `warmup_start` to the full rate at its last step. After it the first step has the full rate,
+    and a step after the last one would have the final rate (transformers' schedulers at step - 1; Wolf et al. 2020,
+    optimization.py), so that no step has a rate of zero.
+    """
 
     name: str = Field(description="The schedule.")
     warmup_steps: int | None = Field(None, ge=0, description="warmup steps; takes precedence over warmup_fraction")
     warmup_fraction: float | None = Field(
-        None, ge=0, le=1, description="warmup as a share of all steps; null or 0: no warmup"
+        None, ge=0, le=1, description="warmup as a fraction of all steps; null or 0: no warmup"
     )
     warmup_start: float = Field(
-        0.0, ge=0, le=1, description="share of the peak rate at which warmup starts; 1: constant rate until its end"
+        0.0, ge=0, le=1, description="fraction of the peak rate at which warmup starts; 1: constant rate until its end"
     )
 
     def remarks(self, steps: int) -> Iterator[str]:
-        """What of it a run of so many steps is too short for."""
+        """Warnings about a run of `steps` steps that is too short for the schedule."""
         warmup = self.warmup_steps or 0
         if warmup >= steps and self.warmup_start < 1:
-            share = self.warmup_start + (1 - self.warmup_start) * steps / warmup
+            fraction = self.warmup_start + (1 - self.warmup_start) * steps / warmup
             yield (
                 f"schedule.warmup_steps={warmup}: in a run of {counted(steps, 'step')} the learning rate only rises, "
-                f"to {share:.2g} of optimizer.lr"
+                f"to {fraction:.2g} of optimizer.lr"
             )
 
+    def factor(self, step: int, total: float) -> float:
+        """The `Schedule` function."""
+        warmup: float = self.warmup_steps or 0
+        if self.warmup_steps is None and self.warmup_fraction:
+            warmup = self.warmup_fraction * total
+            warmup = round(warmup) if math.isfinite(warmup) else warmup
+        if step <= warmup:
+            return self.warmup_start + (1 - self.warmup_start) * (step / warmup)
+        return self.after_warmup(step, warmup, total)
 
-@component("schedule", "linear", builder="lmtool.training.schedules:build_linear")
-class LinearConfig(ScheduleConfig):
-    """Up, then down in a straight line: BERT's."""
+    def after_warmup(self, step: int, warmup: float, total: float) -> float:
+        """The factor of a step after `warmup` steps."""
+        return self.decayed(min((step - 1 - warmup) / max(total - warmup, 1), 1.0))
+
+    def decayed(self, done: float) -> float:
+        """The factor when a fraction of the steps after the warm-up is done, in [0, 1]."""
+        return 1.0
+
+
+def schedule(config: ScheduleConfig) -> Schedule:
+    """The function that a configuration describes."""
+    return config.factor
+
+
+class FinalFractionConfig(ScheduleConfig):
+    """Base class of schedules that decay to a final rate; by default with a warm-up of a tenth of the steps."""
+
+    warmup_fraction: float | None = Field(0.1, ge=0, le=1)
+    final_fraction: float = Field(0.0, ge=0, le=1, description=_FINAL_FRACTION)
+
+
+@component("schedule", "linear", builder="lmtool.training.configs:schedule")
+class LinearConfig(FinalFractionConfig):
+    """Warm-up, then a straight line down: BERT's schedule."""
 
     name: Literal["linear"] = Field("linear", description="Warm-up, then a straight line down.")
-    warmup_fraction: float | None = Field(0.1, ge=0, le=1)
-    final_fraction: float = Field(0.0, ge=0, le=1, description="final learning rate as a share of the peak rate")
+
+    def decayed(self, done: float) -> float:
+        return 1 - (1 - self.final_fraction) * done
 
 
-@component("schedule", "cosine", builder="lmtool.training.schedules:build_cosine")
-class CosineConfig(ScheduleConfig):
-    """Up, then down along half a cosine (Loshchilov and Hutter 2017): GPT-3's."""
+@component("schedule", "cosine", builder="lmtool.training.configs:schedule")
+class CosineConfig(FinalFractionConfig):
+    """Warm-up, then half a cosine down (Loshchilov and Hutter 2017): GPT-3's schedule."""
 
     name: Literal["cosine"] = Field("cosine", description="Warm-up, then half a cosine down.")
-    warmup_fraction: float | None = Field(0.1, ge=0, le=1)
-    final_fraction: float = Field(0.0, ge=0, le=1, description="final learning rate as a share of the peak rate")
+
+    def decayed(self, done: float) -> float:
+        return self.final_fraction + (1 - self.final_fraction) * 0.5 * (1 + math.cos(math.pi * done))
 
 
-@component("schedule", "polynomial", builder="lmtool.training.schedules:build_polynomial")
-class PolynomialConfig(ScheduleConfig):
-    """Up, then down with a power of the share of the steps that is left: fairseq's and transformers'."""
+@component("schedule", "polynomial", builder="lmtool.training.configs:schedule")
+class PolynomialConfig(FinalFractionConfig):
+    """Warm-up, then down with a power of the remaining fraction of the steps: fairseq's and transformers'."""
 
     name: Literal["polynomial"] = Field("polynomial", description="Warm-up, then down with a power of what is left.")
-    warmup_fraction: float | None = Field(0.1, ge=0, le=1)
     power: float = Field(
         1.0,
         gt=0,
-        description="exponent applied to the remaining share of the steps; 1: linear; above 1: steep at first",
+        description="exponent applied to the remaining fraction of the steps; 1: linear; above 1: steep at first",
     )
-    final_fraction: float = Field(0.0, ge=0, le=1, description="final learning rate as a share of the peak rate")
+
+    def decayed(self, done: float) -> float:
+        return self.final_fraction + (1 - self.final_fraction) * (1 - done) ** self.power
 
 
-@component("schedule", "constant", builder="lmtool.training.schedules:build_constant")
+@component("schedule", "constant", builder="lmtool.training.configs:schedule")
 class ConstantConfig(ScheduleConfig):
-    """Up, then level."""
+    """Warm-up, then a constant rate."""
 
     name: Literal["constant"] = Field("constant", description="Warm-up, then level.")
 
 
-@component("schedule", "inverse_sqrt", builder="lmtool.training.schedules:build_inverse_sqrt")
-class InverseSqrtConfig(ScheduleConfig):
-    """Up, then down with the root of the step (Vaswani et al. 2017): needs no end to be known."""
+@component("schedule", "inverse_sqrt", builder="lmtool.training.configs:schedule")
+class InverseSqrtConfig(FinalFractionConfig):
+    """Warm-up, then down with the square root of the step (Vaswani et al. 2017), independent of the run's length.
+
+    The factor is sqrt(warmup / step), or 1 / sqrt(step) without a warm-up. T5's 1 / sqrt(max(step, 10,000)) is lr 0.01,
+    warmup_steps 10,000, warmup_start 1; the Transformer's is lr (H warmup)^-1/2 for the width H.
+    """
 
     name: Literal["inverse_sqrt"] = Field("inverse_sqrt", description="Warm-up, then down with the root of the step.")
-    warmup_fraction: float | None = Field(0.1, ge=0, le=1)
-    final_fraction: float = Field(0.0, ge=0, le=1, description="minimum learning rate as a share of the peak rate")
+    final_fraction: float = Field(0.0, ge=0, le=1, description="minimum learning rate as a fraction of the peak rate")
+
+    def after_warmup(self, step: int, warmup: float, total: float) -> float:
+        return max(math.sqrt(max(warmup, 1) / step), self.final_fraction)
 
 
-@component("schedule", "wsd", builder="lmtool.training.schedules:build_wsd")
+@component("schedule", "wsd", builder="lmtool.training.configs:schedule")
 class WsdConfig(ScheduleConfig):
-    """Warm up, stay, decay (Hu et al. 2024, MiniCPM, section 4): level until the last steps, which alone depend on the
-    end. From any checkpoint of its level part a branch decays, or trains further.
+    """Warm up, stay, decay (Hu et al. 2024, MiniCPM, section 4): only the decay in the last steps depends on the run's
+    length, so a branch from any checkpoint before it can decay or train further.
 
-    With a straight line down it is the trapezoidal schedule of ModernBERT (Warner et al. 2024); `sqrt` is the
-    1-sqrt of Hägele et al. 2024 (section 3.2), which they found better than the line.
+    With a linear decay it is the trapezoidal schedule of ModernBERT (Warner et al. 2024); `sqrt` is the 1-sqrt of
+    Hägele et al. 2024 (section 3.2), which they found to be better than linear.
     """
 
     name: Literal["wsd"] = Field("wsd", description="Warm-up, level, then down in the last steps.")
     warmup_fraction: float | None = Field(
-        None, ge=0, le=1, description="warmup as a share of all steps; such a run cannot be extended"
+        None, ge=0, le=1, description="warmup as a fraction of all steps; such a run cannot be extended"
     )
     decay_steps: int | None = Field(
         None, ge=1, description="decay steps at the end; takes precedence over decay_fraction"
     )
-    decay_fraction: float = Field(0.1, gt=0, le=1, description="decay as a share of all steps")
+    decay_fraction: float = Field(0.1, gt=0, le=1, description="decay as a fraction of all steps")
     decay_shape: Literal["linear", "sqrt"] = Field(
-        "linear", description="linear, or sqrt: 1 - the square root of the completed share of the decay"
+        "linear", description="linear, or sqrt: 1 - the square root of the completed fraction of the decay"
     )
-    final_fraction: float = Field(0.0, ge=0, le=1, description="final learning rate as a share of the peak rate")
+    final_fraction: float = Field(0.0, ge=0, le=1, description=_FINAL_FRACTION)
 
     def remarks(self, steps: int) -> Iterator[str]:
         yield from super().remarks(steps)
         warmup = self.warmup_steps if self.warmup_steps is not None else round((self.warmup_fraction or 0) * steps)
         if warmup < steps < warmup + (self.decay_steps or 0):
             yield (
-                f"schedule.decay_steps={self.decay_steps}: its way down has only {counted(steps - warmup, 'step')}, "
-                "what the run has after the warm-up"
+                f"schedule.decay_steps={self.decay_steps}: the run has only {counted(steps - warmup, 'step')} after "
+                "the warm-up for the decay"
             )
+
+    def after_warmup(self, step: int, warmup: float, total: float) -> float:
+        """1 until the last steps, the first of which has the full rate too."""
+        if not math.isfinite(total):
+            return 1.0
+        decay: float = self.decay_steps or max(round(self.decay_fraction * total), 1)
+        decay = min(decay, max(total - warmup, 1))
+        done = min(max((step - 1 - (total - decay)) / decay, 0.0), 1.0)
+        return 1 - (1 - self.final_fraction) * (math.sqrt(done) if self.decay_shape == "sqrt" else done)

@@ -11,21 +11,22 @@ from lmtool.config.aliases import of_value
 from lmtool.config.nearest import nearest
 from lmtool.errors import UserError
 
-# What training makes of a published rate. Published at its lower end: 24% and 31% of an A100 (BERT-base in
-# mosaicml/examples' own baseline; T5 in nanoT5), 33 to 39% of an H100 (torchtitan's Llama 3 8B); at its upper end 40 to
-# 46% (llm.c's GPT-2 124M, nanochat's d12 and d18). None of them is lmtool's own: on a GPU it is unmeasured.
+# The range of the fraction of a published rate that training reaches. Others report 24% and 31% of an A100 (BERT-base
+# in mosaicml/examples' baseline; T5 in nanoT5), 33 to 39% of an H100 (torchtitan's Llama 3 8B), and 40 to 46% (llm.c's
+# GPT-2 124M, nanochat's d12 and d18). For lmtool it has not been measured on a GPU.
 UTILISATION = (0.25, 0.5)
 
-# Bytes a second of a device to those of other nodes: 400 Gb/s a GPU, InfiniBand NDR and the fabric of Llama 3's
-# clusters (Grattafiori et al. 2024, section 3.3.1). NODE: GPUs that the faster links of a machine join.
+# Bytes per second from a device to other nodes: 400 Gb/s per GPU, as with InfiniBand NDR and in Llama 3's clusters
+# (Grattafiori et al. 2024, section 3.3.1). NODE: number of GPUs connected by a machine's faster links.
 NETWORK = 50e9
 NODE = 8
 
 
 @dataclass(frozen=True)
 class Device:
-    """memory: bytes. bf16, fp16, fp32: FLOP/s of products; None where it has no such units. bandwidth: bytes a second
-    of its memory. link: bytes a second to others in its machine, one way. cuda: a GPU."""
+    """A device. memory: bytes. bf16, fp16, fp32: FLOP/s of matrix products; None if the device does not support the
+    format. bandwidth: bytes per second of its memory. link: bytes per second to another device of the machine, in one
+    direction. cuda: whether it is a GPU."""
 
     memory: float
     bf16: float | None
@@ -36,7 +37,7 @@ class Device:
     cuda: bool = True
 
     def rate(self, precision: str) -> float:
-        """FLOP/s in a number format; a format that it has to emulate runs like fp32."""
+        """FLOP/s in a number format; an emulated format is as fast as fp32."""
         return {"bf16": self.bf16, "fp16": self.fp16}.get(precision) or self.fp32
 
 
@@ -70,12 +71,12 @@ DEVICES: dict[str, Device] = {
 
 
 def device_of(name: str) -> Device:
-    """A device of the table. UserError for another name, with the nearest."""
+    """A device of the table. UserError for any other name, with the nearest one."""
     if name in DEVICES:
         return DEVICES[name]
     close = of_value("device", name) or nearest(name, [*DEVICES, "auto", "cpu", "cuda"])
     known = f"auto, cpu, cuda, cuda:N, {', '.join(DEVICES)}"
     raise UserError(
-        f"device={name}: a plan is made for a device that is here (auto, cpu, cuda, cuda:N) or a published one",
+        f"device={name}: a plan needs a device of this machine (auto, cpu, cuda, cuda:N) or a published one",
         f"did you mean device={close}? Known: {known}" if close else f"known: {known}",
     )

@@ -1,8 +1,8 @@
-"""Engines: they run a learner's forward and sum gradients over the processes of a group.
+"""Engines run a learner's forward pass and sum gradients over the processes of a group.
 
-The loop asks an engine and never knows which: `Plain` is one process, `Ddp` torch's own DistributedDataParallel, where
-each process holds all weights, `sharded.Fsdp` its FSDP2, where each holds its rows of them. What processes add up are
-sums: each term's loss was divided by its count over all of them, so that nothing is divided again.
+`Plain` is for one process. With `Ddp` (torch's DistributedDataParallel) each process has all weights, with `Fsdp`
+(torch's FSDP2) some rows of each. Gradients are summed, not averaged: each term's loss is already divided by its count
+over all processes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -28,28 +28,27 @@ from lmtool.types import Batch, Learner
 
 @dataclass(frozen=True)
 class ForwardLoss:
-    """What one forward adds to the loss of its step. loss: a scalar; None where it adds nothing. terms: by name, what
-    it adds to the term's mean."""
+    """The contribution of a forward pass to the loss of its step. loss: a scalar, or None. terms: by name, the
+    contribution to the term's mean."""
 
     loss: Tensor | None
     terms: dict[str, Tensor]
 
 
 class Engine(Protocol):
-    """learner: what it runs. group: the processes that run it together."""
-
     learner: Learner
     group: ProcessGroup
 
     def begin(self, step: int) -> None:
-        """Called before the forwards of each optimizer step, with the step's number from 1."""
+        """Called before the forward passes of each optimizer step, with the step's number from 1."""
 
     def __call__(self, batch: Batch, step: int, counts: Mapping[str, float], precision: Precision) -> ForwardLoss:
-        """What a micro-batch on the device adds to the loss. counts: how much each term predicts in the whole step, in
+        """The contribution of a micro-batch on the device. counts: the number of targets of each term in the step, over
         all processes."""
 
     def adding_up(self, last: bool) -> AbstractContextManager[None]:
-        """Around the forward and the backward of one micro-batch: gradients cross processes in the step's last."""
+        """The context of the forward and backward pass of a micro-batch; gradients are summed over processes in the
+        last one of the step."""
 
 
 class Plain:
@@ -69,8 +68,8 @@ class Plain:
 
 
 class Ddp(Plain):
-    """torch's DistributedDataParallel around what is descended. It is wrapped again when other parameters learn than
-    in the step before, as in gradual unfreezing."""
+    """The engine with torch's DistributedDataParallel, rebuilt when the set of trained parameters changes (gradual
+    unfreezing)."""
 
     def __init__(self, learner: Learner, group: ProcessGroup):
         super().__init__(learner, group)
@@ -94,16 +93,16 @@ class Ddp(Plain):
             return
         anchor = next(parameter for parameter in self._parameters if parameter.requires_grad)
         with warnings.catch_warnings():
-            # Torch from 2.13 on would have this spelled in another way, which those before do not know.
+            # The replacement of this argument in torch 2.13 does not exist in earlier versions.
             warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
             self._wrapped = DistributedDataParallel(
-                _Descended(self.learner, anchor),
-                find_unused_parameters=True,  # they have no gradient then, as in one process
+                _LossModule(self.learner, anchor),
+                find_unused_parameters=True,  # so that unused parameters have no gradient, as in one process
                 gradient_as_bucket_view=True,
                 broadcast_buffers=False,
-                init_sync=False,  # the processes compared their weights, see consistency.py
+                init_sync=False,  # consistency.py has compared the weights
             )
-        # Not a function of its own: DDP refuses annotations that are strings.
+        # A lambda, because DDP rejects string annotations.
         self._wrapped.register_comm_hook(None, lambda state, bucket: _summed(bucket.buffer()))
 
     def __call__(self, batch: Batch, step: int, counts: Mapping[str, float], precision: Precision) -> ForwardLoss:
@@ -118,28 +117,28 @@ class Ddp(Plain):
             yield
 
 
-class _Descended(nn.Module):
-    """A learner with the loss as its output: DDP looks there for the parameters that a backward will reach. anchor: one
-    that learns; a loss that depends on none would leave the other processes waiting."""
+class _LossModule(nn.Module):
+    """A learner whose output is the loss, from which DDP finds the parameters in the backward pass. anchor: a trained
+    parameter, on which the loss always depends; otherwise the other processes would wait forever."""
 
     def __init__(self, learner: Learner, anchor: nn.Parameter):
         super().__init__()
         self.learner = learner
-        self._anchor = [anchor]  # no parameter of this module
+        self._anchor = [anchor]  # in a list, so that it is not a parameter of this module
 
     def forward(self, batch: Batch, step: int, counts: Mapping[str, float], precision: Precision) -> ForwardLoss:
         part = part_of_loss(self.learner, batch, step, counts, precision)
         if part.loss is not None and part.loss.requires_grad:
             return part
-        nothing = 0.0 * self._anchor[0].flatten()[:1].sum()
-        return ForwardLoss(nothing if part.loss is None else part.loss + nothing, part.terms)
+        zero = 0.0 * self._anchor[0].flatten()[:1].sum()
+        return ForwardLoss(zero if part.loss is None else part.loss + zero, part.terms)
 
 
 def part_of_loss(
     learner: Learner, batch: Batch, step: int, counts: Mapping[str, float], precision: Precision
 ) -> ForwardLoss:
-    """A term's loss is its sum over all micro-batches, divided once by its count over all of them in all processes, so
-    that neither cut changes anything. A term that predicts nothing in the step counts nothing."""
+    """Run a forward pass. Each term's sum is divided by its count over all micro-batches and processes of the step, so
+    that their number does not change the loss. A term without targets in the step is omitted."""
     with precision.autocast():
         output = learner(batch, step)
     means = {name: total.float() / counts[name] for name, total in output.sums.items() if counts[name]}
@@ -150,24 +149,23 @@ def part_of_loss(
 
 
 def _summed(gradients: Tensor) -> torch.futures.Future[Tensor]:
-    """Those of all processes, added up in place."""
+    """Sum gradients in place over all processes."""
     work = dist.all_reduce(gradients, async_op=True)
     assert work is not None
     return work.get_future().then(lambda future: future.value()[0])
 
 
-# Weights, gradients and the optimizer's state cut over the processes of a group: torch's FSDP2 (`fully_shard`; Zhao
-# et al. 2023, "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel"; Rajbhandari et al. 2020, "ZeRO",
-# stage 3).
+# Weights, gradients and optimizer state sharded over processes with torch's FSDP2 (`fully_shard`; Zhao et al. 2023,
+# "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel"; Rajbhandari et al. 2020, "ZeRO", stage 3).
 #
-# Each layer is a unit, and what stands outside the layers is one: a process holds its rows of every tensor, and all
-# of a unit while it computes with it. Weights travel in fp32 and are cast under autocast, as in one process.
+# Each layer is a unit, and everything outside layers is another one. A process stores some rows of each tensor, and
+# gathers a unit to compute with it, in fp32: weights are cast under autocast, as in one process.
 
 
 def shard(learner: nn.Module, device: torch.device, group: ProcessGroup) -> None:
-    """Cut every parameter of a learner along its first dimension over the processes, in place. The parameters are other
-    objects from then on. It may be on the host: a layer at a time goes to the device. UserError where a parameter has
-    no rows, and where torch is older than this."""
+    """Shard every parameter of a learner along its first dimension over the processes, in place. The parameters become
+    new objects. A learner on the host is moved to the device layer by layer. UserError if a parameter is a scalar, or
+    if torch is too old."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import FSDPModule, fully_shard
 
@@ -179,38 +177,38 @@ def shard(learner: nn.Module, device: torch.device, group: ProcessGroup) -> None
     for name, parameter in learner.named_parameters():
         if parameter.ndim == 0:
             raise UserError(
-                f"parallel=fsdp cuts parameters by their rows; {name} is a single number",
-                "set parallel=ddp, or make it a vector of one",
+                f"parallel=fsdp shards the rows of parameters, but {name} is a scalar",
+                "set parallel=ddp, or make it a vector of one element",
             )
     mesh = init_device_mesh(device.type, (group.size,))
     for module in (*_layers(learner), learner):
         unit = fully_shard(module, mesh=mesh)
-        # Each term's loss was divided by its count over all processes: gradients are summed, not averaged.
-        unit.set_gradient_divide_factor(1.0)
+        unit.set_gradient_divide_factor(1.0)  # sum gradients
         unit.set_force_sum_reduction_for_comms(True)
-        # What one process does not use, another may: all take part in its sum.
+        # Another process may use the parameters that this one does not.
         unit.set_reduce_scatter_unused_params(True)
 
 
 @contextmanager
 def outside_layers(learner: nn.Module) -> Iterator[None]:
-    """While it lasts, what stands outside the layers is complete on every process, for who calls parts of a learner and
-    not its forward. Layers are completed as they are called, so that every process must call as many. A learner that
-    is not cut stays as it is."""
-    cut: Any = learner
-    if not hasattr(cut, "unshard"):
+    """A context in which the parameters outside layers are complete on every process, so that methods other than
+    forward can be called. A layer is gathered when it is called, so all processes must call the same number of layers.
+    Does nothing if the learner is not sharded."""
+    from torch.distributed.fsdp import FSDPModule
+
+    if not isinstance(learner, FSDPModule):
         yield
         return
-    cut.unshard()
+    learner.unshard()
     try:
         yield
     finally:
-        cut.reshard()
+        learner.reshard()
 
 
 class Fsdp(Plain):
-    """The engine of a learner that is cut. Gradients cross processes behind every micro-batch: none has room for all of
-    them."""
+    """The engine of a sharded learner. Gradients are summed over processes after every micro-batch, because no process
+    can store all of them."""
 
     def __init__(self, learner: Learner, group: ProcessGroup):
         super().__init__(learner, group)
@@ -232,8 +230,8 @@ class Fsdp(Plain):
 
     def __call__(self, batch: Batch, step: int, counts: Mapping[str, float], precision: Precision) -> ForwardLoss:
         part = super().__call__(batch, step, counts, precision)
-        # Layers add up one by one, in the order of the backward: it passes through all of them in every process, though
-        # what stands behind them may predict nothing there.
+        # Layers are summed in the order of the backward pass, which must pass through all of them in every process,
+        # even in one whose batch has no targets.
         reached = [0.0 * end.flatten()[:1].sum() for end in self._ends if end.requires_grad]
         self._counts = part.loss is not None
         loss = part.loss if part.loss is not None else torch.zeros((), device=batch.inputs.tokens.device)
@@ -245,7 +243,7 @@ class Fsdp(Plain):
         self._ends.clear()
         if not last:
             return
-        # What no process uses has no gradient, as in one process: a zero would move it.
+        # A parameter that no process uses has no gradient, as in one process: even a zero gradient may move it.
         learning = (name for name, parameter in self._named.items() if parameter.requires_grad)
         for name, count in self.group.sum({name: 1.0 for name in learning if name not in self._used}).items():
             if count == self.group.size:
@@ -257,11 +255,11 @@ class Fsdp(Plain):
 
 
 class _Watched:
-    """Before the first forward of a unit, asks its complete parameters to say when they get a gradient. names: of those
-    that no unit has yet, by what they are cut; the unit's are taken from them."""
+    """A hook before the first forward pass of a unit that calls `note` when one of its parameters gets a gradient.
+    names: by id of the sharded parameter; those of the unit are removed from it."""
 
     def __init__(self, unit: nn.Module, names: dict[int, str], note: Callable[[str], None]):
-        self._places = [
+        self._parameters = [
             (module, attribute, names.pop(id(parameter)))
             for module in unit.modules()
             for attribute, parameter in module.named_parameters(recurse=False)
@@ -270,11 +268,11 @@ class _Watched:
         self._note = note
 
     def __call__(self, unit: nn.Module, given: object) -> None:
-        for module, attribute, name in self._places:
+        for module, attribute, name in self._parameters:
             parameter = getattr(module, attribute)
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(lambda _, name=name: self._note(name))
-        self._places = []
+        self._parameters = []
 
 
 def _stacks(learner: nn.Module) -> list[Stack]:
@@ -286,12 +284,8 @@ def _layers(learner: nn.Module) -> list[nn.Module]:
     return list(dict.fromkeys(layer for stack in _stacks(learner) for layer in stack.layers))
 
 
-# Which engine trains a learner.
-
-
 def engine_for(learner: Learner, parallel: Parallel, group: ProcessGroup) -> Engine:
-    """The engine that trains a learner in the processes of a group, which must hold the same weights; with fsdp the
-    learner is cut over them already."""
+    """The engine for a learner, which has the same weights in all processes; with fsdp it is already sharded."""
     if group.size == 1:
         return Plain(learner)
     return Ddp(learner, group) if parallel == "ddp" else Fsdp(learner, group)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import cache
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -82,26 +82,22 @@ def added(counts: list[Mapping[str, float]]) -> dict[str, float]:
     return totals
 
 
-# Several processes: torchrun's environment variables, and torch's process group. Hosts talk over gloo; devices sum over
-# NCCL on CUDA and over gloo on a CPU.
-
-
 TIMEOUT = timedelta(minutes=10)
-"""How long a process waits for the others. One that dies is noticed at once, by its closed connection; the timeout
-ends a run in which a process hangs."""
+"""Maximum time to wait for a process that hangs. If a process dies, its connection closes at once."""
 PATIENCE = timedelta(days=7)
-"""How long `wait` waits: rank 0 may be tokenizing a corpus."""
+"""Maximum time of `wait`: rank 0 may be tokenizing a corpus."""
 
-# Counts travel in one message of this many bytes; torch's functions for objects send two, and each step waits for them.
+# Counts are sent in one message of this many bytes; torch's functions for objects send two, and each step waits for it.
 _FRAME, _HEAD = 512, 8
 
 
 class Processes:
-    """Implements `ProcessGroup` over torch's default process group, which must be there."""
+    """A `ProcessGroup` over torch's initialized default process group. Hosts communicate over gloo; devices over NCCL
+    on CUDA, and over gloo on a CPU."""
 
     def __init__(self) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
-        self._patient: Any = dist.new_group(backend="gloo", timeout=PATIENCE)
+        self._patient = dist.new_group(backend="gloo", timeout=PATIENCE)
 
     def sum(self, counts: Mapping[str, float]) -> dict[str, float]:
         data = json.dumps(dict(counts)).encode()
@@ -116,12 +112,12 @@ class Processes:
         return values[0]  # type: ignore[return-value]
 
     def all(self, value: Value) -> list[Value]:
-        values: list[Any] = [None] * self.size
+        values = [value] * self.size
         dist.all_gather_object(values, value)
         return values
 
     def _gathered(self, data: bytes, size: int) -> list[bytes]:
-        """The bytes of each, by rank; zeros, as many as it has, of one whose bytes and their number exceed `size`."""
+        """The bytes of each rank; zeros of the same length for a rank whose bytes do not fit in a frame of `size`."""
         fits = data if len(data) <= size - _HEAD else b""
         frame = (len(data).to_bytes(_HEAD, "little") + fits).ljust(size, b"\0")
         frames = list(torch.empty(self.size, size, dtype=torch.uint8).unbind())
@@ -167,13 +163,13 @@ def process_group(device: torch.device) -> Iterator[ProcessGroup]:
 
 
 _GROUPS_JOINED = itertools.count()
-"""Groups that this process has joined: of a suite one for each run. What the processes of a group wrote in the store to
-find each other must not be read by those of the next."""
+"""The number of groups that this process has joined: one for each run of a suite. It is part of the keys in the store,
+so that a group does not read the addresses of an earlier one."""
 
 
 @cache
 def _store(process: RankInfo) -> dist.Store:
-    """Where processes find each other: torchrun's, or one of rank 0. There is one for as long as they last."""
+    """The store in which processes find each other: torchrun's, or rank 0's. It lasts as long as the processes."""
     store, _, _ = next(dist.rendezvous("env://", process.rank, process.size, timeout=TIMEOUT))
     return store
 
@@ -183,17 +179,17 @@ def backend_of(device: torch.device) -> str:
     needed = {"gloo": dist.is_available() and dist.is_gloo_available()}
     if device.type == "cuda":
         needed["nccl"] = dist.is_available() and dist.is_nccl_available()
-    for name, there in needed.items():
-        if not there:
+    for name, available in needed.items():
+        if not available:
             raise UserError(
-                f"torch {torch.__version__} was built without {name}, by which several processes talk on {device.type}",
+                f"torch {torch.__version__} was built without {name}, which several processes need on {device.type}",
                 "install another build of torch, or train in one process: devices=1",
             )
     return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
 
 
 def _never_met(process: RankInfo, error: Exception) -> UserError:
-    """The error for processes that did not meet, with the reason that torch gives."""
+    """The error for processes that did not find each other, with torch's reason."""
     address, port = os.environ[ADDRESS], os.environ[PORT]
     who = f"rank {process.rank} of {process.size}"
     text = str(error)

@@ -19,22 +19,26 @@ from lmtool.training.precision import Precision
 from lmtool.training.progress import Progress
 from lmtool.types import Batch, Loader, Packed, Step
 
-# Exploded: this many steps in a row, or one evaluation, with a loss so many times the reference: what reading nothing
-# loses, or the first step's loss where that is more, and 1 at least. Of tiny BERTs finetuned on two classes in batches
-# of four, those with a rate they learn from (to 1e-2) stay below 1 nat for three steps and in evaluation, those that
-# come back from too large a one (to 1) below 5; rates of 5 and 50 bring 35 and more.
+# A loss has exploded if it exceeds the reference by this factor in this many consecutive steps or in one evaluation.
+# The reference is the largest of 1, the baseline loss and the first step's loss. With tiny BERTs finetuned on two
+# classes in batches of four, learning rates up to 1e-2 have losses below 1 nat, rates up to 1 recover from losses below
+# 5, and rates of 5 and 50 have losses above 35.
 EXPLODED_STEPS = 3
 EXPLODED_TIMES = 30.0
 LEAST_REFERENCE = 1.0
 
 
 class Health:
-    """Watches every step on the device and reads the verdict where the loop synchronises anyway: each step on a CPU,
-    at rows, evaluations and checkpoints on CUDA.
+    """Checks the loss and the gradient norm of every step on the device, and reads the result when the loop waits for
+    the device anyway: at each step on a CPU; at rows, evaluations and checkpoints on CUDA.
 
-    precision: where the steps are computed, and how. loader: gives the batch of an earlier step again. folder: of the
-    run, where offending batches are saved; None: they are not. group: the processes that share each step; all of them
-    reach the same verdict.
+    Args:
+        precision: Device and number format.
+        baseline_loss: Loss of a model that ignores its input.
+        progress: The run's progress, which has the state of the check in checkpoints.
+        loader: Loads the batch of an earlier step again.
+        folder: The run's folder, where offending batches are saved; None: do not save them.
+        group: The ranks, which all reach the same result.
     """
 
     def __init__(
@@ -56,8 +60,8 @@ class Health:
         self._cursors: dict[int, dict[str, int] | None] = {}
 
     def watch(self, step: int, cursor: dict[str, int] | None, loss: Tensor, norm: Tensor, scaled: bool) -> None:
-        """Note a step. `cursor` is the loader's before it. With an fp16 scaler (`scaled`) an infinite gradient is
-        its business; an infinite loss is not."""
+        """Check a step on the device. cursor: the loader's before the step. scaled: with an fp16 scaler, which handles
+        infinite gradients itself."""
         bad = ~torch.isfinite(loss)
         if not scaled:
             bad = bad | ~torch.isfinite(norm)
@@ -70,8 +74,8 @@ class Health:
         self._cursors[step] = cursor
 
     def check(self, data: Step, step: int, loss: Tensor, norm: Tensor) -> None:
-        """Diverged, with the offending batch saved, if a step since the last check was not finite, or the
-        loss exploded. What a checkpoint must know of it goes into the progress."""
+        """Raise Diverged, with the offending batch saved, if a step since the last check was not finite or the loss
+        exploded; otherwise update the progress."""
         verdict = (self._first_bad, self._first_exploded, self._exploded_steps, self._reference)
         first_bad, first_exploded, exploded_steps, reference = torch.stack(
             [value.double() for value in verdict]
@@ -81,7 +85,7 @@ class Health:
         if first == 0:
             self._cursors.clear()
             return
-        # On CUDA the verdict comes some steps late; the loader is a function of its cursor and gives the batch again.
+        # On CUDA the result is read some steps later, so the loader loads the batch again.
         offending = data if first == step else self._batch_of(first)
         metadata: dict[str, object] = {"step": first, "cursor": self._cursors[first], "reference_loss": reference}
         if first == step:
@@ -90,17 +94,17 @@ class Health:
             height = f" to {float(loss):.3g}" if first == step else ""
             message = f"the loss exploded{height}: {EXPLODED_STEPS} steps up to step {first} lose {_times(reference)}"
             raise self._diverged(first, offending, message, metadata)
-        known = "loss" if not torch.isfinite(loss) else "gradient"
-        culprit = known if first == step else "loss or gradient"
-        raise self._diverged(first, offending, f"the {culprit} of step {first} is not finite", metadata)
+        quantity = "loss" if not torch.isfinite(loss) else "gradient"
+        quantity = quantity if first == step else "loss or gradient"
+        raise self._diverged(first, offending, f"the {quantity} of step {first} is not finite", metadata)
 
     def _diverged(self, step: int, data: Step, message: str, metadata: Mapping[str, object]) -> Diverged:
-        """The end of all processes, with the batches of all of them."""
+        """The error on all ranks, after saving the batches of all ranks."""
         batches = [batch for part in self._group.all(data.batches) for batch in part]
-        return self._end(step, replace(data, batches=batches), message, metadata)
+        return self._saved(step, replace(data, batches=batches), message, metadata)
 
-    def _end(self, step: int, data: Step, message: str, metadata: Mapping[str, object]) -> Diverged:
-        """With the batches saved where there is a folder."""
+    def _saved(self, step: int, data: Step, message: str, metadata: Mapping[str, object]) -> Diverged:
+        """The error after saving the batches, if there is a folder."""
         remedies = ["a lower optimizer.lr", "a longer warm-up", "precision=fp32"]
         *first, last = remedies[:-1] if self._precision.name == "fp32" else remedies
         hint = f"{', '.join(first)} or {last}, under another name="
@@ -117,7 +121,7 @@ class Health:
         return next(iter(self._loader.steps(self._cursors[step], self._group.rank, self._group.size)))
 
     def check_evaluation(self, data: Step, loss: float | None) -> None:
-        """Diverged if an evaluation after this step gives an exploded loss. None: it gives no loss."""
+        """Raise Diverged if the loss of an evaluation after this step has exploded. loss: None if it has none."""
         reference = self._progress.reference_loss
         if loss is not None and loss > EXPLODED_TIMES * reference:
             step = self._progress.step
@@ -126,27 +130,27 @@ class Health:
             raise self._diverged(step, data, message, metadata)
 
     def not_finite(self, data: Step, problem: NotFinite) -> Diverged:
-        """The end of a run whose evaluation gives something that is no number; the held-out batch is saved."""
+        """The error for an evaluation with outputs that are not finite; saves the held-out batch."""
         step = self._progress.step
         offending = data if problem.batch is None else replace(data, batches=[problem.batch.host])
         message = f"the model's {problem.quantity} are not finite in the evaluation after step {step}"
-        return self._end(step, offending, message, {"step": step})
+        return self._saved(step, offending, message, {"step": step})
 
 
 def _times(reference: float) -> str:
-    return f"more than {EXPLODED_TIMES:g} times {reference:.3g} (what reading nothing or the first step loses, or 1)"
+    return f"more than {EXPLODED_TIMES:g} times {reference:.3g} (the loss without input or of the first step, or 1)"
 
 
 def save_batch(folder: Path, step: int, data: Step, metadata: Mapping[str, object]) -> Path:
-    """`diverged/step_N.safetensors` with the tensors of every micro-batch, and `.json` with lengths and metadata."""
-    place = real_folder(folder / "diverged")
+    """Write `diverged/step_N.safetensors` with the tensors of all micro-batches, and `.json` with lengths and
+    metadata."""
     tensors: dict[str, Tensor] = {}
     lengths: list[dict[str, object]] = []
     for number, batch in enumerate(data.batches):
         tensors |= {f"{number}.{name}": tensor for name, tensor in _tensors(batch).items()}
         outputs = None if batch.outputs is None else list(batch.outputs.lengths)
         lengths.append({"inputs": list(batch.inputs.lengths), "outputs": outputs})
-    path = place / f"step_{step:08d}.safetensors"
+    path = real_folder(folder / "diverged") / f"step_{step:08d}.safetensors"
     draft = draft_of(path)
     save_tensors(tensors, draft)
     os.replace(draft, path)

@@ -1,8 +1,4 @@
-"""The checkpoints of one run: saved, restored, pruned.
-
-`last` and `best` are small text files that are moved only once the checkpoint they name is complete. Which checkpoint
-a run resumes from: see runs/checkpoints.py.
-"""
+"""Saves, restores and prunes the checkpoints of a run; runs/checkpoints.py selects the one that a run resumes from."""
 
 from __future__ import annotations
 
@@ -40,13 +36,12 @@ from lmtool.training.optimizers import load_state_tensors, state_tensors
 from lmtool.training.progress import CheckpointExtension, Progress, TrainingSettings
 
 FAILURES = 3
-"""Saves that may fail in a row before the run stops: until then training continues and the next one tries again."""
+"""Number of consecutive failed saves after which the run stops."""
 
 
 class Keeper:
-    """Saves and restores everything a run needs to resume. Where the run's folder belongs to another process, it
-    restores, and leaves the rest to that one. extensions: add files to each checkpoint, or leave tensors out of it.
-    settings: how many checkpoints stay."""
+    """Saves and restores everything that a run needs to resume. A process that does not own the run's folder only
+    restores. extensions: add files to each checkpoint, or exclude tensors. settings: which checkpoints to retain."""
 
     def __init__(
         self,
@@ -70,15 +65,13 @@ class Keeper:
         for extension in self.extensions:
             extension.write(folder)
 
-    # --- at the start ---------------------------------------------------------------------------------------------
-
     def restore(self, group: ProcessGroup = ALONE) -> Progress:
-        """Resume from the run's newest intact checkpoint, which rank 0 finds, or begin. Rows after it are dropped.
-
-        UserError where the checkpoint is of another model; CheckFailed where there are checkpoints and none is intact.
-        """
-        if self.run.writes:
-            self._clear()
+        """Load the run's newest intact checkpoint, if there is one, and drop later rows. Rank 0 selects it. UserError
+        if it belongs to another model; CheckFailed if there are checkpoints but none is intact."""
+        if self.run.writes:  # the run holds the lock, so temporary files are those of a killed process
+            for pattern in (f"{TEMPORARY}*", f"{DELETED}*"):
+                for path in self.folder.glob(pattern):
+                    remove(path)
         folder = group.first(self.run.resume_point() if group.rank == 0 else None)
         progress = Progress()
         if folder is not None:
@@ -94,47 +87,39 @@ class Keeper:
                 self.scaler.load_state_dict(progress.scaler)
             self.saved_step = progress.step
             if of_step(self.folder, progress.best_step) is None:
-                progress.forget_best()  # its checkpoint is lost, or was damaged and is set aside
+                progress.forget_best()  # its checkpoint is missing or was damaged
             self.run.log(f"resumes after step {progress.step}, from {folder.name}")
         self.run.drop_rows_after(progress.step)
         return progress
 
-    def _clear(self) -> None:
-        """Take away what a kill left; the lock is ours, so nobody writes there."""
-        for pattern in (f"{TEMPORARY}*", f"{DELETED}*"):
-            for left in self.folder.glob(pattern):
-                remove(left)
-
     def require_space(self, steps: float) -> None:
-        """UserError where the disk cannot hold the checkpoints of this run: its own weights, and two moments of what
-        learns, for each that stays, and for one being written. steps: of the whole run; infinite where unknown."""
+        """UserError if the disk has no space for the retained checkpoints and one that is being written, each with the
+        weights and two moments of trained parameters. steps: of the run; infinite if unknown."""
         if not self.run.writes:
             return
         weights = sum(tensor.nbytes for tensor in self._copy_of_weights().values())
         moments = 2 * sum(parameter.nbytes for parameter in self.named.values())
-        stay = retained_checkpoints(self.settings, steps)
-        needed = (weights + moments) * (stay + 1) + (1 << 20)
-        held = sum(
+        retained = retained_checkpoints(self.settings, steps)
+        needed = (weights + moments) * (retained + 1) + (1 << 20)
+        used = sum(
             file.stat().st_size for step in saved_steps(self.folder) for file in step.iterdir() if file.is_file()
         )
         free = shutil.disk_usage(self.run.path).free
-        if free + held < needed:
+        if free + used < needed:
             raise UserError(
                 f"{self.run.path} has {free / 1e6:,.1f} MB free; the checkpoints of this run need "
-                f"{needed / 1e6:,.1f} MB ({stay:,} that stay, one being written)",
-                f"free some space, or set run_dir= on another disk{', or a smaller keep=' if stay > 2 else ''}",
+                f"{needed / 1e6:,.1f} MB ({retained:,} to keep, one being written)",
+                f"free some space, or set run_dir= on another disk{', or a smaller keep=' if retained > 2 else ''}",
             )
 
     def _copy_of_weights(self) -> dict[str, Tensor]:
-        """What a checkpoint holds of the learner: the parameters themselves, of which tied ones are the same."""
+        """The learner's tensors in a checkpoint. Tied parameters are the same object."""
         tensors = self.learner.state_dict(keep_vars=True)
         return {name: tensor for name, tensor in tensors.items() if name not in self.excluded}
 
-    # --- on the way -----------------------------------------------------------------------------------------------
-
     def save(self, progress: Progress, must: bool = False) -> bool:
-        """Write a checkpoint of this step, move `last` and `best`, prune. False where the disk refused: reported, and
-        the checkpoints before it stand. UserError after FAILURES in a row, or at once where it `must`."""
+        """Write a checkpoint of this step, update `last` and `best`, and remove old checkpoints. Returns False if
+        writing failed, which is logged. UserError after FAILURES consecutive failures, or after one if `must`."""
         if self.saved_step == progress.step:
             return True
         weights = gathered(self._copy_of_weights(), self.run.writes)
@@ -145,7 +130,7 @@ class Keeper:
         progress.threads = torch.get_num_threads()
         progress.rows = dict(self.run.row_counts)
         try:
-            self.run.sync()  # the rows of these steps are never written again
+            self.run.sync()  # a resumed run does not repeat the rows of these steps
             disk.write_checkpoint(
                 self.folder, progress.step, weights, optimizer, progress.to_plain(), self.run.config,
                 self._write_extensions, carried_tensors(self.learner),
@@ -169,8 +154,8 @@ class Keeper:
         return self.folder / f"step_{step:08d}"
 
     def point(self, progress: Progress) -> None:
-        """Let `last` name this step's checkpoint, and `best` the best one's; no `best` where it is lost. They are for
-        people: where they cannot be written, the run goes by the steps in state.json."""
+        """Write the names of this step's checkpoint and of the best one to the files `last` and `best`; remove `best`
+        if that checkpoint is lost. These files are for people: the run itself reads the steps in state.json."""
         if not self.run.writes:
             return
         best = of_step(self.folder, progress.best_step)
@@ -185,20 +170,19 @@ class Keeper:
             self.run.log(f"last and best could not be written: {error}")
 
     def _prune(self, progress: Progress) -> None:
-        """Take away what neither `keep` nor `keep_every` keeps, never the best, nor what `last` or `best` names."""
+        """Remove checkpoints that are not retained by `keep` or `keep_every` and are not the last or best one."""
         if self.settings.keep == "all":
             return
         named = {pointed(self.folder, "last"), pointed(self.folder, "best")}
         every = self.settings.keep_every
         for folder in saved_steps(self.folder)[self.settings.keep :]:
-            stays = every is not None and int(folder.name[5:]) % every == 0
-            if not stays and folder not in named and folder.name != f"step_{progress.best_step or 0:08d}":
+            permanent = every is not None and int(folder.name[5:]) % every == 0
+            if not permanent and folder not in named and folder.name != f"step_{progress.best_step or 0:08d}":
                 remove_folder(folder)
 
 
 def _progress(folder: Path) -> Progress:
-    """The counters of a checkpoint. UserError where one is of another type: its files verify, and lmtool did not write
-    them."""
+    """The progress in a checkpoint. UserError if a value has a wrong type, which lmtool did not write."""
     try:
         return Progress.from_plain(read_state(folder))
     except ValueError as error:

@@ -1,8 +1,8 @@
-"""`devices=N`: N processes of the same command on this machine, started and watched by torch's own launcher.
+"""`devices=N`: N processes of the same command on this machine, started and watched by torch's launcher.
 
-Each of them finds in its environment what torchrun would say, and the command runs as under torchrun. What a process
-has to say it prints itself; what it could not say, because it was killed, is said here. Signals are handed on to all
-of them: they save a checkpoint and end, as one process does.
+They have the environment variables of torchrun, so the command runs as under torchrun. Each process prints its own
+errors; this module reports a process that was killed. It forwards signals to all processes, which save a checkpoint and
+end as a single process does.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -28,13 +28,13 @@ from lmtool.system.signals import Interrupted
 from lmtool.system.terminal import counted, say_error
 
 THREADS = "OMP_NUM_THREADS"
-_HANDED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _MOST_A_CORE = 4
 
 
 def processes_to_start(config: Any, verb: str) -> int:
-    """How many processes a command asks for that are not there yet; 1: this one runs it. UserError where there cannot
-    be so many, or where torchrun has started others than it asks for."""
+    """The number of processes to start for a command; 1: this process runs it. UserError if the machine cannot run that
+    many, or if torchrun started another number."""
     devices, process = getattr(config, "devices", None), rank_info(os.environ)
     if started_together(os.environ):
         if not hasattr(config, "devices") and process.size > 1:
@@ -53,12 +53,15 @@ def processes_to_start(config: Any, verb: str) -> int:
 
 
 def _require_devices(devices: int, device: str) -> None:
-    """UserError where this machine has not so many."""
+    """UserError if this machine has fewer devices."""
     import torch
 
     kind, _, number = device.partition(":")
     if number:
-        raise UserError(f"devices={devices} beside device={device}, which is one", f"device={kind}, or devices=1")
+        raise UserError(
+            f"devices={devices} needs more than one device, but device={device} names one",
+            f"set device={kind}, or devices=1",
+        )
     if kind != "cpu" and torch.cuda.is_available():
         most = torch.cuda.device_count()
         if devices > most:
@@ -68,24 +71,24 @@ def _require_devices(devices: int, device: str) -> None:
     most = _MOST_A_CORE * cores()
     if devices > most:
         raise UserError(
-            f"devices={devices}: this machine has no CUDA device and {counted(cores(), 'core')} for processes of a CPU",
-            f"devices={cores()}; {most} are the most",
+            f"devices={devices}: this machine has no CUDA device, and {counted(cores(), 'core')} for at most "
+            f"{most} processes",
+            f"set devices={cores()}",
         )
 
 
 def cores() -> int:
-    """That this process may use."""
+    """The number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def launch(processes: int, words: Sequence[str]) -> int:
-    """Run `lmtool WORDS` in so many processes. Returns the exit status: that of the process whose end was the reason
-    for the others'."""
+def launch(processes: int, arguments: Sequence[str]) -> int:
+    """Run `lmtool ARGUMENTS` in several processes. Returns the exit status of the process that ended the others."""
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    logging.disable(logging.CRITICAL)  # what the launcher has to say is said below
+    logging.disable(logging.CRITICAL)  # the launcher's messages are replaced by those below
     with tempfile.TemporaryDirectory(prefix="lmtool-ranks-") as folder:
         config = LaunchConfig(
             min_nodes=1,
@@ -97,22 +100,22 @@ def launch(processes: int, words: Sequence[str]) -> int:
             rdzv_endpoint="localhost:0",  # a free port
             max_restarts=0,
             local_addr="127.0.0.1",
-            signals_to_handle="SIGURG",  # the others are handed on, not turned into an end after a time limit
+            signals_to_handle="SIGURG",  # other signals are forwarded, without the launcher's time limit
         )
-        with _environment(processes), _handing_on(Path(folder), processes) as received:
+        with _environment(processes), _forwarding(Path(folder), processes) as received:
             try:
-                elastic_launch(config, sys.executable)("-P", "-m", "lmtool", *words)
+                elastic_launch(config, sys.executable)("-P", "-m", "lmtool", *arguments)
             except ChildFailedError as error:
                 failed = {rank: failure.exitcode for rank, failure in error.failures.items()}
                 return _exit_status(Path(folder), processes, failed, received)
-            except SignalException as error:  # before all processes were there
+            except SignalException as error:  # before all processes had started
                 raise Interrupted(error.sigval) from error
     return errors.DONE
 
 
 @contextmanager
 def _environment(processes: int) -> Iterator[None]:
-    """What the processes inherit: who started them, and the share of the threads that each may have."""
+    """Environment variables of the processes: the launcher's process id, and the number of threads of each."""
     launch_environment = {LAUNCHER: str(os.getpid())}
     if THREADS not in os.environ:
         launch_environment[THREADS] = str(max(cores() // processes, 1))
@@ -121,28 +124,26 @@ def _environment(processes: int) -> Iterator[None]:
 
 
 @contextmanager
-def _handing_on(folder: Path, processes: int) -> Iterator[list[int]]:
-    """Signals go to all processes; what ends them is theirs to say. Before all of them have started, they are ended.
-    Gives those that came."""
+def _forwarding(folder: Path, processes: int) -> Iterator[list[int]]:
+    """Forward signals to all processes, or end the launch if some have not started yet. Yields the list of received
+    signals."""
     from torch.distributed.elastic.multiprocessing import SignalException
 
     received: list[int] = []
 
-    def hand_on(number: int, frame: FrameType | None) -> None:
+    def forward(number: int, frame: FrameType | None) -> None:
         received.append(number)
         started = [int(file.read_text() or 0) for file in folder.glob(f"*/attempt_*/*/{PID}")]
         if len(started) < processes or not all(started):
-            raise SignalException("before all processes had begun", signal.Signals(number))
+            raise SignalException("before all processes had started", signal.Signals(number))
         for process in started:
-            try:
+            with suppress(ProcessLookupError):
                 os.kill(process, number)
-            except ProcessLookupError:
-                continue
 
-    before = {number: signal.getsignal(number) for number in _HANDED_ON}
+    before = {number: signal.getsignal(number) for number in _FORWARDED}
     for number, handler in before.items():
         if handler is not signal.SIG_IGN:
-            signal.signal(number, hand_on)
+            signal.signal(number, forward)
     try:
         yield received
     finally:
@@ -151,8 +152,8 @@ def _handing_on(folder: Path, processes: int) -> Iterator[list[int]]:
 
 
 def _exit_status(folder: Path, processes: int, failed: Mapping[int, int], received: Sequence[int]) -> int:
-    """The exit status of a run that failed; says of a process that was killed what it could not say. failed: by rank
-    the exit code of those that ended first, as `subprocess` has it. received: signals that were handed on."""
+    """The exit status of a run that failed. Reports a process that was killed. failed: exit codes by rank of the
+    processes that ended first, negative for signals. received: forwarded signals."""
     attempt = next(folder.glob("*/attempt_*"), folder)
     ends = Ends(attempt, RankInfo(0, processes, 0, processes)).all()
     reported = sorted(
@@ -161,9 +162,9 @@ def _exit_status(folder: Path, processes: int, failed: Mapping[int, int], receiv
     if reported:
         return reported[0].exit_status
     killed = {rank: -code for rank, code in failed.items() if code < 0}
-    if killed and received:  # before they could say a word
+    if killed and received:
         raise Interrupted(received[0])
-    if killed:  # the launcher itself ends the others by SIGTERM, or SIGKILL where that does not help
+    if killed:  # the launcher ends the other processes by SIGTERM, then by SIGKILL
         rank = min(killed, key=lambda rank: (rank in ends, killed[rank] == signal.SIGTERM, rank))
         say_error(*_killed(rank, killed[rank], _run_of(attempt)))
         return errors.FAULT
@@ -171,15 +172,15 @@ def _exit_status(folder: Path, processes: int, failed: Mapping[int, int], receiv
 
 
 def _killed(rank: int, number: int, run: str | None) -> tuple[str, str]:
-    """What is said of a process that a signal ended."""
+    """The error and the hint for a process that a signal ended."""
     restart = "the same command starts again"
     resume = f"{command_line('resume', run)} continues from its last checkpoint" if run else restart
     name = signal.Signals(number).name
     if number != signal.SIGKILL:
-        return f"rank {rank} was ended by {name}, and the others with it", resume
+        return f"rank {rank} was ended by {name}, so the other ranks were ended too", resume
     return (
-        f"rank {rank} was killed (SIGKILL), and the others were ended with it",
-        f"{resume}; where the system was out of memory (dmesg), set a smaller micro_batch_tokens= or fewer devices=",
+        f"rank {rank} was killed (SIGKILL), so the other ranks were ended too",
+        f"{resume}; if the system was out of memory (dmesg), set a smaller micro_batch_tokens= or fewer devices=",
     )
 
 
@@ -187,7 +188,7 @@ RUN = "run"
 
 
 def note_run(path: Path) -> None:
-    """Let the launcher know which run it is: said where a process could not."""
+    """Write the run's folder to a file for the launcher, which names it if a process is killed."""
     file = os.environ.get(ranks.ERROR_FILE)
     if file:
         (Path(file).parent.parent / RUN).write_text(str(path), encoding="utf-8")

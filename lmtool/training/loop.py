@@ -1,11 +1,8 @@
-"""The training loop, for every model and every learner.
+"""The training loop for every model, through the interfaces of a learner, a loader and an evaluation function.
 
-Order of a step: load -> count the predictions of all micro-batches -> forward under autocast -> backward ->
-(accumulate) -> clip -> step -> schedule -> log -> evaluate -> checkpoint. The loop sees a learner, a loader and an
-evaluation function through their interfaces only.
-
-Each of several processes runs this loop over its part of every step. The engine adds up their gradients; decisions that
-depend on a clock or a signal are made once a step, for all of them (`agree`).
+Order of a step: load -> count the targets of all micro-batches -> forward under autocast -> backward -> (accumulate) ->
+clip -> step -> schedule -> log -> evaluate -> checkpoint. Each of several processes runs this loop on its part of every
+step. The engine sums their gradients; decisions that depend on a clock or a signal are made for all of them (`agree`).
 """
 
 from __future__ import annotations
@@ -31,6 +28,7 @@ from lmtool.system.signals import Signals
 from lmtool.system.terminal import counted
 from lmtool.training.budgets import Budget, has_row
 from lmtool.training.compiling import compiled
+from lmtool.training.configs import Schedule
 from lmtool.training.consistency import require_same_training
 from lmtool.training.engine import engine_for, outside_layers, shard
 from lmtool.training.group import ALONE, ProcessGroup
@@ -55,7 +53,6 @@ from lmtool.training.progress import (
     TrainingSettings,
     training_result,
 )
-from lmtool.training.schedules import Schedule
 from lmtool.training.step import RowWriter, apply_gradients, gradients, phase_of, row_gradients
 from lmtool.types import Learner, Loader, Step
 
@@ -67,13 +64,12 @@ def train(
     learner: Learner, loader: Loader, evaluate: Evaluate, run: RunFolder, settings: TrainingSettings,
     listeners: Sequence[Listener] = (), extensions: Sequence[CheckpointExtension] = (), group: ProcessGroup = ALONE,
 ) -> TrainingResult:  # fmt: skip
-    """Train until a budget is spent, resuming from the run's newest intact checkpoint where there is one.
+    """Train until a budget is spent, resuming from the run's newest intact checkpoint if there is one.
 
-    evaluate: step -> scores by name, `settings.metric` among them; called with the learner in evaluation mode.
-    extensions: follow each update, and add their files (the tokenizer) to each checkpoint. group: the ranks. The
-    learner keeps the last weights; the best ones are in the result's `best`. Raises UserError (no budget, no space, a
-    checkpoint of another model), Diverged, and Stopped after a signal, with a checkpoint saved.
-    """
+    evaluate: returns scores by name, including `settings.metric`, after a step. extensions: called after each update;
+    they add files (the tokenizer) to each checkpoint. group: the ranks. The learner keeps the last weights; the best
+    ones are in the result's `best`. Raises UserError (no budget, no space, a checkpoint of another model), Diverged,
+    and Stopped after a signal, with a checkpoint saved."""
     assert isinstance(learner, nn.Module)
     precision = move_to_device(learner, loader, settings, group)
     device, listener = precision.device, Listeners(listeners)
@@ -100,7 +96,8 @@ def train(
             with waits.watched():
                 outcome = gradients(engine, data, step, settings.seed, precision, scaler)
                 norm = apply_gradients(optimizer, scaler, list(named.values()), settings.optimizer.clip_norm)
-                follow_update(extensions, step)
+                for extension in extensions:
+                    extension.on_update(step)
                 health.watch(step, progress.cursor, outcome.loss, norm, scaled=scaler is not None)
             logs = has_row(step, settings.log_every, total)
             if device.type == "cpu" or logs:  # CUDA waits for the steps here, inside the measured time
@@ -135,8 +132,8 @@ def optimization(
 
 
 def move_to_device(learner: nn.Module, loader: Loader, settings: TrainingSettings, group: ProcessGroup) -> Precision:
-    """Put a learner on the device it trains on, sharded over the group with parallel=fsdp, in training mode. Returns
-    the device and number format."""
+    """Move a learner to its device, with parallel=fsdp sharded over the group, in training mode. Returns the device and
+    number format."""
     precision = select_precision(settings.precision, select_device(settings.device))
     device = precision.device
     if device.type == "cpu":
@@ -169,17 +166,17 @@ def agree(group: ProcessGroup, seconds: float, signals: Signals) -> tuple[float,
 
 
 def resume(keeper: Keeper, budget: Budget, settings: TrainingSettings, group: ProcessGroup = ALONE) -> Progress:
-    """Load the newest intact checkpoint of the run, if it has one, and return its progress. UserError where the budget
-    is spent already."""
+    """Load the newest intact checkpoint of the run, if it has one, and return its progress. UserError if the budget is
+    already spent."""
     keeper.require_space(min(budget.exact.values(), default=math.inf))
     progress = keeper.restore(group)
     if progress.best_step is None and progress.evaluated_step == progress.step > 0:
-        # The best checkpoint is lost; of the remaining ones, the one resumed from has a score.
+        # The best checkpoint is lost; the one resumed from has a score.
         note_best(progress, settings)
     if keeper.saved_step is not None:
         keeper.point(progress)
     spent = budget.spent(progress)
-    if progress.ended is None and spent is not None and progress.step:  # a branch, or an extended run
+    if progress.ended is None and spent is not None and progress.step:  # a branch or an extended run
         message = f"{spent} is spent after step {progress.step:,}, where {keeper.run.path} starts: no step is left"
         raise UserError(message, f"use a larger {spent}=")
     progress.ended = progress.ended or spent
@@ -200,18 +197,12 @@ def due(settings: TrainingSettings, progress: Progress, tenth: bool) -> tuple[bo
     return evaluates, ended or saves or permanent
 
 
-def follow_update(extensions: Sequence[CheckpointExtension], step: int) -> None:
-    for extension in extensions:
-        extension.on_update(step)
-
-
 def score(
     learner: nn.Module, evaluate: Evaluate, settings: TrainingSettings, progress: Progress, rows: RowWriter,
     health: Health, data: Step, group: ProcessGroup = ALONE,
 ) -> None:  # fmt: skip
-    """Evaluate, write the row of metrics.jsonl, and note whether the score is the best so far and whether patience ends
-    the run. Raises Diverged if outputs or the loss are not finite.
-    """
+    """Evaluate, write the row of metrics.jsonl, and update the best score and patience. Raises Diverged if outputs are
+    not finite or the loss has exploded."""
     started = time.perf_counter()
     learner.eval()
     try:

@@ -1,7 +1,7 @@
-"""Parameter groups and state shared by all optimizers: torch's groups, layer-wise learning rates, named state tensors.
+"""Code shared by all optimizers: parameter groups, layer-wise learning rates, clipping and saved state.
 
-The state is saved by parameter name (`exp_avg.backbone.layers.0.ffn.fc_in.weight`), so that neither the order of the
-groups nor that of the parameters matters when a run resumes.
+The state is saved by parameter name (`exp_avg.backbone.layers.0.ffn.fc_in.weight`), so that a resumed run may have
+another order of groups and parameters.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -18,16 +19,18 @@ from lmtool.errors import UserError
 from lmtool.runs.checkpoints import complete, cut_like, is_cut
 from lmtool.types import Learner, ParameterGroup, part_of
 
+TorchGroup: TypeAlias = dict[str, Any]
+"""A parameter group of a torch optimizer: its parameters and options."""
 HEAD, EMBEDDINGS = "head", "embeddings"
 _PARTS = ("backbone", "heads", "objective")
 
 
 def levels(names: Iterable[str]) -> dict[str, list[str]]:
-    """Names of parameters, in the order of their model, by the level they stand at, from the top down: "head" (all
-    that is no backbone; maybe empty), "layer 2", "layer 1" (with several stacks "decoder layer 1", ...), "embeddings".
+    """Names of parameters by level from the top down: "head" (everything outside the backbone; may be empty), "layer
+    2", "layer 1" (with several stacks "decoder layer 1", ...), "embeddings" (with positions and virtual tokens).
 
-    What stands in a stack, but in no layer of it (its final norm), belongs to its top layer; in a backbone without
-    layers to the head. Tables of positions and virtual tokens belong to the embeddings.
+    Parameters of a stack outside its layers (the final norm) belong to its top layer, in a backbone without layers to
+    the head.
     """
     head: list[str] = []
     embeddings: list[str] = []
@@ -55,7 +58,7 @@ def levels(names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def by_model(names: Iterable[str]) -> dict[str, list[str]]:
-    """Uniform names of parameters by what stands before them: "" for the names of one model."""
+    """Names of parameters by the prefix of their model, which is removed; "" for a single model."""
     models: dict[str, list[str]] = {}
     for name in names:
         path = name.split(".")
@@ -66,41 +69,43 @@ def by_model(names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def layer_decayed(groups: Sequence[ParameterGroup], names: Iterable[str], decay: float) -> list[ParameterGroup]:
-    """The groups, cut by level, with learning rates that fall from the top down: the head's as it is, each level's
-    `decay` times that of the level above it.
+    """Split groups by level (`levels`), and multiply the learning rate of each level below the head by `decay` relative
+    to the level above.
 
-    names: of all parameters, also of those that do not learn; where several models learn together, each has a prefix of
-    its own before the uniform names, and levels of its own. ELECTRA's paper (Clark et al. 2020, table
-    7) says no more than this; its code leaves a step out below the head, so that there the top layer has decay^2
-    (`n_layers + 2 - depth` in run_finetuning.py). ULMFiT (Howard and Ruder 2018, section 3.2) has 1/2.6.
+    This is the rule of ELECTRA's paper (Clark et al. 2020, table 7). Its code has decay^2 at the top layer (`n_layers +
+    2 - depth` in run_finetuning.py). ULMFiT's decay is 1/2.6 (Howard and Ruder 2018, section 3.2).
+
+    Args:
+        groups: The groups.
+        names: All parameters, including frozen ones. Each of several models has its own prefix and levels.
+        decay: Factor from level to level.
     """
     if decay == 1:
         return list(groups)
     depths = {
         f"{prefix}{name}": depth
-        for prefix, own in by_model(names).items()
-        for depth, members in enumerate(levels(own).values())
+        for prefix, names_of_model in by_model(names).items()
+        for depth, members in enumerate(levels(names_of_model).values())
         for name in members
     }
-    cut = []
+    split: list[ParameterGroup] = []
     for group in groups:
         of_depth: dict[int, list[tuple[str, nn.Parameter]]] = {}
         for name, parameter in group.parameters:
             of_depth.setdefault(depths[name], []).append((name, parameter))
-        cut += [
+        split += [
             replace(group, parameters=members, learning_rate_scale=group.learning_rate_scale * decay**depth)
             for depth, members in sorted(of_depth.items())
         ]
-    return cut
+    return split
 
 
-# What `clip_grads_with_norm_` adds to the norm before it divides by it.
-_CLIP_EPSILON = 1e-6
+_CLIP_EPSILON = 1e-6  # added to the norm in `clip_grads_with_norm_`
 
 
 class PlainOptimizer(Optimizer):
-    """torch's base of optimizers without the decorators that keep its methods out of compiled graphs: their first call
-    imports the compiler, which takes a second, and no step of lmtool is compiled."""
+    """torch's base class of optimizers without the decorators for compiled graphs, whose first call imports the
+    compiler and takes a second. lmtool compiles no optimizer step."""
 
     add_param_group = inspect.unwrap(Optimizer.add_param_group)
     zero_grad = inspect.unwrap(Optimizer.zero_grad)
@@ -109,18 +114,14 @@ class PlainOptimizer(Optimizer):
 
 
 def training_groups(learner: Learner, layer_decay: float) -> list[ParameterGroup]:
-    """What learns, as an optimizer gets it: the learner's groups, with rates that fall with the depth. layer_decay: of
-    the optimizer's configuration."""
+    """The learner's parameter groups with layer-wise learning rates."""
     assert isinstance(learner, nn.Module)
     return layer_decayed(learner.parameter_groups(), [name for name, _ in learner.named_parameters()], layer_decay)
 
 
-def torch_groups(groups: Iterable[ParameterGroup], lr: float, weight_decay: float = 0.0) -> list[dict[str, object]]:
-    """The groups as torch's optimizers take them; empty ones are left out.
-
-    A group's learning rate and weight decay are multiples of the configuration's. The loop sets the learning rate
-    before each step with `set_learning_rate`.
-    """
+def torch_groups(groups: Iterable[ParameterGroup], lr: float, weight_decay: float = 0.0) -> list[TorchGroup]:
+    """The groups that have parameters, for torch's optimizers. Their learning rate and weight decay are multiples of
+    the configuration's; the loop calls `set_learning_rate` before each step."""
     return [
         {
             "params": [parameter for _, parameter in group.parameters],
@@ -142,20 +143,20 @@ def set_learning_rate(optimizer: Optimizer, learning_rate: float) -> float:
 
 
 def named_parameters(groups: Sequence[ParameterGroup]) -> dict[str, nn.Parameter]:
-    """What learns, by name. ValueError where a parameter stands in two groups: it would be moved twice."""
+    """Trained parameters by name. ValueError if a parameter is in two groups, where it would be moved twice."""
     named: dict[str, nn.Parameter] = {}
     seen: set[int] = set()
     for group in groups:
         for name, parameter in group.parameters:
             if name in named or id(parameter) in seen:
-                raise ValueError(f"{name} stands in two parameter groups")
+                raise ValueError(f"{name} is in two parameter groups")
             named[name] = parameter
             seen.add(id(parameter))
     return named
 
 
 def state_tensors(optimizer: Optimizer, named: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
-    """The optimizer's state as `KIND.PARAMETER` -> tensor. A parameter without a gradient so far has none."""
+    """The optimizer's state by `KIND.PARAMETER`. A parameter that has had no gradient has no state."""
     return {
         f"{kind}.{name}": value
         for name, parameter in named.items()
@@ -165,13 +166,10 @@ def state_tensors(optimizer: Optimizer, named: Mapping[str, nn.Parameter]) -> di
 
 
 def load_state_tensors(optimizer: Optimizer, named: Mapping[str, nn.Parameter], tensors: Mapping[str, Tensor]) -> None:
-    """Put a saved state back. UserError where it belongs to other parameters.
-
-    A tensor of the state has its parameter's shape, or is a scalar, or has the shape that the optimizer's own
-    `state_shape(kind, parameter)` tells.
-    """
+    """Restore a saved state. UserError if it belongs to other parameters. A state tensor is a scalar or has the shape
+    of its parameter, or that of the optimizer's `state_shape(kind, parameter)`."""
     optimizer.state.clear()
-    # The step count is read by the fused kernels on the device, and by everything else on the host.
+    # Fused kernels read the step count on the device, other optimizers on the host.
     fused = any(group.get("fused") for group in optimizer.param_groups)
     shape_of = getattr(optimizer, "state_shape", lambda kind, parameter: parameter.shape)
     for key, value in tensors.items():
@@ -179,8 +177,8 @@ def load_state_tensors(optimizer: Optimizer, named: Mapping[str, nn.Parameter], 
         parameter = named.get(name)
         if parameter is None or (value.ndim > 0 and value.shape != shape_of(kind, parameter)):
             raise UserError(
-                f"the checkpoint's optimizer state is of another model: {name} {tuple(value.shape)}",
-                "resume with the configuration the run was started with, or set another name=",
+                f"the checkpoint's optimizer state belongs to another model: {name} {tuple(value.shape)}",
+                "resume with the run's original configuration, or set another name=",
             )
         if value.ndim and is_cut(parameter):
             like = parameter if value.shape == parameter.shape else parameter.new_zeros(value.shape)
@@ -191,8 +189,8 @@ def load_state_tensors(optimizer: Optimizer, named: Mapping[str, nn.Parameter], 
 
 
 def gradient_norm(parameters: Sequence[nn.Parameter], clip_norm: float | None) -> Tensor:
-    """Norm of all gradients together, on the device, before they are shortened to `clip_norm` at most. A sparse
-    gradient has each of its rows once or is made so."""
+    """Clip gradients to a total norm of `clip_norm`, and return their norm before that, on the device. Sparse gradients
+    are coalesced."""
     sparse = [parameter for parameter in parameters if parameter.grad is not None and parameter.grad.is_sparse]
     for parameter in sparse:
         assert parameter.grad is not None
@@ -200,7 +198,7 @@ def gradient_norm(parameters: Sequence[nn.Parameter], clip_norm: float | None) -
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     stored = [gradient.values() if gradient.is_sparse else gradient for gradient in gradients]
     norm = complete(nn.utils.get_total_norm(stored))
-    # On a CPU it is known here whether they are shortened; times 1 is a pass over all of them for nothing.
+    # On a CPU the norm is known here, which saves a multiplication of all gradients by 1.
     if clip_norm is None or (norm.device.type == "cpu" and norm + _CLIP_EPSILON <= clip_norm):
         return norm
     dense = [parameter for parameter in parameters if parameter.grad is not None and not parameter.grad.is_sparse]

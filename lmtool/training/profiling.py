@@ -1,8 +1,8 @@
 """Training under torch's profiler: named ranges for the parts of a learner, and a loader that stops after some steps.
 
-A range is put around methods of the learner's modules from outside and taken away again, by the names that modules have
-in every family. No forward hook is used, and no projection of an attention is touched: what joins them asks whether
-they are plain. Ranges compute nothing, so that the training is the one that is not profiled.
+Methods of the learner's modules are wrapped in ranges from outside, by the module names that all families share, and
+unwrapped at the end. Forward hooks and wrapped projections would disable the product that joins an attention's
+projections. Ranges compute nothing, so profiled training has the same results.
 """
 
 from __future__ import annotations
@@ -20,16 +20,15 @@ from torch.profiler import ProfilerActivity, profile
 from lmtool.training.progress import peak_memory
 from lmtool.types import Learner, Loader, Step
 
-# In front of the names of all ranges.
-RANGE = "lmtool/"
+RANGE = "lmtool/"  # prefix of all ranges
 STEP, DATA, LEARNER, LAYOUT = "step", "data", "learner", "batch layout"
 EMBEDDING, ATTENTION, CROSS_ATTENTION, FEED_FORWARD = "embedding", "attention", "cross-attention", "feed-forward"
 NORMS, ADDED, HEAD, TEACHER = "norms, dropout, residuals", "adapters and prefixes", "head", "teacher"
 PROJECTIONS = ": projections"
-# Networks beside the model: each is a part as a whole.
+# Prefixes of additional networks; each network is one part.
 OBJECTIVE, DISTILLATION = "objective: ", "distillation: "
 
-# By the last word of a module's name, its part and the methods that others call.
+# For the last component of a module's name, its part and the methods that other modules call.
 _BY_NAME: dict[str, tuple[str, tuple[str, ...]]] = {
     "embed": (EMBEDDING, ("tokens", "finish")),
     "self_attn": (ATTENTION, ("forward",)),
@@ -46,14 +45,21 @@ _OF_BACKBONES = ("forward", "read_inputs", "encode", "decode")
 
 
 class StopTraining(Exception):
-    """All steps that were asked for are done: the end of a training that is profiled."""
+    """Ends a profiled training after the requested steps."""
 
 
 @dataclass
 class Recording:
-    """What was recorded. events: the profiler's. steps: how many were profiled. tokens, micro_batches: in all of them.
-    seconds: mean of a step, profiled. unprofiled_seconds: of the same steps again, whose data lay ready. peak_bytes: as
-    `peak_memory`."""
+    """Measurements of the profiled steps.
+
+    Attributes:
+        steps: Number of profiled steps.
+        tokens, micro_batches: Totals over these steps.
+        seconds: Mean time of a step with the profiler.
+        unprofiled_seconds: Mean time of the same steps without the profiler and with loaded data.
+        peak_bytes: See `peak_memory`.
+        data: The steps.
+    """
 
     profiler: profile
     steps: int
@@ -66,8 +72,8 @@ class Recording:
 
 
 class ProfiledLoader:
-    """Implements `types.Loader`: the steps of another loader. `warm_up` of them first, then `steps` that are profiled,
-    then the same again without the profiler; then StopTraining is raised, and `recording` has it all."""
+    """A `types.Loader` of another loader's steps: `warm_up` steps, `steps` profiled ones, and these again without the
+    profiler. Then it raises StopTraining, and `recording` is complete."""
 
     def __init__(self, loader: Loader, device: torch.device, steps: int, warm_up: int):
         self._loader, self._device, self._warm_up = loader, device, warm_up
@@ -103,7 +109,7 @@ class ProfiledLoader:
 
     def _profiled(self, source: Iterator[Step]) -> Iterator[Step]:
         for _ in range(self.recording.steps):
-            # From one call of the loop to the next, so that a step has all that it takes.
+            # The range ends at the loop's next call, so it contains the whole step.
             with named(STEP):
                 with named(DATA):
                     data = next(source)
@@ -118,7 +124,7 @@ class ProfiledLoader:
 
 
 def named(part: str) -> Any:
-    """A range in the profiler's events. It takes a microsecond where torch's `record_function` takes ten."""
+    """A range in the profiler's events: a tenth of the overhead of torch's `record_function`."""
     return torch._C._profiler._RecordFunctionFast(RANGE + part)
 
 
@@ -126,36 +132,40 @@ def named(part: str) -> Any:
 def ranges(
     learner: nn.Module, alongside: Mapping[str, Sequence[object]] | None = None, compiled: bool = False
 ) -> Iterator[None]:
-    """Name the parts of a learner as ranges of the profiler. alongside: by part, objects that it reads by their method
-    `see`. compiled: whether its regions are compiled (`nn/regions`): a range inside one would split it."""
+    """Name the parts of a learner by ranges of the profiler.
+
+    Args:
+        learner: The learner.
+        alongside: Other objects by part; their method `see` is wrapped.
+        compiled: Whether its regions are compiled (`nn/regions`); they contain no ranges, which would split them.
+    """
     with ExitStack() as stack:
         for module, part, methods in parts_of(learner, compiled):
             for method in methods:
                 if callable(getattr(module, method, None)):
                     stack.enter_context(_around(module, method, part))
-        for part, others in (alongside or {}).items():
-            for other in others:
-                stack.enter_context(_around(other, "see", part))
+        for part, objects in (alongside or {}).items():
+            for thing in objects:
+                stack.enter_context(_around(thing, "see", part))
         yield
 
 
 def parts_of(learner: nn.Module, compiled: bool = False) -> Iterator[tuple[nn.Module, str, tuple[str, ...]]]:
-    """Modules of a learner, the part that each is, and the methods by which it is called. A module that stands in
-    several places has the part of the first: within a network that is a part as a whole it is that network. compiled:
-    without those within regions."""
+    """Modules of a learner with their part and the methods that other modules call. A module with several names has the
+    part of the first one. compiled: omit modules in regions."""
     for name, module in learner.named_modules():
-        words = name.split(".")
-        last, above = words[-1], words[-2] if len(words) > 1 else ""
+        path = name.split(".")
+        last, above = path[-1], path[-2] if len(path) > 1 else ""
         learns = not name or isinstance(module, Learner)
         if above in ("objective", "distill"):
             yield module, f"{OBJECTIVE if above == 'objective' else DISTILLATION}{last}", _OF_NETWORKS
-        elif {"objective", "distill"} & set(words):
+        elif {"objective", "distill"} & set(path):
             continue
         elif learns:
             yield module, LEARNER, ("forward",)
         elif above == "heads":
             yield module, HEAD, _OF_NETWORKS
-        elif "heads" in words:
+        elif "heads" in path:
             continue
         elif last == "backbone":
             yield module, LAYOUT, _OF_BACKBONES
@@ -164,20 +174,20 @@ def parts_of(learner: nn.Module, compiled: bool = False) -> Iterator[tuple[nn.Mo
             yield module, NORMS, ("leave",)
         elif above == "layers":
             yield module, NORMS, ("forward",)
-        elif compiled and "layers" in words and last not in ("self_attn", "cross_attn"):
+        elif compiled and "layers" in path and last not in ("self_attn", "cross_attn"):
             continue
-        elif last.startswith("norm") and len(words) > 2 and words[-3] == "layers":
-            yield module, NORMS, ("forward",)  # an attention may call the one before it
+        elif last.startswith("norm") and len(path) > 2 and path[-3] == "layers":
+            yield module, NORMS, ("forward",)  # an attention may call the norm before it
         elif last in _BY_NAME and (not last.endswith("adapter") or any(True for _ in module.parameters())):
             yield module, *_BY_NAME[last]
         elif above in ("self_attn", "cross_attn") and last.endswith("_proj") and type(module) is not nn.Linear:
-            # An edited map, which is called by itself.
+            # A projection that a tuning method replaced is called separately.
             yield module, (ATTENTION if above == "self_attn" else CROSS_ATTENTION) + PROJECTIONS, ("forward",)
 
 
 @contextmanager
 def _around(thing: object, method: str, part: str) -> Iterator[None]:
-    """A range around an object's own method."""
+    """Wrap a method of an object in a range."""
     before = vars(thing).get(method)
     method_inside: Callable[..., object] = getattr(thing, method)
 

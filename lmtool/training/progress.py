@@ -23,18 +23,25 @@ from lmtool.types import Step
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """How a training runs, but for its learner and data.
+    """The settings of a training, without its learner and data.
 
-    seed: of dropout here; data and weights carry their own use of it. device: auto, cpu, cuda or cuda:N. precision:
-    auto, fp32, bf16 or fp16. max_*: budgets, whichever comes first, at least one; max_minutes counts loading and
-    stepping, not evaluating and saving; max_flops needs flops_per_token (forward and backward). log_every,
-    evaluate_every, checkpoint_every: in steps; log_every: at most (`budgets.has_row`); evaluate_every None: a tenth of
-    the run; checkpoint_every None: with each evaluation. keep: newest checkpoints that stay beside the best, or "all";
-    keep_every: steps between those that are saved, and stay, whatever keep is. patience: evaluations without a better
-    `metric` before the run ends, None: never. gradient_checkpointing: layers are recomputed in the backward. compiles:
-    see compiling.py. parallel: how several processes train the model. metric: a key of what `evaluate` returns;
-    greater_is_better: its direction; chooses: whether it says which checkpoint is the best, else the last one is.
-    baseline_loss: what reading nothing loses; many times as much is an explosion (health.py).
+    Attributes:
+        seed: Of dropout; data and weights have their seeds elsewhere.
+        metric, greater_is_better: The score of `evaluate` that selects the best checkpoint, and its direction.
+        chooses: Whether the metric selects the best checkpoint; otherwise it is the last one.
+        device: auto, cpu, cuda or cuda:N.
+        precision: auto, fp32, bf16 or fp16.
+        max_*: Budgets, at least one; the first that is spent ends the run. max_minutes includes loading and stepping,
+            not evaluation and saving; max_flops needs flops_per_token (forward and backward).
+        log_every: Maximum number of steps between train rows (`budgets.has_row`).
+        evaluate_every: Steps between evaluations; None: a tenth of the run.
+        checkpoint_every: Steps between checkpoints; None: those between evaluations.
+        keep: Number of newest checkpoints to retain in addition to the best one, or "all".
+        keep_every: Steps between checkpoints that are retained regardless of `keep`; None: none.
+        patience: Evaluations without a better `metric` before the run ends; None: no limit.
+        gradient_checkpointing: Recompute layers in the backward pass.
+        compiles: Compile the regions (compiling.py).
+        baseline_loss: Loss of a model that ignores its input; many times this loss is an explosion (health.py).
     """
 
     seed: int
@@ -64,20 +71,31 @@ class TrainingSettings:
 
 
 Best = tuple[int | None, float | None, dict[str, object]]
-"""The best evaluation so far: its step, its value, its scores."""
+"""The best evaluation so far: its step, the value of its metric, and all its scores."""
 
 
 @dataclass
 class Progress:
-    """How far a run is: all that a checkpoint needs beside tensors. Randomness is derived from the step, so there is
-    no generator state.
+    """The progress of a run: the contents of a checkpoint other than tensors. Randomness depends on the step only, so
+    there is no generator state.
 
-    step: optimizer steps done. epoch: passes over the data. cursor: the loader's, of the next step. tokens: real
-    tokens trained on. seconds: of loading and stepping. evaluation_seconds: of evaluating and saving. total_steps:
-    the schedule's horizon, None while it is being measured; horizon: the budget that set it. best_*: the best
-    evaluation so far. stale_evaluations: since then. metrics: the last evaluation's, of step evaluated_step. ended: the
-    budget, or "patience", that ended the run. reference_loss, exploded_steps: see health.py. scaler: the fp16 scaler's
-    numbers. threads: of torch on a CPU, on which the order of its sums depends. rows: by split, of metrics.jsonl.
+    Attributes:
+        step: Completed optimizer steps.
+        epoch: Completed epochs, including a fraction.
+        cursor: The loader's cursor for the next step.
+        tokens: Real tokens trained on.
+        seconds: Time of loading and stepping.
+        evaluation_seconds: Time of evaluation and saving.
+        total_steps: The schedule's horizon; None before it is measured.
+        horizon: The budget that determines `total_steps`.
+        best_*: The best evaluation so far.
+        stale_evaluations: Evaluations since the best one.
+        metrics, evaluated_step: Scores of the last evaluation, and its step.
+        ended: The budget that ended the run, or "patience"; None before the end.
+        reference_loss, exploded_steps: See health.py.
+        scaler: State of the fp16 scaler.
+        threads: torch's threads on a CPU, which determine the order of its sums.
+        rows: Number of rows of metrics.jsonl by split.
     """
 
     step: int = 0
@@ -105,7 +123,7 @@ class Progress:
         return asdict(self)
 
     def advance(self, data: Step, tokens: int) -> None:
-        """Count a step that was taken."""
+        """Count a completed step."""
         self.step, self.cursor, self.epoch = self.step + 1, data.cursor, data.epoch
         self.tokens += tokens
 
@@ -118,36 +136,38 @@ class Progress:
         self.best_step, self.best_value, self.best_metrics = best
 
     def forget_best(self) -> None:
-        """The best checkpoint is lost: another becomes the best one."""
+        """Discard the best evaluation because its checkpoint is lost."""
         self.best = None, None, {}
 
     def forget_horizon(self) -> None:
-        """The budget is another one: where the run ends is to be found anew. Patience has ended it for good."""
+        """Discard the horizon because the budgets have changed. A run ended by patience stays ended."""
         self.total_steps, self.horizon = None, None
         self.ended = self.ended if self.ended == "patience" else None
 
     @classmethod
     def from_plain(cls, state: Mapping[str, object]) -> Progress:
-        """From state.json; what an older version did not write keeps its default. ValueError, naming the key, for a
-        value of another type."""
-        known = {field.name for field in fields(cls)}
-        known_fields = {name: value for name, value in state.items() if name in known}
+        """Read state.json; fields that an older version did not write have their defaults. ValueError, naming the key,
+        for a value of a wrong type."""
+        names = {field.name for field in fields(cls)}
+        values = {name: value for name, value in state.items() if name in names}
         try:
-            return TypeAdapter(cls).validate_json(json.dumps(known_fields), strict=True)
+            return TypeAdapter(cls).validate_json(json.dumps(values), strict=True)
         except ValidationError as error:
             detail = error.errors()[0]
             key = str(detail["loc"][0])
-            raise ValueError(f"{key}={known_fields[key]!r}: {detail['msg'][0].lower()}{detail['msg'][1:]}") from error
+            raise ValueError(f"{key}={values[key]!r}: {detail['msg'][0].lower()}{detail['msg'][1:]}") from error
 
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """What came out of a training.
+    """The result of a training; see `Progress` for shared fields.
 
-    status: "done". ended: what ended it, max_steps|max_epochs|max_tokens|max_minutes|max_flops|patience. best_*: None
-    where nothing was evaluated. metrics: of the best evaluation; last_metrics: of the last. best, last: checkpoint
-    folders. seconds, evaluation_seconds: as of `Progress`. peak_memory_bytes: of the device (CUDA) or of the process
-    (CPU).
+    Attributes:
+        status: "done".
+        best_step, best_value: None without an evaluation.
+        metrics, last_metrics: Scores of the best and of the last evaluation.
+        best, last: Checkpoint folders.
+        peak_memory_bytes: Of the device (CUDA) or of the process (CPU).
     """
 
     status: str
@@ -172,29 +192,29 @@ class TrainingResult:
 
 
 class CheckpointExtension(Protocol):
-    """Follows the training and adds files to each checkpoint. excluded: names of tensors that no checkpoint of the run
-    holds."""
+    """Follows the training and adds files to each checkpoint. excluded: names of tensors that checkpoints omit."""
 
     excluded: frozenset[str]
 
     def on_update(self, step: int) -> None:
-        """Called after each update of the weights. step: the first is 1."""
+        """Called after each update of the weights, with the number of the step from 1."""
 
     def write(self, folder: Path) -> None:
         """Add files to the folder of a checkpoint that is being written."""
 
 
 class Listener(Protocol):
-    """Hears how a training goes. The loop prints nothing."""
+    """Is called at events of a training. The loop prints nothing."""
 
     def on_start(self, step: int, steps: int | None, max_seconds: float | None) -> None:
-        """Training continues after `step`; `steps` in all, at most, where known; at most `max_seconds` more."""
+        """Training starts after `step`. steps, max_seconds: the maximum number of steps of the run and of remaining
+        seconds; None if unknown."""
 
     def on_step(self, row: Mapping[str, object]) -> None:
-        """A train row of metrics.jsonl, as it was written."""
+        """A train row was written to metrics.jsonl."""
 
     def on_evaluation(self, row: Mapping[str, object]) -> None:
-        """A validation row of metrics.jsonl, as it was written."""
+        """A validation row was written to metrics.jsonl."""
 
     def on_checkpoint(self, step: int, path: str) -> None: ...
 
@@ -202,7 +222,7 @@ class Listener(Protocol):
 
 
 class Listeners:
-    """Several listeners as one: a bar, trackers. Each hears everything, in order."""
+    """Several listeners as one, called in order."""
 
     def __init__(self, listeners: Sequence[Listener] = ()):
         self.listeners = tuple(listeners)
@@ -228,13 +248,9 @@ class Listeners:
             listener.on_end()
 
 
-# What came out of a training, gathered.
-
-
 def training_result(
     run: RunFolder, learner: nn.Module, named: Mapping[str, nn.Parameter], progress: Progress, precision: Precision
 ) -> TrainingResult:
-    """The result of a run that has ended."""
     assert progress.ended is not None
     return TrainingResult(
         status="done",
@@ -260,7 +276,7 @@ def training_result(
 
 
 def peak_memory(device: torch.device) -> int:
-    """Bytes at most: allocated on a CUDA device, else resident of this process since it started."""
+    """Maximum bytes allocated on a CUDA device, or on a CPU, resident in this process since its start."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

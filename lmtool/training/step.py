@@ -1,4 +1,4 @@
-"""One optimizer step: gradients over its micro-batches, then clip and move."""
+"""One optimizer step: gradients of its micro-batches, clipping and the update."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from lmtool.types import Batch, Learner, Step, send
 
 @contextmanager
 def row_gradients(learner: nn.Module, optimizer: Optimizer, sparse: bool) -> Iterator[None]:
-    """Give the token tables of a learner sparse gradients, by row; the optimizer still sees dense ones. sparse: False
-    changes nothing (on CUDA; with several processes, whose sums need dense gradients)."""
+    """Use sparse gradients, by row, for a learner's token embeddings; the optimizer still gets dense ones. sparse:
+    False does nothing (on CUDA, and with several processes, which sum dense gradients)."""
     tables = [part for part in learner.modules() if isinstance(part, Embeddings)] if sparse else []
     for table in tables:
-        # A leaf of its own, since autograd adds a sparse gradient to a dense one in new memory.
+        # A separate leaf, because autograd adds a sparse gradient to a dense one in new memory.
         table.by_rows = table.token.weight.detach().requires_grad_()
         table.by_rows.register_post_accumulate_grad_hook(partial(_merge, table.token.weight))
     buffers = _Buffers()
@@ -48,7 +48,7 @@ def row_gradients(learner: nn.Module, optimizer: Optimizer, sparse: bool) -> Ite
 
 
 def _merge(weight: Tensor, leaf: Tensor) -> None:
-    """Put the rows that a lookup gave into the gradient of the table: rows yet, unless a head has made it dense."""
+    """Add the rows of a lookup to the table's gradient, which is sparse unless a head has made it dense."""
     gradient, leaf.grad = leaf.grad, None
     assert gradient is not None
     if weight.grad is None:
@@ -61,7 +61,7 @@ def _merge(weight: Tensor, leaf: Tensor) -> None:
 
 
 class _Buffers:
-    """A dense gradient for each parameter that has had a sparse one; zeros between the steps."""
+    """A dense gradient for each parameter with sparse gradients; all zeros between steps."""
 
     def __init__(self) -> None:
         self._dense: dict[nn.Parameter, Tensor] = {}
@@ -81,7 +81,7 @@ class _Buffers:
             self._filled.append((parameter, rows_U))
 
     def clear(self, *_: object) -> None:
-        """Forget the gradients that were made dense."""
+        """Remove the gradients that `fill` made dense."""
         for parameter, rows_U in self._filled:
             self._dense[parameter].index_fill_(0, rows_U, 0.0)
             parameter.grad = None
@@ -93,15 +93,15 @@ _TOKENS = "tokens of the step"
 
 @dataclass
 class Outcome:
-    """What one step gave, on the device, in all processes together. loss: what was descended. terms: each term's mean,
-    before its weight; not a number where no process computed it. tokens: that were read, on the host."""
+    """The result of a step over all processes, on the device. loss: the total loss. terms: the mean of each term before
+    its weight; NaN if no process computed it. tokens: number of tokens read, on the host."""
 
     loss: Tensor
     terms: dict[str, Tensor]
     tokens: int
 
     def row(self, progress: Progress, learning_rate: float, rate: float, norm: Tensor) -> dict[str, object]:
-        """The step's row in metrics.jsonl; reading it waits for the device. A single term is the loss itself."""
+        """The step's row in metrics.jsonl; waits for the device. A single term equals the loss and is omitted."""
         terms = {f"loss_{name}": float(term) for name, term in self.terms.items()}
         terms = {name: term for name, term in terms.items() if not math.isnan(term)}
         return {
@@ -112,8 +112,8 @@ class Outcome:
 
 
 class RowWriter:
-    """Writes rows of metrics.jsonl, and passes them to a listener. A step's row has the tokens per second since the
-    step's row before it."""
+    """Writes rows of metrics.jsonl and passes them to a listener. Tokens per second are those since the last step's
+    row."""
 
     def __init__(self, run: RunFolder, listener: Listener, progress: Progress):
         self.run, self.listener, self.progress = run, listener, progress
@@ -133,7 +133,7 @@ class RowWriter:
 
 
 def phase_of(data: Step) -> dict[str, int]:
-    """The phase of a step, as a field of its row."""
+    """The phase of a step as a field of its row; empty without phases."""
     return {} if data.phase is None else {"phase": data.phase}
 
 
@@ -145,37 +145,36 @@ def gradients(
     precision: Precision,
     scaler: GradScaler | None = None,
 ) -> Outcome:
-    """Add up the gradients of one step over its micro-batches and over the processes of the engine's group."""
+    """Sum the gradients of a step over its micro-batches and over the processes of the engine's group."""
     engine.begin(step)
     group, learner, device = engine.group, engine.learner, precision.device
     counts = group.sum({**total_counts(learner, data.batches), _TOKENS: sum(batch.tokens for batch in data.batches)})
     loss = torch.zeros((), device=device)
     terms: dict[str, Tensor] = {}
 
-    def descend(part: Tensor) -> None:
+    def backward(part: Tensor) -> None:
         if part.requires_grad:
             (part if scaler is None else scaler.scale(part)).backward()
 
     forwards = [*data.batches, *data.idle]
     for micro, batch in enumerate(forwards):
-        # What a learner draws by torch's own means comes from these: seeded here, they need no state to be saved. The
-        # processes of a group draw apart.
+        # torch's generators are seeded per micro-batch and rank, so that no state needs to be saved.
         seed_generators(device, random_streams.key(seed, "dropout", step, micro, *([group.rank] if group.rank else [])))
         with engine.adding_up(last=micro == len(forwards) - 1):
             part = engine(batch.to(device), step, counts, precision)
             if part.loss is None:
                 continue
-            if micro >= len(data.batches):  # it counts nothing: the other processes have one more than this
-                descend(0.0 * part.loss)
+            if micro >= len(data.batches):  # idle, because other processes have more micro-batches
+                backward(0.0 * part.loss)
                 continue
-            descend(part.loss)
+            backward(part.loss)
         loss = loss + part.loss.detach()
         for name, mean in part.terms.items():
             terms[name] = terms[name] + mean if name in terms else mean
     if group.size > 1:
         loss, terms = summed(loss, terms, [name for name in counts if name != _TOKENS and counts[name]], group)
-    for name, penalty in learner.penalties().items():  # of no batch, and the same in all processes
-        descend(penalty)
+    for name, penalty in learner.penalties().items():  # independent of the batch, and equal in all processes
+        backward(penalty)
         terms[name] = complete(penalty.detach())
         loss = loss + terms[name]
     return Outcome(loss, terms, int(counts[_TOKENS]))
@@ -184,8 +183,8 @@ def gradients(
 def summed(
     loss: Tensor, terms: Mapping[str, Tensor], names: Sequence[str], group: ProcessGroup
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The loss and the terms of a step over all processes, on the device. names: those that any of them may have; not
-    a number where none has it."""
+    """The loss and the terms of a step over all processes, on the device. names: of terms that any process may have; a
+    term that none has is NaN."""
     local = [terms.get(name) for name in names]
     zero = torch.zeros_like(loss)
     present = [float(term is not None) for term in local]
@@ -197,7 +196,7 @@ def summed(
 
 
 def total_counts(learner: Learner, batches: Sequence[Batch]) -> dict[str, float]:
-    """How much each term predicts in the step, as far as it is this process's."""
+    """The number of targets of each term in this process's batches of the step."""
     totals: dict[str, float] = {}
     for batch in batches:
         for name, count in learner.counts(batch).items():
@@ -211,7 +210,7 @@ def apply_gradients(
     parameters: Sequence[nn.Parameter],
     clip_norm: float | None,
 ) -> Tensor:
-    """Clip, step, and forget the gradients. Their norm before clipping is returned, on the device."""
+    """Clip, step, and remove the gradients. Returns their norm before clipping, on the device."""
     if scaler is not None:
         scaler.unscale_(optimizer)
     norm = gradient_norm(parameters, clip_norm)

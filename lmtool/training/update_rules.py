@@ -5,9 +5,8 @@ from __future__ import annotations
 import inspect
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,25 +24,24 @@ from lmtool.training.configs import (
     StableAdamWConfig,
     is_hidden_matrix,
 )
-from lmtool.training.optimizers import PlainOptimizer, torch_groups
+from lmtool.training.optimizers import PlainOptimizer, TorchGroup, torch_groups
 from lmtool.types import ParameterGroup
 
-# Adam's directions, for optimizers that choose the length of a parameter's step themselves.
-
-
 SMALLEST_SCALE = 1e-3
-"""What a parameter near zero counts as, so that it can grow (Shazeer and Stern 2018, epsilon 2)."""
+"""Minimum root mean square of a parameter, so that one near zero can grow (Shazeer and Stern 2018, epsilon 2)."""
 
 
 class AdamDirections(PlainOptimizer, ABC):
-    """Keeps Adam's two means, corrected for their start at zero; a subclass's `move` makes steps of them."""
+    """Base of optimizers that scale Adam's update themselves, in `move`."""
 
-    def __init__(self, groups: Iterable[dict[str, Any]], betas: tuple[float, float], epsilon: float):
-        super().__init__(groups, {"betas": betas, "epsilon": epsilon})
+    def __init__(self, config: AdamWConfig | LambConfig | StableAdamWConfig, groups: Sequence[ParameterGroup]):
+        torch_parameters = torch_groups(groups, config.lr, config.weight_decay)
+        super().__init__(torch_parameters, {"betas": config.betas, "epsilon": config.epsilon})
 
     @abstractmethod
-    def move(self, group: dict[str, Any], parameters: list[Tensor], updates: list[Tensor]) -> None:
-        """Move the parameters of a group. updates: mean / (root of the mean square + epsilon), free to be changed."""
+    def move(self, group: TorchGroup, parameters: list[Tensor], updates: list[Tensor]) -> None:
+        """Move the parameters of a group. updates: bias-corrected mean / (root of the mean square + epsilon); may be
+        changed in place."""
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -52,7 +50,7 @@ class AdamDirections(PlainOptimizer, ABC):
             if parameters:
                 self.move(group, parameters, self._directions(group, parameters))
 
-    def _directions(self, group: dict[str, Any], parameters: list[Tensor]) -> list[Tensor]:
+    def _directions(self, group: TorchGroup, parameters: list[Tensor]) -> list[Tensor]:
         states = [self._state(parameter) for parameter in parameters]
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         means, squares = [state["exp_avg"] for state in states], [state["exp_avg_sq"] for state in states]
@@ -78,7 +76,7 @@ class AdamDirections(PlainOptimizer, ABC):
 
 
 def root_mean_squares(parameters: list[Tensor]) -> list[Tensor]:
-    """Of each parameter's values, at least `SMALLEST_SCALE`; scalars on its device."""
+    """The root mean square of each parameter, at least `SMALLEST_SCALE`: scalars on the device."""
     norms = torch._foreach_norm(parameters)
     return [
         (norm / math.sqrt(parameter.numel())).clamp(min=SMALLEST_SCALE)
@@ -86,69 +84,57 @@ def root_mean_squares(parameters: list[Tensor]) -> list[Tensor]:
     ]
 
 
-# Adam, with an L2 penalty or with decoupled weight decay. torch's own where it has them, fused: one kernel a step, on
-# CPUs and on CUDA.
-
-
 class AdamW(PlainOptimizer, TorchAdamW):
-    """torch's, its step too without what imports the compiler."""
+    """torch's AdamW, with a step that does not import the compiler (`PlainOptimizer`)."""
 
     step = torch.no_grad()(inspect.unwrap(TorchAdamW.step))
 
 
 class Adam(PlainOptimizer, TorchAdam):
-    """torch's in the same way."""
+    """torch's Adam, in the same way."""
 
     step = torch.no_grad()(inspect.unwrap(TorchAdam.step))
 
 
 def build_adamw(config: AdamWConfig, groups: Sequence[ParameterGroup]) -> Optimizer:
-    """AdamW over the groups."""
-    torch_parameters = torch_groups(groups, config.lr, config.weight_decay)
+    """torch's fused AdamW, or `ScaledAdamW`."""
     if config.scale_parameter:
-        return ScaledAdamW(torch_parameters, config.betas, config.epsilon)
+        return ScaledAdamW(config, groups)
+    torch_parameters = torch_groups(groups, config.lr, config.weight_decay)
     return AdamW(torch_parameters, lr=config.lr, betas=config.betas, eps=config.epsilon, fused=True)
 
 
 def build_adam(config: AdamConfig, groups: Sequence[ParameterGroup]) -> Optimizer:
-    """Adam over the groups; what does not decay has no penalty either."""
+    """torch's fused Adam. Parameters that do not decay have no L2 penalty."""
     torch_parameters = torch_groups(groups, config.lr, config.l2)
     return Adam(torch_parameters, lr=config.lr, betas=config.betas, eps=config.epsilon, fused=True)
 
 
 class ScaledAdamW(AdamDirections):
-    """AdamW whose learning rate is multiplied by each parameter's root mean square, at least 1e-3 (nanoT5's
-    `AdamWScale`, Nawrot 2023, after Shazeer and Stern 2018). Weight decay is not."""
+    """AdamW with a learning rate that is multiplied by each parameter's root mean square, at least 1e-3; weight decay
+    is not multiplied (nanoT5's `AdamWScale`, Nawrot 2023, after Shazeer and Stern 2018)."""
 
-    def move(self, group: dict[str, Any], parameters: list[Tensor], updates: list[Tensor]) -> None:
+    def move(self, group: TorchGroup, parameters: list[Tensor], updates: list[Tensor]) -> None:
         torch._foreach_mul_(updates, root_mean_squares(parameters))
         torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
         torch._foreach_add_(parameters, updates, alpha=-group["lr"])
 
 
-# Adafactor (Shazeer and Stern 2018, "Adaptive Learning Rates with Sublinear Memory Cost", algorithms 4 and 5).
-#
-# Shape letters: R rows, C columns; a parameter of more dimensions is a stack of matrices.
-
-
-def build_adafactor(config: AdafactorConfig, groups: Sequence[ParameterGroup]) -> Optimizer:
-    """Adafactor over the groups."""
-    return Adafactor(torch_groups(groups, config.lr, config.weight_decay), config)
-
-
 class Adafactor(PlainOptimizer):
-    """Divides a gradient by the root of a rank-one estimate of its mean square, and clips the result.
+    """Adafactor (Shazeer and Stern 2018, "Adaptive Learning Rates with Sublinear Memory Cost", algorithms 4 and 5): the
+    gradient divided by the root of a rank-one estimate of its mean square, then clipped.
 
-    The numbers are those of transformers' `Adafactor`. torch's own always scales by the parameter, caps the learning
-    rate at 1/sqrt(step) and keeps no first moment.
+    Its numbers equal those of transformers' `Adafactor`. torch's Adafactor always scales by the parameter, limits the
+    learning rate to 1/sqrt(step) and has no first moment. Shape letters: R rows, C columns; a parameter with more
+    dimensions is a stack of matrices.
     """
 
-    def __init__(self, groups: list[dict[str, Any]], config: AdafactorConfig):
-        super().__init__(groups, {})
+    def __init__(self, config: AdafactorConfig, groups: Sequence[ParameterGroup]):
+        super().__init__(torch_groups(groups, config.lr, config.weight_decay), {})
         self.config = config
 
     def state_shape(self, kind: str, parameter: Tensor) -> torch.Size:
-        """The shape of a tensor of the state: row and column means leave one dimension out."""
+        """The shape of a state tensor: row and column means have one dimension less than the parameter."""
         if kind == "row_mean_sq":
             return parameter.shape[:-1]
         if kind == "column_mean_sq":
@@ -188,13 +174,13 @@ class Adafactor(PlainOptimizer):
                 state[kind] = parameter.new_zeros(self.state_shape(kind, parameter))
         return state
 
-    def _direction(self, gradient: Tensor, state: dict[str, Tensor], share: float) -> Tensor:
-        """The gradient over the root of its mean square, of which this step's squares are a `share`."""
+    def _direction(self, gradient: Tensor, state: dict[str, Tensor], fraction: float) -> Tensor:
+        """The gradient divided by the root of its mean square. fraction: weight of this step in the mean."""
         squares = gradient.square().add_(self.config.epsilon)
         if "mean_sq" in state:
-            return state["mean_sq"].lerp_(squares, share).rsqrt().mul_(gradient)
-        rows_R = state["row_mean_sq"].lerp_(squares.mean(-1), share)
-        columns_C = state["column_mean_sq"].lerp_(squares.mean(-2), share)
+            return state["mean_sq"].lerp_(squares, fraction).rsqrt().mul_(gradient)
+        rows_R = state["row_mean_sq"].lerp_(squares.mean(-1), fraction)
+        columns_C = state["column_mean_sq"].lerp_(squares.mean(-2), fraction)
         relative_R = rows_R / rows_R.mean(-1, keepdim=True)
         return relative_R.rsqrt().unsqueeze(-1) * columns_C.rsqrt().unsqueeze(-2) * gradient
 
@@ -203,22 +189,15 @@ def _root_mean_square(tensor: Tensor) -> Tensor:
     return tensor.norm(2) / tensor.numel() ** 0.5
 
 
-# LAMB (You et al. 2020, "Large Batch Optimization for Deep Learning", algorithm 2).
-
-
-def build_lamb(config: LambConfig, groups: Sequence[ParameterGroup]) -> Optimizer:
-    """LAMB over the groups."""
-    return Lamb(torch_groups(groups, config.lr, config.weight_decay), config.betas, config.epsilon)
-
-
 class Lamb(AdamDirections):
-    """A step is Adam's plus the decay, made as long as the parameter's norm, times the learning rate.
+    """LAMB (You et al. 2020, "Large Batch Optimization for Deep Learning", algorithm 2): Adam's update plus the decay,
+    scaled to the norm of the parameter.
 
-    Groups that never decay keep Adam's length, as in the published code (`exclude_from_layer_adaptation`); so does a
-    parameter or an update of norm zero.
+    Groups that never decay are not scaled, as in the published code (`exclude_from_layer_adaptation`), and neither is a
+    parameter or an update with norm zero.
     """
 
-    def move(self, group: dict[str, Any], parameters: list[Tensor], updates: list[Tensor]) -> None:
+    def move(self, group: TorchGroup, parameters: list[Tensor], updates: list[Tensor]) -> None:
         torch._foreach_add_(updates, parameters, alpha=group["weight_decay"])
         if group["weight_decay_scale"]:
             norms, lengths = torch._foreach_norm(parameters), torch._foreach_norm(updates)
@@ -228,49 +207,41 @@ class Lamb(AdamDirections):
 
 
 def _trust(norm: Tensor, length: Tensor) -> Tensor:
-    """norm / length, 1 where either is zero; no value is read from the device."""
+    """norm / length, or 1 if either is zero, without reading a value from the device."""
     return torch.where((norm > 0) & (length > 0), norm / length, torch.ones_like(norm))
 
 
-# StableAdamW (Wortsman et al. 2023, "Stable and low-precision training for large-scale vision-language models",
-# algorithm 2): AdamW with the update clipping of Adafactor.
-
-
-def build_stable_adamw(config: StableAdamWConfig, groups: Sequence[ParameterGroup]) -> Optimizer:
-    """StableAdamW over the groups."""
-    return StableAdamW(torch_groups(groups, config.lr, config.weight_decay), config.betas, config.epsilon)
-
-
 class StableAdamW(AdamDirections):
-    """A parameter's learning rate is divided by the root mean square of gradient / root of the mean square, where that
-    is above 1: a gradient much larger than those before does not meet a mean that lags behind."""
+    """StableAdamW (Wortsman et al. 2023, "Stable and low-precision training for large-scale vision-language models",
+    algorithm 2): AdamW with Adafactor's update clipping.
 
-    def move(self, group: dict[str, Any], parameters: list[Tensor], updates: list[Tensor]) -> None:
+    A parameter's learning rate is divided by the root mean square of gradient / root of the mean square if that is
+    above 1: if the gradient is much larger than earlier ones, the running mean of its square is too small.
+    """
+
+    def move(self, group: TorchGroup, parameters: list[Tensor], updates: list[Tensor]) -> None:
         for parameter, update in zip(parameters, updates, strict=True):
             rate = group["lr"] / self._surprise(group, parameter).clamp(min=1.0)
             parameter.mul_(1 - rate * group["weight_decay"]).sub_(update.mul_(rate))
 
-    def _surprise(self, group: dict[str, Any], parameter: Tensor) -> Tensor:
-        """sqrt(mean(g^2 / max(v, epsilon^2))), v corrected for its start at zero; a scalar on the device."""
+    def _surprise(self, group: TorchGroup, parameter: Tensor) -> Tensor:
+        """sqrt(mean(g^2 / max(v, epsilon^2))) with bias-corrected v: a scalar on the device."""
         state = self.state[parameter]
         assert parameter.grad is not None
         corrected = state["exp_avg_sq"] / (1 - group["betas"][1] ** int(state["step"]))
         return (parameter.grad.square() / corrected.clamp(min=group["epsilon"] ** 2)).mean().sqrt()
 
 
-# Muon (Jordan et al. 2024) for the matrices of the layers, AdamW beside it: two optimizers that look like one.
-
-
 def build_muon(config: MuonConfig, groups: Sequence[ParameterGroup]) -> Optimizer:
-    """torch's Muon over the matrices of the layers, torch's AdamW over embeddings, heads, norms and biases.
-
-    Steps are as long as AdamW's usual ones (`match_rms_adamw`, Liu et al. 2025), so both read one learning rate.
-    UserError where no matrix of a layer learns.
-    """
+    """torch's Muon (Jordan et al. 2024) for the matrices of the layers, and torch's AdamW for embeddings, heads, norms
+    and biases. Muon's steps are as large as AdamW's (`match_rms_adamw`, Liu et al. 2025), so both use one learning
+    rate. UserError if no matrix of a layer is trained."""
     matrices = torch_groups([_part(group, hidden=True) for group in groups], config.lr, config.weight_decay)
     rest = torch_groups([_part(group, hidden=False) for group in groups], config.lr, config.weight_decay)
     if not matrices:
-        raise UserError("optimizer=muon moves the matrices of the layers, and none of them learns", "optimizer=adamw")
+        raise UserError(
+            "optimizer=muon is for the matrices of the layers, but none of them is trained", "set optimizer=adamw"
+        )
     parts: list[Optimizer] = [
         Muon(
             matrices,
@@ -287,7 +258,7 @@ def build_muon(config: MuonConfig, groups: Sequence[ParameterGroup]) -> Optimize
 
 
 class Together(PlainOptimizer):
-    """Optimizers of different parameters as one: their groups, one after the other, and a state in common."""
+    """Optimizers of different parameters as one, with their groups in order and a shared state."""
 
     def __init__(self, parts: Sequence[Optimizer]):
         super().__init__([{"params": group["params"]} for part in parts for group in part.param_groups], {})
@@ -302,7 +273,5 @@ class Together(PlainOptimizer):
 
 
 def _part(group: ParameterGroup, hidden: bool) -> ParameterGroup:
-    chosen = [
-        (name, parameter) for name, parameter in group.parameters if is_hidden_matrix(name, parameter.ndim) == hidden
-    ]
-    return replace(group, parameters=chosen)
+    named = group.parameters
+    return replace(group, parameters=[pair for pair in named if is_hidden_matrix(pair[0], pair[1].ndim) == hidden])

@@ -41,11 +41,11 @@ def inspected(content: bytes, objective: str, *more: str) -> int:
     ("content", "message"),
     [
         (b"", "bad.txt is empty: there is no text"),
-        (b"\n \n\t\r\n\n" * 50, "bad.txt is white space alone: there is no text"),
+        (b"\n \n\t\r\n\n" * 50, "bad.txt is only white space: there is no text"),
         (b"text\nmore \xff text", "bad.txt:2:6: byte 0xff is not utf-8"),
         (b"text\nmore \x00 text", "bad.txt:2:6: a NUL byte"),
         ("text".encode("utf-16"), "bad.txt:1:1: UTF-16, not UTF-8"),
-        (b"a" * 2_000_000, "one document of one word: nothing can be held out"),
+        (b"a" * 2_000_000, "one document of one word, so nothing can be held out"),
     ],
 )
 @pytest.mark.parametrize("objective", ["mlm_nsp", "clm"])
@@ -176,4 +176,4 @@ def test_a_line_of_input_is_a_row_whatever_stands_in_it(
     os.mkfifo("pipe.tsv")
     for name in ("pipe.txt", "pipe.tsv"):
         assert cli.main([*words, f"input={name}"]) == 2
-        assert f"error: input={name} is no regular file, but a special file" in capsys.readouterr().err
+        assert f"error: input={name} is a special file, not a regular file" in capsys.readouterr().err

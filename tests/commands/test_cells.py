@@ -207,7 +207,7 @@ def make_examples(config: PretrainConfig, tokenizer: Tokenizer, store: TokenStor
 def test_formats_need_what_is_said_of_them(place: Path, name: str) -> None:
     tokenizer, _ = stores(place, Choice("tokenizer").validate({"name": "sentencepiece", "special_tokens": "albert"}))
     layout = text_format(name, tokenizer)
-    _, columns = layout.pair(np.array([9]), np.array([10, 11]))
+    _, columns = layout.join(np.array([9]), np.array([10, 11]))
     assert ("segment" in columns) == FORMATS[name].segments
     for role in FORMATS[name].roles:
         less = copy.copy(tokenizer)

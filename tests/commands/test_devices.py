@@ -192,8 +192,8 @@ def test_a_signal_to_the_launcher_before_training_ends_it_in_order(place, number
         ("memory", "error: rank 1: out of memory: CUDA out of memory. Tried to allocate 2.00 GiB."),
         ("hang", "error: rank 1 did not answer for 4 seconds: it hangs, or is far behind"),
         ("bug", "error: rank 1: this is a bug in lmtool"),
-        ("code", "error: rank 1 has another lmtool code than rank 0: 0123456789abcdef, and "),
-        ("data", "error: rank 1 has another data=text text than rank 0: another, and "),
+        ("code", "error: rank 1 differs from rank 0: lmtool code is 0123456789abcdef, not "),
+        ("data", "error: rank 1 differs from rank 0: data=text text is another, not "),
     ],
 )
 def test_a_fault_of_one_rank_is_said_once(place, fault, said):

@@ -118,7 +118,10 @@ def test_what_cannot_be_had_is_named(hub: Hub, capsys: pytest.CaptureFixture[str
     words += ["cache_dir=cache"]
     (Path("cache") / "hub/nyu-mll___glue/sst2").mkdir(parents=True)
     hub.up = False
-    for offline, reason in (("offline=false", "no network"), ("offline=true", "offline=true, and not in the cache")):
+    for offline, reason in (
+        ("offline=false", "no network"),
+        ("offline=true", "offline=true, and it is not in the cache"),
+    ):
         assert cli.main([*words, offline]) == 2
         captured = capsys.readouterr()
         assert state_of(captured.out, "task=sst2 (nyu-mll/glue:sst2)") == "was there"

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from lmtool.cli import main as cli
-from lmtool.data.formats import PackedArrays, truncate_pair
+from lmtool.data.formats import PackedArrays, truncate_texts
 from lmtool.objectives import checks
 from lmtool.objectives.corruption.noises import corrupt_spans, delete, mask_each, poisson_probabilities, rotate
 from lmtool.objectives.examples.pairs import _Builder
@@ -119,8 +119,8 @@ BROKEN: dict[str, tuple[str, Callable[..., Any], list[str], str]] = {
         "padding fraction",
     ),
     "truncation": (
-        f"{EXAMPLES}.pairs.truncate_pair", lambda a, b, limit: truncate_pair(a, b, limit - 3), ["objective=mlm_nsp"],
-        "pairs cut although they fit",
+        f"{EXAMPLES}.pairs.truncate_texts", lambda lengths, limit: truncate_texts(lengths, limit - 3),
+        ["objective=mlm_nsp"], "pairs cut although they fit",
     ),
     "nsp balance": (
         f"{EXAMPLES}.pairs._Builder._uniform",

@@ -37,7 +37,7 @@ def test_a_command_is_started_again_as_it_was_typed(place, started):
 @pytest.mark.parametrize(
     ("words", "environment", "said"),
     [
-        (["devices=1000"], {}, "devices=1000: this machine has no CUDA device and "),
+        (["devices=1000"], {}, "devices=1000: this machine has no CUDA device, and "),
         (["devices=0"], {}, "devices: given 0"),
         (["devices=3"], TORCHRUN, "devices=3, but torchrun started 2 processes"),
         (["devices=2"], {**TORCHRUN, "WORLD_SIZE": "1"}, "devices=2, but torchrun started 1 process"),
@@ -61,7 +61,7 @@ def test_cuda_devices_that_are_not_there(monkeypatch):
     assert launching.processes_to_start(SimpleNamespace(devices=2, device="auto"), "pretrain") == 2
     with pytest.raises(UserError, match="this machine has 2 CUDA devices"):
         launching.processes_to_start(SimpleNamespace(devices=4, device="cuda"), "pretrain")
-    with pytest.raises(UserError, match="devices=2 beside device=cuda:1, which is one"):
+    with pytest.raises(UserError, match="devices=2 needs more than one device, but device=cuda:1 names one"):
         launching.processes_to_start(SimpleNamespace(devices=2, device="cuda:1"), "pretrain")
 
 
@@ -79,7 +79,7 @@ def test_the_difference_between_ranks_is_named_in_all():
             require_same(group, things)
         return caught.value.message
 
-    assert shared(3, compared) == ["rank 2 has another seed than rank 0: 1, and 0 there"] * 3
+    assert shared(3, compared) == ["rank 2 differs from rank 0: seed is 1, not 0"] * 3
     assert shared(2, lambda group: require_same(group, {"seed": 1})) == [None, None]
 
 

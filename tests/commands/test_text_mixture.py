@@ -85,16 +85,16 @@ def test_texts_and_objectives_are_mixed(place: Path) -> None:
 
 
 WRONG = {
-    "data.members=[text]": "data=text reads one",
+    "data.members=[text]": "a mixture needs two or more set data=text",
     "data.members=[text,pydcos]": "data.members: pydcos is not one of .*did you mean pydocs?",
-    "data.members=[text,text]": "text is there twice give one of them a title",
-    "data.members=[text,pydocs] data.weights=[1]": "a number above 0 for each of the 2 members",
-    "data.members=[text,pydocs] data.weights=[1,-1]": "a number above 0 for each of the 2 members",
-    "data.members=[text,mixture]": "a mixture is no member of another",
+    "data.members=[text,text]": "text is named twice give one of them another title",
+    "data.members=[text,pydocs] data.weights=[1]": "give each of the 2 members a number above 0",
+    "data.members=[text,pydocs] data.weights=[1,-1]": "give each of the 2 members a number above 0",
+    "data.members=[text,mixture]": "a mixture cannot be a member of another",
     "data.members=[jsonl,pydocs]": "jsonl lacks a value set data.with.jsonl.path=",
     "data.members=[text,pydocs] data.with.text.pth=x": "unknown key data.with.text.pth did you mean .*with.text.path?",
     "data.members=[text,pydocs] data.with.txt.path=x": "data.with.txt is of no member.*did you mean data.with.text?",
-    "data.members=[{title: mlm, name: text},pydocs]": "the title mlm is no word of its own",
+    "data.members=[{title: mlm, name: text},pydocs]": "the title mlm cannot name scores",
     "data.members=[{path: text.txt},pydocs]": "a section has no name",
     "data.members=[text,{title: more, name: text, path: text.txt}]": "text and more are the same text",
     "data.members=[text,pydocs] data.with.text.path=none.txt": "data.with.text.path=none.txt: no such file",

@@ -259,7 +259,7 @@ def test_a_warm_up_as_long_as_the_run_is_planned_with_a_warning(
 def test_a_run_that_is_too_short_for_its_schedule_warns(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pretrain("short", "schedule=wsd", "schedule.warmup_steps=1", "schedule.decay_steps=500", "max_steps=2")
     screen = capsys.readouterr().out
-    assert "warning: schedule.decay_steps=500: its way down has only 1 step, what the run has after" in screen
+    assert "warning: schedule.decay_steps=500: the run has only 1 step after the warm-up" in screen
     assert " ends      after 2 steps (max_steps)" in screen
 
 

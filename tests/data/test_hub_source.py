@@ -14,7 +14,7 @@ import pytest
 from lmtool.config.tables import build
 from lmtool.data import hub_source
 from lmtool.data.configs import HubConfig
-from lmtool.data.hub_source import HubSource, folder_of, to_download
+from lmtool.data.hub_source import HubSource, complete_shards, folder_of
 from lmtool.data.sources import open_source
 from lmtool.errors import UserError
 
@@ -55,9 +55,10 @@ def refused(match: str, **keys: Any) -> UserError:
 
 def test_rows_are_kept_once(monkeypatch: pytest.MonkeyPatch) -> None:
     both = HubConfig(hub="org/corpus", validation="validation")
-    assert to_download(both, "cache") == ["train", "validation"]
+    folders = [folder_of(both, split, "cache") for split in ("train", "validation")]
+    assert [complete_shards(folder) for folder in folders] == [None, None]
     opened = source(validation="validation")
-    assert to_download(both, "cache") == []
+    assert all(complete_shards(folder) for folder in folders)
     assert everything(opened) == TEXTS and list(texts(opened, "validation")) == ["one held out", "two"]
     metadata = opened.metadata()
     assert metadata["source"] == "hub org/corpus" and metadata["rows_without_text"] == 9 and not metadata["held_out"]
@@ -109,7 +110,7 @@ def test_an_interrupted_reading_resumes(monkeypatch: pytest.MonkeyPatch, shard: 
 
     with pytest.raises(KeyboardInterrupt):
         source(progress=stop)
-    assert to_download(HubConfig(hub="org/corpus"), "cache") == ["train"]
+    assert complete_shards(folder_of(HubConfig(hub="org/corpus"), "train", "cache")) is None
     before = len(seen)
     opened = source(progress=lambda stage, done, total: seen.append(done) if stage.startswith("reading data") else None)
     assert everything(opened) == TEXTS and opened.metadata()["rows_without_text"] == 9
@@ -135,7 +136,7 @@ def test_a_killed_reading_resumes_behind_its_last_shard(monkeypatch: pytest.Monk
 
 def test_without_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
     error = refused(
-        "data.hub=org/other: offline=true, and its split train is not in the cache", offline=True, hub="org/other"
+        "data.hub=org/other: offline=true, but its split train is not in the cache", offline=True, hub="org/other"
     )
     assert "without offline=true" in error.hint and "data=parquet data.path=" in error.hint  # type: ignore[operator]
     monkeypatch.setattr(hub_source, "answers", lambda _: False)
@@ -145,7 +146,7 @@ def test_without_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_faults_are_named() -> None:
     assert refused("no split trian; there are train, validation", split="trian").hint == "data.split=train"
     assert refused("no split dev; there are", validation="dev").hint.startswith("data.validation=")  # type: ignore[union-attr]
-    refused("data.validation=train is the split that is learned from", validation="train")
+    refused("data.validation=train is also the training split", validation="train")
     assert (
         refused("no column tekst; there are text, n, title", text="tekst").hint == "name the column: data.text=COLUMN"
     )
@@ -156,7 +157,7 @@ def test_faults_are_named() -> None:
     folder.mkdir()
     (folder / "train.csv").write_text("text,n\nNA,1\nb,2,3\n")
     assert refused("is CSV, which the library datasets reads with silent errors", hub="org/tables").hint.startswith(
-        "data=csv"
+        "use data=csv"
     )  # type: ignore[union-attr]
     folder = Path("org/broken")
     folder.mkdir()
@@ -165,7 +166,7 @@ def test_faults_are_named() -> None:
     empty = Path("org/empty")
     empty.mkdir()
     pyarrow.parquet.write_table(pyarrow.table({"text": ["", None, " "]}), empty / "train.parquet")
-    refused("the split train holds no text in text", hub="org/empty")
+    refused("the split train has no text in text", hub="org/empty")
 
 
 def test_no_script_is_run() -> None:

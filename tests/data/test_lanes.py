@@ -69,7 +69,7 @@ def test_a_step_has_a_segment_of_every_lane_in_every_epoch_and_from_any_cursor()
     assert [batch.inputs.tokens.tolist() for batch in later.batches] == [
         batch.inputs.tokens.tolist() for batch in steps[7].batches
     ]
-    with pytest.raises(UserError, match="stays in one process"):
+    with pytest.raises(UserError, match="trains in one process"):
         loader.steps(None, 0, 2)
 
 

@@ -91,9 +91,20 @@ def test_cursor_and_epoch_at_the_border():
     assert contents(taken(loader, 1, {"epoch": 0, "batch": 2})[0]) == contents(third)
 
 
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("start", [(0, 0), (1, 20)])
+def test_cursor_after_a_number_of_steps_is_that_of_the_last_of_them(size, start):
+    """Also within an epoch, and for a loader that starts in the middle of one, as in a phase."""
+    loader = PackedLoader(DrawnExamples(50), 9, **size).beginning(*start)
+    first = {"epoch": start[0], "batch": 0}
+    cursors = [first, *(step.cursor for step in taken(loader, 30, first))]
+    assert len({cursor["epoch"] for cursor in cursors}) > 2, "several epochs"
+    assert [loader.after(steps) for steps in range(31)] == cursors
+
+
 def test_foreign_cursor_is_refused():
     loader = PackedLoader(DrawnExamples(14), 0, batch_examples=7)
-    with pytest.raises(UserError, match="batch 9 of an epoch that has 2"):
+    with pytest.raises(UserError, match="at batch 9, but an epoch has 2"):
         loader.steps({"epoch": 0, "batch": 9})
 
 

@@ -118,7 +118,7 @@ def test_a_phase_is_not_begun_before_its_turn():
     loader = phased(PackedLoader(DrawnExamples(100), 3, 7), PackedLoader(DrawnExamples(60), 3, 7))
     cursor = taken(loader, 12)[-1].cursor
     loader.fix(40, "max_steps")
-    with pytest.raises(UserError, match="in phase 2 after step 12; .* begins after step 20"):
+    with pytest.raises(UserError, match="in phase 2 after step 12, .* starts after step 20"):
         loader.steps(cursor)
 
 

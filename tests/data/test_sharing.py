@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lmtool import types
-from lmtool.data.loader import PackedLoader, assign, share_of
+from lmtool.data.loader import PackedLoader, assign, local_step
 from lmtool.data.phases import PhasedLoader, PhaseFractions
 
 from .data_fixtures import DrawnExamples
@@ -62,8 +62,8 @@ def test_shares_are_balanced_by_tokens() -> None:
 
 def test_virtual_tokens_count_where_a_forward_has_a_limit() -> None:
     lengths = np.array([4, 4, 4, 4, 4, 4])
-    assert share_of(lengths, 0, 2, 12).boundaries.tolist() == [0, 3]
-    assert share_of(lengths + 4, 0, 2, 12).boundaries.tolist() == [0, 1, 2, 3]
+    assert local_step(lengths, 0, 2, 12).boundaries.tolist() == [0, 3]
+    assert local_step(lengths + 4, 0, 2, 12).boundaries.tolist() == [0, 1, 2, 3]
 
 
 def test_phases_are_shared_too() -> None:

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 
 from lmtool.config.tables import build
-from lmtool.data import formats
 from lmtool.data.configs import FORMATS
-from lmtool.data.formats import FormatTemplate, text_format, truncate_pair
+from lmtool.data.formats import FormatTemplate, text_format, truncate_texts
 from lmtool.errors import UserError
 from lmtool.tokenizers.configs import ByteBpeConfig
 
@@ -17,13 +16,13 @@ def test_bert():
     tokenizer = wordpiece()
     laid = text_format("bert", tokenizer)
     cls, sep = tokenizer.role("cls"), tokenizer.role("sep")
-    ids, columns = laid.single(np.array([7, 8], dtype=np.int32))
+    ids, columns = laid.join(np.array([7, 8], dtype=np.int32))
     assert ids.tolist() == [cls, 7, 8, sep] and ids.dtype == np.int64
     assert columns["segment"].tolist() == [0, 0, 0, 0]
-    ids, columns = laid.pair(np.array([7, 8]), np.array([9]))
+    ids, columns = laid.join(np.array([7, 8]), np.array([9]))
     assert ids.tolist() == [cls, 7, 8, sep, 9, sep]
     assert columns["segment"].tolist() == [0, 0, 0, 0, 1, 1]
-    assert (laid.single_special_count, laid.pair_special_count) == (2, 3)
+    assert [FormatTemplate.of(laid, texts).special_count for texts in (1, 2)] == [2, 3]
     with pytest.raises(UserError, match="no eos token"):
         text_format("gpt", tokenizer)
 
@@ -32,11 +31,10 @@ def test_roberta():
     """`<s> a </s>`, `<s> a </s></s> b </s>`, over its own special tokens."""
     tokenizer = build(ByteBpeConfig(special_tokens="roberta"), ["a small text of some words"] * 3, 300)
     laid = text_format("roberta", tokenizer)
-    ids, columns = laid.single(tokenizer.encode("a"))
+    ids, columns = laid.join(tokenizer.encode("a"))
     assert tokenizer.pieces(ids) == ["<s>", "a", "</s>"] and columns == {} and ids.dtype == np.int64
-    ids, columns = laid.pair(tokenizer.encode("a"), tokenizer.encode("b"))
+    ids, columns = laid.join(tokenizer.encode("a"), tokenizer.encode("b"))
     assert tokenizer.pieces(ids) == ["<s>", "a", "</s>", "</s>", "b", "</s>"] and columns == {}
-    assert (laid.single_special_count, laid.pair_special_count) == (2, 4)
     assert tokenizer.role("pad") == 1, "the published table of positions begins behind it"
     template = FormatTemplate.of(laid, 2)
     assert [len(piece) for piece in template.pieces] == [1, 2, 1] and template.special_count == 4
@@ -46,10 +44,9 @@ def test_gpt():
     tokenizer = bytebpe()
     laid = text_format("gpt", tokenizer)
     eos = tokenizer.role("eos")
-    assert laid.single(np.array([7, 8]))[0].tolist() == [7, 8, eos]
-    ids, columns = laid.pair(np.array([7, 8]), np.array([9]))
+    assert laid.join(np.array([7, 8]))[0].tolist() == [7, 8, eos]
+    ids, columns = laid.join(np.array([7, 8]), np.array([9]))
     assert ids.tolist() == [7, 8, eos, 9, eos] and columns == {}
-    assert (laid.single_special_count, laid.pair_special_count) == (1, 2)
     with pytest.raises(UserError, match="no cls token"):
         text_format("bert", tokenizer)
 
@@ -58,13 +55,13 @@ def test_encoder_decoders():
     tokenizer = bytebpe()
     eos = tokenizer.role("eos")
     laid = text_format("t5", tokenizer)
-    assert laid.single(np.array([7, 8]))[0].tolist() == [7, 8, eos]
-    assert laid.pair(np.array([7]), np.array([9]))[0].tolist() == [7, eos, 9, eos]
+    assert laid.join(np.array([7, 8]))[0].tolist() == [7, 8, eos]
+    assert laid.join(np.array([7]), np.array([9]))[0].tolist() == [7, eos, 9, eos]
     tokenizer = wordpiece()
     laid = text_format("bart", tokenizer)
     cls, sep = tokenizer.role("cls"), tokenizer.role("sep")
-    assert laid.single(np.array([7, 8]))[0].tolist() == [cls, 7, 8, sep]
-    ids, columns = laid.pair(np.array([7]), np.array([9]))
+    assert laid.join(np.array([7, 8]))[0].tolist() == [cls, 7, 8, sep]
+    ids, columns = laid.join(np.array([7]), np.array([9]))
     assert ids.tolist() == [cls, 7, sep, sep, 9, sep] and columns == {}
 
 
@@ -79,9 +76,9 @@ def test_truncation_takes_from_the_longer_one_token_at_a_time():
 
     cases = [(a, b, limit) for a in range(12) for b in range(12) for limit in range(0, 24, 1)]
     for a, b, limit in cases:
-        assert truncate_pair(a, b, limit) == slowly(a, b, limit)
+        assert truncate_texts(np.array([[a], [b]]), limit).flatten().tolist() == [*slowly(a, b, limit)]
     a, b = np.array([c[0] for c in cases]), np.array([c[1] for c in cases])
-    new_a, new_b = truncate_pair(a, b, 7)
+    new_a, new_b = truncate_texts(np.stack([a, b]), 7)
     assert list(zip(new_a.tolist(), new_b.tolist(), strict=True)) == [slowly(x, y, 7) for x, y, _ in cases]
 
 
@@ -96,7 +93,6 @@ def test_roles_are_those_that_the_formats_ask_for():
             self.roles.append(name)
             return len(self.roles)
 
-    assert set(FORMATS) == set(formats._FORMATS)
     for name, metadata in FORMATS.items():
         asked = Asked()
         text_format(name, asked)

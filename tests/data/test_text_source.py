@@ -71,8 +71,8 @@ def test_paths_that_are_not_there(tmp_path):
     (tmp_path / "empty").mkdir()
     refused(tmp_path / "empty", "is empty")
     write(tmp_path / "notes" / "a.md", "x")
-    assert "*.md" in refused(tmp_path / "notes", "holds no .txt file, but 1 .md").hint
-    refused("/dev/null", "no regular file")
+    assert "*.md" in refused(tmp_path / "notes", "contains no .txt file, but 1 .md").hint
+    refused("/dev/null", "is not a regular file")
 
 
 def test_files_that_a_pattern_or_a_folder_finds_are_all_read_or_refused(tmp_path):
@@ -80,7 +80,7 @@ def test_files_that_a_pattern_or_a_folder_finds_are_all_read_or_refused(tmp_path
     for make in (os.mkfifo, lambda path: path.symlink_to("nowhere.txt")):
         make(tmp_path / "b.txt")
         for path in (tmp_path, tmp_path / "*.txt", tmp_path / "**" / "b.*"):
-            refused(path, "b.txt is no regular file")
+            refused(path, "b.txt is not a regular file")
         (tmp_path / "b.txt").unlink()
     (tmp_path / "b.txt").mkdir()
     assert sorted(everything(source(tmp_path / "*.txt"))) == ["one", "two"]
@@ -191,8 +191,8 @@ def test_other_encodings(tmp_path):
         write(tmp_path / "a.txt", text.encode(encoding))
         opened = source(tmp_path / "a.txt", encoding=encoding)
         assert opened.fingerprint == source(tmp_path / "utf8.txt").fingerprint, encoding
-    refused(tmp_path / "utf8.txt", "data.encoding=utf-9 is no text encoding", encoding="utf-9")
-    refused(tmp_path / "utf8.txt", "no text encoding", encoding="rot13")
+    refused(tmp_path / "utf8.txt", "data.encoding=utf-9 is not a text encoding", encoding="utf-9")
+    refused(tmp_path / "utf8.txt", "not a text encoding", encoding="rot13")
     with pytest.raises(UserError) as caught:
         check_encoding("data.encoding", "rot13")
     assert "rot13?" not in (caught.value.hint or ""), "a hint does not repeat what was refused"
@@ -229,13 +229,13 @@ def test_binary_files_are_recognised(tmp_path, head, kind):
 
 
 def test_empty_files(tmp_path):
-    for content, problem in (("", "empty"), ("\n\n  \n", "white space alone"), ("\ufeff", "white space alone")):
+    for content, problem in (("", "empty"), ("\n\n  \n", "only white space"), ("\ufeff", "only white space")):
         write(tmp_path / "a.txt", content)
         refused(tmp_path / "a.txt", f"a.txt is {problem}: there is no text")
     write(tmp_path / "b.txt", BOOK)
     assert source(tmp_path).metadata()["empty_files"] == 1
     write(tmp_path / "b.txt", "")
-    refused(tmp_path, "all 2 files are white space alone")
+    refused(tmp_path, "all 2 files are only white space")
 
 
 def test_long_lines_and_control_characters_are_counted(tmp_path):
@@ -249,7 +249,7 @@ def test_a_file_that_changes_is_refused(tmp_path):
     write(tmp_path / "a.txt", BOOK)
     opened = source(tmp_path / "a.txt")
     write(tmp_path / "a.txt", BOOK + "more")
-    with pytest.raises(UserError, match="changed while it was being read"):
+    with pytest.raises(UserError, match="has changed since it was first read"):
         list(texts(opened, "train"))
 
 

@@ -16,14 +16,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lmtool.data import sentences as sentences_module
 from lmtool.data import store as store_draft
 from lmtool.data import store as store_module
 from lmtool.data import tokenizing
 from lmtool.data import vocabulary as vocabulary_module
-from lmtool.data.sentences import LONGEST, SentenceSplitter, split_sentences
 from lmtool.data.store import open_store, release
-from lmtool.data.tokenizing import portions
+from lmtool.data.tokenizing import LONGEST_SENTENCE, SentenceSplitter, portions, split_sentences
 from lmtool.data.vocabulary import trained_tokenizer
 from lmtool.errors import UserError
 from lmtool.learners.baseline import token_counts
@@ -72,12 +70,12 @@ def test_sentences_lay_end_to_end_and_are_not_endless():
         text = "".join(drawn.choice("aB .!?\n\"'”。…é1\t") for _ in range(drawn.randrange(60)))
         assert "".join(split_sentences(text)) == text
         block = text.replace("\n", " ")  # without a blank line fewer rules are tried, which find the same
-        assert [m.span() for m in sentences_module._ends(block)] == [
-            m.span() for m in sentences_module._END.finditer(block)
+        assert [m.span() for m in tokenizing._WITHIN_A_BLOCK.finditer(block)] == [
+            m.span() for m in tokenizing._END.finditer(block)
         ]
     for long in ("word " * 5000, "x" * 35_000, "a\n" * 20_000):
         pieces = split_sentences(long)
-        assert "".join(pieces) == long and max(map(len, pieces)) <= LONGEST
+        assert "".join(pieces) == long and max(map(len, pieces)) <= LONGEST_SENTENCE
 
 
 def test_sentences_of_documents_in_parts_are_the_same():
@@ -305,8 +303,7 @@ def test_a_warm_cache_is_read_without_writing(tmp_path, monkeypatch):
     def refused(*args, **kwargs):
         raise OSError(errno.EROFS, "read-only")
 
-    for module in (store_module, vocabulary_module):
-        monkeypatch.setattr(module, "locked", refused)
+    monkeypatch.setattr(store_module, "locked", refused)
     monkeypatch.setattr(Path, "mkdir", refused)
     assert np.array_equal(opened().tokens, tokens) and source.reads == reads
 
@@ -331,7 +328,7 @@ def test_a_vocabulary_is_learned_from_a_bounded_sample(tmp_path, monkeypatch):
         if size <= 20_000:
             assert seen == texts and not notes
         else:
-            assert 15_000 < sum(map(len, seen)) < 25_000 and "the vocabulary is that of a sample" in notes[0]
+            assert 15_000 < sum(map(len, seen)) < 25_000 and "the vocabulary is trained on a sample" in notes[0]
             numbers = np.array([int(text.split()[1]) for text in seen])
             assert np.all(np.diff(numbers) > 0) and 0.4 < numbers.mean() / count < 0.6
         seen.clear()
@@ -365,7 +362,7 @@ def test_a_process_that_dies_is_reported(tokenizers, monkeypatch):
     monkeypatch.setattr(tokenizing, "_CHILD", "raise SystemExit(3)")
     with pytest.raises(UserError, match=r"ended early \(exit status 3\)") as caught:
         list(tokenizing.tokenize(tokenizers["wordpiece"], portions(iter([("The cat sat.", True)])), 2))
-    assert "the same command continues" in caught.value.hint
+    assert "run the same command again" in caught.value.hint
 
 
 def test_signals_are_for_the_process_that_reads(tokenizers):
@@ -436,7 +433,7 @@ def test_a_killed_build_is_resumed(tmp_path, tokenizers, monkeypatch):
                 source, "train", tokenizers["wordpiece"], place, lambda stage, *_, told=messages: told.append(stage)
             )
         assert len(tokenized) == count - kept, damage
-        assert any("an earlier build was cut short" in message for message in messages) == (kept > 0)
+        assert any("an earlier build was interrupted" in message for message in messages) == (kept > 0)
         assert not list((place / "stores").glob(".*"))
         for file in store_draft.FILES.values():
             assert (store.folder / file).read_bytes() == (expected.folder / file).read_bytes(), (damage, file)

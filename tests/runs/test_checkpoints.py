@@ -286,7 +286,7 @@ def test_optimizer_state_goes_by_name_not_by_order() -> None:
     load_state_tensors(again, named_parameters(reverse), saved)
     back = state_tensors(again, named_parameters(reverse))
     assert back.keys() == saved.keys() and all(torch.equal(back[key], saved[key]) for key in saved)
-    with pytest.raises(UserError, match="of another model"):
+    with pytest.raises(UserError, match="belongs to another model"):
         load_state_tensors(again, named_parameters(reverse), {"exp_avg.nowhere": torch.zeros(1)})
 
 

@@ -42,7 +42,7 @@ def test_tokens_cover_a_text_once_and_in_order(tokenizer, text):
 
 def test_each_token_is_of_its_word(tokenizer):
     words = [*TEXT.split(), "!", "a-b", "x" * 30]
-    ids, numbers = tokenizer.encode_words(words)
+    ((ids, numbers),) = tokenizer.encode_sentences([words])
     assert ids.tolist() == tokenizer.encode(" ".join(words)).tolist()
     assert sorted(set(numbers.tolist())) == list(range(len(words))) and (np.diff(numbers) >= 0).all()
     _, spans = tokenizer.encode_aligned(" ".join(words))
@@ -53,7 +53,7 @@ def test_each_token_is_of_its_word(tokenizer):
 
 def test_a_word_that_is_cleaned_away_has_no_token():
     tokenizer = build(KINDS["wordpiece"], [TEXT] * 8, 330)
-    _, numbers = tokenizer.encode_words(["quick", "\u200d", "fox"])
+    ((_, numbers),) = tokenizer.encode_sentences([["quick", "\u200d", "fox"]])
     assert set(numbers.tolist()) == {0, 2}
 
 
@@ -64,5 +64,5 @@ def test_words_are_those_of_transformers(tmp_path):
     reference = transformers.AutoTokenizer.from_pretrained(tmp_path)
     words = [*TEXT.split(), "unseen-word", "2,000"]
     encoded = reference(words, is_split_into_words=True, add_special_tokens=False)
-    ids, numbers = tokenizer.encode_words(words)
+    ((ids, numbers),) = tokenizer.encode_sentences([words])
     assert ids.tolist() == encoded["input_ids"] and numbers.tolist() == encoded.word_ids()

@@ -23,7 +23,6 @@ from lmtool.training.budgets import (
 from lmtool.training.configs import LinearConfig
 from lmtool.training.loop import train
 from lmtool.training.progress import Progress
-from lmtool.training.schedules import build_linear
 
 from .fakes import FakeLearner, FakeLoader, evaluator, open_run, settings
 
@@ -130,7 +129,7 @@ def advance(budget: Budget, progress: Progress, steps: int, seconds: float, toke
 def test_minutes_are_used_and_the_rate_has_no_kink_whatever_the_speed(late: float) -> None:
     """The first steps take half a second each, later ones `late`; a linear schedule with a warm-up of a tenth."""
     budget, progress = Budget(settings(max_steps=6000, max_minutes=5), FakeLoader()), Progress()
-    schedule, factors = build_linear(LinearConfig(warmup_fraction=0.1)), []
+    schedule, factors = LinearConfig(warmup_fraction=0.1).factor, []
     while budget.spent(progress) is None:
         factors.append(schedule(progress.step + 1, budget.horizon(progress)))
         progress.step += 1

@@ -247,7 +247,7 @@ def test_muon_moves_the_matrices_of_the_layers_and_adamw_the_rest() -> None:
 
 def test_muon_without_a_matrix_of_a_layer_is_refused() -> None:
     head = nn.Parameter(torch.zeros(3, 2))
-    with pytest.raises(UserError, match="none of them learns"):
+    with pytest.raises(UserError, match="none of them is trained"):
         build(MuonConfig(), [ParameterGroup("head", [("heads.sequence.weight", head)])])
 
 

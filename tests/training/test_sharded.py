@@ -229,7 +229,7 @@ def test_an_optimizer_moves_and_resumes_as_in_one_process(name: str, two: Ranks,
 def test_a_single_number_is_refused() -> None:
     learner = torch.nn.Linear(2, 2)
     learner.scale = torch.nn.Parameter(torch.ones(()))
-    with pytest.raises(UserError, match="scale is a single number"):
+    with pytest.raises(UserError, match="scale is a scalar"):
         shard(learner, CPU, ALONE)
 
 

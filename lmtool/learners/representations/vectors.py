@@ -321,7 +321,7 @@ def _of_sentence(
 ) -> list[tuple[str, np.ndarray]]:
     """The words of a sentence, each with the mean state (W, H) of its tokens."""
     sentence_ids, spans = tokenizer.encode_aligned(sentence)
-    ids, columns = text_format(layout, tokenizer).single(sentence_ids)
+    ids, columns = text_format(layout, tokenizer).join(sentence_ids)
     starts = range(len(ids) - len(sentence_ids) + 1)
     before = next(at for at in starts if np.array_equal(ids[at : at + len(sentence_ids)], sentence_ids))
     tensors = {name: torch.from_numpy(np.asarray(column)) for name, column in columns.items()}

@@ -11,7 +11,7 @@ import torch
 
 from lmtool import random_streams
 from lmtool.data.examples import Plan, SplitData, planned
-from lmtool.data.formats import FormatTemplate, PackedArrays, assemble, ragged_ranges, text_format, truncate_pair
+from lmtool.data.formats import FormatTemplate, PackedArrays, assemble, ragged_ranges, text_format, truncate_texts
 from lmtool.data.store import TokenStore
 from lmtool.errors import UserError
 from lmtool.objectives.configs import PairsConfig
@@ -184,7 +184,7 @@ class _Builder:
         pairs["label"], pairs["choice"] = label, 1
         swapped = label & (self.kind == "sop")
         a_length, b_length = a[1] - a[0], b[1] - b[0]
-        kept_a, kept_b = (np.asarray(retained) for retained in truncate_pair(a_length, b_length, self.limit))
+        kept_a, kept_b = truncate_texts(np.stack([a_length, b_length]), self.limit)
         a_start = a[0] + self._cut(active, number, _CUT_A, a_length - kept_a)
         b_start = b[0] + self._cut(active, number, _CUT_B, b_length - kept_b)
         pairs["a_start"], pairs["b_start"] = np.where(swapped, (b_start, a_start), (a_start, b_start))

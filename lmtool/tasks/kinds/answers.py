@@ -193,8 +193,7 @@ CHARACTERS = ("character_start", "character_end")
 
 def null_first(format_name: str) -> bool:
     """Whether the first token, a class token, means no answer; otherwise the last token does, which ends the text."""
-    metadata = FORMATS[format_name]
-    return "cls" in metadata.roles and not metadata.class_last
+    return FORMATS[format_name].layouts[0].startswith("cls")
 
 
 class QuestionWindows(TaskExamples):

@@ -13,7 +13,7 @@ import torch
 
 from lmtool.config.saved import JsonObject
 from lmtool.data.examples import Plan, Rows
-from lmtool.data.formats import FormatTemplate, assemble, ragged_ranges, text_format, truncate_pair
+from lmtool.data.formats import FormatTemplate, assemble, ragged_ranges, text_format, truncate_texts
 from lmtool.errors import UserError
 from lmtool.models.encoder_decoder import shifted
 from lmtool.tasks.kinds.labels import location
@@ -222,7 +222,7 @@ class SequenceExamples(TaskExamples):
         if stride is None:
             retained = [np.minimum(lengths[0], capacity)]
             if len(lengths) == 2:
-                retained = [np.asarray(side) for side in truncate_pair(lengths[0], lengths[1], capacity)]
+                retained = [*truncate_texts(np.stack(lengths), capacity)]
             self.truncated = int(np.sum(np.sum(retained, axis=0) < np.sum(lengths, axis=0)))
         else:
             preceding = [np.minimum(side, capacity // 2) for side in lengths[:-1]]

@@ -72,7 +72,7 @@ class Windows:
         self.term, self.split, self.rows = learner.term, split, rows
         self.template = FormatTemplate.of(text_format(learner.backbone.config.text_format, learner.tokenizer), 1)
         room = max_length - self.template.special_count
-        self.encoded = [learner.tokenizer.encode_words(words) for words in next(iter(rows.columns.values()))]
+        self.encoded = learner.tokenizer.encode_sentences(next(iter(rows.columns.values())))
         records = [
             (row, part, start, min(room, len(ids) - start))
             for row, (ids, _) in enumerate(self.encoded)
