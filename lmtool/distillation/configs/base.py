@@ -199,8 +199,7 @@ class DistillConfig(Component):
 
     @property
     def compares(self) -> bool:
-        """Whether outputs or states of student and teacher are compared; otherwise only the teacher's texts are used.
-        Whether outputs or states of student and teacher are compared; otherwise only the teacher's texts are used."""
+        """Whether outputs or states of student and teacher are compared; otherwise only the teacher's texts are used."""
         return bool(self.checkpoints)
 
     @property
@@ -253,8 +252,7 @@ class DistillConfig(Component):
         return ()
 
     def refusals_of_pair(self, pair: ModelPair) -> Iterator[Problem]:
-        """The reasons why a student cannot learn from this teacher, checked once the teacher's configuration is read.
-        The reasons why a student cannot learn from this teacher, checked once the teacher's configuration is read."""
+        """The reasons why a student cannot learn from this teacher, checked once the teacher's configuration is read."""
         return iter(())
 
 
@@ -320,6 +318,5 @@ class TermConfig(Config):
     weight: float = Field(1.0, ge=0, description="weight of the term in the loss")
 
     def needs_of_term(self, name: str, layers: LayerMap | None) -> Iterator[Requirement]:
-        """The requirements on the two compared models. name: of the term. layers: the layer map, for terms that use it.
-        The requirements on the two compared models. name: of the term. layers: the layer map, for terms that use it."""
+        """The requirements on the two compared models. name: of the term. layers: the layer map, for terms that use it."""
         return iter(())
