@@ -68,7 +68,7 @@ class CausalLanguageModel(BaseLearner):
         return CausalInspector(self, examples, max_length)
 
     def predictors(self, train: SplitData, examples: TextWindows) -> dict[str, ConstantPredictor]:
-        """Unigrams of the training store, including the ends of documents; unlisted words count as in the vocabulary."""
+        """Unigrams of the training store, ends of documents included; unlisted words count as in the vocabulary."""
         counts = token_counts(train.text.tokens, self.tokenizer.vocab_size)
         end = self.tokenizer.role("eos")
         counts[end] += len(examples.stream.offsets) - 1

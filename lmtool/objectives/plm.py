@@ -76,7 +76,7 @@ class PermutationLanguageModel(MaskFiller):
         return {"plm": Scores(each, labels, best, batch.inputs.documents[at])}
 
     def _states(self, batch: Batch, rng: DropoutRng | None) -> Tensor:
-        """(M, H) states of the query stream. In lanes, the states of the first tokens are cached for the next windows."""
+        """(M, H) states of the query stream. In lanes, the first tokens' states are cached for the next windows."""
         query_M = indices_of(batch.host, "plm")
         if self.carried is None or batch.lanes is None:
             return cast(Tensor, self.backbone(batch.inputs, rng, query_M=query_M))

@@ -242,7 +242,7 @@ class ReplacedTokenDetection(GeneratedTextLearner):
 
     @torch.no_grad()
     def samples(self, batch: Batch, n: int) -> list[dict[str, Any]]:
-        """Adds the `sampled` piece of each position, and for each piece the model's probability that it is `replaced`."""
+        """Adds the `sampled` piece of each position, and the probability that the model gives to `replaced` pieces."""
         samples = super().samples(batch, n)
         filled = self.filled(batch, self._generator_hidden(batch, None), 0)
         suspicion_T = self.heads["replaced_token"](self.backbone(filled)).float().sigmoid().cpu()

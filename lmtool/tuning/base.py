@@ -105,7 +105,7 @@ class TuningMethod(ABC):
         self.config = config
 
     def prepare(self, backbone: Backbone) -> None:  # noqa: B027 most methods leave the heads as they are
-        """Called before the heads are built on a backbone: configures what these read, if not the last hidden states."""
+        """Called before the heads are built: configures the states that heads read, if not the last hidden states."""
 
     @abstractmethod
     def edit(self, learner: BaseLearner, seed: int, new: Collection[str] | None = None) -> None:

@@ -61,7 +61,7 @@ class PromptTuning(TuningMethod):
         return torch.cat([*labels, backbone.embed.tokens(torch.from_numpy(drawn).to(device))])
 
     def parameter_groups(self, learner: BaseLearner) -> list[ParameterGroup]:
-        """The prompt at a rate scaled by the size of the token vectors, the heads at a fraction of the schedule's rate."""
+        """The prompt's learning rate is scaled by the size of the token vectors, the heads' rate by `head_scale`."""
         groups, rate = decayed_groups(learner), vector_size(learner.backbone)
         prompt = [pair for group in groups for pair in group.parameters if pair[0].startswith(NAME)]
         for group in groups:
