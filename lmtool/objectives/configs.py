@@ -286,7 +286,7 @@ class ClmConfig(NextTokenConfig):
     name: Literal["clm"] = Field("clm", description="Causal language modeling.")
 
 
-@component("objective", "prefix_lm", builder="lmtool.objectives.prefix_lm:build")
+@component("objective", "prefix_lm", builder="lmtool.objectives.sequence_to_sequence:build_prefix_lm")
 class PrefixLmConfig(NextTokenConfig):
     """Prefix language modeling (Liu et al. 2018; Raffel et al. 2020, section 3.2): a text is split at a random
     position; the prefix is read with full attention, the rest is predicted token by token."""

@@ -107,7 +107,7 @@ def _infilled(stats: RunningStatistics, examples: NoisyWindows, before: PackedTe
     stats.exact("masked share of words", infilled.masked.sum(), expected.sum(), words.sum())
     stats.none("texts off their number of masked words", (infilled.masked != expected).sum())
     if config.random:
-        plain = infill(before, vocabulary, config.text_infilling, config.poisson_mean, 0.0, examples.room)
+        plain = infill(before, vocabulary, config.text_infilling, config.poisson_mean, 0.0, examples.capacity)
         _randomised(stats, examples, "spans", after, plain.texts.tokens == vocabulary.mask)
 
 

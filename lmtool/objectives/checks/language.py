@@ -309,11 +309,11 @@ class WordPairsInspector(StreamInspector):
         tokens, config = pairs.tokens, self.examples.config
         special = np.isin(tokens, sorted(self.tokenizer.special_ids))
         stats.note("unknown words, left out of the text", special.sum(), len(tokens), is_share=True)
-        stats.none("special tokens kept", (special & pairs.kept).sum())
-        chance_T = self.examples.counts.kept[tokens[~special]]
-        stats.share("words kept", pairs.kept.sum(), len(chance_T), chance_T)
+        stats.none("special tokens kept", (special & pairs.retained).sum())
+        chance_T = self.examples.counts.retention[tokens[~special]]
+        stats.share("words kept", pairs.retained.sum(), len(chance_T), chance_T)
         frequent = chance_T < 1
-        stats.share("frequent words kept", pairs.kept[~special][frequent].sum(), frequent.sum(), chance_T[frequent])
+        stats.share("frequent words kept", pairs.retained[~special][frequent].sum(), frequent.sum(), chance_T[frequent])
         for words in range(1, config.window + 1):
             side = "1 word" if words == 1 else f"{words} words"
             reaches = (pairs.reach == words).sum()

@@ -96,7 +96,7 @@ class MaskedWindowsInspector(MaskingInspector, StreamInspector):
         share, rows = self.config.short_window_probability, drawn.rows
         if not share:
             return
-        short, capacity = rows["short"] == 1, self.examples.room
+        short, capacity = rows["short"] == 1, self.examples.capacity
         stats.share("windows that aim at a shorter length", short.sum(), len(rows), share)
         ends = np.isin(rows["start"] + rows["length"], self.examples.stream.boundaries)
         stats.none("windows cut although there is text", (~short & ~ends & (rows["length"] != capacity)).sum())
@@ -192,7 +192,7 @@ class MaskedPairsInspector(MaskingInspector):
         cut = self.examples.cut(rows)
         length = rows["a_length"].astype(np.int64) + rows["b_length"]
         stats.note("truncated fraction", cut.sum(), len(rows))
-        stats.none("pairs cut although they fit", (cut & (length != self.examples.limit)).sum())
+        stats.none("pairs cut although they fit", (cut & (length != self.examples.capacity)).sum())
 
 
 # The generator's current samples, compared with its own probabilities.

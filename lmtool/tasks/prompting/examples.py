@@ -19,7 +19,7 @@ from lmtool.data.examples import Plan, Rows
 from lmtool.data.formats import FormatTemplate, PackedArrays, assemble, ragged_ranges, truncate_texts
 from lmtool.errors import UserError
 from lmtool.objectives.configs import MlmConfig
-from lmtool.objectives.corruption.masking import Vocabulary, mask_tokens
+from lmtool.objectives.corruption.masking import PackedTexts, Vocabulary, mask_tokens
 from lmtool.random_streams import Permutation
 from lmtool.tasks.kinds.labels import location
 from lmtool.tasks.prompting.pattern import SEPARATOR, Pattern, PatternTexts, prompt_capacity
@@ -74,9 +74,8 @@ class Auxiliary:
             for text, retained in zip(self._texts.texts, self._kept, strict=True)
         ]
         whole = assemble(self.template, texts)
-        masked = mask_tokens(
-            self._masking, self._vocabulary, whole.tokens, whole.lengths, np.asarray(examples_N), self.seed, epoch
-        )
+        packed = PackedTexts(whole.tokens, whole.lengths, np.asarray(examples_N), self.seed, epoch)
+        masked = mask_tokens(self._masking, self._vocabulary, packed)
         return MaskedTexts(PackedArrays(masked.tokens, whole.lengths, whole.columns), masked.at, masked.labels)
 
 
