@@ -110,7 +110,8 @@ class SpanCorruption(SequenceToSequence):
 
 # Prefix language modeling: the first part of a text is read with full attention, and the rest is predicted.
 # Liu et al., "Generating Wikipedia by Summarizing Long Sequences", ICLR 2018; Raffel et al. 2020, section 3.2: the
-# position of the split is uniform. A decoder reads the prefix with an attention mask, an encoder-decoder with its encoder.
+# position of the split is uniform. A decoder reads the prefix with an attention mask, an encoder-decoder with its
+# encoder.
 
 
 class PrefixDecoder(CausalLanguageModel):
