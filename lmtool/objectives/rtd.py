@@ -198,7 +198,7 @@ class DetectedMasks(TokenMasks):
 
 
 class ReplacedTokenDetection(GeneratedTextLearner):
-    """variant=electra. Class 1 of the term `rtd` is a replaced token. Its loss alone is the score: the weighted sum, in
+    """variant=electra. Class 1 of the term `rtd` is a replaced token. Only its loss is the score: the weighted sum, in
     which it counts 50 times, is not meaningful."""
 
     term = "rtd"

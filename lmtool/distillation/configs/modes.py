@@ -59,7 +59,7 @@ class StandardConfig(DistillConfig):
     layers: Layers = Field(
         "uniform",
         description="teacher layer for each student layer: uniform, last, pkd_skip, pkd_last, or {1: 4, 2: 8}. 0 "
-        "stands for the embeddings",
+        "is the embeddings",
     )
     decoder_layers: Layers | None = Field(
         None, description="the same for the decoder of an encoder-decoder; null: as layers"

@@ -74,7 +74,7 @@ def sentence_pairs(
         short_probability: Fraction of pairs that aim at a shorter length; unused with `sentences`.
         seed: Of the run.
         epoch: Keys the random numbers.
-        kind: Next sentence or sentence order. A lone one-token sentence has no order and is skipped.
+        kind: Next sentence or sentence order. A single sentence of one token has no order and is skipped.
         sentences: Pairs of single sentences instead of segments.
 
     Returns:
