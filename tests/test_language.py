@@ -104,3 +104,23 @@ def test_messages_and_hints_end_without_a_period_and_are_no_fragments() -> None:
         if text and (re.search(r"[a-z]\.$", text) or fragment.match(text))
     ]
     assert not wrong, "\n".join(wrong)
+
+
+def repeated_sentences(text: str) -> set[str]:
+    """The sentences, and the clauses after a colon or a semicolon, of more than 40 characters that occur twice."""
+    sentences = [part for part in re.split(r"(?<=[.:;])\s+", " ".join(text.split())) if len(part) > 40]
+    return {sentence for sentence in sentences if sentences.count(sentence) > 1}
+
+
+def test_no_docstring_repeats_a_sentence() -> None:
+    sentence = "The teacher's layer of each layer of the student."
+    assert repeated_sentences(f"{sentence} {sentence}") == {sentence} and not repeated_sentences(sentence)
+    documented = ast.Module | ast.ClassDef | ast.FunctionDef
+    wrong = [
+        f"{path.relative_to(PACKAGE)}:{getattr(node, 'lineno', 1)}: {sentence}"
+        for path, tree in trees().items()
+        for node in ast.walk(tree)
+        if isinstance(node, documented)
+        for sentence in sorted(repeated_sentences(ast.get_docstring(node) or ""))
+    ]
+    assert not wrong, "\n".join(wrong)

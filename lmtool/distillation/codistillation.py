@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
+from lmtool.config.saved import JsonObject
 from lmtool.distillation.configs import CodistillationConfig, SoftConfig
-from lmtool.distillation.distilled import Distilled
-from lmtool.distillation.seen import StudentData, see
+from lmtool.distillation.distilled import Distilled, renamed
+from lmtool.distillation.recording import LearnerPair, StudentData, record
 from lmtool.distillation.terms.outputs import Soft
 from lmtool.learners.base import BaseLearner
 from lmtool.models.heads.predicted import Averaged
@@ -37,7 +37,7 @@ class Codistillation(Distilled):
         super().__init__(config, student)
         for number, peer in enumerate(peers, 1):
             self.distill[f"peer_{number}"] = peer
-        self.soft = Soft(SoftConfig(weight=config.weight, temperature=1.0), student, None)
+        self.soft = Soft(SoftConfig(weight=config.weight, temperature=1.0), LearnerPair(student))
         self.weights: dict[str, float] = {}
         for name, learner in self.learners.items():
             self.weights |= {_title(name, term): weight for term, weight in learner.weights.items()}
@@ -55,7 +55,7 @@ class Codistillation(Distilled):
 
     @property
     def learners(self) -> dict[str, BaseLearner]:
-        """All trained learners: the student is ""."""
+        """All trained learners by name; the student's name is empty."""
         return {"": self.student, **self.peers}
 
     def _mutual(self, name: str, part: str) -> str:
@@ -95,22 +95,22 @@ class Codistillation(Distilled):
         return counts
 
     def forward(self, batch: Batch, step: int) -> StepOutput:
-        seen = {name: see(learner, batch, step) for name, learner in self.learners.items()}
+        recorded = {name: record(learner, batch, step) for name, learner in self.learners.items()}
         sums: dict[str, Tensor] = {}
-        for name, learner_seen in seen.items():
-            assert learner_seen.output is not None
-            sums |= {_title(name, term): total for term, total in learner_seen.output.sums.items()}
+        for name, outputs in recorded.items():
+            assert outputs.output is not None
+            sums |= {_title(name, term): total for term, total in outputs.output.sums.items()}
         if step <= self.config.burn_in_steps:
             return StepOutput(sums, self.weights)
-        with torch.no_grad():
-            taught = seen if self.config.refresh_steps is None else {
-                name: see(stale, batch, step, losses=False) for name, stale in self._copies.items()
-            }  # fmt: skip
-        for name, learner_seen in seen.items():
-            others = [other.predicted for by, other in taught.items() if by != name]
-            for term, predicted in learner_seen.predicted.items():
-                mean = Averaged.of([(1.0, other[term]) for other in others], "probabilities")
-                sums[self._mutual(name, term)] = self.soft.lost(predicted, mean)
+        teachers = recorded
+        if self.config.refresh_steps is not None:
+            with torch.no_grad():
+                teachers = {name: record(copied, batch, step, losses=False) for name, copied in self._copies.items()}
+        for name, outputs in recorded.items():
+            peers = [peer.predicted for peer_name, peer in teachers.items() if peer_name != name]
+            for term, predicted in outputs.predicted.items():
+                mean = Averaged.of([(1.0, peer[term]) for peer in peers], "probabilities")
+                sums[self._mutual(name, term)] = self.soft.target_losses(predicted, mean)
         return StepOutput(sums, self.weights)
 
     def penalties(self) -> dict[str, Tensor]:
@@ -123,36 +123,27 @@ class Codistillation(Distilled):
     def parameter_groups(self) -> list[ParameterGroup]:
         groups = self.student.parameter_groups()
         for name, peer in self.peers.items():
-            groups += [
-                replace(
-                    group,
-                    name=_title(name, group.name),
-                    parameters=[
-                        (f"distill.{name}.{name_in_peer}", parameter) for name_in_peer, parameter in group.parameters
-                    ],
-                )
-                for group in peer.parameter_groups()
-            ]
+            groups += [renamed(group, f"{name}_", f"distill.{name}.") for group in peer.parameter_groups()]
         return groups
 
     # The run's interface.
 
-    def begin(self, reading: StudentData) -> dict[str, Any]:
+    def begin(self, student: StudentData) -> JsonObject:
         for peer in self.peers.values():
-            peer.begin(reading.loader.steps_in_epoch)
+            peer.begin(student.loader.steps_in_epoch)
         return {}
 
     def extra_models(self) -> Mapping[str, BaseLearner]:
         return {name.replace("_", " "): peer for name, peer in self.peers.items()}
 
-    def metadata(self) -> dict[str, Any]:
+    def metadata(self) -> JsonObject:
         every = self.config.refresh_steps
         copies = {} if every is None else {"copies": f"every {every:,} steps"}
         return {"peers": len(self.peers), "burn-in": f"{self.config.burn_in_steps:,} steps", **copies}
 
 
 def _title(name: str, term: str) -> str:
-    """The name of a learner's term; the student's are unchanged."""
+    """The name of a learner's term; the student's terms keep their names."""
     return f"{name}_{term}" if name else term
 
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import replace
 
 from torch import Tensor, nn
 
-from lmtool.distillation.agreement import agreement, unknown, without_interchange
-from lmtool.distillation.configs import LayerMap, below_the_last, layer_map
-from lmtool.distillation.interchange import Site
-from lmtool.distillation.seen import StudentData, Teacher
+from lmtool.config.saved import JsonObject
+from lmtool.distillation.configs import DistillConfig, LayerMap, below_the_last, layer_map
+from lmtool.distillation.interchange import Site, agreement, unknown, without_interchange
+from lmtool.distillation.recording import StudentData, Teacher
 from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner, decayed_groups
 from lmtool.training.precision import Precision
@@ -24,7 +24,7 @@ from lmtool.types import Batch, ParameterGroup, StepOutput
 _STUDENT = "student."
 
 
-def none(config: Any, student: BaseLearner, *_: Any) -> BaseLearner:
+def none(config: DistillConfig, student: BaseLearner, *_: object) -> BaseLearner:
     """distill=none: the student itself."""
     return student
 
@@ -32,7 +32,7 @@ def none(config: Any, student: BaseLearner, *_: Any) -> BaseLearner:
 class Distilled(nn.Module, ABC):
     """The base of every mode. distill: modules trained besides the student, by names of the mode."""
 
-    def __init__(self, config: Any, student: BaseLearner):
+    def __init__(self, config: DistillConfig, student: BaseLearner):
         super().__init__()
         self.config = config
         self.student = student
@@ -51,24 +51,16 @@ class Distilled(nn.Module, ABC):
         """The sums of the student's own terms and of the distillation terms."""
 
     def penalties(self) -> dict[str, Tensor]:
-        """The student's."""
+        """The student's, unless further learners are trained."""
         return self.student.penalties()
 
     def parameter_groups(self) -> list[ParameterGroup]:
         """The student's, and those of modules trained besides it."""
-        extra_models = [
-            ParameterGroup(
-                f"distill_{group.name}",
-                [(f"distill.{name}", parameter) for name, parameter in group.parameters],
-                group.learning_rate_scale,
-                group.weight_decay_scale,
-            )
-            for group in decayed_groups(self.distill)
-        ]
-        return [*self.student.parameter_groups(), *extra_models]
+        added = (renamed(group, "distill_", "distill.") for group in decayed_groups(self.distill))
+        return [*self.student.parameter_groups(), *added]
 
     def on_step(self, step: int) -> None:
-        """The student's."""
+        """Called before the forward of each optimizer step, counted from 1."""
         self.student.on_step(step)
 
     # The run's interface.
@@ -82,18 +74,18 @@ class Distilled(nn.Module, ABC):
         """By name, further trained learners, evaluated at the end like the student."""
         return {}
 
-    def begin(self, reading: StudentData) -> dict[str, Any]:
+    def begin(self, student: StudentData) -> JsonObject:
         """Called before training. Returns a description of the preparation for the first screen."""
-        description: dict[str, Any] = {}
+        description: JsonObject = {}
         for teacher in self.teachers:
-            description |= teacher.begin(reading)
+            description |= teacher.begin(student)
         return description
 
-    def metadata(self) -> dict[str, Any]:
+    def metadata(self) -> JsonObject:
         """Metadata for the first screen."""
         return {}
 
-    def results(self, batches: Iterable[Batch], precision: Precision) -> dict[str, Any]:
+    def results(self, batches: Iterable[Batch], precision: Precision) -> JsonObject:
         """The fields of result.json: the student's agreement with its teacher. batches: a sample of the held-out data.
         precision: the run's."""
         if len(self.teachers) != 1:
@@ -105,15 +97,11 @@ class Distilled(nn.Module, ABC):
         sites = [] if isinstance(layers, str) else below_the_last(layers, self.student.backbone.config)
         # The teacher itself, even if training used stored outputs.
         network = Teacher(teacher.learner, teacher.precision, teacher.origin)
-        description = agreement(self.student, network, [Site(*site) for site in sites], batches, precision)
-        return (
-            {**description, **without_interchange(layers)}
-            if isinstance(layers, str) and description["fidelity"]
-            else description
-        )
+        fields = agreement(self.student, network, [Site(*site) for site in sites], batches, precision)
+        return {**fields, **without_interchange(layers)} if isinstance(layers, str) and fields["fidelity"] else fields
 
     def aligned(self, teacher: Teacher) -> LayerMap | str:
-        """Which layers of the student and a teacher are aligned, and the reason if none are."""
+        """The map of aligned layers of the student and a teacher, or the reason why there is none."""
         try:
             return layer_map("uniform", None, self.student.backbone.config, teacher.learner.backbone.config)
         except UserError as error:
@@ -126,18 +114,19 @@ class Distilled(nn.Module, ABC):
             yield name.removeprefix(_STUDENT), parameter
 
 
-def gold_weights(weights: Mapping[str, float], gold: float) -> dict[str, float]:
-    """The weights of the student's own terms, scaled by `gold`."""
-    return {term: gold * weight for term, weight in weights.items()}
+def renamed(group: ParameterGroup, title: str, prefix: str) -> ParameterGroup:
+    """A parameter group with a title before its name, and a prefix before the names of its parameters."""
+    parameters = [(prefix + name, parameter) for name, parameter in group.parameters]
+    return replace(group, name=title + group.name, parameters=parameters)
 
 
-def _without_student(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+def _without_student(module: nn.Module, state: dict[str, Tensor], prefix: str, metadata: object) -> None:
     """Maps names to checkpoint names."""
     for name in [name for name in state if name.startswith(prefix + _STUDENT)]:
         state[prefix + name.removeprefix(prefix + _STUDENT)] = state.pop(name)
 
 
-def _with_student(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+def _with_student(module: nn.Module, state: dict[str, Tensor], prefix: str, *_: object) -> None:
     """The inverse map."""
     for name in [name for name in state if name.startswith(prefix)]:
         local_name = name.removeprefix(prefix)

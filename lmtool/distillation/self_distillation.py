@@ -10,13 +10,14 @@ needed.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import cast
 
 from torch import Tensor
 
+from lmtool.config.saved import JsonObject
 from lmtool.distillation.configs import SelfConfig, SoftConfig
 from lmtool.distillation.distilled import Distilled
-from lmtool.distillation.seen import RecordedOutputs, see
+from lmtool.distillation.recording import LearnerPair, StudentOutputs, record
 from lmtool.distillation.terms.outputs import Soft
 from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner
@@ -31,15 +32,15 @@ class SelfDistillation(Distilled):
 
     config: SelfConfig
 
-    def __init__(self, config: SelfConfig, student: BaseLearner, teachers: Sequence[Any] = ()):
+    def __init__(self, config: SelfConfig, student: BaseLearner, teachers: Sequence[object] = ()):
         super().__init__(config, student)
         if any(isinstance(head, LayerFeatures) for head in student.heads.values()) or student.backbone.states_read > 1:
             raise UserError(
-                "distill=self: the heads of the tuning method read several layers, and an exit reads one",
+                "distill=self: the heads of the tuning method read several layers, but an exit reads one",
                 "set tuning.layers=last, another tuning=, or distill=none",
             )
         self.exits = exits_of(student)
-        self.soft = Soft(SoftConfig(temperature=config.temperature), student, None)
+        self.soft = Soft(SoftConfig(temperature=config.temperature), LearnerPair(student))
         self.weights = dict(student.weights)
         for depth in self.exits:
             for term, weight in student.weights.items():
@@ -63,28 +64,28 @@ class SelfDistillation(Distilled):
 
     def forward(self, batch: Batch, step: int) -> StepOutput:
         student, first, states = self.student, 0, None
-        seen: dict[int, tuple[RecordedOutputs, Tensor]] = {}
+        recorded: dict[int, tuple[StudentOutputs, Tensor]] = {}
         for depth in (*self.exits, student.backbone.config.num_layers):
             view = at_exit(student, depth) if depth in self.exits else student
             segment = Segment(first, states, depth)
-            recorded = see(view, batch, step, segment)
+            outputs = record(view, batch, step, segment)
             assert segment.recorded is not None
             first, states = depth, segment.recorded
-            seen[depth] = recorded, states
-        deepest, last_TH = seen.pop(first)
+            recorded[depth] = outputs, states
+        deepest, last_TH = recorded.pop(first)
         assert deepest.output is not None
         sums = dict(deepest.output.sums)
-        target_TH = self._left(last_TH).detach()
-        for depth, (recorded, x_TH) in seen.items():
-            assert recorded.output is not None
-            sums |= {f"exit_{depth}_{term}": total for term, total in recorded.output.sums.items()}
-            for term, predicted in recorded.predicted.items():
-                sums[self._soft_title(depth, term)] = self.soft.lost(predicted, deepest.predicted[term])
-            difference_TH = self._left(x_TH).float() - target_TH.float()
+        target_TH = self._normalized(last_TH).detach()
+        for depth, (outputs, x_TH) in recorded.items():
+            assert outputs.output is not None
+            sums |= {f"exit_{depth}_{term}": total for term, total in outputs.output.sums.items()}
+            for term, predicted in outputs.predicted.items():
+                sums[self._soft_title(depth, term)] = self.soft.target_losses(predicted, deepest.predicted[term])
+            difference_TH = self._normalized(x_TH).float() - target_TH.float()
             sums[f"exit_{depth}_states"] = difference_TH.square().mean(-1).sum()
         return StepOutput(sums, self.weights)
 
-    def _left(self, x_TH: Tensor) -> Tensor:
+    def _normalized(self, x_TH: Tensor) -> Tensor:
         """States of a layer after the final norm."""
         return cast(Stack, self.student.backbone).leave(x_TH)
 
@@ -92,6 +93,6 @@ class SelfDistillation(Distilled):
         """The exits, the deepest first."""
         return {f"exit {depth}": at_exit(self.student, depth) for depth in reversed(self.exits)}
 
-    def metadata(self) -> dict[str, Any]:
+    def metadata(self) -> JsonObject:
         layers = self.student.backbone.config.num_layers
-        return {"exits": f"behind layers {', '.join(map(str, self.exits))} of {layers}"}
+        return {"exits": f"after layers {', '.join(map(str, self.exits))} of {layers}"}

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor
 
-from lmtool.data.examples import SplitData
+from lmtool.data.examples import Examples, SplitData
 from lmtool.learners.base import BaseLearner
 from lmtool.learners.baseline import ConstantPredictor, Predictor
 from lmtool.learners.evaluation import Evaluation, TermScorer
@@ -59,7 +59,7 @@ class BidirectionalLanguageModel(BaseLearner):
         reads = reader.longest, reader.entry_lengths()
         return WordWindows(self.tokenizer, data.text, max_length, data.documents, data.split, reads)
 
-    def scorer(self, data: SplitData, examples: Any, predictors: Mapping[str, Predictor]) -> DirectionsScorer:
+    def scorer(self, data: SplitData, examples: Examples, predictors: Mapping[str, Predictor]) -> DirectionsScorer:
         return DirectionsScorer(self, predictors)
 
     def inspector(self, examples: WordWindows, max_length: int) -> WordInspector:

@@ -8,11 +8,12 @@ Shape letters: T tokens, M predicting positions, H hidden width.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, Protocol, cast
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor
 
+from lmtool.config.saved import JsonObject
 from lmtool.data.examples import Examples, Rows, SplitData
 from lmtool.learners.base import BaseLearner, Inference
 from lmtool.learners.baseline import ConstantPredictor, Predictor, token_counts
@@ -41,11 +42,48 @@ class TextWindows(Examples, Protocol):
     stream: Stream
 
 
-class CausalLanguageModel(BaseLearner):
+def unigram(train: SplitData, tokenizer: Tokenizer) -> ConstantPredictor:
+    """Predicts the unigrams of the training store, without special tokens."""
+    counts = token_counts(train.text.tokens, tokenizer.vocab_size)
+    return ConstantPredictor.of_counts("unigram", counts, tokenizer.special_ids)
+
+
+class LanguageModelLearner(BaseLearner):
+    """A learner with one term, and a language model's head over the token table."""
+
+    term: str
+
+    @property
+    def lm(self) -> LMHead:
+        """The head."""
+        return cast(LMHead, self.heads["lm"])
+
+    @property
+    def table_VH(self) -> Tensor:
+        """The token table."""
+        return self.backbone.embed.token.weight
+
+    def counts(self, batch: Batch) -> dict[str, float]:
+        return {self.term: float(len(labels_of(batch, self.term)))}
+
+
+class TextLearner(LanguageModelLearner):
+    """A language model that responds by generating text."""
+
+    def respond(self, rows: Rows, inference: Inference) -> Iterator[JsonObject]:
+        """Generates for each row the `text` and its `continuation`, up to the end of text if the vocabulary has one
+        (GPT's of 2018 has none), or 80 tokens."""
+        yield from written(self.writer(), rows, SAMPLED, self.seed, inference.batch_tokens, inference.precision)
+
+    def line(self, record: JsonObject) -> str:
+        return str(record["text"] + record["continuation"])
+
+
+class CausalLanguageModel(TextLearner):
     """The one term `clm`: every position of a window but its last predicts the next token."""
 
     backbone: Decoder
-    term: ClassVar[str] = "clm"
+    term = "clm"
     slides = True
 
     def __init__(self, config: NextTokenConfig, backbone: Decoder, tokenizer: Tokenizer, seed: int):
@@ -59,7 +97,7 @@ class CausalLanguageModel(BaseLearner):
             return CarriedWindows(self.tokenizer, data.text, max_length, data.split)
         return CausalWindows(self.tokenizer, data.text, max_length, data.documents, data.split, data.stride)
 
-    def scorer(self, data: SplitData, examples: Any, predictors: Mapping[str, Predictor]) -> PerplexityScorer:
+    def scorer(self, data: SplitData, examples: Examples, predictors: Mapping[str, Predictor]) -> PerplexityScorer:
         return TextScorer(self, predictors, data.text.metadata, self.tokenizer.role("eos"))
 
     def inspector(self, examples: TextWindows, max_length: int) -> StreamInspector:
@@ -68,21 +106,17 @@ class CausalLanguageModel(BaseLearner):
         return CausalInspector(self, examples, max_length)
 
     def predictors(self, train: SplitData, examples: TextWindows) -> dict[str, ConstantPredictor]:
-        """Unigrams of the training store, including the ends of documents; unlisted words count as in the vocabulary.
-        Unigrams of the training store, including the ends of documents; unlisted words count as in the vocabulary."""
+        """Unigrams of the training store, ends of documents included; unlisted words count as in the vocabulary."""
         counts = token_counts(train.text.tokens, self.tokenizer.vocab_size)
         end = self.tokenizer.role("eos")
         counts[end] += len(examples.stream.offsets) - 1
         never = self.tokenizer.special_ids - {end, self.tokenizer.roles.get("unk")}
         return {self.term: ConstantPredictor.of_counts("unigram", counts, never)}
 
-    def counts(self, batch: Batch) -> dict[str, float]:
-        return {self.term: float(len(labels_of(batch, self.term)))}
-
     def forward(self, batch: Batch, step: int) -> StepOutput:
         hidden_MH = self._states(batch, self.dropout_rng(batch, step))
-        table_VH, labels = self.backbone.embed.token.weight, labels_of(batch, self.term)
-        total = self._lm.loss_sum(hidden_MH, table_VH, labels, self.config.label_smoothing)
+        labels = labels_of(batch, self.term)
+        total = self.lm.loss_sum(hidden_MH, self.table_VH, labels, self.config.label_smoothing)
         return StepOutput({self.term: total}, self.weights)
 
     @torch.no_grad()
@@ -90,21 +124,17 @@ class CausalLanguageModel(BaseLearner):
         """Each target's loss and best prediction, in evaluation."""
         at, labels = indices_of(batch, self.term), labels_of(batch, self.term)
         hidden_MH = self._states(batch, None)
-        each, best = self._lm.scores(hidden_MH, self.backbone.embed.token.weight, labels)
+        each, best = self.lm.scores(hidden_MH, self.table_VH, labels)
         return {self.term: Scores(each, labels, best, batch.inputs.documents[at])}
 
     def _states(self, batch: Batch, rng: DropoutRng | None) -> Tensor:
         """(M, H) hidden states at the predicting positions."""
         return read_streams(self.backbone, self.carried, batch, rng, indices_of(batch, self.term))
 
-    @property
-    def _lm(self) -> LMHead:
-        return cast(LMHead, self.heads["lm"])
-
     def writer(self) -> ContinuationWriter:
-        return ContinuationWriter(self.backbone, self._lm, self.tokenizer)
+        return ContinuationWriter(self.backbone, self.lm, self.tokenizer)
 
-    def samples(self, batch: Batch, n: int) -> list[dict[str, str]]:
+    def samples(self, batch: Batch, n: int) -> list[JsonObject]:
         """The first n documents of a batch as plain data: the `prompt`, their first tokens, and the `text` generated
         from it."""
         texts = batch.inputs.tokens.split(list(batch.inputs.lengths))[:n]
@@ -116,11 +146,3 @@ class CausalLanguageModel(BaseLearner):
             {"prompt": self.tokenizer.decode(prompt), "text": self.tokenizer.continuation(prompt, text)}
             for prompt, text in zip(prompts, new, strict=True)
         ]
-
-    def respond(self, rows: Rows, inference: Inference) -> Iterator[dict[str, str]]:
-        """Completes texts: for each, the `text` and its `continuation`, up to the end of text if the vocabulary has one
-        (GPT's of 2018 has none), or 80 tokens."""
-        yield from written(self.writer(), rows, SAMPLED, self.seed, inference.batch_tokens, inference.precision)
-
-    def line(self, record: dict[str, str]) -> str:
-        return record["text"] + record["continuation"]

@@ -20,7 +20,7 @@ class MaskingConfig(ObjectiveConfig):
         "probability", "mask", "random", "masking", "duplicates", "short_window_probability"
     )  # fmt: skip
 
-    probability: float = Field(0.15, gt=0, lt=1, description="share of the non-special tokens that are predicted")
+    probability: float = Field(0.15, gt=0, lt=1, description="fraction of the non-special tokens that are predicted")
     mask: float = Field(0.8, ge=0, le=1, description="of these: replaced by [MASK]")
     random: float = Field(
         0.1,
@@ -37,7 +37,7 @@ class MaskingConfig(ObjectiveConfig):
         0.0,
         ge=0,
         le=1,
-        description="share of windows cut to a random shorter length; with pairs=none only. The random length is at "
+        description="fraction of windows shortened to a random length; with pairs=none only. The random length is at "
         "least 2 tokens; pairs of segments use short_sequence_probability",
     )
     enhanced_decoder: bool = Field(
@@ -101,7 +101,7 @@ class PairsConfig(MaskingConfig):
         "the maximum length (BERT); with sentences the examples are short (RoBERTa's sentence pairs)",
     )
     short_sequence_probability: float = Field(
-        0.1, ge=0, le=1, description="share of pairs cut to a random shorter length; with pairs=nsp or sop only"
+        0.1, ge=0, le=1, description="fraction of pairs shortened to a random length; with pairs=nsp or sop only"
     )
 
     @property
@@ -124,10 +124,10 @@ class SpanConfig(PairsConfig):
     over n-grams (ALBERT, Lan et al. 2020)."""
 
     descriptions: ClassVar[dict[str, str]] = {
-        "probability": "share of the non-special tokens that are masked, rounded up (section 3.1)",
-        "mask": "share of spans that are replaced by [MASK] (section 3.1)",
-        "random": "share of spans that are replaced by random tokens; the others stay unchanged",
-        "short_window_probability": "share of windows cut to a random length; none in the paper (section 4.2)",
+        "probability": "fraction of the non-special tokens that are masked, rounded up (section 3.1)",
+        "mask": "fraction of spans that are replaced by [MASK] (section 3.1)",
+        "random": "fraction of spans that are replaced by random tokens; the others stay unchanged",
+        "short_window_probability": "fraction of windows shortened to a random length; none in the paper (section 4.2)",
         "pairs": "a single segment, no next-sentence loss (section 3.3); nsp and sop are also possible",
     }
 
@@ -184,7 +184,7 @@ class RtdConfig(TokenMaskingConfig):
     tokens are not the original ones."""
 
     descriptions: ClassVar[dict[str, str]] = {
-        "probability": "share of the non-special tokens that are masked; 0.25 for large (table 6)",
+        "probability": "fraction of the non-special tokens that are masked; 0.25 for large (table 6)",
         "short_window_probability": "published code: 0.05, with 5 tokens or more (build_pretraining_dataset.py)",
     }
 
@@ -215,7 +215,7 @@ class RtdConfig(TokenMaskingConfig):
     training: Literal["joint", "two_stage"] = Field(
         "joint",
         description="joint, or two_stage: generator first, then the model from its weights (section 3.2). two_stage: "
-        "the generator trains alone for generator_steps, and the model starts from its weights wherever shapes match; "
+        "only the generator trains for generator_steps, and the model starts from its weights wherever shapes match; "
         "nothing is tied",
     )
     generator_steps: int = Field(10000, ge=1, description="steps of generator-only training under training=two_stage")
@@ -248,7 +248,7 @@ class RtdConfig(TokenMaskingConfig):
 
     @property
     def places(self) -> dict[str, float]:
-        """A forward alone, to sample or to recompute logits in the backward pass, is a third of a training pass."""
+        """An additional forward, to sample or to recompute logits, is a third of a training pass."""
         again = 4 / 3
         generator = {"objective.generator": 1.0, "objective.masked_lm": self.probability * again}
         head = {
@@ -267,7 +267,7 @@ class NextTokenConfig(ObjectiveConfig):
         0.0,
         ge=0,
         lt=1,
-        description="share of each training target spread over the vocabulary; 0.1 in Vaswani et al. 2017",
+        description="fraction of each training target spread over the vocabulary; 0.1 in Vaswani et al. 2017",
     )
 
     @property
@@ -286,7 +286,7 @@ class ClmConfig(NextTokenConfig):
     name: Literal["clm"] = Field("clm", description="Causal language modeling.")
 
 
-@component("objective", "prefix_lm", builder="lmtool.objectives.prefix_lm:build")
+@component("objective", "prefix_lm", builder="lmtool.objectives.sequence_to_sequence:build_prefix_lm")
 class PrefixLmConfig(NextTokenConfig):
     """Prefix language modeling (Liu et al. 2018; Raffel et al. 2020, section 3.2): a text is split at a random
     position; the prefix is read with full attention, the rest is predicted token by token."""
@@ -317,7 +317,7 @@ class SpanCorruptionConfig(NextTokenConfig):
         0.15,
         gt=0,
         lt=1,
-        description="share of the tokens that are masked out (section 3.3.4, and unsupervised.gin of the published "
+        description="fraction of the tokens that are masked out (section 3.3.4, and unsupervised.gin of the published "
         "code)",
     )
     mean_length: float = Field(
@@ -347,10 +347,10 @@ class DenoisingConfig(NextTokenConfig):
 
     name: Literal["denoising"] = Field("denoising", description="Denoising.")
     sentence_permutation: float = Field(
-        1.0, ge=0, le=1, description="share of the sentences that are shuffled (section 5.1: all)"
+        1.0, ge=0, le=1, description="fraction of the sentences that are shuffled (section 5.1: all)"
     )
     text_infilling: float = Field(
-        0.3, ge=0, lt=1, description="share of the words in spans, each of which becomes one mask (section 5.1: 30%)"
+        0.3, ge=0, lt=1, description="fraction of the words in spans, each of which becomes one mask (section 5.1: 30%)"
     )
     poisson_mean: float = Field(
         3.0,
@@ -358,13 +358,13 @@ class DenoisingConfig(NextTokenConfig):
         le=20,
         description="mean span length in words; length 0 inserts a mask (section 2.2); 3.5 in released command",
     )
-    token_masking: float = Field(0.0, ge=0, lt=1, description="share of the tokens replaced by one mask each")
-    token_deletion: float = Field(0.0, ge=0, lt=1, description="share of the tokens that are deleted")
+    token_masking: float = Field(0.0, ge=0, lt=1, description="fraction of the tokens replaced by one mask each")
+    token_deletion: float = Field(0.0, ge=0, lt=1, description="fraction of the tokens that are deleted")
     document_rotation: float = Field(
-        0.0, ge=0, le=1, description="share of the texts rotated to begin at a random token"
+        0.0, ge=0, le=1, description="fraction of the texts rotated to begin at a random token"
     )
     random: float = Field(
-        0.0, ge=0, le=1, description="share of the masks replaced by a random token; 0.1 in the released command"
+        0.0, ge=0, le=1, description="fraction of the masks replaced by a random token; 0.1 in the released command"
     )
 
     @property

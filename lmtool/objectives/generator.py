@@ -9,8 +9,8 @@ Shape letters: T tokens, M masked positions, H hidden width of the model, G of t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -60,12 +60,12 @@ class DisentangledTable(nn.Module):
         generator, difference = self._parts
         return F.embedding(ids_T, generator.weight.detach()) + F.embedding(ids_T, difference.delta)
 
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+    def _save_to_state_dict(self, destination: dict[str, Tensor], prefix: str, keep_vars: bool) -> None:
         destination[f"{prefix}weight"] = self.weight.detach()
 
     def _load_from_state_dict(
-        self, state_dict: Any, prefix: str, metadata: Any, strict: bool, missing: list[str], unexpected: list[str],
-        errors: list[str],
+        self, state_dict: Mapping[str, Tensor], prefix: str, metadata: object, strict: bool, missing: list[str],
+        unexpected: list[str], errors: list[str],
     ) -> None:  # fmt: skip
         """A checkpoint with this sharing has both parts; the table of any other initializes both."""
         table_VW = state_dict.get(f"{prefix}weight")

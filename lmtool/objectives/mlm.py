@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import ClassVar, cast
+from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from lmtool.data.examples import SplitData
-from lmtool.learners.baseline import ConstantPredictor, token_counts
+from lmtool.learners.baseline import ConstantPredictor
 from lmtool.learners.model import hidden_at, indices_of, labels_of
 from lmtool.models.base import Backbone
 from lmtool.models.heads.base import TokenLogits, loss_sum, losses
@@ -20,14 +20,14 @@ from lmtool.models.heads.predicted import Predicted
 from lmtool.models.heads.sequence import SequenceHead, SpanBoundaryHead, pooler, summary_index
 from lmtool.objectives.checks.masking import MaskedPairsInspector, MaskedWindowsInspector, MaskingInspector
 from lmtool.objectives.checks.spans import SpanInspector, SpanPairsInspector, SpanWindowsInspector
+from lmtool.objectives.clm import unigram
 from lmtool.objectives.configs import PairsConfig, SpanConfig
-from lmtool.objectives.examples.masked import MaskedWindows, SpanMasks, TokenMasks
+from lmtool.objectives.examples.masked import MaskedExamples, MaskedWindows, SpanMasks
 from lmtool.objectives.examples.pairs import MaskedPairs
 from lmtool.objectives.filling import MaskFiller
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Packed, Scores, StepOutput
 
-# Masked language modeling, with or without next-sentence or sentence-order prediction.
 # Devlin, Chang, Lee, Toutanova, "BERT: Pre-training of Deep Bidirectional Transformers for Language Understanding",
 # NAACL 2019, section 3.1; dynamic masks: Liu et al., "RoBERTa", 2019, section 4.1; sentence order: Lan et al.,
 # "ALBERT", 2020, section 3.1.
@@ -48,7 +48,6 @@ class MaskedLanguageModel(MaskFiller):
     second segment, of `sop` a second segment that precedes the first."""
 
     config: PairsConfig
-    masks: ClassVar[type[TokenMasks]] = TokenMasks
 
     def __init__(self, config: PairsConfig, backbone: Backbone, tokenizer: Tokenizer, seed: int):
         super().__init__(config, backbone, tokenizer, seed)
@@ -59,21 +58,17 @@ class MaskedLanguageModel(MaskFiller):
             self.add_head(_PAIR_HEADS[config.pairs], SequenceHead(backbone.hidden_size, 2))
             self.weights[config.pairs] = 1.0
 
-    def examples(self, data: SplitData, max_length: int) -> MaskedWindows | MaskedPairs:
-        format_name = self.backbone.config.text_format
-        if self.config.pairs != "none":
-            return MaskedPairs(self.config, self.tokenizer, format_name, data, max_length, self.seed, self.masks)
-        return MaskedWindows(self.config, self.tokenizer, format_name, data, max_length, self.seed, self.masks)
+    def examples(self, data: SplitData, max_length: int) -> MaskedExamples:
+        return self.masked_examples(MaskedWindows if self.config.pairs == "none" else MaskedPairs, data, max_length)
 
-    def inspector(self, examples: MaskedWindows | MaskedPairs, max_length: int) -> MaskingInspector:
+    def inspector(self, examples: MaskedExamples, max_length: int) -> MaskingInspector:
         kind = MaskedWindowsInspector if self.config.pairs == "none" else MaskedPairsInspector
         return kind(self, examples, max_length)
 
-    def predictors(self, train: SplitData, examples: MaskedWindows | MaskedPairs) -> dict[str, ConstantPredictor]:
-        """Constant baselines counted on the training store and examples: unigrams without special tokens, which are
-        never predicted, and the class frequencies of pairs."""
-        counts = token_counts(train.text.tokens, self.tokenizer.vocab_size)
-        predictors = {"mlm": ConstantPredictor.of_counts("unigram", counts, self.tokenizer.special_ids)}
+    def predictors(self, train: SplitData, examples: MaskedExamples) -> dict[str, ConstantPredictor]:
+        """Unigrams of the training store without special tokens, which are never predicted, and the frequencies of the
+        pairs' classes."""
+        predictors = {"mlm": unigram(train, self.tokenizer)}
         if self.config.pairs != "none":
             classes = np.bincount(examples.plan(0).rows["label"], minlength=2)
             predictors[self.config.pairs] = ConstantPredictor.of_counts("base rate", classes)
@@ -171,11 +166,11 @@ class SpanLanguageModel(MaskedLanguageModel):
             self.add_head("span_boundary", head)
             self.weights["sbo"] = 1.0
 
-    def inspector(self, examples: MaskedWindows | MaskedPairs, max_length: int) -> SpanInspector:
+    def inspector(self, examples: MaskedExamples, max_length: int) -> SpanInspector:
         kind = SpanWindowsInspector if self.config.pairs == "none" else SpanPairsInspector
         return kind(self, examples, max_length)
 
-    def predictors(self, train: SplitData, examples: MaskedWindows | MaskedPairs) -> dict[str, ConstantPredictor]:
+    def predictors(self, train: SplitData, examples: MaskedExamples) -> dict[str, ConstantPredictor]:
         """As in masked language modeling; the boundary predicts the same tokens as the masks."""
         predictors = super().predictors(train, examples)
         return predictors | {"sbo": predictors["mlm"]} if self.config.boundary else predictors

@@ -54,7 +54,7 @@ class PlmConfig(ObjectiveConfig):
         0.1,
         ge=0,
         le=1,
-        description="share of pairs cut to a random shorter length; with pairs=unscored only",
+        description="fraction of pairs shortened to a random length; with pairs=unscored only",
     )
 
     @property
@@ -107,7 +107,7 @@ class SkipGramConfig(ObjectiveConfig):
         1e-3,
         gt=0,
         le=1,
-        description="a word with text share f is kept with probability sqrt(subsample / f); paper: 1e-5 (1B words)",
+        description="words of text fraction f are retained with probability sqrt(subsample / f); paper: 1e-5",
     )
     power: float = Field(
         0.75, ge=0, le=1, description="negatives are drawn in proportion to a word's count to this power"

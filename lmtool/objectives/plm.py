@@ -9,31 +9,35 @@ Shape letters: T tokens, M predicted positions, H hidden width, V vocabulary.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor
 
+from lmtool.config.saved import JsonObject
 from lmtool.data.examples import SplitData
-from lmtool.learners.baseline import ConstantPredictor, token_counts
+from lmtool.learners.baseline import ConstantPredictor
 from lmtool.learners.model import indices_of, labels_of
 from lmtool.models.base import Backbone, StatefulBackbone
-from lmtool.models.heads.lm import LMHead, lm_head
+from lmtool.models.heads.lm import lm_head
 from lmtool.nn.cache import CarriedState
 from lmtool.nn.dropout import DropoutRng
 from lmtool.objectives.checks.spans import PermutationInspector, PermutedPairsInspector, PermutedWindowsInspector
-from lmtool.objectives.examples.masked import MaskedWindows, Permutations, PermutedWindows
+from lmtool.objectives.clm import LanguageModelLearner, unigram
+from lmtool.objectives.examples.masked import MaskedExamples, MaskedWindows, Permutations, PermutedWindows
 from lmtool.objectives.examples.pairs import MaskedPairs
-from lmtool.objectives.filling import MaskFiller, masked_samples
+from lmtool.objectives.filling import MaskFiller
 from lmtool.objectives.permutation_configs import PlmConfig
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Packed, Scores, StepOutput, on_host
 
 
-class PermutationLanguageModel(MaskFiller):
+class PermutationLanguageModel(MaskFiller, LanguageModelLearner):
     """The one term `plm`. The query stream runs for the predicted tokens only, and no others are scored."""
 
     config: PlmConfig
+    term = "plm"
+    masks = Permutations
     query_stream = True
 
     def __init__(self, config: PlmConfig, backbone: Backbone, tokenizer: Tokenizer, seed: int):
@@ -42,42 +46,34 @@ class PermutationLanguageModel(MaskFiller):
         self.add_head("lm", lm_head(backbone))
         self.carried = CarriedState() if backbone.config.carries_state else None
 
-    def examples(self, data: SplitData, max_length: int) -> MaskedWindows | MaskedPairs:
-        format_name = self.backbone.config.text_format
+    def examples(self, data: SplitData, max_length: int) -> MaskedExamples:
         if self.config.pairs != "none":
-            return MaskedPairs(self.config, self.tokenizer, format_name, data, max_length, self.seed, Permutations)
+            return self.masked_examples(MaskedPairs, data, max_length)
         carries = self.carried is not None and data.documents == "joined"
-        return (PermutedWindows if carries else MaskedWindows)(
-            self.config, self.tokenizer, format_name, data, max_length, self.seed, Permutations
-        )
+        return self.masked_examples(PermutedWindows if carries else MaskedWindows, data, max_length)
 
-    def inspector(self, examples: MaskedWindows | MaskedPairs, max_length: int) -> PermutationInspector:
+    def inspector(self, examples: MaskedExamples, max_length: int) -> PermutationInspector:
         kind = PermutedWindowsInspector if self.config.pairs == "none" else PermutedPairsInspector
         return kind(self, examples, max_length)
 
-    def predictors(self, train: SplitData, examples: MaskedWindows | MaskedPairs) -> dict[str, ConstantPredictor]:
-        """Unigrams of the training store; special tokens are never predicted."""
-        counts = token_counts(train.text.tokens, self.tokenizer.vocab_size)
-        return {"plm": ConstantPredictor.of_counts("unigram", counts, self.tokenizer.special_ids)}
-
-    def counts(self, batch: Batch) -> dict[str, float]:
-        return {"plm": float(len(labels_of(batch, "plm")))}
+    def predictors(self, train: SplitData, examples: MaskedExamples) -> dict[str, ConstantPredictor]:
+        """Special tokens are never predicted."""
+        return {"plm": unigram(train, self.tokenizer)}
 
     def forward(self, batch: Batch, step: int) -> StepOutput:
         hidden_MH = self._states(batch, self.dropout_rng(batch, step))
-        return StepOutput({"plm": self._lm.loss_sum(hidden_MH, self._table_VH, labels_of(batch, "plm"))}, self.weights)
+        return StepOutput({"plm": self.lm.loss_sum(hidden_MH, self.table_VH, labels_of(batch, "plm"))}, self.weights)
 
     @torch.no_grad()
     def score(self, batch: Batch) -> dict[str, Scores]:
         """Each target's loss and best prediction, in evaluation."""
         at, labels = indices_of(batch, "plm"), labels_of(batch, "plm")
         hidden_MH = self._states(batch, None)
-        each, best = self._lm.scores(hidden_MH, self._table_VH, labels)
+        each, best = self.lm.scores(hidden_MH, self.table_VH, labels)
         return {"plm": Scores(each, labels, best, batch.inputs.documents[at])}
 
     def _states(self, batch: Batch, rng: DropoutRng | None) -> Tensor:
-        """(M, H) states of the query stream. In lanes, the states of the first tokens are cached for the next windows.
-        (M, H) states of the query stream. In lanes, the states of the first tokens are cached for the next windows."""
+        """(M, H) states of the query stream. In lanes, the first tokens' states are cached for the next windows."""
         query_M = indices_of(batch.host, "plm")
         if self.carried is None or batch.lanes is None:
             return cast(Tensor, self.backbone(batch.inputs, rng, query_M=query_M))
@@ -87,24 +83,13 @@ class PermutationLanguageModel(MaskFiller):
         self.carried.keep(batch.lanes, carried, initial)
         return states
 
-    @property
-    def _lm(self) -> LMHead:
-        return cast(LMHead, self.heads["lm"])
-
-    @property
-    def _table_VH(self) -> Tensor:
-        return self.backbone.embed.token.weight
-
     @torch.no_grad()
-    def samples(self, batch: Batch, n: int) -> list[dict[str, Any]]:
-        """The first n examples of a batch; predicted tokens are shown as masks, although other tokens may attend to
-        them."""
-        at, labels, tokens = indices_of(batch, "plm"), labels_of(batch, "plm"), batch.inputs.tokens.clone()
-        tokens[at] = self.tokenizer.role("mask")
+    def samples(self, batch: Batch, n: int) -> list[JsonObject]:
+        """Predicted tokens are shown as masks, although other tokens may attend to them."""
+        tokens = batch.inputs.tokens.clone()
+        tokens[indices_of(batch, "plm")] = self.tokenizer.role("mask")
         visible_batch = replace(batch, inputs=replace(batch.inputs, tokens=tokens))
-        return masked_samples(
-            visible_batch, at, labels, lambda _, places: self._logits(batch.inputs, places), self.tokenizer, n
-        )
+        return self.samples_of(visible_batch, "plm", lambda _, at: self._logits(batch.inputs, at), n)
 
     def logits_at(self, packed: Packed, at: Tensor) -> Tensor:
         """From all tokens that are not masked."""
@@ -112,4 +97,4 @@ class PermutationLanguageModel(MaskFiller):
         return self._logits(replace(packed, columns={**packed.columns, "rank": rank_T}), at)
 
     def _logits(self, packed: Packed, at: Tensor) -> Tensor:
-        return self._lm(self.backbone(packed, query_M=on_host(at)), self._table_VH)
+        return self.lm(self.backbone(packed, query_M=on_host(at)), self.table_VH)

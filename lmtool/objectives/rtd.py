@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, cast
+from typing import ClassVar, cast
 
 import numpy as np
 import torch
@@ -13,15 +13,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lmtool import random_streams
+from lmtool.config.saved import JsonObject
 from lmtool.data.examples import SplitData
 from lmtool.data.formats import PackedArrays
-from lmtool.learners.baseline import BestConstant, ConstantPredictor, token_counts
+from lmtool.learners.baseline import BestConstant, ConstantPredictor
 from lmtool.learners.metrics import Metric
 from lmtool.learners.model import indices_of, labels_of
 from lmtool.models.base import Backbone
 from lmtool.models.heads.lm import CopyGate, MaskedLMHead, ReplacedTokenHead, copy_best, copy_losses, masked_lm_head
 from lmtool.nn.dropout import DropoutRng, rng_at
 from lmtool.objectives.checks.masking import GeneratorInspector
+from lmtool.objectives.clm import unigram
 from lmtool.objectives.configs import RtdConfig, RtdVariant
 from lmtool.objectives.corruption.masking import Masked
 from lmtool.objectives.examples.masked import MaskedWindows, TokenMasks
@@ -30,7 +32,6 @@ from lmtool.objectives.generator import Sampled, build_generator, sample_tokens,
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Packed, Scores, StepOutput, Target, send
 
-# Learning from the text of a generator that fills masks.
 # Clark, Luong, Le, Manning, "ELECTRA: Pre-training Text Encoders as Discriminators Rather Than Generators", ICLR 2020.
 # The generator learns from its masks only: no gradient passes through its samples. Subclasses define what the model
 # learns.
@@ -49,15 +50,11 @@ class Read:
 
 
 class GeneratedTextLearner(MaskFiller):
-    """Terms `mlm` of the generator, and `term` of the model.
-
-    masks: the masks for the generator, and its targets.
-    """
+    """Terms `mlm` of the generator, and `term` of the model."""
 
     makes_inputs = True
     objective: nn.ModuleDict
     term: ClassVar[str]
-    masks: ClassVar[type[TokenMasks]]
 
     def __init__(self, config: RtdConfig, backbone: Backbone, tokenizer: Tokenizer, seed: int):
         super().__init__(config, backbone, tokenizer, seed)
@@ -71,8 +68,8 @@ class GeneratedTextLearner(MaskFiller):
         """(M,) flat positions of the model's term."""
 
     @abstractmethod
-    def predictor(self, unigram: ConstantPredictor) -> ConstantPredictor | BestConstant:
-        """The best constant prediction of the model's term. unigram: of the training text."""
+    def predictor(self, unigrams: ConstantPredictor) -> ConstantPredictor | BestConstant:
+        """The best constant prediction of the model's term. unigrams: of the training text."""
 
     @abstractmethod
     def loss_sum(self, read: Read) -> Tensor:
@@ -85,18 +82,15 @@ class GeneratedTextLearner(MaskFiller):
     # Shared by all variants.
 
     def examples(self, data: SplitData, max_length: int) -> MaskedWindows:
-        return MaskedWindows(
-            self.config, self.tokenizer, self.backbone.config.text_format, data, max_length, self.seed, self.masks
-        )
+        return self.masked_examples(MaskedWindows, data, max_length)
 
     def inspector(self, examples: MaskedWindows, max_length: int) -> GeneratorInspector:
         return GeneratorInspector(self, examples, max_length)
 
     def predictors(self, train: SplitData, examples: MaskedWindows) -> dict[str, ConstantPredictor | BestConstant]:
         """Unigrams without special tokens for the generator."""
-        counts = token_counts(train.text.tokens, self.tokenizer.vocab_size)
-        unigram = ConstantPredictor.of_counts("unigram", counts, self.tokenizer.special_ids)
-        return {"mlm": unigram, self.term: self.predictor(unigram)}
+        unigrams = unigram(train, self.tokenizer)
+        return {"mlm": unigrams, self.term: self.predictor(unigrams)}
 
     def on_step(self, step: int) -> None:
         """Under training=two_stage, copies the generator's weights at the model's first step."""
@@ -192,11 +186,8 @@ class GeneratedTextLearner(MaskFiller):
         return self._generator_head(hidden_MG, self._generator_table)
 
 
-# Replaced-token detection: a generator fills masks, and the model detects which tokens are not the original ones.
-# Clark, Luong, Le, Manning, "ELECTRA: Pre-training Text Encoders as Discriminators Rather Than Generators", ICLR 2020:
 # L = L_MLM(generator) + 50 L_RTD(model). A sample that equals the original token counts as original. The variants are
-# those of section 3.4, each a learner over the same generator.
-# Shape letters: T tokens, M positions, V vocabulary, W width of its table.
+# those of section 3.4 of the paper, each a learner over the same generator.
 
 
 class DetectedMasks(TokenMasks):
@@ -207,7 +198,7 @@ class DetectedMasks(TokenMasks):
 
 
 class ReplacedTokenDetection(GeneratedTextLearner):
-    """variant=electra. Class 1 of the term `rtd` is a replaced token. Its loss alone is the score: the weighted sum, in
+    """variant=electra. Class 1 of the term `rtd` is a replaced token. Only its loss is the score: the weighted sum, in
     which it counts 50 times, is not meaningful."""
 
     term = "rtd"
@@ -227,7 +218,7 @@ class ReplacedTokenDetection(GeneratedTextLearner):
         """The expected fraction of replaced positions before evaluation: all masked ones."""
         return self.config.probability
 
-    def predictor(self, unigram: ConstantPredictor) -> BestConstant:
+    def predictor(self, unigrams: ConstantPredictor) -> BestConstant:
         """The fraction of replaced tokens in the evaluated text: the generator makes the labels."""
         return BestConstant("base rate", (1 - self.replaced_share, self.replaced_share))
 
@@ -241,9 +232,8 @@ class ReplacedTokenDetection(GeneratedTextLearner):
         return each, replaced_M.long(), (logits_M > 0).long()
 
     @torch.no_grad()
-    def samples(self, batch: Batch, n: int) -> list[dict[str, Any]]:
-        """Adds the `sampled` piece of each position, and for each piece the model's probability that it is `replaced`.
-        Adds the `sampled` piece of each position, and for each piece the model's probability that it is `replaced`."""
+    def samples(self, batch: Batch, n: int) -> list[JsonObject]:
+        """Adds the `sampled` piece of each position, and the probability that the model gives to `replaced` pieces."""
         samples = super().samples(batch, n)
         filled = self.filled(batch, self._generator_hidden(batch, None), 0)
         suspicion_T = self.heads["replaced_token"](self.backbone(filled)).float().sigmoid().cpu()
@@ -299,8 +289,8 @@ class ReplacedTokenRestoration(GeneratedTextLearner):
     def places(self, batch: Batch) -> Tensor:
         return indices_of(batch, self.term)
 
-    def predictor(self, unigram: ConstantPredictor) -> ConstantPredictor:
-        return unigram
+    def predictor(self, unigrams: ConstantPredictor) -> ConstantPredictor:
+        return unigrams
 
     def loss_sum(self, read: Read) -> Tensor:
         return self.head.loss_sum(read.hidden_MH, self.table_VW, read.original[read.at])

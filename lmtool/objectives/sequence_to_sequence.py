@@ -1,34 +1,36 @@
-"""Objectives of encoder-decoders: denoising (BART) and span corruption (T5), and their shared base with prefix LM."""
+"""Objectives whose texts have a source and a target: denoising (BART), span corruption (T5), and prefix language
+modeling, for encoder-decoders and for decoders.
+
+Shape letters: T tokens of the outputs, M of them text, H hidden width.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, cast
+from collections.abc import Mapping
+from typing import cast
 
 import torch
-from torch import Tensor
 
-from lmtool.data.examples import Examples, Rows, SplitData
-from lmtool.learners.base import BaseLearner, Inference
-from lmtool.learners.baseline import ConstantPredictor, token_counts
+from lmtool.config.saved import JsonObject
+from lmtool.data.examples import Examples, SplitData
+from lmtool.learners.baseline import ConstantPredictor, Predictor
 from lmtool.learners.model import labels_of
-from lmtool.learners.writing import AnswerWriter, written
+from lmtool.learners.writing import AnswerWriter, PerplexityScorer
+from lmtool.models.base import Decoder
 from lmtool.models.encoder_decoder import EncoderDecoder
-from lmtool.models.heads.lm import LMHead, lm_head
+from lmtool.models.heads.lm import lm_head
 from lmtool.objectives.checks.denoising import CorruptedSpansInspector, NoisyInspector
-from lmtool.objectives.clm import SAMPLED
-from lmtool.objectives.configs import DenoisingConfig, NextTokenConfig, SpanCorruptionConfig
+from lmtool.objectives.checks.language import EncodedPrefixesInspector, MaskedPrefixesInspector
+from lmtool.objectives.clm import SAMPLED, CausalLanguageModel, TextLearner, TextWindows, unigram
+from lmtool.objectives.configs import DenoisingConfig, NextTokenConfig, PrefixLmConfig, SpanCorruptionConfig
 from lmtool.objectives.examples.denoising import CorruptedSpans, NoisyWindows
-from lmtool.objectives.examples.windows import Sides
+from lmtool.objectives.examples.windows import EncodedPrefixes, MaskedPrefixes, Sides
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Packed, Scores, StepOutput, send
 
-# Shared by the objectives of encoder-decoders: outputs are predicted token by token, given the inputs.
-# Shape letters: T tokens of the outputs, M of them text, H hidden width.
 
-
-class SequenceToSequence(BaseLearner):
-    """One term with the objective's name: the cross entropy of every output token, including special ones. Evaluation
+class SequenceToSequence(TextLearner):
+    """One term with the objective's name: the cross entropy of every output token, special ones included. Evaluation
     scores text only: the positions of sentinels and ends say little about the language."""
 
     backbone: EncoderDecoder
@@ -45,17 +47,12 @@ class SequenceToSequence(BaseLearner):
         return Sides(self.backbone, self.tokenizer)
 
     def predictors(self, train: SplitData, examples: Examples) -> dict[str, ConstantPredictor]:
-        """Unigrams of the training store, without special tokens."""
-        counts = token_counts(train.text.tokens, self.tokenizer.vocab_size)
-        return {self.term: ConstantPredictor.of_counts("unigram", counts, self.tokenizer.special_ids)}
-
-    def counts(self, batch: Batch) -> dict[str, float]:
-        return {self.term: float(len(labels_of(batch, self.term)))}
+        return {self.term: unigram(train, self.tokenizer)}
 
     def forward(self, batch: Batch, step: int) -> StepOutput:
         hidden_TH = self.backbone(batch.inputs, self.dropout_rng(batch, step), batch.outputs)
         labels = labels_of(batch, self.term)
-        total = self._lm.loss_sum(hidden_TH, self._table, labels, self.config.label_smoothing)
+        total = self.lm.loss_sum(hidden_TH, self.table_VH, labels, self.config.label_smoothing)
         return StepOutput({self.term: total}, self.weights)
 
     @torch.no_grad()
@@ -65,21 +62,13 @@ class SequenceToSequence(BaseLearner):
         labels, special = labels_of(batch, self.term), torch.tensor(sorted(self.tokenizer.special_ids))
         at = send((~torch.isin(labels_of(batch.host, self.term), special)).nonzero()[:, 0], labels.device)
         hidden_MH = self.backbone(batch.inputs, None, outputs, at)
-        each, best = self._lm.scores(hidden_MH, self._table, labels[at])
+        each, best = self.lm.scores(hidden_MH, self.table_VH, labels[at])
         return {self.term: Scores(each, labels[at], best, outputs.documents[at])}
 
-    @property
-    def _lm(self) -> LMHead:
-        return cast(LMHead, self.heads["lm"])
-
-    @property
-    def _table(self) -> Tensor:
-        return self.backbone.embed.token.weight
-
     def writer(self) -> AnswerWriter:
-        return AnswerWriter(self.backbone, self._lm, self.tokenizer)
+        return AnswerWriter(self.backbone, self.lm, self.tokenizer)
 
-    def samples(self, batch: Batch, n: int) -> list[dict[str, Any]]:
+    def samples(self, batch: Batch, n: int) -> list[JsonObject]:
         """The first n examples of a batch as plain data: the encoder's `prompt`, and the generated `text`; special
         tokens are written out."""
         inputs = [ids.tolist() for ids in batch.inputs.tokens.split(list(batch.inputs.lengths))[:n]]
@@ -92,19 +81,9 @@ class SequenceToSequence(BaseLearner):
             for ids, text in zip(inputs, new, strict=True)
         ]
 
-    def respond(self, rows: Rows, inference: Inference) -> Iterator[dict[str, str]]:
-        """Responds to texts: for each, the `text` and its `continuation`, up to the end or 80 tokens."""
-        yield from written(self.writer(), rows, SAMPLED, self.seed, inference.batch_tokens, inference.precision)
-
-    def line(self, record: dict[str, str]) -> str:
-        return record["text"] + record["continuation"]
-
-
-# Denoising: the original text from the text with noise (Lewis et al. 2020, section 2.2).
-
 
 class Denoising(SequenceToSequence):
-    """The one term `denoising`."""
+    """Predicts the original text from the text with noise (Lewis et al. 2020, section 2.2)."""
 
     config: DenoisingConfig
 
@@ -116,11 +95,8 @@ class Denoising(SequenceToSequence):
         return NoisyInspector(self, examples, max_length)
 
 
-# Span corruption (Raffel et al. 2020, section 3.1.4).
-
-
 class SpanCorruption(SequenceToSequence):
-    """The one term `span_corruption`."""
+    """Predicts masked spans, each after its sentinel (Raffel et al. 2020, section 3.1.4)."""
 
     config: SpanCorruptionConfig
 
@@ -130,3 +106,49 @@ class SpanCorruption(SequenceToSequence):
 
     def inspector(self, examples: CorruptedSpans, max_length: int) -> CorruptedSpansInspector:
         return CorruptedSpansInspector(self, examples, max_length)
+
+
+# Prefix language modeling: the first part of a text is read with full attention, and the rest is predicted.
+# Liu et al., "Generating Wikipedia by Summarizing Long Sequences", ICLR 2018; Raffel et al. 2020, section 3.2: the
+# position of the split is uniform. A decoder reads the prefix with an attention mask, an encoder-decoder with its
+# encoder.
+
+
+class PrefixDecoder(CausalLanguageModel):
+    """The one term `prefix_lm`, on a decoder."""
+
+    term = "prefix_lm"
+    slides = False
+
+    def examples(self, data: SplitData, max_length: int) -> MaskedPrefixes:
+        return MaskedPrefixes(self.tokenizer, data, max_length, self.seed)
+
+    def scorer(self, data: SplitData, examples: Examples, predictors: Mapping[str, Predictor]) -> PerplexityScorer:
+        """Scores without words and bytes: tokens of the prefix are not predicted."""
+        return PerplexityScorer(self, predictors)
+
+    def inspector(self, examples: TextWindows, max_length: int) -> MaskedPrefixesInspector:
+        return MaskedPrefixesInspector(self, examples, max_length)
+
+
+class PrefixSequenceToSequence(SequenceToSequence):
+    """The one term `prefix_lm`, on an encoder-decoder."""
+
+    def examples(self, data: SplitData, max_length: int) -> EncodedPrefixes:
+        """Neither side is longer than max_length."""
+        return EncodedPrefixes(self.sides(), data, max_length, self.seed)
+
+    def scorer(self, data: SplitData, examples: Examples, predictors: Mapping[str, Predictor]) -> PerplexityScorer:
+        return PerplexityScorer(self, predictors)
+
+    def inspector(self, examples: EncodedPrefixes, max_length: int) -> EncodedPrefixesInspector:
+        return EncodedPrefixesInspector(self, examples, max_length)
+
+
+def build_prefix_lm(
+    config: PrefixLmConfig, backbone: Decoder | EncoderDecoder, tokenizer: Tokenizer, seed: int
+) -> PrefixDecoder | PrefixSequenceToSequence:
+    """The prefix language model for the backbone's architecture."""
+    if isinstance(backbone, EncoderDecoder):
+        return PrefixSequenceToSequence(config, backbone, tokenizer, seed)
+    return PrefixDecoder(config, backbone, tokenizer, seed)

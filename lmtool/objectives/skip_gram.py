@@ -10,22 +10,23 @@ Shape letters: T tokens, M pairs, J negatives of a pair, H hidden width, V vocab
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lmtool.config.saved import JsonObject
 from lmtool.data.examples import Rows, SplitData
 from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner, Inference
-from lmtool.learners.baseline import ConstantPredictor
+from lmtool.learners.baseline import ConstantPredictor, token_counts
 from lmtool.learners.model import indices_of, labels_of
 from lmtool.models.base import Backbone
 from lmtool.models.heads.sampled import WordPairsHead
 from lmtool.objectives.checks.language import WordPairsInspector
-from lmtool.objectives.examples.words import WordCounts, WordPairs, counts_of
+from lmtool.objectives.examples.words import WordCounts, WordPairs
 from lmtool.objectives.permutation_configs import SkipGramConfig
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Scores, StepOutput
@@ -57,14 +58,14 @@ class SkipGram(BaseLearner):
             self._counts = WordCounts(self.config, self.tokenizer)
         counts, saved = self._counts, self._head.counts
         if data.split == "train":
-            counts.add(counts_of(data.text, self.tokenizer))
+            counts.add(token_counts(data.text.tokens, self.tokenizer.vocab_size))
             if not saved.is_meta:
                 saved[: len(counts.counts)] = torch.from_numpy(counts.counts)
         elif not counts.counts.any():
-            known = not saved.is_meta and bool(saved.any())
-            own = saved[: len(counts.counts)].cpu().numpy() if known else counts_of(data.text, self.tokenizer)
+            trained = not saved.is_meta and bool(saved.any())
+            size = self.tokenizer.vocab_size
             counts = WordCounts(self.config, self.tokenizer)
-            counts.add(own)
+            counts.add(saved[:size].cpu().numpy() if trained else token_counts(data.text.tokens, size))
         return WordPairs(self.config, data.text, max_length, data.split, self.seed, counts)
 
     def inspector(self, examples: WordPairs, max_length: int) -> WordPairsInspector:
@@ -73,7 +74,7 @@ class SkipGram(BaseLearner):
     def predictors(self, train: SplitData, examples: WordPairs) -> dict[str, ConstantPredictor]:
         """A constant score for each word: the log of its frequency in pairs relative to negatives."""
         counts, negatives = examples.counts, self.config.negatives
-        text_V = counts.counts * counts.kept
+        text_V = counts.counts * counts.retention
         odds_V = (text_V + 1) / (text_V + 1).sum() / (negatives * np.maximum(counts.noise, 1e-12))
         return {
             "skip_gram": ConstantPredictor("unigram", np.log1p(1 / odds_V)),
@@ -104,14 +105,14 @@ class SkipGram(BaseLearner):
         above_MJ = pairs_M[:, None] > negatives_MJ
         right = {"skip_gram": above_MJ.all(1), "negatives": above_MJ.reshape(-1)}
         scores = {}
-        for term, own in signed.items():
+        for term, scores_M in signed.items():
             labels, documents = labels_of(batch, term), batch.inputs.documents[indices_of(batch, term)]
             predictions = torch.where(right[term], labels, -1)
-            scores[term] = Scores(F.softplus(-own.float()), labels, predictions, documents)
+            scores[term] = Scores(F.softplus(-scores_M.float()), labels, predictions, documents)
         return scores
 
     @torch.no_grad()
-    def _neighbours(self, ids: Sequence[int]) -> list[list[Any]]:
+    def _neighbours(self, ids: Sequence[int]) -> list[list[object]]:
         """The nearest words by the cosine of their vectors, or of the mean vector of several words."""
         table_VH = self.backbone.embed.token.weight[: self.tokenizer.vocab_size].float()
         mean_H = F.normalize(table_VH[list(ids)].mean(0), dim=0)
@@ -120,21 +121,19 @@ class SkipGram(BaseLearner):
         values, best = cosine_V.topk(min(_NEIGHBOURS, len(cosine_V)))
         return list(map(list, zip(self.tokenizer.pieces(best.tolist()), values.tolist(), strict=True)))
 
-    def samples(self, batch: Batch, n: int) -> list[dict[str, Any]]:
+    def samples(self, batch: Batch, n: int) -> list[JsonObject]:
         """The first n distinct words of a batch with their nearest words, as in `respond`."""
         ids = list(dict.fromkeys(batch.inputs.tokens.tolist()))[:n]
         return [{"text": self.tokenizer.pieces([word])[0], "neighbours": self._neighbours([word])} for word in ids]
 
-    def respond(self, rows: Rows, inference: Inference) -> Iterator[dict[str, Any]]:
+    def respond(self, rows: Rows, inference: Inference) -> Iterator[JsonObject]:
         """The nearest words of each text: `text` and `neighbours`, each a word and its cosine. UserError for a text
         without a known word."""
         for text in rows.columns["text"]:
-            ids = [
-                number for number in self.tokenizer.encode(text).tolist() if number not in self.tokenizer.special_ids
-            ]
+            ids = [token for token in self.tokenizer.encode(text).tolist() if token not in self.tokenizer.special_ids]
             if not ids:
                 raise UserError(f"{text[:80]!r} has no word of the vocabulary", "use a word of the training text")
             yield {"text": text, "neighbours": self._neighbours(ids)}
 
-    def line(self, record: dict[str, Any]) -> str:
+    def line(self, record: JsonObject) -> str:
         return record["text"] + "  " + ", ".join(f"{word} {cosine:.2f}" for word, cosine in record["neighbours"])

@@ -17,7 +17,7 @@ from lmtool.data.phases import PhasedLoader
 from lmtool.data.sources import MixtureSource, OnStage, Source
 from lmtool.data.store import open_store
 from lmtool.distillation.distilled import Distilled
-from lmtool.distillation.seen import StudentData
+from lmtool.distillation.recording import StudentData
 from lmtool.learners.base import BaseLearner
 from lmtool.learners.held_out import HeldOutSplits, evaluation_tokens
 from lmtool.learners.mixed_examples import examples_of, predictors_of

@@ -17,11 +17,10 @@ from lmtool.data.examples import Rows, SplitData
 from lmtool.distillation.configs import CodistillationConfig, StandardConfig
 from lmtool.distillation.configs.base import requires_same_inputs
 from lmtool.distillation.distilled import Distilled
-from lmtool.distillation.hard_labels import HardLabels
-from lmtool.distillation.seen import Teacher
-from lmtool.distillation.store.folder import Shelf, open_or_make
+from lmtool.distillation.recording import Teacher
+from lmtool.distillation.store.folder import StoreLocation, open_or_make
 from lmtool.distillation.store.outputs import Format, temperatures_of
-from lmtool.distillation.store.teacher import CutTeacher, StoredTeacher
+from lmtool.distillation.teachers import HardLabels, StoredTeacher, TopWordsTeacher
 from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner, Inference
 from lmtool.learners.held_out import evaluation_tokens
@@ -74,18 +73,18 @@ def stored(
     section = config.distill
     if not isinstance(section, StandardConfig):
         return teacher
-    top_k, temperatures = section.top_k, temperatures_of(list(section.terms.values()))
+    top_k, temperatures = section.top_k, temperatures_of(section.terms.values())
     read = teacher.learner, teacher.precision, teacher.origin, teacher.longest, teacher.reads_batches
     if not section.store:
-        return teacher if top_k is None else CutTeacher(*read, top_k=top_k, temperatures=temperatures)
+        return teacher if top_k is None else TopWordsTeacher(*read, top_k=top_k, temperatures=temperatures)
     states = "states" in section.terms
     known_by = "tokens" if teacher.reads_batches else "row"
     written = _generation(config) if section.targets != "gold" else None
     return StoredTeacher(
         *read,
-        shelf=shelf_of(config, "outputs"),
+        location=store_location(config, "outputs"),
         layout=Format(section.store_dtype, top_k, temperatures),
-        of={
+        identity={
             **outputs_depend_on(config, teacher, contents),
             "states": states,
             "examples_known_by": known_by,
@@ -104,10 +103,10 @@ def _generation(config: PretrainConfig | FinetuneConfig) -> dict[str, Any] | Non
     return None if generation is None else generation.model_dump(mode="json")
 
 
-def shelf_of(config: PretrainConfig | FinetuneConfig, part: str) -> Shelf:
+def store_location(config: PretrainConfig | FinetuneConfig, part: str) -> StoreLocation:
     """Where what a teacher gave is kept. part: of a folder that a user named."""
     store = config.distill.store if isinstance(config.distill, StandardConfig) else None
-    return Shelf(str(Path(store) / part) if isinstance(store, str) else None, config.cache_dir)
+    return StoreLocation(str(Path(store) / part) if isinstance(store, str) else None, config.cache_dir)
 
 
 def layout_of(model: ModelConfig) -> dict[str, Any]:
@@ -195,7 +194,7 @@ def with_texts(
         "seed": config.seed if generation.temperature else None,
     }
     opened_store = open_or_make(
-        shelf_of(config, "texts"), of, lambda folder: _write(folder, teacher, rows, config, run), run.output.stage
+        store_location(config, "texts"), of, lambda folder: _write(folder, teacher, rows, config, run), run.output.stage
     )
     lines = (opened_store.folder / _FILE).read_text(encoding="utf-8").splitlines()
     texts = [json.loads(line)["text"] for line in lines]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -56,7 +55,7 @@ class AdapterTuning(TuningMethod):
 
     def build_on(self, learner: BaseLearner, earlier: Sequence[tuple[str, Mapping[str, Tensor]]]) -> None:
         for number, (origin, tensors) in enumerate(earlier):
-            take(learner, tensors, f"below.{number}.", origin)
+            load_adapters(learner, tensors, f"below.{number}.", origin)
 
     def merge(self, learner: BaseLearner) -> None:
         raise UserError(
@@ -86,7 +85,7 @@ def slots(backbone: Backbone, names: Collection[str]) -> Iterator[str]:
             yield f"{position.name}.{name}"
 
 
-def take(learner: BaseLearner, tensors: Mapping[str, Tensor], inside: str, origin: str) -> None:
+def load_adapters(learner: BaseLearner, tensors: Mapping[str, Tensor], inside: str, origin: str) -> None:
     """Loads an earlier run's adapters into the matching modules. inside: their location in a slot.
 
     UserError if the run has other adapters, or another base model: all its frozen tensors in the checkpoint must equal
@@ -100,17 +99,17 @@ def take(learner: BaseLearner, tensors: Mapping[str, Tensor], inside: str, origi
                 f"{origin}: its adapters were trained on another model: {name} differs",
                 "start from the checkpoint that they were trained on (checkpoint=), or train them on this one",
             )
-    taken = {name.replace("_adapter.", f"_adapter.{inside}"): tensor for name, tensor in adapters.items()}
-    adapter_keys = {name for name in expected if f"_adapter.{inside}" in name}
-    if taken.keys() != adapter_keys or any(expected[name].shape != tensor.shape for name, tensor in taken.items()):
+    loaded = {name.replace("_adapter.", f"_adapter.{inside}"): tensor for name, tensor in adapters.items()}
+    adapter_names = {name for name in expected if f"_adapter.{inside}" in name}
+    if loaded.keys() != adapter_names or any(expected[name].shape != tensor.shape for name, tensor in loaded.items()):
         raise UserError(
             f"{origin}: its adapters do not match its configuration",
             "copy the run again, or train it again",
         )
-    learner.load_state_dict(taken, strict=False)
+    learner.load_state_dict(loaded, strict=False)
 
 
-def _equal(expected: Any, tensor: Tensor) -> bool:
+def _equal(expected: Tensor | None, tensor: Tensor) -> bool:
     return expected is not None and expected.shape == tensor.shape and torch.equal(expected.cpu(), tensor.cpu())
 
 
@@ -142,7 +141,7 @@ class AdapterFusionTuning(TuningMethod):
 
     def build_on(self, learner: BaseLearner, earlier: Sequence[tuple[str, Mapping[str, Tensor]]]) -> None:
         for number, (origin, tensors) in enumerate(earlier):
-            take(learner, tensors, f"adapters.{number}.", origin)
+            load_adapters(learner, tensors, f"adapters.{number}.", origin)
 
     def penalties(self, learner: BaseLearner) -> dict[str, Tensor]:
         """The distance of the value projections from the identity, see `FusedAdapters.distance`."""

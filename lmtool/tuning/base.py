@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -16,15 +16,13 @@ from lmtool.learners.model import is_exit
 from lmtool.models.base import Backbone
 from lmtool.nn.initialization import generator_for, materialize
 from lmtool.nn.stack import Stack
+from lmtool.tuning.configs import TuningConfig
 from lmtool.types import ParameterGroup, part_of
-
-# Access to a backbone's stacks, layers and linear maps by their uniform names.
-
 
 BACKBONE = "backbone"
 
 
-class LayerPlace(NamedTuple):
+class NamedLayer(NamedTuple):
     """A layer, its name in a checkpoint ("backbone.decoder.layers.3"), its stack, and its index there from 0. A layer
     applied at several depths (ALBERT) occurs once."""
 
@@ -41,11 +39,11 @@ def stacks(backbone: Backbone) -> Iterator[tuple[str, Stack]]:
             yield name, module
 
 
-def layers(backbone: Backbone) -> Iterator[LayerPlace]:
+def layers(backbone: Backbone) -> Iterator[NamedLayer]:
     """The distinct layers of all stacks, from the embedding of each stack upwards."""
     for name, stack in stacks(backbone):
         for number, layer in enumerate(stack.layers):
-            yield LayerPlace(f"{name}.layers.{number}", layer, stack, number)
+            yield NamedLayer(f"{name}.layers.{number}", layer, stack, number)
 
 
 def norms(backbone: Backbone) -> Iterator[nn.Module]:
@@ -75,7 +73,7 @@ def replace_module(learner: nn.Module, name: str, module: nn.Module) -> None:
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
 
-def new_module(learner: nn.Module, kind: Callable[..., AnyModule], *arguments: Any) -> AnyModule:
+def new_module(learner: nn.Module, kind: Callable[..., AnyModule], *arguments: object) -> AnyModule:
     """A new module, `kind(*arguments)`, on the device of a learner, with uninitialized values."""
     return materialize(partial(kind, *arguments)).to(next(learner.parameters()).device)
 
@@ -101,12 +99,11 @@ class TuningMethod(ABC):
     """The base of every method. It may freeze parameters, add modules under new names (existing names never change),
     add penalties, and act on each step."""
 
-    def __init__(self, config: Any):
+    def __init__(self, config: TuningConfig):
         self.config = config
 
     def prepare(self, backbone: Backbone) -> None:  # noqa: B027 most methods leave the heads as they are
-        """Called before the heads are built on a backbone: configures what these read, if not the last hidden states.
-        Called before the heads are built on a backbone: configures what these read, if not the last hidden states."""
+        """Called before the heads are built: configures the states that heads read, if not the last hidden states."""
 
     @abstractmethod
     def edit(self, learner: BaseLearner, seed: int, new: Collection[str] | None = None) -> None:
@@ -119,15 +116,15 @@ class TuningMethod(ABC):
     def build_on(  # noqa: B027 most methods build on nothing
         self, learner: BaseLearner, earlier: Sequence[tuple[str, Mapping[str, Tensor]]]
     ) -> None:
-        """Loads, before training, what the runs of its configuration's `builds_on` added to the model; not when a
-        trained learner is rebuilt, whose checkpoint has it. earlier: the origin of each run, and its tensors. UserError
-        if they do not fit."""
+        """Loads, before training, the parameters that the runs in the configuration's `builds_on` added to the model;
+        not called when a trained learner is rebuilt, whose checkpoint has them. earlier: the origin of each run, and
+        its tensors. UserError if they do not fit."""
 
     def merge(self, learner: BaseLearner) -> None:  # noqa: B027 most methods add nothing
         """Merges added parameters into the base weights, which gives a plain model. UserError, with an alternative for
         export, if that is impossible."""
 
-    def fold(self, learner: BaseLearner) -> Any:
+    def fold(self, learner: BaseLearner) -> TuningConfig:
         """Replaces parameters used in training only (the map of a prefix) by their result; outputs do not change.
         Returns the configuration that builds the new learner."""
         return self.config
@@ -149,8 +146,8 @@ class TuningMethod(ABC):
 
 
 def freeze(learner: BaseLearner, new: Collection[str] | None) -> None:
-    """Freezes what came from a checkpoint, except for the heads being trained, early exits included, and new parts (a
-    randomly initialized pooler belongs to the head). A pretrained pooler and a pretrained language model's head stay
+    """Freezes the parameters of the checkpoint, except for the heads being trained, early exits included, and new parts
+    (a randomly initialized pooler belongs to the head). A pretrained pooler and a pretrained language model's head stay
     frozen. new: as in `TuningMethod.edit`."""
     for name, parameter in learner.named_parameters():
         part = part_of(name)

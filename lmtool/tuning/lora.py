@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Collection
-from typing import Any, cast
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -98,16 +98,16 @@ class DoraLinear(LoraLinear):
 
     def forward(self, x_TI: Tensor) -> Tensor:
         """(T, I) to (T, O). Dropout applies to all that differs from the base, as in PEFT."""
-        read_TI, base_TO, share_O = self.lora_dropout(x_TI, None), nn.Linear.forward(self, x_TI), self._share()
+        read_TI, base_TO, factor_O = self.lora_dropout(x_TI, None), nn.Linear.forward(self, x_TI), self._factor()
         if read_TI is not x_TI:
-            own_TO = F.linear(read_TI, self.weight)
+            plain_TO = F.linear(read_TI, self.weight)
         else:
-            own_TO = base_TO if self.bias is None else base_TO - self.bias
-        updated_TO = own_TO + F.linear(F.linear(read_TI, self.lora_a), self.lora_b) * self.scale
+            plain_TO = base_TO if self.bias is None else base_TO - self.bias
+        updated_TO = plain_TO + F.linear(F.linear(read_TI, self.lora_a), self.lora_b) * self.scale
         # The base's type, chosen by autocast: the norms are in full precision.
-        return base_TO + (share_O * updated_TO - own_TO).to(base_TO.dtype)
+        return base_TO + (factor_O * updated_TO - plain_TO).to(base_TO.dtype)
 
-    def _share(self) -> Tensor:
+    def _factor(self) -> Tensor:
         """(O,) m / |W|. The norms are detached (section 4.3), and in full precision."""
         with torch.no_grad(), torch.autocast(self.weight.device.type, enabled=False):
             updated_OI = torch.addmm(self.weight, self.lora_b, self.lora_a, alpha=self.scale)
@@ -115,9 +115,9 @@ class DoraLinear(LoraLinear):
         return self.lora_magnitude / length_O
 
     def fold(self) -> None:
-        share_O = self._share()
+        factor_O = self._factor()
         super().fold()
-        self.weight.mul_(share_O[:, None])
+        self.weight.mul_(factor_O[:, None])
 
 
 class LoraTuning(TuningMethod):
@@ -155,10 +155,10 @@ def _initialize(lora_a: Tensor, seed: int, name: str) -> None:
         lora_a.copy_(torch.empty(lora_a.shape).uniform_(-bound, bound, generator=generator_for(seed, name)))
 
 
-def set_dropout_rng(layer: nn.Module, arguments: tuple[Any, ...]) -> None:
-    """Before a layer runs, sets each map's dropout generator to the tokens it will read: the encoder's, all of the
-    layer's, or, after the last attention, those that later layers read."""
-    context: Context = arguments[1]
+def set_dropout_rng(layer: nn.Module, arguments: tuple[object, ...]) -> None:
+    """Before a layer runs, sets each map's dropout generator to that of the tokens it will read: the encoder's tokens,
+    all tokens of the layer, or, after the last attention, those that later layers read."""
+    context = cast(Context, arguments[1])
     last = "cross_attn" if hasattr(layer, "cross_attn") else "self_attn"
     for name, module in layer.named_modules():
         if not isinstance(module, LoraLinear):

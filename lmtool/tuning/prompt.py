@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -15,12 +15,14 @@ from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner, decayed_groups
 from lmtool.learners.configs import LearnedConfig
 from lmtool.models.base import Backbone
+from lmtool.models.configs import TransformerConfig
 from lmtool.nn.initialization import generator_for
 from lmtool.nn.prefix import KeyPrefix, VirtualTokens
 from lmtool.nn.stack import Stack
 from lmtool.random_streams import Permutation
+from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.tuning.base import TuningMethod, draw_as_torch, freeze, new_module, stacks
-from lmtool.tuning.configs import SoftPromptConfig
+from lmtool.tuning.configs import PrefixConfig, PTuningConfig, SoftPromptConfig, TuningConfig
 from lmtool.types import ParameterGroup
 
 # Soft prompts (Lester et al. 2021): trainable virtual tokens of the input.
@@ -37,6 +39,8 @@ _PLACEHOLDER = re.compile(r"[\[<].+[\]>]")
 
 class PromptTuning(TuningMethod):
     """Trains virtual tokens, and the heads."""
+
+    config: SoftPromptConfig
 
     def edit(self, learner: BaseLearner, seed: int, new: Collection[str] | None = None) -> None:
         freeze(learner, new)
@@ -61,8 +65,7 @@ class PromptTuning(TuningMethod):
         return torch.cat([*labels, backbone.embed.tokens(torch.from_numpy(drawn).to(device))])
 
     def parameter_groups(self, learner: BaseLearner) -> list[ParameterGroup]:
-        """The prompt at a rate scaled by the size of the token vectors, the heads at a fraction of the schedule's rate.
-        The prompt at a rate scaled by the size of the token vectors, the heads at a fraction of the schedule's rate."""
+        """The prompt's learning rate is scaled by the size of the token vectors, the heads' rate by `head_scale`."""
         groups, rate = decayed_groups(learner), vector_size(learner.backbone)
         prompt = [pair for group in groups for pair in group.parameters if pair[0].startswith(NAME)]
         for group in groups:
@@ -87,7 +90,7 @@ def vector_size(backbone: Backbone) -> float:
     return min(1.0, float(f"{size:.3g}"))  # rounded to be equal on every device
 
 
-def sample_vocabulary_ids(tokenizer: Any, rows: int, count: int, seed: int) -> np.ndarray:
+def sample_vocabulary_ids(tokenizer: Tokenizer, rows: int, count: int, seed: int) -> np.ndarray:
     """(count,) ids of entries with a text among the first `POPULATION`, sampled without replacement while they last.
     rows: of the token table."""
     ids = range(min(tokenizer.vocab_size, rows))
@@ -137,17 +140,19 @@ class MappedPrefix(KeyPrefix):
 class PrefixTuning(TuningMethod):
     """Trains a prefix for every stack, another for its cross-attention, and the heads."""
 
+    config: PrefixConfig
+
     def edit(self, learner: BaseLearner, seed: int, new: Collection[str] | None = None) -> None:
         freeze(learner, new)
         add_prefixes(learner, seed, self.config.length, self.config.inner_size if self.config.reparametrize else None)
 
-    def fold(self, learner: BaseLearner) -> Any:
+    def fold(self, learner: BaseLearner) -> TuningConfig:
         """Replaces the maps by their results."""
         fold_prefixes(learner)
         return self.config.model_copy(update={"reparametrize": False})
 
 
-class PrefixPlace(NamedTuple):
+class PrefixSlot(NamedTuple):
     """A module that takes a prefix, and its parameters' name in a checkpoint."""
 
     name: str
@@ -155,20 +160,19 @@ class PrefixPlace(NamedTuple):
     attribute: Literal["prefix", "cross_prefix"]
 
 
-def places(learner: nn.Module) -> Iterator[PrefixPlace]:
-    """All locations: the self-attention of every stack, and its cross-attention if any."""
-    backbone: Any = learner.backbone
-    for name, stack in stacks(backbone):
-        yield PrefixPlace(f"{name}.prefix", stack, "prefix")
+def prefix_slots(learner: BaseLearner) -> Iterator[PrefixSlot]:
+    """The self-attention of every stack, and its cross-attention if any."""
+    for name, stack in stacks(learner.backbone):
+        yield PrefixSlot(f"{name}.prefix", stack, "prefix")
         if any(hasattr(layer, "cross_attn") for layer in stack.layers):
-            yield PrefixPlace(f"{name}.cross_prefix", stack, "cross_prefix")
+            yield PrefixSlot(f"{name}.cross_prefix", stack, "cross_prefix")
 
 
 def add_prefixes(learner: BaseLearner, seed: int, length: int, inner_size: int | None) -> None:
     """Adds a prefix of this length to every attention. inner_size: width of its map; None: without a map."""
-    config: Any = learner.backbone.config
+    config = cast(TransformerConfig, learner.backbone.config)
     width, hidden_size = config.key_value_heads * config.width_of_head, learner.backbone.hidden_size
-    for position in places(learner):
+    for position in prefix_slots(learner):
         depth = len(list(position.stack.depth()))
         prefix = (
             new_module(learner, KeyPrefix, length, depth, width)
@@ -182,13 +186,13 @@ def add_prefixes(learner: BaseLearner, seed: int, length: int, inner_size: int |
 @torch.no_grad()
 def fold_prefixes(learner: BaseLearner) -> None:
     """Replaces the maps by their results; outputs do not change."""
-    for position in places(learner):
+    for position in prefix_slots(learner):
         mapped: KeyPrefix = getattr(position.stack, position.attribute)
         rows = mapped.rows()
         folded = new_module(learner, KeyPrefix, len(rows), mapped.depth, rows.shape[1] // (2 * mapped.depth))
         folded.weight.copy_(rows)
         setattr(position.stack, position.attribute, folded)
-    learner.added = frozenset(f"{position.name}.weight" for position in places(learner))
+    learner.added = frozenset(f"{position.name}.weight" for position in prefix_slots(learner))
 
 
 # P-tuning: virtual tokens with a trainable encoder (Liu et al. 2021), or prompts in every layer (Liu et al. 2022).
@@ -220,6 +224,8 @@ class EncodedTokens(VirtualTokens):
 class PTuning(TuningMethod):
     """Trains the prompts and their encoder, and the heads."""
 
+    config: PTuningConfig
+
     def edit(self, learner: BaseLearner, seed: int, new: Collection[str] | None = None) -> None:
         freeze(learner, new)
         config, embed = self.config, learner.backbone.embed
@@ -231,7 +237,7 @@ class PTuning(TuningMethod):
         draw_as_torch(embed.virtual, seed, NAME)
 
     @torch.no_grad()
-    def fold(self, learner: BaseLearner) -> Any:
+    def fold(self, learner: BaseLearner) -> TuningConfig:
         """Replaces the encoder by its result: soft prompts."""
         embed = learner.backbone.embed
         if self.config.deep or embed.virtual is None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Collection
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +16,7 @@ from lmtool.nn.dropout import matrix_factors
 from lmtool.random_streams import key
 from lmtool.training.optimizers import levels
 from lmtool.tuning.base import replace_module
-from lmtool.tuning.configs.base import GradualUnfreezingConfig, L2SpConfig, MixoutConfig
+from lmtool.tuning.configs.base import GradualUnfreezingConfig, L2SpConfig, MixoutConfig, SchemeConfig
 from lmtool.types import ParameterGroup, part_of, send
 
 
@@ -25,7 +24,7 @@ class Scheme:
     """The base of every scheme; it does nothing. All effects in a step are functions of the step's number and of
     weights, so that a run can resume."""
 
-    def __init__(self, config: Any):
+    def __init__(self, config: SchemeConfig):
         self.config = config
 
     def attach(self, learner: BaseLearner, new: Collection[str] | None) -> None:
@@ -130,7 +129,7 @@ class MixedLinear(nn.Linear):
 
 
 class Mixout(Scheme):
-    """Mixes the weights of the linear maps from the checkpoint, not their biases, norms or tables, nor new ones. The
+    """Mixes the weights of the checkpoint's linear maps; biases, norms, tables and new weights are not mixed. The
     published code has no additional dropout (model.dropout=0 model.attention_dropout=0).
 
     The selection is a function of the seed, the step and the name of the weight.
@@ -164,10 +163,10 @@ class Mixout(Scheme):
 
 class GradualUnfreezing(Scheme):
     """Trains the head first, then one more level from the top after each epoch or every few steps: the layers from the
-    last to the first, of an encoder-decoder the decoder's before the encoder's, and the embeddings. Levels without
+    last to the first (in an encoder-decoder the decoder's before the encoder's), and the embeddings. Levels without
     trainable parameters are skipped.
 
-    All parameters are passed to the optimizer from the start; frozen ones have no gradient, and no state there.
+    The optimizer receives all parameters from the start; frozen ones have no gradient, and no optimizer state.
     """
 
     config: GradualUnfreezingConfig

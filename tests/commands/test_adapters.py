@@ -113,7 +113,7 @@ def refusals(first: Path, second: Path, common: list[str], capsys: pytest.Captur
     normed = finetune("normed", *common, "tuning=adapter", "tuning.train_norms=true")
     other = pretrain("other", "max_steps=2", "seed=7")
     cases = [
-        ([*common, f"tuning.adapters=[{full},{first}]"], "runs/full: it was trained with tuning=full"),
+        ([*common, f"tuning.adapters=[{full},{first}]"], "runs/full was trained with tuning=full"),
         ([*common, f"tuning.adapters=[{normed},{first}]"], "runs/normed: its layers' norms were trained too"),
         ([*common, f"tuning.adapters=[{first}]"], "names 1 run; a fusion mixes 2 or more"),
         ([*common, "tuning.adapters=[runs/nowhere,runs/first]"], "runs/nowhere: no such folder"),

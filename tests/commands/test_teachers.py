@@ -41,7 +41,7 @@ PRETRAINED = ["pretrain", "data=text", "data.path=text.txt", "max_length=32", "d
 @pytest.mark.parametrize(
     ("words", "message", "hint"),
     [
-        (STUDENT, "distill.terms.soft learns from a teacher, and none is named", "set distill.teacher=RUN"),
+        (STUDENT, "distill.terms.soft learns from a teacher; no teacher is set", "set distill.teacher=RUN"),
         ([*STUDENT, "distill.teacher=runs/nobody"], "distill.teacher=runs/nobody: no such folder", "use a run"),
         ([*STUDENT, "distill.teachers=[runs/sst2,runs/no]"], "distill.teachers=runs/no: no such folder", "use a run"),
         (
@@ -96,15 +96,15 @@ PRETRAINED = ["pretrain", "data=text", "data.path=text.txt", "max_length=32", "d
         ),
         (
             [*STUDENT, "distill.teachers=[runs/sst2,runs/sst2]"],
-            "teachers names one twice",
+            "teachers names a teacher twice",
             "",
         ),
         (
             [*STUDENT, "distill.teachers=[runs/sst2]", "distill.teacher_weights=[1,2]"],
-            "teacher_weights=[1.0, 2.0]: one number per teacher is required, and there are 1",
+            "teacher_weights=[1.0, 2.0]: one number per teacher is required, for 1 teachers",
             "",
         ),
-        ([*ROWS, "task=sst2", "distill=standard", _OF_SST2], "has no term with a weight", "set distill=soft"),
+        ([*ROWS, "task=sst2", "distill=standard", _OF_SST2], "no term has a weight above 0", "set distill=soft"),
     ],
 )  # fmt: skip
 def test_a_teacher_that_cannot_teach(taught, monkeypatch, capsys, words, message, hint):

@@ -13,10 +13,9 @@ import torch
 from torch import nn
 
 from lmtool.config.tables import build
-from lmtool.distillation.agreement import agreement
 from lmtool.distillation.configs import InterchangeConfig, SoftConfig, StandardConfig
-from lmtool.distillation.interchange import Site
-from lmtool.distillation.seen import Teacher
+from lmtool.distillation.interchange import Site, agreement
+from lmtool.distillation.recording import Teacher
 from lmtool.learners.base import BaseLearner
 from lmtool.models.configs import BertConfig
 from lmtool.models.heads.base import loss_sum

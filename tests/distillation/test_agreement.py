@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lmtool.distillation.agreement import REGIONS, _texts, agreement
-from lmtool.distillation.interchange import Site
-from lmtool.distillation.seen import Teacher
+from lmtool.distillation.interchange import REGIONS, Site, _texts, agreement
+from lmtool.distillation.recording import Teacher
 from lmtool.models.heads.predicted import Values
 from lmtool.training.precision import FP32_CPU
 from lmtool.types import Batch, Packed, Target

@@ -14,9 +14,9 @@ import torch
 from lmtool.config.tables import build
 from lmtool.data.examples import SplitData, unlabelled
 from lmtool.distillation.configs import HardConfig, SoftConfig, StandardConfig
-from lmtool.distillation.hard_labels import HardLabels
-from lmtool.distillation.seen import StudentData, Teacher, see
+from lmtool.distillation.recording import StudentData, Teacher, record
 from lmtool.distillation.standard import Standard
+from lmtool.distillation.teachers import HardLabels
 from lmtool.learners.configs import MixtureConfig
 from lmtool.objectives.configs import (
     ClmConfig,
@@ -171,7 +171,7 @@ def test_what_is_learned_of_a_teacher(kind, tokens, tmp_path):
     learner.zero_grad()
 
     # What counts is what is compared.
-    predicted = see(learner, whole, 1).predicted
+    predicted = record(learner, whole, 1).predicted
     for term, names in titles.items():
         assert {counts[name] for name in names} == {float(len(predicted[term]))} != {0.0}
 
@@ -206,5 +206,5 @@ def test_labels_of_a_file_are_found_again(kind, tokens, tmp_path):
     assert labels.begin(reading) == {"predictions": "all"}
     rows, numbers = examples.plan(0).rows, np.array([5, 0, 3])
     batch = examples.batch(rows[numbers], numbers, 0)
-    (given,) = labels.see(batch).predicted.values()
+    (given,) = labels.predict(batch).predicted.values()
     assert torch.equal(given.best(), learner.labels(batch).flatten()) and len(given) > 2

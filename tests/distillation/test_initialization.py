@@ -7,8 +7,7 @@ import torch
 
 from lmtool.config.tables import Several
 from lmtool.distillation.configs import StandardConfig
-from lmtool.distillation.configs.base import ModelPair
-from lmtool.distillation.configs.modes import taken_layers
+from lmtool.distillation.configs.base import ModelPair, initial_layers
 from lmtool.distillation.standard import start_from
 from lmtool.errors import UserError
 from lmtool.models.configs import BertConfig
@@ -28,14 +27,14 @@ from tests.models.test_read import FAMILIES
     ],
 )
 def test_layers_of_the_teacher(initialize, own, its, layers):
-    taken = taken_layers(initialize, DistilbertConfig(num_layers=own), BertConfig(num_layers=its))
+    taken = initial_layers(initialize, DistilbertConfig(num_layers=own), BertConfig(num_layers=its))
     assert taken.get("inputs") == layers
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_is_copied_is_equal_to_the_bit(family):
     student, teacher = learner(family), learner(family, seed=1, num_layers=3)
-    taken = taken_layers("alternate", student.backbone.config, teacher.backbone.config)
+    taken = initial_layers("alternate", student.backbone.config, teacher.backbone.config)
     start_from(student, teacher, "runs/t", taken)
     own, its = student.state_dict(), teacher.state_dict()
     for name, tensor in own.items():

@@ -14,7 +14,7 @@ from lmtool.distillation.interchange import (
     record_interchange_states,
     swapped,
 )
-from lmtool.distillation.seen import RecordedStates
+from lmtool.distillation.recording import RecordedStates
 from lmtool.learners.mixed_examples import combine
 from lmtool.nn.dropout import TokenRng, token_keys
 from lmtool.nn.stack import Stack, Tap, TapPoint
@@ -54,7 +54,7 @@ def test_a_source_that_is_the_base_changes_nothing(family):
     plain, seen = run(None), run(kept)
     assert torch.equal(plain, seen)
     same, other = torch.arange(3, 9), torch.arange(13, 19)
-    for place in [site.place(False) for site in sites]:
+    for place in [site.point(False) for site in sites]:
         for source, changed in ((same, False), (other, True)):
             swaps = [{place: Swap(same, source)}, {place: Swap(same, source)}]
             intervened = run(Swapped(kept, swaps))

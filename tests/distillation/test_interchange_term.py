@@ -7,7 +7,7 @@ import torch
 
 from lmtool.config.tables import build
 from lmtool.distillation.configs import InterchangeConfig, SoftConfig, StandardConfig
-from lmtool.distillation.seen import RecordedStates, Teacher, see
+from lmtool.distillation.recording import RecordedStates, Teacher, record
 from lmtool.nn.stack import TapPoint
 from lmtool.objectives.configs import ClmConfig, DenoisingConfig, MlmConfig, SpanCorruptionConfig
 from lmtool.training.precision import FP32_CPU
@@ -86,10 +86,10 @@ def test_the_gradient_passes_through_the_source_and_the_base(tokens):
     batch = batch_of(student, tokens, 2)
     term = run.distill["interchange"]
     kept = term.tap(teacher=False)
-    seen = see(student, batch, 1, kept, losses=False)
+    seen = record(student, batch, 1, kept, losses=False)
     (states,) = kept.states[TapPoint(1)]
     states.retain_grad()
-    (total,) = term.sums(seen, run.teacher.see(batch, term.tap(teacher=True)), 1).values()
+    (total,) = term.sums(seen, run.teacher.predict(batch, term.tap(teacher=True)), 1).values()
     total.backward()
     # Each text is a base, and a source.
     assert all(part.abs().max() > 0 for part in states.grad.split(list(batch.inputs.lengths)))
@@ -134,5 +134,5 @@ def test_the_sites_of_any_two_depths():
 def test_the_teacher_keeps_nothing(tokens):
     run = built(learner("clm", tokens), learner("clm", tokens, seed=1))
     run(batch_of(run.student, tokens), 1)
-    assert not run.distill["interchange"].kept and not run.distill.state_dict()
+    assert not run.distill["interchange"].recorded and not run.distill.state_dict()
     assert isinstance(run.distill["interchange"].tap(True), RecordedStates)

@@ -11,7 +11,7 @@ from lmtool.models.encoder_decoder_configs import BartConfig
 
 
 def words(layers, own, its):
-    return layer_map(layers, None, BertConfig(num_layers=own), BertConfig(num_layers=its)).words()
+    return layer_map(layers, None, BertConfig(num_layers=own), BertConfig(num_layers=its)).screen_text()
 
 
 @pytest.mark.parametrize(
@@ -43,9 +43,9 @@ def test_by_default_every_two_depths_have_a_map():
 
 def test_each_stack_of_an_encoder_decoder_has_its_own():
     own, its = BartConfig(num_layers=2, decoder_layers=1), BartConfig(num_layers=4, decoder_layers=3)
-    assert layer_map("uniform", None, own, its).words() == "inputs 1 <- 2, 2 <- 4; outputs 1 <- 3"
-    assert layer_map("last", {1: 2}, own, its).words() == "inputs 2 <- 4; outputs 1 <- 2"
-    assert layer_map("uniform", None, own, BertConfig(num_layers=2)).words() == "1 <- 1, 2 <- 2"
+    assert layer_map("uniform", None, own, its).screen_text() == "inputs 1 <- 2, 2 <- 4; outputs 1 <- 3"
+    assert layer_map("last", {1: 2}, own, its).screen_text() == "inputs 2 <- 4; outputs 1 <- 2"
+    assert layer_map("uniform", None, own, BertConfig(num_layers=2)).screen_text() == "1 <- 1, 2 <- 2"
     with pytest.raises(UserError, match=r"decoder_layers maps layer 2 .*the student has 1 layer, the teacher 3"):
         layer_map("uniform", {2: 2}, own, its)
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from lmtool.config.tables import Several, build
 from lmtool.distillation.configs import StandardConfig
 from lmtool.distillation.configs.base import ModelPair
-from lmtool.distillation.seen import Teacher, see
+from lmtool.distillation.recording import Teacher, record
 from lmtool.distillation.standard import Standard
 from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner
@@ -228,7 +228,7 @@ def test_members_of_a_mixture_are_read_one_after_the_other():
     for part in (student, teacher):
         read = part.hidden_of
         part.hidden_of = lambda mixed, rng, read=read: torch.cat([read(own, rng) for _, own in mixed.members])
-    mode.teacher = SimpleNamespace(see=lambda batch, tap: see(teacher, batch, 0, tap, losses=False))
+    mode.teacher = SimpleNamespace(predict=lambda batch, tap: record(teacher, batch, 0, tap, losses=False))
     mixed = losses(mode, combine([("one", parts[0]), ("other", parts[1])]))
     assert all(mixed[name] == pytest.approx(whole[name], rel=1e-4) for name in TERMS)
 
@@ -238,6 +238,8 @@ def test_other_texts_than_the_teachers_are_refused():
     for term in ("hidden", "attention"):
         mode, batch = distilled(student, teacher, {term: None}), batch_of(student)
         fewer = replace(batch, inputs=Packed(batch.inputs.tokens[:5], (5,)))
-        mode.teacher = SimpleNamespace(see=lambda batch, tap, fewer=fewer: see(teacher, fewer, 0, tap, losses=False))
+        mode.teacher = SimpleNamespace(
+            predict=lambda batch, tap, fewer=fewer: record(teacher, fewer, 0, tap, losses=False)
+        )
         with pytest.raises(UserError, match="the student reads other texts"):
             mode(batch, 1)

@@ -11,7 +11,7 @@ STEPS = 600
 
 def test_the_planted_teacher_is_right():
     batch = texts(200, 3)
-    (predicted,) = planted().see(batch).predicted.values()
+    (predicted,) = planted().predict(batch).predicted.values()
     assert predicted.best().tolist() == batch.targets["label"].labels.tolist()
 
 

@@ -109,7 +109,7 @@ def test_teachers_of_different_tasks_feed_different_heads(several, monkeypatch, 
     assert [model["name"] for model in result["models"]][-1] == "student"
     # One of them is taught alone, and that is said.
     assert mixed("half", "distill=soft", "distill.teacher=runs/one") == 0
-    assert "gold alone" in capsys.readouterr().out
+    assert "gold only" in capsys.readouterr().out
 
 
 def test_a_teacher_that_changed_is_refused(several, monkeypatch, capsys):

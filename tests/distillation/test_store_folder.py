@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lmtool.data.examples import Rows
-from lmtool.distillation.store.folder import Shelf, open_or_make, require_free_space
+from lmtool.distillation.store.folder import StoreLocation, open_or_make, require_free_space
 from lmtool.errors import UserError
 from lmtool.session.teachers import taught
 from lmtool.system.files import Damaged
@@ -24,28 +24,28 @@ def fill(folder):
 
 
 def test_it_is_made_once_and_again_where_it_is_damaged(tmp_path):
-    shelf, warned = Shelf(None, str(tmp_path)), []
-    made = open_or_make(shelf, OF, fill)
-    found = open_or_make(shelf, OF, fill)
-    assert (made.metadata["rows"], made.bytes, found.seconds) == (3, 8, None) and made.seconds is not None
-    assert open_or_make(shelf, {**OF, "teacher": "b" * 64}, fill).folder != made.folder
+    location, warned = StoreLocation(None, str(tmp_path)), []
+    made = open_or_make(location, OF, fill)
+    found = open_or_make(location, OF, fill)
+    assert (made.metadata["rows"], made.bytes) == (3, 8) and made.made and not found.made
+    assert open_or_make(location, {**OF, "teacher": "b" * 64}, fill).folder != made.folder
     (made.folder / "values.bin").write_bytes(b"12345679")
-    again = open_or_make(shelf, OF, fill, lambda *said: warned.append(said[0]))
-    assert again.seconds is not None and "is damaged" in warned[0]
+    again = open_or_make(location, OF, fill, lambda *said: warned.append(said[0]))
+    assert again.made and "is damaged" in warned[0]
     assert not list(tmp_path.glob("teachers/.*draft*"))
 
 
 def test_a_folder_that_was_typed_is_never_made_again(tmp_path):
-    shelf = Shelf(str(tmp_path / "kept"), str(tmp_path))
-    folder = open_or_make(shelf, OF, fill).folder
+    location = StoreLocation(str(tmp_path / "kept"), str(tmp_path))
+    folder = open_or_make(location, OF, fill).folder
     data = {"task=x": {"train texts": "2", "train rows": 3}}
     with pytest.raises(
         UserError, match=r"another teacher; other data \(task=x\); max length 32 in the store, 16 in this run"
     ):
-        open_or_make(shelf, {"teacher": "b" * 64, "data": data, "max_length": 16}, fill)
+        open_or_make(location, {"teacher": "b" * 64, "data": data, "max_length": 16}, fill)
     (folder / "values.bin").write_bytes(b"1")
     with pytest.raises(Damaged):
-        open_or_make(shelf, OF, fill)
+        open_or_make(location, OF, fill)
 
 
 @pytest.mark.parametrize("target", ["mine", "nowhere"])
@@ -55,17 +55,17 @@ def test_a_link_in_a_folder_that_was_typed_is_not_followed(tmp_path, target):
     (tmp_path / "disk").mkdir()
     (tmp_path / "store").symlink_to("disk")
     (tmp_path / "disk" / "outputs").symlink_to(tmp_path / target)
-    shelf = Shelf(str(tmp_path / "store" / "outputs"), str(tmp_path))
+    location = StoreLocation(str(tmp_path / "store" / "outputs"), str(tmp_path))
     if target == "mine":
         with pytest.raises(UserError, match="exists and holds no teacher outputs"):
-            open_or_make(shelf, OF, fill)
+            open_or_make(location, OF, fill)
         (tmp_path / "disk" / "outputs").unlink()
         (tmp_path / "disk" / ".outputs.lock").unlink(missing_ok=True)
         (tmp_path / "disk" / ".outputs.lock").symlink_to(tmp_path / "mine" / "lock")
         with pytest.raises(UserError):
-            open_or_make(shelf, OF, fill)
+            open_or_make(location, OF, fill)
     else:
-        assert open_or_make(shelf, OF, fill).folder == tmp_path / "disk" / "outputs"
+        assert open_or_make(location, OF, fill).folder == tmp_path / "disk" / "outputs"
         assert not (tmp_path / "disk" / "outputs").is_symlink()
     assert not [*(tmp_path / "mine").iterdir()] and not (tmp_path / "nowhere").exists()
 
@@ -76,7 +76,7 @@ def test_a_pass_that_fails_leaves_nothing(tmp_path):
         require_free_space(folder, 10**9, 1, 10**9)
 
     with pytest.raises(UserError, match="GB left"):
-        open_or_make(Shelf(None, str(tmp_path)), OF, failing)
+        open_or_make(StoreLocation(None, str(tmp_path)), OF, failing)
     assert not [path for path in (tmp_path / "teachers").iterdir() if path.is_dir()]
 
 

@@ -9,10 +9,10 @@ import torch
 
 from lmtool.data.examples import SplitData
 from lmtool.data.loader import PackedLoader
-from lmtool.distillation.seen import RecordedStates, StudentData, Teacher
-from lmtool.distillation.store.folder import Shelf
+from lmtool.distillation.recording import RecordedStates, StudentData, Teacher
+from lmtool.distillation.store.folder import StoreLocation
 from lmtool.distillation.store.outputs import Format
-from lmtool.distillation.store.teacher import CutTeacher, Passes, StoredTeacher
+from lmtool.distillation.teachers import Passes, StoredTeacher, TopWordsTeacher
 from lmtool.errors import UserError
 from lmtool.models.heads.predicted import TopWords
 from lmtool.nn.stack import TapPoint
@@ -26,8 +26,8 @@ TEMPERATURES = (1.0, 2.0)
 
 def stored(learner, folder, layout, fixed=True, seed=0, states=False):
     return StoredTeacher(
-        learner, FP32_CPU, "runs/teacher", shelf=Shelf(None, str(folder)), layout=layout, of={"teacher": "x"},
-        fixed=fixed, seed=seed, tokenizers={}, states=states,
+        learner, FP32_CPU, "runs/teacher", location=StoreLocation(None, str(folder)), layout=layout,
+        identity={"teacher": "x"}, fixed=fixed, seed=seed, tokenizers={}, states=states,
     )  # fmt: skip
 
 
@@ -52,19 +52,22 @@ def test_what_is_stored_is_what_the_teacher_predicts(kind, tokens, tmp_path):
     small = stored(learner, tmp_path, Format("float16", 3, TEMPERATURES), fixed)
     assert whole.begin(read)["teacher_outputs"] == small.begin(read)["teacher_outputs"] == "made"
     assert whole.begin(read)["teacher_outputs"] == "found"
-    live, cut = Teacher(learner, FP32_CPU, ""), CutTeacher(learner, FP32_CPU, "", top_k=3, temperatures=TEMPERATURES)
+    live, cut = (
+        Teacher(learner, FP32_CPU, ""),
+        TopWordsTeacher(learner, FP32_CPU, "", top_k=3, temperatures=TEMPERATURES),
+    )
     # Of the batches of its own pass bit by bit.
     batch = next(iter(Passes.of(read, fixed, 0).batches()))
-    same(whole.see(batch).predicted, live.see(batch).predicted, 0.0)
+    same(whole.predict(batch).predicted, live.predict(batch).predicted, 0.0)
     batch = next(iter(read.loader.steps(None))).batches[0]
     places = [TapPoint(depth, side) for side, depth in learner.backbone.config.depths.items()]
     there, here = RecordedStates(states=places), RecordedStates(states=places)
-    same(whole.see(batch, there).predicted, live.see(batch, here).predicted, 1e-5)
+    same(whole.predict(batch, there).predicted, live.predict(batch, here).predicted, 1e-5)
     for place, kept in here.states.items() if states else ():
         assert kept and len(kept) == len(there.states[place])
         for tensor, other in zip(there.states[place], kept, strict=True):
             torch.testing.assert_close(tensor, other, rtol=1e-4, atol=1e-5)
-    same(small.see(batch).predicted, cut.see(batch).predicted, 2e-3)
+    same(small.predict(batch).predicted, cut.predict(batch).predicted, 2e-3)
 
 
 def same(stored, live, tolerance):
@@ -93,6 +96,6 @@ def test_what_was_not_read_is_not_answered(tokens, tmp_path):
         teacher.begin(reading(examples, max_epochs=None))
     teacher.begin(reading(examples, max_steps=1))
     first, second = (step.batches[0] for step in islice(PackedLoader(examples, 5, 4).steps(None), 2))
-    teacher.see(first)
+    teacher.predict(first)
     with pytest.raises(UserError, match="lacks examples"):
-        teacher.see(second)
+        teacher.predict(second)

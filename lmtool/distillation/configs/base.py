@@ -21,9 +21,9 @@ Layer = Annotated[int, Field(ge=0)]
 Layers = Literal["uniform", "last", "pkd_skip", "pkd_last"] | dict[Layer, Layer]
 """A rule for any two depths, or a map from student to teacher layers. For a student of S layers and a teacher of T:
 
-uniform: layer i from layer i T/S, rounded (TinyBERT, section 3.1: g(m) = 3m of 12 and 4 layers). last: S from T only
-(MiniLM). pkd_skip, pkd_last: all but the last, from layers T/S apart, or from those just before the teacher's last
-(Patient Knowledge Distillation, section 3.2).
+uniform: layer i learns from layer i T/S, rounded (TinyBERT, section 3.1: g(m) = 3m of 12 and 4 layers). last: only S
+learns, from T (MiniLM). pkd_skip, pkd_last: all layers but the last learn, from layers at a distance of T/S, or from
+those just before the teacher's last (Patient Knowledge Distillation, section 3.2).
 """
 
 
@@ -35,137 +35,16 @@ class LayerMap:
 
     def __iter__(self) -> Iterator[tuple[Side, int, int]]:
         """Yields (side, student layer, teacher layer)."""
-        for side, pairs in self.sides.items():
-            yield from ((side, student_value, teacher_value) for student_value, teacher_value in pairs.items())
+        for side, layers in self.sides.items():
+            yield from ((side, student, teacher) for student, teacher in layers.items())
 
-    def words(self) -> str:
+    def screen_text(self) -> str:
         """The map as shown on screens: "1 <- 4, 2 <- 8"."""
         stacks = {
-            side: ", ".join(f"{student_value} <- {teacher_value}" for student_value, teacher_value in pairs.items())
-            for side, pairs in self.sides.items()
+            side: ", ".join(f"{student} <- {teacher}" for student, teacher in layers.items())
+            for side, layers in self.sides.items()
         }
-        return "; ".join(stacks.values() if len(stacks) == 1 else (f"{side} {pairs}" for side, pairs in stacks.items()))
-
-
-def shared_sides(student: ModelConfig, teacher: ModelConfig) -> list[Side]:
-    """The stacks that both models have, by the batch side they read. UserError if there is none."""
-    shared = [side for side in student.depths if side in teacher.depths]
-    if not shared:
-        bare = next((model for model in (student, teacher) if not model.depths), None)
-        problem = "have no stack in common" if bare is None else f"cannot be compared: model={bare.name} has no layers"
-        raise UserError(
-            f"distill.terms: the layers of model={student.name} and of its teacher, model={teacher.name}, {problem}",
-            "use terms over predictions: distill=soft",
-        )
-    return shared
-
-
-def layer_map(layers: Layers, decoder_layers: Layers | None, student: ModelConfig, teacher: ModelConfig) -> LayerMap:
-    """The map between two models. decoder_layers: for the stack that reads the outputs, if different from `layers`.
-
-    UserError, with both depths, if the map does not fit, or a model has no layers.
-    """
-    student_value, teacher_value = student.depths, teacher.depths
-    sides = {}
-    for side in shared_sides(student, teacher):
-        decoder = side == "outputs" and decoder_layers is not None
-        key, problem_text = ("decoder_layers", decoder_layers) if decoder else ("layers", layers)
-        sides[side] = _pairs(
-            f"distill.{key}", layers if problem_text is None else problem_text, student_value[side], teacher_value[side]
-        )
-    return LayerMap(sides)
-
-
-def _pairs(key: str, layers: Layers, student_value: int, teacher_value: int) -> dict[int, int]:
-    """The map of one stack. own, its: the depths of student and teacher."""
-    if not isinstance(layers, str):
-        wrong = next((pair for pair in layers.items() if pair[0] > student_value or pair[1] > teacher_value), None)
-        if wrong is not None or not layers:
-            problem_text = (
-                "={} maps no layer" if wrong is None else f" maps layer {wrong[0]} to layer {wrong[1]} of the teacher"
-            )
-            raise _unmapped(key + problem_text, key, student_value, teacher_value)
-        return dict(sorted(layers.items()))
-    if layers == "last":
-        return {student_value: teacher_value}
-    if layers == "uniform":
-        return {layer: _evenly(layer, student_value, teacher_value) for layer in range(1, student_value + 1)}
-    if student_value == 1 or (layers == "pkd_last" and teacher_value < student_value):
-        problem_text = f"{key}={layers} leaves no layer before the last to train"
-        raise _unmapped(problem_text, key, student_value, teacher_value)
-    if layers == "pkd_skip":
-        return {layer: _evenly(layer, student_value, teacher_value) for layer in range(1, student_value)}
-    return {layer: teacher_value - student_value + layer for layer in range(1, student_value)}
-
-
-def _evenly(layer: int, student_value: int, teacher_value: int) -> int:
-    """The nearest layer to layer * its / own, halves rounded up, at least 1."""
-    return max(1, (2 * layer * teacher_value + student_value) // (2 * student_value))
-
-
-def _unmapped(problem_text: str, key: str, student_value: int, teacher_value: int) -> UserError:
-    uniform = ", ".join(
-        f"{layer}: {_evenly(layer, student_value, teacher_value)}" for layer in range(1, student_value + 1)
-    )
-    return UserError(
-        f"{problem_text}: the student has {counted(student_value, 'layer')}, the teacher "
-        f"{teacher_value}; 0 is the embeddings",
-        f"set {key}=uniform, which is {key}={{{uniform}}} here, or layers that both have",
-    )
-
-
-Initialize = Literal["none", "alternate"] | tuple[Annotated[int, Field(ge=1)], ...]
-"""none: random weights. alternate: the teacher's first layer, its last, and those at even distances between them: 1, 3,
-5, 8, 10, 12 of 12 for 6, as in DistilBERT. Or the teacher's layer for each of the student's, in order."""
-
-# Fields that must be equal so that tensors can be copied between two models.
-_SHAPES = (
-    "vocab_size", "hidden_size", "embedding_size", "num_heads", "num_key_value_heads", "head_size", "feedforward_size",
-    "max_positions",
-)  # fmt: skip
-
-
-def taken_layers(initialize: Initialize, student: ModelConfig, teacher: ModelConfig) -> dict[Side, tuple[int, ...]]:
-    """For each stack that both models have, the teacher's layer of each of the student's, counted from 1; {} for none.
-
-    UserError if the two differ in a size, with both values, or if the layers do not exist.
-    """
-    if initialize == "none":
-        return {}
-    for field in _SHAPES:
-        student_value, teacher_value = (getattr(model, field, None) for model in (student, teacher))
-        if student_value != teacher_value:
-            raise UserError(
-                f"distill.initialize: the student has model.{field}={student_value}, its teacher {teacher_value}; "
-                "tensors are copied unchanged",
-                f"set model.{field}={teacher_value} or distill.initialize=none" if student_value is not None else _NONE,
-            )
-    if student.shares_layers != teacher.shares_layers:
-        sharing = student.name if student.shares_layers else teacher.name
-        raise UserError(
-            f"distill.initialize: model={sharing} shares one layer between all depths, the other model does not", _NONE
-        )
-    taken: dict[Side, tuple[int, ...]] = {}
-    for side in shared_sides(student, teacher):
-        student_value, teacher_value = student.depths[side], teacher.depths[side]
-        layers = _alternate(student_value, teacher_value) if isinstance(initialize, str) else initialize
-        if len(layers) != student_value or max(layers) > teacher_value:
-            raise UserError(
-                f"distill.initialize={list(layers)}: the student has {counted(student_value, 'layer')}, the teacher "
-                f"{teacher_value}",
-                f"set distill.initialize=alternate, which is {list(_alternate(student_value, teacher_value))} here",
-            )
-        taken[side] = layers
-    return taken
-
-
-def _alternate(student_value: int, teacher_value: int) -> tuple[int, ...]:
-    """The first, the last, and the nearest to even distances between them."""
-    steps = max(student_value - 1, 1)
-    return tuple(1 + (2 * number * (teacher_value - 1) + steps) // (2 * steps) for number in range(student_value))
-
-
-_NONE = "set distill.initialize=none"
+        return "; ".join(stacks.values() if len(stacks) == 1 else (f"{side} {text}" for side, text in stacks.items()))
 
 
 @dataclass(frozen=True)
@@ -178,8 +57,129 @@ class ModelPair:
     def __iter__(self) -> Iterator[ModelConfig]:
         yield from (self.student, self.teacher)
 
+    @property
+    def sides(self) -> list[Side]:
+        """The stacks that both models have, by the batch side they read."""
+        return [side for side in self.student.depths if side in self.teacher.depths]
 
-# Teacher outputs are stored for a single form of examples.
+    def without_common_stack(self) -> str:
+        """The reason why no layers can be compared."""
+        bare = next((model.name for model in self if not model.depths), None)
+        problem = "have no stack in common" if bare is None else f"cannot be compared: model={bare} has no layers"
+        return f"the layers of model={self.student.name} and of its teacher, model={self.teacher.name}, {problem}"
+
+
+def shared_sides(student: ModelConfig, teacher: ModelConfig) -> list[Side]:
+    """The stacks that both models have, by the batch side they read. UserError if there is none."""
+    pair = ModelPair(student, teacher)
+    if not pair.sides:
+        raise UserError(f"distill.terms: {pair.without_common_stack()}", "use terms over predictions: distill=soft")
+    return pair.sides
+
+
+def layer_map(layers: Layers, decoder_layers: Layers | None, student: ModelConfig, teacher: ModelConfig) -> LayerMap:
+    """The map between two models. decoder_layers: for the stack that reads the outputs, if different from `layers`.
+
+    UserError, with both depths, if the map does not fit, or a model has no layers.
+    """
+    sides = {}
+    for side in shared_sides(student, teacher):
+        key, selected = "distill.layers", layers
+        if side == "outputs" and decoder_layers is not None:
+            key, selected = "distill.decoder_layers", decoder_layers
+        sides[side] = _map_of_stack(key, selected, student.depths[side], teacher.depths[side])
+    return LayerMap(sides)
+
+
+def _map_of_stack(key: str, layers: Layers, student_depth: int, teacher_depth: int) -> dict[int, int]:
+    """The map from student to teacher layers of one stack. key: of the setting, for messages."""
+
+    def refusal(problem: str) -> UserError:
+        uniform = ", ".join(f"{layer}: {teacher_layer}" for layer, teacher_layer in evenly_spaced.items())
+        return UserError(
+            f"{problem}: the student has {counted(student_depth, 'layer')}, the teacher {teacher_depth}; 0 is the "
+            "embeddings",
+            f"set {key}=uniform, which is {key}={{{uniform}}} here, or layers that both have",
+        )
+
+    # The nearest layer to layer * teacher_depth / student_depth, halves rounded up, at least 1.
+    evenly_spaced = {
+        layer: max(1, (2 * layer * teacher_depth + student_depth) // (2 * student_depth))
+        for layer in range(1, student_depth + 1)
+    }
+    below_last = range(1, student_depth)
+    if not isinstance(layers, str):
+        absent = next((pair for pair in layers.items() if pair[0] > student_depth or pair[1] > teacher_depth), None)
+        if absent is not None:
+            raise refusal(f"{key} maps layer {absent[0]} to layer {absent[1]} of the teacher")
+        if not layers:
+            raise refusal(f"{key}={{}} maps no layer")
+        return dict(sorted(layers.items()))
+    if layers == "last":
+        return {student_depth: teacher_depth}
+    if layers == "uniform":
+        return evenly_spaced
+    if student_depth == 1 or (layers == "pkd_last" and teacher_depth < student_depth):
+        raise refusal(f"{key}={layers} leaves no layer before the last to train")
+    if layers == "pkd_skip":
+        return {layer: evenly_spaced[layer] for layer in below_last}
+    return {layer: teacher_depth - student_depth + layer for layer in below_last}
+
+
+Initialize = Literal["none", "alternate"] | tuple[Annotated[int, Field(ge=1)], ...]
+"""none: random weights. alternate: the teacher's first layer, its last, and those at even distances between them: 1, 3,
+5, 8, 10, 12 of 12 for 6, as in DistilBERT. Or the teacher's layer for each of the student's, in order."""
+
+# Fields that must be equal so that tensors can be copied between two models.
+_SHAPES = (
+    "vocab_size", "hidden_size", "embedding_size", "num_heads", "num_key_value_heads", "head_size", "feedforward_size",
+    "max_positions",
+)  # fmt: skip
+DROP_INITIALIZATION = "set distill.initialize=none"
+
+
+def initial_layers(initialize: Initialize, student: ModelConfig, teacher: ModelConfig) -> dict[Side, tuple[int, ...]]:
+    """For each stack that both models have, the teacher's layer of each of the student's, counted from 1; {} for none.
+
+    UserError if the two differ in a size, with both values, or if the layers do not exist.
+    """
+    if initialize == "none":
+        return {}
+    for field in _SHAPES:
+        student_size, teacher_size = (getattr(model, field, None) for model in (student, teacher))
+        if student_size != teacher_size:
+            same_size = f"set model.{field}={teacher_size} or distill.initialize=none"
+            raise UserError(
+                f"distill.initialize: the student has model.{field}={student_size}, its teacher {teacher_size}; "
+                "tensors are copied unchanged",
+                DROP_INITIALIZATION if student_size is None else same_size,
+            )
+    if student.shares_layers != teacher.shares_layers:
+        sharing = student.name if student.shares_layers else teacher.name
+        raise UserError(
+            f"distill.initialize: model={sharing} shares one layer between all depths, the other model does not",
+            DROP_INITIALIZATION,
+        )
+    initial: dict[Side, tuple[int, ...]] = {}
+    for side in shared_sides(student, teacher):
+        student_depth, teacher_depth = student.depths[side], teacher.depths[side]
+        # The first, the last, and the nearest to even distances between them.
+        steps = max(student_depth - 1, 1)
+        alternate = tuple(
+            1 + (2 * number * (teacher_depth - 1) + steps) // (2 * steps) for number in range(student_depth)
+        )
+        layers = alternate if isinstance(initialize, str) else initialize
+        if len(layers) != student_depth or max(layers) > teacher_depth:
+            raise UserError(
+                f"distill.initialize={list(layers)}: the student has {counted(student_depth, 'layer')}, the teacher "
+                f"{teacher_depth}",
+                f"set distill.initialize=alternate, which is {list(alternate)} here",
+            )
+        initial[side] = layers
+    return initial
+
+
+# Teacher outputs are stored for a single configuration of examples.
 _ONE_PHASE: Offer[tuple[object, ...]] = Offer(
     "phases", lambda phases: not phases, lambda phases: "", wording="{reason}"
 )
@@ -199,8 +199,7 @@ class DistillConfig(Component):
 
     @property
     def compares(self) -> bool:
-        """Whether outputs or states of student and teacher are compared; otherwise only the teacher's texts are used.
-        Whether outputs or states of student and teacher are compared; otherwise only the teacher's texts are used."""
+        """Whether outputs or states of student and teacher are compared, not only texts that the teacher generates."""
         return bool(self.checkpoints)
 
     @property
@@ -230,7 +229,7 @@ class DistillConfig(Component):
     def needs(self) -> Iterator[Requirement]:
         if self.name != "none":
             reason = f"distill={self.name}: a distilled run has no phases"
-            hint = "set phases=[], and one run per phase, each from the checkpoint of the previous one"
+            hint = "set phases=[], and run each phase as a run of its own from the checkpoint of the previous one"
             yield Requirement(_ONE_PHASE, "phases", reason, hint)
 
     @property
@@ -253,8 +252,7 @@ class DistillConfig(Component):
         return ()
 
     def refusals_of_pair(self, pair: ModelPair) -> Iterator[Problem]:
-        """The reasons why a student cannot learn from this teacher, checked once the teacher's configuration is read.
-        The reasons why a student cannot learn from this teacher, checked once the teacher's configuration is read."""
+        """The reasons why a student cannot learn from a teacher, checked once the teacher's configuration is read."""
         return iter(())
 
 
@@ -273,7 +271,7 @@ def requires_same_inputs(key: str, peer: ModelConfig) -> Iterator[Requirement]:
         "vocab_size": lambda model: model.vocab_size,
     }
     for name, value in fields.items():
-        reason = f"{key}: a peer reads the batches of the run's model, and its {name} is {value(peer)}"
+        reason = f"{key}: a peer reads the batches of the run's model, but its {name} is {value(peer)}"
         yield Requirement(_same(value, peer), key, reason, _same_vocabulary if name == "vocab_size" else _same_model)
 
 
@@ -320,6 +318,5 @@ class TermConfig(Config):
     weight: float = Field(1.0, ge=0, description="weight of the term in the loss")
 
     def needs_of_term(self, name: str, layers: LayerMap | None) -> Iterator[Requirement]:
-        """The requirements on the two compared models. name: of the term. layers: the layer map, for terms that use it.
-        The requirements on the two compared models. name: of the term. layers: the layer map, for terms that use it."""
+        """The requirements on student and teacher. name: of the term. layers: the layer map, for terms that use it."""
         return iter(())

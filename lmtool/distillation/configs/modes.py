@@ -10,16 +10,17 @@ from pydantic import Field, model_validator
 from lmtool.config.needs import Offer, Requirement
 from lmtool.config.tables import Choice, Several, component
 from lmtool.distillation.configs.base import (
+    DROP_INITIALIZATION,
     DistillConfig,
     Initialize,
     LayerMap,
     Layers,
     ModelPair,
     TermConfig,
+    initial_layers,
     layer_map,
     requires_same_inputs,
     runs_models,
-    taken_layers,
 )
 from lmtool.errors import Problem, UserError
 from lmtool.learners.configs import A_TASK, FORWARDS_OF_ONE_PROCESS, NO_TEXTS, ONE_DOMAIN, ONE_TASK, TEXTS
@@ -58,7 +59,7 @@ class StandardConfig(DistillConfig):
     layers: Layers = Field(
         "uniform",
         description="teacher layer for each student layer: uniform, last, pkd_skip, pkd_last, or {1: 4, 2: 8}. 0 "
-        "stands for the embeddings",
+        "is the embeddings",
     )
     decoder_layers: Layers | None = Field(
         None, description="the same for the decoder of an encoder-decoder; null: as layers"
@@ -97,11 +98,11 @@ class StandardConfig(DistillConfig):
 
     @property
     def of_rows(self) -> bool:
-        return all(term.averages for term in self._weighted.values())
+        return all(term.averages for term in self.comparisons.values())
 
     @property
     def compares(self) -> bool:
-        return super().compares and bool(self._weighted)
+        return super().compares and bool(self.comparisons)
 
     @property
     def starts_from_teacher(self) -> bool:
@@ -109,7 +110,7 @@ class StandardConfig(DistillConfig):
 
     @property
     def teaches_heads(self) -> bool:
-        return self.gold > 0 or any(term.teaches_heads for term in self._weighted.values())
+        return self.gold > 0 or any(term.teaches_heads for term in self.comparisons.values())
 
     @property
     def compares_layers(self) -> bool:
@@ -121,14 +122,13 @@ class StandardConfig(DistillConfig):
         return layer_map(self.layers, self.decoder_layers, student, teacher)
 
     def refusals_of_pair(self, pair: ModelPair) -> Iterator[Problem]:
-        layers = None
         try:
             layers = self.layer_map(*pair) if self.compares_layers else None
         except UserError as error:
             yield Problem("distill.layers", error.message, error.hint)
             return
         try:
-            taken_layers(self.initialize, *pair)
+            initial_layers(self.initialize, *pair)
         except UserError as error:
             yield Problem("distill.initialize", error.message, error.hint)
             return
@@ -138,31 +138,32 @@ class StandardConfig(DistillConfig):
                     yield need.problem(pair)
                     return
 
-    def shares(self) -> dict[str, float]:
-        """The weight of each teacher in the average."""
+    @property
+    def weight_of_teacher(self) -> dict[str, float]:
+        """The weight of each teacher in the average, by checkpoint."""
         weights = self.teacher_weights or (1.0,) * len(self.checkpoints)
         return dict(zip(self.checkpoints, weights, strict=True))
 
     @property
-    def _weighted(self) -> dict[str, TermConfig]:
+    def comparisons(self) -> dict[str, TermConfig]:
         return {name: term for name, term in self.terms.items() if term.weight > 0}
 
     def untaught(self) -> Problem | None:
         if self.targets != "gold" and not self.checkpoints:
-            message = f"distill.targets={self.targets} needs a teacher to generate them, and none is named"
+            message = f"distill.targets={self.targets} needs a teacher to generate the targets; no teacher is set"
             return Problem("distill.teacher", message, _GIVE, absent=True)
-        if not self._weighted and self.targets == "gold":
-            message = f"distill={self.name} has no term with a weight: the student learns nothing from a teacher"
+        if not self.comparisons and self.targets == "gold":
+            message = f"distill={self.name}: no term has a weight above 0, so the student learns nothing from a teacher"
             return Problem("distill.terms", message, "set distill=soft, distill.terms.soft.weight=0.5 or distill=none")
-        of_teachers = [name for name, term in self._weighted.items() if term.needs_teacher]
+        of_teachers = [name for name, term in self.comparisons.items() if term.needs_teacher]
         if self.starts_from_teacher and not self.checkpoints:
-            message = f"distill.initialize={self.initialize} copies layers of a teacher, and none is named"
+            message = f"distill.initialize={self.initialize} copies layers of a teacher; no teacher is set"
             return Problem("distill.teacher", message, _GIVE, absent=True)
         if self.predictions is not None:
-            of_teachers = [name for name, term in self._weighted.items() if not term.of_labels]
+            of_teachers = [name for name, term in self.comparisons.items() if not term.of_labels]
         if not of_teachers or self.checkpoints:
             return None
-        message = f"distill.terms.{of_teachers[0]} learns from a teacher, and none is named"
+        message = f"distill.terms.{of_teachers[0]} learns from a teacher; no teacher is set"
         return Problem("distill.teacher", message, _GIVE, absent=True)
 
     @property
@@ -173,10 +174,6 @@ class StandardConfig(DistillConfig):
     def label_file(self) -> str | None:
         return self.predictions
 
-    @property
-    def comparisons(self) -> dict[str, TermConfig]:
-        return self._weighted
-
     def needs(self) -> Iterator[Requirement]:
         yield from super().needs()
         if self.predictions is not None:
@@ -184,16 +181,12 @@ class StandardConfig(DistillConfig):
             hint = "use a teacher instead: distill.teacher=RUN"
             yield Requirement(ONE_TASK, key, f"{typed} needs the labels of the rows of one task", hint)
             hint = "use the file as the task's data (task.path=), or distill=sequence"
-            yield Requirement(NO_TEXTS, key, f"{typed} holds labels of rows, not texts", hint)
+            yield Requirement(NO_TEXTS, key, f"{typed} contains labels of rows, not texts", hint)
         if self.targets != "gold":
-            key, reason = (
-                "distill.targets",
-                f"distill.targets={self.targets}: a teacher generates targets only for the rows of a task",
-            )
-            yield Requirement(
-                TEXTS, key, reason, "set distill.targets=gold, or a task that generates texts: task=seq2seq"
-            )
-        interchange = self._weighted.get("interchange")
+            reason = f"distill.targets={self.targets}: a teacher generates targets only for the rows of a task"
+            hint = "set distill.targets=gold, or a task that generates texts: task=seq2seq"
+            yield Requirement(TEXTS, "distill.targets", reason, hint)
+        interchange = self.comparisons.get("interchange")
         if interchange is not None:
             reason = "distill.terms.interchange recomputes some layers for some texts"
             yield Requirement(FORWARDS_OF_ONE_PROCESS, "distill.terms", reason, "set distill.terms.interchange=null")
@@ -206,16 +199,17 @@ class StandardConfig(DistillConfig):
         """Refuses settings that need a single teacher."""
         if len(self.checkpoints) < 2:
             return None
-        single, count = [name for name, term in self._weighted.items() if not term.averages], len(self.teachers)
+        single, count = [name for name, term in self.comparisons.items() if not term.averages], len(self.teachers)
         if single:
-            message = f"distill.terms.{single[0]} learns from one teacher, and distill.teachers has {count}"
-            return Problem("distill.teachers", message, "give one of them as distill.teacher=; soft and hard average")
+            message = f"distill.terms.{single[0]} learns from one teacher, but distill.teachers has {count}"
+            hint = f"use one: distill.teacher={self.teachers[0]}; only the terms soft and hard average several"
+            return Problem("distill.teachers", message, hint)
         if self.starts_from_teacher:
-            message = f"distill.initialize takes layers of one teacher, and distill.teachers has {count}"
-            return Problem("distill.initialize", message, "set distill.initialize=none")
+            message = f"distill.initialize copies layers of one teacher, but distill.teachers has {count}"
+            return Problem("distill.initialize", message, DROP_INITIALIZATION)
         if self.average == "logits" and (self.top_k is not None or self.store):
-            cut = "distill.store" if self.store else f"distill.top_k={self.top_k}"
-            message = f"distill.average=logits: {cut} keeps probabilities of words"
+            setting = "distill.store" if self.store else f"distill.top_k={self.top_k}"
+            message = f"distill.average=logits needs logits, but {setting} retains only probabilities of words"
             return Problem("distill.average", message, "set distill.average=probabilities")
         return None
 
@@ -224,43 +218,42 @@ class StandardConfig(DistillConfig):
         if self.predictions is None or not self.checkpoints:
             return None
         setting = f"distill.predictions={self.predictions} and distill.teacher={self.checkpoints[0]}"
-        message = f"{setting}: the labels come from the file or from the teacher"
-        return Problem("distill.predictions", message, "set only one of the two")
+        message = f"{setting}: the labels come from the file or from the teacher, not from both"
+        return Problem("distill.predictions", message, "omit distill.predictions= or distill.teacher=")
 
     def _of_targets(self) -> Problem | None:
         """Checks the source of the target texts."""
         if self.targets == "gold" or (self.gold and len(self.checkpoints) < 2):
             return None
-        setting = f"distill.gold={self.gold}" if not self.gold else f"{len(self.teachers)} teachers"
-        hint = "set distill.gold=1" if not self.gold else "give one of them as distill.teacher="
-        message = (
-            f"distill.targets={self.targets} and {setting}: the student's own loss needs exactly one teacher's texts"
-        )
+        setting = f"distill.targets={self.targets}"
+        if not self.gold:
+            message = f"{setting}: the student's own loss learns the teacher's texts, but distill.gold=0 disables it"
+            return Problem("distill.targets", message, "set distill.gold=1")
+        message = f"{setting}: the texts come from one teacher, but distill.teachers has {len(self.teachers)}"
+        hint = f"use one: distill.teacher={self.teachers[0]}"
         return Problem("distill.targets", message, hint)
 
     def _of_store(self) -> Problem | None:
         """Checks which terms can use stored outputs."""
         setting = f"distill.store={'true' if self.store is True else self.store}"
-        live = [name for name, term in self._weighted.items() if not term.stored]
+        live = [name for name, term in self.comparisons.items() if not term.stored]
         if self.store and live:
-            message = (
-                f"{setting} stores the teacher's predictions, and distill.terms.{live[0]} needs the teacher itself"
-            )
+            message = f"{setting} stores only outputs, but distill.terms.{live[0]} needs the teacher itself"
             return Problem("distill.store", message, f"set distill.store=null, or distill.terms.{live[0]}=null")
         if isinstance(self.store, str) and len(self.teachers) > 1:
-            message = f"{setting} is one folder; each of the distill.teachers needs its own"
+            message = f"{setting} is one folder, but each of the distill.teachers needs a folder of its own"
             return Problem("distill.store", message, "set distill.store=true")
         return None
 
     @model_validator(mode="after")
     def _teachers_fit(self) -> StandardConfig:
         if self.teacher is not None and self.teachers:
-            raise ValueError("give either teacher, or teachers, a list of them")
+            raise ValueError("teacher and teachers are both set: omit one of them")
         if len(set(self.teachers)) < len(self.teachers):
-            raise ValueError("teachers names one twice; give it a larger weight with teacher_weights")
+            raise ValueError("teachers names a teacher twice; give it a larger weight with teacher_weights")
         if self.teacher_weights is not None and len(self.teacher_weights) != len(self.teachers):
             setting, teachers = list(self.teacher_weights), len(self.teachers)
-            raise ValueError(f"teacher_weights={setting}: one number per teacher is required, and there are {teachers}")
+            raise ValueError(f"teacher_weights={setting}: one number per teacher is required, for {teachers} teachers")
         return self
 
 
@@ -301,21 +294,25 @@ class CodistillationConfig(DistillConfig):
 
     def conflicts(self) -> Iterator[Problem]:
         if self.model is not None and self.checkpoint is not None:
-            message = "distill.model is for peers with random weights, and distill.checkpoint has a model"
-            yield Problem("distill.model", message, "omit one of them")
+            message = "distill.model and distill.checkpoint both set the peers' model"
+            hint = "omit distill.checkpoint= for peers with random weights; otherwise omit distill.model="
+            yield Problem("distill.model", message, hint)
 
 
 @component("distill", "self", builder="lmtool.distillation.self_distillation:SelfDistillation")
 class SelfConfig(DistillConfig):
     """Exits after some layers, each with its own heads, learn the predictions of the last layer (Zhang et al. 2019, "Be
-    Your Own Teacher"); the model can predict at each of them."""
+    Your Own Teacher"); the model can predict at each exit."""
 
     name: Literal["self"] = Field("self", description="Exits learn from the last layer.")
     exits: Literal["all"] | tuple[int, ...] = Field(
         "all", description="layers with an early exit, counted from 1: all (every layer below the last), or a list"
     )
     soft: float = Field(
-        0.3, ge=0, le=1, description="share of the last layer's predictions in an exit's loss; the labels have the rest"
+        0.3,
+        ge=0,
+        le=1,
+        description="weight of the last layer's predictions in an exit's loss; labels have the rest",
     )
     temperature: float = Field(3.0, gt=0, description="temperature that divides both sets of logits")
     states: float = Field(

@@ -90,47 +90,36 @@ def _widths(pair: ModelPair) -> tuple[int, int]:
     return student, teacher
 
 
-def _without_layers(pair: ModelPair) -> str:
-    named = f"the layers of model={pair.student.name} and of its teacher, model={pair.teacher.name},"
-    bare = next((model.name for model in pair if not model.depths), None)
-    return f"{named} " + (
-        "have no stack in common" if bare is None else f"cannot be compared: model={bare} has no layers"
-    )
-
-
 def _without_heads(pair: ModelPair) -> str:
     bare = next(model.name for model, heads in zip(pair, _heads(pair), strict=True) if not heads)
     return f"model={bare} has no attention heads"
 
 
-def _attends_otherwise(pair: ModelPair) -> str:
-    student_value, teacher_value = (model.architecture.replace("_", "-") for model in pair)
-    return (
-        f"a token of the student attends like one of an {student_value}, the teacher's like one of an {teacher_value}"
-    )
+def _other_attention_mask(pair: ModelPair) -> str:
+    student, teacher = (model.architecture.replace("_", "-") for model in pair)
+    return f"tokens of the student attend as in an {student}, tokens of the teacher as in an {teacher}"
 
 
 def _other_heads(pair: ModelPair) -> str:
-    student_value, teacher_value = _heads(pair)
-    return (
-        f"the student has {student_value} attention heads per layer, the teacher {teacher_value}; they are compared "
-        "one by one"
-    )
+    student, teacher = _heads(pair)
+    return f"the student has {student} attention heads per layer, the teacher {teacher}; they are compared one by one"
 
 
 def _of_pair(holds: Callable[[ModelPair], bool], lacking: Callable[[ModelPair], str]) -> Offer[ModelPair]:
     return Offer("pair", holds, lacking, wording="{reason}: {lacking}")
 
 
-_COMMON_STACK = _of_pair(lambda pair: bool({*pair.student.depths} & {*pair.teacher.depths}), _without_layers)
+_COMMON_STACK = _of_pair(lambda pair: bool(pair.sides), ModelPair.without_common_stack)
 _ATTENTION_HEADS = _of_pair(lambda pair: all(_heads(pair)), _without_heads)
-_COMMON_ARCHITECTURE = _of_pair(lambda pair: pair.student.architecture == pair.teacher.architecture, _attends_otherwise)
+_COMMON_ARCHITECTURE = _of_pair(
+    lambda pair: pair.student.architecture == pair.teacher.architecture, _other_attention_mask
+)
 _AS_MANY_HEADS = _of_pair(lambda pair: len({*_heads(pair)}) == 1, _other_heads)
 
 
 def _as_many_heads(pair: ModelPair) -> str:
-    teacher_value = _heads(pair)[1]
-    return f"set model.num_heads={teacher_value}" if pair.student.hidden_size % teacher_value == 0 else _STATES
+    heads = _heads(pair)[1]
+    return f"set model.num_heads={heads}" if pair.student.hidden_size % heads == 0 else _STATES
 
 
 class AttentionTermConfig(TermConfig):
@@ -143,7 +132,7 @@ class AttentionTermConfig(TermConfig):
         key, typed = "distill.terms", f"distill.terms.{name}"
         yield Requirement(_ATTENTION_HEADS, key, typed, _STATES)
         yield Requirement(_COMMON_ARCHITECTURE, key, typed, _STATES)
-        if any(student_value == 0 or teacher_value == 0 for _, student_value, teacher_value in layers or ()):
+        if any(0 in pair for _, *pair in layers or ()):
             embeddings = "layer 0 of distill.layers is the embeddings, which have no attention"
             yield Requirement(_of_pair(lambda pair: False, lambda pair: embeddings), key, typed, "leave layer 0 out")
         yield from self.needs_of_heads(name)
@@ -178,7 +167,7 @@ class RelationsConfig(AttentionTermConfig):
     def _attention_has_heads(self) -> RelationsConfig:
         if self.relation_heads is not None and "attention" in self.relations:
             raise ValueError(
-                f"relation_heads={self.relation_heads} splits vectors, and attention uses the model's own heads; "
+                f"relation_heads={self.relation_heads} splits vectors, but attention uses the model's own heads; "
                 "set relations=[queries,keys,values]"
             )
         return self
@@ -215,9 +204,9 @@ def below_the_last(layers: LayerMap, student: ModelConfig) -> list[AlignedLayers
     pairs: list[AlignedLayers] = []
     for side, aligned in layers.sides.items():
         below: list[AlignedLayers] = [
-            (side, student_value, teacher_value)
-            for student_value, teacher_value in sorted(aligned.items())
-            if student_value < student.depths[side]
+            (side, layer, teacher_layer)
+            for layer, teacher_layer in sorted(aligned.items())
+            if layer < student.depths[side]
         ]
         pairs += below or [(side, 0, 0)]
     return pairs
@@ -232,7 +221,7 @@ class InterchangeConfig(TermConfig):
 
     temperature: float = Field(2.0, gt=0, description="temperature that divides both sets of logits")
     proportion: float = Field(
-        0.3, gt=0, le=1, description="length of the swapped span of tokens, as a share of the shorter text"
+        0.3, gt=0, le=1, description="length of the swapped span of tokens, as a fraction of the shorter text"
     )
     at: Literal["middle", "all"] = Field(
         "middle",
@@ -240,7 +229,7 @@ class InterchangeConfig(TermConfig):
         "With all, each text uses one layer per step; if the last layer is the only one, the embeddings are used",
     )
     dimensions: tuple[float, float] = Field(
-        (0.0, 1.0), description="range of the swapped dimensions, as shares of the width of a hidden state"
+        (0.0, 1.0), description="range of the swapped dimensions, as fractions of the width of a hidden state"
     )
 
     def sites(self, layers: LayerMap, student: ModelConfig) -> list[AlignedLayers]:

@@ -13,10 +13,10 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
+from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.data.sources import OnStage
 from lmtool.data.store import locked, rebuilding, writing
 from lmtool.errors import UserError
@@ -24,90 +24,95 @@ from lmtool.system.files import MANIFEST, Damaged, Manifest, draft_of, remove, w
 
 VERSION = 1  # version of the files and of the example keys: increment it when either changes
 
-Fill = Callable[[Path], Mapping[str, Any]]
+Fill = Callable[[Path], JsonMapping]
 """Writes the files of a folder; returns metadata for the manifest."""
 
 
 @dataclass(frozen=True)
-class Shelf:
-    """The location of a store. typed: the user's folder; None: below the cache folder, by key."""
+class StoreLocation:
+    """The location of a store. folder: as typed by the user; None: below the cache folder, by key."""
 
-    typed: str | None
+    folder: str | None
     cache_dir: str
 
 
 @dataclass(frozen=True)
-class Opened:
-    """facts: the metadata returned by `Fill`. seconds: time to make it; None if it existed."""
+class OpenedStore:
+    """metadata: returned by `Fill`, and the `seconds` that it took. made: whether this run made the store."""
 
     folder: Path
-    metadata: dict[str, Any]
+    metadata: JsonObject
     bytes: int
-    seconds: float | None
+    made: bool = False
 
-    def screen_metadata(self, **metadata: Any) -> dict[str, Any]:
+    def screen_metadata(self, **metadata: object) -> JsonObject:
         """A description for the first screen."""
-        seconds = self.metadata["seconds"] if self.seconds is None else self.seconds
-        found = "made" if self.seconds is not None else "found"
-        return {"teacher_outputs": found, **metadata, "store_bytes": self.bytes, "store_seconds": round(seconds, 1)}
+        seconds = round(self.metadata["seconds"], 1)
+        origin = "made" if self.made else "found"
+        return {"teacher_outputs": origin, **metadata, "store_bytes": self.bytes, "store_seconds": seconds}
 
 
-def open_or_make(shelf: Shelf, of: Mapping[str, Any], fill: Fill, progress: OnStage | None = None) -> Opened:
-    """Opens or makes the folder for `of`, its identity as plain data. UserError if the user's folder has a different
-    identity, with the differences."""
-    of = json.loads(json.dumps({"version": VERSION, **of}))
-    key = hashlib.sha256(json.dumps(of, sort_keys=True).encode()).hexdigest()
-    cache = Path(shelf.cache_dir).expanduser() / "teachers"
-    typed = None if shelf.typed is None else Path(shelf.typed).expanduser()
+def open_or_make(
+    location: StoreLocation, identity: JsonMapping, fill: Fill, progress: OnStage | None = None
+) -> OpenedStore:
+    """Opens or makes the folder for an identity (plain data). UserError if the user's folder has a different identity,
+    with the differences."""
+    identity = json.loads(json.dumps({"version": VERSION, **identity}))
+    key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+    cache = Path(location.cache_dir).expanduser() / "teachers"
+    typed = None if location.folder is None else Path(location.folder).expanduser()
     folder = cache / key[:32] if typed is None else typed.parent.resolve() / typed.name
-    if folder.exists() and (opened := _opened(folder, of, shelf, progress)) is not None:
+    if (opened := _opened(folder, identity, location, progress)) is not None:
         return opened
-    with writing(shelf.cache_dir if shelf.typed is None else folder.parent):
+    with writing(location.cache_dir if location.folder is None else folder.parent):
         folder.parent.mkdir(parents=True, exist_ok=True)
         with locked(folder.with_name(f".{folder.name}.lock")):
             # Another process may have made it in the meantime.
-            if folder.exists() and (opened := _opened(folder, of, shelf, progress)) is not None:
+            if (opened := _opened(folder, identity, location, progress)) is not None:
                 return opened
-            seconds = _make(folder, of, fill)
-    opened = _opened(folder, of, shelf, None)
+            _make(folder, identity, fill)
+    opened = _opened(folder, identity, location, None)
     if opened is None:
         raise UserError(f"{folder} was damaged while it was written", "set cache_dir= to another disk")
-    return Opened(opened.folder, opened.metadata, opened.bytes, seconds)
+    return replace(opened, made=True)
 
 
-def _opened(folder: Path, of: Mapping[str, Any], shelf: Shelf, progress: OnStage | None) -> Opened | None:
-    """An existing folder; None if it is damaged, and must be made again."""
-    if shelf.typed is not None and not (folder / MANIFEST).is_file():
+def _opened(
+    folder: Path, identity: JsonMapping, location: StoreLocation, progress: OnStage | None
+) -> OpenedStore | None:
+    """An existing folder; None if there is none, or if it is damaged and must be made again."""
+    if not folder.exists():
+        return None
+    if location.folder is not None and not (folder / MANIFEST).is_file():
         if folder.is_dir() and not folder.is_symlink() and not any(folder.iterdir()):
             return None
         raise UserError(
-            f"distill.store={shelf.typed} exists and holds no teacher outputs",
+            f"distill.store={location.folder} exists and holds no teacher outputs",
             "use a new folder, or distill.store=true",
         )
     try:
         manifest = Manifest.read(folder)
         manifest.verify()
     except Damaged as damage:
-        if shelf.typed is not None:
+        if location.folder is not None:
             raise
         rebuilding(damage, progress)
         return None
-    differing = [name for name in of if manifest.metadata.get("of", {}).get(name) != of[name]]
-    if differing and shelf.typed is not None:
-        differences = "; ".join(
-            _difference(name, manifest.metadata.get("of", {}).get(name), of[name]) for name in differing
-        )
+    stored = manifest.metadata.get("of", {})
+    differing = [name for name in identity if stored.get(name) != identity[name]]
+    if differing and location.folder is not None:
+        differences = "; ".join(_difference(name, stored.get(name), identity[name]) for name in differing)
         raise UserError(
-            f"distill.store={shelf.typed} does not belong to this run: {differences}",
+            f"distill.store={location.folder} does not belong to this run: {differences}",
             "use another folder, which will be made, or distill.store=true",
         )
     if differing:
         return None
     size = sum(entry["bytes"] for entry in manifest.files.values())
-    return Opened(folder, manifest.metadata["facts"], size, None)
+    return OpenedStore(folder, manifest.metadata["facts"], size)
 
 
-def _difference(name: str, stored: Any, expected: Any) -> str:
+def _difference(name: str, stored: object, expected: object) -> str:
     """The differences between the store's identity and the run's: readable values, not hashes."""
     title = name.replace("_", " ")
     if isinstance(stored, Mapping) and isinstance(expected, Mapping):
@@ -120,21 +125,20 @@ def _difference(name: str, stored: Any, expected: Any) -> str:
     return f"{title} {stored} in the store, {expected} in this run"
 
 
-def _make(folder: Path, of: Mapping[str, Any], fill: Fill) -> float:
-    """Makes it. Returns the seconds it took."""
+def _make(folder: Path, identity: JsonMapping, fill: Fill) -> None:
+    """Makes the folder, in the place of a damaged one."""
     began = time.perf_counter()
-    remove(folder)  # a damaged folder
+    remove(folder)
     draft = draft_of(folder)
     draft.mkdir()
     try:
-        metadata = dict(fill(draft))
+        metadata = fill(draft)
         seconds = time.perf_counter() - began
-        write_manifest(draft, {"of": of, "facts": {**metadata, "seconds": seconds}})
+        write_manifest(draft, {"of": identity, "facts": {**metadata, "seconds": seconds}})
         os.rename(draft, folder)
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)
         raise
-    return seconds
 
 
 def require_free_space(folder: Path, done: int, examples: int, total: int) -> None:

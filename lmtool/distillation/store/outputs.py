@@ -9,16 +9,18 @@ Shape letters: E examples, G those of a batch, R rows of values, W their width, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from lmtool.distillation.interchange import parts_of
+from lmtool.config.saved import JsonMapping, JsonObject
+from lmtool.distillation.configs import TermConfig
+from lmtool.distillation.recording import parts_of
 from lmtool.errors import NotFinite, UserError
 from lmtool.learners.mixed_examples import MixedBatch, term_of
 from lmtool.models.heads.predicted import (
@@ -35,7 +37,7 @@ from lmtool.random_streams import mix
 from lmtool.types import Batch, Packed, Target
 
 _ODD = np.uint64(0x9E3779B97F4A7C15)
-_OUTPUTS, _PLACES, _ROWS = (np.uint64(number) for number in (1, 2, 3))
+_OUTPUTS, _POSITIONS, _ROWS = (np.uint64(number) for number in (1, 2, 3))
 
 
 @dataclass(frozen=True)
@@ -69,14 +71,14 @@ class TermBatch:
         if by_row:
             assert self.batch.rows is not None
             return mix(self.batch.rows.numpy()[first_G].astype(np.uint64) * _ODD + _ROWS)
-        keys = _read(self.batch.inputs, example_N, first_G)
+        keys = _hashes(self.batch.inputs, example_N, first_G)
         if self.batch.outputs is not None:
-            keys = mix(keys + _OUTPUTS) + _read(self.batch.outputs, example_N, first_G)
-        places = [at.reshape(-1) for at in (self.target.at, self.target.span) if at is not None]
-        if places:
-            at_M, start_N = torch.cat(places).numpy(), np.array(self.packed.starts)
+            keys = mix(keys + _OUTPUTS) + _hashes(self.batch.outputs, example_N, first_G)
+        positions = [at.reshape(-1) for at in (self.target.at, self.target.span) if at is not None]
+        if positions:
+            at_M, start_N = torch.cat(positions).numpy(), np.array(self.packed.starts)
             example_M = example_N[self.packed.documents.numpy()[at_M]]
-            hashes = mix((at_M - start_N[first_G][example_M]).astype(np.uint64) * _ODD + _PLACES)
+            hashes = mix((at_M - start_N[first_G][example_M]).astype(np.uint64) * _ODD + _POSITIONS)
             keys = mix(keys) + _sums(hashes, example_M, len(first_G))
         return mix(keys)
 
@@ -85,14 +87,14 @@ class TermBatch:
         example_N, at = self.examples(), self.target.at
         if at is None and self.target.span is not None:
             at = self.target.span[:, 0]
-        of = example_N if at is None else example_N[self.packed.documents.numpy()[at.numpy()]]
-        if at is None and targets % len(of):
-            of = np.arange(of[-1] + 1)
-        if len(of) == 0 and targets == 0:
-            return of
-        if len(of) == 0 or targets % len(of):
-            raise ValueError(f"{targets} predictions of {len(of)} targets")
-        return np.repeat(of, targets // len(of))
+        owners = example_N if at is None else example_N[self.packed.documents.numpy()[at.numpy()]]
+        if at is None and targets % len(owners):
+            owners = np.arange(owners[-1] + 1)
+        if len(owners) == 0 and targets == 0:
+            return owners
+        if len(owners) == 0 or targets % len(owners):
+            raise ValueError(f"{targets} predictions of {len(owners)} targets")
+        return np.repeat(owners, targets // len(owners))
 
 
 def batch_terms(batch: Batch) -> dict[str, TermBatch]:
@@ -108,31 +110,26 @@ def batch_terms(batch: Batch) -> dict[str, TermBatch]:
 
 
 def batch_states(batch: Batch) -> Iterator[tuple[str, TermBatch]]:
-    """The states of the tokens that are read, by a name per side: of each part of a batch, in order."""
+    """The states of the tokens that each stack reads, in each part of a batch in order, by a name per side."""
+    sides: tuple[Side, Side] = ("inputs", "outputs")
     for part in parts_of(batch):
         host = part.host
-        for side, packed in _sides(host):
-            yield f"states of {side}", TermBatch(host, Target(None, at=torch.arange(len(packed.tokens)), side=side))
-
-
-def _sides(batch: Batch) -> Iterator[tuple[Side, Packed]]:
-    """The inputs of each stack in a batch."""
-    yield "inputs", batch.inputs
-    if batch.outputs is not None:
-        yield "outputs", batch.outputs
+        for side, packed in zip(sides, (host.inputs, host.outputs), strict=True):
+            if packed is not None:
+                yield f"states of {side}", TermBatch(host, Target(None, at=torch.arange(len(packed.tokens)), side=side))
 
 
 def require_rows(batch: Batch) -> None:
     """UserError if predictions are not per row."""
-    for term, held in batch_terms(batch).items():
-        if held.batch.rows is None or held.target.at is not None or held.inside:
+    for term, part in batch_terms(batch).items():
+        if part.batch.rows is None or part.target.at is not None or part.inside:
             raise UserError(
-                f"{term} is predicted per token, and the teacher has another tokenizer than the student",
+                f"{term} is predicted per token, but the teacher has another tokenizer than the student",
                 "use a teacher with the student's tokenizer; or distill=sequence, which learns the teacher's texts",
             )
 
 
-def _read(packed: Packed, example_N: np.ndarray, first_G: np.ndarray) -> np.ndarray:
+def _hashes(packed: Packed, example_N: np.ndarray, first_G: np.ndarray) -> np.ndarray:
     """(G,) hashes of the tokens of each example and the ends of its documents."""
     tokens_T, lengths_N = packed.tokens.numpy().astype(np.uint64), np.array(packed.lengths, dtype=np.int64)
     starts_N = np.array(packed.starts, dtype=np.int64)
@@ -180,13 +177,13 @@ class Format:
 
     def plain(self, values: Tensor) -> np.ndarray:
         """Values as written. UserError if the dtype's range is too small."""
-        cast = values.detach().to(TYPES[self.dtype]).cpu()
-        if bool(torch.isinf(cast.float()).logical_and(torch.isfinite(values.cpu())).any()):
+        written = values.detach().to(TYPES[self.dtype]).cpu()
+        if bool(torch.isinf(written.float()).logical_and(torch.isfinite(values.cpu())).any()):
             raise UserError(
-                f"distill.store_dtype={self.dtype} cannot hold what the teacher predicts",
+                f"distill.store_dtype={self.dtype} cannot represent the teacher's predictions",
                 "set distill.store_dtype=bfloat16 or float32",
             )
-        return (cast.view(torch.int16) if self.dtype == "bfloat16" else cast).numpy()
+        return (written.view(torch.int16) if self.dtype == "bfloat16" else written).numpy()
 
     def tensor(self, values: np.ndarray, device: torch.device) -> Tensor:
         """The inverse: stored values as a tensor."""
@@ -202,26 +199,26 @@ class TermWriter:
         self.kind = ""
         self.width = self.vocabulary = self.rows = 0
         self.inside = False
-        self.seen: set[int] = set()
+        self.stored: set[int] = set()
         self._keys: list[np.ndarray] = []
         self._first: list[np.ndarray] = []
         self._counts: list[np.ndarray] = []
         self._files: dict[str, BinaryIO] = {}
         self._dtypes: dict[str, str] = {}
 
-    def add(self, held: TermBatch, keys_G: np.ndarray, predicted: TargetProbabilities) -> None:
+    def add(self, part: TermBatch, keys_G: np.ndarray, predicted: TargetProbabilities) -> None:
         """Adds the new examples of a batch."""
         self.kind = next(name for name, kind in _KINDS.items() if type(predicted) is kind)
-        self.inside = held.inside
+        self.inside = part.inside
         columns = self._columns(predicted)
         if self.inside:
-            columns, counts_G = {"values": _flat(columns["values"], held)}, _lengths(held) * 2
+            columns, counts_G = {"values": _flat(columns["values"], part)}, _lengths(part) * 2
         else:
-            order_M, counts_G = order_of(held.owners(len(columns["values"])), len(keys_G))
+            order_M, counts_G = order_of(part.owners(len(columns["values"])), len(keys_G))
             columns = {name: values[order_M] for name, values in columns.items()}
         firsts = np.unique(keys_G, return_index=True)[1]
         new_G = np.zeros(len(keys_G), dtype=bool)
-        new_G[[at for at in firsts.tolist() if int(keys_G[at]) not in self.seen]] = True
+        new_G[[at for at in firsts.tolist() if int(keys_G[at]) not in self.stored]] = True
         written = np.repeat(new_G, counts_G)
         for name, values in columns.items():
             self._append(name, values[written])
@@ -229,12 +226,12 @@ class TermWriter:
         self._keys.append(keys_G[new_G])
         self._first.append(self.rows + np.cumsum(counts) - counts)
         self._counts.append(counts)
-        self.seen.update(keys_G[new_G].tolist())
+        self.stored.update(keys_G[new_G].tolist())
         self.rows += int(counts.sum())
 
     def has(self, keys_G: np.ndarray) -> bool:
         """Whether it has all of these examples."""
-        return self.seen.issuperset(keys_G.tolist())
+        return self.stored.issuperset(keys_G.tolist())
 
     def _columns(self, predicted: TargetProbabilities) -> dict[str, np.ndarray]:
         """(M, W) the values of the targets, and their words and log-sums."""
@@ -269,7 +266,7 @@ class TermWriter:
             self._dtypes[name] = values.dtype.str
         values.tofile(self._files[name])
 
-    def close(self) -> dict[str, Any]:
+    def close(self) -> JsonObject:
         """Writes the keys. Returns the term's entry for the manifest."""
         keys, first, counts = (np.concatenate(parts) for parts in (self._keys, self._first, self._counts))
         order = np.argsort(keys)
@@ -292,7 +289,7 @@ class TermWriter:
 class TermReader:
     """Reads the predictions for a batch from the files of a term. metadata: returned by `TermWriter.close`."""
 
-    def __init__(self, folder: Path, metadata: Mapping[str, Any], layout: Format):
+    def __init__(self, folder: Path, metadata: JsonMapping, layout: Format):
         self.metadata, self.layout = metadata, layout
         shapes = {"keys": (metadata["examples"],), "first": (metadata["examples"],), "counts": (metadata["examples"],)}
         widths = {"values": metadata["width"], "words": metadata["width"], "norms": len(layout.temperatures)}
@@ -303,7 +300,7 @@ class TermReader:
             mapped = np.memmap(file, dtype=dtype, mode="r", shape=shape) if 0 not in shape else np.zeros(shape, dtype)
             self.arrays[name] = mapped.view(np.ndarray)
 
-    def of(self, held: TermBatch, keys_G: np.ndarray, device: torch.device) -> TargetProbabilities | None:
+    def of(self, part: TermBatch, keys_G: np.ndarray, device: torch.device) -> TargetProbabilities | None:
         """The teacher's predictions for a batch; None if an example is missing."""
         keys_E = self.arrays["keys"]
         at_G = np.minimum(np.searchsorted(keys_E, keys_G), max(len(keys_E) - 1, 0))
@@ -311,18 +308,15 @@ class TermReader:
             return None
         first_G, counts_G = self.arrays["first"][at_G], self.arrays["counts"][at_G]
         if self.metadata["inside"]:
-            return _padded(self._rows(first_G, counts_G), _lengths(held), self.layout, device)
-        order_M, own_G = order_of(held.owners(int(counts_G.sum())), len(keys_G))
-        if not np.array_equal(own_G, counts_G):
+            return _padded(self.arrays["values"][ranges(first_G, counts_G)], _lengths(part), self.layout, device)
+        order_M, targets_G = order_of(part.owners(int(counts_G.sum())), len(keys_G))
+        if not np.array_equal(targets_G, counts_G):
             raise ValueError("the store has another number of targets for an example than the batch")
         rows = np.empty(len(order_M), dtype=np.int64)
-        rows[order_M] = _ranges(first_G, counts_G)
-        return self._shares(rows, device)
+        rows[order_M] = ranges(first_G, counts_G)
+        return self._predictions(rows, device)
 
-    def _rows(self, first_G: np.ndarray, counts_G: np.ndarray) -> np.ndarray:
-        return self.arrays["values"][_ranges(first_G, counts_G)]
-
-    def _shares(self, rows: np.ndarray, device: torch.device) -> TargetProbabilities:
+    def _predictions(self, rows: np.ndarray, device: torch.device) -> TargetProbabilities:
         kind, values = self.metadata["kind"], self.arrays["values"]
         if kind == "words" and "words" in self.arrays:
             words = on(self.arrays["words"][rows].astype(np.int64), device)
@@ -354,17 +348,18 @@ class StoredWords(TargetProbabilities):
         return (logits.float() / temperature).softmax(-1)
 
 
-def temperatures_of(terms: Sequence[Any]) -> tuple[float, ...]:
+def temperatures_of(terms: Iterable[TermConfig]) -> tuple[float, ...]:
     """The temperatures of the terms, and 1."""
-    return tuple(sorted({1.0, *(term.temperature for term in terms if hasattr(term, "temperature"))}))
+    temperatures = (getattr(term, "temperature", 1.0) for term in terms)
+    return tuple(sorted({1.0, *temperatures}))
 
 
-def _lengths(held: TermBatch) -> np.ndarray:
+def _lengths(part: TermBatch) -> np.ndarray:
     """(N,) tokens of each document."""
-    return np.array(held.packed.lengths, dtype=np.int64)
+    return np.array(part.packed.lengths, dtype=np.int64)
 
 
-def _ranges(first_G: np.ndarray, counts_G: np.ndarray) -> np.ndarray:
+def ranges(first_G: np.ndarray, counts_G: np.ndarray) -> np.ndarray:
     """The numbers of each range, concatenated."""
     before_G = np.cumsum(counts_G) - counts_G
     return np.arange(int(counts_G.sum())) + np.repeat(first_G - before_G, counts_G)
@@ -375,9 +370,9 @@ def _inside(lengths_N: np.ndarray) -> np.ndarray:
     return np.arange(lengths_N.max(initial=0)) < np.repeat(lengths_N, 2)[:, None]
 
 
-def _flat(values_ML: np.ndarray, held: TermBatch) -> np.ndarray:
+def _flat(values_ML: np.ndarray, part: TermBatch) -> np.ndarray:
     """(R, 1) the scores of the positions within each document."""
-    return values_ML[_inside(_lengths(held))][:, None]
+    return values_ML[_inside(_lengths(part))][:, None]
 
 
 def _padded(values_R1: np.ndarray, lengths_N: np.ndarray, layout: Format, device: torch.device) -> Classes:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lmtool.config.tables import entry_of
-from lmtool.distillation.configs import LayerMap, RelationsConfig
+from lmtool.distillation.configs import RelationsConfig, TermConfig
 from lmtool.distillation.configs.base import shared_sides
-from lmtool.distillation.interchange import parts_of
-from lmtool.distillation.seen import RecordedOutputs, RecordedStates, Teacher
+from lmtool.distillation.recording import LearnerPair, RecordedStates, StudentOutputs, TeacherOutputs, parts_of
 from lmtool.distillation.terms.outputs import Term
 from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner
@@ -24,80 +23,65 @@ from lmtool.nn.stack import Stack, Tap, TapPoint
 from lmtool.nn.tiled import AttentionInputs, TileScores
 from lmtool.types import Batch, Packed
 
-# Shared by the terms between layers: the compared locations, and the recorded forwards of a step.
-
-
-Pair = tuple[TapPoint, TapPoint]
+PointPair = tuple[TapPoint, TapPoint]
 """A location in the student, and the teacher's location that it learns from."""
 
 
 class LayerTerm(Term):
     """The base of terms between layers: the mean over tokens of the loss at each pair of locations, summed over the
-    pairs. In an encoder-decoder the tokens of both sides count alike.
+    pairs. In an encoder-decoder the tokens of both sides have the same weight.
 
     UserError if no layer is trained, and if a forward shows that the two read different texts.
     """
 
     of_attention: ClassVar[bool] = False
 
-    def __init__(self, config: Any, student: BaseLearner, teacher: Teacher | None, layers: LayerMap | None = None):
-        super().__init__(config, student, teacher, layers)
-        assert teacher is not None
+    def __init__(self, config: TermConfig, pair: LearnerPair):
+        super().__init__(config, pair)
+        student = pair.student
         if student.extracts and not any(name.startswith("backbone.") for name in student.learning):
             raise UserError(
                 "distill.terms: no layer of the student is trained, and terms between layers need one that is",
                 "set tuning=full, or use terms over predictions: distill=soft",
             )
-        self.pairs = tuple(self.compared(student, teacher.learner, layers))
-        self._kept: dict[bool, RecordedStates] = {}
+        self.points = tuple(self.compared(pair))
+        self._recorded: dict[bool, RecordedStates] = {}
 
-    def compared(self, student: BaseLearner, teacher: BaseLearner, layers: LayerMap | None) -> Iterator[Pair]:
+    def compared(self, pair: LearnerPair) -> Iterator[PointPair]:
         """The compared locations, by the layer map."""
-        yield from (
-            (TapPoint(student_layer, side), TapPoint(teacher_layer, side))
-            for side, student_layer, teacher_layer in layers or ()
-        )
+        for side, student_layer, teacher_layer in pair.layers or ():
+            yield TapPoint(student_layer, side), TapPoint(teacher_layer, side)
 
     def tap(self, teacher: bool) -> Tap:
-        places = [pair[teacher] for pair in self.pairs]
-        self._kept[teacher] = RecordedStates(attention=places) if self.of_attention else RecordedStates(states=places)
-        return self._kept[teacher]
+        points = [pair[teacher] for pair in self.points]
+        recorded = RecordedStates(attention=points) if self.of_attention else RecordedStates(states=points)
+        self._recorded[teacher] = recorded
+        return recorded
 
     def counts(self, batch: Batch) -> dict[str, float]:
         return {"": float(batch.tokens)}
 
-    def sums(self, student: RecordedOutputs, teacher: RecordedOutputs, step: int) -> dict[str, Tensor]:
-        student_states, teacher_states = self._kept.pop(False), self._kept.pop(True)
+    def sums(self, student: StudentOutputs, teacher: TeacherOutputs, step: int) -> dict[str, Tensor]:
+        student_states, teacher_states = self._recorded.pop(False), self._recorded.pop(True)
         total = torch.zeros((), device=student.batch.inputs.tokens.device)
         rows: dict[Side, int] = {}
-        for pair in self.pairs:
+        for pair in self.points:
             if student_states.tokens(pair[0]) != teacher_states.tokens(pair[1]):
                 raise UserError(
-                    "distill.terms: layers are compared token by token, and here the student reads other texts than "
-                    "its teacher, such as those of another domain",
+                    "distill.terms: layers are compared token by token, but the student reads other texts than its "
+                    "teacher, such as those of another domain",
                     "use terms over predictions: distill=soft",
                 )
-            lost, rows[pair[0].side] = self.lost(student_states, teacher_states, pair, student.batch)
-            total = total + lost
+            loss, rows[pair[0].side] = self.point_loss(student_states, teacher_states, pair, student.batch)
+            total = total + loss
         # A learner may read an input more than once, or only one side.
         return {"": total * (self.counts(student.batch)[""] / max(sum(rows.values()), 1))}
 
     @abstractmethod
-    def lost(self, student: RecordedStates, teacher: RecordedStates, pair: Pair, batch: Batch) -> tuple[Tensor, int]:
-        """The loss at a pair of locations, summed over tokens, and their number."""
-
-
-def last_places(student: BaseLearner, teacher: BaseLearner) -> Iterator[Pair]:
-    """The last layers of the stacks that both have."""
-    student_config, teacher_config = student.backbone.config, teacher.backbone.config
-    for side in shared_sides(student_config, teacher_config):
-        yield TapPoint(student_config.depths[side], side), TapPoint(teacher_config.depths[side], side)
-
-
-def texts_of(batch: Batch, side: Side) -> Sequence[Packed]:
-    """The inputs of a side's stack in a batch, one per forward."""
-    texts = [part.inputs if side == "inputs" else part.outputs for part in parts_of(batch)]
-    return [packed for packed in texts if packed is not None]
+    def point_loss(
+        self, student: RecordedStates, teacher: RecordedStates, pair: PointPair, batch: Batch
+    ) -> tuple[Tensor, int]:
+        """The loss at a pair of locations, summed over tokens, and the number of tokens."""
 
 
 # Terms over self-attention: its scores (TinyBERT), and the relations of tokens within a layer (MiniLM, MiniLMv2).
@@ -113,17 +97,19 @@ class AttentionTerm(LayerTerm):
 
     of_attention = True
 
-    def __init__(self, config: Any, student: BaseLearner, teacher: Teacher | None, layers: LayerMap | None = None):
-        super().__init__(config, student, teacher, layers)
-        stacks = [module for module in student.backbone.modules() if isinstance(module, Stack)]
-        if student.virtual_tokens or any(stack.ahead for stack in stacks):
+    def __init__(self, config: TermConfig, pair: LearnerPair):
+        super().__init__(config, pair)
+        stacks = [module for module in pair.student.backbone.modules() if isinstance(module, Stack)]
+        if pair.student.virtual_tokens or any(stack.ahead for stack in stacks):
             raise UserError(
                 f"distill.terms.{entry_of(config).name}: the tuning method adds tokens to the student's attention "
                 "that the teacher does not have",
                 "set tuning=full, or use terms over states: distill.terms.hidden.weight=1",
             )
 
-    def lost(self, student: RecordedStates, teacher: RecordedStates, pair: Pair, batch: Batch) -> tuple[Tensor, int]:
+    def point_loss(
+        self, student: RecordedStates, teacher: RecordedStates, pair: PointPair, batch: Batch
+    ) -> tuple[Tensor, int]:
         total, tokens = torch.zeros((), device=batch.inputs.tokens.device), 0
         for student_inputs, teacher_inputs in zip(
             student.attention_inputs[pair[0]], teacher.attention_inputs[pair[1]], strict=True
@@ -172,21 +158,21 @@ class Relations(AttentionTerm):
             if relation == "attention":
                 yield from zip(student.scores(), teacher.scores(), strict=True)
                 continue
-            pair = (attended.related(self._vectors(attended, relation)) for attended in (student, teacher))
-            yield from zip(*pair, strict=True)
+            scores = (inputs.related(self._vectors(inputs, relation)) for inputs in (student, teacher))
+            yield from zip(*scores, strict=True)
 
-    def _vectors(self, attended: AttentionInputs, relation: str) -> Tensor:
-        x_TAD = {"queries": attended.q_TAD, "keys": attended.k_SAD, "values": attended.v_SAD}[relation]
+    def _vectors(self, inputs: AttentionInputs, relation: str) -> Tensor:
+        x_TAD = {"queries": inputs.q_TAD, "keys": inputs.k_SAD, "values": inputs.v_SAD}[relation]
         parts = self.config.relation_heads
         return x_TAD if parts is None else x_TAD.flatten(-2).unflatten(-1, (parts, -1))
 
     def distance(self, student: TileScores, teacher: TileScores) -> Tensor:
-        own_RALK, its_RALK = _logs(student), _logs(teacher)
+        student_RALK, teacher_RALK = _logs(student), _logs(teacher)
         # Masked entries count as zero: 0 times -inf is nan.
-        gap_RALK = its_RALK - own_RALK
+        gap_RALK = teacher_RALK - student_RALK
         if student.allow is not None:
             gap_RALK = gap_RALK.masked_fill(~student.allow, 0.0)
-        return _over_queries((its_RALK.exp() * gap_RALK).sum(-1), student)
+        return _over_queries((teacher_RALK.exp() * gap_RALK).sum(-1), student)
 
 
 def _logs(tile: TileScores) -> Tensor:
@@ -197,9 +183,9 @@ def _logs(tile: TileScores) -> Tensor:
     return scores_RALK.log_softmax(-1)
 
 
-def _over_queries(each_RAL: Tensor, tile: TileScores) -> Tensor:
+def _over_queries(losses_RAL: Tensor, tile: TileScores) -> Tensor:
     """The mean over heads, summed over the queries that are tokens."""
-    return each_RAL.mean(1).masked_fill(~tile.real_RL, 0.0).sum()
+    return losses_RAL.mean(1).masked_fill(~tile.real_RL, 0.0).sum()
 
 
 # Terms over the states of layers: after the last (DistilBERT), between the layers (TinyBERT, Patience), and after the
@@ -211,21 +197,24 @@ class StateTerm(LayerTerm):
     """The base of terms over states. projection: one for all layers, as TinyBERT's W_h; None if the widths are
     equal."""
 
-    def __init__(self, config: Any, student: BaseLearner, teacher: Teacher | None, layers: LayerMap | None = None):
-        super().__init__(config, student, teacher, layers)
-        assert teacher is not None
-        student_width, teacher_width = student.backbone.hidden_size, teacher.learner.backbone.hidden_size
+    def __init__(self, config: TermConfig, pair: LearnerPair):
+        super().__init__(config, pair)
+        student = pair.student
+        student_width, teacher_width = student.backbone.hidden_size, pair.frozen_teacher.learner.backbone.hidden_size
         self.projection: nn.Linear | None = None
         if student_width != teacher_width:
             projection = materialize(lambda: nn.Linear(student_width, teacher_width, bias=False))
             student.backbone.initialize(projection, student.seed, f"distill.{entry_of(config).name}.projection.")
             self.projection = projection.to(student.device)
 
-    def lost(self, student: RecordedStates, teacher: RecordedStates, pair: Pair, batch: Batch) -> tuple[Tensor, int]:
+    def point_loss(
+        self, student: RecordedStates, teacher: RecordedStates, pair: PointPair, batch: Batch
+    ) -> tuple[Tensor, int]:
         student_states, teacher_states = student.states[pair[0]], teacher.states[pair[1]]
         if not student_states:
             return torch.zeros(()), 0
-        texts = texts_of(batch, pair[0].side)
+        sides = [part.inputs if pair[0].side == "inputs" else part.outputs for part in parts_of(batch)]
+        texts = [packed for packed in sides if packed is not None]  # one per forward
         x_RH, y_RH = self.read(student_states, texts), self.read(teacher_states, texts)
         if self.projection is not None:
             x_RH = self.projection(x_RH)
@@ -236,7 +225,7 @@ class StateTerm(LayerTerm):
         return states[0] if len(states) == 1 else torch.cat(list(states))
 
     @abstractmethod
-    def distance(self, x_RH: Tensor, y_RH: Tensor, pair: Pair) -> Tensor:
+    def distance(self, x_RH: Tensor, y_RH: Tensor, pair: PointPair) -> Tensor:
         """The distance of the student's states x from the teacher's y, summed over R."""
 
 
@@ -245,23 +234,27 @@ class States(StateTerm):
     family has one (Sanh et al. 2019, section 3, "cosine embedding loss"; in their code the mean over the tokens that
     are not padding, special ones included)."""
 
-    def __init__(self, config: Any, student: BaseLearner, teacher: Teacher | None, layers: LayerMap | None = None):
-        super().__init__(config, student, teacher, layers)
-        assert teacher is not None
-        self._norms = {False: _final_norms(student), True: _final_norms(teacher.learner)}
+    def __init__(self, config: TermConfig, pair: LearnerPair):
+        super().__init__(config, pair)
+        self._norms = {False: _final_norms(pair.student), True: _final_norms(pair.frozen_teacher.learner)}
 
-    def compared(self, student: BaseLearner, teacher: BaseLearner, layers: LayerMap | None) -> Iterator[Pair]:
-        return last_places(student, teacher)
+    def compared(self, pair: LearnerPair) -> Iterator[PointPair]:
+        """The last layers of the stacks that both have."""
+        student, teacher = pair.configs
+        for side in shared_sides(student, teacher):
+            yield TapPoint(student.depths[side], side), TapPoint(teacher.depths[side], side)
 
-    def lost(self, student: RecordedStates, teacher: RecordedStates, pair: Pair, batch: Batch) -> tuple[Tensor, int]:
-        for of_teacher, retained in ((False, student), (True, teacher)):
+    def point_loss(
+        self, student: RecordedStates, teacher: RecordedStates, pair: PointPair, batch: Batch
+    ) -> tuple[Tensor, int]:
+        for of_teacher, recorded in ((False, student), (True, teacher)):
             point = pair[of_teacher]
             norm = self._norms[of_teacher].get(point.side)
             if norm is not None:
-                retained.states[point] = [norm(x_TH) for x_TH in retained.states[point]]
-        return super().lost(student, teacher, pair, batch)
+                recorded.states[point] = [norm(x_TH) for x_TH in recorded.states[point]]
+        return super().point_loss(student, teacher, pair, batch)
 
-    def distance(self, x_RH: Tensor, y_RH: Tensor, pair: Pair) -> Tensor:
+    def distance(self, x_RH: Tensor, y_RH: Tensor, pair: PointPair) -> Tensor:
         return (1 - F.cosine_similarity(x_RH, y_RH, dim=-1)).sum()
 
 
@@ -269,15 +262,15 @@ class Hidden(StateTerm):
     """The squared error of hidden states, averaged over the width, and summed over tokens and layers: MSE(H_student
     W_h, H_teacher) (Jiao et al. 2020, equation 9, summed over layers by equation 11 with weights of 1)."""
 
-    def distance(self, x_RH: Tensor, y_RH: Tensor, pair: Pair) -> Tensor:
+    def distance(self, x_RH: Tensor, y_RH: Tensor, pair: PointPair) -> Tensor:
         return (x_RH - y_RH).square().mean(-1).sum()
 
 
 class Embedded(Hidden):
     """The same after the embedding: MSE(E_student W_e, E_teacher) (Jiao et al. 2020, equation 10)."""
 
-    def compared(self, student: BaseLearner, teacher: BaseLearner, layers: LayerMap | None) -> Iterator[Pair]:
-        for side in shared_sides(student.backbone.config, teacher.backbone.config):
+    def compared(self, pair: LearnerPair) -> Iterator[PointPair]:
+        for side in shared_sides(*pair.configs):
             yield TapPoint(0, side), TapPoint(0, side)
 
 
@@ -286,24 +279,24 @@ class Patience(StateTerm):
     and summed over texts: equation 7 of Sun et al. 2019 sums over width and layers, their code averages both, and their
     weights (10 to 1000) are for the averages. A text read left to right is represented by its last token."""
 
-    def __init__(self, config: Any, student: BaseLearner, teacher: Teacher | None, layers: LayerMap | None = None):
-        super().__init__(config, student, teacher, layers)
-        self._last = student.backbone.config.summary == "last"
+    def __init__(self, config: TermConfig, pair: LearnerPair):
+        super().__init__(config, pair)
+        self._last = pair.student.backbone.config.summary == "last"
 
     def counts(self, batch: Batch) -> dict[str, float]:
         sides = [packed for packed in (batch.inputs, batch.outputs) if packed is not None]
         return {"": float(sum(length > 0 for packed in sides for length in packed.lengths))}
 
     def read(self, states: Sequence[Tensor], texts: Sequence[Packed]) -> Tensor:
-        pairs = zip(states, texts, strict=True)
-        return torch.cat([x_TH.index_select(0, self._class_tokens(packed)) for x_TH, packed in pairs])
+        forwards = zip(states, texts, strict=True)
+        return torch.cat([x_TH.index_select(0, self._class_tokens(packed)) for x_TH, packed in forwards])
 
     def _class_tokens(self, packed: Packed) -> Tensor:
         occupied = packed.segments.occupied
         return occupied.cu_lengths[1:].long() - 1 if self._last else occupied.cu_lengths[:-1].long()
 
-    def distance(self, x_RH: Tensor, y_RH: Tensor, pair: Pair) -> Tensor:
-        layers = sum(student_point.side == pair[0].side for student_point, _ in self.pairs)
+    def distance(self, x_RH: Tensor, y_RH: Tensor, pair: PointPair) -> Tensor:
+        layers = sum(student_point.side == pair[0].side for student_point, _ in self.points)
         return (F.normalize(x_RH, dim=-1) - F.normalize(y_RH, dim=-1)).square().mean(-1).sum() / layers
 
 

@@ -4,31 +4,35 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any
 
 from torch import Tensor, nn
 
-from lmtool.distillation.configs import HardConfig, InterchangeConfig, LayerMap, SoftConfig
-from lmtool.distillation.interchange import Site, interventions, parts_of, record_interchange_states, swapped
-from lmtool.distillation.seen import RecordedOutputs, RecordedStates, StudentData, Teacher, see
+from lmtool.config.saved import JsonObject
+from lmtool.distillation.configs import HardConfig, InterchangeConfig, SoftConfig, TermConfig
+from lmtool.distillation.interchange import Site, interventions, record_interchange_states, swapped
+from lmtool.distillation.recording import (
+    LearnerPair,
+    RecordedStates,
+    StudentData,
+    StudentOutputs,
+    TeacherOutputs,
+    parts_of,
+    record,
+)
 from lmtool.errors import UserError
-from lmtool.learners.base import BaseLearner
 from lmtool.models.heads.predicted import Predicted, TargetProbabilities
 from lmtool.nn.stack import Tap
 from lmtool.types import Batch, Target
 
 
 class Term(nn.Module, ABC):
-    """The base of every term. Its parameters are trained with the student's, and are not part of any later model.
+    """The base of every term. Its parameters are trained with the student's, and are not part of any later model."""
 
-    layers: the map from student to teacher layers, for terms that compare layers.
-    """
-
-    def __init__(self, config: Any, student: BaseLearner, teacher: Teacher | None, layers: LayerMap | None = None):
+    def __init__(self, config: TermConfig, pair: LearnerPair):
         super().__init__()
         self.config = config
 
-    def begin(self, reading: StudentData) -> dict[str, Any]:
+    def begin(self, student: StudentData) -> JsonObject:
         """Called before training. Returns a line for the first screen. UserError if the run's data offer nothing to
         learn."""
         return {}
@@ -42,7 +46,7 @@ class Term(nn.Module, ABC):
         """By part, the number of comparisons in a batch, without a forward. The part of a term with one part is ""."""
 
     @abstractmethod
-    def sums(self, student: RecordedOutputs, teacher: RecordedOutputs, step: int) -> dict[str, Tensor]:
+    def sums(self, student: StudentOutputs, teacher: TeacherOutputs, step: int) -> dict[str, Tensor]:
         """By part, the sum of losses."""
 
     def scales(self, weights: Mapping[str, float]) -> dict[str, float]:
@@ -64,32 +68,31 @@ class OutputTerm(Term):
     """The base of terms over predictions: one part for each term of the student that a teacher predicts, with that
     term's weight."""
 
-    def __init__(
-        self, config: Any, student: BaseLearner, teacher: Teacher | None, layers: LayerMap | None = None
-    ) -> None:
-        super().__init__(config, student, teacher, layers)
-        self.parts = frozenset(student.weights) if teacher is None else teacher.teaches & student.weights.keys()
-        self._own_counts = student.counts
+    def __init__(self, config: TermConfig, pair: LearnerPair):
+        super().__init__(config, pair)
+        terms, teacher = pair.student.weights.keys(), pair.teacher
+        self.parts = frozenset(terms) if teacher is None else teacher.teaches & terms
+        self._counts_of_student = pair.student.counts
 
     def counts(self, batch: Batch) -> dict[str, float]:
         """Targets count equally, without the class weights of the student's own loss."""
-        counts = self._own_counts(batch)
+        counts = self._counts_of_student(batch)
         counts |= {term: float(targets_of(target, batch)) for term, target in batch.targets.items()}
         return {term: count for term, count in counts.items() if term in self.parts}
 
     def scales(self, weights: Mapping[str, float]) -> dict[str, float]:
         return {term: weight for term, weight in weights.items() if term in self.parts}
 
-    def sums(self, student: RecordedOutputs, teacher: RecordedOutputs, step: int) -> dict[str, Tensor]:
+    def sums(self, student: StudentOutputs, teacher: TeacherOutputs, step: int) -> dict[str, Tensor]:
         return {
-            term: self.lost(predicted, teacher.predicted[term])
+            term: self.target_losses(predicted, teacher.predicted[term])
             for term, predicted in student.predicted.items()
             if term in teacher.predicted
         }
 
     @abstractmethod
-    def lost(self, student: Predicted, teacher: TargetProbabilities) -> Tensor:
-        """The sum over the targets of one term."""
+    def target_losses(self, student: Predicted, teacher: TargetProbabilities) -> Tensor:
+        """The sum of the losses of one term's targets."""
 
 
 class Soft(OutputTerm):
@@ -97,7 +100,7 @@ class Soft(OutputTerm):
 
     config: SoftConfig
 
-    def lost(self, student: Predicted, teacher: TargetProbabilities) -> Tensor:
+    def target_losses(self, student: Predicted, teacher: TargetProbabilities) -> Tensor:
         return student.divergence_sum(teacher, self.config.temperature)
 
 
@@ -106,7 +109,7 @@ class Hard(OutputTerm):
 
     config: HardConfig
 
-    def lost(self, student: Predicted, teacher: TargetProbabilities) -> Tensor:
+    def target_losses(self, student: Predicted, teacher: TargetProbabilities) -> Tensor:
         return student.hard_loss_sum(teacher.best())
 
 
@@ -120,26 +123,24 @@ class Interchange(OutputTerm):
 
     config: InterchangeConfig
 
-    def __init__(
-        self, config: InterchangeConfig, student: BaseLearner, teacher: Teacher | None, layers: LayerMap | None = None
-    ):
-        super().__init__(config, student, teacher, layers)
-        assert teacher is not None and layers is not None
-        self.teacher = teacher
-        self.sites = [Site(*site) for site in config.sites(layers, student.backbone.config)]
-        self.depths = {True: teacher.learner.backbone.config.depths, False: student.backbone.config.depths}
-        self.kept: dict[bool, RecordedStates] = {}
+    def __init__(self, config: InterchangeConfig, pair: LearnerPair):
+        super().__init__(config, pair)
+        assert pair.layers is not None
+        self.teacher, student_config = pair.frozen_teacher, pair.student.backbone.config
+        self.sites = [Site(*site) for site in config.sites(pair.layers, student_config)]
+        self.depths = {True: self.teacher.learner.backbone.config.depths, False: student_config.depths}
+        self.recorded: dict[bool, RecordedStates] = {}
 
-    def begin(self, reading: StudentData) -> dict[str, Any]:
+    def begin(self, student: StudentData) -> JsonObject:
         """Describes how many texts of the first step have another text to swap with."""
-        first = next(iter(reading.loader.steps(None)))
+        first = next(iter(student.loader.steps(None)))
         parts = [part for batch in first.batches for part in parts_of(batch)]
         sizes = [len(part.inputs.lengths) for part in parts]
         paired = sum(size for size in sizes if size > 1) / max(sum(sizes), 1)
         if not paired:
             raise UserError(
-                "distill.terms.interchange swaps states between two texts of a forward, and here each text is alone "
-                "in its forward",
+                "distill.terms.interchange swaps states between two texts of a forward, but each forward of this run "
+                "has one text",
                 "set a larger batch_examples=, batch_tokens= or micro_batch_tokens=, or distill=soft",
             )
         sides = (f"{site.side} " if len(self.depths[False]) > 1 else "" for site in self.sites)
@@ -147,28 +148,28 @@ class Interchange(OutputTerm):
         return {"interchange": ", ".join(pairs)} | ({"interchange_fraction": paired} if paired < 1 else {})
 
     def tap(self, teacher: bool) -> RecordedStates:
-        self.kept[teacher] = record_interchange_states(self.depths[teacher], self.sites, teacher)
-        return self.kept[teacher]
+        self.recorded[teacher] = record_interchange_states(self.depths[teacher], self.sites, teacher)
+        return self.recorded[teacher]
 
     def counts(self, batch: Batch) -> dict[str, float]:
-        """None if no text of a batch has another one to swap with."""
+        """0 if no text of a batch has another one to swap with."""
         paired = any(len(part.inputs.lengths) > 1 for part in parts_of(batch))
         return {term: count if paired else 0.0 for term, count in super().counts(batch).items()}
 
-    def sums(self, student: RecordedOutputs, teacher: RecordedOutputs, step: int) -> dict[str, Tensor]:
+    def sums(self, student: StudentOutputs, teacher: TeacherOutputs, step: int) -> dict[str, Tensor]:
         learner, batch = student.learner, student.batch
         plans = [
             interventions(part, self.sites, self.config.proportion, learner.seed, step) for part in parts_of(batch)
         ]
         taps = {
-            of_teacher: swapped(retained, plans, self.sites, of_teacher, self.config.dimensions)
-            for of_teacher, retained in self.kept.items()
+            of_teacher: swapped(recorded, plans, self.sites, of_teacher, self.config.dimensions)
+            for of_teacher, recorded in self.recorded.items()
         }
-        self.kept = {}
+        self.recorded = {}
         if not any(plan.changed for plan in plans):
             return {}
-        counterfactual = see(learner, batch, step, taps[False], losses=False)
-        return super().sums(counterfactual, self.teacher.see(batch, taps[True]), step)
+        counterfactual = record(learner, batch, step, taps[False], losses=False)
+        return super().sums(counterfactual, self.teacher.predict(batch, taps[True]), step)
 
-    def lost(self, student: Predicted, teacher: TargetProbabilities) -> Tensor:
+    def target_losses(self, student: Predicted, teacher: TargetProbabilities) -> Tensor:
         return student.divergence_sum(teacher, self.config.temperature)

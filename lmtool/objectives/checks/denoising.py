@@ -11,10 +11,9 @@ from lmtool.data.formats import ragged_ranges
 from lmtool.learners.inspection import RunningStatistics, SampledBatch
 from lmtool.learners.model import labels_of
 from lmtool.objectives.checks.language import StreamInspector, within
-from lmtool.objectives.corruption.masking import budget
+from lmtool.objectives.corruption.masking import PackedTexts, budget
 from lmtool.objectives.corruption.noises import (
     Corrupted,
-    PackedTexts,
     infill,
     mask_each,
     noise_counts,
@@ -24,9 +23,6 @@ from lmtool.objectives.corruption.noises import (
 from lmtool.objectives.examples.denoising import NoisyWindows
 from lmtool.types import Packed
 
-# Checks of BART's noises against their definitions.
-# Shape letters: N texts of a batch, T their tokens.
-
 
 class NoisyInspector(StreamInspector):
     """Inspects `NoisyWindows`."""
@@ -34,12 +30,12 @@ class NoisyInspector(StreamInspector):
     def fact(self, stats: RunningStatistics) -> str:
         """Describes each noise in order."""
         fractions = {
-            "masked share of words": "of the words are masked, a mask for each span",
+            "masked share of words": "of the words are masked, with one mask per span",
             "masked share of tokens": "of the tokens are masked",
-            "deleted share of tokens": "of the tokens are deleted, and no mask says where",
+            "deleted share of tokens": "of the tokens are deleted without a mask",
         }
         measured = ((stats.measured(name), words) for name, words in fractions.items())
-        noises = [f"{share:.1%} {words}" for share, words in measured if share is not None]
+        noises = [f"{fraction:.1%} {words}" for fraction, words in measured if fraction is not None]
         noises += ["sentences are put in a random order"] * (self.examples.config.sentence_permutation > 0)
         noises += ["texts are rotated around a random token"] * (self.examples.config.document_rotation > 0)
         return "; ".join([*noises, "the output is the original text"])
@@ -95,19 +91,19 @@ def _permuted(
 def _infilled(stats: RunningStatistics, examples: NoisyWindows, before: PackedTexts, after: PackedTexts) -> None:
     config, vocabulary = examples.config, examples.vocabulary
     infilled = examples.infilled(before)
-    fractions, drawn, mean = poisson_probabilities(config.poisson_mean), infilled.drawn, config.poisson_mean
+    probabilities, drawn, mean = poisson_probabilities(config.poisson_mean), infilled.drawn, config.poisson_mean
     # Lengths are sampled until their sum suffices, so their number depends on them: each is compared with its
     # conditional distribution given the previous ones; the bound needs only the variance.
     stats.mean("words of a span as drawn", drawn.sum(), len(drawn), len(drawn) * mean, len(drawn) * mean, 1.0)
     for length in range(int(2 * mean) + 2):
-        stats.share(f"spans of {length} as drawn", (drawn == length).sum(), len(drawn), float(fractions[length]))
+        stats.share(f"spans of {length} as drawn", (drawn == length).sum(), len(drawn), float(probabilities[length]))
     opens = vocabulary.starts_word[before.tokens] | (before.positions == 0)
     words = np.bincount(before.owners[opens], minlength=len(before.lengths))
     expected = np.ceil(words * config.text_infilling - 1e-9)
     stats.exact("masked share of words", infilled.masked.sum(), expected.sum(), words.sum())
     stats.none("texts off their number of masked words", (infilled.masked != expected).sum())
     if config.random:
-        plain = infill(before, vocabulary, config.text_infilling, config.poisson_mean, 0.0, examples.room)
+        plain = infill(before, vocabulary, config.text_infilling, config.poisson_mean, 0.0, examples.capacity)
         _randomised(stats, examples, "spans", after, plain.texts.tokens == vocabulary.mask)
 
 
@@ -133,8 +129,8 @@ def _randomised(
     stats.share(f"masked {unit} that show a random token", visible.sum(), masks_T.sum(), examples.config.random)
 
 
-def _rotated(stats: RunningStatistics, share: float, before: PackedTexts, after: PackedTexts) -> None:
-    """A text may look unrotated by chance: of its n rotations, those by a multiple of its period do."""
+def _rotated(stats: RunningStatistics, rate: float, before: PackedTexts, after: PackedTexts) -> None:
+    """A text may look unrotated by chance, if it is rotated by a multiple of its period."""
     strange, retained, periods = 0, 0, []
     for original, other in zip(_each(before), _each(after), strict=True):
         # As text with one character per token: repeated twice, it contains every rotation of itself.
@@ -143,7 +139,7 @@ def _rotated(stats: RunningStatistics, share: float, before: PackedTexts, after:
         retained += visible == text
         periods.append((text * 2).find(text, 1))
     stats.none("texts that are no rotation of what they were", strange)
-    stats.share("texts that begin as they did", retained, len(periods), 1 - share * (1 - 1 / np.array(periods)))
+    stats.share("texts that begin as they did", retained, len(periods), 1 - rate * (1 - 1 / np.array(periods)))
 
 
 def _each(texts: PackedTexts) -> list[np.ndarray]:
@@ -159,12 +155,12 @@ class CorruptedSpansInspector(StreamInspector):
     drops_single_tokens = True
 
     def fact(self, stats: RunningStatistics) -> str:
-        share, length = stats.measured("corrupted share of text"), stats.measured("tokens of a span")
-        if share is None or length is None:
+        fraction, length = stats.measured("corrupted share of text"), stats.measured("tokens of a span")
+        if fraction is None or length is None:
             return ""
         return (
-            f"{share:.1%} of the tokens are cut out, in spans of {length:.1f} tokens; "
-            "a sentinel stands for each, and the output is what was cut"
+            f"{fraction:.1%} of the tokens are replaced, in spans of {length:.1f} tokens, each by a sentinel; the "
+            "output is the replaced tokens"
         )
 
     def check(self, stats: RunningStatistics, drawn: SampledBatch) -> None:
@@ -196,7 +192,7 @@ class CorruptedSpansInspector(StreamInspector):
             number = ragged_ranges(np.zeros_like(counts), counts) % len(examples.sentinels)
             stats.none(f"sentinels out of order in the {name}", (side[marks] != examples.sentinels[number]).sum())
         stats.none("batches whose sides do not give back the text", not _restores(corrupted, examples.sentinels, text))
-        # Of all ways to cut n tokens into k pieces, (k-1)/(n-1) begin with a piece of one token.
+        # (k-1)/(n-1) of all ways to split n tokens into k pieces begin with a piece of one token.
         starts = np.cumsum(lengths) - lengths
         several = spans > 1
         chances = ((spans - 1) / np.maximum(lengths - noise - 1, 1))[several]

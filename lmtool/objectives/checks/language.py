@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import cached_property
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 from torch import Tensor
 
+from lmtool.config.saved import JsonObject
 from lmtool.data.formats import FormatTemplate, ragged_ranges
 from lmtool.learners.inspection import Inspector, RunningStatistics, SampledBatch
 from lmtool.learners.model import indices_of, labels_of
@@ -22,7 +23,7 @@ from lmtool.types import Packed
 class StreamInspector(Inspector):
     """Inspects examples that window a `stream`.
 
-    drops_lone_tokens: whether a window needs two tokens, so that a single token left at the end of a text is in none.
+    drops_single_tokens: whether a window needs two tokens, so that a single last token of a text is in no window.
     """
 
     drops_single_tokens = False
@@ -40,7 +41,7 @@ class StreamInspector(Inspector):
     def check_plan(self, stats: RunningStatistics) -> None:
         """Checks the fraction of text outside of all windows."""
         rows, boundaries = self.examples.plan(0).rows, self.examples.stream.boundaries
-        rows = rows[np.argsort(rows["start"], kind="stable")]  # lanes have steps
+        rows = rows[np.argsort(rows["start"], kind="stable")]  # rows of lanes are in the order of steps
         start = rows["start"]
         ends = np.maximum.accumulate(start + rows["length"])
         gaps = np.maximum(np.append(start, boundaries[-1]) - np.append(0, ends), 0)
@@ -68,17 +69,13 @@ class CausalInspector(StreamInspector):
         stats.none("tokens without a prediction", len(tokens) - len(drawn.rows) - len(np.unique(at)))
 
 
-# Running text in lanes: each lane is one piece of the text, every token but the first is predicted once, and each
-# segment follows the carried state.
-# Shape letters: E segments of all lanes.
-
-
 # Maximum segments in a diagram.
-_DRAWN = 24
+_SEGMENTS_SHOWN = 24
 
 
 class LanesInspector(StreamInspector):
-    """Inspects `CausalSegments`. The first examples are consecutive segments of one lane."""
+    """Inspects `CausalSegments`: each lane is one piece of the text, every token but the first is predicted once, and
+    each segment follows the carried state. The first examples are consecutive segments of one lane."""
 
     def fact(self, stats: RunningStatistics) -> str:
         return (
@@ -89,32 +86,32 @@ class LanesInspector(StreamInspector):
     def first(self, n: int) -> np.ndarray:
         return np.flatnonzero(self.examples.plan(0).rows["lane"] == 0)[:n]
 
-    def entries(self, drawn: SampledBatch) -> Iterator[dict[str, Any]]:
+    def entries(self, drawn: SampledBatch) -> Iterator[JsonObject]:
         memory = self.learner.backbone.config.memory_states
         for entry, row in zip(super().entries(drawn), drawn.rows, strict=True):
             read = int(row["before"])
             lane = {"number": int(row["lane"]) + 1, "of": self.examples.lanes, "read": read}
-            kept = "the state" if memory is None else f"{min(read, memory)} tokens of memory"
-            title = f"{lane['number']} of {lane['of']}, {read:,} tokens read before, sees {kept}"
+            carried = "the state" if memory is None else f"{min(read, memory)} tokens of memory"
+            title = f"{lane['number']} of {lane['of']}, {read:,} tokens read before, continues from {carried}"
             drawing = [("lane", f"{title}  {self._drawing(row, memory)}")]
             yield {**entry, "lane": lane, "drawing": drawing}
 
     def _drawing(self, row: np.void, memory: int | None) -> str:
-        """A diagram of a lane up to a segment, each letter standing for the same number of tokens: read before (.), in
-        the memory (m), read now (x). A recurrent state carries all tokens before it in part (~)."""
+        """A diagram of a lane up to a segment, in which each letter represents the same number of tokens: read before
+        (.), in the memory (m), read now (x). A recurrent state carries all previous tokens in part (~)."""
         before, unit = int(row["before"]), max(1, self.max_length // 4)
-        places = np.arange(0, before + int(row["length"]), unit)[-_DRAWN:]
-        kept = "~" if memory is None else "m"
+        positions = np.arange(0, before + int(row["length"]), unit)[-_SEGMENTS_SHOWN:]
+        carried = "~" if memory is None else "m"
         start = 0 if memory is None else max(0, before - memory)
-        return "".join("x" if at >= before else kept if at >= start else "." for at in places)
+        return "".join("x" if at >= before else carried if at >= start else "." for at in positions)
 
     def check_plan(self, stats: RunningStatistics) -> None:
         """Checks for text that is skipped or read twice, and that each segment directly follows the previous one."""
-        rows, places = self.examples.plan(0).rows, len(self.examples.stream) - 1
+        rows, predicted = self.examples.plan(0).rows, len(self.examples.stream) - 1
         ordered = rows[np.argsort(rows["start"], kind="stable")]
         ends = ordered["start"] + ordered["length"]
-        gaps = np.append(ordered["start"], places) - np.append(0, ends)
-        stats.exact("left out share of text", np.maximum(gaps, 0).sum() + np.maximum(-gaps, 0).sum(), 0, places)
+        gaps = np.append(ordered["start"], predicted) - np.append(0, ends)
+        stats.exact("left out share of text", np.abs(gaps).sum(), 0, predicted)
         follows = ordered["lane"][1:] == ordered["lane"][:-1]
         carried = ordered["before"][1:] == np.where(follows, ordered["before"][:-1] + ordered["length"][:-1], 0)
         stats.none("segments that do not follow the one before in their lane", (~carried).sum())
@@ -142,11 +139,8 @@ def within(template: FormatTemplate, packed: Packed, ids: Tensor) -> np.ndarray:
     return ids.numpy()[(positions >= before) & (positions < lengths - behind)]
 
 
-# Split texts: the position of the split is uniform, and the text after it is predicted.
-
-
 class PrefixesInspector(StreamInspector):
-    """Shared by both kinds of split examples."""
+    """The base for split texts: the position of the split is uniform, and the text after it is predicted."""
 
     drops_single_tokens = True
 
@@ -158,9 +152,9 @@ class PrefixesInspector(StreamInspector):
         prefixes = self.examples.prefixes(drawn.rows, drawn.numbers, drawn.epoch)
         stats.none("splits that leave a side empty", ((prefixes < 1) | (prefixes >= lengths)).sum())
         free = lengths > 2
-        places = (prefixes[free] - 1) / (lengths[free] - 2)
+        fractions = (prefixes[free] - 1) / (lengths[free] - 2)
         variance = float((lengths[free] / (12 * (lengths[free] - 2))).sum())
-        stats.mean("place of the split, 0 to 1", places.sum(), free.sum(), free.sum() / 2, variance, 0.5)
+        stats.mean("place of the split, 0 to 1", fractions.sum(), free.sum(), free.sum() / 2, variance, 0.5)
         self.check_sides(stats, drawn, lengths, prefixes)
 
     def check_sides(
@@ -232,7 +226,7 @@ class WordInspector(StreamInspector):
             )
             stats.none(f"words that {term} lacks", len(first_W) - texts - len(np.unique(word_M + ahead)))
 
-    def entries(self, drawn: SampledBatch) -> Iterator[dict[str, Any]]:
+    def entries(self, drawn: SampledBatch) -> Iterator[JsonObject]:
         """Adds the words of each example: their symbols, and the prediction targets of each direction."""
         inputs = drawn.batch.inputs
         tokens, starts = inputs.tokens.numpy(), np.array(inputs.starts)
@@ -287,13 +281,13 @@ class WordPairsInspector(StreamInspector):
     """Inspects `WordPairs`."""
 
     def fact(self, stats: RunningStatistics) -> str:
-        kept, pairs = stats.measured("words kept"), stats.measured("pairs of a word that is kept")
-        if kept is None or pairs is None:
+        retained, pairs = stats.measured("words kept"), stats.measured("pairs of a word that is kept")
+        if retained is None or pairs is None:
             return ""
         negatives = self.examples.config.negatives
         return (
-            f"{kept:.1%} of the words are retained; each is to tell the {pairs:.1f} words around it from {negatives} "
-            "sampled words"
+            f"{retained:.1%} of the words are retained; each distinguishes the {pairs:.1f} words around it from "
+            f"{negatives} sampled words"
         )
 
     @cached_property
@@ -309,11 +303,11 @@ class WordPairsInspector(StreamInspector):
         tokens, config = pairs.tokens, self.examples.config
         special = np.isin(tokens, sorted(self.tokenizer.special_ids))
         stats.note("unknown words, left out of the text", special.sum(), len(tokens), is_share=True)
-        stats.none("special tokens kept", (special & pairs.kept).sum())
-        chance_T = self.examples.counts.kept[tokens[~special]]
-        stats.share("words kept", pairs.kept.sum(), len(chance_T), chance_T)
+        stats.none("special tokens kept", (special & pairs.retained).sum())
+        chance_T = self.examples.counts.retention[tokens[~special]]
+        stats.share("words kept", pairs.retained.sum(), len(chance_T), chance_T)
         frequent = chance_T < 1
-        stats.share("frequent words kept", pairs.kept[~special][frequent].sum(), frequent.sum(), chance_T[frequent])
+        stats.share("frequent words kept", pairs.retained[~special][frequent].sum(), frequent.sum(), chance_T[frequent])
         for words in range(1, config.window + 1):
             side = "1 word" if words == 1 else f"{words} words"
             reaches = (pairs.reach == words).sum()
@@ -324,14 +318,14 @@ class WordPairsInspector(StreamInspector):
     def _check_pairs(self, stats: RunningStatistics, pairs: Pairs) -> None:
         """Checks that pairs are exactly the words within reach."""
         row_K = np.repeat(np.arange(len(pairs.lengths)), pairs.lengths)
-        place_K = np.arange(len(row_K)) - np.repeat(np.cumsum(pairs.lengths) - pairs.lengths, pairs.lengths)
+        position_K = np.arange(len(row_K)) - np.repeat(np.cumsum(pairs.lengths) - pairs.lengths, pairs.lengths)
         distance_M = np.abs(pairs.center - pairs.context)
         stats.note("pairs of a word that is kept", len(pairs.center), len(row_K))
         stats.none("pairs across documents", (row_K[pairs.center] != row_K[pairs.context]).sum())
         stats.none("pairs of a word with itself", (distance_M == 0).sum())
         stats.none("pairs out of reach", (distance_M > pairs.reach[pairs.center]).sum())
-        before_K = np.minimum(pairs.reach, place_K)
-        behind_K = np.minimum(pairs.reach, pairs.lengths[row_K] - 1 - place_K)
+        before_K = np.minimum(pairs.reach, position_K)
+        behind_K = np.minimum(pairs.reach, pairs.lengths[row_K] - 1 - position_K)
         stats.exact("pairs, of all within reach", len(pairs.center), *[(before_K + behind_K).sum()] * 2)
 
     def _check_negatives(self, stats: RunningStatistics, drawn: np.ndarray) -> None:

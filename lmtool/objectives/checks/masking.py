@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import cast
 
 import numpy as np
 import torch
+from torch import nn
 
+from lmtool.config.saved import JsonObject
 from lmtool.learners.inspection import Inspector, RunningStatistics, SampledBatch
 from lmtool.learners.model import indices_of
 from lmtool.objectives.checks.language import StreamInspector
-from lmtool.objectives.corruption.masking import Masked, budget
+from lmtool.objectives.configs import MaskingConfig, TokenMaskingConfig
+from lmtool.objectives.corruption.masking import Masked, Vocabulary, budget
+from lmtool.objectives.examples.masked import MaskedExamples
 
 # Masked tokens: their number, their replacements, and that nothing else changes.
 # Shape letters: N examples of a batch, T their tokens, M predicting positions.
@@ -37,17 +41,15 @@ BRANCHES = ("of these, [MASK]", "of these, another token", "of these, unchanged"
 class MaskingInspector(Inspector):
     """Inspects examples with masks over single tokens or words. config: the expected masks."""
 
-    def __init__(self, learner: Any, examples: Any, max_length: int):
+    def __init__(self, learner: nn.Module, examples: MaskedExamples, max_length: int):
         super().__init__(learner, examples, max_length)
-        self.config, self.vocabulary = examples.config, examples.masks.vocabulary
+        self.config, self.vocabulary = cast(MaskingConfig, examples.config), examples.masks.vocabulary
 
     def fact(self, stats: RunningStatistics) -> str:
         fractions = [stats.measured(name) for name in BRANCHES]
         words = ("[MASK]", "another token", "what was there")
-        read = ", ".join(f"{share:.1%} {word}" for share, word in zip(fractions, words, strict=True) if share)
-        if not read:
-            return super().fact(stats)
-        return f"{super().fact(stats)}; of these the model reads {read}"
+        read = ", ".join(f"{fraction:.1%} {word}" for fraction, word in zip(fractions, words, strict=True) if fraction)
+        return super().fact(stats) + (f"; of these the model reads {read}" if read else "")
 
     def repeats(self, epoch: int) -> bool:
         """Static masks repeat."""
@@ -60,7 +62,7 @@ class MaskingInspector(Inspector):
         documents = np.repeat(np.arange(len(whole.lengths)), whole.lengths)
         text = ~self.vocabulary.special[whole.tokens]
         eligible, selected = (
-            np.bincount(documents[places], minlength=len(drawn.rows)) for places in (np.flatnonzero(text), at)
+            np.bincount(documents[indices], minlength=len(drawn.rows)) for indices in (np.flatnonzero(text), at)
         )
         stats.none("special tokens predicted", (~text[at]).sum())
         stats.none("labels that are not the text", (masked.labels != whole.tokens[at]).sum())
@@ -70,18 +72,16 @@ class MaskingInspector(Inspector):
 
     def check_masks(self, stats: RunningStatistics, masks: Masks) -> None:
         """Checks which tokens are masked, and what replaces them."""
-        config, vocabulary, at, text = self.config, self.vocabulary, masks.masked.at, masks.text
-        regular = int((~vocabulary.special).sum())
-        check_branches(
-            stats, config.mask, config.random, masks.shown[at], masks.masked.labels, regular, vocabulary.mask
-        )
+        config, vocabulary = cast(TokenMaskingConfig, self.config), self.vocabulary
+        at, text = masks.masked.at, masks.text
+        check_branches(stats, config, vocabulary, masks.shown[at], masks.masked.labels)
         if config.whole_word:
             stats.note("predicted share of text", len(at), text.sum())
             opens = text & (vocabulary.starts_word[masks.tokens] | ~np.append(False, text[:-1]))
             word = np.cumsum(opens)[text]
-            taken = np.isin(np.flatnonzero(text), at)
-            share = np.bincount(word, taken) / np.maximum(np.bincount(word), 1)
-            stats.none("words partly predicted", ((share > 0) & (share < 1)).sum())
+            predicted = np.isin(np.flatnonzero(text), at)
+            fraction = np.bincount(word, predicted) / np.maximum(np.bincount(word), 1)
+            stats.none("words partly predicted", ((fraction > 0) & (fraction < 1)).sum())
         elif config.select == "bernoulli":
             stats.share("predicted share of text", len(at), text.sum(), config.probability)
         else:
@@ -96,7 +96,7 @@ class MaskedWindowsInspector(MaskingInspector, StreamInspector):
         share, rows = self.config.short_window_probability, drawn.rows
         if not share:
             return
-        short, capacity = rows["short"] == 1, self.examples.room
+        short, capacity = rows["short"] == 1, self.examples.capacity
         stats.share("windows that aim at a shorter length", short.sum(), len(rows), share)
         ends = np.isin(rows["start"] + rows["length"], self.examples.stream.boundaries)
         stats.none("windows cut although there is text", (~short & ~ends & (rows["length"] != capacity)).sum())
@@ -114,16 +114,11 @@ def check_budget(
 
 
 def check_branches(
-    stats: RunningStatistics,
-    mask: float,
-    random: float,
-    visible_M: np.ndarray,
-    labels_M: np.ndarray,
-    regular: int,
-    mask_id: int,
+    stats: RunningStatistics, config: MaskingConfig, vocabulary: Vocabulary, visible_M: np.ndarray, labels_M: np.ndarray
 ) -> None:
-    """Checks what replaces predicted tokens. A random token may be the original one, and then counts as unchanged."""
-    hidden, same = visible_M == mask_id, visible_M == labels_M
+    """Checks the replacements of predicted tokens. A random token that equals the original one counts as unchanged."""
+    mask, random, regular = config.mask, config.random, len(vocabulary.regular)
+    hidden, same = visible_M == vocabulary.mask, visible_M == labels_M
     stats.share(BRANCHES[0], hidden.sum(), len(labels_M), mask)
     stats.share(BRANCHES[1], (~hidden & ~same).sum(), len(labels_M), random * (1 - 1 / regular))
     stats.share(BRANCHES[2], (~hidden & same).sum(), len(labels_M), 1 - mask - random + random / regular)
@@ -139,7 +134,7 @@ _CLASSES = {"nsp": ("the second follows", "the second is random"), "sop": ("in o
 class MaskedPairsInspector(MaskingInspector):
     """Inspects `MaskedPairs`."""
 
-    def label(self, value: Any, describe_position: bool) -> Any:
+    def label(self, value: int, describe_position: bool) -> object:
         return super().label(value, True) if describe_position else _CLASSES[self.examples.config.pairs][value]
 
     def texts(self, drawn: SampledBatch) -> list[list[str]]:
@@ -151,9 +146,9 @@ class MaskedPairsInspector(MaskingInspector):
     def fact(self, stats: RunningStatistics) -> str:
         """Adds the fraction of pairs of the second class."""
         names = {"nsp": "random second segments in all", "sop": "pairs that are swapped"}
-        share = stats.measured(names[self.examples.config.pairs])
+        fraction = stats.measured(names[self.examples.config.pairs])
         pairs = {"nsp": "the second text of {} of the pairs is a random one", "sop": "{} of the pairs are swapped"}
-        words = "" if share is None else pairs[self.examples.config.pairs].format(f"{share:.1%}")
+        words = "" if fraction is None else pairs[self.examples.config.pairs].format(f"{fraction:.1%}")
         return "; ".join(filter(None, (super().fact(stats), words)))
 
     def check(self, stats: RunningStatistics, drawn: SampledBatch) -> None:
@@ -161,12 +156,16 @@ class MaskedPairsInspector(MaskingInspector):
         self.check_pairs(stats, drawn)
 
     def check_pairs(self, stats: RunningStatistics, drawn: SampledBatch) -> None:
-        """Checks the origin of segments, and truncation."""
-        self._check_cut(stats, drawn.rows)
+        """Checks the origin of segments, and that only pairs too long for an example lose tokens."""
+        truncated = self.examples.cut(drawn.rows)
+        length = drawn.rows["a_length"].astype(np.int64) + drawn.rows["b_length"]
+        stats.note("truncated fraction", truncated.sum(), len(drawn.rows))
+        stats.none("pairs cut although they fit", (truncated & (length != self.examples.capacity)).sum())
         self._check_classes(stats, drawn.rows)
-        if self.config.pair_of == "segments":
-            share = self.config.short_sequence_probability
-            stats.share("pairs that aim at a shorter length", drawn.rows["short"].sum(), len(drawn.rows), share)
+        config = self.examples.config
+        if config.pair_of == "segments":
+            probability = config.short_sequence_probability
+            stats.share("pairs that aim at a shorter length", drawn.rows["short"].sum(), len(drawn.rows), probability)
 
     def _check_classes(self, stats: RunningStatistics, rows: np.ndarray) -> None:
         label, choice = rows["label"] == 1, rows["choice"] == 1
@@ -175,24 +174,15 @@ class MaskedPairsInspector(MaskingInspector):
         if self.examples.config.pairs == "sop":
             stats.share("pairs that are swapped", label.sum(), len(rows), 0.5)
             stats.none("pairs of two documents", (a != b).sum())
-            first, second = (
-                np.where(label, rows["b_start"], rows["a_start"]),
-                np.where(label, rows["a_start"], rows["b_start"]),
-            )
-            stats.none("pairs in another order than their class says", (first >= second).sum())
+            in_order = rows["a_start"] < rows["b_start"]
+            backward = rows["b_start"] < rows["a_start"]
+            stats.none("pairs in another order than their class says", (~np.where(label, backward, in_order)).sum())
             return
         stats.share("random second segments where there is a choice", (label & choice).sum(), choice.sum(), 0.5)
         stats.note("random second segments in all", label.sum(), len(rows), is_share=True)
         stats.none("pairs without a choice that follow", (~choice & ~label).sum())
         stats.none("random segments of the same document", (label & (a == b)).sum())
         stats.none("following segments of another document", (~label & (a != b)).sum())
-
-    def _check_cut(self, stats: RunningStatistics, rows: np.ndarray) -> None:
-        """Checks that only pairs too long for an example lose tokens."""
-        cut = self.examples.cut(rows)
-        length = rows["a_length"].astype(np.int64) + rows["b_length"]
-        stats.note("truncated fraction", cut.sum(), len(rows))
-        stats.none("pairs cut although they fit", (cut & (length != self.examples.limit)).sum())
 
 
 # The generator's current samples, compared with its own probabilities.
@@ -203,13 +193,13 @@ class GeneratorInspector(MaskedWindowsInspector):
     original text."""
 
     def fact(self, stats: RunningStatistics) -> str:
-        share = stats.measured("replaced share of tokens")
+        fraction = stats.measured("replaced share of tokens")
         words = super().fact(stats).replace("the model reads", "it reads")
-        if share is None:
+        if fraction is None:
             return words
-        return f"{share:.1%} of the tokens that the model reads are replaced, by a generator for which {words}"
+        return f"{fraction:.1%} of the tokens that the model reads are replaced, by a generator for which {words}"
 
-    def entries(self, drawn: SampledBatch) -> Iterator[dict[str, Any]]:
+    def entries(self, drawn: SampledBatch) -> Iterator[JsonObject]:
         """Adds `filled`, the text that the model reads; if the model detects replaced tokens, these are its targets."""
         batch, host = drawn.batch, torch.device("cpu")
         filled = self.learner.sampled(batch.to(self.learner.device), drawn.epoch).filled.to(host)
@@ -218,8 +208,8 @@ class GeneratorInspector(MaskedWindowsInspector):
         for number, entry in enumerate(super().entries(drawn)):
             start = batch.inputs.starts[number]
             replaced = (other_T & (batch.inputs.documents == number)).nonzero()[:, 0]
-            places = [{"position": int(at) - start, "label": "replaced"} for at in replaced]
-            targets = entry.pop("targets") | dict.fromkeys(made_in_step, places)
+            positions = [{"position": int(at) - start, "label": "replaced"} for at in replaced]
+            targets = entry.pop("targets") | dict.fromkeys(made_in_step, positions)
             yield {**entry, "filled": self.side(filled, range(number, number + 1)), "targets": targets}
 
     def check(self, stats: RunningStatistics, drawn: SampledBatch) -> None:

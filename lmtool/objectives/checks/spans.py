@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 
+from lmtool.config.saved import JsonObject
 from lmtool.learners.inspection import Inspector, RunningStatistics, SampledBatch
 from lmtool.objectives.checks.language import StreamInspector
 from lmtool.objectives.checks.masking import (
@@ -17,6 +18,7 @@ from lmtool.objectives.checks.masking import (
     check_branches,
     check_budget,
 )
+from lmtool.objectives.configs import SpanConfig
 from lmtool.objectives.corruption.masking import MaskedSpans, budget, length_probabilities
 from lmtool.objectives.corruption.permutation import Permuted, ngram_probabilities
 
@@ -27,13 +29,15 @@ from lmtool.objectives.corruption.permutation import Permuted, ngram_probabiliti
 class SpanInspector(MaskingInspector):
     """Inspects examples with masks over runs of words."""
 
+    config: SpanConfig
+
     def fact(self, stats: RunningStatistics) -> str:
         mean = stats.measured("words of a span as drawn")
         return super().fact(stats) + ("" if mean is None else f"; in spans of {mean:.1f} words on average")
 
     def check_masks(self, stats: RunningStatistics, masks: Masks) -> None:
         spans = cast(MaskedSpans, masks.masked)
-        self._check_lengths(stats, spans.drawn)
+        check_lengths(stats, "words of a span", "spans", spans.drawn, length_probabilities(self.config))
         self._check_branches(stats, spans, masks.shown[spans.at])
         starts = self.vocabulary.starts_word[spans.labels[np.searchsorted(spans.at, spans.spans[:, 0])]]
         # A window may begin within a word, and so may a span at its start.
@@ -42,24 +46,13 @@ class SpanInspector(MaskingInspector):
         expected = np.ceil(masks.eligible * self.config.probability - 1e-9)
         check_budget(stats, masks.selected, expected, masks.eligible)
 
-    def _check_lengths(self, stats: RunningStatistics, sampled_D: np.ndarray) -> None:
-        """Checks that the (D,) sampled lengths follow the configured distribution."""
-        fractions = length_probabilities(self.config)
-        lengths, count = np.arange(1, len(fractions) + 1), len(sampled_D)
-        mean = float(fractions @ lengths)
-        variance = float(fractions @ lengths**2 - mean**2)
-        stats.mean("words of a span as drawn", sampled_D.sum(), count, count * mean, count * variance, len(fractions))
-        for length, share in zip(lengths, fractions, strict=True):
-            stats.share(f"spans of {length} as drawn", (sampled_D == length).sum(), count, float(share))
-
     def _check_branches(self, stats: RunningStatistics, spans: MaskedSpans, visible_M: np.ndarray) -> None:
         """Checks the replacements, which are chosen per token or per span."""
         config, mask = self.config, self.vocabulary.mask
-        regular = int((~self.vocabulary.special).sum())
         if config.replace == "token":
-            check_branches(stats, config.mask, config.random, visible_M, spans.labels, regular, mask)
+            check_branches(stats, config, self.vocabulary, visible_M, spans.labels)
             return
-        count = len(spans.spans)
+        count, regular = len(spans.spans), len(self.vocabulary.regular)
         sizes = np.bincount(spans.span_of, minlength=count)
         hidden = np.bincount(spans.span_of, visible_M == mask, count)
         same = np.bincount(spans.span_of, visible_M == spans.labels, count)
@@ -67,6 +60,23 @@ class SpanInspector(MaskingInspector):
         stats.share("spans that are [MASK]", (hidden > 0).sum(), count, config.mask)
         chances = 1 - config.mask - config.random + config.random * float(regular) ** -sizes.astype(float)
         stats.share("spans that are unchanged", ((hidden == 0) & (same == sizes)).sum(), count, chances)
+
+
+def check_lengths(
+    stats: RunningStatistics, length_name: str, plural: str, sampled_D: np.ndarray, probabilities_K: np.ndarray
+) -> None:
+    """Checks that the (D,) sampled lengths follow the (K,) probabilities of the lengths from 1.
+
+    Lengths are sampled until their sum suffices, so their number depends on them: each is compared with its conditional
+    distribution given the previous ones.
+    """
+    lengths, count = np.arange(1, len(probabilities_K) + 1), len(sampled_D)
+    mean = float(probabilities_K @ lengths)
+    variance = float(probabilities_K @ lengths**2 - mean**2)
+    total, bound = sampled_D.sum(), len(lengths)
+    stats.mean(f"{length_name} as drawn", total, count, count * mean, count * variance, bound)
+    for length, probability in zip(lengths, probabilities_K, strict=True):
+        stats.share(f"{plural} of {length} as drawn", (sampled_D == length).sum(), count, float(probability))
 
 
 class SpanWindowsInspector(SpanInspector, MaskedWindowsInspector):
@@ -77,7 +87,7 @@ class SpanPairsInspector(SpanInspector, MaskedPairsInspector):
     """Inspects `MaskedPairs`."""
 
 
-# Permutations: how much is predicted, in n-grams of which length, in which order, and what each token attends to.
+# Permutations: the number of predicted tokens, the lengths of their n-grams, their order, and the attention masks.
 # Shape letters: N examples of a batch, T their tokens, M predicted positions, L tokens of a diagram.
 
 
@@ -90,12 +100,16 @@ class PermutationInspector(Inspector):
 
     def fact(self, stats: RunningStatistics) -> str:
         words = super().fact(stats)
-        return f"{words}, each from all that are not, and from those before it in a random order" if words else ""
+        return (
+            f"{words}, each from all unpredicted tokens and the predicted ones before it in a random order"
+            if words
+            else ""
+        )
 
-    def entries(self, drawn: SampledBatch) -> Iterator[dict[str, Any]]:
+    def entries(self, drawn: SampledBatch) -> Iterator[JsonObject]:
         """Adds `drawing`, the order and both streams' attention masks for the first tokens."""
         memory = self.learner.backbone.config.remembers
-        retained = f"up to {memory} tokens in front, of those that windows before reused: seen by all"
+        retained = f"up to {memory} reused tokens of the previous windows, to which all tokens attend"
         for entry in super().entries(drawn):
             side = entry["input"]
             predicted_positions = {target["position"] for target in entry["targets"]["plm"]}
@@ -111,30 +125,20 @@ class PermutationInspector(Inspector):
         documents = np.repeat(np.arange(len(whole.lengths)), whole.lengths)
         text = ~vocabulary.special[whole.tokens]
         block = 2 * documents + permuted.blocks
-        eligible, selected = (np.bincount(block[places], minlength=2 * len(drawn.rows)) for places in (text, at))
+        eligible, selected = (np.bincount(block[tokens], minlength=2 * len(drawn.rows)) for tokens in (text, at))
         check_budget(stats, selected, budget(eligible, 1 / config.context), eligible)
         stats.none("special tokens predicted", (~text[at]).sum())
         stats.none("tokens that are not the text", (inputs.tokens.numpy() != whole.tokens).sum())
-        self._check_ngrams(stats, permuted)
+        probabilities_K = ngram_probabilities(config.longest)
+        check_lengths(stats, "tokens of an n-gram", "n-grams", permuted.drawn, probabilities_K)
+        left = "predicted tokens that make up for what n-grams left"
+        stats.note(left, permuted.single.sum(), len(permuted.at), is_share=True)
         starts = vocabulary.starts_word[whole.tokens[permuted.starts]]
         opening = (
             (permuted.starts == 0) | ~text[permuted.starts - 1] | (np.diff(block, prepend=-1)[permuted.starts] != 0)
         )
         stats.none("n-grams that begin within a word", (~starts & ~opening).sum())
         _check_order(stats, permuted, inputs.columns["rank"].numpy(), ~text, block)
-
-    def _check_ngrams(self, stats: RunningStatistics, permuted: Permuted) -> None:
-        drawn, fractions = permuted.drawn, ngram_probabilities(self.examples.config.longest)
-        lengths, count = np.arange(1, len(fractions) + 1), len(drawn)
-        mean = float(fractions @ lengths)
-        variance = float(fractions @ lengths**2 - mean**2)
-        # Lengths are sampled until their sum suffices: each is compared with its conditional distribution given the
-        # previous ones.
-        stats.mean("tokens of an n-gram as drawn", drawn.sum(), count, count * mean, count * variance, len(fractions))
-        for length, share in zip(lengths, fractions, strict=True):
-            stats.share(f"n-grams of {length} as drawn", (drawn == length).sum(), count, float(share))
-        left = "predicted tokens that make up for what n-grams left"
-        stats.note(left, permuted.single.sum(), len(permuted.at), is_share=True)
 
 
 class PermutedWindowsInspector(PermutationInspector, StreamInspector):
@@ -155,29 +159,30 @@ class PermutedPairsInspector(PermutationInspector, MaskedPairsInspector):
 def _check_order(
     stats: RunningStatistics, permuted: Permuted, ranks_T: np.ndarray, special_T: np.ndarray, block_T: np.ndarray
 ) -> None:
-    """Checks for uniform orders: of two neighbors in a block, either comes first in half of the cases (disjoint pairs
+    """Checks for uniform orders: either of two neighbors in a block comes first in half of the cases (disjoint pairs
     are independent). Unpredicted tokens precede all predicted ones, and a first block precedes a second."""
     ordered = special_T.copy()
     ordered[permuted.at] = True
-    places = np.flatnonzero(ordered)
-    number = np.arange(len(places)) - np.searchsorted(block_T[places], block_T[places])
-    first = np.flatnonzero((number[:-1] % 2 == 0) & (block_T[places[:-1]] == block_T[places[1:]]))
-    earlier = ranks_T[places[first]] < ranks_T[places[first + 1]]
+    indices = np.flatnonzero(ordered)
+    number = np.arange(len(indices)) - np.searchsorted(block_T[indices], block_T[indices])
+    first = np.flatnonzero((number[:-1] % 2 == 0) & (block_T[indices[:-1]] == block_T[indices[1:]]))
+    earlier = ranks_T[indices[first]] < ranks_T[indices[first + 1]]
     stats.share("neighbours in the order of the text", earlier.sum(), len(first), 0.5)
     # The rank of the first one is uniform too.
-    sizes = np.bincount(block_T[places])[block_T[places]]
+    sizes = np.bincount(block_T[indices])[block_T[indices]]
     leading = np.flatnonzero((number == 0) & (sizes > 1))
     before = (
-        ranks_T[places] - np.minimum.reduceat(ranks_T[places], np.flatnonzero(number == 0))[np.cumsum(number == 0) - 1]
+        ranks_T[indices]
+        - np.minimum.reduceat(ranks_T[indices], np.flatnonzero(number == 0))[np.cumsum(number == 0) - 1]
     )
-    others_count = sizes[leading] - 1
-    share, spread = before[leading] / others_count, (others_count + 2) / (12 * others_count)
-    stats.mean("place of the first one in the order", share.sum(), len(share), len(share) / 2, spread.sum(), 0.5)
+    others = sizes[leading] - 1
+    rank, variance = before[leading] / others, (others + 2) / (12 * others)
+    stats.mean("place of the first one in the order", rank.sum(), len(rank), len(rank) / 2, variance.sum(), 0.5)
     last_B = np.full(int(block_T.max(initial=0)) + 1, -1)
     np.maximum.at(last_B, block_T[~ordered], ranks_T[~ordered])
-    stats.none("ordered tokens not behind what is not predicted", (ranks_T[places] <= last_B[block_T[places]]).sum())
-    both = np.stack([2 * (block_T[places] // 2), ranks_T[places]])
-    stats.none("ranks given twice", len(places) - np.unique(both, axis=1).shape[1])
+    stats.none("ordered tokens not behind what is not predicted", (ranks_T[indices] <= last_B[block_T[indices]]).sum())
+    both = np.stack([2 * (block_T[indices] // 2), ranks_T[indices]])
+    stats.none("ranks given twice", len(indices) - np.unique(both, axis=1).shape[1])
     seconds = (np.diff(block_T, prepend=block_T[:1]) == 1) & (block_T % 2 == 1)
     highest = np.full(len(last_B) + 1, -1)
     np.maximum.at(highest, block_T, ranks_T)
@@ -188,21 +193,21 @@ def _check_order(
 
 
 def draw_streams(pieces: list[str], ranks: list[int], predicted_positions: set[int]) -> list[tuple[str, str]]:
-    """Diagram lines (piece, text): the order of the tokens, and what each attends to (`x`) in the content stream and in
-    the query stream. asked: the predicted positions, which alone have a query."""
+    """Diagram lines (piece, text): the order of the tokens, and the tokens (`x`) to which each attends in the content
+    stream and in the query stream. Only predicted positions have a query."""
     order, count = np.array(ranks), len(pieces)
     content, query = order[None, :] <= order[:, None], order[None, :] < order[:, None]
 
-    def rows(sees: np.ndarray, positions: Iterable[int]) -> Iterator[tuple[str, str]]:
+    def rows(attended_LL: np.ndarray, positions: Iterable[int]) -> Iterator[tuple[str, str]]:
         for row in positions:
-            yield pieces[row], f"{order[row]:03d} " + "".join("x" if seen else "." for seen in sees[row])
+            yield pieces[row], f"{order[row]:03d} " + "".join("x" if attended else "." for attended in attended_LL[row])
 
     predicted = [position for position in range(count) if position in predicted_positions]
     sequence = sorted(predicted, key=lambda position: int(order[position]))
     return [
-        ("order", " ".join(pieces[position] for position in sequence) or "nothing of these is predicted"),
-        ("content stream", "rank, and what is seen"),
+        ("order", " ".join(pieces[position] for position in sequence) or "none of these is predicted"),
+        ("content stream", "rank, and tokens attended to"),
         *rows(content, range(count)),
-        ("query stream", "of what is predicted"),
+        ("query stream", "the same, of predicted tokens"),
         *rows(query, predicted),
     ]

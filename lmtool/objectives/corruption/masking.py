@@ -3,7 +3,8 @@ ALBERT)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -12,9 +13,7 @@ from lmtool.data.formats import ragged_ranges
 from lmtool.objectives.configs import MaskingConfig, SpanConfig, TokenMaskingConfig
 from lmtool.tokenizers.tokenizer import Tokenizer
 
-# Selection and replacement of masked tokens: a pure, vectorized function. Random numbers are keyed by (seed, epoch,
-# example, position), so masks do not depend on the batch.
-# Shape letters: T tokens of the packed batch, N examples in it, M predicted positions, W words.
+# Shape letters: T tokens of the packed batch, N examples in it, M predicted positions, W words, V vocabulary.
 
 
 # Random numbers per position: selection, replacement branch, random token.
@@ -34,10 +33,56 @@ class Vocabulary:
     starts_word: np.ndarray
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer) -> Vocabulary:
+    def of(cls, tokenizer: Tokenizer, mask: int | None = None) -> Vocabulary:
+        """mask: the id that masks; None: the tokenizer's mask token."""
         special: np.ndarray = np.zeros(tokenizer.vocab_size, dtype=bool)
         special[list(tokenizer.special_ids)] = True
-        return cls(tokenizer.role("mask"), special, np.asarray(tokenizer.starts_word, dtype=bool))
+        mask = tokenizer.role("mask") if mask is None else mask
+        return cls(mask, special, np.asarray(tokenizer.starts_word, dtype=bool))
+
+    @cached_property
+    def regular(self) -> np.ndarray:
+        """The ids that are not special."""
+        return np.flatnonzero(~self.special)
+
+    def sample(self, uniform: np.ndarray) -> np.ndarray:
+        """Regular ids for random numbers in [0, 1)."""
+        return self.regular[(uniform * len(self.regular)).astype(np.int64)]
+
+
+@dataclass(frozen=True)
+class PackedTexts:
+    """N concatenated texts and the keys of their random numbers, (seed, epoch, example, number), which do not depend on
+    the batch. tokens: (T,). lengths, examples: (N,)."""
+
+    tokens: np.ndarray
+    lengths: np.ndarray
+    examples: np.ndarray
+    seed: int
+    epoch: int
+
+    @cached_property
+    def owners(self) -> np.ndarray:
+        """(T,) the text of each token."""
+        return np.repeat(np.arange(len(self.lengths)), self.lengths)
+
+    @cached_property
+    def starts(self) -> np.ndarray:
+        """(N,) first position of each text."""
+        return np.cumsum(self.lengths) - self.lengths
+
+    @cached_property
+    def positions(self) -> np.ndarray:
+        """(T,) position of each token in its text."""
+        return np.arange(len(self.tokens)) - self.starts[self.owners]
+
+    def uniform(self, owners: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+        """Random numbers by text and number."""
+        return random_streams.uniform_at(self.seed, "corrupt", self.epoch, self.examples[owners], numbers)
+
+    def of(self, tokens: np.ndarray, lengths: np.ndarray) -> PackedTexts:
+        """Other tokens with the same keys."""
+        return replace(self, tokens=tokens, lengths=lengths)
 
 
 @dataclass(frozen=True)
@@ -57,58 +102,31 @@ def budget(eligible_N: np.ndarray, probability: float) -> np.ndarray:
     return np.minimum(np.maximum(np.rint(eligible_N * probability).astype(np.int64), 1), eligible_N)
 
 
-def mask_tokens(
-    config: TokenMaskingConfig,
-    vocabulary: Vocabulary,
-    tokens_T: np.ndarray,
-    lengths_N: np.ndarray,
-    examples_N: np.ndarray,
-    seed: int,
-    epoch: int,
-) -> Masked:
-    """Selects and replaces tokens of a packed batch.
-
-    Args:
-        config: Which tokens are predicted, and their replacements.
-        vocabulary: See `Vocabulary`.
-        tokens_T: Concatenated ids of N examples; special tokens are never selected.
-        lengths_N: Tokens of each example.
-        examples_N: Example numbers, which key the random numbers.
-        seed: Of the run.
-        epoch: Keys the random numbers; under masking=static they repeat every `duplicates` epochs.
-    """
-    epoch = config.sampling_epoch(epoch)
-    documents_T = np.repeat(np.arange(len(lengths_N)), lengths_N)
-    positions_T = np.arange(len(tokens_T)) - np.repeat(np.cumsum(lengths_N) - lengths_N, lengths_N)
-    eligible_T = ~vocabulary.special[tokens_T]
+def mask_tokens(config: TokenMaskingConfig, vocabulary: Vocabulary, texts: PackedTexts) -> Masked:
+    """Selects and replaces tokens of a packed batch, special tokens excepted. Under masking=static the random numbers
+    repeat every `duplicates` epochs."""
+    texts = replace(texts, epoch=config.sampling_epoch(texts.epoch))
+    tokens_T, count = texts.tokens, len(texts.lengths)
 
     def draw(which: int, at: np.ndarray) -> np.ndarray:
-        return random_streams.uniform_at(
-            seed, "corrupt", epoch, examples_N[documents_T[at]], positions_T[at] * _DRAWS + which
-        )
+        return texts.uniform(texts.owners[at], texts.positions[at] * _DRAWS + which)
 
-    places = np.flatnonzero(eligible_T)
-    documents = documents_T[places]
+    eligible = np.flatnonzero(~vocabulary.special[tokens_T])
+    owners = texts.owners[eligible]
     if config.whole_word:
-        starts = vocabulary.starts_word[tokens_T[places]]
-        starts |= np.diff(places, prepend=-2) != 1  # after a special token or at the start of an example
+        starts = vocabulary.starts_word[tokens_T[eligible]]
+        starts |= np.diff(eligible, prepend=-2) != 1  # after a special token or at the start of an example
         word_of = np.cumsum(starts) - 1
         first = np.flatnonzero(starts)
-        chosen = _choose(
-            config,
-            draw(_SELECT, places[first]),
-            documents[first],
-            np.bincount(word_of, minlength=len(first)),
-            len(lengths_N),
-        )
+        sizes = np.bincount(word_of, minlength=len(first))
+        chosen = _choose(config, draw(_SELECT, eligible[first]), owners[first], sizes, count)
         selected = chosen[word_of] if len(first) else np.zeros(0, dtype=bool)
     else:
-        selected = _choose(config, draw(_SELECT, places), documents, None, len(lengths_N))
+        selected = _choose(config, draw(_SELECT, eligible), owners, None, count)
 
-    at = places[selected]
-    labels = tokens_T[at]
+    at = eligible[selected]
     tokens = replace_tokens(config, vocabulary, tokens_T, at, draw(_BRANCH, at), draw(_RANDOM, at))
-    return Masked(tokens, at, labels)
+    return Masked(tokens, at, tokens_T[at])
 
 
 def replace_tokens(
@@ -123,59 +141,56 @@ def replace_tokens(
 
     branch_M: random numbers that choose the replacement. uniform_M: those of the random tokens.
     """
-    regular = np.flatnonzero(~vocabulary.special)
-    drawn = regular[(uniform_M * len(regular)).astype(np.int64)]
-    random = branch_M < config.mask + config.random
+    unmasked = np.where(branch_M < config.mask + config.random, vocabulary.sample(uniform_M), tokens_T[at])
     tokens = tokens_T.copy()
-    tokens[at] = np.where(branch_M < config.mask, vocabulary.mask, np.where(random, drawn, tokens_T[at]))
+    tokens[at] = np.where(branch_M < config.mask, vocabulary.mask, unmasked)
     return tokens
 
 
 def _choose(
-    config: TokenMaskingConfig, uniform: np.ndarray, documents: np.ndarray, sizes: np.ndarray | None, count: int
+    config: TokenMaskingConfig, uniform: np.ndarray, owners: np.ndarray, sizes: np.ndarray | None, count: int
 ) -> np.ndarray:
-    """Selects units (tokens, or words of given sizes): a bool per unit.
+    """Selects units (tokens, or words of these sizes) of `count` examples: a bool per unit.
 
     exact: units in random order while they fit the rest of the example's budget (BERT's data script). A word larger
     than the whole budget is selected if nothing else was, so that every example has a target.
     """
     if config.select == "bernoulli":
         return uniform < config.probability
-    tokens = np.bincount(documents, weights=sizes, minlength=count).astype(np.int64)
+    tokens = np.bincount(owners, weights=sizes, minlength=count).astype(np.int64)
     left = budget(tokens, config.probability)
-    order = np.lexsort((uniform, documents))
-    units = np.bincount(documents, minlength=count)
+    order = np.lexsort((uniform, owners))
+    units = np.bincount(owners, minlength=count)
     first = np.cumsum(units) - units
     chosen = np.zeros(len(uniform), dtype=bool)
     if sizes is None:
-        rank = np.arange(len(order)) - first[documents[order]]
-        chosen[order[rank < left[documents[order]]]] = True
+        rank = np.arange(len(order)) - first[owners[order]]
+        chosen[order[rank < left[owners[order]]]] = True
         return chosen
     whole = left.copy()
     for rank in range(int(units.max(initial=0))):
-        open_ = np.flatnonzero((left > 0) & (units > rank))
-        if not len(open_):
+        unfinished = np.flatnonzero((left > 0) & (units > rank))
+        if not len(unfinished):
             break
-        unit = order[first[open_] + rank]
-        fits = sizes[unit] <= left[open_]
+        unit = order[first[unfinished] + rank]
+        fits = sizes[unit] <= left[unfinished]
         chosen[unit[fits]] = True
-        left[open_[fits]] -= sizes[unit[fits]]
+        left[unfinished[fits]] -= sizes[unit[fits]]
     untouched = np.flatnonzero((left == whole) & (units > 0))
     chosen[order[first[untouched]]] = True
     return chosen
 
 
-# Masks over runs of words: SpanBERT's spans and ALBERT's n-grams. A pure function, vectorized over a batch.
+# Masks over runs of words: SpanBERT's spans and ALBERT's n-grams.
 # Joshi, Chen, Liu, Weld, Zettlemoyer, Levy, "SpanBERT: Improving Pre-training by Representing and Predicting Spans",
 # TACL 2020, section 3.1, and masking.py of its published code: until ceil(probability x tokens) are masked, a length
-# in words is drawn and a token that is not masked yet; the span begins with that token's word and ends with its
-# words, the text or the budget. Lengths are geometric, *renormalized* over 1 to `longest`: a mean of 3.80 words for
-# 0.2 and 10. Spans that touch are one span. ALBERT's n-grams: Lan et al. 2020, section 4.1, a length n with a share
-# of 1/n.
+# in words is sampled, and a token that is not masked yet; the span begins with that token's word, and ends after the
+# sampled number of words or at the end of the text or the budget. Lengths are geometric, *renormalized* over 1 to
+# `longest`: a mean of 3.80 words for 0.2 and 10. Spans that touch are one span. ALBERT's n-grams (Lan et al. 2020,
+# section 4.1): the probability of length n is proportional to 1/n.
 #
-# Every draw is keyed by (seed, epoch, example, number of the draw or position), so spans do not depend on the batch.
-# Shape letters: T tokens, N examples, P tokens that may be masked, W words, M masked places, S spans, D draws, K
-# lengths.
+# Shape letters: T tokens, N examples, P tokens that may be masked, W words, M masked positions, S spans, D sampled
+# lengths, K lengths.
 
 
 # Random numbers of one round of an example; those of a span or a token are numbered by position, far beyond.
@@ -203,77 +218,60 @@ def length_probabilities(config: SpanConfig) -> np.ndarray:
     return fractions / fractions.sum()
 
 
-def mask_spans(
-    config: SpanConfig,
-    vocabulary: Vocabulary,
-    tokens_T: np.ndarray,
-    lengths_N: np.ndarray,
-    examples_N: np.ndarray,
-    seed: int,
-    epoch: int,
-) -> MaskedSpans:
-    """Masks spans of a packed batch; arguments as in `mask_tokens`."""
-    epoch = config.sampling_epoch(epoch)
-    text = _Text(vocabulary, tokens_T, lengths_N)
-    masked_P, drawn = _draw_spans(config, text, examples_N, seed, epoch)
+def mask_spans(config: SpanConfig, vocabulary: Vocabulary, texts: PackedTexts) -> MaskedSpans:
+    """Masks spans of a packed batch; see `mask_tokens`."""
+    texts = replace(texts, epoch=config.sampling_epoch(texts.epoch))
+    tokens_T, text = texts.tokens, _Text(vocabulary, texts)
+    masked_P, drawn = _draw_spans(config, text, texts)
     inside = np.flatnonzero(masked_P)
     opens = (np.diff(inside, prepend=-2) != 1) | text.broken_P[inside]
     span_of = np.cumsum(opens) - 1
     first = inside[opens]
     last = inside[np.append(np.flatnonzero(opens)[1:], len(inside))[: len(first)] - 1] if len(first) else first
-    at = text.places[inside]
-    keyed_by = text.places[first][span_of] if config.replace == "span" else at
-    starts_N = np.cumsum(lengths_N) - lengths_N
-    documents_M = text.documents_P[inside]
+    at = text.indices[inside]
+    keyed_by = text.indices[first][span_of] if config.replace == "span" else at
 
-    def draw(which: int, places: np.ndarray) -> np.ndarray:
-        number = _BY_POSITION + (places - starts_N[documents_M]) * _SPAN_DRAWS + which
-        return random_streams.uniform_at(seed, "corrupt", epoch, examples_N[documents_M], number)
+    def draw(which: int, keys_M: np.ndarray) -> np.ndarray:
+        return texts.uniform(texts.owners[keys_M], _BY_POSITION + texts.positions[keys_M] * _SPAN_DRAWS + which)
 
     tokens = replace_tokens(config, vocabulary, tokens_T, at, draw(0, keyed_by), draw(1, at))
     ends_P = np.append(text.broken_P[1:], True)
-    spans = np.stack([text.places[first], text.places[last]], axis=1)
+    spans = np.stack([text.indices[first], text.indices[last]], axis=1)
     return MaskedSpans(tokens, at, tokens_T[at], spans, span_of, ~text.broken_P[first] & ~ends_P[last], drawn)
 
 
 class _Text:
     """The maskable tokens of a batch, and their words.
 
-    places: (P,) flat index of each. documents_P: its example. broken_P: whether the previous token is not text of the
+    indices: (P,) flat index of each. owners_P: its example. broken_P: whether the previous token is not text of the
     same example. word_P: its word. word_first: (W+1,) word boundaries among the P. run_end_W: the word after the
     unbroken run that contains a word.
     """
 
-    def __init__(self, vocabulary: Vocabulary, tokens_T: np.ndarray, lengths_N: np.ndarray):
-        documents_T = np.repeat(np.arange(len(lengths_N)), lengths_N)
-        self.places = np.flatnonzero(~vocabulary.special[tokens_T])
-        self.documents_P = documents_T[self.places]
-        self.broken_P = (np.diff(self.places, prepend=-2) != 1) | (np.diff(self.documents_P, prepend=-1) != 0)
-        starts = vocabulary.starts_word[tokens_T[self.places]] | self.broken_P
+    def __init__(self, vocabulary: Vocabulary, texts: PackedTexts):
+        self.indices = np.flatnonzero(~vocabulary.special[texts.tokens])
+        self.owners_P = texts.owners[self.indices]
+        self.broken_P = (np.diff(self.indices, prepend=-2) != 1) | (np.diff(self.owners_P, prepend=-1) != 0)
+        starts = vocabulary.starts_word[texts.tokens[self.indices]] | self.broken_P
         self.word_P = np.cumsum(starts) - 1
         first = np.flatnonzero(starts)
-        self.word_first = np.append(first, len(self.places))
+        self.word_first = np.append(first, len(self.indices))
         run_W = np.cumsum(self.broken_P[first]) - 1
         self.run_end_W = np.searchsorted(run_W, run_W, side="right")
-        self.counts_N = np.bincount(self.documents_P, minlength=len(lengths_N))
+        self.counts_N = np.bincount(self.owners_P, minlength=len(texts.lengths))
         self.starts_N = np.cumsum(self.counts_N) - self.counts_N
 
 
-def _draw_spans(
-    config: SpanConfig, text: _Text, examples_N: np.ndarray, seed: int, epoch: int
-) -> tuple[np.ndarray, np.ndarray]:
+def _draw_spans(config: SpanConfig, text: _Text, texts: PackedTexts) -> tuple[np.ndarray, np.ndarray]:
     """(P,) masked tokens, and (D,) sampled lengths: each round samples one span for each example below its budget."""
     cumulative = np.cumsum(length_probabilities(config))[:-1]
-    masked_P = np.zeros(len(text.places), dtype=bool)
+    masked_P = np.zeros(len(text.indices), dtype=bool)
     left_N = np.ceil(text.counts_N * config.probability - 1e-9).astype(np.int64)
     drawn: list[np.ndarray] = [np.zeros(0, dtype=np.int64)]
     number = 0
     while len(active := np.flatnonzero(left_N > 0)):
         uniform = [
-            random_streams.uniform_at(
-                seed, "corrupt", epoch, examples_N[active], np.full(len(active), number * _SPAN_DRAWS + which)
-            )
-            for which in (_LENGTH, _ANCHOR)
+            texts.uniform(active, np.full(len(active), number * _SPAN_DRAWS + which)) for which in (_LENGTH, _ANCHOR)
         ]
         number += 1
         anchor = text.starts_N[active] + (uniform[1] * text.counts_N[active]).astype(np.int64)

@@ -1,4 +1,4 @@
-"""Corruption of texts for encoder-decoders: BART's noises, T5's sentinels, and prefixes. Pure functions."""
+"""Corruption of texts for encoder-decoders: BART's noises, T5's sentinels, and prefixes. Pure, vectorized functions."""
 
 from __future__ import annotations
 
@@ -11,54 +11,19 @@ from lmtool import random_streams
 from lmtool.data.formats import ragged_ranges
 from lmtool.errors import UserError
 from lmtool.objectives.configs import SpanCorruptionConfig
-from lmtool.objectives.corruption.masking import Vocabulary, budget
+from lmtool.objectives.corruption.masking import PackedTexts, Vocabulary, budget
 
-# BART's five noises, each a pure function of packed texts, vectorized.
+# BART's five noises.
 # Lewis et al., "BART: Denoising Sequence-to-Sequence Pre-training for Natural Language Generation, Translation, and
 # Comprehension", ACL 2020, section 2.2. Text infilling masks exactly ceil(rate x words) words of a text: lengths are
 # sampled until their sum suffices, the last one is truncated, and the spans are placed among the other words without
 # overlap, every arrangement being equally likely. (fairseq samples the starts one by one and lets spans overlap, so
 # that it masks fewer.) A length of 0 inserts a mask between two words or at an end.
-# Random numbers are keyed by (seed, epoch, example, number), so noise does not depend on the batch.
 # Shape letters: N examples, T original tokens, W words, S spans, D samples.
 
 
 # Offsets of each noise's random numbers.
 _SENTENCE, _LENGTH, _PLACE, _INSERT, _MASK, _DELETE, _ROTATE, _RANDOM, _CHOOSE = (number << 40 for number in range(9))
-
-
-@dataclass(frozen=True)
-class PackedTexts:
-    """N concatenated texts, and the keys of their random numbers. tokens: (T,). lengths, examples: (N,)."""
-
-    tokens: np.ndarray
-    lengths: np.ndarray
-    examples: np.ndarray
-    seed: int
-    epoch: int
-
-    @property
-    def owners(self) -> np.ndarray:
-        """(T,) the text of each token."""
-        return np.repeat(np.arange(len(self.lengths)), self.lengths)
-
-    @property
-    def starts(self) -> np.ndarray:
-        """(N,) first position of each text."""
-        return np.cumsum(self.lengths) - self.lengths
-
-    @property
-    def positions(self) -> np.ndarray:
-        """(T,) position of each token in its text."""
-        return np.arange(len(self.tokens)) - self.starts[self.owners]
-
-    def uniform(self, owners: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-        """Random numbers by text and number."""
-        return random_streams.uniform_at(self.seed, "corrupt", self.epoch, self.examples[owners], numbers)
-
-    def of(self, tokens: np.ndarray, lengths: np.ndarray) -> PackedTexts:
-        """Other tokens with the same keys."""
-        return PackedTexts(tokens, lengths, self.examples, self.seed, self.epoch)
 
 
 @dataclass(frozen=True)
@@ -70,11 +35,16 @@ class Infilled:
     masked: np.ndarray
 
 
+def _numbers(counts_N: np.ndarray) -> np.ndarray:
+    """0, 1, ... within each of N groups of these sizes."""
+    return ragged_ranges(np.zeros_like(counts_N), counts_N)
+
+
 def _ranks(owners: np.ndarray, uniform: np.ndarray, counts_N: np.ndarray) -> np.ndarray:
     """The rank of each random number within its text; owners are ascending."""
     order = np.lexsort((uniform, owners))
     ranks = np.empty(len(order), dtype=np.int64)
-    ranks[order] = np.arange(len(order)) - (np.cumsum(counts_N) - counts_N)[owners]
+    ranks[order] = _numbers(counts_N)
     return ranks
 
 
@@ -87,7 +57,7 @@ def permute_sentences(texts: PackedTexts, sentences_T: np.ndarray, share: float)
     sizes = np.diff(np.append(first, len(sentences_T)))
     owner_S = owners[first]
     counts_N = np.bincount(owner_S, minlength=len(texts.lengths))
-    number_S = np.arange(len(first)) - (np.cumsum(counts_N) - counts_N)[owner_S]
+    number_S = _numbers(counts_N)
     chosen_N = np.ceil(counts_N * share - 1e-9).astype(np.int64)
     chosen = _ranks(owner_S, texts.uniform(owner_S, _CHOOSE + number_S), counts_N) < chosen_N[owner_S]
     places = np.flatnonzero(chosen)
@@ -123,8 +93,7 @@ def infill(
     spans_N = np.bincount(owner_S, minlength=len(words_N))
     units_N = words_N - masked_N + spans_N
     owner_U = np.repeat(np.arange(len(units_N)), units_N)
-    number_U = ragged_ranges(np.zeros_like(units_N), units_N)
-    is_span = _ranks(owner_U, texts.uniform(owner_U, _PLACE + number_U), units_N) < spans_N[owner_U]
+    is_span = _ranks(owner_U, texts.uniform(owner_U, _PLACE + _numbers(units_N)), units_N) < spans_N[owner_U]
     taken_U = np.ones(len(owner_U), dtype=np.int64)
     taken_U[is_span] = size_S
     masked_W = np.repeat(is_span, taken_U)
@@ -154,8 +123,7 @@ def _lengths(texts: PackedTexts, enough_N: np.ndarray, mean: float) -> tuple[np.
     draws_N = np.where(enough_N > 0, 8 + np.ceil(2 * enough_N / mean).astype(np.int64), 0)
     while True:
         owner = np.repeat(np.arange(len(draws_N)), draws_N)
-        number = ragged_ranges(np.zeros_like(draws_N), draws_N)
-        lengths = np.searchsorted(cumulative, texts.uniform(owner, _LENGTH + number), side="right")
+        lengths = np.searchsorted(cumulative, texts.uniform(owner, _LENGTH + _numbers(draws_N)), side="right")
         sums_N = np.bincount(owner, lengths, len(draws_N)).astype(np.int64)
         if (sums_N >= enough_N).all():
             break
@@ -167,12 +135,11 @@ def _lengths(texts: PackedTexts, enough_N: np.ndarray, mean: float) -> tuple[np.
 
 def _insert(texts: PackedTexts, mask: int, inserts_N: np.ndarray) -> PackedTexts:
     """Inserts masks at random positions of each text."""
-    lengths = texts.lengths + inserts_N
-    owners = np.repeat(np.arange(len(lengths)), lengths)
-    numbers = ragged_ranges(np.zeros_like(lengths), lengths)
     if not inserts_N.any():
         return texts
-    new = _ranks(owners, texts.uniform(owners, _INSERT + numbers), lengths) < inserts_N[owners]
+    lengths = texts.lengths + inserts_N
+    owners = np.repeat(np.arange(len(lengths)), lengths)
+    new = _ranks(owners, texts.uniform(owners, _INSERT + _numbers(lengths)), lengths) < inserts_N[owners]
     tokens = np.full(len(owners), mask, dtype=np.int64)
     tokens[~new] = texts.tokens
     return texts.of(tokens, lengths)
@@ -223,19 +190,17 @@ def _randomised(
     at = np.flatnonzero(masks)
     owners, positions = texts.owners[at], texts.positions[at]
     base = _RANDOM if among is None else _RANDOM + (1 << 38)
-    regular = np.flatnonzero(~vocabulary.special)
-    drawn = regular[(texts.uniform(owners, base + 2 * positions + 1) * len(regular)).astype(np.int64)]
+    sampled = vocabulary.sample(texts.uniform(owners, base + 2 * positions + 1))
     tokens = texts.tokens.copy()
-    tokens[at] = np.where(texts.uniform(owners, base + 2 * positions) < share, drawn, tokens[at])
+    tokens[at] = np.where(texts.uniform(owners, base + 2 * positions) < share, sampled, tokens[at])
     return texts.of(tokens, texts.lengths)
 
 
-# T5's span corruption: pure, vectorized functions.
+# T5's span corruption.
 # Raffel et al., "Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer", JMLR 2020, 3.1.4,
-# and random_spans_helper, random_spans_noise_mask of google-research/text-to-text-transfer-transformer: of n tokens
-# round(density n) are noise, in round(noise / mean_length) spans; both the noise and the rest are cut into that many
-# pieces, every cut being equally likely, and interleaved, the rest first. Lengths of both sides depend on n only.
-# Random numbers are keyed by (seed, epoch, example, number), so spans do not depend on the batch.
+# and random_spans_helper, random_spans_noise_mask of google-research/text-to-text-transfer-transformer: round(density
+# n) of n tokens are noise, in round(noise / mean_length) spans; both the noise and the rest are split into that many
+# pieces, every split being equally likely, and interleaved, the rest first. Lengths of both sides depend on n only.
 # Shape letters: N examples, T their tokens, S spans of all of them.
 
 
@@ -273,29 +238,20 @@ def text_length(max_length: int, special_count: int, config: SpanCorruptionConfi
     fits = (np.maximum(lengths - noise, noise) + spans + special_count) <= max_length
     if not fits[0]:
         raise UserError(
-            f"max_length={max_length} leaves no capacity for a span", f"max_length={special_count + 2} or more"
+            f"max_length={max_length} leaves no capacity for a span", f"set max_length={special_count + 2} or more"
         )
     return int(lengths[np.flatnonzero(fits)[-1]])
 
 
-def corrupt_spans(
-    config: SpanCorruptionConfig,
-    sentinels: np.ndarray,
-    tokens_T: np.ndarray,
-    lengths_N: np.ndarray,
-    examples_N: np.ndarray,
-    seed: int,
-    epoch: int,
-) -> Corrupted:
+def corrupt_spans(config: SpanCorruptionConfig, sentinels: np.ndarray, texts: PackedTexts) -> Corrupted:
     """Corrupts spans of texts of two tokens or more. sentinels: ids in the order of the spans."""
-    lengths_N, examples_N = np.asarray(lengths_N, dtype=np.int64), np.asarray(examples_N)
+    tokens_T, lengths_N = texts.tokens, texts.lengths
     noise_N, spans_N = noise_counts(lengths_N, config)
-    rest_S = _cut(lengths_N - noise_N, spans_N, examples_N, seed, epoch, _REST)
-    noise_S = _cut(noise_N, spans_N, examples_N, seed, epoch, _NOISE)
+    rest_S = _split(texts, lengths_N - noise_N, spans_N, _REST)
+    noise_S = _split(texts, noise_N, spans_N, _NOISE)
     runs = np.stack([rest_S, noise_S], axis=1).ravel()
     noise_T = np.repeat(np.tile([False, True], len(rest_S)), runs)
-    number_S = np.arange(len(rest_S)) - np.repeat(np.cumsum(spans_N) - spans_N, spans_N)
-    marks_S = np.asarray(sentinels, dtype=np.int64)[number_S]
+    marks_S = np.asarray(sentinels, dtype=np.int64)[_numbers(spans_N)]
     input_lengths, target_lengths = lengths_N - noise_N + spans_N, noise_N + spans_N
     # A span's sentinel follows its piece of the rest in the inputs, and precedes its noise in the targets.
     at_S = np.cumsum(rest_S + 1) - 1
@@ -306,8 +262,7 @@ def corrupt_spans(
 
 def restore(corrupted: Corrupted, sentinels: np.ndarray) -> np.ndarray:
     """(T,) the text restored from both sides; proves that nothing is lost."""
-    known = np.asarray(sentinels, dtype=np.int64)
-    is_mark, opens = np.isin(corrupted.inputs, known), np.isin(corrupted.targets, known)
+    is_mark, opens = np.isin(corrupted.inputs, sentinels), np.isin(corrupted.targets, sentinels)
     spans = np.split(corrupted.targets, np.flatnonzero(opens))[1:]
     pieces = np.split(corrupted.inputs, np.flatnonzero(is_mark))
     joined = [pieces[0], *(np.concatenate([span[1:], rest[1:]]) for span, rest in zip(spans, pieces[1:], strict=True))]
@@ -322,25 +277,16 @@ def _with_marks(tokens: np.ndarray, at_S: np.ndarray, marks_S: np.ndarray) -> np
     return marked
 
 
-def _cut(
-    items_N: np.ndarray, pieces_N: np.ndarray, examples_N: np.ndarray, seed: int, epoch: int, which: int
-) -> np.ndarray:
-    """(S,) lengths of the pieces, each of one item or more: cuts the gaps with the smallest random numbers."""
+def _split(texts: PackedTexts, items_N: np.ndarray, pieces_N: np.ndarray, which: int) -> np.ndarray:
+    """(S,) lengths of the pieces, each of one item or more: splits at the gaps with the smallest random numbers."""
     gaps_N = items_N - 1
-    owner = np.repeat(np.arange(len(items_N)), gaps_N)
-    gap = ragged_ranges(np.zeros_like(gaps_N), gaps_N)
-    uniform = random_streams.uniform_at(seed, "corrupt", epoch, examples_N[owner], gap * _DRAWS + which)
-    order = np.lexsort((uniform, owner))
-    rank = np.empty(len(order), dtype=np.int64)
-    rank[order] = np.arange(len(order)) - (np.cumsum(gaps_N) - gaps_N)[owner]
+    owner, gap = np.repeat(np.arange(len(items_N)), gaps_N), _numbers(gaps_N)
+    rank = _ranks(owner, texts.uniform(owner, gap * _DRAWS + which), gaps_N)
     first_N = np.cumsum(items_N) - items_N
     opens = np.zeros(int(items_N.sum()), dtype=bool)
     opens[first_N] = True
     opens[first_N[owner] + gap + 1] = rank < pieces_N[owner] - 1
     return np.diff(np.append(np.flatnonzero(opens), len(opens)))
-
-
-# Prefix lengths. A pure function.
 
 
 def prefix_lengths(lengths_N: np.ndarray, examples_N: np.ndarray, seed: int, epoch: int) -> np.ndarray:

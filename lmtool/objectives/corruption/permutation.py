@@ -1,5 +1,4 @@
-"""Selection and order of the tokens predicted by permutation language modeling: a pure function, vectorized over a
-batch.
+"""Selection and order of the tokens predicted by permutation language modeling: a pure, vectorized function.
 
 Yang, Dai, Yang, Carbonell, Salakhutdinov, Le, "XLNet", NeurIPS 2019, section 2.3 and data_utils.py of its published
 code. One in K tokens is predicted: an n-gram of n tokens, with probability proportional to 1/n for n <= `longest`,
@@ -10,9 +9,8 @@ whether whole words or not; there the context is extra to its n-gram, so that si
 Predicted and special tokens are in a random order, after all other tokens. Ranks determine the attention masks
 (`models.two_streams`). The first `reuse` tokens of an example are ordered separately, before all others.
 
-Random numbers are keyed by (seed, epoch, example, position), so nothing depends on the batch. Shape letters: T tokens,
-N examples, B blocks: an example, or its two parts; U runs of text without a special token or a boundary in between; P
-tokens of text, M predicted ones, D sampled lengths.
+Shape letters: T tokens, N examples, B blocks: an example, or its two parts; U runs of text without a special token or a
+boundary in between; P tokens of text, M predicted ones, D sampled lengths.
 """
 
 from __future__ import annotations
@@ -22,8 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lmtool import random_streams
-from lmtool.objectives.corruption.masking import Masked, Vocabulary, budget
+from lmtool.objectives.corruption.masking import Masked, PackedTexts, Vocabulary, budget
 from lmtool.objectives.permutation_configs import PlmConfig
 
 # Random numbers of a run are keyed by its first position and their number in it; those of a token by its position, far
@@ -52,41 +49,32 @@ def ngram_probabilities(longest: int) -> np.ndarray:
     return fractions / fractions.sum()
 
 
-def permute(
-    config: PlmConfig,
-    vocabulary: Vocabulary,
-    tokens_T: np.ndarray,
-    lengths_N: np.ndarray,
-    examples_N: np.ndarray,
-    seed: int,
-    epoch: int,
-) -> Permuted:
-    """Targets and ranks of a packed batch; arguments as in `masking.mask_tokens`."""
-    documents_T = np.repeat(np.arange(len(lengths_N)), lengths_N)
-    positions_T = np.arange(len(tokens_T)) - np.repeat(np.cumsum(lengths_N) - lengths_N, lengths_N)
+def permute(config: PlmConfig, vocabulary: Vocabulary, texts: PackedTexts) -> Permuted:
+    """Targets and ranks of a packed batch."""
+    tokens_T, owners_T, positions_T = texts.tokens, texts.owners, texts.positions
     blocks_T = (positions_T >= config.reuse).astype(np.int64) if config.reuse else np.zeros(len(tokens_T), np.int64)
     text_T = ~vocabulary.special[tokens_T]
 
-    def draw(places: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-        return random_streams.uniform_at(seed, "corrupt", epoch, examples_N[documents_T[places]], numbers)
+    def draw(at: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+        return texts.uniform(owners_T[at], numbers)
 
-    places_P = np.flatnonzero(text_T)
-    block_P = 2 * documents_T[places_P] + blocks_T[places_P]
-    left_B = budget(np.bincount(block_P, minlength=2 * len(lengths_N)), 1 / config.context)
-    runs = _Runs(places_P, block_P, vocabulary.starts_word[tokens_T[places_P]], left_B)
+    indices_P = np.flatnonzero(text_T)
+    block_P = 2 * owners_T[indices_P] + blocks_T[indices_P]
+    left_B = budget(np.bincount(block_P, minlength=2 * len(texts.lengths)), 1 / config.context)
+    runs = _Runs(indices_P, block_P, vocabulary.starts_word[tokens_T[indices_P]], left_B)
     chosen_P, drawn, starts = _ngrams(config, runs, lambda at, number: draw(at, positions_T[at] * _ROUND + number))
     left_B = left_B - np.bincount(block_P[chosen_P], minlength=len(left_B))
     free = np.flatnonzero(~chosen_P & (left_B[block_P] > 0))
-    order = free[np.lexsort((draw(places_P[free], _BY_POSITION + positions_T[places_P[free]]), block_P[free]))]
+    order = free[np.lexsort((draw(indices_P[free], _BY_POSITION + positions_T[indices_P[free]]), block_P[free]))]
     single = order[_numbers(block_P[order]) < left_B[block_P[order]]]
     chosen_P[single] = True
-    at = places_P[chosen_P]
+    at = indices_P[chosen_P]
 
     ordered_T = ~text_T
     ordered_T[at] = True
-    ranks_T = _ranks(ordered_T, documents_T, blocks_T, draw(np.arange(len(tokens_T)), 2 * _BY_POSITION + positions_T))
-    is_single = np.isin(at, places_P[single])
-    return Permuted(tokens_T, at, tokens_T[at], ranks_T, is_single, drawn, places_P[starts], blocks_T)
+    ranks_T = _ranks(ordered_T, owners_T, blocks_T, draw(np.arange(len(tokens_T)), 2 * _BY_POSITION + positions_T))
+    is_single = np.isin(at, indices_P[single])
+    return Permuted(tokens_T, at, tokens_T[at], ranks_T, is_single, drawn, indices_P[starts], blocks_T)
 
 
 def _numbers(groups: np.ndarray) -> np.ndarray:
@@ -98,12 +86,12 @@ def _numbers(groups: np.ndarray) -> np.ndarray:
 
 class _Runs:
     """Runs of text. first, last: (U,) boundaries among the P, the last one exclusive. left: remaining tokens to predict
-    in each. next_start: (P+1,) the next token that begins a word, itself included; P if none. places: (P,)."""
+    in each. next_start: (P+1,) the next token that begins a word, itself included; P if none. indices: (P,)."""
 
-    def __init__(self, places_P: np.ndarray, block_P: np.ndarray, starts_word_P: np.ndarray, left_B: np.ndarray):
-        opens = (np.diff(places_P, prepend=-2) != 1) | (np.diff(block_P, prepend=-1) != 0)
-        self.places, self.first = places_P, np.flatnonzero(opens)
-        self.last = np.append(self.first[1:], len(places_P))[: len(self.first)]
+    def __init__(self, indices_P: np.ndarray, block_P: np.ndarray, starts_word_P: np.ndarray, left_B: np.ndarray):
+        opens = (np.diff(indices_P, prepend=-2) != 1) | (np.diff(block_P, prepend=-1) != 0)
+        self.indices, self.first = indices_P, np.flatnonzero(opens)
+        self.last = np.append(self.first[1:], len(indices_P))[: len(self.first)]
         # An exact number per block, distributed over its runs by length.
         block_U = block_P[self.first]
         whole_B = np.bincount(block_P, minlength=len(left_B))
@@ -113,8 +101,8 @@ class _Runs:
         self.left = np.diff(reached, prepend=0)
         opens_block = np.diff(block_U, prepend=-1) != 0
         self.left[opens_block] = reached[opens_block]
-        starts = np.where(starts_word_P | opens, np.arange(len(places_P)), len(places_P))
-        self.next_start = np.append(np.minimum.accumulate(starts[::-1])[::-1], len(places_P)).astype(np.int64)
+        starts = np.where(starts_word_P | opens, np.arange(len(indices_P)), len(indices_P))
+        self.next_start = np.append(np.minimum.accumulate(starts[::-1])[::-1], len(indices_P)).astype(np.int64)
 
 
 def _ngrams(
@@ -123,12 +111,12 @@ def _ngrams(
     """(P,) predicted tokens, (D,) sampled lengths, (S,) n-gram starts: each round samples one n-gram of each unfinished
     run."""
     cumulative = np.cumsum(ngram_probabilities(config.longest))[:-1]
-    chosen_P = np.zeros(len(runs.places), dtype=bool)
+    chosen_P = np.zeros(len(runs.indices), dtype=bool)
     at, left = runs.first.copy(), runs.left.copy()
     drawn, starts = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
     number = 0
     while len(active := np.flatnonzero((left > 0) & (at < runs.last))):
-        opening = runs.places[runs.first[active]]
+        opening = runs.indices[runs.first[active]]
         length, offset = (draw(opening, 2 * number + which) for which in (_LENGTH, _OFFSET))
         number += 1
         length = 1 + np.searchsorted(cumulative, length, side="right")
@@ -136,7 +124,7 @@ def _ngrams(
         length = np.minimum(length, left[active])
         capacity = config.context * length
         begin = at[active] + (offset * (capacity - length + 1)).astype(np.int64)
-        begin = runs.next_start[np.minimum(begin, len(runs.places))]
+        begin = runs.next_start[np.minimum(begin, len(runs.indices))]
         end = begin + length
         fits = end <= runs.last[active]
         at[active] = np.where(fits, np.maximum(at[active] + capacity, end), runs.last[active])
@@ -147,13 +135,13 @@ def _ngrams(
     return chosen_P, np.concatenate(drawn), np.concatenate(starts)
 
 
-def _ranks(ordered_T: np.ndarray, documents_T: np.ndarray, blocks_T: np.ndarray, uniform_T: np.ndarray) -> np.ndarray:
+def _ranks(ordered_T: np.ndarray, owners_T: np.ndarray, blocks_T: np.ndarray, uniform_T: np.ndarray) -> np.ndarray:
     """(T,) ranks from 0: in each example, the tokens of its first block that are not `ordered`, then its ordered ones
     in random order, then the same for the second block."""
-    places = np.flatnonzero(ordered_T)
-    block = 2 * documents_T[places] + blocks_T[places]
-    order = places[np.lexsort((uniform_T[places], block))]
+    ordered = np.flatnonzero(ordered_T)
+    block = 2 * owners_T[ordered] + blocks_T[ordered]
+    order = ordered[np.lexsort((uniform_T[ordered], block))]
     ranks_T = np.zeros(len(ordered_T), dtype=np.int64)
-    ranks_T[order] = 1 + _numbers(2 * documents_T[order] + blocks_T[order])
-    in_first = np.bincount(documents_T[ordered_T & (blocks_T == 0)], minlength=documents_T.max(initial=0) + 1)
-    return ranks_T + blocks_T * (1 + in_first[documents_T])
+    ranks_T[order] = 1 + _numbers(2 * owners_T[order] + blocks_T[order])
+    in_first = np.bincount(owners_T[ordered_T & (blocks_T == 0)], minlength=owners_T.max(initial=0) + 1)
+    return ranks_T + blocks_T * (1 + in_first[owners_T])

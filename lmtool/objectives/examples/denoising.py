@@ -1,20 +1,20 @@
-"""Windows of text with BART's noises or T5's span corruption, with the original text."""
+"""Windows of text with BART's noises or T5's span corruption, with the original text.
+
+Shape letters: N examples of a batch, T their tokens.
+"""
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 
 from lmtool.data.examples import Plan, SplitData, planned
-from lmtool.data.formats import assemble, ragged_ranges
+from lmtool.data.formats import ragged_ranges
 from lmtool.errors import UserError
 from lmtool.objectives.configs import DenoisingConfig, SpanCorruptionConfig
-from lmtool.objectives.corruption.masking import Vocabulary
+from lmtool.objectives.corruption.masking import PackedTexts, Vocabulary
 from lmtool.objectives.corruption.noises import (
     Corrupted,
     Infilled,
-    PackedTexts,
     corrupt_spans,
     delete,
     infill,
@@ -24,16 +24,13 @@ from lmtool.objectives.corruption.noises import (
     rotate,
     text_length,
 )
-from lmtool.objectives.examples.windows import Sides, Stream, plan_metadata, some, text_capacity, windows
+from lmtool.objectives.examples.windows import FixedPlan, Sides, Stream, text_capacity, windows
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch
 
-# Windows with BART's noises on the input side and the original text on the output side.
-# Shape letters: N examples of a batch, T their tokens.
-
 
 def noisy_windows(stream: Stream, size: int, joined: bool, infilling: float, special_count: int) -> Plan:
-    """Windows as of `windows`, and their lengths on both sides. infilling: fraction of the words in spans."""
+    """The windows of `windows`, and their lengths on both sides. infilling: fraction of the words in spans."""
     rows = windows(stream, size, joined)
     lengths = rows["length"].astype(np.int64)
     # An inserted mask may lengthen a short text.
@@ -41,24 +38,26 @@ def noisy_windows(stream: Stream, size: int, joined: bool, infilling: float, spe
     return Plan(rows, lengths + noisy + 2 * special_count)
 
 
-class NoisyWindows:
-    """Windows of text, with noise on the input side. joined: across documents, without separators; separate: within
-    each document."""
+class NoisyWindows(FixedPlan):
+    """Windows of text, with BART's noises on the input side and the original text on the output side. joined: across
+    documents, without separators; separate: within each document."""
+
+    predicted_fraction = 0.5
 
     def __init__(
         self, config: DenoisingConfig, tokenizer: Tokenizer, sides: Sides, data: SplitData, max_length: int, seed: int
     ):
-        self.config, self.sides, self.store, self.split, self.seed = config, sides, data.text, data.split, seed
-        self.vocabulary = _vocabulary(tokenizer)
+        self.config, self.sides, self.seed = config, sides, seed
+        # Without a mask token (T5), the first sentinel masks.
+        sentinel = next(iter(tokenizer.sentinels), None)
+        self.vocabulary = Vocabulary.of(tokenizer, None if "mask" in tokenizer.roles else sentinel)
         special_count = sides.template.special_count
-        self.room = text_capacity(max_length, special_count, 1)
+        self.capacity = text_capacity(max_length, special_count, 1)
         # Without separators or empty documents, stream positions are store positions.
-        self.stream = Stream.of(self.store, None)
+        self.stream = Stream.of(data.text, None)
         joined, infilling = data.documents == "joined", config.text_infilling
-        self._plan = some(planned(noisy_windows, self.stream, self.room, joined, infilling, special_count), data.split)
-
-    def plan(self, epoch: int) -> Plan:
-        return self._plan
+        plan = planned(noisy_windows, self.stream, self.capacity, joined, infilling, special_count)
+        super().__init__(data.text, data.split, plan)
 
     def texts(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> PackedTexts:
         """The original windows."""
@@ -86,43 +85,25 @@ class NoisyWindows:
 
     def sentences(self, texts: PackedTexts, starts: np.ndarray) -> np.ndarray:
         """(T,) the sentence of each token in the store."""
-        places = ragged_ranges(starts, texts.lengths)
-        return np.searchsorted(self.store.sentence_offsets, places, side="right")
+        positions = ragged_ranges(starts, texts.lengths)
+        return np.searchsorted(self.store.sentence_offsets, positions, side="right")
 
     def infilled(self, texts: PackedTexts) -> Infilled:
         """The texts after infilling."""
         config = self.config
-        return infill(texts, self.vocabulary, config.text_infilling, config.poisson_mean, config.random, self.room)
+        return infill(texts, self.vocabulary, config.text_infilling, config.poisson_mean, config.random, self.capacity)
 
     def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:
         whole = self.texts(rows, examples, epoch)
         noisy = list(self.stages(whole, rows["start"]).values())[-1]
-        inputs = assemble(self.sides.template, [(noisy.tokens, noisy.lengths)])
-        outputs = assemble(self.sides.template, [(whole.tokens, whole.lengths)])
-        return self.sides.batch(inputs.packed(), outputs, self.config.name, examples)
-
-    def metadata(self) -> dict[str, Any]:
-        """Size of an epoch, and the fraction of its tokens that are predicted."""
-        return {**plan_metadata(self._plan, self.store, self.split), "predicted_fraction": 0.5}
-
-
-def _vocabulary(tokenizer: Tokenizer) -> Vocabulary:
-    """The mask is the tokenizer's; without one (T5), its first sentinel."""
-    special = np.zeros(tokenizer.vocab_size, dtype=bool)
-    special[list(tokenizer.special_ids)] = True
-    has_mask = "mask" in tokenizer.roles or not tokenizer.sentinels
-    mask = tokenizer.role("mask") if has_mask else tokenizer.sentinels[0]
-    return Vocabulary(mask, special, np.asarray(tokenizer.starts_word, dtype=bool))
-
-
-# Windows with T5's span corruption.
-# Shape letters: N examples of a batch.
+        source, target = (noisy.tokens, noisy.lengths), (whole.tokens, whole.lengths)
+        return self.sides.batch(source, target, self.config.name, examples)
 
 
 def corrupted_windows(
     stream: Stream, size: int, joined: bool, config: SpanCorruptionConfig, special_count: int
 ) -> Plan:
-    """Windows as of `windows` with two tokens or more, and their lengths on both sides."""
+    """The windows of `windows` with two tokens or more, and their lengths on both sides."""
     rows = windows(stream, size, joined)
     rows = rows[rows["length"] >= 2]
     lengths = rows["length"].astype(np.int64)
@@ -131,26 +112,21 @@ def corrupted_windows(
     return Plan(rows, lengths + 2 * spans + 2 * special_count)
 
 
-class CorruptedSpans:
-    """Windows of text with corrupted spans. joined: across documents, without separators, as in T5's data; separate:
-    within each document, without a single last token."""
+class CorruptedSpans(FixedPlan):
+    """Windows of text with T5's span corruption. joined: across documents, without separators, as in T5's data;
+    separate: within each document, without a single last token."""
 
     def __init__(
-        self,
-        config: SpanCorruptionConfig,
-        tokenizer: Tokenizer,
-        sides: Sides,
-        data: SplitData,
-        max_length: int,
+        self, config: SpanCorruptionConfig, tokenizer: Tokenizer, sides: Sides, data: SplitData, max_length: int,
         seed: int,
-    ):
-        self.config, self.sides, self.store, self.split, self.seed = config, sides, data.text, data.split, seed
+    ):  # fmt: skip
+        self.config, self.sides, self.seed = config, sides, seed
         special_count = sides.template.special_count
         self.text_length = text_length(max_length, special_count, config)
-        self.stream = Stream.of(self.store, None)
+        self.stream = Stream.of(data.text, None)
         joined = data.documents == "joined"
         plan = planned(corrupted_windows, self.stream, self.text_length, joined, config, special_count)
-        self._plan = some(plan, data.split)
+        super().__init__(data.text, data.split, plan)
         self.sentinels = np.array(tokenizer.sentinels, dtype=np.int64)
         spans = int((plan.lengths - plan.rows["length"]).max()) // 2 - special_count
         if len(self.sentinels) < spans:
@@ -160,22 +136,18 @@ class CorruptedSpans:
                 "set tokenizer=sentencepiece with a larger tokenizer.sentinels=, or a smaller max_length=",
             )
 
-    def plan(self, epoch: int) -> Plan:
-        return self._plan
+    @property
+    def predicted_fraction(self) -> float:
+        return self.config.predicted_fraction
 
     def corrupted(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Corrupted:
         """Both sides of some windows."""
-        tokens = self.stream.read(rows["start"], rows["length"])
-        return corrupt_spans(self.config, self.sentinels, tokens, rows["length"], examples, self.seed, epoch)
+        lengths = rows["length"].astype(np.int64)
+        tokens = self.stream.read(rows["start"], lengths)
+        texts = PackedTexts(tokens, lengths, np.asarray(examples), self.seed, epoch)
+        return corrupt_spans(self.config, self.sentinels, texts)
 
     def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:
         corrupted = self.corrupted(rows, examples, epoch)
-        inputs = assemble(self.sides.template, [(corrupted.inputs, corrupted.input_lengths)])
-        outputs = assemble(self.sides.template, [(corrupted.targets, corrupted.target_lengths)])
-        return self.sides.batch(inputs.packed(), outputs, self.config.name, examples)
-
-    def metadata(self) -> dict[str, Any]:
-        """Size of an epoch, and the fraction of its tokens that are predicted."""
-        return {
-            **plan_metadata(self._plan, self.store, self.split), "predicted_fraction": self.config.predicted_fraction
-        }  # fmt: skip
+        source, target = (corrupted.inputs, corrupted.input_lengths), (corrupted.targets, corrupted.target_lengths)
+        return self.sides.batch(source, target, self.config.name, examples)

@@ -1,27 +1,34 @@
-"""Masked and permuted windows of text."""
+"""Masked and permuted examples: windows of text, and the base of segment pairs.
+
+Shape letters: T tokens of a batch, N examples in it, M masked positions.
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import replace
-from typing import Any
+from typing import ClassVar, cast
 
 import numpy as np
 import torch
 
+from lmtool.config.saved import JsonObject
 from lmtool.data.examples import Plan, SplitData, planned
 from lmtool.data.formats import FormatTemplate, PackedArrays, assemble, text_format
 from lmtool.data.loader import segments
 from lmtool.errors import UserError
-from lmtool.objectives.configs import MaskingConfig
-from lmtool.objectives.corruption.masking import Masked, MaskedSpans, Vocabulary, mask_spans, mask_tokens
+from lmtool.objectives.configs import MaskingConfig, SpanConfig, TokenMaskingConfig
+from lmtool.objectives.corruption.masking import Masked, MaskedSpans, PackedTexts, Vocabulary, mask_spans, mask_tokens
 from lmtool.objectives.corruption.permutation import Permuted, permute
 from lmtool.objectives.examples.windows import (
     WINDOW,
     Stream,
+    lane_metadata,
+    lanes_of,
     numbers_of,
     plan_metadata,
+    require_examples,
     sampled_windows,
-    some,
     text_capacity,
     windows,
 )
@@ -29,8 +36,7 @@ from lmtool.objectives.permutation_configs import PlmConfig
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Lanes, Packed, Target
 
-# Masking of assembled examples, and the targets.
-# Shape letters: T tokens of a batch, N examples in it, M masked positions.
+# Masks of assembled examples, and the targets.
 
 
 class TokenMasks:
@@ -39,13 +45,12 @@ class TokenMasks:
     config: how many tokens are masked, and their replacements.
     """
 
-    def __init__(self, config: Any, vocabulary: Vocabulary):
+    def __init__(self, config: MaskingConfig | PlmConfig, vocabulary: Vocabulary):
         self.config, self.vocabulary = config, vocabulary
 
-    def masked(self, whole: PackedArrays, examples_N: np.ndarray, seed: int, epoch: int) -> Masked:
-        """The assembled examples with masks; random numbers are keyed by (seed, epoch, example, position)."""
-        numbers_N = np.asarray(examples_N)
-        return mask_tokens(self.config, self.vocabulary, whole.tokens, whole.lengths, numbers_N, seed, epoch)
+    def masked(self, texts: PackedTexts) -> Masked:
+        """The assembled examples with masks."""
+        return mask_tokens(cast(TokenMaskingConfig, self.config), self.vocabulary, texts)
 
     def packed(self, whole: PackedArrays, masked: Masked) -> Packed:
         """The inputs."""
@@ -60,9 +65,10 @@ class SpanMasks(TokenMasks):
     """Masks over runs of words. With the boundary objective, the term `sbo` predicts the positions of spans whose
     neighbors are text, each with the flat indices of these neighbors."""
 
-    def masked(self, whole: PackedArrays, examples_N: np.ndarray, seed: int, epoch: int) -> MaskedSpans:
-        numbers_N = np.asarray(examples_N)
-        return mask_spans(self.config, self.vocabulary, whole.tokens, whole.lengths, numbers_N, seed, epoch)
+    config: SpanConfig
+
+    def masked(self, texts: PackedTexts) -> MaskedSpans:
+        return mask_spans(self.config, self.vocabulary, texts)
 
     def targets(self, whole: PackedArrays, masked: Masked) -> dict[str, Target]:
         targets = super().targets(whole, masked)
@@ -79,9 +85,10 @@ class SpanMasks(TokenMasks):
 class Permutations(TokenMasks):
     """No token is hidden: the column "rank" determines the attention masks, and the term `plm` predicts some tokens."""
 
-    def masked(self, whole: PackedArrays, examples_N: np.ndarray, seed: int, epoch: int) -> Permuted:
-        numbers_N = np.asarray(examples_N)
-        return permute(self.config, self.vocabulary, whole.tokens, whole.lengths, numbers_N, seed, epoch)
+    config: PlmConfig
+
+    def masked(self, texts: PackedTexts) -> Permuted:
+        return permute(self.config, self.vocabulary, texts)
 
     def packed(self, whole: PackedArrays, masked: Masked) -> Packed:
         assert isinstance(masked, Permuted)
@@ -92,8 +99,66 @@ class Permutations(TokenMasks):
         return {"plm": Target(torch.from_numpy(masked.labels), at=torch.from_numpy(masked.at))}
 
 
-# Masked windows of text, in the format of the backbone.
-# Shape letters: N examples of a batch, T their tokens, M masked positions.
+class MaskedExamples(ABC):
+    """The base of masked examples in the format of the backbone. texts: number of texts of an example."""
+
+    texts: ClassVar[int]
+
+    def __init__(
+        self, config: MaskingConfig | PlmConfig, tokenizer: Tokenizer, format_name: str, data: SplitData,
+        max_length: int, seed: int, masks: type[TokenMasks] = TokenMasks,
+    ):  # fmt: skip
+        self.config, self.store, self.split, self.seed = config, data.text, data.split, seed
+        self.masks = masks(config, Vocabulary.of(tokenizer))
+        self.template = FormatTemplate.of(text_format(format_name, tokenizer), self.texts)
+        self.capacity = text_capacity(max_length, self.template.special_count, self.texts)
+        self._plans: dict[int, Plan] = {}
+
+    def plan(self, epoch: int) -> Plan:
+        sampled = self.planned_epoch(epoch)
+        if sampled not in self._plans:
+            plan = require_examples(self.new_plan(sampled), self.split)
+            # Plans of two epochs stay, because a prefetching loader reads across the boundary.
+            self._plans = dict([*self._plans.items()][-1:]) | {sampled: plan}
+        return self._plans[sampled]
+
+    def planned_epoch(self, epoch: int) -> int:
+        """The epoch whose plan an epoch uses."""
+        return self.config.sampling_epoch(epoch)
+
+    @abstractmethod
+    def new_plan(self, epoch: int) -> Plan:
+        """The plan of an epoch."""
+
+    @abstractmethod
+    def assemble(self, rows: np.ndarray) -> PackedArrays:
+        """The examples before masking."""
+
+    def masked(self, whole: PackedArrays, examples: np.ndarray, epoch: int) -> Masked:
+        """The masks of examples in an epoch."""
+        return self.masks.masked(PackedTexts(whole.tokens, whole.lengths, np.asarray(examples), self.seed, epoch))
+
+    def extra_targets(self, rows: np.ndarray) -> dict[str, Target]:
+        """By term, the targets besides those of masked positions."""
+        return {}
+
+    def lanes_of(self, rows: np.ndarray) -> Lanes | None:
+        """The lanes of the examples, if they are segments of lanes."""
+        return None
+
+    def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:
+        whole = self.assemble(rows)
+        masked = self.masked(whole, examples, epoch)
+        targets = {**self.masks.targets(whole, masked), **self.extra_targets(rows)}
+        return Batch(self.masks.packed(whole, masked), targets, *numbers_of(examples), lanes=self.lanes_of(rows))
+
+    def metadata(self) -> JsonObject:
+        """Size of the first epoch, and the fraction of tokens that are predicted."""
+        fraction = self.config.predicted_fraction
+        return {**plan_metadata(self.plan(0), self.store, self.split), "predicted_fraction": fraction}
+
+
+# Masked windows of text.
 
 
 def masked_windows(
@@ -104,66 +169,37 @@ def masked_windows(
     return Plan(rows, rows["length"].astype(np.int64) + special_count)
 
 
-class MaskedWindows:
+class MaskedWindows(MaskedExamples):
     """Masked language modeling over windows of text: `[CLS] text [SEP]` in the backbone's format.
 
     joined: windows across documents, with a separator after each (RoBERTa's full sentences); separate: within each
     document. Random shorter windows are resampled each epoch.
     """
 
+    texts = 1
+
     def __init__(
         self, config: MaskingConfig | PlmConfig, tokenizer: Tokenizer, format_name: str, data: SplitData,
         max_length: int, seed: int, masks: type[TokenMasks] = TokenMasks,
     ):  # fmt: skip
-        self.config, self.store, self.split, self.seed = config, data.text, data.split, seed
-        self.masks = masks(config, Vocabulary.of(tokenizer))
-        self.template = FormatTemplate.of(text_format(format_name, tokenizer), 1)
-        joined = data.documents == "joined"
-        self.stream = Stream.of(self.store, tokenizer.role("sep") if joined else None)
-        self.room, self.joined = text_capacity(max_length, self.template.special_count, 1), joined
-        self._plans: dict[int, Plan] = {}
+        super().__init__(config, tokenizer, format_name, data, max_length, seed, masks)
+        self.joined = data.documents == "joined"
+        self.stream = Stream.of(self.store, tokenizer.role("sep") if self.joined else None)
 
-    def plan(self, epoch: int) -> Plan:
-        short = self.config.short_window_probability
-        drawn = self.config.sampling_epoch(epoch) if short else 0
-        if drawn not in self._plans:
-            plan = planned(
-                masked_windows, self.stream, self.room, self.joined, short, self.seed, drawn,
-                self.template.special_count,
-            )  # fmt: skip
-            # Plans of two epochs stay, because a prefetching loader reads across the boundary.
-            self._plans = dict([*self._plans.items()][-1:]) | {drawn: some(plan, self.split)}
-        return self._plans[drawn]
+    def planned_epoch(self, epoch: int) -> int:
+        return self.config.sampling_epoch(epoch) if self.config.short_window_probability else 0
+
+    def new_plan(self, epoch: int) -> Plan:
+        short, special_count = self.config.short_window_probability, self.template.special_count
+        return planned(masked_windows, self.stream, self.capacity, self.joined, short, self.seed, epoch, special_count)
 
     def assemble(self, rows: np.ndarray) -> PackedArrays:
-        """The windows before masking."""
         return assemble(self.template, [(self.stream.read(rows["start"], rows["length"]), rows["length"])])
-
-    def masked(self, whole: PackedArrays, examples: np.ndarray, epoch: int) -> Masked:
-        """Their masks in an epoch."""
-        return self.masks.masked(whole, examples, self.seed, epoch)
-
-    def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:
-        whole = self.assemble(rows)
-        masked = self.masked(whole, examples, epoch)
-        return Batch(
-            self.masks.packed(whole, masked),
-            self.masks.targets(whole, masked),
-            *numbers_of(examples),
-        )
-
-    def metadata(self) -> dict[str, Any]:
-        """Size of an epoch, and the fraction of tokens that are predicted."""
-        return {
-            **plan_metadata(self.plan(0), self.store, self.split),
-            "predicted_fraction": self.config.predicted_fraction,
-        }
 
 
 # Permuted windows in lanes, for a model that caches states of their first tokens. The windows of a lane start `reuse`
-# tokens apart, and overlap: the cached states of a window belong to the text right before the next one (Yang et al.
-# 2019, "XLNet", section 2.4; data_utils.py and `reuse_len` of its published code).
-# Shape letters: N examples of a batch.
+# tokens after each other, and overlap: the cached states of a window belong to the text right before the next one (Yang
+# et al. 2019, "XLNet", section 2.4; data_utils.py and `reuse_len` of its published code).
 
 
 class PermutedWindows(MaskedWindows):
@@ -174,51 +210,44 @@ class PermutedWindows(MaskedWindows):
     def in_lanes(self, lanes: int) -> PermutedSegments:
         """See `data.lanes.CutInLanes`. UserError if a window holds only reused tokens."""
         reuse = self.config.reuse
-        if reuse >= self.room:
+        if reuse >= self.capacity:
             raise UserError(
-                f"objective.reuse={reuse} covers all of the {self.room} tokens of text of a window",
-                f"objective.reuse={max(1, self.room // 2)}, or a longer max_length=",
+                f"objective.reuse={reuse} covers all of the {self.capacity} tokens of text of a window",
+                f"set objective.reuse={max(1, self.capacity // 2)}, or a longer max_length=",
             )
         return PermutedSegments(self, lanes)
 
 
-class PermutedSegments:
+class PermutedSegments(MaskedExamples):
     """The same windows in lanes."""
 
+    config: PlmConfig
+
     def __init__(self, windows: PermutedWindows, lanes: int):
-        self._windows, self.stream = windows, windows.stream
-        self.config, self.masks, self.masked = windows.config, windows.masks, windows.masked
+        self._windows, self.stream, self.seed = windows, windows.stream, windows.seed
+        self.config, self.masks, self.store, self.split = windows.config, windows.masks, windows.store, windows.split
         self.lanes = min(lanes, len(self.stream))
-        rows = segments(len(self.stream), self.lanes, self.config.reuse)
-        self._plan = some(Plan(rows, self._reads(rows) + windows.template.special_count), windows.split)
+        self._plans = {}
 
-    def _reads(self, rows: np.ndarray) -> np.ndarray:
+    def _text_lengths(self, rows: np.ndarray) -> np.ndarray:
         """(N,) tokens of text in the windows."""
-        return np.minimum(self._windows.room, len(self.stream) - rows["start"])
+        return np.minimum(self._windows.capacity, len(self.stream) - rows["start"])
 
-    def plan(self, epoch: int) -> Plan:
-        return self._plan
+    def planned_epoch(self, epoch: int) -> int:
+        return 0
+
+    def new_plan(self, epoch: int) -> Plan:
+        rows = segments(len(self.stream), self.lanes, self.config.reuse)
+        return Plan(rows, self._text_lengths(rows) + self._windows.template.special_count)
 
     def assemble(self, rows: np.ndarray) -> PackedArrays:
-        """The windows before masking."""
         windows = np.zeros(len(rows), dtype=WINDOW)
-        windows["start"], windows["length"] = rows["start"], self._reads(rows)
+        windows["start"], windows["length"] = rows["start"], self._text_lengths(rows)
         return self._windows.assemble(windows)
 
-    def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:
-        whole = self.assemble(rows)
-        masked = self.masked(whole, examples, epoch)
-        return Batch(
-            self.masks.packed(whole, masked),
-            self.masks.targets(whole, masked),
-            *numbers_of(examples),
-            lanes=Lanes(tuple(rows["lane"].tolist()), tuple(rows["before"].tolist()), self.lanes),
-        )
+    def lanes_of(self, rows: np.ndarray) -> Lanes:
+        return lanes_of(rows, self.lanes)
 
-    def metadata(self) -> dict[str, Any]:
-        """Size of an epoch, the lanes, their windows, and the distance between window starts."""
-        metadata = plan_metadata(self._plan, self._windows.store, self._windows.split)
-        along = -(-len(self._plan) // self.lanes)
-        share = self.config.predicted_fraction
-        lane_metadata = {"lanes": self.lanes, "segments_per_lane": along, "segments_apart": self.config.reuse}
-        return {**metadata, "predicted_fraction": share, **lane_metadata}
+    def metadata(self) -> JsonObject:
+        """Adds the lanes, their windows, and the distance between window starts."""
+        return {**super().metadata(), **lane_metadata(self.plan(0), self.lanes), "segments_apart": self.config.reuse}

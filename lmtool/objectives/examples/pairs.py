@@ -4,23 +4,21 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
 
 from lmtool import random_streams
-from lmtool.data.examples import Plan, SplitData, planned
-from lmtool.data.formats import FormatTemplate, PackedArrays, assemble, ragged_ranges, text_format, truncate_texts
+from lmtool.config.saved import JsonObject
+from lmtool.data.examples import Plan, planned
+from lmtool.data.formats import PackedArrays, assemble, ragged_ranges, truncate_texts
 from lmtool.data.store import TokenStore
 from lmtool.errors import UserError
 from lmtool.objectives.configs import PairsConfig
-from lmtool.objectives.corruption.masking import Masked, Vocabulary
-from lmtool.objectives.examples.masked import TokenMasks
-from lmtool.objectives.examples.windows import numbers_of, plan_metadata, some, text_capacity
+from lmtool.objectives.examples.masked import MaskedExamples
 from lmtool.objectives.permutation_configs import PlmConfig
-from lmtool.tokenizers.tokenizer import Tokenizer
-from lmtool.types import Batch, Target
+from lmtool.types import Target
 
 # Segment pairs for next-sentence and sentence-order prediction, for all documents at once.
 # Next sentence, as in BERT's data script: a document's sentences are gathered until they reach a target length; a first
@@ -37,7 +35,7 @@ from lmtool.types import Batch, Target
 
 
 Pairs = Literal["nsp", "sop"]
-Borders = tuple[np.ndarray, np.ndarray]
+Boundaries = tuple[np.ndarray, np.ndarray]
 
 # One pair: flat boundaries of both segments in the token store, its class, and A's document. label: 1 if B is random
 # (nsp), or if the two are swapped, so that A is the later one (sop). choice: whether it could have been 0. short:
@@ -76,7 +74,7 @@ def sentence_pairs(
         short_probability: Fraction of pairs that aim at a shorter length; unused with `sentences`.
         seed: Of the run.
         epoch: Keys the random numbers.
-        kind: Next sentence or sentence order. A lone one-token sentence has no order and is skipped.
+        kind: Next sentence or sentence order. A single sentence of one token has no order and is skipped.
         sentences: Pairs of single sentences instead of segments.
 
     Returns:
@@ -160,10 +158,9 @@ class _Builder:
         label = self._uniform(active, number, _LABEL) < 0.5
         if self.kind == "sop":
             first, last = self.offsets[at], self.offsets[chunk_end]
-            border = np.where(
-                sentences > 1, self.offsets[a_end], first + 1 + below(np.maximum(last - first - 1, 1), _END)
-            )
-            pairs = self._pairs(active, number, (first, border), (border, last), label)
+            split_at = first + 1 + below(np.maximum(last - first - 1, 1), _END)
+            boundary = np.where(sentences > 1, self.offsets[a_end], split_at)
+            pairs = self._pairs(active, number, (first, boundary), (boundary, last), label)
             pairs["short"] = short
             return pairs, chunk_end
         label |= sentences == 1
@@ -178,17 +175,17 @@ class _Builder:
         pairs["choice"], pairs["short"] = sentences > 1, short
         return pairs, np.where(label, a_end, chunk_end)
 
-    def _pairs(self, active: np.ndarray, number: int, a: Borders, b: Borders, label: np.ndarray) -> np.ndarray:
+    def _pairs(self, active: np.ndarray, number: int, a: Boundaries, b: Boundaries, label: np.ndarray) -> np.ndarray:
         """Records of segments with these flat boundaries, truncated to the limit; sop swaps them by their label."""
         pairs = np.empty(len(active), dtype=PAIR)
         pairs["label"], pairs["choice"] = label, 1
         swapped = label & (self.kind == "sop")
         a_length, b_length = a[1] - a[0], b[1] - b[0]
-        kept_a, kept_b = truncate_texts(np.stack([a_length, b_length]), self.limit)
-        a_start = a[0] + self._cut(active, number, _CUT_A, a_length - kept_a)
-        b_start = b[0] + self._cut(active, number, _CUT_B, b_length - kept_b)
+        retained_a, retained_b = truncate_texts(np.stack([a_length, b_length]), self.limit)
+        a_start = a[0] + self._cut(active, number, _CUT_A, a_length - retained_a)
+        b_start = b[0] + self._cut(active, number, _CUT_B, b_length - retained_b)
         pairs["a_start"], pairs["b_start"] = np.where(swapped, (b_start, a_start), (a_start, b_start))
-        pairs["a_length"], pairs["b_length"] = np.where(swapped, (kept_b, kept_a), (kept_a, kept_b))
+        pairs["a_length"], pairs["b_length"] = np.where(swapped, (retained_b, retained_a), (retained_a, retained_b))
         return pairs
 
     def _cut(self, active: np.ndarray, number: int, which: int, tokens: np.ndarray) -> np.ndarray:
@@ -207,10 +204,6 @@ class _Builder:
         return front
 
 
-# Masked segment pairs, resampled each epoch.
-# Shape letters: D documents, N examples of a batch, T their tokens, M masked positions.
-
-
 # Second segments are random half of the time, and whenever a document runs out of sentences: in total 52% for documents
 # of a hundred, 60% for those of five and 68% for those of two.
 _MOSTLY_RANDOM = 0.7
@@ -220,42 +213,29 @@ def masked_pairs(
     store: TokenStore, limit: int, short_probability: float, seed: int, epoch: int, kind: Pairs, sentences: bool,
     special_count: int,
 ) -> Plan:  # fmt: skip
-    """Pairs as of `sentence_pairs`."""
+    """The pairs of `sentence_pairs`."""
     rows = sentence_pairs(
         store.sentence_offsets, store.document_sentences, limit, short_probability, seed, epoch, kind, sentences
     )
     return Plan(rows, rows["a_length"].astype(np.int64) + rows["b_length"] + special_count)
 
 
-class MaskedPairs:
+class MaskedPairs(MaskedExamples):
     """Masked segment pairs, `[CLS] a [SEP] b [SEP]` in the backbone's format, resampled each epoch; with or without a
     loss over them."""
 
-    def __init__(
-        self, config: PairsConfig | PlmConfig, tokenizer: Tokenizer, format_name: str, data: SplitData,
-        max_length: int, seed: int, masks: type[TokenMasks] = TokenMasks,
-    ):  # fmt: skip
-        self.config, self.store, self.split, self.seed = config, data.text, data.split, seed
-        self.masks = masks(config, Vocabulary.of(tokenizer))
-        self.template = FormatTemplate.of(text_format(format_name, tokenizer), 2)
-        self.limit = text_capacity(max_length, self.template.special_count, 2)
-        self._plans: dict[int, Plan] = {}
+    config: PairsConfig | PlmConfig
+    texts = 2
 
-    def plan(self, epoch: int) -> Plan:
-        drawn = self.config.sampling_epoch(epoch)
-        if drawn not in self._plans:
-            self._require_choices()
-            plan = planned(
-                masked_pairs, self.store, self.limit, self.config.short_sequence_probability, self.seed, drawn,
-                "sop" if self.config.pairs == "sop" else "nsp", self.config.pair_of == "sentences",
-                self.template.special_count,
-            )  # fmt: skip
-            # Plans of two epochs stay, because a prefetching loader reads across the boundary.
-            self._plans = dict([*self._plans.items()][-1:]) | {drawn: some(plan, self.split)}
-        return self._plans[drawn]
+    def new_plan(self, epoch: int) -> Plan:
+        self._require_choices()
+        return planned(
+            masked_pairs, self.store, self.capacity, self.config.short_sequence_probability, self.seed, epoch,
+            "sop" if self.config.pairs == "sop" else "nsp", self.config.pair_of == "sentences",
+            self.template.special_count,
+        )  # fmt: skip
 
     def assemble(self, rows: np.ndarray) -> PackedArrays:
-        """The pairs before masking."""
         texts = []
         for side in ("a", "b"):
             lengths = rows[f"{side}_length"]
@@ -263,56 +243,44 @@ class MaskedPairs:
             texts.append((ids, lengths))
         return assemble(self.template, texts)
 
-    def masked(self, whole: PackedArrays, examples: np.ndarray, epoch: int) -> Masked:
-        """Their masks in an epoch."""
-        return self.masks.masked(whole, examples, self.seed, epoch)
-
-    def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:
-        whole = self.assemble(rows)
-        masked = self.masked(whole, examples, epoch)
-        targets = self.masks.targets(whole, masked)
-        if self.config.pairs != "unscored":
-            targets[self.config.pairs] = Target(torch.from_numpy(rows["label"].astype(np.int64)))
-        return Batch(self.masks.packed(whole, masked), targets, *numbers_of(examples))
+    def extra_targets(self, rows: np.ndarray) -> dict[str, Target]:
+        if self.config.pairs == "unscored":
+            return {}
+        return {self.config.pairs: Target(torch.from_numpy(rows["label"].astype(np.int64)))}
 
     def cut(self, rows: np.ndarray) -> np.ndarray:
-        """(N,) bool: pairs that were too long and lost tokens at the ends of their segments, so that one does not begin
-        and end with a sentence. For sentence order, the halves of a lone sentence are adjacent."""
+        """(N,) bool: pairs that were too long and lost tokens at the ends of their segments, so that a segment does not
+        begin and end with a sentence. For sentence order, the halves of a single sentence are adjacent."""
         starts, lengths = (
             np.stack([rows[f"{side}_{field}"].astype(np.int64) for side in "ab"]) for field in ("start", "length")
         )
         ends, offsets = starts + lengths, self.store.sentence_offsets
-        opens, closes = (offsets[np.searchsorted(offsets, places)] == places for places in (starts, ends))
+        opens, closes = (offsets[np.searchsorted(offsets, at)] == at for at in (starts, ends))
         if self.config.pairs == "sop":
             opens |= starts == ends[::-1]
             closes |= ends == starts[::-1]
         return ~(opens & closes).all(0)
 
-    def metadata(self) -> dict[str, Any]:
-        """Size of the first epoch, and the fractions of tokens predicted and of pairs with a random (nsp) or an earlier
-        (sop) second segment."""
+    def metadata(self) -> JsonObject:
+        """Adds the fraction of pairs with a random (nsp) or an earlier (sop) second segment."""
         plan = self.plan(0)
-        share = float(plan.rows["label"].mean())
-        full = plan.rows[plan.lengths == self.limit + self.template.special_count]
-        metadata = {
-            **plan_metadata(plan, self.store, self.split),
-            "predicted_fraction": self.config.predicted_fraction,
-            "truncated_fraction": int(self.cut(full).sum()) / len(plan),
-        }
+        fraction = float(plan.rows["label"].mean())
+        full = plan.rows[plan.lengths == self.capacity + self.template.special_count]
+        metadata = {**super().metadata(), "truncated_fraction": int(self.cut(full).sum()) / len(plan)}
         if self.config.pairs == "sop":
-            return {**metadata, "swapped_fraction": share}
-        lone = self._lone
-        metadata |= {"random_next_fraction": share, "documents_of_one_sentence": int(lone.sum())}
-        if share > _MOSTLY_RANDOM and self.config.pairs == "nsp":
+            return {**metadata, "swapped_fraction": fraction}
+        single = self._single
+        metadata |= {"random_next_fraction": fraction, "documents_of_one_sentence": int(single.sum())}
+        if fraction > _MOSTLY_RANDOM and self.config.pairs == "nsp":
             metadata["warnings"] = [
-                f"{share:.0%} of the second segments are random, where next-sentence prediction intends half: "
-                f"{lone.mean():.0%} of the {self.split} documents have a single sentence without a next one; "
+                f"{fraction:.0%} of the second segments are random, where next-sentence prediction intends half: "
+                f"{single.mean():.0%} of the {self.split} documents have a single sentence without a next one; "
                 "data.document=file makes longer documents, objective.pairs=none needs none"
             ]
         return metadata
 
     @property
-    def _lone(self) -> np.ndarray:
+    def _single(self) -> np.ndarray:
         """(D,) bool: documents with a single sentence, whose next one can only be random."""
         return np.diff(self.store.document_sentences) == 1
 
@@ -326,7 +294,7 @@ class MaskedPairs:
                 f"{learned} two documents with text; the {self.split} text has one",
                 f"split the text into more documents (text files: data.document=block or line){more}, {hint}",
             )
-        if self.config.pairs == "nsp" and self.split == "train" and self._lone.all():
+        if self.config.pairs == "nsp" and self.split == "train" and self._single.all():
             raise UserError(
                 "next-sentence prediction has nothing to learn: no document has two sentences, so every second segment "
                 "is a random one",

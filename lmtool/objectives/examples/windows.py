@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
 
 from lmtool import random_streams
-from lmtool.data.examples import Plan, planned
+from lmtool.config.saved import JsonObject
+from lmtool.data.examples import Plan, SplitData, planned
 from lmtool.data.formats import FormatTemplate, PackedArrays, assemble, ragged_ranges, text_format
 from lmtool.data.loader import segments
 from lmtool.data.shared import UNSHARED, ArrayCache
@@ -18,10 +18,9 @@ from lmtool.errors import UserError
 from lmtool.models.encoder_decoder import EncoderDecoder, shifted
 from lmtool.objectives.corruption.noises import prefix_lengths
 from lmtool.tokenizers.tokenizer import Tokenizer
-from lmtool.types import Batch, Lanes, Packed, Target
+from lmtool.types import Batch, Lanes, Target
 
-# Shared by all plans of text: the capacity, at least one example, and metadata.
-# Shape letters: N examples of a batch.
+# Shape letters: D documents, E windows, N windows of a batch, T their tokens.
 
 
 def text_capacity(max_length: int, special_count: int, texts: int) -> int:
@@ -35,7 +34,8 @@ def text_capacity(max_length: int, special_count: int, texts: int) -> int:
     return capacity
 
 
-def some(plan: Plan, split: str) -> Plan:
+def require_examples(plan: Plan, split: str) -> Plan:
+    """The plan. UserError if it is empty."""
     if not len(plan.lengths):
         raise UserError(f"the {split} text has no window of two tokens", "use more text with data.path=")
     return plan
@@ -47,7 +47,7 @@ def numbers_of(examples_N: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.from_numpy(examples_N), torch.zeros(len(examples_N), dtype=torch.int32)
 
 
-def plan_metadata(plan: Plan, store: TokenStore, split: str) -> dict[str, Any]:
+def plan_metadata(plan: Plan, store: TokenStore, split: str) -> JsonObject:
     """Metadata of an objective's examples, and of their store, for the screens."""
     return {
         "split": split,
@@ -59,10 +59,41 @@ def plan_metadata(plan: Plan, store: TokenStore, split: str) -> dict[str, Any]:
     }
 
 
+class FixedPlan:
+    """Examples whose plan is the same in every epoch. UserError if the plan is empty."""
+
+    def __init__(self, store: TokenStore, split: str, plan: Plan):
+        self.store, self.split = store, split
+        self._plan = require_examples(plan, split)
+
+    def plan(self, epoch: int) -> Plan:
+        return self._plan
+
+    @property
+    def predicted_fraction(self) -> float | None:
+        """The fraction of an epoch's tokens that are predicted, for the screens."""
+        return None
+
+    def metadata(self) -> JsonObject:
+        """Size of an epoch, and the fraction of its tokens that are predicted."""
+        fraction = self.predicted_fraction
+        metadata = plan_metadata(self._plan, self.store, self.split)
+        return metadata if fraction is None else {**metadata, "predicted_fraction": fraction}
+
+
+def lanes_of(rows: np.ndarray, count: int) -> Lanes:
+    """The lanes, out of `count`, to which the segments of a batch belong."""
+    return Lanes(tuple(rows["lane"].tolist()), tuple(rows["before"].tolist()), count)
+
+
+def lane_metadata(plan: Plan, lanes: int) -> JsonObject:
+    """The lanes, and the segments of each, for the screens."""
+    return {"lanes": lanes, "segments_per_lane": -(-len(plan) // lanes)}
+
+
 # Windows of running text: the planner of every objective that reads one text per example. The text of a split is a
 # *stream*: its documents concatenated, each followed by an optional separator. Windows are cut within documents
 # (`separate`) or across them (`joined`).
-# Shape letters: D documents, E windows, N windows of a batch, T their tokens.
 
 
 # One window: its first position in the stream, and its length.
@@ -104,9 +135,9 @@ class Stream:
 
     def read(self, starts_N: np.ndarray, lengths_N: np.ndarray) -> np.ndarray:
         """(T,) int64: the concatenated ids of N runs."""
-        places = ragged_ranges(starts_N, lengths_N)
-        document = np.searchsorted(self.boundaries, places, side="right") - 1
-        first, within = self.offsets[document], places - self.boundaries[document]
+        positions = ragged_ranges(starts_N, lengths_N)
+        document = np.searchsorted(self.boundaries, positions, side="right") - 1
+        first, within = self.offsets[document], positions - self.boundaries[document]
         ended = within == self.offsets[document + 1] - first
         ids = np.asarray(self.tokens[first + np.where(ended, 0, within)], dtype=np.int64)
         return ids if self.separator is None else np.where(ended, self.separator, ids)
@@ -167,21 +198,24 @@ def sampled_windows(stream: Stream, size: int, joined: bool, short: float, seed:
     return windows_of_all[np.argsort(windows_of_all["start"], kind="stable")]
 
 
-# The two sides of an encoder-decoder's example.
+RaggedTexts = tuple[np.ndarray, np.ndarray]
+"""The concatenated ids of N texts, and their (N,) lengths."""
 
 
 class Sides:
-    """The layout of both sides: each in the family's text format, and the outputs shifted after its start token."""
+    """The layout of an encoder-decoder's two sides: each in the family's text format, and the outputs shifted after its
+    start token."""
 
     def __init__(self, backbone: EncoderDecoder, tokenizer: Tokenizer):
         self.template = FormatTemplate.of(text_format(backbone.config.text_format, tokenizer), 1)
         self.start = tokenizer.role(backbone.config.start_role)
 
-    def batch(self, inputs: Packed, outputs: PackedArrays, term: str, examples_N: np.ndarray) -> Batch:
-        """A batch of encoder inputs and complete outputs, which are the targets."""
+    def batch(self, source: RaggedTexts, target: RaggedTexts, term: str, examples_N: np.ndarray) -> Batch:
+        """A batch whose encoder reads the source, and whose decoder predicts the target."""
+        inputs, outputs = (assemble(self.template, [texts]) for texts in (source, target))
         labels = torch.from_numpy(outputs.tokens)
-        target = Target(labels, at=torch.arange(len(labels)), side="outputs")
-        return Batch(inputs, {term: target}, *numbers_of(examples_N), shifted(outputs.packed(), self.start))
+        targets = {term: Target(labels, at=torch.arange(len(labels)), side="outputs")}
+        return Batch(inputs.packed(), targets, *numbers_of(examples_N), shifted(outputs.packed(), self.start))
 
 
 # Windows of a document stream for next-token prediction.
@@ -192,17 +226,17 @@ _CAUSAL = np.dtype([*WINDOW.descr, ("known", "i4")])
 
 
 def causal_windows(stream: Stream, size: int, joined: bool, overlap: int) -> Plan:
-    """Windows as of `windows`, with the number of their first places that are not predicted in them."""
-    cut = windows(stream, size, joined, overlap)
-    rows = np.empty(len(cut), dtype=_CAUSAL)
+    """The windows of `windows`, with the number of their first positions that are not predicted in them."""
+    plain = windows(stream, size, joined, overlap)
+    rows = np.empty(len(plain), dtype=_CAUSAL)
     for name in WINDOW.names or ():
-        rows[name] = cut[name]
+        rows[name] = plain[name]
     boundaries = stream.boundaries[:1] if joined else stream.boundaries
-    rows["known"] = np.where(np.isin(cut["start"], boundaries), 1, overlap)
+    rows["known"] = np.where(np.isin(plain["start"], boundaries), 1, overlap)
     return Plan(rows, rows["length"].astype(np.int64))
 
 
-class CausalWindows:
+class CausalWindows(FixedPlan):
     """Next-token prediction over the stream of documents, each closed by the end-of-text token.
 
     Every token but the first of a document (separate) or of the whole stream (joined) is predicted exactly once.
@@ -220,7 +254,6 @@ class CausalWindows:
         split: str,
         stride: int | None = None,
     ):
-        self.store, self.split = store, split
         self.stream = Stream.of(store, tokenizer.role("eos"))
         size = text_capacity(max_length, 0, 1)
         overlap = 1 if stride is None else size - stride
@@ -229,42 +262,34 @@ class CausalWindows:
                 f"stride={stride} is too long: windows of max_length={max_length} would not be contiguous",
                 f"stride={size - 1} at most",
             )
-        self._plan = some(planned(causal_windows, self.stream, size, documents == "joined", overlap), split)
-
-    def plan(self, epoch: int) -> Plan:
-        return self._plan
+        super().__init__(store, split, planned(causal_windows, self.stream, size, documents == "joined", overlap))
 
     def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:
         lengths, known = rows["length"].astype(np.int64), rows["known"].astype(np.int64)
         tokens = self.stream.read(rows["start"], lengths)
         starts = np.cumsum(lengths) - lengths
         at = ragged_ranges(starts + known - 1, lengths - known)
-        packed = PackedArrays(tokens, lengths, {}).packed()
-        return Batch(
-            packed, {"clm": Target(torch.from_numpy(tokens[at + 1]), at=torch.from_numpy(at))}, *numbers_of(examples)
-        )
+        targets = {"clm": Target(torch.from_numpy(tokens[at + 1]), at=torch.from_numpy(at))}
+        return Batch(PackedArrays(tokens, lengths, {}).packed(), targets, *numbers_of(examples))
 
-    def metadata(self) -> dict[str, Any]:
-        """Size of an epoch, and the fraction of tokens that predict."""
-        metadata, rows = plan_metadata(self._plan, self.store, self.split), self._plan.rows
+    @property
+    def predicted_fraction(self) -> float:
+        rows = self._plan.rows
         predicted = int(rows["length"].sum(dtype=np.int64) - rows["known"].sum(dtype=np.int64))
-        return {**metadata, "predicted_fraction": predicted / metadata["tokens"]}
+        return predicted / int(self._plan.lengths.sum(dtype=np.int64))
 
 
-class CausalSegments:
+class CausalSegments(FixedPlan):
     """Next-token prediction in lanes, for a model with carried state: every token predicts the next one; the target of
     a segment's last token is in the next segment. So every token of the text but its first is predicted exactly once,
     as in joined windows."""
 
     def __init__(self, windows: CausalWindows, size: int, lanes: int):
-        self._windows, self.stream = windows, windows.stream
-        places = len(self.stream) - 1
-        self.lanes = min(lanes, places)
-        rows = segments(places, self.lanes, size)
-        self._plan = some(Plan(rows, rows["length"].astype(np.int64)), windows.split)
-
-    def plan(self, epoch: int) -> Plan:
-        return self._plan
+        self.stream = windows.stream
+        predicted = len(self.stream) - 1
+        self.lanes = min(lanes, predicted)
+        rows = segments(predicted, self.lanes, size)
+        super().__init__(windows.store, windows.split, Plan(rows, rows["length"].astype(np.int64)))
 
     def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:
         lengths = rows["length"].astype(np.int64)
@@ -273,14 +298,13 @@ class CausalSegments:
             PackedArrays(tokens, lengths, {}).packed(),
             {"clm": Target(torch.from_numpy(labels), at=torch.arange(len(tokens)))},
             *numbers_of(examples),
-            lanes=Lanes(tuple(rows["lane"].tolist()), tuple(rows["before"].tolist()), self.lanes),
+            lanes=lanes_of(rows, self.lanes),
         )
 
-    def metadata(self) -> dict[str, Any]:
-        """Size of an epoch, the lanes, and the segments of each."""
-        metadata = plan_metadata(self._plan, self._windows.store, self._windows.split)
-        along = -(-len(self._plan) // self.lanes)
-        return {**metadata, "predicted_fraction": 1.0, "lanes": self.lanes, "segments_per_lane": along}
+    predicted_fraction = 1.0
+
+    def metadata(self) -> JsonObject:
+        return {**super().metadata(), **lane_metadata(self._plan, self.lanes)}
 
 
 class CarriedWindows(CausalWindows):
@@ -295,38 +319,28 @@ class CarriedWindows(CausalWindows):
         return CausalSegments(self, self._size, lanes)
 
 
-# Text windows split anew in each epoch, for decoders and for encoder-decoders.
-# Shape letters: N examples of a batch, T their tokens.
+class _Splits(FixedPlan):
+    """Windows of text, split anew in each epoch. special_count: special tokens of each side of the split."""
 
+    predicted_fraction = 0.5
 
-class _Splits:
-    """Windows of text, split anew in each epoch."""
-
-    def __init__(
-        self, stream: Stream, store: TokenStore, size: int, joined: bool, special_count: int, split: str, seed: int
-    ):
-        self.stream, self.store, self.split, self.seed = stream, store, split, seed
-        self._plan = some(planned(text_windows, stream, size, joined, 2, special_count), split)
-
-    def plan(self, epoch: int) -> Plan:
-        return self._plan
+    def __init__(self, data: SplitData, separator: int | None, max_length: int, special_count: int, seed: int):
+        self.stream, self.seed = Stream.of(data.text, separator), seed
+        size, joined = text_capacity(max_length, special_count, 1), data.documents == "joined"
+        plan = planned(text_windows, self.stream, size, joined, 2, 2 * special_count)
+        super().__init__(data.text, data.split, plan)
 
     def prefixes(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> np.ndarray:
         """(N,) where the windows are split."""
         return prefix_lengths(rows["length"], examples, self.seed, epoch)
-
-    def metadata(self) -> dict[str, Any]:
-        """Size of an epoch, and the fraction of its tokens that are predicted."""
-        return {**plan_metadata(self._plan, self.store, self.split), "predicted_fraction": 0.5}
 
 
 class MaskedPrefixes(_Splits):
     """For decoders: one text with `Packed.prefixes`; every token after the split is predicted by the previous one. Each
     document ends with the end-of-text token."""
 
-    def __init__(self, tokenizer: Tokenizer, store: TokenStore, max_length: int, documents: str, split: str, seed: int):
-        stream = Stream.of(store, tokenizer.role("eos"))
-        super().__init__(stream, store, text_capacity(max_length, 0, 1), documents == "joined", 0, split, seed)
+    def __init__(self, tokenizer: Tokenizer, data: SplitData, max_length: int, seed: int):
+        super().__init__(data, tokenizer.role("eos"), max_length, 0, seed)
 
     def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:
         lengths = rows["length"].astype(np.int64)
@@ -340,17 +354,12 @@ class MaskedPrefixes(_Splits):
 class EncodedPrefixes(_Splits):
     """For encoder-decoders: the prefix on the input side, the rest on the output side, both in the family's format."""
 
-    def __init__(self, sides: Sides, store: TokenStore, max_length: int, documents: str, split: str, seed: int):
+    def __init__(self, sides: Sides, data: SplitData, max_length: int, seed: int):
         self.sides = sides
-        special_count = sides.template.special_count
-        stream = Stream.of(store, None)
-        size = text_capacity(max_length, special_count, 1)
-        super().__init__(stream, store, size, documents == "joined", 2 * special_count, split, seed)
+        super().__init__(data, None, max_length, sides.template.special_count, seed)
 
     def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:
         lengths, prefixes = rows["length"].astype(np.int64), self.prefixes(rows, examples, epoch)
         before = self.stream.read(rows["start"], prefixes)
         behind = self.stream.read(rows["start"] + prefixes, lengths - prefixes)
-        inputs = assemble(self.sides.template, [(before, prefixes)])
-        outputs = assemble(self.sides.template, [(behind, lengths - prefixes)])
-        return self.sides.batch(inputs.packed(), outputs, "prefix_lm", examples)
+        return self.sides.batch((before, prefixes), (behind, lengths - prefixes), "prefix_lm", examples)

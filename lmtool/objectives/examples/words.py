@@ -5,26 +5,17 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 
 from lmtool import random_streams
+from lmtool.config.saved import JsonObject
 from lmtool.data.examples import Plan, planned
 from lmtool.data.formats import PackedArrays
 from lmtool.data.store import TokenStore
 from lmtool.errors import UserError
-from lmtool.learners.baseline import token_counts
-from lmtool.objectives.examples.windows import (
-    WINDOW,
-    Stream,
-    numbers_of,
-    plan_metadata,
-    some,
-    text_capacity,
-    text_windows,
-)
+from lmtool.objectives.examples.windows import WINDOW, FixedPlan, Stream, numbers_of, text_capacity, text_windows
 from lmtool.objectives.permutation_configs import SkipGramConfig
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Packed, Target
@@ -39,7 +30,7 @@ FORWARD, BACKWARD = "forward", "backward"
 _PIECE = 1 << 20
 
 
-class WordWindows:
+class WordWindows(FixedPlan):
     """Windows over the stream of documents, each closed by the end-of-text token. Adjacent windows share a word:
     forwards, every word but the first of a document (separate) or of the stream (joined) is predicted once; backwards,
     every word but the last.
@@ -57,14 +48,11 @@ class WordWindows:
         split: str,
         reads: tuple[int, np.ndarray] | None = None,
     ):
-        self.store, self.split, self.reads = store, split, reads
+        self.reads = reads
         self.begins_V, self.unknown = tokenizer.starts_word, tokenizer.role("unk")
         self.stream = Stream.of(store, tokenizer.role("eos"))
-        size = text_capacity(max_length, 0, 1)
-        self._plan = some(planned(word_windows, self.stream, self.begins_V, size, documents == "joined"), split)
-
-    def plan(self, epoch: int) -> Plan:
-        return self._plan
+        size, joined = text_capacity(max_length, 0, 1), documents == "joined"
+        super().__init__(store, split, planned(word_windows, self.stream, self.begins_V, size, joined))
 
     def words(self, tokens_T: np.ndarray, starts_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(W,) the first token of each word, and (W,) its number in the vocabulary: the unknown word if it has several
@@ -100,14 +88,13 @@ class WordWindows:
             piece = np.asarray(tokens[start : start + _PIECE + 1], dtype=np.int64)
             begins = self.begins_V[piece]
             continued = np.append(~begins[1:], False)
-            own = begins.copy()
-            own[_PIECE:] = False
-            counts += np.bincount(np.where(continued, self.unknown, piece)[own], minlength=words)[:words]
+            begins[_PIECE:] = False
+            counts += np.bincount(np.where(continued, self.unknown, piece)[begins], minlength=words)[:words]
         counts[self.stream.separator] += len(self.stream.offsets) - 1
         return counts
 
-    def longer(self, limit: int, lengths_V: np.ndarray) -> int:
-        """Words of the text with more bytes than the limit. lengths_V: bytes of each entry."""
+    def _longer(self, limit: int, lengths_V: np.ndarray) -> int:
+        """The number of words of the text with more bytes than the limit. lengths_V: bytes of each entry."""
         count, tokens = 0, self.stream.tokens
         for start in range(0, len(tokens), _PIECE):
             piece = np.asarray(tokens[start : start + _PIECE], dtype=np.int64)
@@ -116,14 +103,14 @@ class WordWindows:
                 count += int((np.add.reduceat(lengths_V[piece], first) > limit).sum())
         return count
 
-    def metadata(self) -> dict[str, Any]:
+    def metadata(self) -> JsonObject:
         """Adds a warning if words are truncated."""
-        metadata, reads = plan_metadata(self._plan, self.store, self.split), self.reads
-        count = 0 if reads is None else self.longer(*reads)
-        if reads is not None and count:
+        metadata = super().metadata()
+        if self.reads is not None and (count := self._longer(*self.reads)):
+            limit = self.reads[0]
             metadata["warnings"] = [
-                f"{self.split}: {count:,} words have more than {reads[0]} bytes, of which the model reads the first "
-                f"{reads[0]} (model.word_length)"
+                f"{self.split}: {count:,} words have more than {limit} bytes, of which the model reads the first "
+                f"{limit} (model.word_length)"
             ]
         return metadata
 
@@ -184,14 +171,14 @@ class WordCounts:
 
     def add(self, counts: np.ndarray) -> None:
         """Adds the counts of a text. UserError if it has no word."""
-        own = np.asarray(counts, dtype=np.int64).copy()
-        own[self._special] = 0
-        if not own.any():
+        regular = np.asarray(counts, dtype=np.int64).copy()
+        regular[self._special] = 0
+        if not regular.any():
             raise UserError("the text has no word of the vocabulary", "use the tokenizer that fits it, or more text")
-        self.counts = self.counts + own
+        self.counts = self.counts + regular
 
     @property
-    def kept(self) -> np.ndarray:
+    def retention(self) -> np.ndarray:
         """(V,) float64: the probability that an occurrence of a word is retained; 0 for special tokens."""
         share_V = self.counts / self.counts.sum()
         retained_V = np.sqrt(self._config.subsample / np.maximum(share_V, 1e-300)).clip(max=1.0)
@@ -207,12 +194,12 @@ class WordCounts:
 
 @dataclass(frozen=True)
 class Pairs:
-    """tokens: (T,) the original text. kept: (T,) bool, retained tokens. lengths: (N,) retained tokens per example.
+    """tokens: (T,) the original text. retained: (T,) bool, retained tokens. lengths: (N,) retained tokens per example.
     reach: (K,) how many words on either side of each retained one are predicted. center, context: (M,) positions among
     the retained. negatives: (M, J) words."""
 
     tokens: np.ndarray
-    kept: np.ndarray
+    retained: np.ndarray
     lengths: np.ndarray
     reach: np.ndarray
     center: np.ndarray
@@ -220,44 +207,46 @@ class Pairs:
     negatives: np.ndarray
 
 
-class WordPairs:
+class WordPairs(FixedPlan):
     """Examples are windows of single documents with max_length tokens; pairs do not cross them."""
 
     def __init__(
         self, config: SkipGramConfig, store: TokenStore, max_length: int, split: str, seed: int, counts: WordCounts
     ):
-        self.config, self.store, self.split, self.seed, self.counts = config, store, split, seed, counts
+        """The plan has lengths before subsampling."""
+        self.config, self.seed, self.counts = config, seed, counts
         self.stream = Stream.of(store, None)
-        self._plan = some(planned(text_windows, self.stream, text_capacity(max_length, 0, 1), False, 1, 0), split)
-        self._known: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
+        plan = planned(text_windows, self.stream, text_capacity(max_length, 0, 1), False, 1, 0)
+        super().__init__(store, split, plan)
+        self._distributions: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
 
-    def plan(self, epoch: int) -> Plan:
-        """Lengths before subsampling."""
-        return self._plan
+    @property
+    def predicted_fraction(self) -> float:
+        return self.config.predicted_fraction
 
-    def _chances(self) -> tuple[np.ndarray, np.ndarray]:
+    def _probabilities(self) -> tuple[np.ndarray, np.ndarray]:
         """(V,) the probability of retaining each word, and the cumulative probabilities of negatives."""
-        if self._known is None or self._known[0] is not self.counts.counts:
+        if self._distributions is None or self._distributions[0] is not self.counts.counts:
             sums_V = np.cumsum(self.counts.noise)
-            self._known = self.counts.counts, self.counts.kept, sums_V / sums_V[-1]
-        return self._known[1:]
+            self._distributions = self.counts.counts, self.counts.retention, sums_V / sums_V[-1]
+        return self._distributions[1:]
 
     def pairs(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Pairs:
         """The sampled pairs of these examples. Random numbers per position: whether it is retained, its reach, and the
         negatives of each of its pairs."""
         reach, number = self.config.window, self.config.negatives
-        retained_V, sums_V = self._chances()
+        retained_V, sums_V = self._probabilities()
         lengths_N = rows["length"].astype(np.int64)
         tokens_T = self.stream.read(rows["start"], lengths_N)
         row_T = np.repeat(np.arange(len(rows)), lengths_N)
-        place_T = np.arange(len(tokens_T)) - np.repeat(np.cumsum(lengths_N) - lengths_N, lengths_N)
-        first_T, example_T = place_T * (2 + 2 * reach * number), np.asarray(examples, dtype=np.int64)[row_T]
+        position_T = np.arange(len(tokens_T)) - np.repeat(np.cumsum(lengths_N) - lengths_N, lengths_N)
+        first_T, example_T = position_T * (2 + 2 * reach * number), np.asarray(examples, dtype=np.int64)[row_T]
 
         def drawn(example: np.ndarray, draw: np.ndarray) -> np.ndarray:
             return random_streams.uniform_at(self.seed, "sample", epoch, example, draw)
 
-        taken_T = drawn(example_T, first_T) < retained_V[tokens_T]
-        example_K, first_K, row_K = example_T[taken_T], first_T[taken_T], row_T[taken_T]
+        retained_T = drawn(example_T, first_T) < retained_V[tokens_T]
+        example_K, first_K, row_K = example_T[retained_T], first_T[retained_T], row_T[retained_T]
         reach_K = 1 + (drawn(example_K, first_K + 1) * reach).astype(np.int64)
         offset_2W = np.delete(np.arange(-reach, reach + 1), reach)
         other_K2W = np.arange(len(reach_K))[:, None] + offset_2W
@@ -268,24 +257,14 @@ class WordPairs:
         noise = drawn(np.repeat(example_K[center_M], number), draw_MJ.reshape(-1))
         negatives_MJ = np.searchsorted(sums_V, noise, side="right").reshape(-1, number)
         retained_N = np.bincount(row_K, minlength=len(rows))
-        return Pairs(tokens_T, taken_T, retained_N, reach_K, center_M, other_K2W[center_M, slot_M], negatives_MJ)
+        return Pairs(tokens_T, retained_T, retained_N, reach_K, center_M, other_K2W[center_M, slot_M], negatives_MJ)
 
     def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:
         pairs = self.pairs(rows, examples, epoch)
-        tokens = pairs.tokens[pairs.kept]
+        tokens = pairs.tokens[pairs.retained]
         at, number = torch.from_numpy(pairs.center), self.config.negatives
         targets = {
             "skip_gram": Target(torch.from_numpy(tokens[pairs.context]), at=at),
             "negatives": Target(torch.from_numpy(pairs.negatives.reshape(-1)), at=at.repeat_interleave(number)),
         }
         return Batch(Packed(torch.from_numpy(tokens), tuple(pairs.lengths.tolist())), targets, *numbers_of(examples))
-
-    def metadata(self) -> dict[str, Any]:
-        """Size of an epoch, before subsampling."""
-        metadata = plan_metadata(self._plan, self.store, self.split)
-        return {**metadata, "predicted_fraction": self.config.predicted_fraction}
-
-
-def counts_of(store: TokenStore, tokenizer: Tokenizer) -> np.ndarray:
-    """(V,) int64: token counts of a text."""
-    return token_counts(store.tokens, tokenizer.vocab_size)

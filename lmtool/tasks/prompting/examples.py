@@ -21,7 +21,7 @@ from lmtool.data.examples import Plan, Rows
 from lmtool.data.formats import FormatTemplate, PackedArrays, assemble, ragged_ranges, truncate_texts
 from lmtool.errors import UserError
 from lmtool.objectives.configs import MlmConfig
-from lmtool.objectives.corruption.masking import Vocabulary, mask_tokens
+from lmtool.objectives.corruption.masking import PackedTexts, Vocabulary, mask_tokens
 from lmtool.random_streams import Permutation
 from lmtool.tasks.kinds.labels import location
 from lmtool.tasks.kinds.texts import TaskExamples
@@ -70,9 +70,8 @@ class Auxiliary:
             The inputs, (M,) flat positions of the masked tokens, ascending, and (M,) their original tokens.
         """
         complete = assemble(self.template, self._texts.cells(text_N, self._retained[:, text_N]))
-        masked = mask_tokens(
-            self._masking, self._vocabulary, complete.tokens, complete.lengths, np.asarray(examples_N), self.seed, epoch
-        )
+        packed = PackedTexts(complete.tokens, complete.lengths, np.asarray(examples_N), self.seed, epoch)
+        masked = mask_tokens(self._masking, self._vocabulary, packed)
         return PackedArrays(masked.tokens, complete.lengths, complete.columns), masked.at, masked.labels
 
 

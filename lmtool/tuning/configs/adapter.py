@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from lmtool.config.base import Config
 from lmtool.config.checkpoint import read_checkpoint
 from lmtool.config.needs import Offer, Requirement
+from lmtool.config.saved import JsonObject
 from lmtool.config.tables import Choice, component
 from lmtool.errors import Problem, UserError
 from lmtool.learners.configs import WHOLE_WEIGHTS
 from lmtool.models.configs import ModelConfig
 from lmtool.nn.configs import Activation, AdapterReads
+from lmtool.system.terminal import counted
 from lmtool.tuning.configs.base import ByDepthConfig, TuningConfig
 
 _GIVE = "use a run of lmtool finetune tuning=adapter"
@@ -62,11 +64,11 @@ class TrainedAdapter(Config):
 
     @model_validator(mode="before")
     @classmethod
-    def _of_a_path(cls, value: Any) -> Any:
+    def _of_a_path(cls, value: object) -> object:
         return _read(value) if isinstance(value, str) else value
 
 
-def _read(path: str) -> dict[str, Any]:
+def _read(path: str) -> JsonObject:
     """The adapters in a run's configuration. UserError if it has none that can be reused."""
     try:
         saved = read_checkpoint(path)
@@ -74,8 +76,9 @@ def _read(path: str) -> dict[str, Any]:
         raise UserError(error.message.removeprefix("checkpoint="), _GIVE) from error
     tuning, model = saved.get("tuning") or {}, saved["model"]
     if tuning.get("name") != "adapter":
-        raise UserError(f"{path}: it was trained with tuning={tuning.get('name', 'full')}, and has no adapters", _GIVE)
-    trained: Any = Choice("tuning").validate(tuning)
+        raise UserError(f"{path} was trained with tuning={tuning.get('name', 'full')} and has no adapters", _GIVE)
+    trained = Choice("tuning").validate(tuning)
+    assert isinstance(trained, AdapterConfig)
     if trained.stack_on:
         raise UserError(
             f"{path}: its adapters are stacked on those of {trained.stack_on[0].path}",
@@ -83,7 +86,7 @@ def _read(path: str) -> dict[str, Any]:
         )
     if trained.tunes_norms:
         raise UserError(
-            f"{path}: its layers' norms were trained too, so its adapters do not fit the model it started from",
+            f"{path}: its layers' norms were trained too, so its adapters do not fit the model that it started from",
             "train it again with tuning.train_norms=false",
         )
     return {
@@ -108,14 +111,14 @@ def _same_sizes(key: str, trained: tuple[TrainedAdapter, ...]) -> Iterator[Requi
 
 
 def _size(name: str, size: int) -> Offer[ModelConfig]:
-    def own(model: ModelConfig) -> int:
+    def size_of(model: ModelConfig) -> int:
         return model.hidden_size if name == "hidden_size" else model.num_layers
 
     return Offer(
         "model",
-        lambda model: own(model) == size,
-        lambda model: f"this one has {own(model)}",
-        wording="{reason}, and {lacking}",
+        lambda model: size_of(model) == size,
+        lambda model: f"this model has {size_of(model)}",
+        wording="{reason}, but {lacking}",
     )
 
 
@@ -198,8 +201,10 @@ class AdapterConfig(ByDepthConfig):
 
     def width_at(self, hidden_size: int) -> int:
         """The width of an adapter for this hidden size; 0 if the reduction is too large."""
-        own = self if self.bottleneck is not None or self.reduction is not None else self.published
-        return int(hidden_size // own.reduction) if own.reduction is not None else own.bottleneck or 0
+        settings = self if self.bottleneck is not None or self.reduction is not None else self.published
+        if settings.reduction is not None:
+            return int(hidden_size // settings.reduction)
+        return settings.bottleneck or 0
 
     def needs(self) -> Iterator[Requirement]:
         yield from super().needs()
@@ -246,15 +251,12 @@ class AdapterFusionConfig(TuningConfig):
     def conflicts(self) -> Iterator[Problem]:
         key, hint = "tuning.adapters", "tuning.adapters=[runs/A,runs/B]"
         if len(self.adapters) < self.fewest:
-            message = f"{key} names {len(self.adapters) or 'no'} run; a fusion mixes {self.fewest} or more"
+            message = f"{key} names {counted(len(self.adapters), 'run')}; a fusion mixes {self.fewest} or more"
             yield Problem(key, message, f"train them with tuning=adapter, and set {hint}")
             return
         folders = [Path(adapter.path).expanduser().resolve() for adapter in self.adapters]
         twice = [run.path for run, folder in zip(self.adapters, folders, strict=True) if folders.count(folder) > 1]
         if twice:
-            message = (
-                f"{key} names one run more than once: {', '.join(twice)}; mixing a run with itself gives the same "
-                "adapter"
-            )
+            message = f"{key} names a run more than once: {', '.join(twice)}; mixing a run with itself has no effect"
             yield Problem(key, message, f"name each run once, {hint}")
         yield from _other_placements(key, self.adapters, self.adapters[0].placement)

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from lmtool.config.base import Config
 from lmtool.config.needs import Component, Offer, Requirement
+from lmtool.config.saved import JsonObject
 from lmtool.config.tables import Choice, component
 from lmtool.learners.configs import WHOLE_WEIGHTS, LearnedConfig
 from lmtool.models import recipes
 from lmtool.models.configs import LAYERS_OF_EACH_DEPTH, STACK, TRANSFORMER, ModelConfig
 from lmtool.nn.configs import Side
+from lmtool.training.configs import OptimizerConfig
 
 
 class TuningConfig(Component):
@@ -39,7 +41,7 @@ class TuningConfig(Component):
         """The YAML of `conf/recipe/tuning/` with its settings; its name, unless its fields choose another."""
         return self.name
 
-    def recipe(self) -> dict[str, Any]:
+    def recipe(self) -> JsonObject:
         """The sections for `optimizer=auto` and `schedule=auto`; {} if the YAML has none."""
         return recipes.of_tuning(type(self), self.recipe_name)
 
@@ -52,7 +54,7 @@ class TuningConfig(Component):
         """Positions that texts lose in a model of this configuration; 0 if positions are unlimited."""
         return self.positions if model.table_of_positions else 0
 
-    def warnings(self, optimizer: Any, model: Any) -> list[str]:
+    def warnings(self, optimizer: OptimizerConfig, model: ModelConfig) -> list[str]:
         """Warnings for training a model of this configuration with this optimizer."""
         return []
 
@@ -108,7 +110,7 @@ class HeadInput:
         return written and self.model.architecture != "encoder" and not self.model.learned_output
 
 
-def offered(model: ModelConfig, task: LearnedConfig | None) -> dict[str, Any]:
+def offered(model: ModelConfig, task: LearnedConfig | None) -> dict[str, object]:
     """The objects that a method is matched with, by section. task: None if unknown."""
     head = None if task is None else HeadInput(model, task)
     return {"model": model, "task": task, "head_input": head}

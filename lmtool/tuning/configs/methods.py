@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, cast
 
 from pydantic import Field, field_validator, model_validator
 
@@ -18,8 +18,10 @@ from lmtool.models.configs import (
     STATES_OF_ONE_WIDTH,
     TRANSFORMER,
     ModelConfig,
+    TransformerConfig,
     number_of_layers,
 )
+from lmtool.training.configs import OptimizerConfig
 from lmtool.tuning.configs.base import ONE_STACK, ByDepthConfig, HeadInput, OfPretrainedConfig, TuningConfig, depth_of
 
 
@@ -51,7 +53,7 @@ def _fewer_layers(model: ModelConfig) -> str:
     return f"set tuning.freeze_layers={model.num_layers + model.layers_of_decoder} at most"
 
 
-_SIDE_BY_SIDE = 4
+_CONCATENATED_LAYERS = 4
 
 
 @component("tuning", "head", builder="lmtool.tuning.partial:HeadTuning")
@@ -83,7 +85,7 @@ class HeadConfig(TuningConfig):
         yield Requirement(_READS_STATES, key, typed, hint)
         yield Requirement(ONE_STACK, key, f"{typed} reads one stack", hint)
         if self.layers == "concat_last_4":
-            yield Requirement(depth_of(_SIDE_BY_SIDE), key, typed, "set tuning.layers=scalar_mix")
+            yield Requirement(depth_of(_CONCATENATED_LAYERS), key, typed, "set tuning.layers=scalar_mix")
 
 
 _SOMETHING_LEARNS: Offer[HeadInput] = Offer(
@@ -200,8 +202,9 @@ class LoraConfig(ByDepthConfig):
             hint = f"set 'tuning.projections=[{supported}]'"
             yield Requirement(GATE, "tuning.projections", "tuning.projections names fc_gate", hint)
 
-    def warnings(self, optimizer: Any, model: Any) -> list[str]:
+    def warnings(self, optimizer: OptimizerConfig, model: ModelConfig) -> list[str]:
         """Warns if the rank exceeds the smaller dimension of the map."""
+        model = cast(TransformerConfig, model)
         heads = {"k_proj": model.key_value_heads, "v_proj": model.key_value_heads}
         sides = {
             name: model.feedforward_size
@@ -268,7 +271,7 @@ class SoftPromptConfig(TuningConfig):
         if self.init == "class_labels":
             yield Requirement(LABELS, "tuning.init", "tuning.init=class_labels", "set tuning.init=vocabulary")
 
-    def warnings(self, optimizer: Any, model: Any) -> list[str]:
+    def warnings(self, optimizer: OptimizerConfig, model: ModelConfig) -> list[str]:
         if optimizer.lr >= SMALL_RATE:
             return []
         return [

@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from lmtool.objectives.configs import MlmConfig
-from lmtool.objectives.corruption.masking import Vocabulary, mask_tokens
+from lmtool.objectives.corruption.masking import PackedTexts, Vocabulary, mask_tokens
 
 ENTRIES = 503
 CLS, SEP, MASK = 2, 3, 4
@@ -29,7 +29,7 @@ def corpus(examples=2500, seed=0, longest=80):
 
 def masked(tokens, lengths, seed=11, epoch=0, examples=None, **fields):
     examples = np.arange(len(lengths)) if examples is None else examples
-    return mask_tokens(MlmConfig(**fields), VOCABULARY, tokens, lengths, examples, seed, epoch)
+    return mask_tokens(MlmConfig(**fields), VOCABULARY, PackedTexts(tokens, lengths, examples, seed, epoch))
 
 
 def holds(count, total, share, intervals=4, level=0.999):

@@ -7,8 +7,8 @@ import pytest
 from scipy import stats
 from test_masking import ENTRIES, MASK, SPECIAL, STARTS, VOCABULARY, holds
 
+from lmtool.objectives.corruption.masking import PackedTexts
 from lmtool.objectives.corruption.noises import (
-    PackedTexts,
     delete,
     infill,
     mask_each,

@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 from test_masking import SPECIAL, STARTS, VOCABULARY, corpus, holds
 
+from lmtool.objectives.corruption.masking import PackedTexts
 from lmtool.objectives.corruption.permutation import ngram_probabilities, permute
 from lmtool.objectives.permutation_configs import PlmConfig
 
 
 def permuted(tokens, sizes, /, seed=11, epoch=0, examples=None, **fields):
     examples = np.arange(len(sizes)) if examples is None else examples
-    return permute(PlmConfig(**fields), VOCABULARY, tokens, sizes, examples, seed, epoch)
+    return permute(PlmConfig(**fields), VOCABULARY, PackedTexts(tokens, sizes, examples, seed, epoch))
 
 
 def test_a_share_of_one_in_k_is_predicted_in_ngrams_of_harmonic_lengths():

@@ -8,6 +8,7 @@ from scipy import stats
 
 from lmtool.errors import UserError
 from lmtool.objectives.configs import SpanCorruptionConfig
+from lmtool.objectives.corruption.masking import PackedTexts
 from lmtool.objectives.corruption.noises import corrupt_spans, noise_counts, prefix_lengths, restore, text_length
 
 SENTINELS = np.arange(32099, 31999, -1)
@@ -22,7 +23,7 @@ def corpus(examples=400, longest=300, seed=0):
 
 def corrupted(tokens, lengths, epoch=0, examples=None, config=CONFIG):
     examples = np.arange(len(lengths)) if examples is None else examples
-    return corrupt_spans(config, SENTINELS, tokens, lengths, examples, 3, epoch)
+    return corrupt_spans(config, SENTINELS, PackedTexts(tokens, lengths, np.asarray(examples), 3, epoch))
 
 
 def parts(flat, lengths):

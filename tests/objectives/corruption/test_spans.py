@@ -9,12 +9,12 @@ from test_masking import CLS, ENTRIES, MASK, SEP, SPECIAL, STARTS, VOCABULARY, c
 
 from lmtool.models.heads.sequence import SpanBoundaryHead
 from lmtool.objectives.configs import SpanConfig
-from lmtool.objectives.corruption.masking import length_probabilities, mask_spans
+from lmtool.objectives.corruption.masking import PackedTexts, length_probabilities, mask_spans
 
 
 def masked(tokens, sizes, /, seed=11, epoch=0, examples=None, **fields):
     examples = np.arange(len(sizes)) if examples is None else examples
-    return mask_spans(SpanConfig(**fields), VOCABULARY, tokens, sizes, examples, seed, epoch)
+    return mask_spans(SpanConfig(**fields), VOCABULARY, PackedTexts(tokens, sizes, examples, seed, epoch))
 
 
 def test_geometric_lengths_are_renormalised():

@@ -1,28 +1,35 @@
 """Records a learner's forward from outside: its losses, the predictions of its heads, and the states between its
-layers."""
+layers. A frozen teacher is a learner whose forward is recorded."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Generic, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
+from lmtool.config.saved import JsonObject
 from lmtool.data.examples import Examples, SplitData
 from lmtool.data.sources import OnStage
+from lmtool.distillation.configs.base import LayerMap, ModelPair
 from lmtool.learners.base import BaseLearner
 from lmtool.learners.mixed_examples import MixedBatch, term_of
 from lmtool.learners.mixture import Mixture
 from lmtool.models.heads.base import HeadObserver, PredictingHead, TokenLogits
-from lmtool.models.heads.predicted import Predicted
+from lmtool.models.heads.predicted import Predicted, TargetProbabilities
 from lmtool.nn.context import AttentionKind, AttentionObserver
 from lmtool.nn.stack import Stack, Tap, TapPoint
 from lmtool.nn.tiled import AttentionInputs
 from lmtool.training.precision import Precision
 from lmtool.types import Batch, Loader, StepOutput
+
+
+def parts_of(batch: Batch) -> list[Batch]:
+    """The batches that a learner reads in turn: the members of a mixture, or the batch itself."""
+    return [part for _, part in batch.members] if isinstance(batch, MixedBatch) else [batch]
 
 
 class RecordedStates(Tap):
@@ -43,21 +50,32 @@ class RecordedStates(Tap):
     def tokens(self, point: TapPoint) -> list[int]:
         """Tokens of each forward at a location."""
         states = [len(x_TH) for x_TH in self.states.get(point, ())]
-        return states + [len(attended.q_TAD) for attended in self.attention_inputs.get(point, ())]
+        return states + [len(inputs.q_TAD) for inputs in self.attention_inputs.get(point, ())]
 
     def attention(self, point: TapPoint, kind: AttentionKind) -> AttentionObserver | None:
         return self.attention_inputs[point].append if kind == "self_attn" and point in self.attention_inputs else None
 
 
+Prediction = TypeVar("Prediction", bound=TargetProbabilities, covariant=True)
+
+
 @dataclass(frozen=True)
-class RecordedOutputs:
-    """A recorded forward. predicted: by term, the predictions of its targets. output: its own losses; None if not
-    computed."""
+class RecordedOutputs(Generic[Prediction]):
+    """The recorded outputs of a learner for a batch.
+
+    Attributes:
+        predicted: By term, the predictions of its targets.
+        output: The learner's own losses; None if not computed.
+    """
 
     learner: BaseLearner
     batch: Batch
-    predicted: Mapping[str, Any]
+    predicted: Mapping[str, Prediction]
     output: StepOutput | None = None
+
+
+StudentOutputs = RecordedOutputs[Predicted]
+TeacherOutputs = RecordedOutputs[TargetProbabilities]
 
 
 class _Predictions(HeadObserver):
@@ -93,39 +111,48 @@ def tapped(learner: BaseLearner, heads: HeadObserver | None, states: Tap | None)
             stack.tap = None
 
 
-def see(
+def record(
     learner: BaseLearner, batch: Batch, step: int, states: Tap | None = None, losses: bool = True
-) -> RecordedOutputs:
-    """Runs a training forward. states: records, or replaces, the states between the layers. losses: whether to compute
-    the learner's own, which take as long as the predictions for heads over a vocabulary."""
-    if isinstance(learner, Mixture):
-        return _see_members(learner, batch, step, states, losses)
-    heads = _Predictions(learner, batch, only=not losses)
-    with tapped(learner, heads, states):
-        output = learner(batch, step)
-    return RecordedOutputs(learner, batch, heads.predicted, output if losses else None)
+) -> StudentOutputs:
+    """Runs a training forward and records its outputs.
 
-
-def _see_members(learner: Mixture, batch: Batch, step: int, states: Tap | None, losses: bool) -> RecordedOutputs:
-    """Runs the members of a mixture that are in a batch, with the mixture's term names. A teacher may know only some of
-    them."""
+    Args:
+        learner: The learner; with a mixture, each of its members that is in the batch, and the terms have the
+            mixture's names.
+        batch: The batch, on the learner's device.
+        step: The step, which keys the dropout.
+        states: Records, or replaces, the states between the layers.
+        losses: Whether to compute the learner's own losses, which take as long as the predictions for heads over a
+            vocabulary.
+    """
+    if not isinstance(learner, Mixture):
+        heads = _Predictions(learner, batch, only=not losses)
+        with tapped(learner, heads, states):
+            output = learner(batch, step)
+        return RecordedOutputs(learner, batch, heads.predicted, output if losses else None)
     assert isinstance(batch, MixedBatch), "a mixture reads the batches of its own examples"
-    predicted: dict[str, Any] = {}
+    predicted: dict[str, Predicted] = {}
     sums: dict[str, Tensor] = {}
     for name, part in batch.members:
         if name not in learner.members:
-            continue
-        seen = see(cast(BaseLearner, learner.members[name]), part, step, states, losses)
-        predicted |= {term_of(name, term): each for term, each in seen.predicted.items()}
-        if seen.output is not None:
-            sums |= {term_of(name, term): total for term, total in seen.output.sums.items()}
+            continue  # a teacher may know only some members
+        recorded = record(cast(BaseLearner, learner.members[name]), part, step, states, losses)
+        predicted |= {term_of(name, term): prediction for term, prediction in recorded.predicted.items()}
+        if recorded.output is not None:
+            sums |= {term_of(name, term): total for term, total in recorded.output.sums.items()}
     return RecordedOutputs(learner, batch, predicted, StepOutput(sums, learner.weights) if losses else None)
 
 
 @dataclass(frozen=True)
 class StudentData:
-    """The data that a run reads in training. examples: the student's, made from `data`. max_steps, max_epochs: budgets,
-    or None. sizes: the keys that set the step size. tokens: of a forward without gradients. progress: shows progress.
+    """The data that a run reads in training.
+
+    Attributes:
+        examples: The student's, made from `data`.
+        max_steps: Budget, or None; so is `max_epochs`.
+        sizes: The keys that set the step size.
+        tokens: Of a forward without gradients.
+        progress: Shows progress.
     """
 
     data: SplitData
@@ -141,9 +168,13 @@ class StudentData:
 
 @dataclass
 class Teacher:
-    """A trained, frozen learner: no gradient, no dropout, its own number format. origin: the user's checkpoint.
-    longest: maximum tokens of a text that it reads independently; None: as the student. reads_batches: whether it reads
-    the student's batches, which requires its vocabulary."""
+    """A trained, frozen learner: no gradient, no dropout, its own number format.
+
+    Attributes:
+        origin: The user's checkpoint.
+        longest: Maximum tokens of a text that it reads independently; None: as the student.
+        reads_batches: Whether it reads the student's batches, which requires its vocabulary.
+    """
 
     learner: BaseLearner
     precision: Precision
@@ -156,16 +187,37 @@ class Teacher:
         """The student's terms that it predicts."""
         return frozenset(self.learner.weights)
 
-    def begin(self, reading: StudentData) -> dict[str, Any]:
+    def begin(self, student: StudentData) -> JsonObject:
         """Called before training. Returns a description of the preparation for the first screen."""
         return {}
 
     @torch.no_grad()
-    def see(self, batch: Batch, states: Tap | None = None) -> RecordedOutputs:
-        """Its predictions for a batch of the student."""
+    def predict(self, batch: Batch, states: Tap | None = None) -> TeacherOutputs:
+        """Its predictions for a batch of the student. states: records, or replaces, the states between the layers."""
         device = batch.inputs.tokens.device.type
         if isinstance(batch, MixedBatch) and not isinstance(self.learner, Mixture):
             # Labeled texts paired with texts of another domain, for which a teacher has no predictions.
             batch = dict(batch.members)[self.learner.config.name]
         with torch.autocast(device, enabled=False), self.precision.autocast():
-            return see(self.learner, batch, 0, states, losses=False)
+            return record(self.learner, batch, 0, states, losses=False)
+
+
+@dataclass(frozen=True)
+class LearnerPair:
+    """A student and its teacher, with the map from student to teacher layers for terms that compare layers. teacher:
+    None if the student learns from other learners of the run, or from itself."""
+
+    student: BaseLearner
+    teacher: Teacher | None = None
+    layers: LayerMap | None = None
+
+    @property
+    def frozen_teacher(self) -> Teacher:
+        """The teacher, for terms that need one."""
+        assert self.teacher is not None
+        return self.teacher
+
+    @property
+    def configs(self) -> ModelPair:
+        """The configurations of both models."""
+        return ModelPair(self.student.backbone.config, self.frozen_teacher.learner.backbone.config)
