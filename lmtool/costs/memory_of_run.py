@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -14,6 +14,7 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 
+from lmtool.config.saved import JsonMapping
 from lmtool.config.tables import Choice, build
 from lmtool.costs.plan import VALUE_BYTES
 from lmtool.distillation.configs import CodistillationConfig
@@ -226,7 +227,7 @@ def _smaller(config: TrainingConfig, fits: Callable[[TrainingConfig], bool]) -> 
         if isinstance(field.default, int) and getattr(model, key) > field.default
     }
 
-    def changed(sizes: Mapping[str, Any]) -> TrainingConfig | None:
+    def changed(sizes: JsonMapping) -> TrainingConfig | None:
         try:
             return config.model_copy(
                 update={"model": type(model)(**{key: getattr(model, key) for key in fields} | dict(sizes))}

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from math import prod
 from typing import Any, cast
 
 from lmtool.config.rules import violations
+from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.costs.activations import (
     Formats,
     backbones_of,
@@ -57,7 +58,7 @@ def _other_models(config: RunConfig, teachers: Sequence[Any], *how: Any) -> Iter
 
 
 def plan_of(
-    config: RunConfig, learner: BaseLearner, metadata: Mapping[str, Any], where: Precision | PlannedDevice
+    config: RunConfig, learner: BaseLearner, metadata: JsonMapping, where: Precision | PlannedDevice
 ) -> RunPlan:
     """The plan of a run. metadata: the training loader's. where: a planned device, or one of this machine, which is
     measured for at most a third of a second."""
@@ -71,7 +72,7 @@ def plan_of(
 def plan_in_phases(
     config: PretrainConfig,
     learner: BaseLearner,
-    metadata: Sequence[Mapping[str, Any]],
+    metadata: Sequence[JsonMapping],
     where: Precision | PlannedDevice,
 ) -> tuple[RunPlan, PhaseFractions]:
     """The plan of a run in phases, and the phases as numbers. metadata: those of their loaders."""
@@ -117,9 +118,7 @@ def _planned_device(config: RunConfig, where: Precision | PlannedDevice) -> Plan
     return where if isinstance(where, PlannedDevice) else this_machine(config, where)
 
 
-def _of_one_step(
-    config: RunConfig, learner: BaseLearner, metadata: Mapping[str, Any], device: PlannedDevice
-) -> RunPlan:
+def _of_one_step(config: RunConfig, learner: BaseLearner, metadata: JsonMapping, device: PlannedDevice) -> RunPlan:
     """The plan of a single step."""
     predicted = metadata.get("predicted_fraction", 0.0)
     fractions = config.objective.places if isinstance(config, PretrainConfig) else {}
@@ -186,7 +185,7 @@ def _formats(config: RunConfig, device: PlannedDevice) -> Formats:
     return Formats(device.precision.name != "fp32", device.cuda, config.gradient_checkpointing)
 
 
-def _forward(config: RunConfig, learner: BaseLearner, metadata: Mapping[str, Any], device: PlannedDevice) -> Forward:
+def _forward(config: RunConfig, learner: BaseLearner, metadata: JsonMapping, device: PlannedDevice) -> Forward:
     """The activations of one forward on a device."""
     formats, length = _formats(config, device), metadata["mean_length"]
     predicted = metadata.get("predicted_fraction", 0.0)
@@ -266,7 +265,7 @@ def _goes_together(config: RunConfig) -> bool:
     return not list(violations(type(config), values, running=False))
 
 
-Override = tuple[str, Mapping[str, Any], str]
+Override = tuple[str, JsonMapping, str]
 """The override as text, its values, and its costs."""
 
 
@@ -308,7 +307,7 @@ def _dear(config: RunConfig) -> Iterator[Iterable[Override]]:
     ]
 
 
-def _micro_batches(config: RunConfig) -> Iterator[tuple[str, dict[str, Any]]]:
+def _micro_batches(config: RunConfig) -> Iterator[tuple[str, JsonObject]]:
     """Forwards of half the tokens, a quarter, and so on, down to one sequence."""
     tokens = config.micro_batch_tokens or config.batch_tokens or (config.batch_examples or 1) * config.max_length
     while (tokens := tokens // 2) >= config.max_length:

@@ -10,9 +10,9 @@ import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from lmtool.config.groups import conf_dir
+from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.errors import UserError
 from lmtool.runs.files import LONGEST_ROW, to_json
 from lmtool.system.files import draft_of, real_folder, remove, sha256
@@ -59,7 +59,7 @@ def changed_values(
     ]
 
 
-def budgets(config: Mapping[str, Any]) -> dict[str, Any]:
+def budgets(config: JsonMapping) -> JsonObject:
     """The budgets in a configuration."""
     return {key: config[key] for key in sorted(BUDGETS) if config.get(key) is not None}
 

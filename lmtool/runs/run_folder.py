@@ -20,13 +20,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 import yaml
 
 from lmtool.config import saved as yaml_files
 from lmtool.config.checkpoint import read_config, saved_steps
+from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.errors import UserError, cannot_write
 from lmtool.runs.checkpoints import resume_point
 from lmtool.runs.files import lines_of, plain_data, replace_link, replace_text, to_json, write_rows
@@ -265,7 +266,7 @@ class RunFolder:
         except OSError as error:
             raise cannot_write(self.path / "metrics.jsonl", error) from error
 
-    def append(self, row: Mapping[str, Any]) -> None:
+    def append(self, row: JsonMapping) -> None:
         """A row of metrics.jsonl. Where the disk refuses, it is kept and written with the next one; `sync` tells."""
         self._appended = True
         self.row_counts[row.get("split", "")] += 1
@@ -296,7 +297,7 @@ class RunFolder:
         """Wait until all rows are on the disk: before a checkpoint that supposes them. OSError where they are not."""
         self._flush(sync=True)
 
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[JsonObject]:
         """The rows of metrics.jsonl; a last line torn by a kill is left out. UserError for any other line that is no
         row."""
         return read_rows(self.path)
@@ -343,7 +344,7 @@ class RunFolder:
         return None if self.extends else finished(self.path)
 
 
-def read_rows(run: Path) -> list[dict[str, Any]]:
+def read_rows(run: Path) -> list[JsonObject]:
     """The rows of a run's metrics.jsonl, as `RunFolder.rows` has them."""
     rows = []
     with suppress(FileNotFoundError):

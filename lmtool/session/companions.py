@@ -8,12 +8,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
 
 from lmtool.config.checkpoint import DATA, MODEL
+from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.data.phases import PhasedLoader
 from lmtool.distillation.distilled import Distilled
 from lmtool.learners.base import BaseLearner
@@ -54,7 +54,7 @@ class Companion:
         """Digests, by what a user calls them, that must be equal on all ranks."""
         return {}
 
-    def begin(self, session: Session) -> Mapping[str, Mapping[str, Any]]:
+    def begin(self, session: Session) -> Mapping[str, JsonMapping]:
         """Called before training. Returns metadata for the first screen and facts.json by section: "data", "model",
         "run". UserError where the run resumes and differs from its checkpoint."""
         return {}
@@ -65,7 +65,7 @@ class Companion:
     def write(self, folder: Path) -> None:
         """Add files to the folder of a checkpoint."""
 
-    def after(self, session: Session, training: TrainingResult) -> Mapping[str, Any]:
+    def after(self, session: Session, training: TrainingResult) -> JsonMapping:
         """Called after training, with the best weights in the learner. Returns rows of result.json."""
         return {}
 
@@ -96,7 +96,7 @@ class TunedBase(Companion):
     def write(self, folder: Path) -> None:
         write_bytes(folder / BASE, to_json(self.base.to_plain()).encode())
 
-    def after(self, session: Session, training: TrainingResult) -> Mapping[str, Any]:
+    def after(self, session: Session, training: TrainingResult) -> JsonMapping:
         folder = training.best or training.last
         sizes = {} if folder is None else {"delta_bytes": (folder / MODEL).stat().st_size}
         return {"base": masked(self.base.checkpoint), **sizes}
@@ -108,7 +108,7 @@ class Lineage(Companion):
     def __init__(self, session: Session):
         self.checkpoints = list(lineage_of(session.run))
 
-    def begin(self, session: Session) -> Mapping[str, Mapping[str, Any]]:
+    def begin(self, session: Session) -> Mapping[str, JsonMapping]:
         if not self.checkpoints:
             return {}
         return {"model": {"started_from": lineage_line(self.checkpoints)}, "run": {"lineage": self.checkpoints}}
@@ -117,14 +117,14 @@ class Lineage(Companion):
         if self.checkpoints:
             write_bytes(folder / LINEAGE, to_json({"checkpoints": self.checkpoints}).encode())
 
-    def after(self, session: Session, training: TrainingResult) -> Mapping[str, Any]:
+    def after(self, session: Session, training: TrainingResult) -> JsonMapping:
         return {"lineage": self.checkpoints} if self.checkpoints else {}
 
 
 class MixtureFractions(Companion):
     """The number of examples read from each member of a mixture."""
 
-    def after(self, session: Session, training: TrainingResult) -> Mapping[str, Any]:
+    def after(self, session: Session, training: TrainingResult) -> JsonMapping:
         examples = [phase.examples for phase in session.phases]
         last = examples[-1]
         if not isinstance(last, MixedExamples):
@@ -147,7 +147,7 @@ class MixtureFractions(Companion):
 class Phases(Companion):
     """The steps of each phase of the run."""
 
-    def after(self, session: Session, training: TrainingResult) -> Mapping[str, Any]:
+    def after(self, session: Session, training: TrainingResult) -> JsonMapping:
         loader = session.loader
         if not isinstance(loader, PhasedLoader):
             return {}
@@ -157,14 +157,14 @@ class Phases(Companion):
 class LayerMix(Companion):
     """The learned layer weights, if the learner mixes layers."""
 
-    def after(self, session: Session, training: TrainingResult) -> Mapping[str, Any]:
+    def after(self, session: Session, training: TrainingResult) -> JsonMapping:
         return layer_mix(session.learner)
 
 
 class PredictionsFile(Companion):
     """Writes predictions.jsonl if the learner predicts rows, otherwise samples.json."""
 
-    def after(self, session: Session, training: TrainingResult) -> Mapping[str, Any]:
+    def after(self, session: Session, training: TrainingResult) -> JsonMapping:
         run, learner, held_out = session.run, session.learner, session.held_out
         if not learner.predicts_rows:
             learner.eval()
@@ -187,7 +187,7 @@ class PredictionsFile(Companion):
 class LabeledTests(Companion):
     """Scores the best checkpoint once on labeled test splits, which select nothing."""
 
-    def after(self, session: Session, training: TrainingResult) -> Mapping[str, Any]:
+    def after(self, session: Session, training: TrainingResult) -> JsonMapping:
         config, run = session.config, session.run
         splits = HeldOutSplits(
             session.learner, session.tests, config.max_length, evaluation_tokens(config), config.seed
@@ -204,13 +204,13 @@ class LabeledTests(Companion):
 class Forgetting(Companion):
     """The pretraining loss on held-out text before and after, and the change of the weights."""
 
-    def begin(self, session: Session) -> Mapping[str, Mapping[str, Any]]:
+    def begin(self, session: Session) -> Mapping[str, JsonMapping]:
         config, run = session.config, session.run
         assert isinstance(config, FinetuneConfig)
         self.start = measured_before(config, session.learner, run.precision, run.output.stage)
         return {"data": {"forgetting": self.start.summary}}
 
-    def after(self, session: Session, training: TrainingResult) -> Mapping[str, Any]:
+    def after(self, session: Session, training: TrainingResult) -> JsonMapping:
         return {"forgetting": compare_with_start(self.start, session.learner)}
 
 
@@ -224,7 +224,7 @@ class Distillation(Companion):
     def identity(self) -> Mapping[str, str]:
         return {f"teacher {name}": digest for name, digest in self.digests.items()}
 
-    def begin(self, session: Session) -> Mapping[str, Mapping[str, Any]]:
+    def begin(self, session: Session) -> Mapping[str, JsonMapping]:
         require_same_teachers(session.run, self.digests)
         summary = self.distilled.begin(session.reading)
         return {"data": {"distillation": {**self.distilled.metadata(), **summary}}}
@@ -233,7 +233,7 @@ class Distillation(Companion):
         if self.digests:
             write_bytes(folder / TEACHERS, to_json(self.digests).encode())
 
-    def after(self, session: Session, training: TrainingResult) -> Mapping[str, Any]:
+    def after(self, session: Session, training: TrainingResult) -> JsonMapping:
         precision = session.run.precision
         models = side_by_side(session.learner, self.distilled, session.held_out, session.config, precision)
         if self.digests != teacher_digests(self.distilled):
@@ -262,7 +262,7 @@ def _companions(session: Session) -> Iterator[Companion]:
 
 def side_by_side(
     student: BaseLearner, distilled: Distilled, held_out: HeldOutSplits, config: RunConfig, precision: Precision
-) -> list[dict[str, Any]]:
+) -> list[JsonObject]:
     """Measurements of teachers, peers and student: `score` on the first held-out split, its standard error, parameters,
     bytes of weights, and evaluation speed in tokens per second."""
     teachers = {f"teacher {teacher.origin}": teacher.learner for teacher in distilled.teachers}
@@ -272,9 +272,9 @@ def side_by_side(
 
 def _measured(
     name: str, learner: BaseLearner, held_out: HeldOutSplits, config: RunConfig, precision: Precision
-) -> dict[str, Any]:
+) -> JsonObject:
     first = held_out.first
-    data: Mapping[str, Any] = {first.data.split: first.data}
+    data: JsonMapping = {first.data.split: first.data}
     longest = min(config.max_length, learner.backbone.config.max_positions)
     splits = HeldOutSplits(learner, data, longest, evaluation_tokens(config), config.seed)
     learner.eval()

@@ -6,13 +6,13 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
 from lmtool.config.needs import refusal
+from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.config.tables import build
 from lmtool.data.configs import DataConfig
 from lmtool.data.examples import Rows, SplitData
@@ -42,7 +42,7 @@ from lmtool.training.precision import Precision
 _ENDS = "the ends of documents count in loss and perplexity, not in word perplexity and bits per byte"
 
 
-def evaluate_text(config: EvaluateConfig, trained: Trained, before: PretrainConfig, output: Output) -> dict[str, Any]:
+def evaluate_text(config: EvaluateConfig, trained: Trained, before: PretrainConfig, output: Output) -> JsonObject:
     """Score, print, and write predictions where a file is named. Returns the metrics."""
     if config.task is not None:
         raise UserError(
@@ -117,7 +117,7 @@ def remember(config: EvaluateConfig, learner: BaseLearner, max_length: int) -> N
     backbone.remember(tokens)
 
 
-def _stream_policy(metadata: Mapping[str, Any], max_length: int, backbone: Backbone) -> str:
+def _stream_policy(metadata: JsonMapping, max_length: int, backbone: Backbone) -> str:
     memory, distance = backbone.memory_length, metadata.get("segments_apart")
     memory_text = (
         "the state is carried from one to the next" if memory is None else f"behind a memory of {memory} tokens"
@@ -160,7 +160,7 @@ def _names_no_validation(data: DataConfig, known: DataConfig) -> bool:
 # `lmtool evaluate shots=`: a task from prompts alone, over several samples of demonstrations. Nothing is trained.
 
 
-def evaluate_prompted(config: EvaluateConfig, trained: Trained, output: Output) -> dict[str, Any]:
+def evaluate_prompted(config: EvaluateConfig, trained: Trained, output: Output) -> JsonObject:
     """Score every draw, print means and spreads, and write predictions where a file is named. Returns by metric the
     mean over the draws, and its `_standard_deviation` where there are several; of several splits, of the first."""
     before, shots = trained.config, config.shots or 0
@@ -259,7 +259,7 @@ def _draw(data: TaskData, kind: TaskKind, shots: int, seed: int) -> Rows:
     return demonstrations(kind, data.train, [*data.validation.values(), *data.test.values()], shots, seed)
 
 
-def _summary(kind: TaskKind, train: Rows, evaluations: Sequence[PromptedEvaluation]) -> dict[str, Any]:
+def _summary(kind: TaskKind, train: Rows, evaluations: Sequence[PromptedEvaluation]) -> JsonObject:
     """Plain data: `n`, `metrics` by name ("mean", "standard_deviation", "draws"), the `baseline` with its `metrics`,
     `questions` and of them `cut` (asked behind fewer demonstrations than wanted), `kept` on the mean, `warnings`."""
     rows = evaluations[0].rows
@@ -287,7 +287,7 @@ def _summary(kind: TaskKind, train: Rows, evaluations: Sequence[PromptedEvaluati
     }
 
 
-def _records(kind: TaskKind, splits: Mapping[str, Sequence[PromptedEvaluation]]) -> Iterator[dict[str, Any]]:
+def _records(kind: TaskKind, splits: Mapping[str, Sequence[PromptedEvaluation]]) -> Iterator[JsonObject]:
     for split, evaluations in splits.items():
         for seed, evaluation in enumerate(evaluations):
             for number, prediction in enumerate(evaluation.predictions):

@@ -13,6 +13,7 @@ from typing import Any, cast
 from torch import nn
 
 from lmtool.config.plugins import command_line
+from lmtool.config.saved import JsonObject
 from lmtool.costs.memory_of_run import require_memory
 from lmtool.data.loader import PackedLoader
 from lmtool.data.phases import PhasedLoader
@@ -47,7 +48,7 @@ def preparation_of(config: PretrainConfig | FinetuneConfig) -> Preparation:
     return PretrainPreparation(config) if isinstance(config, PretrainConfig) else FinetunePreparation(config)
 
 
-def run(preparation: Preparation) -> dict[str, Any]:
+def run(preparation: Preparation) -> JsonObject:
     """Train, evaluate and save. Returns result.json; a finished run is only reported."""
     with open_run(preparation.verb, preparation.config, preparation.stem) as opened:
         finished = opened.folder.result()
@@ -59,7 +60,7 @@ def run(preparation: Preparation) -> dict[str, Any]:
         return fit(session, companions_of(session))
 
 
-def fit(session: Session, companions: Sequence[Companion]) -> dict[str, Any]:
+def fit(session: Session, companions: Sequence[Companion]) -> JsonObject:
     """Train on the "train" split and score on the others; the first of them gives the headline. Shows, writes and
     returns result.json. Raises what the loop raises, and UserError where a companion refuses."""
     opened, learner = session.run, session.learner
@@ -72,7 +73,7 @@ def fit(session: Session, companions: Sequence[Companion]) -> dict[str, Any]:
     plan = replace(session.plan, evaluation_tokens=held_out.tokens)
     baseline = cast(Baseline, held_out.baseline(session.phases[-1].data["train"]))
     settings = session.settings(held_out.baseline_loss(baseline))
-    metadata: dict[str, dict[str, Any]] = {"data": dict(session.metadata), "model": {}, "run": {}}
+    metadata: dict[str, JsonObject] = {"data": dict(session.metadata), "model": {}, "run": {}}
     if session.loaded is not None and session.loaded.ignored:
         unread = notes(str(session.config.checkpoint), session.loaded.ignored)
         metadata["data"]["warnings"] = [*session.metadata.get("warnings", ()), *unread]
@@ -104,10 +105,10 @@ def fit(session: Session, companions: Sequence[Companion]) -> dict[str, Any]:
     return screens.finish(opened, result, baseline, session.next_commands)
 
 
-def result_rows(session: Session, training: TrainingResult, baseline: Baseline) -> dict[str, Any]:
+def result_rows(session: Session, training: TrainingResult, baseline: Baseline) -> JsonObject:
     """The rows of result.json that every run has beside its scores."""
     learner, loader = session.learner, session.loader
-    rows: dict[str, Any] = {"baseline": baseline["value"], "compiled": session.compilation.on}
+    rows: JsonObject = {"baseline": baseline["value"], "compiled": session.compilation.on}
     rows |= {name: loader.metadata()[name] for name in screens.WASTE if name in loader.metadata()}
     term = learner.metric.name.removesuffix("_loss")
     error = f"{term}_gain_standard_error" if term in learner.weights else "standard_error"
@@ -115,7 +116,7 @@ def result_rows(session: Session, training: TrainingResult, baseline: Baseline) 
     return rows | {name: session.metadata[name] for name in ("few_shot",) if name in session.metadata}
 
 
-def train_metadata(loader: PackedLoader | PhasedLoader) -> dict[str, Any]:
+def train_metadata(loader: PackedLoader | PhasedLoader) -> JsonObject:
     """Metadata of the training data, by phase where there are any."""
     metadata = loader.metadata()
     if not isinstance(loader, PhasedLoader):
@@ -168,7 +169,7 @@ def load_best_weights(
 def temporary_session(config: PretrainConfig | FinetuneConfig, parent: Path | None = None) -> Iterator[Session]:
     """The session of a configuration in a run folder that is removed afterwards. parent: the folder it is made in."""
     with TemporaryDirectory(prefix=".run-", dir=parent) as folder:
-        changes: dict[str, Any] = {"run_dir": str(Path(folder) / "run"), "name": None, "logger": {}}
+        changes: JsonObject = {"run_dir": str(Path(folder) / "run"), "name": None, "logger": {}}
         if isinstance(config, FinetuneConfig):
             changes["forgetting"] = None
         preparation = preparation_of(config.model_copy(update=changes))

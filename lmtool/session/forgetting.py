@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from lmtool.config.checkpoint import saved_steps
+from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.data.configs import TextConfig
 from lmtool.data.examples import SplitData
 from lmtool.data.files import find
@@ -40,15 +40,15 @@ class StartScores:
     precision: Precision
     on_stage: OnStage
     max_length: int
-    scores: Mapping[str, Any]
+    scores: JsonMapping
 
     @property
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> JsonObject:
         """For the first screen."""
         return {"text": str(self.config.forgetting), "loss": self.scores["loss"]}
 
 
-def compare_with_start(start: StartScores, learner: BaseLearner) -> dict[str, Any]:
+def compare_with_start(start: StartScores, learner: BaseLearner) -> JsonObject:
     """{"text", "objective", "before", "after", "distance", "added"}: the scores, the relative distance by level from
     the head down (see `distances`), and the number of parameters that the method added, which no distance includes.
 
@@ -118,7 +118,7 @@ def score(
     pretraining: PretrainConfig,
     max_length: int,
     on_stage: OnStage,
-) -> dict[str, Any]:
+) -> JsonObject:
     """The scores of a pretraining learner on all of the text, with the same masking each time."""
     data = TextConfig(path=str(config.forgetting), documents=pretraining.data.documents)
     source = TextSource(data, config.cache_dir, on_stage, key="forgetting").complete()

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from lmtool.config.checkpoint import saved_steps
+from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.config.tables import build
 from lmtool.data.examples import Rows, SplitData
 from lmtool.data.tables import read_table
@@ -54,7 +55,7 @@ def data_to_learn(config: FinetuneConfig) -> tuple[FinetuneConfig, LabeledData, 
 
 
 def _to_learn(
-    config: FinetuneConfig, task: TaskConfig, sections: Mapping[str, dict[str, Any]], origin: str | None
+    config: FinetuneConfig, task: TaskConfig, sections: Mapping[str, JsonObject], origin: str | None
 ) -> tuple[TaskData, LoadedHead | None]:
     """The data of one task, and the head that it takes from a checkpoint with tasks of these sections."""
     data = load_task(task, config.seed, config.cache_dir, config.offline)
@@ -77,8 +78,8 @@ def _to_learn(
 
 
 def _with_published_pooling(
-    task: TaskConfig, metadata: dict[str, Any], origin: str, offline: bool
-) -> tuple[TaskConfig, dict[str, Any]]:
+    task: TaskConfig, metadata: JsonObject, origin: str, offline: bool
+) -> tuple[TaskConfig, JsonObject]:
     """The task and its metadata, with the pooling of the sentence encoder that it starts from, where it is one."""
     published = hf_folder(origin, offline)
     encoder = None if published is None else sentence_encoder(published, offline)
@@ -126,7 +127,7 @@ def _to_score(
     before: FinetuneConfig,
     task: TaskConfig,
     known: TaskConfig,
-    section: Mapping[str, Any],
+    section: JsonMapping,
 ) -> tuple[TaskData, LoadedHead]:
     """The same of one task. known: what the checkpoint was trained for; section: the same as saved."""
     checkpoint = config.checkpoint
@@ -178,7 +179,7 @@ def _predicted(task: TaskConfig) -> str:
 
 def relabelled(
     config: FinetuneConfig, path: str, data: SplitData, teacher: str = "TEACHER"
-) -> tuple[SplitData, dict[str, Any]]:
+) -> tuple[SplitData, JsonObject]:
     """Training data whose rows have the labels of a file, and what the first screen says of it. UserError, with how
     many they are, where training rows have no prediction."""
     task = config.task

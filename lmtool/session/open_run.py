@@ -11,13 +11,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from lmtool.config import saved
 from lmtool.config.checkpoint import find, read_config, read_state
 from lmtool.config.plugins import command_line
+from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.config.tables import build
 from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner
@@ -85,12 +85,12 @@ def require_same_past(verb: str, config: RunConfig, folder: Path, point: Path) -
             )
 
 
-def _horizon(before: Mapping[str, Any], state: Mapping[str, Any]) -> float:
+def _horizon(before: JsonMapping, state: JsonMapping) -> float:
     """The steps of the run as its schedule saw them."""
     return state.get("total_steps") or before.get("max_steps") or math.inf
 
 
-def _new_horizon(config: RunConfig, before: Mapping[str, Any], state: Mapping[str, Any]) -> float:
+def _new_horizon(config: RunConfig, before: JsonMapping, state: JsonMapping) -> float:
     """The steps of the run with its new budgets; where these are no steps, in proportion to the one that set them."""
     steps, bound = config.max_steps or math.inf, state.get("horizon")
     if bound not in BUDGETS or bound == "max_steps" or bound not in before:
@@ -151,7 +151,7 @@ def open_run(verb: str, config: RunConfig, stem: str) -> Iterator[OpenRun]:
             yield opened
 
 
-def _followed(verb: str, config: RunConfig, precision: Precision, group: ProcessGroup, data: dict[str, Any]) -> OpenRun:
+def _followed(verb: str, config: RunConfig, precision: Precision, group: ProcessGroup, data: JsonObject) -> OpenRun:
     """The run as the processes behind the first have it."""
     path, result = group.first(("", None))
     folder, output = FollowedFolder(Path(path), data, result), Output()
@@ -160,7 +160,7 @@ def _followed(verb: str, config: RunConfig, precision: Precision, group: Process
 
 @contextmanager
 def _opened(
-    verb: str, config: RunConfig, stem: str, precision: Precision, group: ProcessGroup, data: dict[str, Any]
+    verb: str, config: RunConfig, stem: str, precision: Precision, group: ProcessGroup, data: JsonObject
 ) -> Iterator[OpenRun]:
     """The run as the process has it that writes."""
     others, folder = RUNS.exists(), None

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import islice
-from typing import Any
 
 import numpy as np
 
 from lmtool.config.plugins import command_line
+from lmtool.config.saved import JsonObject
 from lmtool.data.configs import DataConfig
 from lmtool.data.examples import SplitData
 from lmtool.data.sources import OnStage, Source, open_source
@@ -103,7 +103,7 @@ class PretrainPreparation:
         source, rows = self.source(config.data, on_stage), rows_of(self.tasks, split)
         return text_of(config.data, source, split, tokenizer, config.cache_dir, on_stage, rows)
 
-    def _provenance(self, on_stage: OnStage) -> tuple[Contents, dict[str, Any]]:
+    def _provenance(self, on_stage: OnStage) -> tuple[Contents, JsonObject]:
         """The hashes of the data, and their metadata for the first screen."""
         phase_configs = self.config.forms
         first = self.source(phase_configs[0].data, on_stage)
@@ -198,7 +198,7 @@ class FinetunePreparation:
         size = self.config.tokenizer.vocab_size or self.config.model.vocab_size
         return tokenizer_of_rows(self.config.tokenizer, self.task.texts(), size, on_stage)
 
-    def _metadata(self, tokenizer: Tokenizer) -> dict[str, Any]:
+    def _metadata(self, tokenizer: Tokenizer) -> JsonObject:
         """Metadata of the data for the first screen."""
         notes = [head.note for head in self.heads.values() if head.note]
         metadata = {**self.task.metadata, **({"head": "; ".join(notes)} if notes else {})}

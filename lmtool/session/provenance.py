@@ -29,6 +29,7 @@ from lmtool.config.checkpoint import (
     read_state,
     saved_steps,
 )
+from lmtool.config.saved import JsonObject
 from lmtool.config.tables import Choice, build
 from lmtool.data.sources import Source
 from lmtool.distillation.distilled import Distilled
@@ -48,7 +49,7 @@ from lmtool.weights.folders import WEIGHTS, hf_folder
 from lmtool.weights.loading import digest
 
 LINEAGE = "lineage.json"
-Lineage = Sequence[dict[str, Any]]
+Lineage = Sequence[JsonObject]
 
 
 def lineage_of(run: OpenRun) -> Lineage:
@@ -77,7 +78,7 @@ def branched(trunk: Trunk) -> Lineage:
     return [*_before(trunk.point), {"checkpoint": str(trunk), **_origin(trunk.point), **costs}]
 
 
-def _origin(folder: Path) -> dict[str, Any]:
+def _origin(folder: Path) -> JsonObject:
     """Step, command and hash of a checkpoint."""
     manifest = read_manifest(folder)
     values = {"step": manifest.metadata.get("step"), "command": _command(folder), **manifest.files[MODEL]}
@@ -109,7 +110,7 @@ def _command(folder: Path) -> str:
 
 
 TEACHERS = "teachers.json"
-Contents = dict[str, dict[str, Any]]
+Contents = dict[str, JsonObject]
 """By origin ("data=text", "task=sst2"): hashes and counts of what it holds, by what they are of."""
 
 
@@ -233,7 +234,7 @@ def _jump(trunk: Trunk, run: OpenRun) -> str | None:
     )
 
 
-def _first_state(saved: dict[str, Any], trunk: Trunk, config: dict[str, Any]) -> dict[str, Any]:
+def _first_state(saved: JsonObject, trunk: Trunk, config: JsonObject) -> JsonObject:
     """The counters that a branch begins with: its best checkpoint will be one of its own, and another budget has a
     horizon of its own."""
     try:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.data.files import STANDARD_INPUT, read_lines, regular_file
 from lmtool.data.tables import LINES, Table, read_table
 from lmtool.errors import UserError
@@ -75,12 +76,12 @@ def check_output(path: str | None) -> None:
         )
 
 
-def write_output(path: str, rows: Iterable[Mapping[str, Any]], key: str = "output") -> int:
+def write_output(path: str, rows: Iterable[JsonMapping], key: str = "output") -> int:
     """Write the file of an `output=` (or another key), masked: a table where its suffix is .csv or .tsv, else a JSON
     line a row. The number of rows. UserError naming the key where the disk refuses."""
     file, written = Path(path).expanduser(), 0
 
-    def numbered_rows() -> Iterator[Mapping[str, Any]]:
+    def numbered_rows() -> Iterator[JsonMapping]:
         nonlocal written
         for row in rows:
             yield row
@@ -102,11 +103,11 @@ def write_output(path: str, rows: Iterable[Mapping[str, Any]], key: str = "outpu
 
 def join_columns(
     table: Table | None,
-    records: Iterable[Mapping[str, Any]],
+    records: Iterable[JsonMapping],
     task_columns: Mapping[str, str],
     probabilities: bool,
     flat: bool,
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[JsonObject]:
     """Records with all columns of their table, in its order, before the predictions.
 
     task_columns: the task's names of the table's columns, by their names in the table. probabilities: keep those of

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import nn
 
 from lmtool.config.checkpoint import read_state
+from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.costs.memory_of_run import trainable_by_role
 from lmtool.learners.base import BaseLearner
 from lmtool.nn.stack import attention_path
@@ -134,7 +135,7 @@ def _devices(config: RunConfig, precision: Precision, group: ProcessGroup) -> di
     return {"device": precision.device.type, "processes": f"{group.size} ({config.parallel}{each})"}
 
 
-def begin(session: Session, metadata: Mapping[str, Mapping[str, Any]], plan: RunPlan, baseline: Baseline) -> None:
+def begin(session: Session, metadata: Mapping[str, JsonMapping], plan: RunPlan, baseline: Baseline) -> None:
     """Write facts.json and show the first screen. metadata: by section, "data", "model" and "run"."""
     opened, learner, compilation = session.run, session.learner, session.compilation
     config, data = opened.config, metadata["data"]
@@ -145,7 +146,7 @@ def begin(session: Session, metadata: Mapping[str, Mapping[str, Any]], plan: Run
     state = {} if opened.checkpoint is None else read_state(opened.checkpoint)
     # Without a tuning method everything learns.
     learns = {} if learner.tuning is None else trainable_by_role(learner)
-    report: dict[str, Any] = {
+    report: JsonObject = {
         "data": dict(data),
         "model": {**model, "parameters": plan.parameters, **machine},
         "learns": learns,
@@ -173,9 +174,7 @@ def begin(session: Session, metadata: Mapping[str, Mapping[str, Any]], plan: Run
     _warn(session, (*warnings_of(data), *plan.warnings), learning_rates, state)
 
 
-def _warn(
-    session: Session, warnings: Sequence[str], learning_rates: Sequence[RateRow], state: Mapping[str, Any]
-) -> None:
+def _warn(session: Session, warnings: Sequence[str], learning_rates: Sequence[RateRow], state: JsonMapping) -> None:
     """The warnings below the first screen. state: of the checkpoint that the run resumes from."""
     opened, config = session.run, session.config
     longest = max(form.max_length for form in (config.forms if isinstance(config, PretrainConfig) else (config,)))
@@ -191,7 +190,7 @@ def _warn(
         )
 
 
-def _missing_rows(run: OpenRun, state: Mapping[str, Any]) -> str | None:
+def _missing_rows(run: OpenRun, state: JsonMapping) -> str | None:
     """What is said of rows that a run had when its checkpoint was saved, and has no more. A state that cannot be read
     is refused where the run resumes."""
     try:
@@ -216,7 +215,7 @@ def updated_baseline(
     return updated
 
 
-def _screen_data(metadata: Mapping[str, Any]) -> dict[str, Any]:
+def _screen_data(metadata: JsonMapping) -> JsonObject:
     """The facts worth a place on the screen; counts of nothing are not, but for what is cut off."""
     shown = {
         name: value
@@ -226,7 +225,7 @@ def _screen_data(metadata: Mapping[str, Any]) -> dict[str, Any]:
     return {name: _screen_data(value) if isinstance(value, Mapping) else value for name, value in shown.items()}
 
 
-def warnings_of(metadata: Mapping[str, Any]) -> Iterator[str]:
+def warnings_of(metadata: JsonMapping) -> Iterator[str]:
     """The warnings among facts, those of sections too."""
     yield from metadata.get("warnings", ())
     for value in metadata.values():
@@ -241,7 +240,7 @@ def listener(run: OpenRun, metric: str, baseline: Baseline) -> ProgressDisplay:
 
 def model_metadata(
     config: RunConfig, tokenizer: Tokenizer, loaded: LoadReport | None, copied: str | None = None
-) -> dict[str, Any]:
+) -> JsonObject:
     """Facts of the model for screen and report. copied: what a student took of its teacher at the start."""
     weights = f"of {config.branch}" if config.branch else "random" if loaded is None else loaded.sentence()
     tuning = config.tuning if isinstance(config, FinetuneConfig) else None
@@ -255,8 +254,8 @@ def model_metadata(
 
 
 def result_of(
-    run: OpenRun, training: TrainingResult, subjects: Mapping[str, Any], metric: str, more: Mapping[str, Any]
-) -> dict[str, Any]:
+    run: OpenRun, training: TrainingResult, subjects: JsonMapping, metric: str, more: JsonMapping
+) -> JsonObject:
     """The contents of result.json. what: {"model", "task" or "objective"}."""
     numbers = asdict(replace(training, best=None, last=None))
     copied = (
@@ -277,7 +276,7 @@ def result_of(
     }
 
 
-def finish(run: OpenRun, result: dict[str, Any], baseline: Baseline, next_commands: Sequence[str]) -> dict[str, Any]:
+def finish(run: OpenRun, result: JsonObject, baseline: Baseline, next_commands: Sequence[str]) -> JsonObject:
     """Write result.json and the report, and show the screen that says what happened."""
     if not run.folder.writes:
         return result
@@ -299,7 +298,7 @@ def finish(run: OpenRun, result: dict[str, Any], baseline: Baseline, next_comman
     return result
 
 
-def report_finished(run: OpenRun, result: dict[str, Any]) -> dict[str, Any]:
+def report_finished(run: OpenRun, result: JsonObject) -> JsonObject:
     """Print the result of a finished run, and write a missing report."""
     folder, output = run.folder.path, run.output
     if run.folder.writes and not (folder / "report.html").is_file():

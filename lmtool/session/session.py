@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 import torch
 
+from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.costs.plan_of_run import plan_in_phases, plan_of
 from lmtool.data.configs import DataConfig
 from lmtool.data.examples import Examples, Rows, SplitData
@@ -56,7 +56,7 @@ def text_of(
     return SplitData(split, store, config.documents, rows, stride)
 
 
-def tokenized_metadata(data: SplitData) -> dict[str, Any]:
+def tokenized_metadata(data: SplitData) -> JsonObject:
     """Size and speed of building the token store of a split, for the screens and the report."""
     if data.members:
         return {title: tokenized_metadata(part) for title, part in data.members.items()}
@@ -117,7 +117,7 @@ def load_and_plan(
     return PhasedLoader(loaders, shares, same_text), plan
 
 
-def phase_rows(plan: RunPlan, loader: PhasedLoader, steps: int) -> list[dict[str, Any]]:
+def phase_rows(plan: RunPlan, loader: PhasedLoader, steps: int) -> list[JsonObject]:
     """The phases of a run of so many steps, for result.json: what differs in each (`given`), its `share`, and its
     `first_step` and `last_step`, null where it had none."""
     rows = []
@@ -146,7 +146,7 @@ class Session:
     tokenizer: Tokenizer
     loaded: LoadReport | None
     phases: Sequence[PhaseData]
-    metadata: Mapping[str, Any]
+    metadata: JsonMapping
     contents: Contents
     next_commands: Sequence[str]
     distilled: Distilled | None = None

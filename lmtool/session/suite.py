@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from lmtool.config import compose
+from lmtool.config.saved import JsonObject
 from lmtool.config.tables import Choice
 from lmtool.data.examples import Rows
 from lmtool.errors import UserError
@@ -32,11 +33,11 @@ from lmtool.tasks.loading import load_task
 from lmtool.tasks.suites import DIAGNOSTIC, FILES, LEFT_OUT, average, folder_of, score_of, submission
 from lmtool.training.precision import select_device, select_precision
 
-Run = Callable[[FinetuneConfig], dict[str, Any]]
+Run = Callable[[FinetuneConfig], JsonObject]
 _TOKENS = 8192  # in one forward
 
 
-def run(config: FinetuneConfig, suite: GlueConfig, finetune: Run) -> dict[str, Any]:
+def run(config: FinetuneConfig, suite: GlueConfig, finetune: Run) -> JsonObject:
     """Train every member that has data, print the table, write glue.json and glue.zip. Returns glue.json."""
     output, members = Output(), dict(_members(suite))
     trained = {name: task for name, task in members.items() if task is not None and name != DIAGNOSTIC}
@@ -105,7 +106,7 @@ def _members(suite: GlueConfig) -> Iterator[tuple[str, TaskConfig | None]]:
         if path is not None and folder is None and data["path"] is None:
             yield name, None
             continue
-        overrides: dict[str, Any] = {
+        overrides: JsonObject = {
             "path": None if folder is None else str(folder),
             "train_examples": suite.train_examples,
         }

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.config.tables import build
 from lmtool.costs.memory_of_run import model_of_peers
 from lmtool.data.examples import Rows, SplitData
@@ -98,7 +99,7 @@ def stored(
     )
 
 
-def _generation(config: PretrainConfig | FinetuneConfig) -> dict[str, Any] | None:
+def _generation(config: PretrainConfig | FinetuneConfig) -> JsonObject | None:
     """The generation settings of a task; None for a task that writes no texts."""
     generation = config.learns.text_generation if isinstance(config.learns, TaskConfig) else None
     return None if generation is None else generation.model_dump(mode="json")
@@ -110,7 +111,7 @@ def shelf_of(config: PretrainConfig | FinetuneConfig, part: str) -> Shelf:
     return Shelf(str(Path(store) / part) if isinstance(store, str) else None, config.cache_dir)
 
 
-def layout_of(model: ModelConfig) -> dict[str, Any]:
+def layout_of(model: ModelConfig) -> JsonObject:
     """The properties of a model that decide the layout of its batches."""
     start = model.start_role
     return {"architecture": model.architecture, "text_format": model.text_format, "start": start}
@@ -135,7 +136,7 @@ def _named(tokenizer: Tokenizer, model: ModelConfig) -> str:
     return f"{tokenizer.vocab_size:,} tokens, laid out as {model.text_format}"
 
 
-def outputs_depend_on(config: PretrainConfig | FinetuneConfig, teacher: Teacher, contents: Contents) -> dict[str, Any]:
+def outputs_depend_on(config: PretrainConfig | FinetuneConfig, teacher: Teacher, contents: Contents) -> JsonObject:
     """Everything that a teacher's outputs depend on, as plain data: a store with other values is another store."""
     learner = teacher.learner
     learned = config.task if isinstance(config, FinetuneConfig) else config.objective
@@ -152,7 +153,7 @@ def outputs_depend_on(config: PretrainConfig | FinetuneConfig, teacher: Teacher,
     }
 
 
-def _of_training(hashes: Mapping[str, Any]) -> dict[str, Any]:
+def _of_training(hashes: JsonMapping) -> JsonObject:
     """The hashes of training data."""
     return {name: value for name, value in hashes.items() if name.startswith(("train", "unlabelled", "text"))}
 
@@ -179,7 +180,7 @@ Splits = Mapping[str, SplitData]
 
 def with_texts(
     run: OpenRun, student: BaseLearner, distilled: Distilled | None, splits: Splits, contents: Contents
-) -> tuple[Splits, dict[str, Any]]:
+) -> tuple[Splits, JsonObject]:
     """The splits with what the teacher writes for the training rows, and what the first screen says of it. contents:
     hashes of the data."""
     config, section = run.config, run.config.distill
@@ -205,7 +206,7 @@ def with_texts(
     return {**splits, "train": train}, {"teacher_texts": {**opened_store.screen_metadata(), **metadata, **tokenizers}}
 
 
-def taught(student: BaseLearner, rows: Rows, texts: Sequence[str], alongside: bool) -> tuple[Rows, dict[str, Any]]:
+def taught(student: BaseLearner, rows: Rows, texts: Sequence[str], alongside: bool) -> tuple[Rows, JsonObject]:
     """Rows whose targets are what a teacher wrote, and how many these are. alongside: the rows as they are, and behind
     them those of which it wrote something else. A text that is empty, or no label where labels are written, teaches
     nothing: that row stays as it is."""
@@ -215,7 +216,7 @@ def taught(student: BaseLearner, rows: Rows, texts: Sequence[str], alongside: bo
     other = np.array(
         [label is not None and not _same(label, gold) for label, gold in zip(labels, rows.labels, strict=True)]
     )
-    metadata: dict[str, Any] = {"rows": len(rows), "other_than_gold": int(other.sum())}
+    metadata: JsonObject = {"rows": len(rows), "other_than_gold": int(other.sum())}
     if not usable.all():
         count = f"{len(rows) - int(usable.sum()):,} of {len(rows):,}"
         metadata["warnings"] = [f"{count} texts of the teacher are empty or no label: these rows keep their targets"]
@@ -240,7 +241,7 @@ def _joined(labels: Any, extra: Sequence[Any], only_extra: bool = False) -> Any:
     return [*(() if only_extra else labels), *extra]
 
 
-def _write(folder: Path, teacher: Teacher, rows: Rows, config: FinetuneConfig, run: OpenRun) -> dict[str, Any]:
+def _write(folder: Path, teacher: Teacher, rows: Rows, config: FinetuneConfig, run: OpenRun) -> JsonObject:
     """A file of what the teacher writes for each row."""
     length = min(config.max_length, teacher.longest or config.max_length)
 

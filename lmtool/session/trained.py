@@ -8,7 +8,7 @@ from typing import Any
 
 from lmtool.config.auto import AUTO, chosen_class
 from lmtool.config.nearest import nearest
-from lmtool.config.saved import body
+from lmtool.config.saved import JsonObject, body
 from lmtool.config.tables import Choice
 from lmtool.data.configs import FORMATS
 from lmtool.data.formats import layout_difference
@@ -60,7 +60,7 @@ class Trained:
     number of texts are known."""
 
     checkpoint: str
-    saved: dict[str, Any]
+    saved: JsonObject
     config: PretrainConfig | FinetuneConfig
     weights: Weights
     tokenizer: Tokenizer
@@ -194,7 +194,7 @@ def has_segments(model: ModelConfig) -> bool:
     return model.segment_types > 1 and FORMATS[model.text_format].segments
 
 
-def _as_finetuned(saved: dict[str, Any]) -> dict[str, Any]:
+def _as_finetuned(saved: JsonObject) -> JsonObject:
     """A published classifier as if `lmtool finetune` had made it, of data that are not known."""
     known = {name: saved[name] for name in ("model", "tokenizer", "max_length")}
     return {
@@ -209,7 +209,7 @@ def _as_finetuned(saved: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _as_pretrained(checkpoint: str, saved: dict[str, Any], weights: Weights) -> dict[str, Any]:
+def _as_pretrained(checkpoint: str, saved: JsonObject, weights: Weights) -> JsonObject:
     """Published weights as if `lmtool pretrain` had made them, with the objective that their head stands for.
 
     UserError where there is no such head.

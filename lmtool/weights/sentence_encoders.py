@@ -125,7 +125,7 @@ class SentenceEncoder:
         return fields
 
 
-class _Settings(dict[str, Any]):
+class _Settings(JsonObject):
     """A JSON file of a folder; empty if the file is missing. name: the file's path in the folder."""
 
     def __init__(self, folder: HFFolder, name: str, offline: bool, required: bool = False):
