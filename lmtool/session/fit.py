@@ -1,4 +1,4 @@
-"""Train a session, score it, and write what the run leaves behind: what pretrain and finetune share."""
+"""Train and score a session, and write the results of its run: shared by pretrain and finetune."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ from lmtool.weights.reading import notes
 
 Preparation = PretrainPreparation | FinetunePreparation
 _NEVER = 2**31
-"""More steps than any short training has: nothing is evaluated or saved."""
+"""More steps than any short training, so that nothing is evaluated or saved."""
 
 
 def preparation_of(config: PretrainConfig | FinetuneConfig) -> Preparation:
-    """The preparation of a configuration's session. Reads the labeled data of a task."""
+    """The preparation of a configuration's session, which reads the labeled data of a task."""
     return PretrainPreparation(config) if isinstance(config, PretrainConfig) else FinetunePreparation(config)
 
 
 def run(preparation: Preparation) -> JsonObject:
-    """Train, evaluate and save. Returns result.json; a finished run is only reported."""
+    """Train, evaluate and save a run, or report a finished one. Returns the content of result.json."""
     with open_run(preparation.verb, preparation.config, preparation.stem) as opened:
         finished = opened.folder.result()
         if finished is not None:
@@ -61,11 +61,11 @@ def run(preparation: Preparation) -> JsonObject:
 
 
 def fit(session: Session, companions: Sequence[Companion]) -> JsonObject:
-    """Train on the "train" split and score on the others; the first of them gives the headline. Shows, writes and
-    returns result.json. Raises what the loop raises, and UserError where a companion refuses."""
+    """Train on the "train" split and score on the others, of which the first is the headline. Prints, writes and
+    returns result.json. UserError if the run's data or teachers have changed; errors of the loop pass through."""
     opened, learner = session.run, session.learner
-    opened.group.wait()  # another rank may have tokenized for hours, while this one read the finished store
-    require_same(opened.group, {key: value for part in companions for key, value in part.identity().items()})
+    opened.group.wait()  # the rank that builds the data may take hours
+    require_same(opened.group, {key: value for companion in companions for key, value in companion.identity().items()})
     warn_of_idle_ranks(opened, session.loader)
     warn_of_unused_state(opened)
     learner.begin(session.loader.steps_in_epoch)
@@ -95,7 +95,8 @@ def fit(session: Session, companions: Sequence[Companion]) -> JsonObject:
         )
     folder = opened.folder
     too_late(command_line("resume", str(folder.path)), folder.log, folder.writes)
-    load_best_weights(opened, training, session.trained, {name for part in companions for name in part.excluded})
+    excluded = {name for companion in companions for name in companion.excluded}
+    load_best_weights(opened, training, session.trained, excluded)
     baseline = screens.updated_baseline(opened, baseline, learner.headline, training.metrics)
     rows = result_rows(session, training, baseline)
     with outside_layers(session.trained):
@@ -106,7 +107,7 @@ def fit(session: Session, companions: Sequence[Companion]) -> JsonObject:
 
 
 def result_rows(session: Session, training: TrainingResult, baseline: Baseline) -> JsonObject:
-    """The rows of result.json that every run has beside its scores."""
+    """The rows of result.json that every run has in addition to its scores."""
     learner, loader = session.learner, session.loader
     rows: JsonObject = {"baseline": baseline["value"], "compiled": session.compilation.on}
     rows |= {name: loader.metadata()[name] for name in screens.WASTE if name in loader.metadata()}
@@ -117,7 +118,7 @@ def result_rows(session: Session, training: TrainingResult, baseline: Baseline) 
 
 
 def train_metadata(loader: PackedLoader | PhasedLoader) -> JsonObject:
-    """Metadata of the training data, by phase where there are any."""
+    """Metadata of the training data: by phase, or under "train" without phases."""
     metadata = loader.metadata()
     if not isinstance(loader, PhasedLoader):
         return {"train": metadata}
@@ -125,20 +126,20 @@ def train_metadata(loader: PackedLoader | PhasedLoader) -> JsonObject:
 
 
 def warn_of_idle_ranks(opened: OpenRun, loader: PackedLoader | PhasedLoader) -> None:
-    """Warn where a step has fewer examples than there are ranks: the others compute nothing that counts."""
+    """Warn if a step has fewer examples than there are ranks, so that some ranks contribute nothing."""
     size = opened.group.size
     for name, metadata in train_metadata(loader).items():
         examples = math.ceil(metadata["examples"] / metadata["steps_per_epoch"])
         if examples < size:
             opened.output.line(
-                f"warning: {name}: a step has {counted(examples, 'example')}, and {size} processes share it: some do "
+                f"warning: {name}: a step has {counted(examples, 'example')} for {size} processes, so some of them do "
                 f"nothing; set batch_examples={size} or more (or batch_tokens), or devices={examples}",
                 "yellow",
             )
 
 
 def warn_of_unused_state(opened: OpenRun) -> None:
-    """Warn where a model could carry state from batch to batch, and its text is not read as contiguous streams."""
+    """Warn if a model could carry state from batch to batch, but its text is not read as contiguous streams."""
     config = opened.config
     if not isinstance(config, PretrainConfig) or not config.model.carries_state or config.data.documents == "separate":
         return
@@ -153,21 +154,21 @@ def warn_of_unused_state(opened: OpenRun) -> None:
 def load_best_weights(
     opened: OpenRun, training: TrainingResult, learner: nn.Module, excluded: Collection[str] = ()
 ) -> None:
-    """Put the best checkpoint's weights into the learner, for the last evaluation and the examples. excluded: names of
-    tensors that stay as they are. UserError where the checkpoint was damaged since it was written."""
+    """Load the best checkpoint's weights into the learner, for the last evaluation and the samples. excluded: names of
+    tensors that checkpoints leave out. UserError if the checkpoint is damaged."""
     if training.best is None or training.best == training.last:
         return
     try:
         weights = read_weights(training.best)
     except UserError as error:
         resume = command_line("resume", str(opened.folder.path))
-        raise UserError(error.message, f"{resume} sets it aside and ends with the best of the others") from error
+        raise UserError(error.message, f"{resume} sets it aside and ends with the best remaining checkpoint") from error
     load_weights(learner, weights, training.best, excluded)
 
 
 @contextmanager
 def temporary_session(config: PretrainConfig | FinetuneConfig, parent: Path | None = None) -> Iterator[Session]:
-    """The session of a configuration in a run folder that is removed afterwards. parent: the folder it is made in."""
+    """The session of a configuration in a temporary run folder. parent: the folder that contains it."""
     with TemporaryDirectory(prefix=".run-", dir=parent) as folder:
         changes: JsonObject = {"run_dir": str(Path(folder) / "run"), "name": None, "logger": {}}
         if isinstance(config, FinetuneConfig):
@@ -179,8 +180,8 @@ def temporary_session(config: PretrainConfig | FinetuneConfig, parent: Path | No
 
 
 def train_few_steps(session: Session, loader: Loader, steps: int, **changes: Any) -> None:
-    """Train without evaluating or saving until the loader raises StopTraining. loader: gives the session's steps.
-    steps: at least as many as the loader gives. changes: of the settings."""
+    """Train without evaluating or saving until the loader raises StopTraining. loader: yields the session's steps.
+    steps: an upper limit of their number. changes: fields of `TrainingSettings`."""
     session.learner.begin(session.loader.steps_in_epoch)
     if session.distilled is not None:
         session.distilled.begin(session.reading)
