@@ -37,7 +37,7 @@ from lmtool.resolver.schema.run import ProbeConfig
 from lmtool.tasks.loading import TaskData, load_task
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.precision import Precision, select_device, select_precision
-from lmtool.weights.load import LoadedCheckpoint, load
+from lmtool.weights.padded_model import LoadedCheckpoint, load
 
 # Of the stream "sample": which windows are held out of the probe's training.
 _HOLD_OUT = 8

@@ -21,7 +21,7 @@ from lmtool.models.heads.predicted import Averaged, TargetProbabilities
 from lmtool.nn.configs import Side
 from lmtool.nn.stack import Stack, Tap, Taps
 from lmtool.types import Batch, StepOutput, part_of
-from lmtool.weights.loading import load_into
+from lmtool.weights.assemble import load_into
 
 _NONE = "set distill.initialize=none"
 

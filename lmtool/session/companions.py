@@ -34,7 +34,7 @@ from lmtool.session.session import Session, phase_rows
 from lmtool.system.files import write_bytes
 from lmtool.system.secrets import masked
 from lmtool.training.progress import TrainingResult
-from lmtool.weights.loading import BASE, Base
+from lmtool.weights.base import BASE, Base
 
 SAMPLES = 6
 """Generated examples of a learner that predicts no rows."""

@@ -26,7 +26,7 @@ from lmtool.tasks.labels import LoadedHead, load_head, sections_of
 from lmtool.tasks.loading import TaskData, load_task, target_rows
 from lmtool.tasks.mixture import MixedData, with_members
 from lmtool.weights.folders import hf_folder
-from lmtool.weights.load import saved_config
+from lmtool.weights.saved_model import saved_config
 from lmtool.weights.sentence_encoders import sentence_encoder
 from lmtool.weights.task_heads import HEADS
 

@@ -44,10 +44,11 @@ from lmtool.training.group import ALONE, ProcessGroup, process_group
 from lmtool.training.launching import note_run
 from lmtool.training.precision import Precision, select_device, select_precision
 from lmtool.types import part_of
+from lmtool.weights.assemble import LoadReport
+from lmtool.weights.base import Base, digest, left_to_base, saved_base
 from lmtool.weights.folders import hf_folder, tokenizer_folder
-from lmtool.weights.load import merged, saved_config
-from lmtool.weights.loading import Base, LoadReport, digest, left_to_base, saved_base
 from lmtool.weights.reading import Weights, read, read_base
+from lmtool.weights.saved_model import merged, saved_config
 
 _COMPARED_STEPS = 10_000  # past steps whose learning rates are compared, evenly spaced
 
@@ -310,7 +311,7 @@ def base_of(
     resumes = run.checkpoint
     if start is None or loaded is None or start.merged or (resumes is not None and saved_base(resumes) is None):
         return None
-    names = left_to_base(learner, loaded)
+    names = left_to_base(learner, loaded.loaded)
     if not names:
         return None
     path = None if start.revision is not None else str(start.folder.expanduser().resolve())

@@ -26,8 +26,7 @@ from lmtool.tasks.loading import TaskData
 from lmtool.tasks.mixture import read_tasks, rows_of
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import part_of
-from lmtool.weights.assemble import assemble
-from lmtool.weights.loading import LoadReport
+from lmtool.weights.assemble import LoadReport, assemble
 
 # The suggested prompt: number of words of the held-out text, and of tokens that are enough for them.
 _PROMPT_WORDS, _PROMPT_TOKENS = 5, 40

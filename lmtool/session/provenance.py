@@ -43,8 +43,8 @@ from lmtool.system.secrets import masked
 from lmtool.tasks.loading import TaskData
 from lmtool.training.configs import ScheduleConfig
 from lmtool.training.progress import Progress
+from lmtool.weights.base import digest
 from lmtool.weights.folders import WEIGHTS, hf_folder
-from lmtool.weights.loading import digest
 
 LINEAGE = "lineage.json"
 Lineage = Sequence[JsonObject]

@@ -31,7 +31,7 @@ from lmtool.training.group import ALONE, ProcessGroup
 from lmtool.training.optimizers import levels, training_groups
 from lmtool.training.precision import Precision
 from lmtool.training.progress import Progress, TrainingResult
-from lmtool.weights.loading import LoadReport
+from lmtool.weights.assemble import LoadReport
 
 
 class _Kind(NamedTuple):

@@ -29,8 +29,8 @@ from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.compiling import Compilation, select_compilation
 from lmtool.training.precision import Precision
 from lmtool.training.progress import TrainingSettings
-from lmtool.weights.assemble import assemble
-from lmtool.weights.loading import Base, LoadReport
+from lmtool.weights.assemble import LoadReport, assemble
+from lmtool.weights.base import Base
 
 
 def text_of(

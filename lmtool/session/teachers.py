@@ -38,7 +38,7 @@ from lmtool.tasks.labels import LoadedHead
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.precision import Precision
 from lmtool.weights.assemble import assemble
-from lmtool.weights.loading import digest
+from lmtool.weights.base import digest
 
 # Fields of a task that do not change how its rows are read. The contents of the rows are hashed.
 _IRRELEVANT_FIELDS = frozenset(

@@ -27,8 +27,8 @@ from lmtool.tuning.configs.base import TuningConfig
 from lmtool.weights.assemble import Blueprint, assemble
 from lmtool.weights.exporting import COMMAND
 from lmtool.weights.folders import HFFolder, hf_folder, read_settings
-from lmtool.weights.load import saved_config, section
 from lmtool.weights.reading import Weights, layout_warnings, notes, read
+from lmtool.weights.saved_model import saved_config, section
 from lmtool.weights.task_heads import CLASSIFIER, QUESTION_ANSWERING, head_of_class
 
 

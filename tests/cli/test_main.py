@@ -86,7 +86,7 @@ ERRORS: list[tuple[str, list[str]]] = [
         ["output=/dev/null: /dev/null is a file, and the output is a folder"],
     ),
     ("tokenizer output=/dev/null tokenizer.vocab_size=300", ["/dev/null is a file, and the output is a folder"]),
-    ("predict checkpoint=nowhere text=a output=/dev", ["output=/dev: a folder", "output=/dev/predictions.jsonl"]),
+    ("predict checkpoint=nowhere text=a output=/dev", ["output=/dev is a folder", "output=/dev/predictions.jsonl"]),
     ("predict checkpoint=nowhere text=a output=no/x", ["output=no/x: there is no folder no", "mkdir -p no"]),
     ("predict checkpoint=nowhere text=a output=/dev/null", ["output=/dev/null is a device, not a file"]),
     ("finetune task=sst2 checkpoint=hf://../x", ["checkpoint=hf://../x is not a valid repository name"]),

@@ -49,7 +49,7 @@ def place(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     place = copied(trained, tmp_path / "copy", monkeypatch)
     for file in (place / "runs/low/checkpoints").glob("*/base.json"):
         assert str(trained) in file.read_text()
-    monkeypatch.setattr("lmtool.weights.loading.Base.addresses", property(lambda base: [base.checkpoint]))
+    monkeypatch.setattr("lmtool.weights.base.Base.addresses", property(lambda base: [base.checkpoint]))
     return place
 
 

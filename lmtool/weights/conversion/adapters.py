@@ -21,15 +21,15 @@ from lmtool.system.terminal import listing
 from lmtool.tokenizers.folders import has_tokenizer
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import part_of
+from lmtool.weights.base import Base, digest
 from lmtool.weights.exporting import ImportedModel, write_import
 from lmtool.weights.folders import HFFolder, hf_folder
-from lmtool.weights.heads import form_of
-from lmtool.weights.load import load, merged, saved_config, section
-from lmtool.weights.loading import Base, digest
+from lmtool.weights.padded_model import load
 from lmtool.weights.peft.adapter import TASK_TYPES, Adapter, read_adapter
 from lmtool.weights.peft.maps import HFBase, hf_linears
 from lmtool.weights.peft.settings import CONFIG, MERGE, TargetedSettings
 from lmtool.weights.reading import Weights, our_names, read, their_names
+from lmtool.weights.saved_model import form_of, merged, saved_config, section
 from lmtool.weights.task_heads import HEADS, TaskHead, head_of_class
 
 _TOKENS = "backbone.embed.token.weight"

@@ -30,9 +30,9 @@ from lmtool.types import Packed
 from lmtool.weights.comparing import ROUNDING, difference, same_tensors
 from lmtool.weights.exporting import ImportedModel, require_new, write_import
 from lmtool.weights.folders import hf_folder
-from lmtool.weights.heads import CheckpointModel
-from lmtool.weights.load import load
+from lmtool.weights.padded_model import load
 from lmtool.weights.reading import read
+from lmtool.weights.saved_model import CheckpointModel
 
 POSITION, SEGMENT, TABLE = "backbone.embed.position.weight", "backbone.embed.segment.weight", "embed.segment"
 # Fields that may differ by family; their tables are truncated or extended.

@@ -27,8 +27,8 @@ from lmtool.types import Batch
 from lmtool.weights.comparing import CheckpointComparison, quiet_transformers, relative_difference, tokenized
 from lmtool.weights.exporting import TokenizerSettings
 from lmtool.weights.folders import read_settings
-from lmtool.weights.heads import CheckpointModel, format_of
-from lmtool.weights.load import LoadedCheckpoint, PaddedModel
+from lmtool.weights.padded_model import LoadedCheckpoint, PaddedModel
+from lmtool.weights.saved_model import CheckpointModel, format_of
 from lmtool.weights.task_heads import CHOICES, head_of_class
 
 PARITY = 1e-4

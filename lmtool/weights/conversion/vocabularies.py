@@ -36,8 +36,8 @@ from lmtool.weights.assemble import Blueprint, assemble
 from lmtool.weights.comparing import same_tensors
 from lmtool.weights.exporting import COMMAND, require_new, write_checkpoint
 from lmtool.weights.folders import HFFolder, hf_folder
-from lmtool.weights.load import saved_config, saved_model
 from lmtool.weights.reading import Weights, read
+from lmtool.weights.saved_model import saved_config, saved_model
 
 
 def vocabulary_tensors(smaller: Blueprint[Any], larger: Blueprint[Any], saved: Collection[str]) -> list[str]:

@@ -32,7 +32,8 @@ from lmtool.tokenizers.configs import WordConfig
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.tokenizers.trained import of_words
 from lmtool.weights.exporting import ImportedModel, write_folder_atomically, write_import
-from lmtool.weights.load import load, saved_config
+from lmtool.weights.padded_model import load
+from lmtool.weights.saved_model import saved_config
 
 SUFFIXES = packed(".txt", ".vec")
 """File name extensions."""
