@@ -112,7 +112,7 @@ class RunFolder:
 
     def _compare(self, saved: Path, config_text: str) -> None:
         before = self._complete(plain_data(yaml_files.read_yaml(saved, "set another name=")))
-        if self._may_extend(before):
+        if self._require_same_past is not None and grows(before, self.config):
             self._extended_text = config_text
             return
         hint = "repeat the command that started the run"
@@ -127,9 +127,6 @@ class RunFolder:
                 f"{origin} holds a run of another configuration: {'; '.join(keys)}",
                 f"set another name=, or {hint}",
             )
-
-    def _may_extend(self, before: Mapping[str, object]) -> bool:
-        return self._require_same_past is not None and grows(before, self.config)
 
     def __enter__(self) -> RunFolder:
         return self
@@ -169,8 +166,7 @@ class RunFolder:
                 if self._require_same_past is not None and grows(before, self.config):
                     self._require_same_past(self.path, folder)
                 else:
-                    hint = f"restore {self.path / 'config.yaml'}"
-                    self._require_same(before, str(folder), hint)
+                    self._require_same(before, str(folder), f"restore {self.path / 'config.yaml'}")
             self._resume_point, self._chosen = folder, True
         return self._resume_point
 

@@ -43,11 +43,10 @@ from lmtool.training.consistency import keys, require_same, versions
 from lmtool.training.group import ALONE, ProcessGroup, process_group
 from lmtool.training.launching import note_run
 from lmtool.training.precision import Precision, select_device, select_precision
-from lmtool.types import part_of
 from lmtool.weights.assemble import LoadReport
-from lmtool.weights.base import Base, digest, left_to_base, saved_base
+from lmtool.weights.base import Base, left_to_base, saved_base
 from lmtool.weights.folders import hf_folder, tokenizer_folder
-from lmtool.weights.reading import Weights, read, read_base
+from lmtool.weights.reading import Weights, base_of_weights, read, read_base
 from lmtool.weights.saved_model import merged, saved_config
 
 _COMPARED_STEPS = 10_000  # past steps whose learning rates are compared, evenly spaced
@@ -314,10 +313,7 @@ def base_of(
     names = left_to_base(learner, loaded.loaded)
     if not names:
         return None
-    path = None if start.revision is not None else str(start.folder.expanduser().resolve())
-    sha256 = digest({name: start.tensors[name] for name in names})
-    parts = tuple(sorted({part_of(name) for name in names}))
-    return Base(str(starts_from(run.config)), path, start.revision, parts, sha256, tokenizer.fingerprint, names)
+    return base_of_weights(str(starts_from(run.config)), start, names, tokenizer)
 
 
 def prior_weights(config: FinetuneConfig) -> list[Weights]:

@@ -132,9 +132,7 @@ def join_columns(
             joined |= {f"probability_{label}": value for label, value in probabilities_of_row.items()}
         elif probabilities and probabilities_of_row is not None:
             joined["probabilities"] = probabilities_of_row
-        yield {name: _cell(value) for name, value in joined.items()} if flat else joined
-
-
-def _cell(value: object) -> object:
-    """The value of a table's cell: the items of a list joined by spaces."""
-    return " ".join(map(str, value)) if isinstance(value, (list, tuple)) else value
+        if flat:
+            for name, value in joined.items():
+                joined[name] = " ".join(map(str, value)) if isinstance(value, (list, tuple)) else value
+        yield joined

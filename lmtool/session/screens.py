@@ -119,12 +119,6 @@ def machine_metadata(
     }
 
 
-def _screen_machine(machine: Mapping[str, str], cuda: bool) -> dict[str, str]:
-    """The entries for the first screen: a CPU has only one attention path, and compiles only on request."""
-    hidden = {"dropout"} if cuda or machine["compiled"].startswith("yes") else {"dropout", "attention", "compiled"}
-    return {name: fact for name, fact in machine.items() if name not in hidden}
-
-
 def _devices(config: RunConfig, precision: Precision, group: ProcessGroup) -> dict[str, str]:
     """The device; for several processes also their number and, on a CPU, the threads of each."""
     if group.size == 1:
@@ -155,6 +149,9 @@ def begin(session: Session, metadata: Mapping[str, JsonMapping], plan: RunPlan, 
         **metadata["run"],
     }
     opened.folder.write_json("facts.json", report)
+    hidden = {"dropout"}
+    if opened.precision.device.type != "cuda" and not machine["compiled"].startswith("yes"):
+        hidden |= {"attention", "compiled"}  # a CPU has one attention path, and compiles only on request
     screen = StartScreen(
         command=opened.verb,
         run_dir=str(opened.folder.path),
@@ -163,7 +160,7 @@ def begin(session: Session, metadata: Mapping[str, JsonMapping], plan: RunPlan, 
         model=model,
         plan=plan,
         baseline=baseline,
-        machine=_screen_machine(machine, opened.precision.device.type == "cuda"),
+        machine={name: text for name, text in machine.items() if name not in hidden},
         trainable=learns,
         rates=learning_rates,
         resumed_step=state.get("step"),

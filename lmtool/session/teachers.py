@@ -208,9 +208,10 @@ def taught(student: BaseLearner, rows: Rows, texts: Sequence[str], alongside: bo
     assert rows.labels is not None
     labels = [student.label_of(text) for text in texts]
     usable = np.array([label is not None for label in labels], dtype=bool)
-    other = np.array(
-        [label is not None and not _same(label, gold) for label, gold in zip(labels, rows.labels, strict=True)]
-    )
+    # The label of a row with several targets is a tuple, of which the first is compared.
+    pairs = zip(labels, rows.labels, strict=True)
+    compared = [(label[0], gold[0]) if isinstance(label, tuple) else (label, gold) for label, gold in pairs]
+    other = np.array([label is not None and label != gold for label, gold in compared])
     metadata: JsonObject = {"rows": len(rows), "other_than_gold": int(other.sum())}
     if not usable.all():
         count = f"{len(rows) - int(usable.sum()):,} of {len(rows):,}"
@@ -221,11 +222,6 @@ def taught(student: BaseLearner, rows: Rows, texts: Sequence[str], alongside: bo
         return replace(taken, labels=_joined(rows.labels, [labels[row] for row in extra])), metadata
     both = [label if label is not None else gold for label, gold in zip(labels, rows.labels, strict=True)]
     return replace(rows, labels=_joined(rows.labels, both, only_extra=True)), metadata
-
-
-def _same(label: Any, gold: Any) -> bool:
-    """Whether a teacher's label equals the target of a row, or the first of several targets."""
-    return label[0] == gold[0] if isinstance(label, tuple) else label == gold
 
 
 def _joined(labels: Any, extra: Sequence[Any], only_extra: bool = False) -> Any:

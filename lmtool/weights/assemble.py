@@ -15,18 +15,19 @@ from lmtool.models.configs import ModelConfig
 from lmtool.models.heads.lm import LMHead
 from lmtool.runs.checkpoints import mismatches
 from lmtool.tokenizers.tokenizer import Tokenizer
+from lmtool.tuning.configs.base import TuningConfig
 from lmtool.types import part_of
 from lmtool.weights.reading import Weights, by_part
 
-# Tensor names start with `backbone.`, `heads.NAME.` or `objective.`. The backbone must be loaded completely. A head is
-# loaded if the checkpoint has one of the same name and shapes; otherwise it stays as initialized, which is reported.
+# The names of tensors start with `backbone.`, `heads.NAME.` or `objective.`. The backbone must be loaded completely. A
+# head is loaded if the checkpoint has one of the same name and shapes; otherwise it stays as initialized, which is
+# reported.
 
 
 @dataclass(frozen=True)
 class LoadReport:
-    """Number of values by part ("backbone", "heads.pooler", ...). loaded: copied into the learner. dropped: only in the
-    checkpoint. new: as initialized. ignored: keys and files of a Hugging Face folder that are not read
-    (`ignored_keys`)."""
+    """The number of values by part ("backbone", "heads.pooler", ...): `loaded` into the learner, `dropped` because only
+    the checkpoint has them, and `new`, as initialized. ignored: see `Weights`."""
 
     loaded: dict[str, int]
     dropped: dict[str, int]
@@ -107,8 +108,8 @@ class Blueprint(Protocol[BuiltCo]):
     def learns(self) -> LearnerBuilder[BuiltCo]: ...
 
     @property
-    def tuned_by(self) -> Any:
-        """The `tuning` section, including its `schemes`; None without one."""
+    def tuned_by(self) -> TuningConfig | None:
+        """The `tuning` section, or None."""
 
     @property
     def exits(self) -> tuple[int, ...]:

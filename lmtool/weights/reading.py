@@ -24,7 +24,7 @@ from lmtool.runs.checkpoints import read_weights
 from lmtool.system.terminal import listing
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import part_of
-from lmtool.weights.base import Base, saved_base
+from lmtool.weights.base import Base, digest, saved_base
 from lmtool.weights.folders import (
     CONFIG,
     SETTINGS,
@@ -287,6 +287,22 @@ def read_base(
         raise UserError(why, error.hint) from error
     base.require_same(base.base_tensors(weights.tensors, tuned_names), address, checkpoint)
     return weights
+
+
+def base_of_weights(address: str, weights: Weights, names: Collection[str], tokenizer: Tokenizer | None) -> Base:
+    """The base of a checkpoint that leaves out these tensors of its starting weights.
+
+    Args:
+        address: The value of `checkpoint=`.
+        weights: The starting weights.
+        names: Names of the tensors.
+        tokenizer: Of the checkpoint.
+    """
+    path = None if weights.revision is not None else str(weights.folder.expanduser().resolve())
+    parts = tuple(sorted({part_of(name) for name in names}))
+    sha256 = digest({name: weights.tensors[name] for name in names})
+    fingerprint = "" if tokenizer is None else tokenizer.fingerprint
+    return Base(address, path, weights.revision, parts, sha256, fingerprint, frozenset(names))
 
 
 def our_names(folder: HFFolder, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

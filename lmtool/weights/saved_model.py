@@ -14,7 +14,6 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 
 from lmtool.config import plugins
-from lmtool.config.base import Config
 from lmtool.config.checkpoint import find, read_config
 from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.config.tables import Choice
@@ -28,6 +27,7 @@ from lmtool.nn.dropout import DropoutRng
 from lmtool.nn.stack import Side, Tap
 from lmtool.system.terminal import counted
 from lmtool.tokenizers.tokenizer import Tokenizer
+from lmtool.tuning.configs.base import TuningConfig
 from lmtool.types import Packed
 from lmtool.weights.assemble import assemble
 from lmtool.weights.folders import hf_folder
@@ -176,7 +176,7 @@ class SavedModel:
     model: ModelConfig
     tensors: Mapping[str, Tensor]
     task: JsonMapping | None
-    tuned_by: Config | None
+    tuned_by: TuningConfig | None
     seed: int
     exits: tuple[int, ...] = ()
 
@@ -209,7 +209,7 @@ def saved_config(checkpoint: str, offline: bool = False) -> JsonObject:
     saved = read_config(find(checkpoint))
     missing = [plugin for plugin in saved.get("plugins") or () if plugin not in plugins.typed()]
     if missing:
-        hint = f"lmtool.config.plugins.load({missing!r}) first, if you trust it"
+        hint = f"if you trust it, load it first: lmtool.config.plugins.load({missing!r})"
         raise UserError(f"checkpoint={checkpoint} needs the plugin {missing[0]}, which is not loaded", hint)
     return saved
 

@@ -106,7 +106,8 @@ def convert_architecture(source: CheckpointModel, name: str, tensors: Mapping[st
     _fill(conversion, source)
     copied = {*conversion.copied, *conversion.resized}
     conversion.left_out = [name for name in tensors if name not in copied]
-    before, after = (type(_stack(part).mask(0, Packed(torch.arange(2), (2,)))).__name__ for part in (source, model))
+    stacks = (cast(OneStack, part.backbone) for part in (source, model))
+    before, after = (type(stack.mask(0, Packed(torch.arange(2), (2,)))).__name__ for stack in stacks)
     conversion.masks = None if before == after else (before, after)
     return conversion
 
@@ -119,11 +120,6 @@ def largest_difference(source: CheckpointModel, conversion: ArchitectureConversi
     tokens = torch.arange(length) * 7919 % source.backbone.config.vocab_size
     sample = Packed(tokens, (length,) if conversion.masks is None else (1,) * length)
     return difference(*(part.eval().hidden(sample) for part in (source, conversion.model)))
-
-
-def _stack(model: CheckpointModel) -> OneStack:
-    assert isinstance(model.backbone, OneStack)
-    return model.backbone
 
 
 def config_of(source: CheckpointModel, name: str) -> ModelConfig:
