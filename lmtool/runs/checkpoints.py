@@ -237,7 +237,7 @@ def read_tensors(folder: Path, name: str) -> dict[str, Tensor]:
     except Damaged as damage:
         raise refusal(damage) from damage
     except SafetensorError as error:
-        raise UserError(f"{path} is no safetensors file: {error}", "set another checkpoint=") from error
+        raise UserError(f"{path} is not a safetensors file: {error}", "set another checkpoint=") from error
     return tensors | {alias: tensors[first] for alias, first in tied.items()}
 
 
@@ -248,7 +248,7 @@ def tensor_names(folder: Path) -> set[str]:
         with safe_open(path, framework="pt") as file:
             return {*file.keys(), *json.loads((file.metadata() or {}).get(_TIED, "{}"))}
     except (SafetensorError, OSError) as error:
-        raise UserError(f"{path} is no safetensors file: {error}", "set another checkpoint=") from error
+        raise UserError(f"{path} is not a safetensors file: {error}", "set another checkpoint=") from error
 
 
 def read_weights(folder: str | Path) -> dict[str, Tensor]:
