@@ -72,7 +72,7 @@ def load_into(learner: nn.Module, tensors: Mapping[str, Tensor], origin: str, re
             more = f" (and {len(differences) - 1} more)" if len(differences) > 1 else ""
             raise UserError(
                 f"checkpoint={origin} does not fit the model: {differences[0]}{more}",
-                "its weights do not match its configuration: copy it again, or set another checkpoint=",
+                "copy it again, because its weights do not match its configuration; or set another checkpoint=",
             )
         else:
             new[part] = sum(tensor.numel() for tensor in expected_part.values())
