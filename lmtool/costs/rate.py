@@ -209,7 +209,7 @@ def planned_device(config: RunConfig, published: str | None) -> PlannedDevice:
     if config.device.startswith("cuda") and not torch.cuda.is_available():
         precision = Precision(_precision(config.precision, True), torch.device("cuda"), "planned")
         names = ", ".join(name for name, device in DEVICES.items() if device.cuda)
-        rate = f"this machine has no CUDA device; set device={names}"
+        rate = f"this machine has no CUDA device; name one: device={names}"
         return PlannedDevice(
             f"{config.device}, not on this machine", precision, True, None, lambda work: None, rate, False
         )
