@@ -77,10 +77,10 @@ def planned(name: str) -> Any:
     """The plan of a run on the published device, by what `lmtool plan` computes."""
     from lmtool.commands.plan import _assumed
     from lmtool.costs.plan_of_run import plan_of
-    from lmtool.costs.rate import rank_info
+    from lmtool.costs.rate import planned_device
 
     config, learner = _learner(name)
-    place = rank_info(config, DEVICE)
+    place = planned_device(config, DEVICE)
     return plan_of(config, learner, _assumed(config, 0, config.objective.predicted_fraction), place)
 
 

@@ -28,7 +28,7 @@ from lmtool.session.trained import Trained, read_trained
 from lmtool.tasks.kinds.texts import InputFormat, SequenceExamples
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.precision import Precision
-from lmtool.weights import load as weights
+from lmtool.weights import padded_model as weights
 from lmtool.weights.reading import notes
 
 Texts = str | Sequence[str]
@@ -79,7 +79,7 @@ class CallableTokenizer(Tokenizer):
 
 @dataclass(frozen=True)
 class Loaded(weights.LoadedCheckpoint):
-    """A loaded checkpoint, see `lmtool.weights.load.LoadedCheckpoint`. checkpoint: its folder or address."""
+    """A checkpoint in use, see `lmtool.weights.padded_model.LoadedCheckpoint`. checkpoint: what was loaded."""
 
     tokenizer: CallableTokenizer | None
     checkpoint: str

@@ -23,8 +23,9 @@ from lmtool.session.requests import PAIR, TEXT, requested_table, requested_texts
 from lmtool.system.secrets import masked_data, masker
 from lmtool.system.terminal import counted
 from lmtool.training.precision import select_device, select_precision
-from lmtool.weights.load import LoadedCheckpoint, load, section
+from lmtool.weights.padded_model import LoadedCheckpoint, load
 from lmtool.weights.reading import notes
+from lmtool.weights.saved_model import section
 
 # Texts in a row group of a .parquet file.
 _GROUP = 256

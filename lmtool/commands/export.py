@@ -37,8 +37,9 @@ from lmtool.weights.conversion.tuned import export_tuned, head_to_export
 from lmtool.weights.conversion.word_vectors import export_vectors
 from lmtool.weights.exporting import Export, export_of, write_export
 from lmtool.weights.folders import HFFolder, hf_folder
-from lmtool.weights.load import load, merged, saved_config, saved_model
+from lmtool.weights.padded_model import load
 from lmtool.weights.reading import Weights, notes, read
+from lmtool.weights.saved_model import merged, saved_config, saved_model
 from lmtool.weights.sentence_encoders import sentence_encoder
 
 _WRITERS = ("LMHeadModel", "ForCausalLM", "ForConditionalGeneration", "MTModel")

@@ -24,8 +24,8 @@ from lmtool.system.files import Damaged
 from lmtool.tasks.configs import GlueConfig, TaskConfig, TaskTextConfig, tasks_of
 from lmtool.tasks.files import read_hub
 from lmtool.tokenizers.configs import FolderConfig
+from lmtool.weights.base import saved_base
 from lmtool.weights.folders import TOKENIZER, fetched, hf_folder, tokenizer_folder, weight_file
-from lmtool.weights.loading import saved_base
 from lmtool.weights.reading import shards_of_index
 from lmtool.weights.sentence_encoders import Dense, dense_file, sentence_encoder
 

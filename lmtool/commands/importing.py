@@ -16,7 +16,7 @@ from lmtool.weights.conversion.vocabularies import replace_tokenizer
 from lmtool.weights.conversion.word_vectors import holds_vectors, import_as_embedding, import_vectors, is_word_file
 from lmtool.weights.exporting import ImportedModel, write_import
 from lmtool.weights.folders import hf_folder, weight_file
-from lmtool.weights.load import load
+from lmtool.weights.padded_model import load
 from lmtool.weights.peft.adapter import adapter_folder
 from lmtool.weights.reading import our_names, read, read_hf, their_names, wide
 

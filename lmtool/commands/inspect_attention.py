@@ -18,7 +18,7 @@ from lmtool.reporting.looks import print_heads, write_heads
 from lmtool.resolver.schema.use import InspectAttentionConfig
 from lmtool.training.precision import select_device, select_precision
 from lmtool.types import Packed
-from lmtool.weights.load import load
+from lmtool.weights.padded_model import load
 
 MOST = 64
 """Maximum number of tokens that a page can show."""

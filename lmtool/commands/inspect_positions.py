@@ -22,7 +22,7 @@ from lmtool.reporting.console import Output
 from lmtool.reporting.looks import PositionMaps, print_position_maps, write_position_maps
 from lmtool.resolver.schema.use import InspectPositionsConfig
 from lmtool.training.precision import select_device
-from lmtool.weights.load import load
+from lmtool.weights.padded_model import load
 
 GROUP = "model/positions"
 

@@ -12,7 +12,7 @@ from lmtool.reporting.console import Output
 from lmtool.reporting.looks import Similar, print_similar, write_similar
 from lmtool.resolver.schema.use import InspectWordConfig
 from lmtool.training.precision import select_device, select_precision
-from lmtool.weights.load import load
+from lmtool.weights.padded_model import load
 
 
 def run(config: InspectWordConfig) -> list[JsonObject]:

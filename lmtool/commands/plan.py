@@ -19,7 +19,7 @@ import torch
 from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.costs.memory_of_run import TrainingConfig, too_large
 from lmtool.costs.plan_of_run import devices_of, plan_in_phases, plan_of, what_fits
-from lmtool.costs.rate import PlannedDevice, rank_info
+from lmtool.costs.rate import PlannedDevice, planned_device
 from lmtool.data.loader import PackedLoader
 from lmtool.data.phases import PhasedLoader
 from lmtool.errors import UserError
@@ -102,7 +102,7 @@ EXAMPLE_BYTES = 24
 
 def run(config: TrainingConfig, verb: str, keys: PlanKeys) -> int:
     """Prints the plan of a run. UserError if measure=true needs a device that is not available."""
-    device, notes, rows = rank_info(config, keys.device), [], 0
+    device, notes, rows = planned_device(config, keys.device), [], 0
     typed = config
     if isinstance(config, FinetuneConfig):
         config, task, _ = data_to_learn(config)

@@ -30,7 +30,7 @@ from lmtool.tasks.analysis import leaving
 from lmtool.tasks.configs import ClassificationConfig, TaskConfig
 from lmtool.tasks.labels import LoadedHead
 from lmtool.tokenizers.tokenizer import Tokenizer
-from lmtool.weights.heads import PAIR_HEADS
+from lmtool.weights.saved_model import PAIR_HEADS
 from lmtool.weights.task_heads import CLASSIFIER
 
 

@@ -39,7 +39,7 @@ from lmtool.resolver.schema.run import ProbeConfig
 from lmtool.tasks.loading import TaskData, load_task
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.precision import Precision, select_device, select_precision
-from lmtool.weights.load import LoadedCheckpoint, load
+from lmtool.weights.padded_model import LoadedCheckpoint, load
 
 # Draw of the random stream "sample" that chooses the held-out windows.
 _HOLD_OUT = 8

@@ -24,7 +24,7 @@ from lmtool.reporting.console import Output
 from lmtool.reporting.costs import StepProfile, print_profile
 from lmtool.resolver.schema.inspection import Profiling
 from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig, RunConfig
-from lmtool.runs.run_folder import select_folder
+from lmtool.runs.identity import select_folder
 from lmtool.session.fit import temporary_session, train_few_steps
 from lmtool.session.open_run import RUNS
 from lmtool.session.session import Session

@@ -11,12 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import cast
 
 from torch import nn
 
 from lmtool.learners.base import BaseLearner
-from lmtool.learners.configs import ObjectiveConfig
 from lmtool.models.base import Backbone, OneStack
 from lmtool.models.characters import WordCharacters
 from lmtool.models.cnn import WindowLayer
@@ -64,10 +63,16 @@ class Formats:
 
 @dataclass(frozen=True)
 class AttentionContext:
-    """What the tokens of a stack attend to. keys: maximum tokens that a query attends to. cross_keys: those of the
-    encoder. scored: positions of all layers add to the scores. copies: of each key and value, if a block gathers its
-    keys (`nn.block_sparse`). memory: cached states before a text, per token of the text. query_stream: fraction of the
-    tokens that have a query of a second stream."""
+    """The keys of a stack's attention.
+
+    Attributes:
+        keys: Maximum number of tokens that a query attends to.
+        cross_keys: The same for cross-attention to the encoder.
+        scored: Whether the positions of all layers add to the scores.
+        copies: Of each key and value, if a block gathers its keys (`nn.block_sparse`).
+        memory: Cached states before a text, per token of the text.
+        query_stream: Fraction of the tokens that have a query of a second stream.
+    """
 
     keys: float
     cross_keys: float = 0.0
@@ -87,8 +92,8 @@ def attentions_of(layer: nn.Module) -> Iterator[tuple[str, MultiHead]]:
 def attention_bytes(
     attention: MultiHead, formats: Formats, cross: bool, context: AttentionContext, last: bool
 ) -> float:
-    """The input if a projection is trained, the states of the heads, and the input of the output projection. last: the
-    last layer, in which only a query stream asks."""
+    """Bytes per token: the input if a projection is trained, the states of the heads, and the input of the output
+    projection. last: whether it is the last layer, in which only a query stream has queries."""
     joined, width = attention.q_proj.weight.shape[0], attention.q_proj.in_features
     learns = any(keeps_input(part) for part in (attention.q_proj, attention.k_proj, attention.v_proj))
     low = sum(map(update_values, attention.modules()))
@@ -98,9 +103,9 @@ def attention_bytes(
     states = asking * queries + (2.0 + rows) * (1 + context.memory) * (content + (context.query_stream > 0))
     if context.copies:
         states += 2 * (context.copies - 1)
-    read = (
-        1 + context.query_stream + (1 + context.memory if context.memory else 0.0)
-    )  # with a memory, one more copy that includes it
+    read = 1 + context.query_stream
+    if context.memory:  # one more copy, which includes the memory
+        read += 1 + context.memory
     total = learns * width * read * formats.product + states * joined * formats.attention + low * formats.product
     if keeps_input(attention.out_proj):
         total += queries * joined * formats.product
@@ -121,14 +126,14 @@ def score_bytes(attention: MultiHead, formats: Formats, cross: bool, context: At
 
 
 def update_values(module: nn.Module) -> int:
-    """Saved values per token of a map's low-rank update: the output of A, and with DoRA the inputs of its magnitudes.
-    Saved values per token of a map's low-rank update: the output of A, and with DoRA the inputs of its magnitudes."""
+    """Saved values per token of a linear layer's low-rank update: the output of A, and with DoRA the inputs of its
+    magnitudes."""
     module_parameters = dict(module.named_parameters(recurse=False))
     return sum(len(module_parameters[name]) for name in ("lora_a", "lora_magnitude") if name in module_parameters)
 
 
 def keeps_input(linear: nn.Module) -> bool:
-    """Whether a map's input is needed in the backward pass: if its matrix is trained, or a low-rank update of it."""
+    """Whether the backward pass needs a linear layer's input: if its matrix is trained, or a low-rank update of it."""
     return any(parameter.requires_grad and parameter.ndim > 1 for parameter in linear.parameters())
 
 
@@ -144,15 +149,14 @@ def _scored(attention: MultiHead, cross: bool, context: AttentionContext) -> boo
 
 
 def _keyed(attention: MultiHead, formats: Formats, cross: bool, context: AttentionContext) -> bool:
-    """Whether attention and its dropout are one function (`nn.keyed`), which saves queries, keys, values and weights.
-    Whether attention and its dropout are one function (`nn.keyed`), which saves queries, keys, values and weights."""
+    """Whether attention and dropout are one function (`nn.keyed`), which saves queries, keys, values and weights."""
     pieces = cross or _scored(attention, cross, context) or context.copies > 0
     return not (formats.cuda or pieces) and attention.dropout.rate > 0
 
 
 def _values_per_head(attention: MultiHead, keyed: bool) -> tuple[float, float]:
-    """Saved tensors of the heads' width: per query, including its result or another form of it; and per key, including
-    rows of distances to one side or to both."""
+    """Saved tensors of the heads' width: per query, including the result; and per key, in addition to keys and values,
+    rows of distances in one or both directions."""
     if isinstance(attention, TwoStreamAttention):
         return 3.0, 2.0
     if isinstance(attention, RelativeAttention):
@@ -161,8 +165,8 @@ def _values_per_head(attention: MultiHead, keyed: bool) -> tuple[float, float]:
 
 
 def _terms(attention: MultiHead) -> int:
-    """Terms of the scores that are products with a position table, of which a query uses one row before each key and
-    one after it, so that each saves twice as much as the scores."""
+    """Number of score terms that are products with a position table. Each saves twice as much as the scores: a query
+    uses one row per key before it and one per key after it."""
     return len(attention.terms) if isinstance(attention, DisentangledAttention) else 0
 
 
@@ -183,11 +187,6 @@ class SavedActivations:
         return SavedActivations(
             self.activations + other.activations, self.scores + other.scores, max(self.working, other.working)
         )
-
-
-def has_query_stream(learner: BaseLearner) -> bool:
-    """Whether its objective predicts with a second stream of queries (XLNet)."""
-    return isinstance(learner.config, ObjectiveConfig) and learner.config.query_stream
 
 
 def saved_activations(
@@ -232,7 +231,7 @@ def lengthening(learner: nn.Module, length: float) -> float:
 def _of_backbone(
     backbone: Backbone, formats: Formats, length: float, outputs: float, read: float, memory: float, query_stream: float
 ) -> SavedActivations:
-    """memory, query_stream: see `AttentionContext`."""
+    """Saved bytes per token of a backbone. memory, query_stream: see `AttentionContext`."""
     virtual = backbone.embed.virtual_count
     if isinstance(backbone, EncoderDecoder):
         inputs = (1 - outputs) * length + virtual
@@ -249,10 +248,10 @@ def _of_backbone(
     context = AttentionContext(total_length + memory * length, memory=memory, query_stream=query_stream)
     if blocks is not None and total_length > blocks.longest_dense:
         context = AttentionContext(blocks.seen(total_length), copies=blocks.seen(total_length) / blocks.size)
-    module_parameters = _of_layers(
-        backbone.embed, layers_of(backbone), formats, context, _has_trainable(backbone.embed), read
+    learns = _has_trainable(backbone.embed)
+    return _times(
+        _of_layers(backbone.embed, layers_of(backbone), formats, context, learns, read), total_length / length
     )
-    return _times(module_parameters, total_length / length)
 
 
 def _of_layers(
@@ -305,8 +304,8 @@ def _of_layer(layer: nn.Module, formats: Formats, context: AttentionContext, las
         if isinstance(part, FeedForward):
             after_attention += _of_feed_forward(part, formats)
         elif "down" in dict(part.named_children()):  # an adapter between the sublayers
-            bottleneck: Any = part
-            after_attention += formats.product * (width + 2 * bottleneck.down.out_features)
+            bottleneck = cast(nn.Linear, part.get_submodule("down"))
+            after_attention += formats.product * (width + 2 * bottleneck.out_features)
     return before_attention + read * after_attention
 
 
@@ -317,7 +316,7 @@ def _of_lstm(part: LstmCell, formats: Formats) -> float:
 
 
 def _of_norm(norm: nn.Module, width: int) -> float:
-    """LayerNorm keeps its input; one in parts (T5's) also what it has normalized."""
+    """LayerNorm saves its input; a norm of several operations (T5's) also the normalized input."""
     return width * VALUE_BYTES * (1 if isinstance(norm, nn.LayerNorm) else 2)
 
 
@@ -344,7 +343,7 @@ def head_bytes(learner: nn.Module, formats: Formats, rows: float) -> int:
         return round(2 * rows * (1 + pairs.words) * pairs.output.token.embedding_dim * VALUE_BYTES)
     if not any(isinstance(module, LMHead) for module in learner.modules()) or rows <= 0:
         return 0
-    backbone: Any = learner.get_submodule("backbone")
+    backbone = cast(Backbone, learner.get_submodule("backbone"))
     sampled = next((module for module in learner.modules() if isinstance(module, SampledLMHead)), None)
     count, width = backbone.embed.token.weight.shape if sampled is None else sampled.output_table.shape
     chunk, softmax = _LOGIT_ROWS["cuda" if formats.cuda else "cpu"]

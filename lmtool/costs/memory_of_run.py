@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from collections.abc import Iterator
 from math import prod
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
 from pydantic import ValidationError
 from torch import nn
 
+from lmtool.config.saved import JsonMapping
 from lmtool.config.tables import Choice, build
 from lmtool.costs.plan import VALUE_BYTES
 from lmtool.distillation.configs import CodistillationConfig
@@ -28,8 +28,8 @@ from lmtool.system.ranks import rank_info
 from lmtool.training.precision import Precision
 from lmtool.types import part_of
 from lmtool.weights.assemble import assemble
-from lmtool.weights.load import saved_config, section
-from lmtool.weights.loading import by_part
+from lmtool.weights.reading import by_part
+from lmtool.weights.saved_model import saved_config, section
 
 _PROC, _GROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 
@@ -46,7 +46,7 @@ def available_bytes(device: torch.device) -> int | None:
 
 
 def _machine() -> Iterator[int]:
-    """Linux reports reclaimable memory; elsewhere all memory counts."""
+    """The machine's available memory; on systems other than Linux, all of it."""
     try:
         lines = (_PROC / "meminfo").read_text().splitlines()
         kilobytes = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines)}
@@ -62,14 +62,14 @@ def _groups() -> Iterator[int]:
         entries = [line.split(":", 2) for line in (_PROC / "self/cgroup").read_text().splitlines()]
     except OSError:
         return
-    for _, controllers, place in entries:
+    for _, controllers, path in entries:
         if controllers == "":  # version 2
             root, names = _GROUPS, ("memory.max", "memory.current", "memory.swap.max", "memory.swap.current")
         elif "memory" in controllers.split(","):
             root, names = _GROUPS / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes", "", "")
         else:
             continue
-        folder = root / place.strip("/")
+        folder = root / path.strip("/")
         # In a container the path is the host's, and the container's own group is the root.
         for group in [folder, *folder.parents] if folder.is_dir() else [root]:
             limit, used = _number(group / names[0]), _number(group / names[1])
@@ -131,15 +131,16 @@ def trainable_by_role(learner: ModelWithHeads) -> dict[str, dict[str, int]]:
     return by_role
 
 
-def planned_teachers(config: RunConfig) -> list[Any]:
+def planned_teachers(config: RunConfig) -> list[BaseLearner]:
     """The learners of a run's teachers, from their configurations, on the meta device."""
     models = [TeacherSpec(path, saved_teacher(path, config.offline)).model for path in config.distill.checkpoints]
-    learned: Any = cast(TrainingConfig, config).learns
+    learned = cast(TrainingConfig, config).learns
     with torch.device("meta"):
         return [learned.learner(build(model, config.seed), None, config.seed) for model in models if model is not None]
 
 
 def configuration_of_peers(config: TrainingConfig, distill: CodistillationConfig) -> TrainingConfig:
+    """The run's configuration with the model of its peers."""
     return config.model_copy(update={"model": model_of_peers(config, distill)})
 
 
@@ -150,7 +151,7 @@ def planned_learner(config: TrainingConfig) -> BaseLearner:
 
 
 def require_memory(config: TrainingConfig, precision: Precision) -> None:
-    """UserError, before any allocation, if a run does not fit into memory: see `too_large`."""
+    """Raise UserError, before any allocation, if a run does not fit into memory: see `too_large`."""
     problem = too_large(config, precision)
     if problem is not None:
         raise problem
@@ -160,26 +161,21 @@ def too_large(config: TrainingConfig, precision: Precision) -> UserError | None:
     """A message if a run's weights, gradients and optimizer state exceed the available memory: those of all processes
     on a machine that compute on its CPU, divided under parallel=fsdp. Activations are not counted: they depend on the
     batch, which can be split."""
-    cpu, place = torch.device("cpu"), rank_info(os.environ)
-    # Weights are created on the host, and trained on the device.
+    cpu, rank = torch.device("cpu"), rank_info(os.environ)
+    # Weights are created on the host and trained on the device.
     for device, trained in {cpu: False, precision.device: True}.items():
         available = available_bytes(device)
-        # What each process of this machine needs of the host, and of its own device.
-        together = place.local_size if device == cpu else 1
-        fractions = place.size if trained and config.parallel == "fsdp" else 1
-        needed = _needed_bytes(config, trained) * together // fractions
+        # All processes of the machine share the host's memory; each has a device.
+        processes = rank.local_size if device == cpu else 1
+        shards = rank.size if trained and config.parallel == "fsdp" else 1
+        needed = _needed_bytes(config, trained) * processes // shards
         if available is not None and needed > available:
             parts = "weights, gradients and optimizer" if trained else "weights"
-            parts = (f"shares of {parts}" if fractions > 1 else parts) + (f" in {together} processes" * (together > 1))
+            parts = (f"shards of {parts}" if shards > 1 else parts) + (f" in {processes} processes" * (processes > 1))
             sizes = f"{parts} need {size(needed)}, {size(available)} are available"
-            most = available * fractions // together
-            hint = _smaller(config, partial(_fits, trained=trained, available=most))
+            hint = _smaller(config, trained, available * shards // processes)
             return UserError(f"model={config.model.name} is too large for {device}: {sizes}", hint)
     return None
-
-
-def _fits(config: TrainingConfig, trained: bool, available: int) -> bool:
-    return _needed_bytes(config, trained) <= available
 
 
 def _needed_bytes(config: TrainingConfig, trained: bool) -> int:
@@ -213,11 +209,13 @@ def _bytes_of_learner(config: TrainingConfig, trained: bool) -> int:
 
 
 def values_of(learner: nn.Module) -> int:
+    """Number of values in a module's parameters."""
     return sum(parameter.numel() for parameter in learner.parameters())
 
 
-def _smaller(config: TrainingConfig, fits: Callable[[TrainingConfig], bool]) -> str:
-    """Overrides with which a model fits: one size at its default, all larger sizes at theirs, or fewer layers."""
+def _smaller(config: TrainingConfig, trained: bool, available: int) -> str:
+    """Overrides with which a model fits into the available bytes: one larger size at its default, all larger sizes at
+    theirs, or fewer layers."""
     model = config.model
     fields = type(model).model_fields
     larger = {
@@ -226,28 +224,26 @@ def _smaller(config: TrainingConfig, fits: Callable[[TrainingConfig], bool]) -> 
         if isinstance(field.default, int) and getattr(model, key) > field.default
     }
 
-    def changed(sizes: Mapping[str, Any]) -> TrainingConfig | None:
+    def fits(sizes: JsonMapping) -> bool:
         try:
-            return config.model_copy(
-                update={"model": type(model)(**{key: getattr(model, key) for key in fields} | dict(sizes))}
-            )
+            smaller = type(model)(**{key: getattr(model, key) for key in fields} | dict(sizes))
         except ValidationError:  # a width that the other sizes do not divide
-            return None
+            return False
+        return _needed_bytes(config.model_copy(update={"model": smaller}), trained) <= available
 
     for sizes in [*({key: default} for key, default in larger.items()), larger]:
-        other = changed(sizes)
-        if other is not None and fits(other):
+        if fits(sizes):
             return "set " + " ".join(f"model.{key}={value}" for key, value in sizes.items())
     low, high = 0, model.num_layers
     while high - low > 1:
         middle = (low + high) // 2
-        other = changed({"num_layers": middle})
-        low, high = (middle, high) if other is not None and fits(other) else (low, middle)
-    return f"set model.num_layers={low}, or a smaller model" if low else "take a smaller model: `lmtool list model`"
+        low, high = (middle, high) if fits({"num_layers": middle}) else (low, middle)
+    return f"set model.num_layers={low}, or a smaller model" if low else "use a smaller model: `lmtool list model`"
 
 
 def saved_values(config: RunConfig, learner: ModelWithHeads) -> int | None:
-    """Parameters in a checkpoint of a run; None for all of them: a tuned run saves only its delta."""
+    """Number of parameters in a checkpoint of a tuned run, which saves only its delta; None for complete
+    checkpoints."""
     tuning = learner.tuning
     if tuning is None or config.checkpoint in (None, "none"):
         return None

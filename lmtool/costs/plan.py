@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import cast
 
 from torch import nn
 
 from lmtool.costs.activations import VALUE_BYTES, SavedActivations
+from lmtool.learners.base import BaseLearner
 from lmtool.models.base import Backbone, OneStack
 from lmtool.models.characters import WordCharacters
 from lmtool.models.encoder_decoder import EncoderDecoder
@@ -150,7 +151,7 @@ _TABLES = (nn.Embedding, Position)
 
 
 def works_of(
-    learner: Any, fractions: Mapping[str, float], predicted: float, length: float, outputs: float = 0.5
+    learner: BaseLearner, fractions: Mapping[str, float], predicted: float, length: float, outputs: float = 0.5
 ) -> Iterator[Work]:
     """The work of every part of a learner.
 
@@ -160,7 +161,7 @@ def works_of(
     """
     yield from _body(learner.backbone, length, outputs, 1.0, _passes(learner.backbone))
     if learner.query_stream:
-        yield _asking(learner.backbone, predicted, length)
+        yield _asking(cast(OneStack, learner.backbone), predicted, length)
     parts = {f"heads.{name}": head for name, head in learner.heads.items()}
     if learner.objective is not None:
         parts |= {f"objective.{name}": module for name, module in learner.objective.items()}
@@ -169,22 +170,23 @@ def works_of(
             yield from _body(part, length, outputs, fractions.get(name, 1.0), 3)
         else:
             if isinstance(part, EnhancedMaskedLMHead):
-                yield _decoding(parts.get("objective.generator", learner.backbone), length)
+                backbone = parts.get("objective.generator", learner.backbone)
+                yield _decoding(cast(OneStack, backbone), length)
             share = fractions.get(name, predicted if isinstance(part, LMHead) else 1 / length)
             yield Work(share, _matrices([part]) + _vocabulary(part, learner.backbone))
 
 
-def _decoding(backbone: Any, length: float) -> Work:
+def _decoding(backbone: OneStack, length: float) -> Work:
     """The enhanced mask decoder: the last layer a second time."""
     layers = list(backbone.depth())
     last = layers[-1:]
     return Work(1.0, _matrices(last), _attention(last), backbone.seen(len(layers) - 1, length))
 
 
-def _asking(backbone: Any, share: float, length: float) -> Work:
+def _asking(backbone: OneStack, share: float, length: float) -> Work:
     """A query stream: all layers at the predicted tokens, with queries only."""
     layers = list(backbone.depth())
-    projections = _matrices(part for layer in layers for part in (layer.self_attn.k_proj, layer.self_attn.v_proj))
+    projections = _matrices(part for layer in layers for part in _key_value_maps(layer.self_attn))
     return Work(share, _matrices(layers) - projections, _attention(layers), backbone.seen(0, length))
 
 
@@ -204,12 +206,9 @@ def _body(backbone: Backbone, length: float, outputs: float, share: float, passe
     if isinstance(backbone, EncoderDecoder):
         embedding = _matrices([backbone.embed])
         inputs, encoder, decoder = 1 - outputs, backbone.encoder.layers, backbone.decoder.layers
-        crossed: list[Any] = [layer.cross_attn for layer in decoder]
+        crossed = [cast(MultiHead, layer.cross_attn) for layer in decoder]
         # Keys and values are computed from the inputs.
-        key_value_maps = [
-            part for cross in crossed for name, part in cross.named_children() if name in ("k_proj", "v_proj")
-        ]
-        keys = _matrices(key_value_maps)
+        keys = _matrices(part for cross in crossed for part in _key_value_maps(cross))
         seen, read = inputs * length + backbone.embed.virtual_count, outputs * length
         contexts = seen + backbone.encoder.ahead, read / 2 + backbone.decoder.ahead, seen + backbone.decoder.crossed
         inputs = share * seen / length
@@ -246,12 +245,17 @@ def _matrices(modules: Iterable[nn.Module]) -> int:
     )
 
 
+def _key_value_maps(attention: object) -> tuple[nn.Module, nn.Module]:
+    attention = cast(MultiHead, attention)
+    return attention.k_proj, attention.v_proj
+
+
 def _attention(layers: Iterable[nn.Module]) -> int:
     """The summed widths of all layers' attention."""
-    return sum(_width(layer.self_attn) for layer in layers if hasattr(layer, "self_attn"))
+    return sum(_width(cast(MultiHead, layer.self_attn)) for layer in layers if hasattr(layer, "self_attn"))
 
 
-def _width(attention: Any) -> int:
+def _width(attention: MultiHead) -> int:
     """The total width of the heads."""
     return attention.q_proj.weight.shape[0]
 

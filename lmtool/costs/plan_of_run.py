@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from math import prod
-from typing import Any, cast
+from typing import cast
 
 from lmtool.config.rules import violations
+from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.costs.activations import (
     Formats,
     backbones_of,
@@ -45,19 +46,23 @@ from lmtool.training.configs import AdafactorConfig
 from lmtool.training.precision import Precision
 
 
-def _other_models(config: RunConfig, teachers: Sequence[Any], *how: Any) -> Iterator[Work]:
-    """The work of models besides the student: teachers without gradients, and trained peers."""
+def _all_works(
+    config: RunConfig,
+    learner: BaseLearner,
+    teachers: Sequence[BaseLearner],
+    works: Callable[[BaseLearner], Iterator[Work]],
+) -> Iterator[Work]:
+    """The work of all models: the learner, teachers without gradients, and trained peers."""
+    yield from works(learner)
     for teacher in teachers if config.distill.same_batches else ():
-        yield from (replace(work, passes=1) for work in works_of(teacher, *how))
+        yield from (replace(work, passes=1) for work in works(teacher))
     if isinstance(config.distill, CodistillationConfig):
-        works = list(
-            works_of(planned_learner(configuration_of_peers(cast(TrainingConfig, config), config.distill)), *how)
-        )
-        yield from works * (config.distill.learners - 1)
+        peer = planned_learner(configuration_of_peers(cast(TrainingConfig, config), config.distill))
+        yield from list(works(peer)) * (config.distill.learners - 1)
 
 
 def plan_of(
-    config: RunConfig, learner: BaseLearner, metadata: Mapping[str, Any], where: Precision | PlannedDevice
+    config: RunConfig, learner: BaseLearner, metadata: JsonMapping, where: Precision | PlannedDevice
 ) -> RunPlan:
     """The plan of a run. metadata: the training loader's. where: a planned device, or one of this machine, which is
     measured for at most a third of a second."""
@@ -71,17 +76,19 @@ def plan_of(
 def plan_in_phases(
     config: PretrainConfig,
     learner: BaseLearner,
-    metadata: Sequence[Mapping[str, Any]],
+    metadata: Sequence[JsonMapping],
     where: Precision | PlannedDevice,
 ) -> tuple[RunPlan, PhaseFractions]:
-    """The plan of a run in phases, and the phases as numbers. metadata: those of their loaders."""
+    """The plan of a run in phases, and its phases as numbers. metadata: of the loader of each phase."""
     device = _planned_device(config, where)
-    singles = [_of_one_step(form, learner, own, device) for form, own in zip(config.forms, metadata, strict=True)]
+    singles = [
+        _of_one_step(phase, learner, loader, device) for phase, loader in zip(config.forms, metadata, strict=True)
+    ]
     fractions = PhaseFractions(
         tuple(phase["share"] for phase in config.phases),
         tuple(single.tokens_per_step for single in singles),
         tuple(single.flops_per_step for single in singles),
-        tuple(form.optimizer.lr / config.optimizer.lr for form in config.forms),
+        tuple(phase.optimizer.lr / config.optimizer.lr for phase in config.forms),
     )
 
     def mean(budget: str) -> RunPlan:
@@ -106,28 +113,23 @@ def plan_in_phases(
         for phase, before, last, single in zip(config.phases, [0, *lasts], lasts, singles, strict=False)
     )
     run_plan = _of_steps(config, mean(budget), steps)
-    notes = (
-        *run_plan.notes,
-        f"held-out text is read and scored as in phase {len(phases)}, the last, over the whole run",
-    )
-    return replace(run_plan, ends_by=budget, phases=phases, notes=notes), fractions
+    note = f"held-out text is read and scored as in phase {len(phases)}, the last, over the whole run"
+    return replace(run_plan, ends_by=budget, phases=phases, notes=(*run_plan.notes, note)), fractions
 
 
 def _planned_device(config: RunConfig, where: Precision | PlannedDevice) -> PlannedDevice:
     return where if isinstance(where, PlannedDevice) else this_machine(config, where)
 
 
-def _of_one_step(
-    config: RunConfig, learner: BaseLearner, metadata: Mapping[str, Any], device: PlannedDevice
-) -> RunPlan:
+def _of_one_step(config: RunConfig, learner: BaseLearner, metadata: JsonMapping, device: PlannedDevice) -> RunPlan:
     """The plan of a single step."""
     predicted = metadata.get("predicted_fraction", 0.0)
     fractions = config.objective.places if isinstance(config, PretrainConfig) else {}
-    # A task's encoder-decoder reads its text on both sides: half of the tokens are outputs.
-    outputs = predicted or 0.5
-    teachers = planned_teachers(config)
-    works = [*works_of(learner, fractions, predicted, metadata["mean_length"], outputs)]
-    works += _other_models(config, teachers, fractions, predicted, metadata["mean_length"], outputs)
+    # In a task, encoder and decoder read the same text: half of the tokens are outputs.
+    outputs, length, teachers = predicted or 0.5, metadata["mean_length"], planned_teachers(config)
+    works = list(
+        _all_works(config, learner, teachers, lambda model: works_of(model, fractions, predicted, length, outputs))
+    )
     tokens, devices = metadata["tokens_per_epoch"] / metadata["steps_per_epoch"], devices_of(config)
     sizes, forward = _sizes(config, learner, teachers, device), _forward(config, learner, metadata, device)
     sharded = config.parallel == "fsdp" and devices > 1
@@ -153,7 +155,7 @@ def devices_of(config: RunConfig) -> int:
     return config.devices or int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def _sizes(config: RunConfig, learner: BaseLearner, teachers: Sequence[Any], device: PlannedDevice) -> Sizes:
+def _sizes(config: RunConfig, learner: BaseLearner, teachers: Sequence[BaseLearner], device: PlannedDevice) -> Sizes:
     learned = {
         name: tuple(parameter.shape) for name, parameter in learner.named_parameters() if parameter.requires_grad
     }
@@ -186,7 +188,7 @@ def _formats(config: RunConfig, device: PlannedDevice) -> Formats:
     return Formats(device.precision.name != "fp32", device.cuda, config.gradient_checkpointing)
 
 
-def _forward(config: RunConfig, learner: BaseLearner, metadata: Mapping[str, Any], device: PlannedDevice) -> Forward:
+def _forward(config: RunConfig, learner: BaseLearner, metadata: JsonMapping, device: PlannedDevice) -> Forward:
     """The activations of one forward on a device."""
     formats, length = _formats(config, device), metadata["mean_length"]
     predicted = metadata.get("predicted_fraction", 0.0)
@@ -236,8 +238,7 @@ def _of_steps(config: RunConfig, single: RunPlan, steps: int) -> RunPlan:
     )  # fmt: skip
 
 
-# Overrides that make a run fit into memory: each is verified by planning the run with it.
-
+# Overrides that make a run fit into memory. Each is verified by planning the run with it.
 
 # Numbers of devices to try.
 _DEVICES = (2, 4, 8, 16, 32, 64, 128, 256)
@@ -250,65 +251,52 @@ def what_fits(config: RunConfig, planned: Callable[[RunConfig], RunPlan]) -> tup
     lines = []
     for kinds in (_cheap(config), _dear(config)):
         for kind in kinds:
-            for words, changes, costs in kind:
-                other = config.model_copy(update=dict(changes))
-                if _goes_together(other) and (plan := planned(other)).fits:
-                    lines.append(f"{words}: {size(plan.needed_bytes)}{costs}")
+            for text, values, costs in kind:
+                changed = config.model_copy(update=dict(values))
+                if _is_legal(changed) and (plan := planned(changed)).fits:
+                    lines.append(f"{text}: {size(plan.needed_bytes)}{costs}")
                     break
         if lines:
             break
     return tuple(lines)
 
 
-def _goes_together(config: RunConfig) -> bool:
+def _is_legal(config: RunConfig) -> bool:
     """Whether the rules over several keys accept the configuration."""
     values = {key: getattr(config, key) for key in type(config).model_fields}
     return not list(violations(type(config), values, running=False))
 
 
-Override = tuple[str, Mapping[str, Any], str]
+Override = tuple[str, JsonMapping, str]
 """The override as text, its values, and its costs."""
 
 
 def _cheap(config: RunConfig) -> Iterator[Iterable[Override]]:
     """Smaller forwards, recomputed layers, both: each in increasing order."""
     smaller = list(_micro_batches(config))
-    yield [(words, changes, ", the same result") for words, changes in smaller]
+    yield [(text, values, ", the same result") for text, values in smaller]
     if not config.gradient_checkpointing:
+        costs = ", the same result, a third more work"
         yield [
-            (
-                f"gradient_checkpointing=true {words}".strip(),
-                {**changes, **_RECOMPUTE},
-                ", the same result, a third more work",
-            )
-            for words, changes in [("", {}), *smaller]
+            (f"gradient_checkpointing=true {text}".strip(), {**values, **_RECOMPUTE}, costs)
+            for text, values in [("", {}), *smaller]
         ]
 
 
 def _dear(config: RunConfig) -> Iterator[Iterable[Override]]:
     """More devices, or an optimizer with less state, combined with the smallest forwards."""
-    words, least = [("", {}), *_micro_batches(config)][-1]
-    words = f"gradient_checkpointing=true {words}".strip()
+    text, smallest = [("", {}), *_micro_batches(config)][-1]
+    text, values = f"gradient_checkpointing=true {text}".strip(), {**smallest, **_RECOMPUTE}
     yield [
-        (
-            f"devices={number} parallel=fsdp {words}",
-            {**least, **_RECOMPUTE, "devices": number, "parallel": "fsdp"},
-            " a device",
-        )
+        (f"devices={number} parallel=fsdp {text}", {**values, "devices": number, "parallel": "fsdp"}, " a device")
         for number in _DEVICES
         if number > devices_of(config)
     ]
-    adafactor = {"optimizer": AdafactorConfig(lr=config.optimizer.lr)}
-    yield [
-        (
-            f"optimizer=adafactor {words}",
-            {**least, **_RECOMPUTE, **adafactor},
-            ", another optimizer with its own learning rates",
-        )
-    ]
+    values |= {"optimizer": AdafactorConfig(lr=config.optimizer.lr)}
+    yield [(f"optimizer=adafactor {text}", values, ", another optimizer with its own learning rates")]
 
 
-def _micro_batches(config: RunConfig) -> Iterator[tuple[str, dict[str, Any]]]:
+def _micro_batches(config: RunConfig) -> Iterator[tuple[str, JsonObject]]:
     """Forwards of half the tokens, a quarter, and so on, down to one sequence."""
     tokens = config.micro_batch_tokens or config.batch_tokens or (config.batch_examples or 1) * config.max_length
     while (tokens := tokens // 2) >= config.max_length:

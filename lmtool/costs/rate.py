@@ -105,9 +105,6 @@ def product_rate(precision: str = "fp32", device: str = "cpu", seconds: float = 
     return 2 * size**3 * turns / min(multiply(turns) for _ in range(4))
 
 
-# The time of a step: matrix products, memory traffic, the optimizer, kernel calls and communication.
-
-
 # How often a saved value passes through memory: written, read by the next operation and by the backward, and its
 # gradient as often. Bytes per parameter that AdamW reads and writes: weight, gradient, two moments.
 _PASSES, _OPTIMIZER_BYTES = 6, 28
@@ -139,20 +136,20 @@ class StepWork:
 
 
 def seconds_measured(work: StepWork, rate: float, bandwidth: float, cuda: bool = False) -> float:
-    """On this machine. rate: FLOP/s of products at the model's widths; bandwidth: bytes per second; both measured. On a
-    CPU kernel calls add to the computation; a GPU computes meanwhile."""
-    share = work.learning / (work.devices if work.sharded else 1)
-    moved = _PASSES * work.activation_bytes + _OPTIMIZER_BYTES * share
-    does, calls = work.flops / rate + moved / bandwidth, work.layers * _CALLS * _CALL_SECONDS[1]
-    return max(does, calls) if cuda else does + calls
+    """Seconds of a step on this machine. rate: FLOP/s of products at the model's widths; bandwidth: bytes per second;
+    both measured. Kernel calls add to the computation of a CPU, and overlap with that of a GPU."""
+    learning = work.learning / (work.devices if work.sharded else 1)
+    moved = _PASSES * work.activation_bytes + _OPTIMIZER_BYTES * learning
+    computation, calls = work.flops / rate + moved / bandwidth, work.layers * _CALLS * _CALL_SECONDS[1]
+    return max(computation, calls) if cuda else computation + calls
 
 
 def seconds_on(work: StepWork, device: Device, precision: str) -> tuple[float, float]:
-    """On a published device, lowest and highest: products at a fraction of the published rate (which includes
-    everything else) and the optimizer, but at least the kernel calls. Communication overlaps with the products fully or
-    not at all."""
-    share = work.learning / (work.devices if work.sharded else 1)
-    optimizer = _OPTIMIZER_BYTES * share / device.bandwidth
+    """Minimum and maximum seconds of a step on a published device: products at a fraction of the published rate (which
+    includes everything else) and the optimizer, but at least the kernel calls. Communication overlaps with the products
+    fully or not at all."""
+    learning = work.learning / (work.devices if work.sharded else 1)
+    optimizer = _OPTIMIZER_BYTES * learning / device.bandwidth
     communication = work.communicated_bytes / (device.link if work.devices <= NODE else min(device.link, NETWORK))
     calls = [work.layers * _CALLS * seconds for seconds in _CALL_SECONDS]
     low, high = (
@@ -162,16 +159,21 @@ def seconds_on(work: StepWork, device: Device, precision: str) -> tuple[float, f
     return max(low, communication), high + communication
 
 
-# The device of a plan: a present one, whose rate is measured, or a published one.
-
-
 Times = Callable[[StepWork], tuple[float, float] | None]
 
 
 @dataclass(frozen=True)
 class PlannedDevice:
-    """name: on the screen. cuda: a GPU. capacity_bytes: its memory; None if unknown. seconds: of a step, minimum and
-    maximum; None if no rate is known. rate: how it was determined, as text. here: whether this machine has the device.
+    """The device of a plan: one of this machine, whose rate is measured, or a published one.
+
+    Attributes:
+        name: On the screen.
+        precision: Its number format.
+        cuda: Whether it is a GPU.
+        capacity_bytes: Its memory, or None if unknown.
+        seconds: Minimum and maximum seconds of a step; None if no rate is known.
+        rate: How the rate was determined, as text.
+        this_machine: Whether this machine has the device.
     """
 
     name: str
@@ -199,17 +201,15 @@ def this_machine(config: RunConfig, precision: Precision) -> PlannedDevice:
     )
 
 
-def rank_info(config: RunConfig, published: str | None) -> PlannedDevice:
-    """The device of a plan. published: a device of the table, or None for the one that `config` names. An absent CUDA
-    device is planned without a rate."""
+def planned_device(config: RunConfig, published: str | None) -> PlannedDevice:
+    """The device of a plan. published: a device of the table, or None for the one that `config` names. The plan of an
+    absent CUDA device has no rate."""
     if published is not None:
         return _published(published, config.precision)
     if config.device.startswith("cuda") and not torch.cuda.is_available():
         precision = Precision(_precision(config.precision, True), torch.device("cuda"), "planned")
-        rate = (
-            "this machine has no CUDA device; name one: "
-            f"device={', '.join(name for name, of in DEVICES.items() if of.cuda)}"
-        )
+        names = ", ".join(name for name, device in DEVICES.items() if device.cuda)
+        rate = f"this machine has no CUDA device; name one: device={names}"
         return PlannedDevice(
             f"{config.device}, not on this machine", precision, True, None, lambda work: None, rate, False
         )

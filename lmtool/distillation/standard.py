@@ -21,7 +21,7 @@ from lmtool.learners.mixture import Mixture
 from lmtool.nn.configs import Side
 from lmtool.nn.stack import Stack, Tap, Taps
 from lmtool.types import Batch, StepOutput, part_of
-from lmtool.weights.loading import load_into
+from lmtool.weights.assemble import load_into
 
 
 def start_from(student: BaseLearner, teacher: BaseLearner, origin: str, layers: Mapping[Side, tuple[int, ...]]) -> str:

@@ -8,7 +8,7 @@
                     ...                    files of the command (tokenizer files, data.json, ...)
                     manifest.json          bytes and sha256 of each; written last: see system/files.py
 
-It is written to a temporary folder, every file is synced, then the manifest, then the folder is renamed.
+Its files are written to a temporary folder and synced, then the manifest, then the folder is renamed.
 config/checkpoint.py finds checkpoints and verifies them.
 """
 
@@ -19,9 +19,10 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -45,16 +46,18 @@ from lmtool.errors import CheckFailed, UserError, cannot_write
 from lmtool.runs.files import to_json
 from lmtool.system.files import Damaged, sync_path, write_bytes, write_manifest
 
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
 
 def is_cut(tensor: Tensor) -> bool:
     """Whether the tensor is sharded: each process has some rows."""
     return hasattr(tensor, "full_tensor")  # importing DTensor takes most of a second, and few runs have any
 
 
-def complete(tensor: Any) -> Tensor:
+def complete(tensor: Tensor) -> Tensor:
     """The complete tensor, on its device. All processes must call this for a sharded tensor."""
-    full: Tensor = tensor.detach().full_tensor() if is_cut(tensor) else tensor
-    return full
+    return cast("DTensor", tensor.detach()).full_tensor() if is_cut(tensor) else tensor
 
 
 def gathered(tensors: Mapping[str, Tensor], keeps: bool) -> dict[str, Tensor]:
@@ -69,21 +72,33 @@ def gathered(tensors: Mapping[str, Tensor], keeps: bool) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in gathered_tensors.items() if tensor is not None}
 
 
-def cut_like(value: Tensor, like: Any) -> Tensor:
-    """This process's rows of a complete tensor, sharded like `like`; the whole tensor if that is not sharded."""
+def cut_like(value: Tensor, like: Tensor) -> Tensor:
+    """This process's rows of a complete tensor, sharded like `like`; the complete tensor if that is not sharded."""
     if not is_cut(like):
         return value
     from torch.distributed.tensor import distribute_tensor
 
-    # Every process has read all of it: nothing is sent.
-    return distribute_tensor(value, like.device_mesh, like.placements, src_data_rank=None)
+    sharded = cast("DTensor", like)
+    # Every process has the complete tensor: nothing is sent.
+    return distribute_tensor(value, sharded.device_mesh, sharded.placements, src_data_rank=None)
 
 
 TEMPORARY, DELETED, BAD = ".tmp-", ".del-", "bad-"
 _TIED = "tied"
 
 
-# --- writing -------------------------------------------------------------------------------------------------------
+@contextmanager
+def _draft_of(final: Path) -> Iterator[Path]:
+    """Yields a new temporary folder, renamed to `final` when the block ends, and deleted if it raises an error."""
+    draft = final.with_name(f"{TEMPORARY}{final.name}-{os.getpid()}")
+    try:
+        draft.mkdir(parents=True)
+        yield draft
+        os.rename(draft, final)
+        sync_path(final.parent)
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
 
 
 def write_checkpoint(
@@ -112,9 +127,7 @@ def write_checkpoint(
         OSError: writing failed; nothing is left behind.
     """
     final = checkpoints / f"step_{step:08d}"
-    draft = checkpoints / f"{TEMPORARY}{final.name}-{os.getpid()}"
-    try:
-        draft.mkdir(parents=True)
+    with _draft_of(final) as draft:
         save_tensors(weights, draft / MODEL)
         save_tensors(optimizer, draft / OPTIMIZER)
         if carried:
@@ -124,11 +137,6 @@ def write_checkpoint(
         if write_files is not None:
             write_files(draft)
         write_manifest(draft, {"step": step})
-        os.rename(draft, final)
-        sync_path(checkpoints)
-    except BaseException:
-        shutil.rmtree(draft, ignore_errors=True)
-        raise
     return final
 
 
@@ -148,9 +156,7 @@ def copy_checkpoint(source: Path, checkpoints: Path, replaced: Mapping[str, byte
     manifest.verify(hashes=False)
     copied = [name for name in manifest.files if name not in replaced]
     final = checkpoints / source.name
-    draft = checkpoints / f"{TEMPORARY}{final.name}-{os.getpid()}"
-    try:
-        draft.mkdir(parents=True)
+    with _draft_of(final) as draft:
         for name in copied:
             (draft / name).parent.mkdir(parents=True, exist_ok=True)
             try:
@@ -161,14 +167,9 @@ def copy_checkpoint(source: Path, checkpoints: Path, replaced: Mapping[str, byte
             write_bytes(draft / name, content)
         write_manifest(draft, manifest.metadata)
         written = read_manifest(draft).files
-        for name in copied:  # hashed once, on the way
+        for name in copied:  # `write_manifest` has hashed the copies
             if written[name] != manifest.files[name]:
                 raise Damaged(source / name, "is damaged: its sha256 is not the manifest's")
-        os.rename(draft, final)
-        sync_path(checkpoints)
-    except BaseException:
-        shutil.rmtree(draft, ignore_errors=True)
-        raise
     return final
 
 
@@ -225,21 +226,18 @@ def _os_error(error: SafetensorError, path: Path) -> OSError:
     return OSError(code, os.strerror(code) if number else str(error), str(path))
 
 
-# --- reading -------------------------------------------------------------------------------------------------------
-
-
 def read_tensors(folder: Path, name: str) -> dict[str, Tensor]:
     """The tensors of a verified file, on the CPU, tied ones under all names. UserError if it is damaged."""
     path = folder / name
     try:
         verify(folder, only=name)
         with safe_open(path, framework="pt") as file:
-            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 it is no dict
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 not a dict
             tied = json.loads((file.metadata() or {}).get(_TIED, "{}"))
     except Damaged as damage:
         raise refusal(damage) from damage
     except SafetensorError as error:
-        raise UserError(f"{path} is no safetensors file: {error}", "set another checkpoint=") from error
+        raise UserError(f"{path} is not a safetensors file: {error}", "set another checkpoint=") from error
     return tensors | {alias: tensors[first] for alias, first in tied.items()}
 
 
@@ -250,13 +248,26 @@ def tensor_names(folder: Path) -> set[str]:
         with safe_open(path, framework="pt") as file:
             return {*file.keys(), *json.loads((file.metadata() or {}).get(_TIED, "{}"))}
     except (SafetensorError, OSError) as error:
-        raise UserError(f"{path} is no safetensors file: {error}", "set another checkpoint=") from error
+        raise UserError(f"{path} is not a safetensors file: {error}", "set another checkpoint=") from error
 
 
 def read_weights(folder: str | Path) -> dict[str, Tensor]:
     """The tensors of a checkpoint by name: `backbone.`, `heads.NAME.`, `objective.`. For a tuned run, those of the base
-    are missing: see weights/reading.py."""
+    are missing, see weights/reading.py."""
     return read_tensors(Path(folder), MODEL)
+
+
+def mismatches(expected: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> list[str]:
+    """How tensors differ from those of a model: missing names, extra names, different shapes."""
+    return [
+        *(f"{name} is missing" for name in expected if name not in tensors),
+        *(f"{name} is not in the model" for name in tensors if name not in expected),
+        *(
+            f"{name} is {tuple(tensors[name].shape)}, the model has {tuple(tensor.shape)}"
+            for name, tensor in expected.items()
+            if name in tensors and tensors[name].shape != tensor.shape
+        ),
+    ]
 
 
 def load_weights(
@@ -274,17 +285,11 @@ def load_weights(
         UserError: names or shapes differ; the message has the first three.
     """
     current = {name: tensor for name, tensor in learner.state_dict().items() if name not in excluded}
-    wrong = [f"{name} is missing" for name in current.keys() - tensors.keys()]
-    wrong += [f"{name} is unknown" for name in tensors.keys() - current.keys()]
-    wrong += [
-        f"{name} is {tuple(tensors[name].shape)} instead of {tuple(current[name].shape)}"
-        for name in current.keys() & tensors.keys()
-        if current[name].shape != tensors[name].shape
-    ]
-    if wrong:
-        more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+    differences = mismatches(current, tensors)
+    if differences:
+        more = f" and {len(differences) - 3} more" if len(differences) > 3 else ""
         raise UserError(
-            f"{origin} does not fit the model: {'; '.join(sorted(wrong)[:3])}{more}",
+            f"{origin} does not fit the model: {'; '.join(sorted(differences)[:3])}{more}",
             "resume with the configuration it was trained with, or set another name=",
         )
     cut = {name: cut_like(tensor, current[name]) for name, tensor in tensors.items()}

@@ -9,18 +9,19 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
+from lmtool.config.saved import JsonObject
 from lmtool.errors import Problem, UserError
 from lmtool.system.files import draft_of, replace_bytes, sync_path
 from lmtool.system.secrets import masked_data, masker
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Replace a small file in one move."""
+    """Replaces a small file atomically."""
     replace_bytes(path, text.encode())
 
 
@@ -59,15 +60,30 @@ def lines_of(path: Path) -> Iterator[bytes]:
             yield line
 
 
+def read_rows(path: Path) -> list[JsonObject]:
+    """The rows of a metrics.jsonl, none without the file. A last line without a line end, torn by a kill, is left out.
+    UserError for any other line that is not a row."""
+    rows = []
+    with suppress(FileNotFoundError):
+        for number, line in enumerate(lines_of(path), 1):
+            if not line.endswith(b"\n"):
+                continue
+            row = None
+            with suppress(ValueError, RecursionError):
+                row = json.loads(line)
+            if not isinstance(row, dict) or not isinstance(row.get("step"), int):
+                hint = "move the file away: the run resumes without these rows"
+                raise UserError(f"{path}:{number} is not a row with a step", hint)
+            rows.append(row)
+    return rows
+
+
 def write_rows(path: Path, rows: Iterable[Mapping[str, object]], typed: bool = True) -> None:
-    """Writes JSON lines atomically, with secrets masked, see `in_one_move`. OSError if writing fails; nothing is left
-    behind."""
+    """Writes JSON lines atomically, with secrets masked. typed: see `in_one_move`. OSError if writing fails; nothing is
+    left behind."""
     mask = masker()
-
-    def lines(file: TextIO) -> None:
+    with _text_in_one_move(path, typed) as file:
         file.writelines(to_json(masked_data(plain_data(dict(row)), mask), indent=None) + "\n" for row in rows)
-
-    _in_one_move(path, lines, typed)
 
 
 _STREAMS = ("/dev/stdout", "/dev/stderr", "/dev/fd/")
@@ -81,16 +97,14 @@ def output_errors(output: str | None) -> Iterator[Problem]:
     if path is None:
         return
     if path.is_dir():
-        yield Problem(
-            "output", f"output={output}: a folder; one file is written", f"set output={path / 'predictions.jsonl'}"
-        )
+        yield Problem("output", f"output={output} is a folder, not a file", f"set output={path / 'predictions.jsonl'}")
     elif not path.parent.is_dir():
-        hint = f"make it: mkdir -p {path.parent}; or set another output="
-        yield Problem("output", f"output={output}: no folder {path.parent}", hint)
+        hint = f"create it: mkdir -p {path.parent}; or set another output="
+        yield Problem("output", f"output={output}: there is no folder {path.parent}", hint)
     elif path.exists() and not path.is_file() and not str(path).startswith(_STREAMS):
         kind = "a pipe" if path.is_fifo() else "a socket" if path.is_socket() else "a device"
-        hint = "set another output=; output=/dev/stdout writes to what reads the command"
-        yield Problem("output", f"output={output}: {kind}; a file is written", hint)
+        hint = "set another output=; output=/dev/stdout writes to the standard output"
+        yield Problem("output", f"output={output} is {kind}, not a file", hint)
 
 
 @contextmanager
@@ -113,9 +127,10 @@ def in_one_move(path: Path, typed: bool = True) -> Iterator[Path]:
         raise
 
 
-def _in_one_move(path: Path, write: Callable[[TextIO], None], typed: bool) -> None:
+@contextmanager
+def _text_in_one_move(path: Path, typed: bool) -> Iterator[TextIO]:
     with in_one_move(path, typed) as draft, draft.open("w", encoding="utf-8", newline="\n") as file:
-        write(file)
+        yield file
 
 
 class _Commas(csv.unix_dialect):
@@ -129,23 +144,18 @@ class _Tabs(csv.unix_dialect):
 def write_delimited(path: Path, rows: Iterable[Mapping[str, object]], delimiter: str, typed: bool = True) -> None:
     """Writes a table with a header line like `write_rows`. Tab-separated cells are not quoted: UserError if one
     contains a tab or a line end."""
-    mask = masker()
-
-    def lines(file: TextIO) -> None:
-        writer = None
+    mask, writer = masker(), None
+    with _text_in_one_move(path, typed) as file:
         for row in rows:
-            cells = {
-                name: "" if value is None else value for name, value in masked_data(plain_data(dict(row)), mask).items()
-            }
+            values = masked_data(plain_data(dict(row)), mask)
+            cells = {name: "" if value is None else value for name, value in values.items()}
             if writer is None:
                 writer = csv.DictWriter(file, list(cells), dialect=_Tabs if delimiter == "\t" else _Commas)
                 writer.writeheader()
             try:
                 writer.writerow(cells)
             except csv.Error as error:
-                raise UserError(f"output={path}: a cell holds a tab or a line end", "set output=NAME.csv") from error
-
-    _in_one_move(path, lines, typed)
+                raise UserError(f"output={path}: a cell has a tab or a line end", "set output=NAME.csv") from error
 
 
 def remove_folder(folder: Path) -> None:

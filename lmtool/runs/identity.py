@@ -1,4 +1,4 @@
-"""The identity of a run: equal configurations, its name, and whether it is finished. Imports no torch."""
+"""The identity of a run: its folder, equal configurations, and whether it is finished. Imports no torch."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from lmtool.config.groups import conf_dir
-from lmtool.errors import UserError
+from lmtool.config.saved import JsonMapping, JsonObject
+from lmtool.errors import UserError, cannot_write
 from lmtool.runs.files import LONGEST_ROW, to_json
 from lmtool.system.files import draft_of, real_folder, remove, sha256
 
-# Keys that may differ on resume: names, places and speed. Everything else affects the result, including evaluate_every
-# and patience, which decide when a run ends and which weights are best.
+# Keys that may differ on resume: names, devices, folders and speed. Everything else affects the result, including
+# evaluate_every and patience, which decide when a run ends and which weights are best.
 FREE_KEYS = frozenset(
     {
         "name", "run_dir", "device", "devices", "parallel", "precision", "micro_batch_tokens", "gradient_checkpointing",
@@ -43,6 +43,31 @@ def require_name(name: str) -> None:
         )
 
 
+def select_folder(root: Path, name: str | None, run_dir: str | None, stem: str) -> Path:
+    """The folder of a run: `run_dir`, otherwise root/NAME, otherwise root/STEM-NUMBER with the next free number. The
+    numbered folder is created here, so that only one of several processes gets it. UserError for an invalid name, and
+    if the folder cannot be created."""
+    if run_dir is not None:
+        return Path(run_dir).expanduser()
+    if name is not None:
+        require_name(name)
+        return root / name
+    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip(".-") or "run"
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        suffixes = [path.name[len(stem) + 1 :] for path in root.glob(f"{stem}-*")]
+        number = max((int(suffix) for suffix in suffixes if suffix.isdigit()), default=0) + 1
+        while True:
+            folder = root / f"{stem}-{number:04d}"
+            try:
+                folder.mkdir()
+                return folder
+            except FileExistsError:
+                number += 1
+    except OSError as error:
+        raise cannot_write(root, error) from error
+
+
 def changed_values(
     before: Mapping[str, object], now: Mapping[str, object], free: Collection[str] = FREE_KEYS
 ) -> list[str]:
@@ -59,7 +84,7 @@ def changed_values(
     ]
 
 
-def budgets(config: Mapping[str, Any]) -> dict[str, Any]:
+def budgets(config: JsonMapping) -> JsonObject:
     """The budgets in a configuration."""
     return {key: config[key] for key in sorted(BUDGETS) if config.get(key) is not None}
 
@@ -148,7 +173,7 @@ def copied(folder: Path, plugins: Sequence[str]) -> Path:
 
 
 def _contents(folder: Path) -> dict[str, str | None]:
-    """A hash of each file below a folder, by its place; None of what is no file."""
+    """The sha256 of each file below a folder, by its relative path; None for links and special files."""
     paths = (path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
     return {
         str(path.relative_to(folder)): None if path.is_symlink() or not path.is_file() else sha256(path)

@@ -1,8 +1,8 @@
 """The file LOCK: one process per run folder.
 
-Two guards together: an advisory lock on the open file, which the system gives up when the process dies, and the
-owner's host, boot and process written inside, for filesystems and hosts between which advisory locks do not reach.
-A lock left behind is taken over only where both say that its owner is dead.
+The lock has two parts: an advisory lock on the open file, which the system releases when the process dies; and the
+owner's host, boot and process as the file's content, for filesystems and hosts without common advisory locks. A
+remaining lock is taken over only if both parts show that its owner is dead.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from lmtool.system.files import boot, process_exists
 
 @dataclass(frozen=True)
 class Owner:
-    """A process, told apart from a later one of the same number by its start."""
+    """A process. Its start distinguishes it from a later process with the same number."""
 
     host: str
     boot: str
@@ -34,14 +34,14 @@ class Owner:
         return cls(socket.gethostname(), boot(), os.getpid(), _started(os.getpid()))
 
     def alive(self) -> bool:
-        """False only where it is certain: this host, and another boot or no such process."""
+        """Whether the process may be alive. False only for this host, after a reboot or without the process."""
         if self.host != socket.gethostname():
             return True
         return self.boot == boot() and _started(self.pid) == self.started and process_exists(self.pid)
 
 
 def _started(pid: int) -> str:
-    """Field 22 of /proc/PID/stat: start in clock ticks since boot. "" where there is no /proc or no such process."""
+    """Field 22 of /proc/PID/stat: start in clock ticks since boot; "" without /proc or without the process."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except (OSError, IndexError):
@@ -49,7 +49,7 @@ def _started(pid: int) -> str:
 
 
 class Lock:
-    """The lock of one folder. `acquire` raises UserError, naming the owner, where another process holds it."""
+    """The lock of a folder. `acquire` raises UserError, with the owner, if another process holds it."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -66,7 +66,7 @@ class Lock:
                     self._handle = handle
                     return
             except OSError as error:
-                self._forget()  # ours, and a full disk has room for its name alone
+                self._forget()  # the file is ours; a full disk had space only for its name
                 os.close(handle)
                 raise cannot_write(self.path, error) from error
             except BaseException:
@@ -75,7 +75,7 @@ class Lock:
             os.close(handle)
 
     def _take(self, handle: int, created: bool) -> bool:
-        """True: it is ours. False: the file was taken away meanwhile, try again."""
+        """Lock the open file. False if another process removed the file meanwhile: try again."""
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -83,7 +83,7 @@ class Lock:
         except OSError as error:
             if error.errno not in (errno.ENOTSUP, errno.ENOSYS, errno.ENOLCK):
                 raise cannot_write(self.path, error) from error
-            if not created:  # no advisory locks here: only who makes the file has it, and nobody takes it over
+            if not created:  # without advisory locks, only the creator of the file holds it
                 raise self._held(_read(handle)) from None
         try:
             current = os.stat(self.path).st_ino == os.fstat(handle).st_ino
@@ -94,7 +94,7 @@ class Lock:
         owner = _read(handle)
         if owner is not None and owner.alive():
             raise self._held(owner)
-        if os.fstat(handle).st_nlink > 1:  # the same file under another name, which is not ours to write
+        if os.fstat(handle).st_nlink > 1:  # a hard link: the file also has another name, so it must not be written
             self.path.unlink()
             return False
         os.ftruncate(handle, 0)
@@ -110,7 +110,7 @@ class Lock:
         return UserError(f"{self.path.parent} is in use by {who}", hint)
 
     def release(self) -> None:
-        """Give it up. Safe to call twice."""
+        """Release the lock. May be called twice."""
         if self._handle is None:
             return
         self._forget()
@@ -118,13 +118,13 @@ class Lock:
         self._handle = None
 
     def _forget(self) -> None:
-        """Take the file away. A disk that became read-only keeps it: its owner is seen to be dead."""
+        """Remove the file. A disk that became read-only keeps it, but its owner is then known to be dead."""
         with suppress(OSError):
             self.path.unlink(missing_ok=True)
 
 
 def is_held(path: Path) -> bool:
-    """Whether the process that wrote a lock may still be at work: false without a lock, or where its owner is dead."""
+    """Whether the process that wrote a lock may be alive; False without a lock."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -137,7 +137,7 @@ def is_held(path: Path) -> bool:
 
 
 def _open(path: Path) -> tuple[int, bool]:
-    """The open file, and whether it was made just now."""
+    """The open file, and whether this call created it."""
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
         return os.open(path, flags | os.O_EXCL, 0o644), True
@@ -146,7 +146,7 @@ def _open(path: Path) -> tuple[int, bool]:
 
 
 def _read(handle: int) -> Owner | None:
-    """Who wrote the lock; None where nobody did yet or the line is torn."""
+    """The owner in the lock; None if it is empty or incomplete."""
     try:
         return Owner(**json.loads(os.pread(handle, 4096, 0)))
     except (ValueError, TypeError):

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import errno
 import importlib.metadata
-import json
 import os
 import platform
-import re
 import shutil
 import sys
 import time
@@ -20,17 +18,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 import yaml
 
 from lmtool.config import saved as yaml_files
 from lmtool.config.checkpoint import read_config, saved_steps
+from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.errors import UserError, cannot_write
 from lmtool.runs.checkpoints import resume_point
-from lmtool.runs.files import lines_of, plain_data, replace_link, replace_text, to_json, write_rows
-from lmtool.runs.identity import BRANCH_KEYS, SUBMITTED, changed_values, finished, grows, require_name
+from lmtool.runs.files import plain_data, read_rows, replace_link, replace_text, to_json, write_rows
+from lmtool.runs.identity import BRANCH_KEYS, SUBMITTED, changed_values, finished, grows
 from lmtool.runs.locks import Lock
 from lmtool.system.files import open_to_append
 from lmtool.system.secrets import masked_data
@@ -47,43 +46,20 @@ Complete = Callable[[Mapping[str, object]], Mapping[str, object]]
 _PACKAGES = ("lmtool", "torch", "numpy", "safetensors", "tokenizers", "pydantic", "hydra-core", "omegaconf", "datasets")
 
 
-def select_folder(root: Path, name: str | None, run_dir: str | None, stem: str) -> Path:
-    """The folder of a run: `run_dir`, else root/NAME, else a new root/STEM-0001, -0002, ... made here: mkdir lets one
-    of several processes have it. UserError where a name is no plain name or the folder cannot be made."""
-    if run_dir is not None:
-        return Path(run_dir).expanduser()
-    if name is not None:
-        require_name(name)
-        return root / name
-    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip(".-") or "run"
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        used = [
-            int(path.name[len(stem) + 1 :]) for path in root.glob(f"{stem}-*") if path.name[len(stem) + 1 :].isdigit()
-        ]
-        number = max(used, default=0) + 1
-        while True:
-            folder = root / f"{stem}-{number:04d}"
-            try:
-                folder.mkdir()
-                return folder
-            except FileExistsError:
-                number += 1
-    except OSError as error:
-        raise cannot_write(root, error) from error
-
-
 class RunFolder:
-    """A run's folder, locked. Use as a context: it gives up the lock at the end, and takes the folder away again
-    where the run ended in a mistake of the user's before anything was trained.
+    """A run's locked folder, used as a context: it releases the lock at the end, and removes the folder if the run
+    ended with a UserError before anything was trained.
 
-    config: the resolved configuration as plain data; config_text: the same as YAML, with its comments. Both must be
-    masked; everything else is masked where it is written. require_same_past: called with this folder and the checkpoint
-    that the run resumes from where budgets have grown since; UserError where its past would be another with them.
-    Without it they may not grow. complete: gives a configuration that an older version saved the keys that are newer.
+    Args:
+        path: The folder.
+        config: The resolved configuration as plain data, masked. Everything else is masked when it is written.
+        config_text: The same as YAML, with comments.
+        require_same_past: Called with this folder and the checkpoint that the run resumes from if budgets have grown;
+            raises UserError if the past steps would have been different. Without it, budgets may not grow.
+        complete: Adds new keys to a configuration that an older version saved.
 
-    Raises UserError where another process has the folder, where it cannot be written, or where it holds a run of
-    another configuration (naming the keys that differ).
+    Raises:
+        UserError: If another process has the folder, if it cannot be written, or if its run has another configuration.
     """
 
     writes: ClassVar[bool] = True
@@ -119,7 +95,7 @@ class RunFolder:
         except BaseException:
             self.lock.release()
             with suppress(OSError):
-                path.rmdir()  # empty only where nothing could be written
+                path.rmdir()  # succeeds only if nothing was written
             raise
 
     def _claim(self, config_text: str) -> None:
@@ -136,24 +112,21 @@ class RunFolder:
 
     def _compare(self, saved: Path, config_text: str) -> None:
         before = self._complete(plain_data(yaml_files.read_yaml(saved, "set another name=")))
-        if self._may_extend(before):
+        if self._require_same_past is not None and grows(before, self.config):
             self._extended_text = config_text
             return
-        hint = "repeat the command the run was started with"
+        hint = "repeat the command that started the run"
         if changed_values(before, self.config) and not changed_values(before, self.config, BRANCH_KEYS):
             hint += f"; branch={self.path}@last starts another run from it, with these values"
         self._require_same(before, str(self.path), hint)
 
     def _require_same(self, before: Mapping[str, object], origin: str, hint: str) -> None:
-        """UserError, naming the keys, where a configuration that this run had before differs from its own."""
+        """Raise UserError with the keys in which an earlier configuration of this run differs."""
         if keys := changed_values(before, self.config):
             raise UserError(
                 f"{origin} holds a run of another configuration: {'; '.join(keys)}",
                 f"set another name=, or {hint}",
             )
-
-    def _may_extend(self, before: Mapping[str, object]) -> bool:
-        return self._require_same_past is not None and grows(before, self.config)
 
     def __enter__(self) -> RunFolder:
         return self
@@ -166,7 +139,7 @@ class RunFolder:
         self.lock.release()
 
     def _trained(self) -> bool:
-        """Whether there is more than what the run began with."""
+        """Whether the run has taken a step."""
         if self._first_step is None:
             return (self.path / "metrics.jsonl").exists() or self.checkpoints.exists()
         return self._appended or any(
@@ -175,7 +148,7 @@ class RunFolder:
 
     @property
     def extends(self) -> bool:
-        """Whether the run has larger budgets than it was started with, and has not started to use them."""
+        """Whether the run has larger budgets than those in its config.yaml."""
         return self._extended_text is not None
 
     @property
@@ -183,9 +156,9 @@ class RunFolder:
         return self.path / "checkpoints"
 
     def resume_point(self, report: Callable[[str], None] | None = None) -> Path | None:
-        """The checkpoint this run resumes from, as `resuming.resume_point` has it; chosen at the first call, for all
-        that is read from it. report: where damaged checkpoints are reported; log.txt by default. UserError where it is
-        of another configuration: config.yaml was changed, or is gone."""
+        """The checkpoint that this run resumes from, see `runs.checkpoints.resume_point`. The first call selects it, so
+        that everything is read from the same one. report: prints damaged checkpoints; by default to log.txt. UserError
+        if it has another configuration: config.yaml was changed or removed."""
         if not self._chosen:
             folder = resume_point(self.checkpoints, report or self.log)
             if folder is not None:
@@ -193,31 +166,28 @@ class RunFolder:
                 if self._require_same_past is not None and grows(before, self.config):
                     self._require_same_past(self.path, folder)
                 else:
-                    hint = f"restore {self.path / 'config.yaml'}"
-                    self._require_same(before, str(folder), hint)
+                    self._require_same(before, str(folder), f"restore {self.path / 'config.yaml'}")
             self._resume_point, self._chosen = folder, True
         return self._resume_point
 
-    # --- what is reported about the run -------------------------------------------------------------------------------
-
     def announce(self) -> None:
-        """Make this the run that `latest`, beside it, names. One that is extended has its larger budgets from now on:
-        its earlier result stays until the new end, and says that it is of another."""
+        """Link `latest`, next to the folder, to this run. An extended run saves its larger budgets; its earlier result
+        stays until the new end, with the status "extended"."""
         try:
             if self._extended_text is not None:
                 if (result := finished(self.path)) is not None:
                     self.write_json("result.json", {**result, "status": "extended"})
                 replace_text(self.path / "config.yaml", self._extended_text)
                 self._extended_text = None
-            if not (self.path / SUBMITTED).is_file():  # of the jobs of a sweep none is the run that was asked for
-                with suppress(IsADirectoryError):  # a copy that followed the link; it is not ours to take away
+            if not (self.path / SUBMITTED).is_file():  # jobs of a sweep are not linked
+                with suppress(IsADirectoryError):  # a copied folder in place of the link stays
                     replace_link(self.path.parent / "latest", self.path.name)
         except OSError as error:
             raise cannot_write(self.path.parent / "latest", error) from error
 
     def write_environment(self, arguments: Sequence[str], metadata: Mapping[str, object] | None = None) -> None:
-        """environment.json: versions, processor, threads, the masked command line and `metadata` (device, precision).
-        Environment variables are never written."""
+        """Write environment.json: versions, processor, threads, the masked command line and `metadata` (device,
+        precision). Environment variables are never written."""
         content: dict[str, object] = {
             "arguments": list(arguments),
             "python": platform.python_version(),
@@ -228,14 +198,14 @@ class RunFolder:
         self.write_json("environment.json", content | dict(metadata or {}))
 
     def write_json(self, name: str, content: object) -> None:
-        """A JSON file of the run, replaced in one move and masked."""
+        """Write a JSON file of the run atomically, with secrets masked."""
         try:
             replace_text(self.path / name, to_json(masked_data(plain_data(content))) + "\n")
         except OSError as error:
             raise cannot_write(self.path / name, error) from error
 
     def write_rows(self, name: str, rows: Iterable[Mapping[str, object]]) -> None:
-        """A file of JSON lines, replaced in one move and masked; the rows are never held all at once."""
+        """Write a file of JSON lines atomically, with secrets masked, row by row."""
         path = self.path / name
         try:
             write_rows(path, rows, typed=False)
@@ -243,30 +213,28 @@ class RunFolder:
             raise cannot_write(path, error) from error
 
     def append_log(self, line: str) -> None:
-        """A line in log.txt, masked. OSError where the disk refuses; nothing is held back for later."""
+        """Append a line to log.txt, with secrets masked. OSError if it cannot be written."""
         with os.fdopen(open_to_append(self.path / "log.txt"), "ab", buffering=0) as file:
             file.write(f"{shown(line)}\n".encode())
 
     def log(self, text: str) -> None:
-        """A line in log.txt, with the time. A full disk costs the line, not the run."""
+        """Append a line with the time to log.txt. If the disk is full, only the line is lost."""
         line = f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}"
         try:
             self.append_log(line)
         except OSError as error:
             say(f"log.txt: {error.strerror}: {line}", sys.stderr)
 
-    # --- rows -----------------------------------------------------------------------------------------------------
-
     def begin_at(self, step: int, rows: Iterable[Mapping[str, object]]) -> None:
-        """Begin behind this step of another run, with its rows until there."""
+        """Begin after this step of another run, with its rows up to it."""
         self._first_step = step
         try:
             replace_text(self.path / "metrics.jsonl", "".join(to_json(row, indent=None) + "\n" for row in rows))
         except OSError as error:
             raise cannot_write(self.path / "metrics.jsonl", error) from error
 
-    def append(self, row: Mapping[str, Any]) -> None:
-        """A row of metrics.jsonl. Where the disk refuses, it is kept and written with the next one; `sync` tells."""
+    def append(self, row: JsonMapping) -> None:
+        """Append a row to metrics.jsonl. If that fails, the row is written with the next one; `sync` raises."""
         self._appended = True
         self.row_counts[row.get("split", "")] += 1
         self._pending += to_json(masked_data(plain_data(dict(row))), indent=None) + "\n"
@@ -283,7 +251,7 @@ class RunFolder:
         try:
             end = os.fstat(handle).st_size
             written = os.write(handle, content)
-            if written < len(content):  # the disk is full: no half row may stay
+            if written < len(content):  # the disk is full: remove the incomplete row
                 os.ftruncate(handle, end)
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             self._pending = ""
@@ -293,17 +261,16 @@ class RunFolder:
             os.close(handle)
 
     def sync(self) -> None:
-        """Wait until all rows are on the disk: before a checkpoint that supposes them. OSError where they are not."""
+        """Wait until all rows are on the disk, before a checkpoint that counts them. OSError if writing fails."""
         self._flush(sync=True)
 
-    def rows(self) -> list[dict[str, Any]]:
-        """The rows of metrics.jsonl; a last line torn by a kill is left out. UserError for any other line that is no
-        row."""
-        return read_rows(self.path)
+    def rows(self) -> list[JsonObject]:
+        """The rows of metrics.jsonl, see `read_rows`."""
+        return read_rows(self.path / "metrics.jsonl")
 
     def missing_rows(self, expected: Mapping[str, int], step: int) -> str | None:
-        """A sentence about the rows up to a step that were written and are not there, or are no rows. expected: by
-        split, how many there should be."""
+        """A sentence about rows up to a step that are missing or damaged; None if there are none. expected: number of
+        rows by split."""
         try:
             found = Counter(row.get("split", "") for row in self.rows() if row["step"] <= step)
         except UserError as error:
@@ -317,11 +284,11 @@ class RunFolder:
             return None
         return (
             f"{self.path / 'metrics.jsonl'} lacks {' and '.join(lacking)} up to step {step:,}: it was deleted or "
-            "changed; the curves of the report begin later or have gaps, all else is as it was"
+            "changed; the curves of the report begin later or have gaps, nothing else is affected"
         )
 
     def drop_rows_after(self, step: int) -> None:
-        """Forget the rows of steps that will be taken again."""
+        """Remove the rows of steps that will be repeated."""
         path = self.path / "metrics.jsonl"
         rows = [row for row in self.rows() if row["step"] <= step]
         self.row_counts = Counter(row.get("split", "") for row in rows)
@@ -332,44 +299,77 @@ class RunFolder:
         except OSError as error:
             raise cannot_write(path, error) from error
 
-    # --- the end --------------------------------------------------------------------------------------------------
-
     def write_result(self, result: Mapping[str, object]) -> None:
-        """result.json. `status` "done" makes the run a finished one."""
+        """Write result.json. With the `status` "done", the run is finished."""
         self.write_json("result.json", dict(result))
 
     def result(self) -> dict[str, object] | None:
-        """result.json of a run that is done, else None; None too where its budgets have grown."""
+        """result.json of a finished run; None otherwise, and if its budgets have grown."""
         return None if self.extends else finished(self.path)
 
 
-def read_rows(run: Path) -> list[dict[str, Any]]:
-    """The rows of a run's metrics.jsonl, as `RunFolder.rows` has them."""
-    rows = []
-    with suppress(FileNotFoundError):
-        for number, line in enumerate(lines_of(run / "metrics.jsonl"), 1):
-            if line.endswith(b"\n"):
-                rows.append(_row(line, f"{run / 'metrics.jsonl'}:{number}"))
-    return rows
+class FollowedFolder(RunFolder):
+    """The run folder in ranks above 0: rank 0 has locked it and writes it, and this process only reads checkpoints.
+    result: of a finished run, as rank 0 read it."""
 
+    writes: ClassVar[bool] = False
 
-def _row(line: bytes, where: str) -> dict[str, object]:
-    """A row of metrics.jsonl. UserError where it is none."""
-    with suppress(ValueError, RecursionError):
-        row = json.loads(line)
-        if isinstance(row, dict) and isinstance(row.get("step"), int):
-            return row
-    raise UserError(f"{where} is no row with a step", "move the file away: the run resumes without these rows")
+    def __init__(self, path: Path, config: Mapping[str, object], result: dict[str, object] | None):
+        self.path, self._result = path, result
+        self.config = plain_data(dict(config))
+        self._resume_point: Path | None = None
+        self.row_counts = Counter()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    @property
+    def extends(self) -> bool:
+        return False
+
+    def follow(self, resume_point: Path | None) -> None:
+        """Resumes from the checkpoint that rank 0 selected."""
+        self._resume_point = resume_point
+
+    def resume_point(self, report: Callable[[str], None] | None = None) -> Path | None:
+        return self._resume_point
+
+    def result(self) -> dict[str, object] | None:
+        return self._result
+
+    def announce(self) -> None: ...
+
+    def write_environment(self, arguments: Sequence[str], metadata: Mapping[str, object] | None = None) -> None: ...
+
+    def write_json(self, name: str, content: object) -> None: ...
+
+    def write_rows(self, name: str, rows: Iterable[Mapping[str, object]]) -> None: ...
+
+    def append_log(self, line: str) -> None: ...
+
+    def log(self, text: str) -> None: ...
+
+    def begin_at(self, step: int, rows: Iterable[Mapping[str, object]]) -> None: ...
+
+    def append(self, row: Mapping[str, object]) -> None: ...
+
+    def sync(self) -> None: ...
+
+    def missing_rows(self, expected: Mapping[str, int], step: int) -> str | None:
+        return None
+
+    def drop_rows_after(self, step: int) -> None: ...
 
 
 def _require_files(path: Path) -> None:
-    """UserError where something else stands under the name of a file that a run writes: a folder, a pipe, a link to
-    nothing. It would be met when the training is done. A link to a file is replaced by the run's own; one in the place
-    of a folder, or of a file that is written where it stands, would lead out of the run."""
+    """Raise UserError, before training, if a folder, a pipe or a broken link has the name of a file that a run writes.
+    A link to a file is replaced; a link in place of a folder, or of a file that is written in place, would lead out of
+    the run."""
     for name in (*_WRITTEN_IN_PLACE, *_FOLDERS):
         if (path / name).is_symlink():
             raise UserError(
-                f"{path / name} is a link; a run writes inside its own folder alone",
+                f"{path / name} is a link; a run writes only inside its own folder",
                 f"rm {path / name}, or set another name=; run_dir= puts a run on another disk",
             )
     for name in _FILES:
@@ -387,11 +387,9 @@ def _version(package: str) -> str | None:
 
 
 def processor() -> str:
-    """The name of the processor, as the system has it."""
-    try:
+    """The name of the processor."""
+    with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
-    except OSError:
-        return platform.processor()
     return platform.processor()

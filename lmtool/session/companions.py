@@ -6,21 +6,20 @@ A new capability adds a companion, never a parameter of `fit`.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import nn
 
 from lmtool.config.checkpoint import DATA, MODEL
+from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.data.phases import PhasedLoader
 from lmtool.distillation.distilled import Distilled
 from lmtool.learners.base import BaseLearner
 from lmtool.learners.held_out import HeldOutSplits, evaluation_tokens
 from lmtool.learners.mixed_examples import MixedExamples
 from lmtool.models.heads.features import layer_mix
-from lmtool.resolver.schema.run import FinetuneConfig, RunConfig
+from lmtool.resolver.schema.run import FinetuneConfig
 from lmtool.runs.files import to_json
 from lmtool.session.forgetting import compare_with_start, measured_before
 from lmtool.session.provenance import (
@@ -34,38 +33,35 @@ from lmtool.session.provenance import (
 from lmtool.session.session import Session, phase_rows
 from lmtool.system.files import write_bytes
 from lmtool.system.secrets import masked
-from lmtool.training.precision import Precision
 from lmtool.training.progress import TrainingResult
-from lmtool.weights.loading import BASE, Base
+from lmtool.weights.base import BASE, Base
 
 SAMPLES = 6
 """Generated examples of a learner that predicts no rows."""
 
 
 class Companion:
-    """One capability around a run. All hooks are optional.
-
-    excluded: names of tensors that no checkpoint of the run holds.
-    """
+    """A capability around a run. All hooks are optional. excluded: names of tensors that the run's checkpoints leave
+    out."""
 
     excluded: frozenset[str] = frozenset()
 
     def identity(self) -> Mapping[str, str]:
-        """Digests, by what a user calls them, that must be equal on all ranks."""
+        """Digests that must be equal on all ranks, by their names in error messages."""
         return {}
 
-    def begin(self, session: Session) -> Mapping[str, Mapping[str, Any]]:
-        """Called before training. Returns metadata for the first screen and facts.json by section: "data", "model",
-        "run". UserError where the run resumes and differs from its checkpoint."""
+    def begin(self, session: Session) -> Mapping[str, JsonMapping]:
+        """Called before training. Returns metadata for the first screen and facts.json by section ("data", "model",
+        "run"). UserError if the run resumes and differs from its checkpoint."""
         return {}
 
     def on_update(self, step: int) -> None:
-        """Called after each update of the weights. step: the first is 1."""
+        """Called after each update of the weights. step: counted from 1."""
 
     def write(self, folder: Path) -> None:
         """Add files to the folder of a checkpoint."""
 
-    def after(self, session: Session, training: TrainingResult) -> Mapping[str, Any]:
+    def after(self, session: Session, training: TrainingResult) -> JsonMapping:
         """Called after training, with the best weights in the learner. Returns rows of result.json."""
         return {}
 
@@ -96,7 +92,7 @@ class TunedBase(Companion):
     def write(self, folder: Path) -> None:
         write_bytes(folder / BASE, to_json(self.base.to_plain()).encode())
 
-    def after(self, session: Session, training: TrainingResult) -> Mapping[str, Any]:
+    def after(self, session: Session, training: TrainingResult) -> JsonMapping:
         folder = training.best or training.last
         sizes = {} if folder is None else {"delta_bytes": (folder / MODEL).stat().st_size}
         return {"base": masked(self.base.checkpoint), **sizes}
@@ -108,7 +104,7 @@ class Lineage(Companion):
     def __init__(self, session: Session):
         self.checkpoints = list(lineage_of(session.run))
 
-    def begin(self, session: Session) -> Mapping[str, Mapping[str, Any]]:
+    def begin(self, session: Session) -> Mapping[str, JsonMapping]:
         if not self.checkpoints:
             return {}
         return {"model": {"started_from": lineage_line(self.checkpoints)}, "run": {"lineage": self.checkpoints}}
@@ -117,20 +113,18 @@ class Lineage(Companion):
         if self.checkpoints:
             write_bytes(folder / LINEAGE, to_json({"checkpoints": self.checkpoints}).encode())
 
-    def after(self, session: Session, training: TrainingResult) -> Mapping[str, Any]:
+    def after(self, session: Session, training: TrainingResult) -> JsonMapping:
         return {"lineage": self.checkpoints} if self.checkpoints else {}
 
 
 class MixtureFractions(Companion):
     """The number of examples read from each member of a mixture."""
 
-    def after(self, session: Session, training: TrainingResult) -> Mapping[str, Any]:
-        examples = [phase.examples for phase in session.phases]
+    def after(self, session: Session, training: TrainingResult) -> JsonMapping:
+        examples = [phase.examples for phase in session.phases if isinstance(phase.examples, MixedExamples)]
+        if len(examples) < len(session.phases) or len({tuple(mixed.members) for mixed in examples}) > 1:
+            return {}
         last = examples[-1]
-        if not isinstance(last, MixedExamples):
-            return {}
-        if not all(isinstance(mixed, MixedExamples) and [*mixed.members] == [*last.members] for mixed in examples):
-            return {}
         counts = dict.fromkeys(last.members, 0)
         for rows in session.loader.read(training.steps):
             for name, count in last.drawn(rows).items():
@@ -147,7 +141,7 @@ class MixtureFractions(Companion):
 class Phases(Companion):
     """The steps of each phase of the run."""
 
-    def after(self, session: Session, training: TrainingResult) -> Mapping[str, Any]:
+    def after(self, session: Session, training: TrainingResult) -> JsonMapping:
         loader = session.loader
         if not isinstance(loader, PhasedLoader):
             return {}
@@ -155,16 +149,16 @@ class Phases(Companion):
 
 
 class LayerMix(Companion):
-    """The learned layer weights, if the learner mixes layers."""
+    """The learned layer weights of a learner that mixes layers."""
 
-    def after(self, session: Session, training: TrainingResult) -> Mapping[str, Any]:
+    def after(self, session: Session, training: TrainingResult) -> JsonMapping:
         return layer_mix(session.learner)
 
 
 class PredictionsFile(Companion):
-    """Writes predictions.jsonl if the learner predicts rows, otherwise samples.json."""
+    """Writes predictions.jsonl for a learner that predicts rows, otherwise samples.json."""
 
-    def after(self, session: Session, training: TrainingResult) -> Mapping[str, Any]:
+    def after(self, session: Session, training: TrainingResult) -> JsonMapping:
         run, learner, held_out = session.run, session.learner, session.held_out
         if not learner.predicts_rows:
             learner.eval()
@@ -179,15 +173,15 @@ class PredictionsFile(Companion):
         classes = final.first.details.get("classes")
         rows = {"validation_examples": sum(map(len, held_out.first.data.rows.values())), "warnings": final.warnings}
         if learner.scores_part:
-            # During training only a part of the rows was scored: these are the scores of all.
+            # Evaluations during training scored only a part of the rows.
             rows |= {"metrics": final.metrics(), "value": final.metrics()[learner.metric.name]}
         return rows if classes is None else {**rows, "classes": classes}
 
 
 class LabeledTests(Companion):
-    """Scores the best checkpoint once on labeled test splits, which select nothing."""
+    """Scores the best checkpoint once on labeled test splits, which are not used for selection."""
 
-    def after(self, session: Session, training: TrainingResult) -> Mapping[str, Any]:
+    def after(self, session: Session, training: TrainingResult) -> JsonMapping:
         config, run = session.config, session.run
         splits = HeldOutSplits(
             session.learner, session.tests, config.max_length, evaluation_tokens(config), config.seed
@@ -204,19 +198,19 @@ class LabeledTests(Companion):
 class Forgetting(Companion):
     """The pretraining loss on held-out text before and after, and the change of the weights."""
 
-    def begin(self, session: Session) -> Mapping[str, Mapping[str, Any]]:
+    def begin(self, session: Session) -> Mapping[str, JsonMapping]:
         config, run = session.config, session.run
         assert isinstance(config, FinetuneConfig)
         self.start = measured_before(config, session.learner, run.precision, run.output.stage)
         return {"data": {"forgetting": self.start.summary}}
 
-    def after(self, session: Session, training: TrainingResult) -> Mapping[str, Any]:
+    def after(self, session: Session, training: TrainingResult) -> JsonMapping:
         return {"forgetting": compare_with_start(self.start, session.learner)}
 
 
 class Distillation(Companion):
-    """Scores and agreement of the student and its teachers. Digests of the teachers' tensors are saved in every
-    checkpoint, since a resumed run must have the same teachers."""
+    """Scores and agreement of the student and its teachers. Every checkpoint has digests of the teachers' tensors: a
+    resumed run must have the same teachers."""
 
     def __init__(self, distilled: Distilled):
         self.distilled, self.digests = distilled, teacher_digests(distilled)
@@ -224,7 +218,7 @@ class Distillation(Companion):
     def identity(self) -> Mapping[str, str]:
         return {f"teacher {name}": digest for name, digest in self.digests.items()}
 
-    def begin(self, session: Session) -> Mapping[str, Mapping[str, Any]]:
+    def begin(self, session: Session) -> Mapping[str, JsonMapping]:
         require_same_teachers(session.run, self.digests)
         summary = self.distilled.begin(session.reading)
         return {"data": {"distillation": {**self.distilled.metadata(), **summary}}}
@@ -233,9 +227,11 @@ class Distillation(Companion):
         if self.digests:
             write_bytes(folder / TEACHERS, to_json(self.digests).encode())
 
-    def after(self, session: Session, training: TrainingResult) -> Mapping[str, Any]:
+    def after(self, session: Session, training: TrainingResult) -> JsonMapping:
         precision = session.run.precision
-        models = side_by_side(session.learner, self.distilled, session.held_out, session.config, precision)
+        teachers = {f"teacher {teacher.origin}": teacher.learner for teacher in self.distilled.teachers}
+        learners = {"student": session.learner, **self.distilled.extra_models(), **teachers}
+        models = [measurements(name, learner, session) for name, learner in reversed(learners.items())]
         if self.digests != teacher_digests(self.distilled):
             raise RuntimeError(f"training has changed a teacher: {', '.join(self.digests)}")
         results = self.distilled.results(session.held_out.first.sample(), precision)
@@ -244,46 +240,29 @@ class Distillation(Companion):
 
 def companions_of(session: Session) -> Sequence[Companion]:
     """The companions of a run, in their order."""
-    return tuple(_companions(session))
+    forgetting = isinstance(session.config, FinetuneConfig) and session.config.forgetting is not None
+    return (
+        DataProvenance(session),
+        *([] if session.base is None else [TunedBase(session.base)]),
+        *(Lineage(session), MixtureFractions(), Phases(), LayerMix(), PredictionsFile()),
+        *([LabeledTests()] if session.tests else []),
+        *([Forgetting()] if forgetting else []),
+        *([] if session.distilled is None else [Distillation(session.distilled)]),
+    )
 
 
-def _companions(session: Session) -> Iterator[Companion]:
-    yield DataProvenance(session)
-    if session.base is not None:
-        yield TunedBase(session.base)
-    yield from (Lineage(session), MixtureFractions(), Phases(), LayerMix(), PredictionsFile())
-    if session.tests:
-        yield LabeledTests()
-    if isinstance(session.config, FinetuneConfig) and session.config.forgetting is not None:
-        yield Forgetting()
-    if session.distilled is not None:
-        yield Distillation(session.distilled)
-
-
-def side_by_side(
-    student: BaseLearner, distilled: Distilled, held_out: HeldOutSplits, config: RunConfig, precision: Precision
-) -> list[dict[str, Any]]:
-    """Measurements of teachers, peers and student: `score` on the first held-out split, its standard error, parameters,
-    bytes of weights, and evaluation speed in tokens per second."""
-    teachers = {f"teacher {teacher.origin}": teacher.learner for teacher in distilled.teachers}
-    models = {"student": student, **distilled.extra_models(), **teachers}
-    return [_measured(name, learner, held_out, config, precision) for name, learner in reversed(models.items())]
-
-
-def _measured(
-    name: str, learner: BaseLearner, held_out: HeldOutSplits, config: RunConfig, precision: Precision
-) -> dict[str, Any]:
-    first = held_out.first
-    data: Mapping[str, Any] = {first.data.split: first.data}
+def measurements(name: str, learner: BaseLearner, session: Session) -> JsonObject:
+    """The score of a teacher, peer or student on the first held-out split, its standard error, the parameters, bytes
+    of weights, and evaluation speed in tokens per second. A generator's weights are not counted."""
+    config, first = session.config, session.held_out.first
     longest = min(config.max_length, learner.backbone.config.max_positions)
-    splits = HeldOutSplits(learner, data, longest, evaluation_tokens(config), config.seed)
+    splits = HeldOutSplits(learner, {first.data.split: first.data}, longest, evaluation_tokens(config), config.seed)
     learner.eval()
     started = time.perf_counter()
-    evaluation = splits.score(precision).first
+    metrics = splits.score(session.run.precision).first.metrics()
     seconds = time.perf_counter() - started
-    metrics = evaluation.metrics()
     error = {"standard_error": metrics["standard_error"]} if "standard_error" in metrics else {}
-    weights = list(_weights(learner))
+    weights = [*learner.backbone.parameters(), *learner.heads.parameters()]
     return {
         "name": name,
         "score": metrics[learner.metric.name],
@@ -292,9 +271,3 @@ def _measured(
         "weight_bytes": sum(tensor.nbytes for tensor in weights),
         "tokens_per_second": splits.first.loader.metadata()["tokens_per_epoch"] / max(seconds, 1e-9),
     }
-
-
-def _weights(learner: BaseLearner) -> Iterator[nn.Parameter]:
-    """The weights used for prediction, without a generator's."""
-    yield from learner.backbone.parameters()
-    yield from learner.heads.parameters()

@@ -6,13 +6,13 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
 from lmtool.config.needs import refusal
+from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.config.tables import build
 from lmtool.data.configs import DataConfig
 from lmtool.data.examples import Rows, SplitData
@@ -36,18 +36,17 @@ from lmtool.tasks.mixture import read_tasks, rows_of
 from lmtool.tasks.prompting.few_shot import FewShot, PromptedEvaluation, demonstrations
 from lmtool.training.precision import Precision
 
-# `lmtool evaluate` on text: scores of a pretrained checkpoint over windows as in training, or overlapping ones.
-
+# `lmtool evaluate` on text: scores of a pretrained checkpoint over windows as in training, or over overlapping windows.
 
 _ENDS = "the ends of documents count in loss and perplexity, not in word perplexity and bits per byte"
 
 
-def evaluate_text(config: EvaluateConfig, trained: Trained, before: PretrainConfig, output: Output) -> dict[str, Any]:
-    """Score, print, and write predictions where a file is named. Returns the metrics."""
+def evaluate_text(config: EvaluateConfig, trained: Trained, before: PretrainConfig, output: Output) -> JsonObject:
+    """Score a checkpoint, print the metrics and, with output=, write predictions. Returns the metrics."""
     if config.task is not None:
         raise UserError(
             f"checkpoint={config.checkpoint} has no head for task={config.task.name}",
-            f"prompt it: shots=4; or teach it: lmtool finetune task={config.task.name} checkpoint={config.checkpoint}",
+            f"prompt it: shots=4; or train it: lmtool finetune task={config.task.name} checkpoint={config.checkpoint}",
         )
     require_unset(config, ("against", "report"), f"{config.checkpoint} was trained on text", "evaluate each by itself")
     require_length(config, before)
@@ -69,12 +68,11 @@ def evaluate_text(config: EvaluateConfig, trained: Trained, before: PretrainConf
     rows = [[name, f"{value:.4f}"] for name, value in metrics.items()]
     print_table(output, ["metric", "value"], rows, heading=f"{config.checkpoint} · {title}")
     metadata = held_out.first.loader.metadata()
-    policy = (
-        _stream_policy(metadata, max_length, learner.backbone) if "lanes" in metadata else _policy(config, max_length)
-    )
+    streams = "lanes" in metadata
+    policy = _stream_policy(metadata, max_length, learner.backbone) if streams else _policy(config, max_length)
     if learner.slides:
         output.line(f"{policy}; {_ENDS}")
-    elif "lanes" in metadata:
+    elif streams:
         output.line(policy)
     for warning in evaluations.warnings:
         output.line(f"warning: {warning}", "yellow")
@@ -82,7 +80,7 @@ def evaluate_text(config: EvaluateConfig, trained: Trained, before: PretrainConf
 
 
 def require_unset(config: EvaluateConfig, keys: Sequence[str], because: str, hint: str | None = None) -> None:
-    """UserError for a key that has no effect."""
+    """Raise UserError for a key that has no effect."""
     for key in keys:
         if getattr(config, key) is not None:
             raise UserError(
@@ -91,7 +89,7 @@ def require_unset(config: EvaluateConfig, keys: Sequence[str], because: str, hin
 
 
 def require_length(config: EvaluateConfig, before: PretrainConfig) -> None:
-    """UserError if max_length exceeds the positions of the model."""
+    """Raise UserError if max_length exceeds the positions of the model."""
     positions = before.model.max_positions
     if config.max_length is not None and config.max_length > positions:
         raise UserError(
@@ -101,7 +99,7 @@ def require_length(config: EvaluateConfig, before: PretrainConfig) -> None:
 
 
 def remember(config: EvaluateConfig, learner: BaseLearner, max_length: int) -> None:
-    """Changes the length of a model's memory. UserError if it has none, or too few positions."""
+    """Change the length of a model's memory. UserError if it has none, or too few positions."""
     backbone, tokens, positions = learner.backbone, config.memory_length or 0, learner.backbone.config.max_positions
     if not isinstance(backbone, Remembers):
         raise UserError(
@@ -110,22 +108,20 @@ def remember(config: EvaluateConfig, learner: BaseLearner, max_length: int) -> N
         )
     if tokens + max_length > positions:
         raise UserError(
-            f"max_length={max_length} behind a memory of memory_length={tokens} tokens is more than the {positions} "
-            f"positions of checkpoint={config.checkpoint}",
-            f"set memory_length={max(0, positions - max_length)} at most",
+            f"memory_length={tokens} plus max_length={max_length} exceeds the {positions} positions of "
+            f"checkpoint={config.checkpoint}",
+            f"set memory_length={max(0, positions - max_length)} or lower",
         )
     backbone.remember(tokens)
 
 
-def _stream_policy(metadata: Mapping[str, Any], max_length: int, backbone: Backbone) -> str:
+def _stream_policy(metadata: JsonMapping, max_length: int, backbone: Backbone) -> str:
     memory, distance = backbone.memory_length, metadata.get("segments_apart")
-    memory_text = (
-        "the state is carried from one to the next" if memory is None else f"behind a memory of {memory} tokens"
-    )
-    windows = (
-        f"segments of {max_length} tokens" if distance is None else f"windows of {max_length} tokens, {distance} apart"
-    )
-    return f"{counted(metadata['lanes'], 'lane')} in {windows}, {memory_text}"
+    state = "the state is carried from one to the next" if memory is None else f"behind a memory of {memory} tokens"
+    windows = f"segments of {max_length} tokens"
+    if distance is not None:
+        windows = f"windows of {max_length} tokens, {distance} apart"
+    return f"{counted(metadata['lanes'], 'lane')} in {windows}, {state}"
 
 
 def _policy(config: EvaluateConfig, max_length: int) -> str:
@@ -137,8 +133,8 @@ def _policy(config: EvaluateConfig, max_length: int) -> str:
 
 
 def text_to_score(config: EvaluateConfig, trained: Trained, before: PretrainConfig) -> tuple[SplitData, str]:
-    """The held-out text of what the checkpoint was trained on, or other text; and what to call it. Text files that are
-    typed are scored completely, or where data.validation= is typed, that."""
+    """The text to score, and its title: the held-out text of the training data, or the text of data=. Text files of
+    data= are scored completely, unless data.validation= names others."""
     data, trained_on = config.data or before.data, before.data
     source, title = open_source(data, config.cache_dir, offline=config.offline), f"validation text of data={data.name}"
     if isinstance(source, FileSource) and _names_no_validation(data, trained_on):
@@ -151,18 +147,19 @@ def text_to_score(config: EvaluateConfig, trained: Trained, before: PretrainConf
 
 
 def _names_no_validation(data: DataConfig, known: DataConfig) -> bool:
-    """Whether other files are named than those of training, or another data set, and none to validate on."""
+    """Whether data= names other files or another data set than the training data, and nothing to validate on."""
     typed, trained_on = data.model_dump(), known.model_dump()
     other = any(typed.get(key) != trained_on.get(key) for key in ("path", "hub", "split"))
     return other and typed["validation"] in (None, trained_on.get("validation"))
 
 
-# `lmtool evaluate shots=`: a task from prompts alone, over several samples of demonstrations. Nothing is trained.
+# `lmtool evaluate shots=`: a task by prompts, over several samples of demonstrations. Nothing is trained.
 
 
-def evaluate_prompted(config: EvaluateConfig, trained: Trained, output: Output) -> dict[str, Any]:
-    """Score every draw, print means and spreads, and write predictions where a file is named. Returns by metric the
-    mean over the draws, and its `_standard_deviation` where there are several; of several splits, of the first."""
+def evaluate_prompted(config: EvaluateConfig, trained: Trained, output: Output) -> JsonObject:
+    """Score every sample of demonstrations, print means and standard deviations, and write the files of output= and
+    report=. Returns for the first split the mean of each metric and, over several samples, its
+    `_standard_deviation`."""
     before, shots = trained.config, config.shots or 0
     if config.task is None or not isinstance(before, PretrainConfig):
         reason = "no task is named" if config.task is None else "it was trained for a task, and has its head"
@@ -177,7 +174,7 @@ def evaluate_prompted(config: EvaluateConfig, trained: Trained, output: Output) 
             f"task={config.task.name} checkpoint={config.checkpoint}",
         )
     require_unset(config, ("against", "stride"), f"{config.checkpoint} is prompted, by shots={shots}")
-    # Without demonstrations training rows serve for nothing but the baseline.
+    # Without demonstrations, training rows are only used for the baseline.
     data = load_task(config.task, before.seed, config.cache_dir, config.offline, scoring=not shots)
     learner, kind = trained.learner(), build(data.config)
     few_shot = FewShot(
@@ -185,7 +182,9 @@ def evaluate_prompted(config: EvaluateConfig, trained: Trained, output: Output) 
         trained.precision,
     )  # fmt: skip
     checksum = _checksum(learner)
-    demonstration_sets = [_draw(data, kind, shots, seed) for seed in range(config.prompt_seeds if shots else 1)]
+    scored = [*data.validation.values(), *data.test.values()]
+    seeds = range(config.prompt_seeds if shots else 1)
+    demonstration_sets = [demonstrations(kind, data.train, scored, shots, seed) for seed in seeds]
     splits = {
         split: [few_shot.evaluate(examples, rows, seed) for seed, examples in enumerate(demonstration_sets)]
         for split, rows in data.validation.items()
@@ -214,7 +213,7 @@ def evaluate_prompted(config: EvaluateConfig, trained: Trained, output: Output) 
 
 @dataclass(frozen=True)
 class FilledPrompts:
-    """A masked language model, and a task of classes as prompts with a mask. max_length: tokens of a prompt."""
+    """A masked language model, and a classification task as prompts with a mask. max_length: tokens of a prompt."""
 
     learner: BaseLearner
     task: TaskData
@@ -224,8 +223,8 @@ class FilledPrompts:
 
 
 def fills_prompts(config: EvaluateConfig, trained: Trained) -> FilledPrompts | None:
-    """What scores a task by the words in the place of a mask, untrained (Schick and Schuetze 2021, section 3.1; Gao et
-    al. 2021, table 3); None where that is not asked, or the model writes. UserError where the words do not fit."""
+    """Prompts that score a task by the words at a mask, without training (Schick and Schuetze 2021, section 3.1; Gao et
+    al. 2021, table 3); None without shots=0 and for generative models. UserError if the words do not fit."""
     before = trained.config
     if config.shots != 0 or not isinstance(before, PretrainConfig) or before.model.architecture != "encoder":
         return None
@@ -249,19 +248,16 @@ def fills_prompts(config: EvaluateConfig, trained: Trained) -> FilledPrompts | N
 
 
 def _longest(config: EvaluateConfig, trained: Trained, before: PretrainConfig) -> int:
-    """Maximum tokens per forward: as in training, or all positions of a published model."""
+    """Maximum tokens per prompt: as in training, or all positions of a published model."""
     require_length(config, before)
     from_lmtool = trained.saved.get("command") == "pretrain"
     return config.max_length or (before.max_length if from_lmtool else before.model.max_positions)
 
 
-def _draw(data: TaskData, kind: TaskKind, shots: int, seed: int) -> Rows:
-    return demonstrations(kind, data.train, [*data.validation.values(), *data.test.values()], shots, seed)
-
-
-def _summary(kind: TaskKind, train: Rows, evaluations: Sequence[PromptedEvaluation]) -> dict[str, Any]:
+def _summary(kind: TaskKind, train: Rows, evaluations: Sequence[PromptedEvaluation]) -> JsonObject:
     """Plain data: `n`, `metrics` by name ("mean", "standard_deviation", "draws"), the `baseline` with its `metrics`,
-    `questions` and of them `cut` (asked behind fewer demonstrations than wanted), `kept` on the mean, `warnings`."""
+    the number of `questions`, how many of them were `cut` (had fewer demonstrations than requested), the mean number
+    of demonstrations `kept`, and `warnings`."""
     rows = evaluations[0].rows
     name, constant = kind.constant(train)
     metrics = {}
@@ -287,18 +283,17 @@ def _summary(kind: TaskKind, train: Rows, evaluations: Sequence[PromptedEvaluati
     }
 
 
-def _records(kind: TaskKind, splits: Mapping[str, Sequence[PromptedEvaluation]]) -> Iterator[dict[str, Any]]:
+def _records(kind: TaskKind, splits: Mapping[str, Sequence[PromptedEvaluation]]) -> Iterator[JsonObject]:
     for split, evaluations in splits.items():
         for seed, evaluation in enumerate(evaluations):
             for number, prediction in enumerate(evaluation.predictions):
                 rows = evaluation.rows
-                yield {
-                    "id": rows.ids[number], "split": split, "draw": seed, **kind.record(rows, number, prediction)
-                }  # fmt: skip
+                record = kind.record(rows, number, prediction)
+                yield {"id": rows.ids[number], "split": split, "draw": seed, **record}
 
 
 def _checksum(module: nn.Module) -> str:
-    """A checksum over the bits of all tensors, as fast as reading them once."""
+    """A checksum over the bits of all tensors, which reads each only once."""
     digest = hashlib.sha256()
     for name, tensor in module.state_dict().items():
         kind = torch.int32 if tensor.element_size() == 4 else torch.uint8

@@ -1,4 +1,4 @@
-"""Train a session, score it, and write what the run leaves behind: what pretrain and finetune share."""
+"""Train and score a session, and write the results of its run: shared by pretrain and finetune."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any, cast
 from torch import nn
 
 from lmtool.config.plugins import command_line
+from lmtool.config.saved import JsonObject
 from lmtool.costs.memory_of_run import require_memory
 from lmtool.data.loader import PackedLoader
 from lmtool.data.phases import PhasedLoader
@@ -39,16 +40,16 @@ from lmtool.weights.reading import notes
 
 Preparation = PretrainPreparation | FinetunePreparation
 _NEVER = 2**31
-"""More steps than any short training has: nothing is evaluated or saved."""
+"""More steps than any short training, so that nothing is evaluated or saved."""
 
 
 def preparation_of(config: PretrainConfig | FinetuneConfig) -> Preparation:
-    """The preparation of a configuration's session. Reads the labeled data of a task."""
+    """The preparation of a configuration's session, which reads the labeled data of a task."""
     return PretrainPreparation(config) if isinstance(config, PretrainConfig) else FinetunePreparation(config)
 
 
-def run(preparation: Preparation) -> dict[str, Any]:
-    """Train, evaluate and save. Returns result.json; a finished run is only reported."""
+def run(preparation: Preparation) -> JsonObject:
+    """Train, evaluate and save a run, or report a finished one. Returns the content of result.json."""
     with open_run(preparation.verb, preparation.config, preparation.stem) as opened:
         finished = opened.folder.result()
         if finished is not None:
@@ -59,12 +60,12 @@ def run(preparation: Preparation) -> dict[str, Any]:
         return fit(session, companions_of(session))
 
 
-def fit(session: Session, companions: Sequence[Companion]) -> dict[str, Any]:
-    """Train on the "train" split and score on the others; the first of them gives the headline. Shows, writes and
-    returns result.json. Raises what the loop raises, and UserError where a companion refuses."""
+def fit(session: Session, companions: Sequence[Companion]) -> JsonObject:
+    """Train on the "train" split and score on the others, of which the first is the headline. Prints, writes and
+    returns result.json. UserError if the run's data or teachers have changed; errors of the loop pass through."""
     opened, learner = session.run, session.learner
-    opened.group.wait()  # another rank may have tokenized for hours, while this one read the finished store
-    require_same(opened.group, {key: value for part in companions for key, value in part.identity().items()})
+    opened.group.wait()  # the rank that builds the data may take hours
+    require_same(opened.group, {key: value for companion in companions for key, value in companion.identity().items()})
     warn_of_idle_ranks(opened, session.loader)
     warn_of_unused_state(opened)
     learner.begin(session.loader.steps_in_epoch)
@@ -72,7 +73,7 @@ def fit(session: Session, companions: Sequence[Companion]) -> dict[str, Any]:
     plan = replace(session.plan, evaluation_tokens=held_out.tokens)
     baseline = cast(Baseline, held_out.baseline(session.phases[-1].data["train"]))
     settings = session.settings(held_out.baseline_loss(baseline))
-    metadata: dict[str, dict[str, Any]] = {"data": dict(session.metadata), "model": {}, "run": {}}
+    metadata: dict[str, JsonObject] = {"data": dict(session.metadata), "model": {}, "run": {}}
     if session.loaded is not None and session.loaded.ignored:
         unread = notes(str(session.config.checkpoint), session.loaded.ignored)
         metadata["data"]["warnings"] = [*session.metadata.get("warnings", ()), *unread]
@@ -94,7 +95,8 @@ def fit(session: Session, companions: Sequence[Companion]) -> dict[str, Any]:
         )
     folder = opened.folder
     too_late(command_line("resume", str(folder.path)), folder.log, folder.writes)
-    load_best_weights(opened, training, session.trained, {name for part in companions for name in part.excluded})
+    excluded = {name for companion in companions for name in companion.excluded}
+    load_best_weights(opened, training, session.trained, excluded)
     baseline = screens.updated_baseline(opened, baseline, learner.headline, training.metrics)
     rows = result_rows(session, training, baseline)
     with outside_layers(session.trained):
@@ -104,10 +106,10 @@ def fit(session: Session, companions: Sequence[Companion]) -> dict[str, Any]:
     return screens.finish(opened, result, baseline, session.next_commands)
 
 
-def result_rows(session: Session, training: TrainingResult, baseline: Baseline) -> dict[str, Any]:
-    """The rows of result.json that every run has beside its scores."""
+def result_rows(session: Session, training: TrainingResult, baseline: Baseline) -> JsonObject:
+    """The rows of result.json that every run has in addition to its scores."""
     learner, loader = session.learner, session.loader
-    rows: dict[str, Any] = {"baseline": baseline["value"], "compiled": session.compilation.on}
+    rows: JsonObject = {"baseline": baseline["value"], "compiled": session.compilation.on}
     rows |= {name: loader.metadata()[name] for name in screens.WASTE if name in loader.metadata()}
     term = learner.metric.name.removesuffix("_loss")
     error = f"{term}_gain_standard_error" if term in learner.weights else "standard_error"
@@ -115,8 +117,8 @@ def result_rows(session: Session, training: TrainingResult, baseline: Baseline) 
     return rows | {name: session.metadata[name] for name in ("few_shot",) if name in session.metadata}
 
 
-def train_metadata(loader: PackedLoader | PhasedLoader) -> dict[str, Any]:
-    """Metadata of the training data, by phase where there are any."""
+def train_metadata(loader: PackedLoader | PhasedLoader) -> JsonObject:
+    """Metadata of the training data: by phase, or under "train" without phases."""
     metadata = loader.metadata()
     if not isinstance(loader, PhasedLoader):
         return {"train": metadata}
@@ -124,20 +126,20 @@ def train_metadata(loader: PackedLoader | PhasedLoader) -> dict[str, Any]:
 
 
 def warn_of_idle_ranks(opened: OpenRun, loader: PackedLoader | PhasedLoader) -> None:
-    """Warn where a step has fewer examples than there are ranks: the others compute nothing that counts."""
+    """Warn if a step has fewer examples than there are ranks, so that some ranks contribute nothing."""
     size = opened.group.size
     for name, metadata in train_metadata(loader).items():
         examples = math.ceil(metadata["examples"] / metadata["steps_per_epoch"])
         if examples < size:
             opened.output.line(
-                f"warning: {name}: a step has {counted(examples, 'example')}, and {size} processes share it: some do "
+                f"warning: {name}: a step has {counted(examples, 'example')} for {size} processes, so some of them do "
                 f"nothing; set batch_examples={size} or more (or batch_tokens), or devices={examples}",
                 "yellow",
             )
 
 
 def warn_of_unused_state(opened: OpenRun) -> None:
-    """Warn where a model could carry state from batch to batch, and its text is not read as contiguous streams."""
+    """Warn if a model could carry state from batch to batch, but its text is not read as contiguous streams."""
     config = opened.config
     if not isinstance(config, PretrainConfig) or not config.model.carries_state or config.data.documents == "separate":
         return
@@ -152,23 +154,23 @@ def warn_of_unused_state(opened: OpenRun) -> None:
 def load_best_weights(
     opened: OpenRun, training: TrainingResult, learner: nn.Module, excluded: Collection[str] = ()
 ) -> None:
-    """Put the best checkpoint's weights into the learner, for the last evaluation and the examples. excluded: names of
-    tensors that stay as they are. UserError where the checkpoint was damaged since it was written."""
+    """Load the best checkpoint's weights into the learner, for the last evaluation and the samples. excluded: names of
+    tensors that checkpoints leave out. UserError if the checkpoint is damaged."""
     if training.best is None or training.best == training.last:
         return
     try:
         weights = read_weights(training.best)
     except UserError as error:
         resume = command_line("resume", str(opened.folder.path))
-        raise UserError(error.message, f"{resume} sets it aside and ends with the best of the others") from error
+        raise UserError(error.message, f"{resume} sets it aside and ends with the best remaining checkpoint") from error
     load_weights(learner, weights, training.best, excluded)
 
 
 @contextmanager
 def temporary_session(config: PretrainConfig | FinetuneConfig, parent: Path | None = None) -> Iterator[Session]:
-    """The session of a configuration in a run folder that is removed afterwards. parent: the folder it is made in."""
+    """The session of a configuration in a temporary run folder. parent: the folder that contains it."""
     with TemporaryDirectory(prefix=".run-", dir=parent) as folder:
-        changes: dict[str, Any] = {"run_dir": str(Path(folder) / "run"), "name": None, "logger": {}}
+        changes: JsonObject = {"run_dir": str(Path(folder) / "run"), "name": None, "logger": {}}
         if isinstance(config, FinetuneConfig):
             changes["forgetting"] = None
         preparation = preparation_of(config.model_copy(update=changes))
@@ -178,8 +180,8 @@ def temporary_session(config: PretrainConfig | FinetuneConfig, parent: Path | No
 
 
 def train_few_steps(session: Session, loader: Loader, steps: int, **changes: Any) -> None:
-    """Train without evaluating or saving until the loader raises StopTraining. loader: gives the session's steps.
-    steps: at least as many as the loader gives. changes: of the settings."""
+    """Train without evaluating or saving until the loader raises StopTraining. loader: yields the session's steps.
+    steps: an upper limit of their number. changes: fields of `TrainingSettings`."""
     session.learner.begin(session.loader.steps_in_epoch)
     if session.distilled is not None:
         session.distilled.begin(session.reading)

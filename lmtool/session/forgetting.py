@@ -1,5 +1,5 @@
-"""Forgetting in a finetuning run: the pretraining loss on held-out text before and after, and how far the weights
-of each level are from where they started."""
+"""Forgetting in a finetuning run: the pretraining loss on held-out text before and after, and the change of the weights
+of each level."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from lmtool.config.checkpoint import saved_steps
+from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.data.configs import TextConfig
 from lmtool.data.examples import SplitData
 from lmtool.data.files import find
@@ -28,39 +28,37 @@ from lmtool.tasks.mixture import read_tasks, rows_of
 from lmtool.training.optimizers import levels
 from lmtool.training.precision import Precision, select_device, select_precision
 
-TOKENS = 8192  # in one forward without gradients
+TOKENS = 8192  # per forward pass without gradients
 
 
 @dataclass(frozen=True)
 class StartScores:
-    """The checkpoint that a run starts from, scored on the held-out text. max_length: of the windows of text. scores:
-    "loss" among them."""
+    """The scores of a run's starting checkpoint on the held-out text. max_length: tokens per window of text. scores:
+    by name, including "loss"."""
 
     config: FinetuneConfig
     precision: Precision
     on_stage: OnStage
     max_length: int
-    scores: Mapping[str, Any]
+    scores: JsonMapping
 
     @property
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> JsonObject:
         """For the first screen."""
         return {"text": str(self.config.forgetting), "loss": self.scores["loss"]}
 
 
-def compare_with_start(start: StartScores, learner: BaseLearner) -> dict[str, Any]:
-    """{"text", "objective", "before", "after", "distance", "added"}: the scores, the relative distance by level from
-    the head down (see `distances`), and the number of parameters that the method added, which no distance includes.
-
-    Merges what the method added into the learner where that is possible: nothing else needs it any more.
-    """
+def compare_with_start(start: StartScores, learner: BaseLearner) -> JsonObject:
+    """Plain data: `text`, `objective`, the scores `before` and `after`, the relative `distance` by level (see
+    `distances`), and the number of parameters that the tuning method `added`, which no distance includes. Merges the
+    added parameters into the learner if possible: nothing needs them separately any more."""
     trained, pretraining = pretrained(start.config, start.precision)
     start_weights, model = trained.weights.tensors, trained.learner()
     model.backbone = learner.backbone
     for name in set(model.heads) & set(learner.heads):
         model.heads[name] = learner.heads[name]
     after = score(model.eval(), start.config, trained, pretraining, start.max_length, start.on_stage)
-    # Adapters and prompts cannot be merged: the weights beside them are compared.
+    # Adapters and prompts cannot be merged; only the weights that exist in both models are compared.
     if learner.tuning is not None:
         with suppress(UserError):
             learner.tuning.merge(learner)
@@ -76,7 +74,8 @@ def compare_with_start(start: StartScores, learner: BaseLearner) -> dict[str, An
 
 
 def require_measurable(config: FinetuneConfig) -> None:
-    """UserError, before any data is read, if forgetting cannot be measured. A started run was checked at its start."""
+    """Raise UserError, before any data is read, if forgetting cannot be measured. A resumed run was checked when it
+    started."""
     started = config.run_dir is not None and saved_steps(Path(config.run_dir) / "checkpoints")
     if config.forgetting is not None and not started:
         find("forgetting", config.forgetting)
@@ -86,8 +85,8 @@ def require_measurable(config: FinetuneConfig) -> None:
 def measured_before(
     config: FinetuneConfig, learner: BaseLearner, precision: Precision, on_stage: OnStage
 ) -> StartScores:
-    """The scores of the checkpoint that a run starts from. learner: of the run; virtual tokens of its method leave a
-    text fewer positions."""
+    """The scores of a run's starting checkpoint. learner: the run's, whose virtual tokens take positions from the
+    text."""
     trained, pretraining = pretrained(config, precision)
     max_length = min(pretraining.max_length, learner.backbone.longest_text)
     before = score(trained.learner(), config, trained, pretraining, max_length, on_stage)
@@ -95,8 +94,7 @@ def measured_before(
 
 
 def pretrained(config: FinetuneConfig, precision: Precision) -> tuple[Trained, PretrainConfig]:
-    """The checkpoint that a run starts from, and what it was pretrained with. UserError where it has no head of its
-    pretraining."""
+    """A run's starting checkpoint and its pretraining configuration. UserError if it lacks the pretraining head."""
     hint = "omit forgetting=, or start from a run of lmtool pretrain, or a published folder with its head"
     try:
         trained = read_trained(str(config.checkpoint), config.offline, precision)
@@ -104,8 +102,7 @@ def pretrained(config: FinetuneConfig, precision: Precision) -> tuple[Trained, P
         raise UserError(f"forgetting={config.forgetting}: {error.message}", hint) from error
     if not isinstance(trained.config, PretrainConfig):
         raise UserError(
-            f"forgetting={config.forgetting}: checkpoint={config.checkpoint} was finetuned, and has no pretraining "
-            "head",
+            f"forgetting={config.forgetting}: checkpoint={config.checkpoint} was finetuned and has no pretraining head",
             hint,
         )
     return trained, trained.config
@@ -118,8 +115,8 @@ def score(
     pretraining: PretrainConfig,
     max_length: int,
     on_stage: OnStage,
-) -> dict[str, Any]:
-    """The scores of a pretraining learner on all of the text, with the same masking each time."""
+) -> JsonObject:
+    """The scores of a pretraining learner on the complete text, with the same masking each time."""
     data = TextConfig(path=str(config.forgetting), documents=pretraining.data.documents)
     source = TextSource(data, config.cache_dir, on_stage, key="forgetting").complete()
     _, tasks = read_tasks(pretraining.objective, pretraining.seed, config.cache_dir, config.offline)
@@ -131,9 +128,10 @@ def score(
 
 @torch.no_grad()
 def distances(start: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> dict[str, float]:
-    """By level, from the head down, the norm of the difference of the weights from those at the start, over the norm of
-    these. Weights that are in one of the two alone, or have another shape there, are left out."""
-    # A file has its names in the order of the alphabet, a model the encoder before the decoder.
+    """The relative change by level, from the head down: the norm of the difference between the weights and those at the
+    start, divided by the norm of the latter. Weights that exist in only one of them, or have another shape there, are
+    left out."""
+    # In the order of the model: a file's names are in alphabetical order.
     common = [name for name, tensor in weights.items() if name in start and start[name].shape == tensor.shape]
     return {
         level: (

@@ -6,11 +6,11 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from lmtool.config.checkpoint import saved_steps
+from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.config.tables import build
 from lmtool.data.examples import Rows, SplitData
 from lmtool.data.tables import read_table
@@ -20,12 +20,13 @@ from lmtool.session.open_run import starts_from
 from lmtool.session.trained import Trained
 from lmtool.tasks.configs import MixtureTaskConfig, TaskConfig
 from lmtool.tasks.configs.sequence import SequenceConfig, WindowedConfig
+from lmtool.tasks.kinds.base import TaskKind
 from lmtool.tasks.kinds.labels import with_joined_columns
 from lmtool.tasks.labels import LoadedHead, load_head, sections_of
 from lmtool.tasks.loading import TaskData, load_task, target_rows
 from lmtool.tasks.mixture import MixedData, with_members
 from lmtool.weights.folders import hf_folder
-from lmtool.weights.load import saved_config
+from lmtool.weights.saved_model import saved_config
 from lmtool.weights.sentence_encoders import sentence_encoder
 from lmtool.weights.task_heads import HEADS
 
@@ -33,9 +34,12 @@ LabeledData = TaskData | MixedData
 
 
 def data_to_learn(config: FinetuneConfig) -> tuple[FinetuneConfig, LabeledData, dict[str, LoadedHead]]:
-    """The configuration with its task as it is learned: with the labels as found, for a checkpoint must know their
-    names, and the form of its head; so are the members of a mixture. The data; and by task the head that is learned
-    further, where the checkpoint that the run starts from has one for these labels."""
+    """Read the labeled data of a finetuning run.
+
+    Returns:
+        The configuration, whose tasks have the labels found in the data and the form of their heads; the data; and by
+        task the head that training continues from, if the starting checkpoint has one for these labels.
+    """
     origin = starts_from(config)
     try:
         saved = {} if origin is None else saved_config(origin, config.offline)
@@ -43,7 +47,7 @@ def data_to_learn(config: FinetuneConfig) -> tuple[FinetuneConfig, LabeledData, 
         resumes = config.run_dir is not None and saved_steps(Path(config.run_dir) / "checkpoints")
         if not resumes and config.branch is None:
             raise
-        saved = {}  # the run resumes: its own configuration has the labels, and the form of the head
+        saved = {}  # the run resumes: its own configuration has the labels and the form of the head
     sections, members, heads = sections_of(saved), dict[str, TaskData](), dict[str, LoadedHead]()
     for part in config.task.parts():
         data, head = _to_learn(config, part, sections, origin)
@@ -54,21 +58,22 @@ def data_to_learn(config: FinetuneConfig) -> tuple[FinetuneConfig, LabeledData, 
 
 
 def _to_learn(
-    config: FinetuneConfig, task: TaskConfig, sections: Mapping[str, dict[str, Any]], origin: str | None
+    config: FinetuneConfig, task: TaskConfig, sections: Mapping[str, JsonObject], origin: str | None
 ) -> tuple[TaskData, LoadedHead | None]:
-    """The data of one task, and the head that it takes from a checkpoint with tasks of these sections."""
+    """The data of one task, and its head in the starting checkpoint. sections: the checkpoint's `task` sections by
+    name. origin: the checkpoint, or None."""
     data = load_task(task, config.seed, config.cache_dir, config.offline)
     if isinstance(task, WindowedConfig) and task.domain is not None:
         target_texts = target_rows(task, config.cache_dir, config.offline)
         data = replace(data, unlabelled=target_texts, metadata={**data.metadata, "target_rows": len(target_texts)})
     task, head = data.config, None
-    # A published classifier's task has no name; a run's head is its task's.
+    # The section of a published classifier has the name of its head, that of a run the name of its task.
     section = next((sections[name] for name in (task.name, *HEADS) if name in sections), None)
     if section is not None:
         head = load_head(section, task)
-    if head is not None and not task.takes_head(head.form, config.model):
-        head = None
-    elif head is not None:
+    if head is not None:
+        head = head if task.takes_head(head.form, config.model) else None
+    if head is not None:
         task = task.with_head(head.form)
     metadata = data.metadata
     if head is None and origin is not None and isinstance(task, SequenceConfig) and task.pooling == "auto":
@@ -77,9 +82,9 @@ def _to_learn(
 
 
 def _with_published_pooling(
-    task: TaskConfig, metadata: dict[str, Any], origin: str, offline: bool
-) -> tuple[TaskConfig, dict[str, Any]]:
-    """The task and its metadata, with the pooling of the sentence encoder that it starts from, where it is one."""
+    task: TaskConfig, metadata: JsonObject, origin: str, offline: bool
+) -> tuple[TaskConfig, JsonObject]:
+    """The task and its metadata, with the pooling of the starting checkpoint if it is a sentence encoder."""
     published = hf_folder(origin, offline)
     encoder = None if published is None else sentence_encoder(published, offline)
     if encoder is None:
@@ -93,8 +98,14 @@ def _with_published_pooling(
 def data_to_score(
     config: EvaluateConfig, trained: Trained, before: FinetuneConfig
 ) -> tuple[LabeledData, dict[str, LoadedHead]]:
-    """The data, their task as it is scored, and by task the checkpoint's head under the labels of the data. UserError
-    where the two do not go together. Of a mixture's checkpoint all members are scored, or the one that is named."""
+    """Read the data that a checkpoint is scored on: for a mixture's checkpoint all members, or the one that is named.
+
+    Returns:
+        The data with their tasks, and by task the checkpoint's head in the order of the data's labels.
+
+    Raises:
+        UserError: If the checkpoint was not trained for the data's task.
+    """
     task, known, sections = config.task or before.task, before.task, sections_of(trained.saved)
     if isinstance(task, MixtureTaskConfig) and isinstance(known, MixtureTaskConfig):
         parts = {part.name: part for part in known.parts()}
@@ -108,14 +119,14 @@ def data_to_score(
         if trained_task is None:
             names = ", ".join(part.name for part in known.parts())
             raise UserError(
-                f"checkpoint={config.checkpoint} was trained for {names}; not task={part.name}",
-                "omit task=, or name one of these",
+                f"checkpoint={config.checkpoint} was trained for {names}, not for task={part.name}",
+                "omit task=, or name one of these tasks",
             )
         data, heads[part.name] = _to_score(config, trained, before, part, trained_task, sections[trained_task.name])
         members[part.name] = data
     merged = with_members(task, members)
     if isinstance(merged, MixedData) and isinstance(known, MixtureTaskConfig):
-        # The weights of the losses are those of the training.
+        # The losses have the same weights as in training.
         merged = replace(merged, config=merged.config.model_copy(update={"rows": known.rows}))
     return merged, heads
 
@@ -126,24 +137,25 @@ def _to_score(
     before: FinetuneConfig,
     task: TaskConfig,
     known: TaskConfig,
-    section: Mapping[str, Any],
+    section: JsonMapping,
 ) -> tuple[TaskData, LoadedHead]:
-    """The same of one task. known: what the checkpoint was trained for; section: the same as saved."""
+    """The data of one task, and its head in the checkpoint. known: the task that the checkpoint was trained for.
+    section: the same, not decoded."""
     checkpoint = config.checkpoint
     if trained.foreign:
         task = _labels_of_data(task, known, checkpoint)
     elif not task.same_question(known):
-        reads = f"task={known.name}, which reads {', '.join(known.text)}"
         raise UserError(
-            f"checkpoint={checkpoint} was trained for {reads}; not task={task.name} on {', '.join(task.text)}",
-            "omit task=, and give other data with task.path=",
+            f"checkpoint={checkpoint} was trained for task={known.name}, which reads {', '.join(known.text)}; "
+            f"task={task.name} reads {', '.join(task.text)}",
+            "omit task=, and set task.path= to score other data",
         )
     other_data = task.path is not None and task.path != known.path
     data = load_task(task, before.seed, config.cache_dir, config.offline, scoring=other_data)
     head = load_head(section, data.config, partial=task.class_names is None)
     if head is None:
         raise UserError(
-            f"checkpoint={checkpoint} gives {_predicted(known)}; task={task.name} has {_predicted(data.config)}",
+            f"checkpoint={checkpoint} predicts {_predicted(known)}; task={task.name} has {_predicted(data.config)}",
             "name the task's classes as the checkpoint does, in the order of their numbers in the files: "
             "task=custom task.kind=classification task.labels=[...]",
         )
@@ -151,7 +163,7 @@ def _to_score(
     if head.labels is not None:
         if task_config.needs_two_classes and len(head.labels) != 2:
             raise UserError(
-                f"task.metrics names f1, which is of two classes; checkpoint={checkpoint} gives {_predicted(known)}",
+                f"task.metrics names f1, which needs two classes; checkpoint={checkpoint} predicts {_predicted(known)}",
                 "use macro_f1, accuracy or matthews",
             )
         task_config = task_config.model_copy(update={"labels": head.labels})
@@ -159,11 +171,11 @@ def _to_score(
 
 
 def _labels_of_data(task: TaskConfig, known: TaskConfig, checkpoint: str) -> TaskConfig:
-    """The task whose data a published classifier is scored on. Its classes are those of the data: the checkpoint's say
-    nothing of the numbers in a file. UserError where no data are named."""
+    """The task on whose data a published classifier is scored, with the classes of the data: the checkpoint's classes
+    do not explain the numbers in a file. UserError if no data are named."""
     if not task.has_data:
         raise UserError(
-            f"checkpoint={checkpoint} is a published classifier and names no data to score it on",
+            f"checkpoint={checkpoint} is a published classifier, which names no data to score it on",
             "set task=NAME task.path=FOLDER, or task=custom task.kind=classification task.path=FOLDER",
         )
     same = task.name == known.name and task.class_names == known.class_names
@@ -178,19 +190,31 @@ def _predicted(task: TaskConfig) -> str:
 
 def relabelled(
     config: FinetuneConfig, path: str, data: SplitData, teacher: str = "TEACHER"
-) -> tuple[SplitData, dict[str, Any]]:
-    """Training data whose rows have the labels of a file, and what the first screen says of it. UserError, with how
-    many they are, where training rows have no prediction."""
+) -> tuple[SplitData, JsonObject]:
+    """Replace the labels of training rows with the predictions in a file.
+
+    Args:
+        config: The run's configuration.
+        path: A file that `lmtool predict output=` writes, or a run's predictions.jsonl.
+        data: The training data.
+        teacher: The checkpoint that the hint of an error names.
+
+    Returns:
+        The relabeled data, and metadata for the first screen.
+
+    Raises:
+        UserError: If training rows have no prediction.
+    """
     task = config.task
     rows, predictions = data.rows[task.name], predictions_of(task, path)
-    of_both, of_text = _indices(predictions)
-    indices = [of_both.get(key, of_text.get(key[1], -1)) for key in _keys(rows)]
-    missing = [number for number, place in enumerate(indices) if place < 0]
+    by_key, by_text = _indices(predictions)
+    indices = [by_key.get(key, by_text.get(key[1], -1)) for key in _keys(rows)]
+    missing = [number for number, index in enumerate(indices) if index < 0]
     if missing:
         file, line = rows.origin[missing[0]]
         raise UserError(
-            f"distill.predictions={path} has a prediction for {len(rows) - len(missing):,} of {len(rows):,} training "
-            f"rows; not for {file}:{line}: none has its texts",
+            f"distill.predictions={path} has predictions for only {len(rows) - len(missing):,} of {len(rows):,} "
+            f"training rows: none has the texts of {file}:{line}",
             f"lmtool predict checkpoint={teacher} input={file} output={Path(path).stem}_train.jsonl",
         )
     labeled = replace(rows, labels=predictions.labels_at(np.array(indices)))
@@ -202,7 +226,8 @@ def relabelled(
 
 
 def predictions_of(task: TaskConfig, path: str) -> Rows:
-    """A file of predictions as labeled rows of a task. UserError, naming file and line, where one is no label."""
+    """A file of predictions as labeled rows of a task. UserError, with file and line, if a prediction is not a
+    label."""
     table = read_table(Path(path).expanduser())
     columns = {task.aliases.get(name, name): values for name, values in table.columns.items()}
     columns = with_joined_columns(task, columns, table.origin)
@@ -210,28 +235,28 @@ def predictions_of(task: TaskConfig, path: str) -> Rows:
     if missing:
         raise UserError(
             f"distill.predictions={path} has no column {missing[0]}; it has {', '.join(columns)}",
-            "give what lmtool predict output= writes of the task's rows",
+            "use the file that lmtool predict output= writes for the task's rows",
         )
-    kind: Any = build(task)
+    kind: TaskKind = build(task)
     labels = kind.labels_of_predictions(columns)
     inputs = {name: values for name, values in columns.items() if name not in ("gold", "prediction", "score", "split")}
     return kind.rows({**inputs, task.label: labels}, table.origin, labelled=True)
 
 
 def _keys(rows: Rows) -> list[tuple[str, str]]:
-    """The number and the inputs of each row."""
+    """The id and the inputs of each row."""
     texts = zip(*rows.columns.values(), strict=True)
     return [(str(number), json.dumps(values)) for number, values in zip(rows.ids, texts, strict=True)]
 
 
 def _indices(predictions: Rows) -> tuple[Mapping[tuple[str, str], int], Mapping[str, int]]:
-    """The places of predictions by number and texts; and by texts alone, where no two of these differ."""
+    """The indices of predictions by id and texts; and by texts, with -1 for texts that have different predictions."""
     keys = _keys(predictions)
     assert predictions.labels is not None
     labels = [repr(label) for label in predictions.labels]
-    of_text: dict[str, int] = {}
+    by_text: dict[str, int] = {}
     for index, (_, text) in enumerate(keys):
-        first = of_text.setdefault(text, index)
+        first = by_text.setdefault(text, index)
         if first >= 0 and labels[first] != labels[index]:
-            of_text[text] = -1
-    return {key: index for index, key in enumerate(keys)}, of_text
+            by_text[text] = -1
+    return {key: index for index, key in enumerate(keys)}, by_text

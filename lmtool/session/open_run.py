@@ -11,13 +11,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from lmtool.config import saved
 from lmtool.config.checkpoint import find, read_config, read_state
 from lmtool.config.plugins import command_line
+from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.config.tables import build
 from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner
@@ -30,9 +30,8 @@ from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig, RunConfig
 from lmtool.resolver.teachers import TeacherSpec, differing_tokenizer
 from lmtool.resolver.trunks import phases_ended
 from lmtool.runs.checkpoints import tensor_names
-from lmtool.runs.following import FollowedFolder
-from lmtool.runs.identity import BUDGETS, budgets
-from lmtool.runs.run_folder import RunFolder, select_folder
+from lmtool.runs.identity import BUDGETS, budgets, select_folder
+from lmtool.runs.run_folder import FollowedFolder, RunFolder
 from lmtool.system.files import MANIFEST
 from lmtool.system.secrets import masked
 from lmtool.system.signals import Interrupts, stopped, take_late
@@ -44,30 +43,30 @@ from lmtool.training.consistency import keys, require_same, versions
 from lmtool.training.group import ALONE, ProcessGroup, process_group
 from lmtool.training.launching import note_run
 from lmtool.training.precision import Precision, select_device, select_precision
-from lmtool.types import part_of
+from lmtool.weights.assemble import LoadReport
+from lmtool.weights.base import Base, left_to_base, saved_base
 from lmtool.weights.folders import hf_folder, tokenizer_folder
-from lmtool.weights.load import merged, saved_config
-from lmtool.weights.loading import Base, LoadReport, digest, left_to_base, saved_base
-from lmtool.weights.reading import Weights, read, read_base
+from lmtool.weights.reading import Weights, base_of_weights, read, read_base
+from lmtool.weights.saved_model import merged, saved_config
 
-_COMPARED_STEPS = 10_000  # steps of the past, evenly spaced
+_COMPARED_STEPS = 10_000  # past steps whose learning rates are compared, evenly spaced
 
 
 def require_same_past(verb: str, config: RunConfig, folder: Path, point: Path) -> None:
-    """UserError, with the command of a branch, where the past of a run is not what it would have been with the budgets
-    that it has now. folder: the run's. point: the checkpoint that it resumes from."""
+    """Raise UserError, with the command of a branch, if a run's past steps would have been different with its new
+    budgets. folder: the run's. point: the checkpoint that it resumes from."""
     state, before = read_state(point), read_config(point)
     changed = {key: getattr(config, key) for key in budgets(before) if getattr(config, key) != before[key]}
     typed = [f"{key}={'null' if value is None else value}" for key, value in changed.items()]
     command = ["lmtool", verb, f"branch={folder}@{state['step']}", *typed]
     if state.get("ended") == "patience":
         raise UserError(
-            f"{folder} was ended by patience after step {state['step']}: a larger budget does not train it further",
+            f"{folder} ended by patience after step {state['step']}: a larger budget does not train it further",
             " ".join(map(shlex.quote, [*command, "patience=null", "name=NEW"])),
         )
     if phases_ended(state):
         raise UserError(
-            f"{folder} cannot be extended: its phases are shares of the budget, and those of a larger one would "
+            f"{folder} cannot be extended: its phases are fractions of the budget, and with a larger budget they would "
             f"have had other boundaries before step {state['step']}",
             f"start another run from its weights: the same command with checkpoint={folder} name=NEW",
         )
@@ -85,13 +84,14 @@ def require_same_past(verb: str, config: RunConfig, folder: Path, point: Path) -
             )
 
 
-def _horizon(before: Mapping[str, Any], state: Mapping[str, Any]) -> float:
-    """The steps of the run as its schedule saw them."""
+def _horizon(before: JsonMapping, state: JsonMapping) -> float:
+    """The number of steps for which the run's schedule was built."""
     return state.get("total_steps") or before.get("max_steps") or math.inf
 
 
-def _new_horizon(config: RunConfig, before: Mapping[str, Any], state: Mapping[str, Any]) -> float:
-    """The steps of the run with its new budgets; where these are no steps, in proportion to the one that set them."""
+def _new_horizon(config: RunConfig, before: JsonMapping, state: JsonMapping) -> float:
+    """The number of steps with the run's new budgets; for a budget that is not in steps, in proportion to the old
+    one."""
     steps, bound = config.max_steps or math.inf, state.get("horizon")
     if bound not in BUDGETS or bound == "max_steps" or bound not in before:
         return steps
@@ -104,7 +104,7 @@ RUNS = Path("runs")
 
 @dataclass
 class OpenRun:
-    """One run under way: its folder, where it speaks, and in which number format it computes."""
+    """An open run: its folder, its output, its device and number format, its trackers and its process group."""
 
     verb: str
     config: RunConfig
@@ -116,8 +116,8 @@ class OpenRun:
 
     @cached_property
     def checkpoint(self) -> Path | None:
-        """The run's own checkpoint that it resumes from, where it has one: intact, and the same for all that is read
-        from it, in all processes. Damaged ones are reported when it is first asked for; all processes ask at once."""
+        """The intact checkpoint that the run resumes from, the same in all processes; None without one. Reports damaged
+        ones. All processes call it first at the same time."""
         point = self.folder.resume_point(_warned(self.output)) if self.folder.writes else None
         point = self.group.first(point)
         if isinstance(self.folder, FollowedFolder):
@@ -133,43 +133,36 @@ class OpenRun:
 
 @contextmanager
 def open_run(verb: str, config: RunConfig, stem: str) -> Iterator[OpenRun]:
-    """Open the run's folder, locked; what is said goes to its log too.
-
-    stem: what a run without a name is called, before its counter.
-    """
+    """Open and lock the run's folder, and copy the output to its log. stem: the name of an unnamed run, before its
+    counter."""
     precision = select_precision(config.precision, select_device(config.device))
     require_compiler(config.compile, precision.device)
-    take_late()  # of a run before, in this process
+    take_late()  # discards an interrupt of the previous run in this process
     with Interrupts(), process_group(precision.device) as group:
         data = saved.save(config, verb)
         if group.size > 1:
             require_same(group, {**versions(tuple(config.plugins)), **keys(saved.body(data))})
         if group.rank > 0:
-            yield _followed(verb, config, precision, group, data)
+            path, result = group.first(("", None))
+            folder, output = FollowedFolder(Path(path), data, result), Output()
+            yield OpenRun(verb, config, folder, output, precision, _trackers(verb, config, folder, output), group)
             return
         with _opened(verb, config, stem, precision, group, data) as opened:
             yield opened
 
 
-def _followed(verb: str, config: RunConfig, precision: Precision, group: ProcessGroup, data: dict[str, Any]) -> OpenRun:
-    """The run as the processes behind the first have it."""
-    path, result = group.first(("", None))
-    folder, output = FollowedFolder(Path(path), data, result), Output()
-    return OpenRun(verb, config, folder, output, precision, _trackers(verb, config, folder, output), group)
-
-
 @contextmanager
 def _opened(
-    verb: str, config: RunConfig, stem: str, precision: Precision, group: ProcessGroup, data: dict[str, Any]
+    verb: str, config: RunConfig, stem: str, precision: Precision, group: ProcessGroup, data: JsonObject
 ) -> Iterator[OpenRun]:
-    """The run as the process has it that writes."""
-    others, folder = RUNS.exists(), None
+    """The run in rank 0, which writes its folder."""
+    runs_existed, folder = RUNS.exists(), None
     try:
         folder = select_folder(RUNS, config.name, config.run_dir, stem)
         same_past = partial(require_same_past, verb, config)
         with RunFolder(folder, data, saved.to_yaml(data), same_past, completed) as run:
             output = Output(log=run.append_log)
-            if run.extends:  # held against its past before anything is written
+            if run.extends:  # compares it with its past before anything is written
                 run.resume_point(_warned(output))
             note_run(run.path)
             result = run.result()
@@ -181,16 +174,16 @@ def _opened(
     except KeyboardInterrupt as interrupt:
         opened = folder is not None and (folder / "config.yaml").exists()
         resume = command_line("resume", str(folder)) if opened else None
-        raise stopped(interrupt, " while the run was made ready", resume) from interrupt
+        raise stopped(interrupt, " while the run was prepared", resume) from interrupt
     except UserError:
-        if not others:  # a mistake leaves no empty folder behind; one with runs in it stays
+        if not runs_existed:  # an error leaves no empty folder behind
             with suppress(OSError):
                 RUNS.rmdir()
         raise
 
 
 def _trackers(verb: str, config: RunConfig, run: RunFolder, output: Output) -> Trackers:
-    """The trackers of a run; of several processes that train together the first one's alone."""
+    """The trackers of a run; only rank 0 has any."""
     path = run.path.resolve()
     is_job = (path / "job.json").is_file()
     tracked_run = partial(
@@ -210,20 +203,17 @@ def _warned(output: Output) -> Callable[[str], None]:
     return lambda text: output.line(f"warning: {text}", "yellow")
 
 
-# The start of a run: its tokenizer and its weights.
-
-
 def saved_tokenizer(run: OpenRun) -> Tokenizer | None:
-    """The tokenizer this run must use: of its own checkpoint, else of the one it starts from; else None."""
+    """The tokenizer of the run's own checkpoint, otherwise `starting_tokenizer`."""
     if run.checkpoint is not None:
         return Tokenizer.load(run.checkpoint, run.config.tokenizer.parse_special_tokens)
     return starting_tokenizer(run.config)
 
 
 def starting_tokenizer(config: RunConfig) -> Tokenizer | None:
-    """The tokenizer of the checkpoint the weights start from, or else of the teacher, or of the hub; None where none
-    of them is named."""
-    origin = starts_from(config) or _vocabulary_of(config)
+    """The tokenizer of the starting checkpoint, otherwise of the teacher, otherwise of the hub; None if none of them is
+    named."""
+    origin = starts_from(config) or _teacher_with_vocabulary(config)
     if origin is None:
         return hub_tokenizer(config.tokenizer, config.offline)
     published = hf_folder(origin, config.offline)
@@ -231,8 +221,8 @@ def starting_tokenizer(config: RunConfig) -> Tokenizer | None:
     return Tokenizer.load(folder, config.tokenizer.parse_special_tokens)
 
 
-def _vocabulary_of(config: RunConfig) -> str | None:
-    """The teacher whose vocabulary the run has; None where its files are named, and where there is no such teacher."""
+def _teacher_with_vocabulary(config: RunConfig) -> str | None:
+    """The teacher whose tokenizer the run uses; None if the run names tokenizer files, or without such a teacher."""
     for path in config.distill.checkpoints[:1] if not isinstance(config.tokenizer, FolderConfig) else ():
         if config.distill.same_batches:
             return path
@@ -250,18 +240,18 @@ def hub_tokenizer(config: TokenizerConfig, offline: bool) -> Tokenizer | None:
 
 
 def starts_from(config: RunConfig) -> str | None:
-    """The checkpoint the weights start from; None for random ones."""
+    """The checkpoint that the weights start from; None for random weights."""
     return None if config.checkpoint in (None, "none") else config.checkpoint
 
 
 def require_fit(config: RunConfig, tokenizer: Tokenizer) -> None:
-    """Every token needs its row of the embedding, and a vocabulary that came with its files the special tokens that
-    are asked for. UserError before any text is read with it."""
+    """Raise UserError, before any text is read, if the tokenizer has more tokens than the embedding has rows, or lacks
+    special tokens that the run needs."""
     model = config.model
     if tokenizer.vocab_size > model.vocab_size:
         raise UserError(
-            f"the tokenizer has {tokenizer.vocab_size:,} tokens, model.vocab_size={model.vocab_size:,} has fewer rows",
-            f"model.vocab_size={tokenizer.vocab_size}, or a smaller tokenizer.vocab_size=",
+            f"the tokenizer has {tokenizer.vocab_size:,} tokens, more than model.vocab_size={model.vocab_size:,}",
+            f"set model.vocab_size={tokenizer.vocab_size}, or a smaller tokenizer.vocab_size=",
         )
     roles = {*tokenizer.roles, *(["sentinel"] if tokenizer.sentinels else [])}
     parts = config.objective.parts() if isinstance(config, PretrainConfig) else ()
@@ -280,11 +270,19 @@ def require_fit(config: RunConfig, tokenizer: Tokenizer) -> None:
 def start_weights(
     config: RunConfig, heads: Mapping[str, LoadedHead] | None = None, resumed_from: Path | None = None
 ) -> Weights | None:
-    """The weights the run starts from, with what a tuning method added merged; None where they are random, or gone.
+    """Read the weights that a run starts from, with the tensors of a tuning method merged.
 
-    heads: by task, its head in the weights. resumed_from: the run's own checkpoint; a complete one makes the weights
-    unnecessary unless the run reads them throughout. UserError where they cannot be read, or have changed since the
-    run was started.
+    Args:
+        config: The run's configuration.
+        heads: By task, its head in the weights.
+        resumed_from: The run's own checkpoint. A complete one does not need the starting weights, unless the tuning
+            method reads them throughout training.
+
+    Returns:
+        The weights; None for random weights, or if a resumed run does not need them and they are gone.
+
+    Raises:
+        UserError: If they cannot be read, or have changed since the run started.
     """
     origin = starts_from(config)
     if origin is None:
@@ -307,19 +305,17 @@ def start_weights(
 def base_of(
     run: OpenRun, learner: BaseLearner, start: Weights | None, loaded: LoadReport | None, tokenizer: Tokenizer
 ) -> Base | None:
-    """The tensors that a tuned run's checkpoints leave to its starting checkpoint; None if they are complete."""
+    """The tensors that a tuned run's checkpoints leave to its starting checkpoint; None if its checkpoints are
+    complete."""
     resumes = run.checkpoint
     if start is None or loaded is None or start.merged or (resumes is not None and saved_base(resumes) is None):
         return None
-    names = left_to_base(learner, loaded)
+    names = left_to_base(learner, loaded.loaded)
     if not names:
         return None
-    path = None if start.revision is not None else str(start.folder.expanduser().resolve())
-    sha256 = digest({name: start.tensors[name] for name in names})
-    parts = tuple(sorted({part_of(name) for name in names}))
-    return Base(str(starts_from(run.config)), path, start.revision, parts, sha256, tokenizer.fingerprint, names)
+    return base_of_weights(str(starts_from(run.config)), start, names, tokenizer)
 
 
 def prior_weights(config: FinetuneConfig) -> list[Weights]:
-    """The weights of the runs that the tuning method builds on. The run's own checkpoints have their own copy."""
+    """The weights of the finished runs that the tuning method combines. The run's own checkpoints have a copy."""
     return [read(path, config.offline) for path in config.tuning.builds_on]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import islice
-from typing import Any
 
 import numpy as np
 
 from lmtool.config.plugins import command_line
+from lmtool.config.saved import JsonObject
 from lmtool.data.configs import DataConfig
 from lmtool.data.examples import SplitData
 from lmtool.data.sources import OnStage, Source, open_source
@@ -26,16 +26,15 @@ from lmtool.tasks.loading import TaskData
 from lmtool.tasks.mixture import read_tasks, rows_of
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import part_of
-from lmtool.weights.assemble import assemble
-from lmtool.weights.loading import LoadReport
+from lmtool.weights.assemble import LoadReport, assemble
 
-# The suggested prompt: so many words of the held-out text, and tokens that surely hold them.
+# The suggested prompt: number of words of the held-out text, and of tokens that are enough for them.
 _PROMPT_WORDS, _PROMPT_TOKENS = 5, 40
 
 
 class PretrainPreparation:
-    """Prepares a pretraining run. config: with the labels of the tasks among its objectives as found in their data, for
-    a checkpoint must know their names. tasks: the data of these tasks."""
+    """Prepares a pretraining run. config: its configuration, whose tasks (among the objectives) have the labels found
+    in the data. tasks: the data of these tasks."""
 
     verb = "pretrain"
 
@@ -46,8 +45,7 @@ class PretrainPreparation:
         self._sources: list[tuple[DataConfig, Source]] = []
 
     def prepare(self, run: OpenRun) -> Session:
-        """Build everything that the run needs. UserError where the run resumes and its data have changed, or where
-        its parts do not go together."""
+        """Build the run's session. UserError if the run resumes with changed data, or if its parts do not fit."""
         config, on_stage = self.config, run.output.stage
         tokenizer = saved_tokenizer(run)
         contents, metadata = self._provenance(on_stage)
@@ -55,16 +53,12 @@ class PretrainPreparation:
         tokenizer = tokenizer or self.trained_tokenizer(on_stage)
         require_fit(config, tokenizer)
         by_phase: list[dict[str, SplitData]] = []
-        for number, phase_config in enumerate(config.forms):
-            same_text = next(
-                (earlier for earlier in range(number) if config.forms[earlier].data == phase_config.data), None
-            )
-            if same_text is not None:
-                by_phase.append(by_phase[same_text])
-                continue
-            by_phase.append(
-                {split: self.split(phase_config, split, tokenizer, on_stage) for split in ("train", "validation")}
-            )
+        sections = [phase.data for phase in config.forms]
+        for number, phase in enumerate(config.forms):
+            first = sections.index(phase.data)
+            splits = ("train", "validation") if first == number else ()
+            tokenized = {split: self.split(phase, split, tokenizer, on_stage) for split in splits}
+            by_phase.append(tokenized or by_phase[first])
         metadata["tokenized"] = tokenized_metadata(by_phase[0]["train"])
         learner, loaded = assemble(config, tokenizer, start_weights(config, resumed_from=run.checkpoint))
         return Session(
@@ -76,14 +70,12 @@ class PretrainPreparation:
             phases=phases_of(config, learner, tokenizer, by_phase),
             metadata=metadata,
             contents=contents,
-            next_commands=_commands_after_pretraining(
-                str(run.folder.path), tokenizer, learner, by_phase[-1]["validation"]
-            ),
+            next_commands=_after_pretraining(str(run.folder.path), tokenizer, learner, by_phase[-1]["validation"]),
             distilled=distilled(config, learner, tokenizer, run.precision, contents),
         )
 
     def source(self, data: DataConfig, on_stage: OnStage) -> Source:
-        """The text of a section, opened once: phases of the same section share it."""
+        """The text of a `data` section, opened once: phases with the same section share it."""
         for section, source in self._sources:
             if section == data:
                 return source
@@ -103,7 +95,7 @@ class PretrainPreparation:
         source, rows = self.source(config.data, on_stage), rows_of(self.tasks, split)
         return text_of(config.data, source, split, tokenizer, config.cache_dir, on_stage, rows)
 
-    def _provenance(self, on_stage: OnStage) -> tuple[Contents, dict[str, Any]]:
+    def _provenance(self, on_stage: OnStage) -> tuple[Contents, JsonObject]:
         """The hashes of the data, and their metadata for the first screen."""
         phase_configs = self.config.forms
         first = self.source(phase_configs[0].data, on_stage)
@@ -120,12 +112,10 @@ class PretrainPreparation:
         return contents, metadata
 
 
-def _commands_after_pretraining(
-    folder: str, tokenizer: Tokenizer, learner: BaseLearner, held_out: SplitData
-) -> list[str]:
+def _after_pretraining(folder: str, tokenizer: Tokenizer, learner: BaseLearner, held_out: SplitData) -> list[str]:
     """Commands that the user may type next."""
     finetune = command_line("finetune", "task=pydocs", f"checkpoint={folder}")
-    if type(learner).respond is BaseLearner.respond:  # it answers no texts
+    if type(learner).respond is BaseLearner.respond:  # the learner does not answer texts
         return [finetune]
     mask = tokenizer.roles.get("mask") if hasattr(learner, "logits_at") else None  # for objectives that fill masks
     prompt = _prompt(held_out, tokenizer)
@@ -134,7 +124,7 @@ def _commands_after_pretraining(
 
 
 def _prompt(held_out: SplitData, tokenizer: Tokenizer) -> str:
-    """The first words of the held-out text, as the model reads them: a prompt in the run's own language."""
+    """The first words of the held-out text as the model reads them, for a prompt in the language of the run."""
     text = next((split.store for split in (held_out, *held_out.members.values()) if split.store is not None), None)
     if text is None or not len(text):
         return "This function returns"
@@ -142,16 +132,13 @@ def _prompt(held_out: SplitData, tokenizer: Tokenizer) -> str:
     return " ".join(plain(tokenizer.decode(tokens.tolist())).split()[:_PROMPT_WORDS])
 
 
-# The session of a finetuning run: labeled rows, tokenizer, learner.
-
-
 _SAMPLED_TEXTS = 2000
-"""Training texts whose unknown words are counted."""
+"""Number of training texts whose unknown tokens are counted."""
 
 
 class FinetunePreparation:
-    """Prepares a finetuning run. config: with the task's labels as found in its data, for a checkpoint must know their
-    names. task: its data. heads: by task, the head in the checkpoint that the run starts from."""
+    """Prepares a finetuning run. config: its configuration, whose task has the labels found in the data. task: its
+    data. heads: by task, its head in the starting checkpoint."""
 
     verb = "finetune"
 
@@ -161,8 +148,7 @@ class FinetunePreparation:
         self.stem = f"{self.config.task.name}-{self.config.model.name}"
 
     def prepare(self, run: OpenRun) -> Session:
-        """Build everything that the run needs. UserError where the run resumes and its data have changed, or where
-        its parts do not go together."""
+        """Build the run's session. UserError if the run resumes with changed data, or if its parts do not fit."""
         config, task = self.config, self.task
         contents = contents_of(task.members)
         require_same_data(run, contents)
@@ -172,7 +158,7 @@ class FinetunePreparation:
         prior = [] if run.checkpoint is not None else prior_weights(config)
         learner, loaded = assemble(config, tokenizer, start, earlier=prior)
         base = base_of(run, learner, start, loaded, tokenizer)
-        del start, prior  # the learner holds what it needs of them
+        del start, prior  # frees their memory: the learner has copies
         metadata = self._metadata(tokenizer)
         if run.checkpoint is None:
             metadata["warnings"] += untrained_part_warnings(learner, loaded)
@@ -198,20 +184,21 @@ class FinetunePreparation:
         size = self.config.tokenizer.vocab_size or self.config.model.vocab_size
         return tokenizer_of_rows(self.config.tokenizer, self.task.texts(), size, on_stage)
 
-    def _metadata(self, tokenizer: Tokenizer) -> dict[str, Any]:
+    def _metadata(self, tokenizer: Tokenizer) -> JsonObject:
         """Metadata of the data for the first screen."""
         notes = [head.note for head in self.heads.values() if head.note]
-        metadata = {**self.task.metadata, **({"head": "; ".join(notes)} if notes else {})}
         unknown = self._unknown_fraction(tokenizer)
-        metadata |= {"unknown_fraction": unknown} if unknown else {}
-        metadata["warnings"] = [
-            *metadata.get("warnings", ()),
-            *self.config.tuning.warnings(self.config.optimizer, self.config.model),
-        ]
-        return metadata
+        warnings = self.config.tuning.warnings(self.config.optimizer, self.config.model)
+        metadata: JsonObject = self.task.metadata
+        return {
+            **metadata,
+            **({"head": "; ".join(notes)} if notes else {}),
+            **({"unknown_fraction": unknown} if unknown else {}),
+            "warnings": [*metadata.get("warnings", ()), *warnings],
+        }
 
     def _unknown_fraction(self, tokenizer: Tokenizer) -> float:
-        """The fraction of the tokens of some training texts that the vocabulary lacks."""
+        """The fraction of unknown tokens in a sample of the training texts."""
         unknown = tokenizer.roles.get("unk")
         texts = list(islice((text for column in self.task.texts() for text in column), _SAMPLED_TEXTS))
         ids = np.concatenate([np.empty(0, dtype=np.int32), *tokenizer.encode_batch(texts)])
@@ -219,19 +206,19 @@ class FinetunePreparation:
 
 
 def untrained_part_warnings(learner: BaseLearner, loaded: LoadReport | None) -> Iterator[str]:
-    """Warnings about parts that the task reads, that no checkpoint trained and that this run does not train."""
+    """Warnings about parts that the task reads, but that neither a checkpoint nor this run trains."""
     backbone = {name: tensor for name, tensor in learner.named_parameters() if part_of(name) == "backbone"}
     frozen = sum(tensor.numel() for name, tensor in backbone.items() if name not in learner.learning)
     if loaded is None and frozen:
         yield (
-            f"checkpoint=none: {frozen:,} parameters of the backbone are random and never learn; set checkpoint= of a "
+            f"checkpoint=none: {frozen:,} parameters of the backbone are random and frozen; set checkpoint= to a "
             "pretrained model, or tuning=full"
         )
     for name in learner.pretrained:
         if loaded is None or f"heads.{name}" in loaded.new:
             yield (
-                f"heads.{name} is new: what it says of words means nothing yet; checkpoint= with a language model's "
-                "head has one (lmtool pretrain, or a published folder of it)"
+                f"heads.{name} is new and predicts random words; set checkpoint= to one with a language modeling head "
+                "(of lmtool pretrain, or a published folder)"
             )
 
 

@@ -1,10 +1,9 @@
-"""The origin of a run, its data and teachers: saved in each checkpoint, and compared when the run resumes from
-one.
+"""The origin of a run, its data and its teachers: saved in each checkpoint, and compared when the run resumes.
 
-data.json   {"data=text": {"text": sha256, "bytes": ..., ...}, "task=sst2": {"train rows": ..., "train texts": sha256,
-            "train labels": sha256, "dev rows": ..., ...}}
-base.json   of a tuned run: which weights it left out, see weights/loading.py
-teachers.json   of a distilled run: {"runs/NAME": sha256 of the tensors that the student learns from}
+data.json       {"data=text": {"text": sha256, "bytes": ..., ...}, "task=sst2": {"train rows": ..., "train texts":
+                sha256, "train labels": sha256, "dev rows": ..., ...}}
+base.json       for a tuned run: the weights that its checkpoints leave out, see weights/base.py
+teachers.json   for a distilled run: {"runs/NAME": sha256 of the tensors that the student learns from}
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from lmtool.config.checkpoint import (
     CONFIG,
@@ -29,33 +28,33 @@ from lmtool.config.checkpoint import (
     read_state,
     saved_steps,
 )
+from lmtool.config.saved import JsonObject
 from lmtool.config.tables import Choice, build
 from lmtool.data.sources import Source
 from lmtool.distillation.distilled import Distilled
 from lmtool.errors import UserError, cannot_write
 from lmtool.resolver.trunks import Trunk
 from lmtool.runs.checkpoints import copy_checkpoint
-from lmtool.runs.files import to_json
+from lmtool.runs.files import read_rows, to_json
 from lmtool.runs.identity import budgets
-from lmtool.runs.run_folder import read_rows
 from lmtool.session.open_run import OpenRun, starts_from
 from lmtool.system.files import Damaged, sha256
 from lmtool.system.secrets import masked
 from lmtool.tasks.loading import TaskData
 from lmtool.training.configs import ScheduleConfig
 from lmtool.training.progress import Progress
+from lmtool.weights.base import digest
 from lmtool.weights.folders import WEIGHTS, hf_folder
-from lmtool.weights.loading import digest
 
 LINEAGE = "lineage.json"
-Lineage = Sequence[dict[str, Any]]
+Lineage = Sequence[JsonObject]
 
 
 def lineage_of(run: OpenRun) -> Lineage:
-    """The checkpoints before a run; none where it starts from random weights. One that resumes finds them in its own
-    checkpoint: what it started from may be gone."""
+    """The checkpoints that a run descends from; none for random weights. A run that resumes reads them from its own
+    checkpoint, because the checkpoint that it started from may be gone."""
     if run.checkpoint is not None:
-        return _before(run.checkpoint)
+        return _ancestors(run.checkpoint)
     origin = starts_from(run.config)
     if origin is None:
         return []
@@ -66,18 +65,10 @@ def lineage_of(run: OpenRun) -> Lineage:
         revision = {} if folder_of_hub.revision is None else {"revision": folder_of_hub.revision}
         return [{"checkpoint": origin, **revision, **hashes}]
     folder = find(origin)
-    return [*_before(folder), {"checkpoint": origin, **_origin(folder)}]
+    return [*_ancestors(folder), {"checkpoint": origin, **_origin(folder)}]
 
 
-def branched(trunk: Trunk) -> Lineage:
-    """The checkpoints before a branch: those of its trunk, and the one that it takes up, with the tokens and seconds
-    that were spent until there."""
-    state = read_state(trunk.point)
-    costs = {key: state[key] for key in ("tokens", "seconds") if key in state}
-    return [*_before(trunk.point), {"checkpoint": str(trunk), **_origin(trunk.point), **costs}]
-
-
-def _origin(folder: Path) -> dict[str, Any]:
+def _origin(folder: Path) -> JsonObject:
     """Step, command and hash of a checkpoint."""
     manifest = read_manifest(folder)
     values = {"step": manifest.metadata.get("step"), "command": _command(folder), **manifest.files[MODEL]}
@@ -89,8 +80,8 @@ def lineage_line(lineage: Lineage) -> str:
     return " → ".join(str(entry["checkpoint"]) for entry in lineage)
 
 
-def _before(folder: Path) -> Lineage:
-    """The checkpoints before one of lmtool's."""
+def _ancestors(folder: Path) -> Lineage:
+    """The checkpoints that a checkpoint of lmtool descends from."""
     if LINEAGE not in read_manifest(folder).files:
         return []
     entries = read_json(folder, LINEAGE).get("checkpoints")
@@ -98,7 +89,7 @@ def _before(folder: Path) -> Lineage:
 
 
 def _command(folder: Path) -> str:
-    """The command line that made a checkpoint, as its run's environment.json has it; else the command alone."""
+    """The command line that wrote a checkpoint, from its run's environment.json; without that file, only the verb."""
     with suppress(OSError, ValueError, TypeError, LookupError):
         argv = json.loads((folder.parents[1] / "environment.json").read_text(encoding="utf-8"))["arguments"]
         if len(argv) > 1:
@@ -109,12 +100,13 @@ def _command(folder: Path) -> str:
 
 
 TEACHERS = "teachers.json"
-Contents = dict[str, dict[str, Any]]
-"""By origin ("data=text", "task=sst2"): hashes and counts of what it holds, by what they are of."""
+Contents = dict[str, JsonObject]
+"""By origin ("data=text", "task=sst2"): hashes and counts by name ("train rows", "train texts", ...)."""
 
 
 def contents_of(tasks: Mapping[str, TaskData], text: tuple[str, Source] | None = None) -> Contents:
-    """tasks: labeled data by the task's name. text: the name of a text's configuration, and the text."""
+    """Hashes and counts of data. tasks: labeled data by the task's name. text: the name of a text's configuration, and
+    the text."""
     contents = {f"task={name}": task.contents() for name, task in tasks.items()}
     if text is not None:
         name, source = text
@@ -124,7 +116,7 @@ def contents_of(tasks: Mapping[str, TaskData], text: tuple[str, Source] | None =
 
 
 def require_same_data(opened: OpenRun, contents: Contents) -> None:
-    """UserError, naming what differs, where the run resumes and its data are not those it was started with."""
+    """Raise UserError if the run resumes and its data have changed."""
     checkpoint = opened.checkpoint
     if checkpoint is None or DATA not in read_manifest(checkpoint).files:
         return
@@ -134,27 +126,28 @@ def require_same_data(opened: OpenRun, contents: Contents) -> None:
         before = saved.get(origin)
         before = before if isinstance(before, dict) else {}
         changed_keys = [key for key in now if before.get(key) != now[key]]
-        if any(isinstance(now[key], str) for key in changed_keys):  # hashes decide, counts only say more
+        if any(isinstance(now[key], str) for key in changed_keys):  # hashes decide; counts are only for the message
             changes.append(f"{origin}: {', '.join(_change(key, before.get(key), now[key]) for key in changed_keys)}")
     if changes:
         run = opened.folder.path
         raise UserError(
             f"the data of {run} changed after {checkpoint.name}: {'; '.join(changes)}",
-            f"restore them; or start another run from these weights: the same command with name=NEW checkpoint={run}",
+            f"restore the data; or start another run from these weights: the same command with name=NEW "
+            f"checkpoint={run}",
         )
 
 
-def _change(key: str, before: Any, now: Any) -> str:
+def _change(key: str, before: object, now: object) -> str:
     return f"{key} {before:,} -> {now:,}" if type(before) is type(now) is int else f"other {key}"
 
 
 def teacher_digests(distilled: Distilled) -> dict[str, str]:
-    """The sha256 of each teacher's tensors, by the name that the user gave it."""
+    """The sha256 of each teacher's tensors, by the value of `checkpoint=` that names the teacher."""
     return {teacher.origin: digest(teacher.learner.state_dict()) for teacher in distilled.teachers}
 
 
 def require_same_teachers(opened: OpenRun, teachers: Mapping[str, str]) -> None:
-    """UserError, with both hashes, where the run resumes and a teacher is another than it was started with."""
+    """Raise UserError, with both hashes, if the run resumes and a teacher has changed."""
     checkpoint = opened.checkpoint
     if checkpoint is None or TEACHERS not in read_manifest(checkpoint).files:
         return
@@ -166,19 +159,20 @@ def require_same_teachers(opened: OpenRun, teachers: Mapping[str, str]) -> None:
             raise UserError(
                 f"the teacher {origin} changed after {checkpoint.name} of {run}: sha256 {str(before)[:16]} then, "
                 f"{now[:16]} now",
-                f"restore it; or start another run from these weights: the same command with name=NEW checkpoint={run}",
+                f"restore the teacher; or start another run from these weights: the same command with name=NEW "
+                f"checkpoint={run}",
             )
 
 
-# The start of a branch: a copy of its trunk's checkpoint, in its own folder, and the rows until there.
+# A branch starts with a copy of its trunk's checkpoint and the trunk's rows up to that step.
 #
-# The copy has the branch's configuration, no best checkpoint yet, and a line more in its lineage. From then on the
-# branch is a run that resumes, and needs its trunk no more. The trunk is read only: it may be under way.
+# The copy has the branch's configuration, no best checkpoint, and one more entry in its lineage. From then on the
+# branch is a run that resumes and does not need its trunk. The trunk is only read: it may still be training.
 
 
 def begin_branch(run: OpenRun) -> None:
-    """Make the first checkpoint of a branch that has none. UserError where that of the trunk is damaged, or was taken
-    away while it was copied."""
+    """Write the first checkpoint of a branch that has none. UserError if the trunk's checkpoint is damaged, or is
+    removed while it is copied."""
     if run.folder.writes:
         _begin_branch(run)
     run.group.wait()
@@ -190,12 +184,15 @@ def _begin_branch(opened: OpenRun) -> None:
         return
     trunk = Trunk.of(branch)
     trunk.require_same(run.config)
-    state = _first_state(read_state(trunk.point), trunk, run.config)
-    warning = _jump(trunk, opened)
+    saved_state = read_state(trunk.point)
+    state = _first_state(saved_state, trunk, run.config)
+    warning = _rate_jump(trunk, opened)
     if warning is not None:
         opened.output.line(f"warning: {warning}", "yellow")
-    run.begin_at(trunk.step, (row for row in read_rows(trunk.run) if row["step"] <= trunk.step))
-    replaced = {CONFIG: run.config, STATE: state, LINEAGE: {"checkpoints": list(branched(trunk))}}
+    run.begin_at(trunk.step, (row for row in read_rows(trunk.run / "metrics.jsonl") if row["step"] <= trunk.step))
+    costs = {key: saved_state[key] for key in ("tokens", "seconds") if key in saved_state}
+    lineage = [*_ancestors(trunk.point), {"checkpoint": str(trunk), **_origin(trunk.point), **costs}]
+    replaced = {CONFIG: run.config, STATE: state, LINEAGE: {"checkpoints": lineage}}
     try:
         copy_checkpoint(
             trunk.point, run.checkpoints, {name: to_json(content).encode() for name, content in replaced.items()}
@@ -206,14 +203,14 @@ def _begin_branch(opened: OpenRun) -> None:
         if trunk.point.is_dir():
             raise trunk.refusal(damage) from damage
         raise UserError(
-            f"{trunk.point} was taken away while it was copied: its run is under way, and keeps others",
-            f"set branch={trunk.run}@last; keep=all, or keep_every=, keeps more of a run",
+            f"{trunk.point} was removed while it was copied: its run is still training and has removed the checkpoint",
+            f"set branch={trunk.run}@last; or train the trunk with keep=all or keep_every=, to retain more checkpoints",
         ) from damage
 
 
-def _jump(trunk: Trunk, run: OpenRun) -> str | None:
-    """What to say where the learning rate of the first step is another than the trunk's would have been, by a twentieth
-    or more. None where the branch's end is not known yet."""
+def _rate_jump(trunk: Trunk, run: OpenRun) -> str | None:
+    """A warning if the learning rate of the branch's first step differs by more than 5% from the trunk's at that step;
+    None if the number of steps of the branch is not known yet."""
     config, before = run.config, trunk.config()
     if set(budgets(run.folder.config)) != {"max_steps"}:
         return None
@@ -228,14 +225,14 @@ def _jump(trunk: Trunk, run: OpenRun) -> str | None:
     if abs(rates[1] - rates[0]) <= 0.05 * max(rates):
         return None
     return (
-        f"the learning rate jumps: step {trunk.step + 1} of {trunk.run} has {rates[0]:.3g}; it has {rates[1]:.3g} with "
-        f"schedule={config.schedule.name} and max_steps={config.max_steps}"
+        f"the learning rate jumps: step {trunk.step + 1} has {rates[0]:.3g} in {trunk.run}, and {rates[1]:.3g} with "
+        f"schedule={config.schedule.name} max_steps={config.max_steps}"
     )
 
 
-def _first_state(saved: dict[str, Any], trunk: Trunk, config: dict[str, Any]) -> dict[str, Any]:
-    """The counters that a branch begins with: its best checkpoint will be one of its own, and another budget has a
-    horizon of its own."""
+def _first_state(saved: JsonObject, trunk: Trunk, config: JsonObject) -> JsonObject:
+    """The counters that a branch begins with: without the trunk's best checkpoint and, if the budget differs, without
+    the trunk's number of steps."""
     try:
         progress = Progress.from_plain(saved)
     except ValueError as error:

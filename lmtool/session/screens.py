@@ -1,16 +1,17 @@
-"""The screens that begin and end a run, and what it writes with them."""
+"""The first and last screen of a run, and the files that it writes with them: facts.json, result.json, the report."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import nn
 
 from lmtool.config.checkpoint import read_state
+from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.costs.memory_of_run import trainable_by_role
 from lmtool.learners.base import BaseLearner
 from lmtool.nn.stack import attention_path
@@ -30,12 +31,12 @@ from lmtool.training.group import ALONE, ProcessGroup
 from lmtool.training.optimizers import levels, training_groups
 from lmtool.training.precision import Precision
 from lmtool.training.progress import Progress, TrainingResult
-from lmtool.weights.loading import LoadReport
+from lmtool.weights.assemble import LoadReport
 
 
 class _Kind(NamedTuple):
-    """Settings that the parameters of a row share. rate: full learning rate. decay: weight decay. first: the step from
-    which they learn; None: not in this run."""
+    """Settings shared by the parameters of a row. rate: maximum learning rate. decay: weight decay. first: the first
+    step in which they learn; None if they never do in this run."""
 
     rate: float
     decay: float
@@ -43,8 +44,8 @@ class _Kind(NamedTuple):
 
 
 def rates(learner: BaseLearner, optimizer: OptimizerConfig, steps: int) -> list[RateRow]:
-    """Rows from the head down; levels with the same settings share a row, called "all" if it is the only one. Frozen
-    parameters are in no row."""
+    """Rows of learning rates from the head down. Levels with the same settings share a row, named "all" if it is the
+    only one. Frozen parameters are left out."""
     decay = getattr(optimizer, "weight_decay", getattr(optimizer, "l2", 0.0))
     of_name = {
         name: (group.learning_rate_scale, decay * group.weight_decay_scale, parameter.numel())
@@ -80,7 +81,7 @@ def rates(learner: BaseLearner, optimizer: OptimizerConfig, steps: int) -> list[
 
 
 def never_trained_warning(rows: Sequence[RateRow]) -> str | None:
-    """A warning where the run ends before everything that should learn does."""
+    """A warning if the run ends before some groups begin to learn; otherwise None."""
     names = [row["group"] for row in rows if row["from_step"] is None]
     if not names:
         return None
@@ -88,7 +89,7 @@ def never_trained_warning(rows: Sequence[RateRow]) -> str | None:
     return f"the run ends before these begin to learn: {', '.join(names)}; {hint}"
 
 
-# Facts for the report alone: the first screen stays one screen.
+# Metadata that only the report shows, to keep the first screen short.
 _REPORT_ONLY = frozenset(
     {
         "fingerprint", "split", "held_out", "steps_per_epoch", "store_tokens", "tokens", "files",
@@ -97,14 +98,14 @@ _REPORT_ONLY = frozenset(
     }
 )  # fmt: skip
 
-# Shares of what is read for nothing, and of what is not read.
+# Fractions of padding tokens and of truncated tokens.
 WASTE = ("padding_fraction", "truncated_fraction")
 
 
 def machine_metadata(
     config: RunConfig, learner: nn.Module, precision: Precision, compilation: Compilation, group: ProcessGroup = ALONE
 ) -> dict[str, str]:
-    """Where the run computes and how: for the screen and the report."""
+    """Devices, number format and kernels of a run, for the first screen and the report."""
     prefixes = {False}
     if isinstance(config, PretrainConfig) and config.model.architecture == "decoder":
         prefixes = {part.prefixes for part in config.objective.parts()}
@@ -118,15 +119,8 @@ def machine_metadata(
     }
 
 
-def _screen_machine(machine: Mapping[str, str], cuda: bool) -> dict[str, str]:
-    """What of it the first screen says: on a CPU attention has one path, and nothing is compiled unless it was asked
-    for."""
-    hidden = {"dropout"} if cuda or machine["compiled"].startswith("yes") else {"dropout", "attention", "compiled"}
-    return {name: fact for name, fact in machine.items() if name not in hidden}
-
-
 def _devices(config: RunConfig, precision: Precision, group: ProcessGroup) -> dict[str, str]:
-    """The device; of several processes how many there are, and on a CPU the threads of each."""
+    """The device; for several processes also their number and, on a CPU, the threads of each."""
     if group.size == 1:
         return {"device": str(precision.device)}
     threads = torch.get_num_threads()
@@ -134,8 +128,8 @@ def _devices(config: RunConfig, precision: Precision, group: ProcessGroup) -> di
     return {"device": precision.device.type, "processes": f"{group.size} ({config.parallel}{each})"}
 
 
-def begin(session: Session, metadata: Mapping[str, Mapping[str, Any]], plan: RunPlan, baseline: Baseline) -> None:
-    """Write facts.json and show the first screen. metadata: by section, "data", "model" and "run"."""
+def begin(session: Session, metadata: Mapping[str, JsonMapping], plan: RunPlan, baseline: Baseline) -> None:
+    """Write facts.json and print the first screen. metadata: by section, "data", "model" and "run"."""
     opened, learner, compilation = session.run, session.learner, session.compilation
     config, data = opened.config, metadata["data"]
     machine = machine_metadata(config, learner, opened.precision, compilation, opened.group)
@@ -145,7 +139,7 @@ def begin(session: Session, metadata: Mapping[str, Mapping[str, Any]], plan: Run
     state = {} if opened.checkpoint is None else read_state(opened.checkpoint)
     # Without a tuning method everything learns.
     learns = {} if learner.tuning is None else trainable_by_role(learner)
-    report: dict[str, Any] = {
+    report: JsonObject = {
         "data": dict(data),
         "model": {**model, "parameters": plan.parameters, **machine},
         "learns": learns,
@@ -155,6 +149,9 @@ def begin(session: Session, metadata: Mapping[str, Mapping[str, Any]], plan: Run
         **metadata["run"],
     }
     opened.folder.write_json("facts.json", report)
+    hidden = {"dropout"}
+    if opened.precision.device.type != "cuda" and not machine["compiled"].startswith("yes"):
+        hidden |= {"attention", "compiled"}  # a CPU has one attention path, and compiles only on request
     screen = StartScreen(
         command=opened.verb,
         run_dir=str(opened.folder.path),
@@ -163,7 +160,7 @@ def begin(session: Session, metadata: Mapping[str, Mapping[str, Any]], plan: Run
         model=model,
         plan=plan,
         baseline=baseline,
-        machine=_screen_machine(machine, opened.precision.device.type == "cuda"),
+        machine={name: text for name, text in machine.items() if name not in hidden},
         trainable=learns,
         rates=learning_rates,
         resumed_step=state.get("step"),
@@ -173,27 +170,25 @@ def begin(session: Session, metadata: Mapping[str, Mapping[str, Any]], plan: Run
     _warn(session, (*warnings_of(data), *plan.warnings), learning_rates, state)
 
 
-def _warn(
-    session: Session, warnings: Sequence[str], learning_rates: Sequence[RateRow], state: Mapping[str, Any]
-) -> None:
-    """The warnings below the first screen. state: of the checkpoint that the run resumes from."""
+def _warn(session: Session, warnings: Sequence[str], learning_rates: Sequence[RateRow], state: JsonMapping) -> None:
+    """Print the warnings below the first screen. state: of the checkpoint that the run resumes from."""
     opened, config = session.run, session.config
-    longest = max(form.max_length for form in (config.forms if isinstance(config, PretrainConfig) else (config,)))
+    longest = max(phase.max_length for phase in (config.forms if isinstance(config, PretrainConfig) else (config,)))
     remarks = never_trained_warning(learning_rates), config.model.remark(longest), _missing_rows(opened, state)
     for warning in (*warnings, *filter(None, remarks)):
         opened.output.line(f"warning: {warning}", "yellow")
     threads, before = torch.get_num_threads(), state.get("threads")
     if before not in (None, threads) and opened.precision.device.type == "cpu":
         opened.output.line(
-            f"warning: {counted(before, 'thread')} before, {threads} now: sums are added in another order, and the run "
-            f"differs from one that was never stopped by rounding; OMP_NUM_THREADS={before} keeps it the same",
+            f"warning: {counted(before, 'thread')} before, {threads} now: sums are added in another order, so the run "
+            f"differs by rounding from an uninterrupted one; set OMP_NUM_THREADS={before} to keep it the same",
             "yellow",
         )
 
 
-def _missing_rows(run: OpenRun, state: Mapping[str, Any]) -> str | None:
-    """What is said of rows that a run had when its checkpoint was saved, and has no more. A state that cannot be read
-    is refused where the run resumes."""
+def _missing_rows(run: OpenRun, state: JsonMapping) -> str | None:
+    """A warning if rows have disappeared since the run's checkpoint was saved; otherwise None. The loop refuses a state
+    that cannot be read."""
     try:
         progress = Progress.from_plain(state)
     except ValueError:
@@ -204,8 +199,8 @@ def _missing_rows(run: OpenRun, state: Mapping[str, Any]) -> str | None:
 def updated_baseline(
     run: OpenRun, baseline: Baseline, weights: Mapping[str, float], metrics: Mapping[str, float]
 ) -> Baseline:
-    """The baseline after the evaluation, in facts.json too. A baseline over labels that the model itself makes (which
-    tokens are replaced) is known only then."""
+    """The baseline after the evaluation, also written to facts.json. Only the evaluation knows a baseline over labels
+    that the model itself makes (which tokens are replaced)."""
     baselines = {term: metrics.get(f"{term}_baseline") for term in weights}
     if any(value is None for value in baselines.values()):
         return baseline
@@ -216,8 +211,8 @@ def updated_baseline(
     return updated
 
 
-def _screen_data(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """The facts worth a place on the screen; counts of nothing are not, but for what is cut off."""
+def _screen_data(metadata: JsonMapping) -> JsonObject:
+    """Metadata for the first screen: without `_REPORT_ONLY` and without zeros, except the truncated fraction."""
     shown = {
         name: value
         for name, value in metadata.items()
@@ -226,8 +221,8 @@ def _screen_data(metadata: Mapping[str, Any]) -> dict[str, Any]:
     return {name: _screen_data(value) if isinstance(value, Mapping) else value for name, value in shown.items()}
 
 
-def warnings_of(metadata: Mapping[str, Any]) -> Iterator[str]:
-    """The warnings among facts, those of sections too."""
+def warnings_of(metadata: JsonMapping) -> Iterator[str]:
+    """The warnings in metadata and its sections."""
     yield from metadata.get("warnings", ())
     for value in metadata.values():
         if isinstance(value, Mapping):
@@ -235,14 +230,15 @@ def warnings_of(metadata: Mapping[str, Any]) -> Iterator[str]:
 
 
 def listener(run: OpenRun, metric: str, baseline: Baseline) -> ProgressDisplay:
-    """The display of the steps: a bar on a terminal, plain lines elsewhere."""
+    """The display of the steps: a bar on a terminal, otherwise lines."""
     return ProgressDisplay(run.output, metric, run.config.log_every, baseline)
 
 
 def model_metadata(
     config: RunConfig, tokenizer: Tokenizer, loaded: LoadReport | None, copied: str | None = None
-) -> dict[str, Any]:
-    """Facts of the model for screen and report. copied: what a student took of its teacher at the start."""
+) -> JsonObject:
+    """Metadata of the model for the first screen and the report. copied: layers copied from the teacher at the
+    start."""
     weights = f"of {config.branch}" if config.branch else "random" if loaded is None else loaded.sentence()
     tuning = config.tuning if isinstance(config, FinetuneConfig) else None
     return {
@@ -255,9 +251,10 @@ def model_metadata(
 
 
 def result_of(
-    run: OpenRun, training: TrainingResult, subjects: Mapping[str, Any], metric: str, more: Mapping[str, Any]
-) -> dict[str, Any]:
-    """The contents of result.json. what: {"model", "task" or "objective"}."""
+    run: OpenRun, training: TrainingResult, subjects: JsonMapping, metric: str, more: JsonMapping
+) -> JsonObject:
+    """The content of result.json. subjects: names of the components ("model", "task" or "objective", ...). more:
+    additional rows."""
     numbers = asdict(replace(training, best=None, last=None))
     copied = (
         "status", "ended", "steps", "epochs", "tokens", "seconds", "evaluation_seconds", "tokens_per_second",
@@ -277,8 +274,8 @@ def result_of(
     }
 
 
-def finish(run: OpenRun, result: dict[str, Any], baseline: Baseline, next_commands: Sequence[str]) -> dict[str, Any]:
-    """Write result.json and the report, and show the screen that says what happened."""
+def finish(run: OpenRun, result: JsonObject, baseline: Baseline, next_commands: Sequence[str]) -> JsonObject:
+    """Write result.json and the report, and print the last screen."""
     if not run.folder.writes:
         return result
     missing = run.folder.missing_rows(run.folder.row_counts, result["steps"])
@@ -298,7 +295,7 @@ def finish(run: OpenRun, result: dict[str, Any], baseline: Baseline, next_comman
     return result
 
 
-def report_finished(run: OpenRun, result: dict[str, Any]) -> dict[str, Any]:
+def report_finished(run: OpenRun, result: JsonObject) -> JsonObject:
     """Print the result of a finished run, and write a missing report."""
     folder, output = run.folder.path, run.output
     if run.folder.writes and not (folder / "report.html").is_file():

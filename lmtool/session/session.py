@@ -1,14 +1,14 @@
-"""A run that is ready to train: its folder, its data by phase and its learner. Every training verb makes one."""
+"""A run that is ready to train: its folder, its data by phase and its learner. Every training verb creates one."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 import torch
 
+from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.costs.plan_of_run import plan_in_phases, plan_of
 from lmtool.data.configs import DataConfig
 from lmtool.data.examples import Examples, Rows, SplitData
@@ -29,8 +29,8 @@ from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.compiling import Compilation, select_compilation
 from lmtool.training.precision import Precision
 from lmtool.training.progress import TrainingSettings
-from lmtool.weights.assemble import assemble
-from lmtool.weights.loading import Base, LoadReport
+from lmtool.weights.assemble import LoadReport, assemble
+from lmtool.weights.base import Base
 
 
 def text_of(
@@ -43,12 +43,12 @@ def text_of(
     rows: Mapping[str, Rows],
     stride: int | None = None,
 ) -> SplitData:
-    """A split of the text that `config` names, tokenized. rows: labeled rows that are learned beside it. stride: as
-    `SplitData` has it."""
+    """A tokenized split of the text of a `data` section. rows: labeled rows that are learned in addition to the text.
+    stride: see `SplitData`."""
     if isinstance(source, MixtureSource):
-        parts, none = source.config.parts(), dict[str, Rows]()
+        parts = source.config.parts()
         members = {
-            title: text_of(parts[title], member, split, tokenizer, cache_dir, progress, none, stride)
+            title: text_of(parts[title], member, split, tokenizer, cache_dir, progress, {}, stride)
             for title, member in source.members.items()
         }
         return SplitData(split, rows=rows, stride=stride, members=members, fractions=source.fractions)
@@ -56,8 +56,8 @@ def text_of(
     return SplitData(split, store, config.documents, rows, stride)
 
 
-def tokenized_metadata(data: SplitData) -> dict[str, Any]:
-    """Size and speed of building the token store of a split, for the screens and the report."""
+def tokenized_metadata(data: SplitData) -> JsonObject:
+    """Size of a split's token store, and speed of building it, for the screens and the report."""
     if data.members:
         return {title: tokenized_metadata(part) for title, part in data.members.items()}
     metadata = data.text.metadata
@@ -66,8 +66,7 @@ def tokenized_metadata(data: SplitData) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class PhaseData:
-    """The training data of a run, or of one of its phases. config: of the phase. learner: makes the examples. data: by
-    split."""
+    """The training data of a run or of a phase. config: the phase's. learner: makes the examples. data: by split."""
 
     config: RunConfig
     learner: BaseLearner
@@ -90,8 +89,8 @@ class PhaseData:
 def phases_of(
     config: PretrainConfig, learner: BaseLearner, tokenizer: Tokenizer, texts: Sequence[Mapping[str, SplitData]]
 ) -> list[PhaseData]:
-    """The training data of each phase, of a run without phases of the run. texts: by split, of each phase. Where a
-    phase has an objective section of its own, a learner of that section on the meta device makes its examples."""
+    """The training data of each phase, or of a run without phases. texts: of each phase, by split. If a phase changes
+    the objective, a learner of that objective on the meta device makes its examples."""
     phases = []
     for phase_config, data in zip(config.forms if config.phases else (config,), texts, strict=True):
         maker = learner
@@ -105,21 +104,19 @@ def phases_of(
 def load_and_plan(
     config: RunConfig, learner: BaseLearner, parts: Sequence[PhaseData], precision: Precision
 ) -> tuple[PackedLoader | PhasedLoader, RunPlan]:
-    """The loader of a run that reads these parts one after the other, and its plan."""
+    """The loader of a run that reads these parts in order, and its plan."""
     loaders = [part.loader for part in parts]
     if not isinstance(config, PretrainConfig) or not config.phases:
         return loaders[0], plan_of(config, learner, loaders[0].metadata(), precision)
-    plan, shares = plan_in_phases(config, learner, [loader.metadata() for loader in loaders], precision)
-    phase_configs = config.forms
-    same_text = [
-        form.data == before.data for form, before in zip(phase_configs, phase_configs[:1] + phase_configs, strict=False)
-    ]
-    return PhasedLoader(loaders, shares, same_text), plan
+    plan, fractions = plan_in_phases(config, learner, [loader.metadata() for loader in loaders], precision)
+    sections = [phase.data for phase in config.forms]
+    same_text = [section == before for section, before in zip(sections, [sections[0], *sections], strict=False)]
+    return PhasedLoader(loaders, fractions, same_text), plan
 
 
-def phase_rows(plan: RunPlan, loader: PhasedLoader, steps: int) -> list[dict[str, Any]]:
-    """The phases of a run of so many steps, for result.json: what differs in each (`given`), its `share`, and its
-    `first_step` and `last_step`, null where it had none."""
+def phase_rows(plan: RunPlan, loader: PhasedLoader, steps: int) -> list[JsonObject]:
+    """The phases of a run for result.json: the overrides (`given`) of each, its fraction of the budget (`share`), and
+    its `first_step` and `last_step`, null for a phase without steps. steps: of the run."""
     rows = []
     for phase, (first, last) in zip(plan.phases, loader.boundaries(steps), strict=True):
         ran = first <= last
@@ -132,12 +129,19 @@ def phase_rows(plan: RunPlan, loader: PhasedLoader, steps: int) -> list[dict[str
 class Session:
     """The parts of a run.
 
-    run: its folder, output, number format and process group. subject: what result.json and the screens call the run
-    ("model", "task" or "objective", ...). loaded: what was read of a checkpoint; None for random weights. phases: the
-    training data, one entry a phase; held-out text is read as in the last one. metadata: of the data, for the first
-    screen and facts.json. contents: hashes of the data. next_commands: what the user may type next. distilled: the
-    student and its teachers, which is trained in place of the learner. base: what the checkpoints of a tuned run leave
-    out. tests: labeled splits that choose nothing.
+    Attributes:
+        run: Its folder, output, number format and process group.
+        subject: The names of its components ("model", "task" or "objective", ...), for result.json and the screens.
+        learner: The model that it trains.
+        tokenizer: Of the learner.
+        loaded: The parts that were loaded from a checkpoint; None for random weights.
+        phases: The training data of each phase. Held-out text is read as in the last phase.
+        metadata: Of the data, for the first screen and facts.json.
+        contents: Hashes of the data.
+        next_commands: Suggestions for the user.
+        distilled: The student with its teachers, trained in place of the learner.
+        base: The weights that the checkpoints of a tuned run leave out.
+        tests: Labeled splits that are not used for selection.
     """
 
     run: OpenRun
@@ -146,7 +150,7 @@ class Session:
     tokenizer: Tokenizer
     loaded: LoadReport | None
     phases: Sequence[PhaseData]
-    metadata: Mapping[str, Any]
+    metadata: JsonMapping
     contents: Contents
     next_commands: Sequence[str]
     distilled: Distilled | None = None
@@ -159,7 +163,7 @@ class Session:
 
     @property
     def trained(self) -> BaseLearner | Distilled:
-        """The module that the loop trains: the learner, or the distillation around it."""
+        """The module that the loop trains: the learner, or its distillation."""
         return self.learner if self.distilled is None else self.distilled
 
     @cached_property
@@ -182,7 +186,7 @@ class Session:
 
     @cached_property
     def held_out(self) -> HeldOutSplits:
-        """The splits that the run is scored on."""
+        """The splits on which the run is scored."""
         last = self.phases[-1]
         return HeldOutSplits(
             self.learner, last.data, last.config.max_length, evaluation_tokens(last.config), self.config.seed,
@@ -191,7 +195,7 @@ class Session:
 
     @property
     def reading(self) -> StudentData:
-        """The training data, as a teacher reads them before the first step."""
+        """The training data for teachers, which read them before the first step."""
         last = self.phases[-1]
         config = last.config
         return StudentData(
@@ -207,7 +211,7 @@ class Session:
         )
 
     def settings(self, baseline_loss: float = 0.0) -> TrainingSettings:
-        """The settings of the loop. baseline_loss: the loss when the input is ignored, to recognize an explosion."""
+        """The settings of the loop. baseline_loss: the loss of a constant prediction, to detect divergence."""
         config, metric = self.config, self.learner.metric
         shared = set(TrainingSettings.__dataclass_fields__) & set(type(config).model_fields)
         return TrainingSettings(

@@ -1,6 +1,6 @@
 """`lmtool finetune task=glue`: a run for each task that has data, one table, and the files of the leaderboard.
 
-The runs lie in one folder under the names of their tasks; the same command skips those that are finished.
+The runs are in one folder under the names of their tasks. Repeating the command skips finished runs.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 from lmtool.config import compose
+from lmtool.config.saved import JsonObject
 from lmtool.config.tables import Choice
 from lmtool.data.examples import Rows
 from lmtool.errors import UserError
@@ -32,18 +33,18 @@ from lmtool.tasks.loading import load_task
 from lmtool.tasks.mixture import DIAGNOSTIC, FILES, LEFT_OUT, folder_of, glue_average, score_of, submission
 from lmtool.training.precision import select_device, select_precision
 
-Run = Callable[[FinetuneConfig], dict[str, Any]]
-_TOKENS = 8192  # in one forward
+Run = Callable[[FinetuneConfig], JsonObject]
+_TOKENS = 8192  # per forward pass
 
 
-def run(config: FinetuneConfig, suite: GlueConfig, finetune: Run) -> dict[str, Any]:
+def run(config: FinetuneConfig, suite: GlueConfig, finetune: Run) -> JsonObject:
     """Train every member that has data, print the table, write glue.json and glue.zip. Returns glue.json."""
     output, members = Output(), dict(_members(suite))
     trained = {name: task for name, task in members.items() if task is not None and name != DIAGNOSTIC}
     missing_tasks = [name for name in suite.names if name not in trained]
     if not trained:
         raise UserError(
-            f"task.path={suite.path}: there is no folder of a task of {suite.name}",
+            f"task.path={suite.path} has no folder of a task of {suite.name}",
             f"name the folders after the tasks: {', '.join(suite.names)}",
         )
     root = Path(config.run_dir) if config.run_dir else RUNS / (config.name or f"{suite.name}-{config.model.name}")
@@ -52,7 +53,7 @@ def run(config: FinetuneConfig, suite: GlueConfig, finetune: Run) -> dict[str, A
     )
     results = {}
     for name, task in trained.items():
-        if late := take_late():  # the task before was at its end
+        if late := take_late():  # the interrupt came when the previous task was already finishing
             raise Interrupted(late[0])
         require_no_link(root / name)
         overrides = {"task": task, "name": None, "run_dir": str(root / name)}
@@ -90,57 +91,55 @@ def run(config: FinetuneConfig, suite: GlueConfig, finetune: Run) -> dict[str, A
 
 
 def tasks_of_suite(suite: GlueConfig) -> Iterator[TaskConfig]:
-    """The tasks that there are data of, the diagnostic set too."""
+    """The tasks that have data, including the diagnostic set."""
     yield from (task for _, task in _members(suite) if task is not None)
 
 
 def _members(suite: GlueConfig) -> Iterator[tuple[str, TaskConfig | None]]:
-    """Each task, and the diagnostic set: as its YAML has it, on its folder; None where there is none."""
+    """Each task and the diagnostic set: its YAML with the path of its folder; None without a folder."""
     path = None if suite.path is None else Path(suite.path).expanduser()
     if path is not None and not path.is_dir():
-        raise UserError(f"task.path={suite.path} is no folder", f"give one with folders of {', '.join(suite.names)}")
+        raise UserError(
+            f"task.path={suite.path} is not a folder", f"set it to a folder with folders of {', '.join(suite.names)}"
+        )
     for name, member in zip((*suite.names, DIAGNOSTIC), (*suite.members, DIAGNOSTIC), strict=True):
         data = member if isinstance(member, dict) else compose.option("task", member)
         folder = None if path is None or data["path"] is not None else folder_of(name, path)
         if path is not None and folder is None and data["path"] is None:
             yield name, None
             continue
-        overrides: dict[str, Any] = {
+        overrides: JsonObject = {
             "path": None if folder is None else str(folder),
             "train_examples": suite.train_examples,
         }
         overrides |= {"dropout": suite.dropout} if suite.dropout else {}
         # Overrides of a task take precedence over overrides of all tasks.
-        task: Any = Choice("task", key="kind").validate(
-            data | {key: value for key, value in overrides.items() if data[key] is None}
-        )
-        yield name, task
+        defaults = {key: value for key, value in overrides.items() if data[key] is None}
+        yield name, cast(TaskConfig, Choice("task", key="kind").validate(data | defaults))
 
 
 def _submissions(
     config: FinetuneConfig, root: Path, names: list[str], diagnostic: TaskConfig | None
 ) -> Iterator[tuple[str, str]]:
-    """The files of the leaderboard: the test rows of each task as its run predicts them, by the file's name."""
+    """The files of the leaderboard by name: each run's predictions for the test rows of its task."""
     precision = select_precision(config.precision, select_device(config.device))
     for name in names:
         trained = read_trained(str(root / name), config.offline, precision)
-        task: Any = trained.config.task if isinstance(trained.config, FinetuneConfig) else None
-        sets: list[tuple[str, Mapping[str, Rows]]] = [
+        assert isinstance(trained.config, FinetuneConfig)
+        task = trained.config.task
+        test_splits: list[tuple[str, Mapping[str, Rows]]] = [
             (name, load_task(task, config.seed, config.cache_dir, config.offline).test)
         ]
         if name == "mnli" and diagnostic is not None:
-            sets.append((DIAGNOSTIC, load_task(diagnostic, config.seed, config.cache_dir, config.offline, True).test))
-        learner = trained.learner()
-        for task_name, splits in sets:
+            diagnostic_data = load_task(diagnostic, config.seed, config.cache_dir, config.offline, True)
+            test_splits.append((DIAGNOSTIC, diagnostic_data.test))
+        learner, inference = trained.learner(), Inference(trained.longest, _TOKENS, precision)
+        for task_name, splits in test_splits:
             for split, rows in splits.items():
                 if (task_name, split) in FILES:
-                    unlabelled = replace(rows, labels=None)
-                    records = learner.respond(unlabelled, Inference(trained.longest, _TOKENS, precision))
-                    labels = task.class_names
-                    yield (
-                        FILES[task_name, split],
-                        submission(task_name, labels, (record["prediction"] for record in records)),
-                    )
+                    records = learner.respond(replace(rows, labels=None), inference)
+                    predictions = (record["prediction"] for record in records)
+                    yield FILES[task_name, split], submission(task_name, task.class_names, predictions)
 
 
 def _write_zip(path: Path, files: Mapping[str, str]) -> None:

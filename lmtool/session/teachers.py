@@ -1,4 +1,4 @@
-"""The teachers of a distilled run: models, peers, and what was stored of them before the run."""
+"""The teachers of a distilled run: models, peers, and their stored outputs and texts."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from lmtool.config.saved import JsonObject
 from lmtool.config.tables import build
 from lmtool.costs.memory_of_run import model_of_peers
 from lmtool.data.examples import Rows, SplitData
@@ -36,9 +37,9 @@ from lmtool.tasks.labels import LoadedHead
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.precision import Precision
 from lmtool.weights.assemble import assemble
-from lmtool.weights.loading import digest
+from lmtool.weights.base import digest
 
-# Fields of a task that change neither which rows there are (their contents are hashed) nor how they are read.
+# Fields of a task that do not change how its rows are read. The contents of the rows are hashed.
 _IRRELEVANT_FIELDS = frozenset(
     [
         "dropout",
@@ -68,8 +69,8 @@ _IRRELEVANT_FIELDS = frozenset(
 def stored(
     config: PretrainConfig | FinetuneConfig, teacher: Teacher, tokenizer: Tokenizer, contents: Contents
 ) -> Teacher:
-    """A teacher that answers from a store, or has its predictions cut, as the configuration wants it; else itself.
-    tokenizer: the student's. contents: hashes of the data."""
+    """The teacher as `distill.store` and `distill.top_k` say: answering from a store, with its predictions truncated to
+    the top k, or unchanged. tokenizer: the student's. contents: hashes of the data."""
     section = config.distill
     if not isinstance(section, StandardConfig):
         return teacher
@@ -78,8 +79,8 @@ def stored(
     if not section.store:
         return teacher if top_k is None else TopWordsTeacher(*read, top_k=top_k, temperatures=temperatures)
     states = "states" in section.terms
-    known_by = "tokens" if teacher.reads_batches else "row"
-    written = _generation(config) if section.targets != "gold" else None
+    generation = config.learns.text_generation if isinstance(config.learns, TaskConfig) else None
+    written = None if generation is None or section.targets == "gold" else generation.model_dump(mode="json")
     return StoredTeacher(
         *read,
         location=store_location(config, "outputs"),
@@ -87,7 +88,7 @@ def stored(
         identity={
             **outputs_depend_on(config, teacher, contents),
             "states": states,
-            "examples_known_by": known_by,
+            "examples_known_by": "tokens" if teacher.reads_batches else "row",
             "targets": {"targets": section.targets, "generation": written},
         },
         states=states,
@@ -97,19 +98,13 @@ def stored(
     )
 
 
-def _generation(config: PretrainConfig | FinetuneConfig) -> dict[str, Any] | None:
-    """The generation settings of a task; None for a task that writes no texts."""
-    generation = config.learns.text_generation if isinstance(config.learns, TaskConfig) else None
-    return None if generation is None else generation.model_dump(mode="json")
-
-
 def store_location(config: PretrainConfig | FinetuneConfig, part: str) -> StoreLocation:
-    """Where what a teacher gave is kept. part: of a folder that a user named."""
+    """The storage of teachers' outputs: the cache, or a subfolder (`part`) of the folder in `distill.store`."""
     store = config.distill.store if isinstance(config.distill, StandardConfig) else None
     return StoreLocation(str(Path(store) / part) if isinstance(store, str) else None, config.cache_dir)
 
 
-def layout_of(model: ModelConfig) -> dict[str, Any]:
+def layout_of(model: ModelConfig) -> JsonObject:
     """The properties of a model that decide the layout of its batches."""
     start = model.start_role
     return {"architecture": model.architecture, "text_format": model.text_format, "start": start}
@@ -120,29 +115,31 @@ def _model(teacher: Teacher) -> ModelConfig:
 
 
 def both_tokenizers(teacher: Teacher, tokenizer: Tokenizer, model: ModelConfig) -> dict[str, str]:
-    """The teacher's and the student's, for the first screen where these differ. model: the student's."""
-    teacher_tokenizer = _named(teacher.learner.tokenizer, _model(teacher))
-    return (
-        {}
-        if teacher.reads_batches
-        else {"teacher_tokenizer": teacher_tokenizer, "student_tokenizer": _named(tokenizer, model)}
-    )
+    """The tokenizers of teacher and student for the first screen; empty if they are the same. model: the student's."""
+    if teacher.reads_batches:
+        return {}
+    tokenizers = {
+        "teacher_tokenizer": (teacher.learner.tokenizer, _model(teacher)),
+        "student_tokenizer": (tokenizer, model),
+    }
+    return {
+        name: f"{pieces.vocab_size:,} tokens, laid out as {reader.text_format}"
+        for name, (pieces, reader) in tokenizers.items()
+    }
 
 
-def _named(tokenizer: Tokenizer, model: ModelConfig) -> str:
-    """A tokenizer, for the first screen."""
-    return f"{tokenizer.vocab_size:,} tokens, laid out as {model.text_format}"
-
-
-def outputs_depend_on(config: PretrainConfig | FinetuneConfig, teacher: Teacher, contents: Contents) -> dict[str, Any]:
-    """Everything that a teacher's outputs depend on, as plain data: a store with other values is another store."""
+def outputs_depend_on(config: PretrainConfig | FinetuneConfig, teacher: Teacher, contents: Contents) -> JsonObject:
+    """Everything that a teacher's outputs depend on, as plain data, which identifies their store."""
     learner = teacher.learner
     learned = config.task if isinstance(config, FinetuneConfig) else config.objective
     return {
         "teacher": digest(learner.state_dict()),
         "teacher_model": _model(teacher).model_dump(mode="json"),
         "precision": teacher.precision.name,
-        "data": {origin: _of_training(hashes) for origin, hashes in contents.items()},
+        "data": {
+            origin: {name: value for name, value in hashes.items() if name.startswith(_TRAINING)}
+            for origin, hashes in contents.items()
+        },
         "task" if isinstance(config, FinetuneConfig) else "objective": _without(learned.model_dump(mode="json")),
         "tokenizer": learner.tokenizer.fingerprint,
         "max_length": config.max_length,
@@ -151,24 +148,23 @@ def outputs_depend_on(config: PretrainConfig | FinetuneConfig, teacher: Teacher,
     }
 
 
-def _of_training(hashes: Mapping[str, Any]) -> dict[str, Any]:
-    """The hashes of training data."""
-    return {name: value for name, value in hashes.items() if name.startswith(("train", "unlabelled", "text"))}
+_TRAINING = ("train", "unlabelled", "text")
+"""Prefixes of the hashes of training data."""
 
 
 def _without(section: Any) -> Any:
-    """A task's section, and the members of a mixture, without what its examples do not depend on."""
+    """A `task` section, including the members of a mixture, without `_IRRELEVANT_FIELDS`."""
     if isinstance(section, dict):
         return {name: _without(value) for name, value in section.items() if name not in _IRRELEVANT_FIELDS}
     return [_without(value) for value in section] if isinstance(section, list) else section
 
 
-# Sequence-level distillation (Kim and Rush 2016, "Sequence-Level Knowledge Distillation", section 3.2): the student
-# of a task that writes texts learns what its teacher writes, in the place of the targets of the training rows or
-# beside them.
+# Sequence-level distillation (Kim and Rush 2016, "Sequence-Level Knowledge Distillation", section 3.2): for a task that
+# generates texts, the student learns the teacher's texts instead of the targets of the training rows, or in addition to
+# them.
 #
-# The teacher writes once, by the task's generation settings; its texts are stored, for it is text that is learned:
-# the student may have another tokenizer.
+# The teacher generates once, with the task's generation settings. Texts are stored, not tokens, because the student may
+# have another tokenizer.
 
 
 _FILE = "texts.jsonl"
@@ -178,9 +174,9 @@ Splits = Mapping[str, SplitData]
 
 def with_texts(
     run: OpenRun, student: BaseLearner, distilled: Distilled | None, splits: Splits, contents: Contents
-) -> tuple[Splits, dict[str, Any]]:
-    """The splits with what the teacher writes for the training rows, and what the first screen says of it. contents:
-    hashes of the data."""
+) -> tuple[Splits, JsonObject]:
+    """The splits with the teacher's texts for the training rows, and metadata for the first screen. contents: hashes of
+    the data."""
     config, section = run.config, run.config.distill
     if not isinstance(section, StandardConfig) or section.targets == "gold" or distilled is None:
         return splits, {}
@@ -204,17 +200,18 @@ def with_texts(
     return {**splits, "train": train}, {"teacher_texts": {**opened_store.screen_metadata(), **metadata, **tokenizers}}
 
 
-def taught(student: BaseLearner, rows: Rows, texts: Sequence[str], alongside: bool) -> tuple[Rows, dict[str, Any]]:
-    """Rows whose targets are what a teacher wrote, and how many these are. alongside: the rows as they are, and behind
-    them those of which it wrote something else. A text that is empty, or no label where labels are written, teaches
-    nothing: that row stays as it is."""
+def taught(student: BaseLearner, rows: Rows, texts: Sequence[str], alongside: bool) -> tuple[Rows, JsonObject]:
+    """Rows with a teacher's texts as their targets, and metadata for the first screen. A row keeps its target if the
+    text is empty or, for a task with labels, not a label. alongside: keep all rows, and append those whose text differs
+    from the target."""
     assert rows.labels is not None
     labels = [student.label_of(text) for text in texts]
     usable = np.array([label is not None for label in labels], dtype=bool)
-    other = np.array(
-        [label is not None and not _same(label, gold) for label, gold in zip(labels, rows.labels, strict=True)]
-    )
-    metadata: dict[str, Any] = {"rows": len(rows), "other_than_gold": int(other.sum())}
+    # The label of a row with several targets is a tuple, of which the first is compared.
+    pairs = zip(labels, rows.labels, strict=True)
+    compared = [(label[0], gold[0]) if isinstance(label, tuple) else (label, gold) for label, gold in pairs]
+    other = np.array([label is not None and label != gold for label, gold in compared])
+    metadata: JsonObject = {"rows": len(rows), "other_than_gold": int(other.sum())}
     if not usable.all():
         count = f"{len(rows) - int(usable.sum()):,} of {len(rows):,}"
         metadata["warnings"] = [f"{count} texts of the teacher are empty or no label: these rows keep their targets"]
@@ -226,21 +223,16 @@ def taught(student: BaseLearner, rows: Rows, texts: Sequence[str], alongside: bo
     return replace(rows, labels=_joined(rows.labels, both, only_extra=True)), metadata
 
 
-def _same(label: Any, gold: Any) -> bool:
-    """Whether a teacher's is the one that is learned of a row."""
-    return label[0] == gold[0] if isinstance(label, tuple) else label == gold
-
-
 def _joined(labels: Any, extra: Sequence[Any], only_extra: bool = False) -> Any:
-    """Labels in the form of those of the rows. only_extra: without these."""
+    """Labels followed by extra ones, in the same container. only_extra: return just the extra ones."""
     if isinstance(labels, np.ndarray):
         values = np.array(extra, dtype=labels.dtype)
         return values if only_extra else np.concatenate([labels, values])
     return [*(() if only_extra else labels), *extra]
 
 
-def _write(folder: Path, teacher: Teacher, rows: Rows, config: FinetuneConfig, run: OpenRun) -> dict[str, Any]:
-    """A file of what the teacher writes for each row."""
+def _write(folder: Path, teacher: Teacher, rows: Rows, config: FinetuneConfig, run: OpenRun) -> JsonObject:
+    """Write the file with the teacher's text for each row."""
     length = min(config.max_length, teacher.longest or config.max_length)
 
     def progress(done: int, total: int) -> None:
@@ -258,10 +250,6 @@ def _write(folder: Path, teacher: Teacher, rows: Rows, config: FinetuneConfig, r
     return {"rows": len(texts)}
 
 
-# Predictions of a file as the labels of training rows: those that `lmtool predict output=` writes, or a run's
-# predictions.jsonl.
-
-
 TrainingConfig = PretrainConfig | FinetuneConfig
 
 
@@ -269,12 +257,12 @@ def build_peers(
     config: TrainingConfig,
     distill: CodistillationConfig,
     tokenizer: Tokenizer,
-    taken: Mapping[str, LoadedHead] | None = None,
+    run_heads: Mapping[str, LoadedHead] | None = None,
 ) -> list[BaseLearner]:
-    """The peers, each as it is at the start of a run with a seed of its own. taken: by task, its head in the run's
-    checkpoint. UserError where their weights cannot be read, or do not go with the run."""
+    """The peers of codistillation, each initialized with its own seed. run_heads: by task, its head in the run's
+    checkpoint. UserError if their weights cannot be read or do not fit the run."""
     peer_config = _peer_config(config, distill, tokenizer)
-    heads = taken if peer_config.checkpoint == config.checkpoint else None
+    heads = run_heads if peer_config.checkpoint == config.checkpoint else None
     peers = []
     for number in range(1, distill.learners):
         seeded = peer_config.model_copy(update={"seed": config.seed + number})
@@ -285,13 +273,13 @@ def build_peers(
 
 
 def _peer_config(config: TrainingConfig, distill: CodistillationConfig, tokenizer: Tokenizer) -> TrainingConfig:
-    """The run's configuration with the model of the peers, and what they start from."""
+    """The run's configuration with the model and the checkpoint of the peers."""
     if distill.model is not None:
         config = config.model_copy(update={"model": distill.model, "checkpoint": None})
         if isinstance(config, FinetuneConfig) and config.tuning.name != "full":
             raise UserError(
-                f"tuning={config.tuning.name} edits pretrained weights, and those of distill.model are random",
-                "set tuning=full, or distill.checkpoint=RUN in the place of distill.model",
+                f"tuning={config.tuning.name} edits pretrained weights, but those of distill.model are random",
+                "set tuning=full, or distill.checkpoint=RUN instead of distill.model",
             )
         return config
     if distill.checkpoint is None:
@@ -304,8 +292,8 @@ def _peer_config(config: TrainingConfig, distill: CodistillationConfig, tokenize
     peer_tokenizer = starting_tokenizer(config)
     if peer_tokenizer is not None and not peer_tokenizer.same_encoding(tokenizer):
         raise UserError(
-            f"distill.checkpoint={distill.checkpoint} has another tokenizer than the run: its batches are others",
-            f"set tokenizer=folder tokenizer.path={distill.checkpoint}, or another checkpoint",
+            f"distill.checkpoint={distill.checkpoint} has another tokenizer than the run: peers read the same batches",
+            f"set tokenizer=folder tokenizer.path={distill.checkpoint}, or use another checkpoint",
         )
     return config
 
@@ -316,13 +304,12 @@ def distilled(
     tokenizer: Tokenizer,
     precision: Precision,
     contents: Contents,
-    taken: Mapping[str, LoadedHead] | None = None,
+    heads: Mapping[str, LoadedHead] | None = None,
 ) -> Distilled | None:
-    """The distillation around a run's learner; None without one. contents: hashes of the data. taken: by
-    task, its head in the checkpoint that the run starts from. UserError where a teacher cannot be read, or does not go
-    with the student."""
+    """The distillation of a run; None without distillation. contents: hashes of the data. heads: by task, its head in
+    the run's starting checkpoint. UserError if a teacher cannot be read or does not fit the student."""
     if isinstance(config.distill, CodistillationConfig):
-        return build(config.distill, student, build_peers(config, config.distill, tokenizer, taken))
+        return build(config.distill, student, build_peers(config, config.distill, tokenizer, heads))
     if not config.distill.checkpoints and config.distill.name == "none":
         return None
     predictions = config.distill.predictions if isinstance(config.distill, StandardConfig) else None
@@ -334,14 +321,14 @@ def distilled(
 
 
 def teacher_of(config: TrainingConfig, path: str, tokenizer: Tokenizer, precision: Precision) -> Teacher:
-    """A trained checkpoint as a learner of what the run learns, which reads the batches of its student, or what these
-    are of; of a mixture of the members that it was trained for."""
+    """A trained checkpoint with the student's objective or tasks, or those members of a mixture that it was trained
+    for. It reads the student's batches if tokenizer, layout and length fit, otherwise the same examples."""
     trained = read_trained(path, config.offline, precision)
     same = trained.tokenizer.same_encoding(tokenizer)
     if one_vocabulary(config.distill, config.learns) and not same:
         raise UserError(
             f"distill.teacher={path} has another tokenizer than the student: it cannot read the student's batches",
-            f"set tokenizer=folder tokenizer.path={path}, or a teacher with the student's tokenizer",
+            f"set tokenizer=folder tokenizer.path={path}, or use a teacher with the student's tokenizer",
         )
     known, student_learns = TeacherSpec(path, trained.saved), config.learns
     parts: list[Any] = []
@@ -358,7 +345,9 @@ def teacher_of(config: TrainingConfig, path: str, tokenizer: Tokenizer, precisio
         without_auxiliaries = known.without_auxiliaries(task.with_head(head.form))
         parts.append(without_auxiliaries if task is part else part.model_copy(update={"task": without_auxiliaries}))
     if not parts:
-        raise UserError(f"distill.teacher={path} was trained for nothing that the student learns", "use another")
+        raise UserError(
+            f"distill.teacher={path} was trained for nothing that the student learns", "use another teacher"
+        )
     learner = trained.learner(student_learns.of_parts(parts), heads)
     reads_batches = same and layout_of(trained.config.model) == layout_of(config.model)
     reads_batches = reads_batches and config.max_length <= trained.config.model.max_positions

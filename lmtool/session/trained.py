@@ -1,14 +1,13 @@
-"""A trained checkpoint, built again with its tokenizer and weights: what evaluate, predict and export start from."""
+"""A trained checkpoint with its configuration, tokenizer and weights, from which other commands rebuild its learner."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from lmtool.config.auto import AUTO, chosen_class
 from lmtool.config.nearest import nearest
-from lmtool.config.saved import body
+from lmtool.config.saved import JsonObject, body
 from lmtool.config.tables import Choice
 from lmtool.data.configs import FORMATS
 from lmtool.data.formats import layout_difference
@@ -24,20 +23,21 @@ from lmtool.tasks.configs import TaskConfig, tasks_of
 from lmtool.tasks.labels import LoadedHead
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.precision import Precision, select_device, select_precision
+from lmtool.tuning.configs.base import TuningConfig
 from lmtool.weights.assemble import Blueprint, assemble
 from lmtool.weights.exporting import COMMAND
 from lmtool.weights.folders import HFFolder, hf_folder, read_settings
-from lmtool.weights.load import saved_config, section
 from lmtool.weights.reading import Weights, layout_warnings, notes, read
+from lmtool.weights.saved_model import saved_config, section
 from lmtool.weights.task_heads import CLASSIFIER, QUESTION_ANSWERING, head_of_class
 
 
 @dataclass(frozen=True)
 class _Tuned:
-    """A configuration of pretraining, and a tuning method beside it, as `assemble` takes them."""
+    """A blueprint for `assemble`: a pretraining configuration together with a tuning method."""
 
     config: PretrainConfig
-    tuned_by: Any
+    tuned_by: TuningConfig | None
     exits: tuple[int, ...] = ()
 
     @property
@@ -55,12 +55,20 @@ class _Tuned:
 
 @dataclass(frozen=True)
 class Trained:
-    """A checkpoint that is used. checkpoint: what the user typed. saved: its configuration as it stands there. config:
-    decoded, what it was trained with. foreign: whether its task is that of a published folder, of which no data and no
-    number of texts are known."""
+    """A checkpoint in use.
+
+    Attributes:
+        checkpoint: As typed.
+        saved: The checkpoint's configuration, not decoded.
+        config: The configuration that it was trained with.
+        weights: All its tensors.
+        tokenizer: As in training.
+        precision: The number format and device of its learner.
+        foreign: Whether its task comes from a published folder, which names neither data nor the task's texts.
+    """
 
     checkpoint: str
-    saved: dict[str, Any]
+    saved: JsonObject
     config: PretrainConfig | FinetuneConfig
     weights: Weights
     tokenizer: Tokenizer
@@ -69,26 +77,26 @@ class Trained:
 
     @property
     def longest(self) -> int:
-        """The longest text in tokens that is read at a time: of a task as in training, else what the model can."""
+        """Maximum tokens per text: as in training for a task, otherwise the positions of the model."""
         return self.config.max_length if isinstance(self.config, FinetuneConfig) else self.config.model.max_positions
 
     @property
     def _blueprint(self) -> Blueprint[BaseLearner]:
-        """The configuration that builds its learner. An imported language model may have a tuning method."""
-        tuned_by = section(self.checkpoint, self.saved, Choice("tuning", optional=True))
-        return self.config if isinstance(self.config, FinetuneConfig) else _Tuned(self.config, tuned_by)
+        """The configuration of its learner. An imported language model may have a tuning method."""
+        if isinstance(self.config, FinetuneConfig):
+            return self.config
+        return _Tuned(self.config, section(self.checkpoint, self.saved, Choice("tuning", optional=True)))
 
     @property
     def tasks(self) -> dict[str, TaskConfig]:
-        """The tasks that it was trained for, by their names: its own, the members of a mixture, or those among the
-        objectives of pretraining."""
+        """The tasks that it was trained for, by name: of finetuning, or among the objectives of pretraining."""
         config = self.config
         parts = config.task.parts() if isinstance(config, FinetuneConfig) else tasks_of(config.objective)
         return {part.name: part for part in parts}
 
     def task(self, name: str | None) -> TaskConfig | None:
-        """One of its tasks, whose head is used by itself. name: None where none was named; then None, too. UserError
-        where there is no such task, and where several were learned and none was named."""
+        """The task of this name; None for None. UserError if the checkpoint lacks the task, or if it was finetuned on
+        several tasks and none is named."""
         tasks = self.tasks
         if name is None and not (isinstance(self.config, FinetuneConfig) and len(tasks) > 1):
             return None
@@ -102,9 +110,15 @@ class Trained:
     def learner(
         self, learns: TaskConfig | ObjectiveConfig | None = None, heads: Mapping[str, LoadedHead] | None = None
     ) -> BaseLearner:
-        """The objective's or the task's learner, whole, on its device, in evaluation mode. learns: another one than the
-        checkpoint's. heads: by task, its head in the checkpoint, where that has another name or order. UserError where
-        the weights do not fit."""
+        """Build the complete learner on its device, in evaluation mode.
+
+        Args:
+            learns: Replaces the checkpoint's objective or task.
+            heads: By task, its head in the checkpoint, if that has another name or order of classes.
+
+        Raises:
+            UserError: If the weights do not fit.
+        """
         weights = self.weights
         for name, head in (heads or {}).items():
             weights = replace(weights, tensors=head.tensors(weights.tensors, name))
@@ -115,7 +129,7 @@ class Trained:
 
 
 def load_trained(config: UseConfig) -> Trained:
-    """The checkpoint of a command. UserError where it is damaged, or holds nothing that predicts."""
+    """Read the checkpoint of a command and print its warnings. UserError as in `read_trained`."""
     precision = select_precision(config.precision, select_device(config.device))
     trained = read_trained(config.checkpoint, config.offline, precision)
     for note in notes(config.checkpoint, trained.weights.ignored):
@@ -124,7 +138,7 @@ def load_trained(config: UseConfig) -> Trained:
 
 
 def read_trained(checkpoint: str, offline: bool, precision: Precision) -> Trained:
-    """The checkpoint that is typed. UserError where it is damaged, or holds nothing that predicts."""
+    """Read the checkpoint that `checkpoint=` names. UserError if it is damaged or has no head that predicts."""
     published = hf_folder(checkpoint, offline)
     saved = saved_config(checkpoint, offline)
     weights = read(checkpoint, offline)
@@ -137,12 +151,12 @@ def read_trained(checkpoint: str, offline: bool, precision: Precision) -> Traine
         foreign = "task" in saved
         verb = "finetune" if foreign else "pretrain"
         complete = _as_finetuned(saved) if foreign else _as_pretrained(checkpoint, saved, weights)
-    # Its starting checkpoint may be gone, and is not needed.
+    # The checkpoint that it started from may be gone and is not needed.
     try:
         config = decoded(verb, {**body(complete), "checkpoint": "none"}, reads_checkpoint=False)
     except ConfigError as error:
         raise error.inside(f"checkpoint={checkpoint}", "its config.json says so; give another checkpoint") from error
-    config = config.last if isinstance(config, PretrainConfig) else config  # in the form of its last phase
+    config = config.last if isinstance(config, PretrainConfig) else config  # the configuration of the last phase
     tokenizer = Tokenizer.load(weights.folder, config.tokenizer.parse_special_tokens)
     if foreign and published is not None:
         require_same_reading(published, config.model, tokenizer)
@@ -152,35 +166,38 @@ def read_trained(checkpoint: str, offline: bool, precision: Precision) -> Traine
 
 
 def classifies(published: HFFolder, weights: Weights) -> bool:
-    """Whether a folder has a task's head: its config.json says so, or names no class and there is a classifier's."""
+    """Whether a folder has a task's head: config.json names its class; or it names no class, but there are weights of
+    a classifier."""
     named = bool(published.config.get("architectures"))
     unnamed = not named and f"heads.{CLASSIFIER}.output.weight" in weights.tensors
     return unnamed or head_of_class(published.config) is not None
 
 
 def require_same_reading(published: HFFolder, model: ModelConfig, tokenizer: Tokenizer) -> None:
-    """UserError where transformers reads the texts of a published classifier in another way than lmtool does."""
+    """Raise UserError if transformers and lmtool tokenize the texts of a published classifier differently."""
     settings, config = read_settings(published.path), published.config
     hint = "use another checkpoint"
-    # Scores of tokens are read beside what stands around texts; one token's or the mean is not.
+    # Scores of tokens do not depend on the special tokens around texts; a pooled state (one token, the mean) does.
     head = head_of_class(config)
     layout = model if head is not None and head.name == QUESTION_ANSWERING else model.sequence_form("transformers")
     problem = layout_difference(tokenizer, layout.text_format)
     if problem is not None:
         problem = f"its tokenizer.json lays out texts as {problem}"
-        hint = f"lmtool finetune task=NAME checkpoint={published.checkpoint} lays them out its own way, and learns so"
+        hint = f"finetune it with lmtool's layout: lmtool finetune task=NAME checkpoint={published.checkpoint}"
     names = settings.get("model_input_names")
     if names and "token_type_ids" not in names and has_segments(model):
-        problem = f"its tokenizer_config.json says model_input_names={names}: both texts of a pair in one segment"
-        hint = "write token_type_ids there too, in a copy, if it was trained with two; a text alone is read the same"
+        problem = f"its tokenizer_config.json says model_input_names={names}: both texts of a pair are in one segment"
+        hint = "if it was trained with two segments, add token_type_ids to that list in a copy of the folder"
     if model.architecture == "decoder":
         added = [name for name in ("add_bos_token", "add_eos_token") if settings.get(name)]
         pad = config.get("pad_token_id")
         if added:
-            problem = f"its tokenizer_config.json says {added[0]}=true: lmtool reads its texts without special tokens"
+            problem = (
+                f"its tokenizer_config.json says {added[0]}=true, but lmtool reads its texts without special tokens"
+            )
         if pad is not None and pad not in tokenizer.special_ids:
-            # The last token that is not this one stands for the text.
-            problem = f"its config.json says pad_token_id={pad}, which is no special token: texts may end with it"
+            # transformers reads the last token that is not this one.
+            problem = f"its config.json says pad_token_id={pad}, which is not a special token: texts may end with it"
     if isinstance(model, EncoderDecoderConfig):
         for key, role in (("decoder_start_token_id", model.start_role), ("eos_token_id", "eos")):
             if config.get(key) not in (None, tokenizer.role(role)):
@@ -190,16 +207,15 @@ def require_same_reading(published: HFFolder, model: ModelConfig, tokenizer: Tok
 
 
 def has_segments(model: ModelConfig) -> bool:
-    """Whether a model tells the two texts of a pair apart by a table."""
+    """Whether a model has segment embeddings for the two texts of a pair."""
     return model.segment_types > 1 and FORMATS[model.text_format].segments
 
 
-def _as_finetuned(saved: dict[str, Any]) -> dict[str, Any]:
-    """A published classifier as if `lmtool finetune` had made it, of data that are not known."""
-    known = {name: saved[name] for name in ("model", "tokenizer", "max_length")}
+def _as_finetuned(saved: JsonObject) -> JsonObject:
+    """The configuration of a published classifier as if `lmtool finetune` had trained it. Its data are named when it
+    is scored."""
     return {
-        **known,
-        # The data are named when the classifier is scored.
+        **{name: saved[name] for name in ("model", "tokenizer", "max_length")},
         "task": {**saved["task"], "path": "unknown"},
         "tuning": saved.get("tuning", {"name": "full"}),
         "optimizer": AUTO,
@@ -209,31 +225,29 @@ def _as_finetuned(saved: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _as_pretrained(checkpoint: str, saved: dict[str, Any], weights: Weights) -> dict[str, Any]:
-    """Published weights as if `lmtool pretrain` had made them, with the objective that their head stands for.
-
-    UserError where there is no such head.
-    """
-    class_of_model = chosen_class(saved.get("model"), Choice("model"))
-    family = class_of_model if class_of_model is not None and issubclass(class_of_model, ModelConfig) else None
-    architecture = None if family is None else family.architecture
+def _as_pretrained(checkpoint: str, saved: JsonObject, weights: Weights) -> JsonObject:
+    """The configuration of published weights as if `lmtool pretrain` had trained them, with the objective of their
+    head. UserError if there is no such head."""
+    model = saved.get("model") or {}
+    family = chosen_class(saved.get("model"), Choice("model"))
+    architecture = family.architecture if family is not None and issubclass(family, ModelConfig) else None
     head = "heads.masked_lm." if architecture == "encoder" else None
-    if head is None and (saved.get("model") or {}).get("tied") is False:
-        head = "heads.lm.output."  # a table of its own, which a bare model has not
+    if head is None and model.get("tied") is False:
+        head = "heads.lm.output."  # an untied output matrix, which a model without a head lacks
     if head is not None and not any(name.startswith(head) for name in weights.tensors):
         raise UserError(
-            f"checkpoint={checkpoint} has no head that predicts words",
+            f"checkpoint={checkpoint} has no language modeling head",
             f"lmtool finetune task=NAME checkpoint={checkpoint}",
         )
     objective = {"encoder": {"name": "mlm"}, "decoder": {"name": "clm"}}.get(str(architecture), AUTO)
-    sections = {"model": saved.get("model"), "tokenizer": saved.get("tokenizer", AUTO), "objective": objective}
-    longest = (saved.get("model") or {}).get("max_positions", 512)
     return {
-        **sections,
+        "model": saved.get("model"),
+        "tokenizer": saved.get("tokenizer", AUTO),
+        "objective": objective,
         "data": {"name": "pydocs"},
         "optimizer": AUTO,
         "schedule": AUTO,
         "max_steps": 1,
-        "max_length": min(longest, 512),
+        "max_length": min(model.get("max_positions", 512), 512),
         "batch_tokens": 8192,
     }

@@ -25,7 +25,7 @@ from lmtool.system.terminal import listing
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Packed
 from lmtool.weights.folders import read_settings
-from lmtool.weights.heads import CheckpointModel
+from lmtool.weights.saved_model import CheckpointModel
 
 ADVERSARIAL = (
     "", " ", "  two  spaces ", "\n\n\t", "Hello, World! It's 3.14; don't.", "ÀÉÎÕÜ naïve café Ångström",

@@ -26,10 +26,10 @@ from lmtool.system.secrets import masked, masked_data
 from lmtool.tokenizers.classes import Settings, TokenizerClass, class_of
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import part_of
+from lmtool.weights.base import BASE, Base
 from lmtool.weights.comparing import ADVERSARIAL, different_ids
-from lmtool.weights.heads import form_of
-from lmtool.weights.loading import BASE, Base
 from lmtool.weights.reading import their_names
+from lmtool.weights.saved_model import Folded, form_of
 from lmtool.weights.task_heads import CHOICES, CLASSIFIER, DECISIONS, HEADS, WORDS, TaskHead, head_of_task, labels_of
 
 
@@ -151,14 +151,6 @@ def generation_keys(model: ModelConfig, tokenizer: Tokenizer) -> JsonObject:
     if isinstance(model, T5Config) and model.num_layers < model.layers_of_decoder:
         keys["use_cache"] = False  # transformers' cache for T5's decoder has as many layers as the encoder
     return keys
-
-
-@dataclass(frozen=True)
-class Folded:
-    """A tuned checkpoint without tensors that are only needed for training. config: its configuration."""
-
-    tensors: dict[str, Tensor]
-    config: JsonObject
 
 
 @dataclass(frozen=True)

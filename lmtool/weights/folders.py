@@ -191,14 +191,11 @@ class HFFolder:
         assert entry is not None
         # A family without learned positions has no maximum length.
         longest = config["model"].get("max_positions", entry.config.model_fields["max_positions"].default)
-        lengths = [longest, settings.get("model_max_length")]
+        lengths = [length for length in (longest, tokenizer_length(settings)) if length is not None]
         return {
             **config,
             "tokenizer": {**config["tokenizer"], "parse_special_tokens": not settings.get("split_special_tokens")},
-            # transformers writes 10^30 for an unlimited tokenizer.
-            "max_length": min(
-                int(length) for length in lengths if isinstance(length, int | float) and 1 <= length <= 10**9
-            ),
+            "max_length": min(lengths),
         }
 
     def require_read_head(self) -> None:
@@ -328,6 +325,13 @@ def read_settings(folder: Path) -> JsonObject:
     """The tokenizer_config.json of a folder; empty if there is none. UserError if it is not a JSON object."""
     path = folder / SETTINGS
     return dict(read_object(str(folder), path)) if path.is_file() else {}
+
+
+def tokenizer_length(settings: JsonMapping) -> int | None:
+    """The maximum number of tokens in a tokenizer_config.json; None without a limit, for which transformers writes
+    10^30."""
+    length = settings.get("model_max_length")
+    return int(length) if isinstance(length, int | float) and 1 <= length <= 10**9 else None
 
 
 def read_object(checkpoint: str, path: Path) -> JsonMapping:

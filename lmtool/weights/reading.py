@@ -23,6 +23,8 @@ from lmtool.models.configs import ModelConfig
 from lmtool.runs.checkpoints import read_weights
 from lmtool.system.terminal import listing
 from lmtool.tokenizers.tokenizer import Tokenizer
+from lmtool.types import part_of
+from lmtool.weights.base import Base, digest, saved_base
 from lmtool.weights.folders import (
     CONFIG,
     SETTINGS,
@@ -35,7 +37,6 @@ from lmtool.weights.folders import (
     read_settings,
     weight_file,
 )
-from lmtool.weights.loading import Base, saved_base
 from lmtool.weights.sentence_encoders import MODULES, PROMPTS, READING
 from lmtool.weights.task_heads import CLASSIFIER, head_of_class, is_multi_label
 
@@ -214,6 +215,14 @@ class Weights:
     merged: bool = False
 
 
+def by_part(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """Tensors grouped by part, in order."""
+    parts: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        parts.setdefault(part_of(name), {})[name] = tensor
+    return parts
+
+
 def read(checkpoint: str, offline: bool = False, tuned: tuple[Path, ...] = ()) -> Weights:
     """Read the weights that `checkpoint=` names, on the CPU; for a tuned run including its base.
 
@@ -267,9 +276,9 @@ def read_base(
     address = base.address()
     if address is None:
         raise UserError(
-            f"checkpoint={checkpoint} was tuned on {base.checkpoint} and needs its weights, which do not exist: "
-            f"{' and '.join(base.addresses)}",
-            f"restore it, or link to its new location: ln -s FOLDER {base.checkpoint}",
+            f"checkpoint={checkpoint} needs the weights of {base.checkpoint}, on which it was tuned, but there is no "
+            f"{' and no '.join(base.addresses)}",
+            f"restore the folder, or link to its new location: ln -s FOLDER {base.checkpoint}",
         )
     try:
         weights = read(address, offline, tuned)
@@ -278,6 +287,22 @@ def read_base(
         raise UserError(why, error.hint) from error
     base.require_same(base.base_tensors(weights.tensors, tuned_names), address, checkpoint)
     return weights
+
+
+def base_of_weights(address: str, weights: Weights, names: Collection[str], tokenizer: Tokenizer | None) -> Base:
+    """The base of a checkpoint that leaves out these tensors of its starting weights.
+
+    Args:
+        address: The value of `checkpoint=`.
+        weights: The starting weights.
+        names: Names of the tensors.
+        tokenizer: Of the checkpoint.
+    """
+    path = None if weights.revision is not None else str(weights.folder.expanduser().resolve())
+    parts = tuple(sorted({part_of(name) for name in names}))
+    sha256 = digest({name: weights.tensors[name] for name in names})
+    fingerprint = "" if tokenizer is None else tokenizer.fingerprint
+    return Base(address, path, weights.revision, parts, sha256, fingerprint, frozenset(names))
 
 
 def our_names(folder: HFFolder, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

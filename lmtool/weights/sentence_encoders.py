@@ -11,7 +11,7 @@ from typing import Any
 
 from lmtool.config.saved import JsonObject
 from lmtool.errors import UserError
-from lmtool.weights.folders import HFFolder, fetched, read_json_file, read_object, read_settings
+from lmtool.weights.folders import HFFolder, fetched, read_json_file, read_object, read_settings, tokenizer_length
 
 MODULES, PROMPTS = "modules.json", "config_sentence_transformers.json"
 READING = tuple(
@@ -125,7 +125,7 @@ class SentenceEncoder:
         return fields
 
 
-class _Settings(dict[str, Any]):
+class _Settings(JsonObject):
     """A JSON file of a folder; empty if the file is missing. name: the file's path in the folder."""
 
     def __init__(self, folder: HFFolder, name: str, offline: bool, required: bool = False):
@@ -136,7 +136,7 @@ class _Settings(dict[str, Any]):
     def refused(self, key: str) -> UserError:
         return refused(self.folder, f"{self.name} has {key}={self[key]!r}")
 
-    def require(self, neutral: Collection[str], **values: Any) -> None:
+    def require(self, neutral: Collection[str], **values: object) -> None:
         """Raise UserError for keys that are not neutral, unless they have the value here or null."""
         for key, value in self.items():
             if key not in neutral and (key not in values or value not in (values[key], None)):
@@ -187,7 +187,7 @@ def sentence_encoder(folder: HFFolder, offline: bool) -> SentenceEncoder | None:
         tuple(_module(folder, kind, subfolder, offline) for kind, subfolder in rest),
         prompt,
         tuple(name for name, text in texts.items() if text and name != default),
-        reading.size("max_seq_length") or _tokenizer_length(folder),
+        reading.size("max_seq_length") or tokenizer_length(read_settings(folder.path)),
         prompts.size("truncate_dim"),
         reading.typed("do_lower_case", bool, False),
     )
@@ -260,9 +260,3 @@ def _module(folder: HFFolder, kind: str, subfolder: str, offline: bool) -> Dense
         raise UserError(f"{settings.path}: in_features or out_features is missing", "copy it again")
     bias, residual = settings.typed("bias", bool, True), settings.typed("use_residual", bool, False)
     return Dense(subfolder, inputs, outputs, bias, _ACTIVATIONS[activation], residual)
-
-
-def _tokenizer_length(folder: HFFolder) -> int | None:
-    """The tokenizer's maximum number of tokens; None without a limit, for which transformers writes 10^30."""
-    length = read_settings(folder.path).get("model_max_length")
-    return int(length) if isinstance(length, int | float) and 1 <= length <= 10**9 else None

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from lmtool.cli import main as cli
-from lmtool.weights.load import load
+from lmtool.weights.padded_model import load
 from tests.commands.conftest import finetune, pretrain
 
 STEPS = ["max_epochs=null", "max_steps=4", "checkpoint_every=2", "evaluate_every=4", "log_every=1", "optimizer.lr=1e-2"]

@@ -249,7 +249,9 @@ def test_classes_are_matched_by_name(place: Path, capsys: pytest.CaptureFixture[
     ):
         scored("checkpoint=published", *words, status=2)
         error = capsys.readouterr().err
-        assert "gives the classes CONTRADICTION, NEUTRAL, ENTAILMENT; task=" in error or "label 'entailment'" in error
+        assert (
+            "predicts the classes CONTRADICTION, NEUTRAL, ENTAILMENT; task=" in error or "label 'entailment'" in error
+        )
     scored("checkpoint=published", status=2)
     assert "names no data to score it on" in capsys.readouterr().err
     scored("checkpoint=published", "task=regression", "task.path=numbered", status=2)
@@ -365,7 +367,7 @@ def test_a_bare_model_with_two_tables(place: Path, capsys: pytest.CaptureFixture
     assert json.loads(Path("bare/config.json").read_text())["tie_word_embeddings"] is False
     run("predict", "checkpoint=bare", "text=a", "device=cpu", status=2)
     error = capsys.readouterr().err
-    assert "has no head that predicts words" in error and "hint: lmtool finetune task=NAME checkpoint=bare" in error
+    assert "has no language modeling head" in error and "hint: lmtool finetune task=NAME checkpoint=bare" in error
     finetune("run", "checkpoint=bare", "max_steps=1", "max_length=32", "device=cpu")
     assert "loaded: backbone" in capsys.readouterr().out
 
@@ -373,10 +375,10 @@ def test_a_bare_model_with_two_tables(place: Path, capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(
     ("family", "file", "keys", "message"),
     [
-        ("gpt", "config.json", {"pad_token_id": 40}, "pad_token_id=40, which is no special token"),
+        ("gpt", "config.json", {"pad_token_id": 40}, "pad_token_id=40, which is not a special token"),
         ("gpt", "tokenizer_config.json", {"add_bos_token": True}, "add_bos_token=true"),
         ("bart", "config.json", {"decoder_start_token_id": 0}, "decoder_start_token_id=0; model=bart has 2"),
-        ("bert", "tokenizer_config.json", {"model_input_names": ["input_ids"]}, "both texts of a pair in one segment"),
+        ("bert", "tokenizer_config.json", {"model_input_names": ["input_ids"]}, "a pair are in one segment"),
         ("bert", "config.json", {"id2label": {"1": "a", "2": "b"}}, "does not number its labels"),
         ("bert", "config.json", {"id2label": {"0": "a", "1": "a"}}, "two different names"),
         ("bert", "config.json", {"id2label": {"0": "a", "1": "b", "2": "c"}}, "is (2, 36), the model has (3, 36)"),

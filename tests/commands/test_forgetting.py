@@ -87,7 +87,7 @@ def test_relative_distances() -> None:
     ("words", "problem"),
     [
         (["checkpoint=none", "model=bert_tiny"], "checkpoint=none was not pretrained"),
-        (["checkpoint=runs/task"], "checkpoint=runs/task was finetuned, and has no pretraining head"),
+        (["checkpoint=runs/task"], "checkpoint=runs/task was finetuned and has no pretraining head"),
         (["checkpoint=runs/mlm", "forgetting=nowhere.txt"], "forgetting=nowhere.txt: no such file"),
     ],
 )

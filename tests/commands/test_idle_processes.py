@@ -21,4 +21,4 @@ def warned(examples: int, processes: int) -> list[str]:
 def test_processes_without_an_example_are_reported() -> None:
     assert warned(8, 8) == warned(1, 1) == []
     (line,) = warned(4, 8)
-    assert "a step has 4 examples, and 8 processes share it" in line and "devices=4" in line
+    assert "a step has 4 examples for 8 processes" in line and "devices=4" in line

@@ -284,7 +284,7 @@ def test_a_pipe_or_a_device_is_no_output(
     monkeypatch.setattr("lmtool.commands.inspect.run", lambda *_: pytest.fail("the text is read"))
     assert inspect("pretrain", "model=bert_tiny", *DATA, f"output={output}") == 2
     error, hint = capsys.readouterr().err.splitlines()
-    assert f"output={output}: a {'pipe' if 'pipe' in output else 'device'}; a file is written" in error
+    assert f"output={output} is a {'pipe' if 'pipe' in output else 'device'}, not a file" in error
     assert hint.startswith("hint: set another output=")
     for end in ends:
         os.close(end)

@@ -10,7 +10,7 @@ import torch
 
 from lmtool.cli import main as cli
 from lmtool.errors import UserError
-from lmtool.runs.following import FollowedFolder
+from lmtool.runs.run_folder import FollowedFolder
 from lmtool.training import launching
 from lmtool.training.consistency import require_same
 from tests.commands.conftest import TINY

@@ -17,10 +17,10 @@ import lmtool
 from lmtool.cli import main as cli
 from lmtool.config.tables import Choice, build
 from lmtool.types import part_of
+from lmtool.weights.base import Base, digest
 from lmtool.weights.exporting import ImportedModel, write_import
 from lmtool.weights.folders import hf_folder
-from lmtool.weights.load import load
-from lmtool.weights.loading import Base, digest
+from lmtool.weights.padded_model import load
 from lmtool.weights.peft import adapter
 from lmtool.weights.reading import read
 from tests.breadth import slow_but

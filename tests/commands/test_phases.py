@@ -145,7 +145,7 @@ def test_a_run_does_not_grow_over_its_borders(whole: Path, capsys: pytest.Captur
     words = [*RUN, "schedule=constant", PHASES]
     run = pretrain("grows", *words)
     pretrain("grows", *words, "max_steps=14", status=2)
-    assert "its phases are shares of the budget" in capsys.readouterr().err
+    assert "its phases are fractions of the budget" in capsys.readouterr().err
     assert json.loads((run / "result.json").read_text())["steps"] == 10
 
 

@@ -104,4 +104,4 @@ def test_a_run_is_exported_as_the_masked_language_model_that_it_is(base, monkeyp
     refused = capsys.readouterr().err
     assert "'unheard-of', for negative, has" in refused and len(refused.strip().splitlines()) == 2
     finetune("blank", *[word for word in PROMPT if "checkpoint=" not in word], "model=bert_tiny", "checkpoint=none")
-    assert "heads.masked_lm is new: what it says of words means nothing yet" in capsys.readouterr().out
+    assert "heads.masked_lm is new and predicts random words" in capsys.readouterr().out

@@ -53,7 +53,7 @@ def signalling(patch: pytest.MonkeyPatch, owner: Any, name: str, *numbers: signa
 def stopped(error: str, number: signal.Signals, run: Path) -> bool:
     """Whether that is all that was said of it."""
     return error.splitlines() == [
-        f"error: stopped by {number.name} while the run was made ready", f"hint: lmtool resume {run}"
+        f"error: stopped by {number.name} while the run was prepared", f"hint: lmtool resume {run}"
     ]  # fmt: skip
 
 
@@ -94,7 +94,7 @@ def test_before_there_is_a_run(
     """Nothing is to be resumed then."""
     signalling(monkeypatch, open_run, "RunFolder", signal.SIGTERM)
     run = pretrain("a", "max_steps=2", status=143)
-    assert capsys.readouterr().err == "error: stopped by SIGTERM while the run was made ready\n" and not run.exists()
+    assert capsys.readouterr().err == "error: stopped by SIGTERM while the run was prepared\n" and not run.exists()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])

@@ -54,5 +54,5 @@ def test_a_run_for_each_task_with_data(place: Path, capsys: pytest.CaptureFixtur
 def test_no_folder_of_a_task(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["finetune", "task=glue", "model=bert_tiny", "checkpoint=none", "cache_dir=cache"]
     assert cli.main([*words, "task.path=rows"]) == 2
-    assert "there is no folder of a task of glue" in capsys.readouterr().err
+    assert "has no folder of a task of glue" in capsys.readouterr().err
     assert cli.main([*words, "task.path=gone"]) == 2

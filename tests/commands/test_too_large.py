@@ -90,6 +90,6 @@ def test_several_processes_share_a_machine_or_the_weights(place: Path, monkeypat
     assert said("cuda", "parallel=fsdp") == ""
     assert "too large for cpu: weights, gradients and optimizer in 4 processes need" in said("cpu")
     room["cuda"] = 5 * 10**8
-    assert "too large for cuda: shares of weights, gradients and optimizer need" in said("cuda", "parallel=fsdp")
+    assert "too large for cuda: shards of weights, gradients and optimizer need" in said("cuda", "parallel=fsdp")
     room["cpu"] = 3 * 10**9
     assert "too large for cpu: weights in 4 processes need" in said("cuda", "parallel=fsdp")

@@ -135,7 +135,7 @@ def test_published_weights_are_used_as_they_are(place: Path, capsys: pytest.Capt
     make("electra", place / "electra")
     capsys.readouterr()
     run("predict", "checkpoint=electra", "text=a [MASK]", status=2)
-    assert "checkpoint=electra has no head that predicts words" in capsys.readouterr().err
+    assert "checkpoint=electra has no language modeling head" in capsys.readouterr().err
 
 
 def test_a_tokenizer_of_the_hub(

@@ -49,7 +49,7 @@ def place(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     place = copied(trained, tmp_path / "copy", monkeypatch)
     for file in (place / "runs/low/checkpoints").glob("*/base.json"):
         assert str(trained) in file.read_text()
-    monkeypatch.setattr("lmtool.weights.loading.Base.addresses", property(lambda base: [base.checkpoint]))
+    monkeypatch.setattr("lmtool.weights.base.Base.addresses", property(lambda base: [base.checkpoint]))
     return place
 
 
@@ -118,7 +118,7 @@ def test_every_command_takes_it(place: Path, capsys: pytest.CaptureFixture[str])
     [
         ({"parts": 5}, "base.json: parts: Input should be a valid tuple"),
         ({"sha256": None}, "base.json: sha256: Input should be a valid string"),
-        ({"checkpoint": "~nobody/\0"}, "which do not exist"),
+        ({"checkpoint": "~nobody/\0"}, "but there is no"),
         ({"checkpoint": "runs/low"}, "is its own base"),
     ],
 )
@@ -143,7 +143,7 @@ def test_another_base_is_refused_with_both_hashes(place: Path, capsys: pytest.Ca
         capsys.readouterr()
         run(*words, status=2)
         error = capsys.readouterr().err
-        assert "was tuned on runs/words and needs its weights, which do not exist" in error
+        assert "needs the weights of runs/words, on which it was tuned, but there is no" in error
         assert "ln -s FOLDER runs/words" in error
     pretrain("words", "objective=mlm", "max_steps=2", "seed=1")
     for words in (("predict", "checkpoint=runs/low", "text=x"), ("resume", "runs/low")):

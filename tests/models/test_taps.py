@@ -14,7 +14,7 @@ from lmtool.nn.context import Context
 from lmtool.nn.dropout import TokenRng, token_keys
 from lmtool.nn.stack import Tap, TapPoint, Taps
 from lmtool.types import Packed
-from lmtool.weights.load import load
+from lmtool.weights.padded_model import load
 from tests.models.test_read import FAMILIES as OWN
 from tests.models.test_read import LENGTHS, READ, SIZES, config_of, packed
 from tests.weights.published_folders import FAMILIES, make, sample

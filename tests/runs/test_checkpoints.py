@@ -267,7 +267,7 @@ def test_an_edited_manifest_is_noticed_and_a_newer_format_is_named(run: Path) ->
 
 
 def test_a_checkpoint_of_another_model_is_refused(run: Path) -> None:
-    with pytest.raises(UserError, match=r"does not fit the model: .*dense\.bias is \(16,\) instead of \(32,\)"):
+    with pytest.raises(UserError, match=r"does not fit the model: .*dense\.bias is \(16,\), the model has \(32,\)"):
         go(run, FakeLearner(hidden=32), max_steps=6, evaluate_every=2)
 
 

@@ -19,8 +19,9 @@ from lmtool.config.checkpoint import run_folder
 from lmtool.errors import UserError
 from lmtool.reporting.report import write_report
 from lmtool.runs import locks
+from lmtool.runs.identity import finished, select_folder
 from lmtool.runs.locks import Lock, Owner
-from lmtool.runs.run_folder import RunFolder, finished, select_folder
+from lmtool.runs.run_folder import RunFolder
 from lmtool.system import files
 from lmtool.training.health import save_batch
 from lmtool.training.loop import train
@@ -245,7 +246,7 @@ def test_lines_that_are_no_rows_are_refused(tmp_path: Path, line: bytes) -> None
         run.append({"step": 1})
         with (run.path / "metrics.jsonl").open("ab") as file:
             file.write(line + b"\n")
-        with pytest.raises(UserError, match=r"metrics\.jsonl:2 is no row with a step"):
+        with pytest.raises(UserError, match=r"metrics\.jsonl:2 is not a row with a step"):
             run.drop_rows_after(3)
 
 
@@ -286,7 +287,7 @@ def test_a_link_that_would_be_written_through_is_refused(tmp_path: Path, name: s
     (tmp_path / "folder").mkdir()
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / name).symlink_to(tmp_path / target)
-    with pytest.raises(UserError, match=f"run/{name} is a link; a run writes inside its own folder alone") as caught:
+    with pytest.raises(UserError, match=f"run/{name} is a link; a run writes only inside its own folder") as caught:
         open_run(tmp_path / "run")
     assert caught.value.hint is not None and f"rm {tmp_path / 'run' / name}" in caught.value.hint
     assert (tmp_path / "file").read_text() == "mine" and not [*(tmp_path / "folder").iterdir()]

@@ -20,8 +20,8 @@ from lmtool.tasks.loading import load_task
 from lmtool.tasks.prompting.examples import Demonstrations
 from lmtool.tasks.prompting.pattern import Pattern
 from lmtool.tokenizers.configs import ByteBpeConfig, SentencePieceConfig, WordPieceConfig
-from lmtool.weights.load import load
-from lmtool.weights.loading import load_into
+from lmtool.weights.assemble import load_into
+from lmtool.weights.padded_model import load
 from lmtool.weights.reading import read
 from tests.weights.published_folders import make
 

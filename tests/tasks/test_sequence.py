@@ -31,7 +31,7 @@ from lmtool.models.heads.base import loss_sum
 from lmtool.tasks import loading
 from lmtool.tasks.loading import load_task
 from lmtool.tuning.configs import FullConfig, HeadConfig
-from lmtool.weights.heads import CheckpointModel
+from lmtool.weights.saved_model import CheckpointModel
 
 KINDS = ("classification", "multi_label", "regression")
 # AX has nothing to train on.

@@ -24,8 +24,7 @@ from lmtool.models.encoder_configs import AlbertConfig
 from lmtool.objectives.configs import ClmConfig, MlmConfig, RtdConfig, SpanCorruptionConfig
 from lmtool.runs import checkpoints
 from lmtool.runs.checkpoints import gathered, read_tensors
-from lmtool.runs.following import FollowedFolder
-from lmtool.runs.run_folder import RunFolder
+from lmtool.runs.run_folder import FollowedFolder, RunFolder
 from lmtool.system import files
 from lmtool.training.configs import (
     AdafactorConfig,

@@ -14,8 +14,7 @@ import pytest
 import torch
 
 from lmtool.errors import Diverged, Stopped, UserError
-from lmtool.runs.following import FollowedFolder
-from lmtool.runs.run_folder import RunFolder
+from lmtool.runs.run_folder import FollowedFolder, RunFolder
 from lmtool.training.consistency import require_same_training
 from lmtool.training.group import ProcessGroup
 from lmtool.training.loop import train

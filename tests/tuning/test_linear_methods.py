@@ -249,7 +249,7 @@ def test_the_same_matrices_give_what_peft_gives(family, dora, tmp_path):
     import peft
     import transformers
 
-    from lmtool.weights.load import load
+    from lmtool.weights.padded_model import load
     from tests.weights.published_folders import make
 
     make(family, folder := tmp_path / "published")

@@ -63,4 +63,4 @@ def test_random_weights_that_never_learn_are_warned_of(base, monkeypatch, capsys
     monkeypatch.chdir(base)
     skip_reports(monkeypatch)
     finetune("none", "tuning=lora", "checkpoint=none", "model=bert_tiny", "max_steps=1")
-    assert "parameters of the backbone are random and never learn" in capsys.readouterr().out
+    assert "parameters of the backbone are random and frozen" in capsys.readouterr().out

@@ -8,7 +8,7 @@ import torch
 from lmtool.config.tables import build
 from lmtool.tuning.configs import PrefixConfig, PTuningConfig, SoftPromptConfig
 from lmtool.types import Packed
-from lmtool.weights.load import load
+from lmtool.weights.padded_model import load
 from tests.weights.published_folders import make
 
 peft = pytest.importorskip("peft")

@@ -19,7 +19,7 @@ from lmtool.models.encoder_configs import (
 from lmtool.nn.configs import RotaryPositionsConfig
 from lmtool.types import Packed
 from lmtool.weights.conversion.architectures import convert_architecture, largest_difference
-from lmtool.weights.heads import CheckpointModel
+from lmtool.weights.saved_model import CheckpointModel
 
 SIZES = {
     "vocab_size": 29, "num_layers": 2, "hidden_size": 16, "num_heads": 4, "feedforward_size": 20, "max_positions": 11,

@@ -12,7 +12,7 @@ import torch
 
 from lmtool.config.tables import build, lookup
 from lmtool.errors import UserError
-from lmtool.weights.load import load
+from lmtool.weights.padded_model import load
 from lmtool.weights.peft import adapter
 from lmtool.weights.peft.maps import HFBase, Tuned, hf_linears
 from lmtool.weights.peft.settings import settings_of

@@ -11,8 +11,8 @@ from lmtool.learners.representations.vectors import Embedder, HiddenStates, Pool
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.precision import Precision
 from lmtool.weights.folders import HFFolder, hf_folder, read_settings
-from lmtool.weights.heads import form_of, format_of
-from lmtool.weights.load import LoadedCheckpoint
+from lmtool.weights.padded_model import LoadedCheckpoint
+from lmtool.weights.saved_model import form_of, format_of
 from lmtool.weights.sentence_encoders import SentenceEncoder, refused, sentence_encoder
 
 Layers = int | Literal["last", "all", "mean"]

@@ -23,13 +23,12 @@ from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import part_of
 from lmtool.weights.exporting import ImportedModel, write_import
 from lmtool.weights.folders import HFFolder, hf_folder
-from lmtool.weights.heads import form_of
-from lmtool.weights.load import load, merged, saved_config, section
-from lmtool.weights.loading import Base, digest
+from lmtool.weights.padded_model import load
 from lmtool.weights.peft.adapter import TASK_TYPES, Adapter, read_adapter
 from lmtool.weights.peft.maps import HFBase, hf_linears
 from lmtool.weights.peft.settings import CONFIG, MERGE, TargetedSettings
-from lmtool.weights.reading import Weights, our_names, read, their_names
+from lmtool.weights.reading import Weights, base_of_weights, our_names, read, their_names
+from lmtool.weights.saved_model import form_of, merged, saved_config, section
 from lmtool.weights.task_heads import HEADS, TaskHead, head_of_class
 
 _TOKENS = "backbone.embed.token.weight"
@@ -58,12 +57,7 @@ def import_adapter(config: ImportConfig, folder: Path) -> None:
         _require_heads(adapter, model, settings["task"], complete, head)
     tokenizer_folder = folder if has_tokenizer(folder) else start.folder
     tokenizer = Tokenizer.load(tokenizer_folder) if has_tokenizer(tokenizer_folder) else None
-    base_record = None
-    if not start.merged:
-        path = None if start.revision is not None else str(start.folder.expanduser().resolve())
-        fingerprint = "" if tokenizer is None else tokenizer.fingerprint
-        parts = tuple(sorted({part_of(name) for name in base_tensors}))
-        base_record = Base(address, path, start.revision, parts, digest(base_tensors), fingerprint)
+    base_record = None if start.merged else base_of_weights(address, start, base_tensors, tokenizer)
     source = {"checkpoint": config.checkpoint, "base": address, "revision": start.revision}
     output = Path(config.output).expanduser()
     written = tensors if base_record is not None else complete

@@ -30,9 +30,9 @@ from lmtool.types import Packed
 from lmtool.weights.comparing import ROUNDING, difference, same_tensors
 from lmtool.weights.exporting import ImportedModel, require_new, write_import
 from lmtool.weights.folders import hf_folder
-from lmtool.weights.heads import CheckpointModel
-from lmtool.weights.load import load
+from lmtool.weights.padded_model import load
 from lmtool.weights.reading import read
+from lmtool.weights.saved_model import CheckpointModel
 
 POSITION, SEGMENT, TABLE = "backbone.embed.position.weight", "backbone.embed.segment.weight", "embed.segment"
 # Fields that may differ by family; their tables are truncated or extended.
@@ -106,7 +106,8 @@ def convert_architecture(source: CheckpointModel, name: str, tensors: Mapping[st
     _fill(conversion, source)
     copied = {*conversion.copied, *conversion.resized}
     conversion.left_out = [name for name in tensors if name not in copied]
-    before, after = (type(_stack(part).mask(0, Packed(torch.arange(2), (2,)))).__name__ for part in (source, model))
+    stacks = (cast(OneStack, part.backbone) for part in (source, model))
+    before, after = (type(stack.mask(0, Packed(torch.arange(2), (2,)))).__name__ for stack in stacks)
     conversion.masks = None if before == after else (before, after)
     return conversion
 
@@ -119,11 +120,6 @@ def largest_difference(source: CheckpointModel, conversion: ArchitectureConversi
     tokens = torch.arange(length) * 7919 % source.backbone.config.vocab_size
     sample = Packed(tokens, (length,) if conversion.masks is None else (1,) * length)
     return difference(*(part.eval().hidden(sample) for part in (source, conversion.model)))
-
-
-def _stack(model: CheckpointModel) -> OneStack:
-    assert isinstance(model.backbone, OneStack)
-    return model.backbone
 
 
 def config_of(source: CheckpointModel, name: str) -> ModelConfig:

@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lmtool.config.saved import JsonMapping
 from lmtool.data.configs import FORMATS
@@ -27,8 +26,8 @@ from lmtool.types import Batch
 from lmtool.weights.comparing import CheckpointComparison, quiet_transformers, relative_difference, tokenized
 from lmtool.weights.exporting import TokenizerSettings
 from lmtool.weights.folders import read_settings
-from lmtool.weights.heads import CheckpointModel, format_of
-from lmtool.weights.load import LoadedCheckpoint, PaddedModel
+from lmtool.weights.padded_model import LoadedCheckpoint, PaddedModel
+from lmtool.weights.saved_model import CheckpointModel, format_of
 from lmtool.weights.task_heads import CHOICES, head_of_class
 
 PARITY = 1e-4
@@ -111,11 +110,7 @@ def parity(folder: Path, architecture: str, original: CheckpointModel, tokenizer
         for key in sorted(report[kind])
     ]
     real = None if "decoder_input_ids" in rows else rows["attention_mask"].bool()
-    expected = {
-        "logits": actual.logits,
-        "pair logits": actual.pair_logits,
-        "hidden states": actual.hidden,
-    }
+    expected = {"logits": actual.logits, "pair logits": actual.pair_logits, "hidden states": actual.hidden}
     differences = {kind: _relative_difference(expected[kind], values, real) for kind, values in outputs.items()}
     return Parity(name, architecture, tuple(unexpected), tuple(sorted(report["missing_keys"])), differences)
 
@@ -133,9 +128,8 @@ def sample(model: ModelConfig, tokenizer: Tokenizer) -> dict[str, Tensor]:
     rows = {"input_ids": ids_BL, "attention_mask": mask_BL}
     if model.architecture == "encoder_decoder":
         ids_BL[torch.arange(len(lengths)), lengths - 1] = tokenizer.role("eos")
-        rows["decoder_input_ids"] = ordinary[torch.arange(len(lengths) * _DECODER) % len(ordinary)].reshape(
-            -1, _DECODER
-        )
+        decoder_ids = ordinary[torch.arange(len(lengths) * _DECODER) % len(ordinary)]
+        rows["decoder_input_ids"] = decoder_ids.reshape(-1, _DECODER)
     elif model.segment_types > 1:
         rows["token_type_ids"] = (torch.arange(longest) >= lengths[:, None] // 2).long() * mask_BL
     ids_BL[~mask_BL] = tokenizer.roles.get("pad", 0)
@@ -146,7 +140,7 @@ def sample(model: ModelConfig, tokenizer: Tokenizer) -> dict[str, Tensor]:
     return {name: values.long() for name, values in rows.items()}
 
 
-def _outputs(reference: Any, architecture: str, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _outputs(reference: nn.Module, architecture: str, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The outputs of a transformers model, under our names. Each row of a multiple choice has one choice."""
     head = head_of_class({"architectures": [architecture]})
     if head is not None and head.name == CHOICES:
@@ -154,11 +148,8 @@ def _outputs(reference: Any, architecture: str, rows: Mapping[str, Tensor]) -> d
     output = dict(reference(**rows))
     if "start_logits" in output:
         return {"logits": torch.stack([output["start_logits"], output["end_logits"]], dim=-1)}
-    names = {
-        "logits": "logits", "prediction_logits": "logits", "seq_relationship_logits": "pair logits",
-        "sop_logits": "pair logits",
-    }  # fmt: skip
-    logits = {actual: output[key] for key, actual in names.items() if key in output}
+    keys = {"logits": ("logits", "prediction_logits"), "pair logits": ("seq_relationship_logits", "sop_logits")}
+    logits = {name: output[key] for name, theirs in keys.items() for key in theirs if key in output}
     return logits or {"hidden states": output["last_hidden_state"]}
 
 

@@ -25,6 +25,7 @@ from lmtool.resolver.schema.run import ExportConfig
 from lmtool.runs.checkpoints import read_weights, tensor_names
 from lmtool.system.secrets import masked
 from lmtool.weights.assemble import assemble
+from lmtool.weights.base import Base, saved_base
 from lmtool.weights.comparing import (
     OTHER_CODE,
     ROUNDING,
@@ -37,11 +38,11 @@ from lmtool.weights.comparing import (
 from lmtool.weights.conversion.parity import layout_of, reading_of
 from lmtool.weights.exporting import Export, export_of, write_delta, write_reading
 from lmtool.weights.folders import hf_folder
-from lmtool.weights.load import LoadedCheckpoint, folded, load, saved_config, saved_model
-from lmtool.weights.loading import Base, saved_base
+from lmtool.weights.padded_model import LoadedCheckpoint, load
 from lmtool.weights.peft.adapter import LABEL_KEYS, peft_logits, read_adapter, task_type_of, write_adapter, writer_of
 from lmtool.weights.peft.maps import HFBase, Tuned, hf_linears
 from lmtool.weights.reading import Weights, read, read_base, their_names
+from lmtool.weights.saved_model import folded, saved_config, saved_model
 
 SAMPLE = ("The dog sleeps.", "What a lovely film, what an awful film; the dog saw it too.")
 

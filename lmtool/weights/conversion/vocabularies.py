@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TypeVar, cast
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from lmtool.config.tables import build
 from lmtool.errors import CheckFailed, UserError
 from lmtool.learners.held_out import EVALUATION_TOKENS, HeldOutSplits
 from lmtool.learners.metrics.texts import of_text
+from lmtool.learners.model import ModelWithHeads
 from lmtool.models.configs import ModelConfig
 from lmtool.models.heads.lm import LMHead
 from lmtool.reporting.console import Output
@@ -32,15 +33,19 @@ from lmtool.tokenizers.folders import has_tokenizer
 from lmtool.tokenizers.replacing import Replacement, replacement
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.precision import select_device, select_precision
-from lmtool.weights.assemble import Blueprint, assemble
+from lmtool.weights.assemble import assemble
 from lmtool.weights.comparing import same_tensors
 from lmtool.weights.exporting import COMMAND, require_new, write_checkpoint
 from lmtool.weights.folders import HFFolder, hf_folder
-from lmtool.weights.load import saved_config, saved_model
 from lmtool.weights.reading import Weights, read
+from lmtool.weights.saved_model import SavedModel, saved_config, saved_model
+
+Resizable = TypeVar("Resizable", bound=SavedModel | PretrainConfig)
 
 
-def vocabulary_tensors(smaller: Blueprint[Any], larger: Blueprint[Any], saved: Collection[str]) -> list[str]:
+def vocabulary_tensors(
+    smaller: SavedModel | PretrainConfig, larger: SavedModel | PretrainConfig, saved: Collection[str]
+) -> list[str]:
     """Names of the tensors whose first dimension is the vocabulary, found by building the model twice.
 
     Args:
@@ -51,7 +56,7 @@ def vocabulary_tensors(smaller: Blueprint[Any], larger: Blueprint[Any], saved: C
     shapes = []
     with torch.device("meta"):
         for blueprint in (smaller, larger):
-            learner, _ = assemble(blueprint, None)
+            learner: ModelWithHeads = assemble(blueprint, None)[0]
             for name, module in learner.named_modules():
                 if isinstance(module, LMHead) and module.output is None and f"{name}.output.weight" in saved:
                     module.untie(blueprint.model.vocab_size, 1)
@@ -130,9 +135,9 @@ def replace_tokenizer(config: ImportConfig, tokenizer_path: str) -> None:
     new = _tokenizer(FolderConfig(path=tokenizer_path, parse_special_tokens=parses), config.offline)
 
     trained = _with_head(config, saved, weights)
-    blueprint: Any = saved_model(config.checkpoint, saved, weights.tensors)
+    blueprint: SavedModel | PretrainConfig = saved_model(config.checkpoint, saved, weights.tensors)
     if trained is not None and "objective" in saved:
-        blueprint = trained.config  # with the heads of the objective
+        blueprint = cast(PretrainConfig, trained.config)  # with the heads of the objective
     model = blueprint.model
     if old.vocab_size > model.vocab_size:
         message = f"its tokenizer has {old.vocab_size:,} tokens, its embedding {model.vocab_size:,} rows"
@@ -146,7 +151,7 @@ def replace_tokenizer(config: ImportConfig, tokenizer_path: str) -> None:
     tensors = replaced_rows(weights.tensors, names, mapping)
     loss: TextLoss | str = "the checkpoint has no head that predicts tokens"
     if trained is not None:
-        resized = _resized(trained.config, rows)
+        resized = _resized(cast(PretrainConfig, trained.config), rows)
         changed = replace(trained, config=resized, tokenizer=new, weights=replace(weights, tensors=tensors))
         loss = _measured(config, trained, changed)
 
@@ -201,7 +206,7 @@ def _with_head(config: ImportConfig, saved: Mapping[str, object], weights: Weigh
     return read_trained(config.checkpoint, config.offline, precision)
 
 
-def _require_roles(trained: Trained | None, model: Any, new: Tokenizer, path: str) -> None:
+def _require_roles(trained: Trained | None, model: ModelConfig, new: Tokenizer, path: str) -> None:
     hint = "use a tokenizer with this token: `lmtool tokenizer` with the kind of the model or tokenizer.special_tokens="
     if trained is None:
         problem = missing_token(tokens_around(model), new.roles)
@@ -209,17 +214,17 @@ def _require_roles(trained: Trained | None, model: Any, new: Tokenizer, path: st
             raise UserError(f"tokenizer={path} {problem}", hint)
         return
     try:
-        require_fit(_resized(trained.config, model.vocab_size), new)
+        require_fit(_resized(cast(PretrainConfig, trained.config), model.vocab_size), new)
     except UserError as error:
         raise UserError(f"tokenizer={path}: {error.message}", hint) from error
 
 
-def _resized(blueprint: Any, rows: int) -> Any:
+def _resized(blueprint: Resizable, rows: int) -> Resizable:
     """A configuration or a saved model with another vocabulary size."""
     model = with_vocabulary(blueprint.model, rows)
     if isinstance(blueprint, PretrainConfig):
         return blueprint.model_copy(update={"model": model})
-    return replace(blueprint, model=model)
+    return cast(Resizable, replace(cast(SavedModel, blueprint), model=model))
 
 
 def _measured(config: ImportConfig, before: Trained, after: Trained) -> TextLoss | str:

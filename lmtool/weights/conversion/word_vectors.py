@@ -13,7 +13,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import numpy as np
 import torch
@@ -32,7 +32,8 @@ from lmtool.tokenizers.configs import WordConfig
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.tokenizers.trained import of_words
 from lmtool.weights.exporting import ImportedModel, write_folder_atomically, write_import
-from lmtool.weights.load import load, saved_config
+from lmtool.weights.padded_model import load
+from lmtool.weights.saved_model import saved_config
 
 SUFFIXES = packed(".txt", ".vec")
 """File name extensions."""
@@ -41,8 +42,8 @@ _COPY = "copy or download it again, or remove the line in a copy"
 
 @dataclass(frozen=True)
 class WordFile:
-    """words: V unique words. vectors: (V, H) float32. duplicates: number of lines with the word of an earlier line,
-    which are skipped."""
+    """The content of a file. words: V unique words. vectors: (V, H) float32. duplicates: number of lines with the word
+    of an earlier line, which are skipped."""
 
     words: list[str]
     vectors: Tensor
@@ -218,7 +219,7 @@ def import_as_embedding(config: ImportConfig, family: str) -> None:
             f"model={family} has no token embedding with a separate embedding_size", "set model=cnn or model=lstm"
         )
     sizes: JsonObject = {"vocab_size": len(table_VH), "embedding_size": table_VH.shape[1]}
-    model: Any = entry.config.model_validate(sizes)
+    model = cast(ModelConfig, entry.config.model_validate(sizes))
     tensors = {f"backbone.{name}": tensor for name, tensor in build(model, 0).state_dict().items()}
     if _TABLE not in tensors or tensors[_TABLE].shape != table_VH.shape:
         raise UserError(f"model={family} embeds more than tokens", "set model=cnn or model=lstm")

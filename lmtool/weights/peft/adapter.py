@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lmtool.config.saved import JsonObject
 from lmtool.errors import UserError
-from lmtool.models.configs import ModelConfig
+from lmtool.models.configs import ModelConfig, TransformerConfig
 from lmtool.runs.checkpoints import save_tensors
 from lmtool.weights.comparing import quiet_transformers
 from lmtool.weights.exporting import write_folder_atomically
@@ -75,8 +75,9 @@ def prompt_to_peft(tuned: Tuned) -> tuple[JsonObject, dict[str, Tensor]]:
     return config, {TENSOR: prompt}
 
 
-def _sizes(name: str, model: Any) -> dict[str, int]:
+def _sizes(name: str, model: ModelConfig) -> dict[str, int]:
     """PEFT's names for a transformer's sizes. A prefix uses the model's key-value heads."""
+    assert isinstance(model, TransformerConfig)
     prefix = name == _PREFIX
     heads = model.key_value_heads if prefix else model.num_heads
     width = heads * model.width_of_head if prefix else model.hidden_size
@@ -84,16 +85,8 @@ def _sizes(name: str, model: Any) -> dict[str, int]:
 
 
 def prompt_from_peft(settings: PromptSettings, tensors: Mapping[str, Tensor], base: HFBase) -> Restored:
-    """Convert a prompt or prefix from PEFT; the result of a prompt encoder becomes a prompt without an encoder.
-
-    Args:
-        settings: The content of adapter_config.json.
-        tensors: PEFT's tensor by its name.
-        base: The adapter's base.
-
-    Raises:
-        UserError: If PEFT uses the tensor differently, or if it does not match the configuration.
-    """
+    """Convert a prompt or prefix from PEFT (see `READERS`); the result of a prompt encoder becomes a prompt without an
+    encoder."""
     name = _PREFIX if settings.peft_type == "PREFIX_TUNING" else _VIRTUAL
     submodules = settings.num_transformer_submodules or (2 if settings.task_type == "SEQ_2_SEQ_LM" else 1)
     reason = _incompatibility(name, settings.task_type, base.model)
@@ -151,7 +144,8 @@ READERS: dict[str, Callable[[Any, Mapping[str, Tensor], HFBase], Restored]] = {
     "P_TUNING": prompt_from_peft,
     "PREFIX_TUNING": prompt_from_peft,
 }
-"""By peft_type."""
+"""By peft_type: convert the settings and tensors of an adapter (under transformers' names) on a base. UserError if they
+do not match the configuration or the base, or if PEFT computes something else."""
 TASK_TYPES = {
     "ForSequenceClassification": "SEQ_CLS",
     "ForTokenClassification": "TOKEN_CLS",

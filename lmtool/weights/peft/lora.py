@@ -111,19 +111,9 @@ class _Update:
 
 
 def lora_from_peft(settings: LoraSettings, tensors: Mapping[str, Tensor], base: HFBase) -> Restored:
-    """Convert LoRA or DoRA from PEFT.
-
-    Updates of a smaller rank are padded with zeros, and differences in scale are multiplied into B. Updates of layers
-    that our method does not edit are merged into the base.
-
-    Args:
-        settings: The content of adapter_config.json.
-        tensors: PEFT's tensors, under transformers' names.
-        base: The adapter's base.
-
-    Raises:
-        UserError: If the tensors do not match the configuration or the base.
-    """
+    """Convert LoRA or DoRA from PEFT (see `READERS` of adapter.py). Updates of a smaller rank are padded with zeros;
+    differences in scale are multiplied into B. Updates of layers that our method does not edit are merged into the
+    base."""
     updates = dict(_updates(settings, tensors, base))
     modules = (linear.module for linear in base.linears)
     missing = [module for module in modules if module not in updates and settings.targets(module)]
@@ -145,7 +135,7 @@ def lora_from_peft(settings: LoraSettings, tensors: Mapping[str, Tensor], base: 
             if len(linear.parts) == 1 or part_update.changes(norm_O[part.rows_O]):
                 ours[part.name] = part_update
     if not ours:
-        raise UserError("adapter_model.safetensors has no update of a layer that lmtool can edit", MERGE)
+        raise UserError(f"{WEIGHTS} only updates layers that lmtool's tuning methods do not edit", MERGE)
     return _with_one_rank(settings, ours, base, changed)
 
 
@@ -260,16 +250,8 @@ def ia3_to_peft(tuned: Tuned) -> tuple[JsonObject, dict[str, Tensor]]:
 
 
 def ia3_from_peft(settings: Ia3Settings, tensors: Mapping[str, Tensor], base: HFBase) -> Restored:
-    """Convert (IA)3 from PEFT. Scales that our method does not have are merged into the base.
-
-    Args:
-        settings: The content of adapter_config.json.
-        tensors: PEFT's tensors, under transformers' names.
-        base: The adapter's base.
-
-    Raises:
-        UserError: If the tensors do not match the configuration or the base.
-    """
+    """Convert (IA)3 from PEFT (see `READERS` of adapter.py): scales that our method does not have are merged into the
+    base."""
     dims = {f".{kind}.weight": 0 for kind in _OUTPUTS} | {f".{kind}.weight": 1 for kind in _INPUTS}
     added = {
         f"{name.removesuffix('.weight')}.{_SCALE}": torch.ones(tensor.shape[dim])

@@ -17,7 +17,7 @@ from lmtool.learners.representations.vectors import HiddenStates
 from lmtool.models.recurrent_configs import LstmConfig
 from lmtool.training.precision import FP32_CPU
 from lmtool.types import Packed
-from lmtool.weights.load import load
+from lmtool.weights.padded_model import load
 from tests.weights.published_folders import make
 
 TEXTS = ["the quick brown fox", "she sells sea shells by the sea shore", "dog", "what a lovely film, what a film!"]

@@ -1,47 +1,37 @@
-"""`lmtool.load`: a checkpoint as a model over padded tensors, with its tokenizer; and merging of tuned checkpoints.
+"""`lmtool.load`: a checkpoint as a model over padded tensors, with its tokenizer.
 
 Shape letters: B rows, L their padded length, T real tokens, H hidden width, V vocabulary, C classes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import ValidationError
 from torch import Tensor, nn
 
-from lmtool.config import plugins
-from lmtool.config.base import Config
-from lmtool.config.checkpoint import find, read_config
-from lmtool.config.saved import JsonMapping, JsonObject
-from lmtool.config.tables import Choice
+from lmtool.config.saved import JsonMapping
 from lmtool.data.configs import FORMATS
 from lmtool.errors import UserError
 from lmtool.learners.generation.configs import GenerationConfig
-from lmtool.learners.model import ModelWithHeads
 from lmtool.learners.writing import writer_of
 from lmtool.models import decoder_configs as decoder_configs
 from lmtool.models import encoder_configs as encoder_configs
 from lmtool.models import encoder_decoder_configs as encoder_decoder_configs
 from lmtool.models import word_configs as word_configs
-from lmtool.models.base import Backbone
 from lmtool.models.configs import ModelConfig
 from lmtool.models.encoder_decoder import shifted
 from lmtool.models.heads.lm import LMHead
-from lmtool.system.terminal import counted
 from lmtool.tokenizers.folders import has_tokenizer
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Packed
-from lmtool.weights.assemble import assemble
-from lmtool.weights.exporting import Folded
+from lmtool.weights.assemble import LoadReport, assemble
 from lmtool.weights.folders import hf_folder
-from lmtool.weights.heads import CheckpointModel
-from lmtool.weights.loading import LoadReport
-from lmtool.weights.reading import Weights, layout_warnings, read
+from lmtool.weights.reading import layout_warnings, read
+from lmtool.weights.saved_model import CheckpointModel, saved_config, saved_model
 
 
 @dataclass(frozen=True)
@@ -197,62 +187,6 @@ def load(checkpoint: str | Path, device: str = "cpu", offline: bool = False) -> 
     return LoadedCheckpoint(model, tokenizer, saved.model, report, config)
 
 
-@dataclass(frozen=True)
-class SavedModel:
-    """The `assemble` blueprint of a saved model. tensors: determine its heads. task: the `task` section of a finetuned
-    checkpoint, with the form of its head."""
-
-    model: ModelConfig
-    tensors: Mapping[str, Tensor]
-    task: JsonMapping | None
-    tuned_by: Config | None
-    seed: int
-    exits: tuple[int, ...] = ()
-
-    @property
-    def learns(self) -> SavedModel:
-        """The model itself: `learner` builds its heads."""
-        return self
-
-    def learner(self, backbone: Backbone, tokenizer: Tokenizer | None, seed: int) -> CheckpointModel:
-        return CheckpointModel(backbone, self.tensors, self.task, seed)
-
-
-def saved_model(checkpoint: str, saved: JsonMapping, tensors: Mapping[str, Tensor]) -> SavedModel:
-    """The model of a saved configuration. UserError if it cannot be decoded."""
-    task = saved.get("task")
-    return SavedModel(
-        section(checkpoint, saved, Choice("model")),
-        tensors,
-        task if isinstance(task, dict) else None,
-        section(checkpoint, saved, Choice("tuning", optional=True)),
-        saved.get("seed") or 0,
-    )
-
-
-def saved_config(checkpoint: str, offline: bool = False) -> JsonObject:
-    """The configuration in a checkpoint, not decoded; it has at least a `model` section."""
-    folder = hf_folder(checkpoint, offline)
-    if folder is not None:
-        return folder.saved_config()
-    saved = read_config(find(checkpoint))
-    missing = [plugin for plugin in saved.get("plugins") or () if plugin not in plugins.typed()]
-    if missing:
-        hint = f"lmtool.config.plugins.load({missing!r}) first, if you trust it"
-        raise UserError(f"checkpoint={checkpoint} needs the plugin {missing[0]}, which is not loaded", hint)
-    return saved
-
-
-def section(checkpoint: str, saved: Mapping[str, object], choice: Choice) -> Any:
-    """A component's section, decoded strictly. UserError if it is invalid."""
-    try:
-        return choice.validate(saved.get(choice.group))
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join([choice.group, *map(str, first["loc"])])
-        raise UserError(f"checkpoint={checkpoint}: {where}: {first['msg']}", "use another checkpoint") from error
-
-
 def _real(ids_BL: Tensor, mask_BL: Tensor | None) -> Tensor:
     """(B, L) bool: real tokens. ValueError for wrong shapes and for gaps between real tokens."""
     if ids_BL.ndim != 2:
@@ -278,64 +212,3 @@ def _padded(values: Tensor, real_BL: Tensor) -> Tensor:
     padded = values.new_zeros(*real_BL.shape, *values.shape[1:])
     padded[real_BL] = values
     return padded
-
-
-def merged(weights: Weights, saved: Mapping[str, object]) -> Weights:
-    """Merge the tensors that the tuning method added into the model's weights. saved: the checkpoint's configuration.
-    UserError if the method cannot be merged."""
-    model = saved_model(weights.origin, saved, weights.tensors)
-    if model.tuned_by is None:
-        return weights
-    with torch.device("meta"):
-        planned, _ = assemble(model, None)
-    if not planned.added:
-        _merge(planned, weights.origin)
-        return weights
-    parts, _ = assemble(model, None, trained=weights)
-    # `CheckpointModel` lacks heads that are only used in pretraining.
-    rest = {name: tensor for name, tensor in weights.tensors.items() if name not in parts.state_dict()}
-    _merge(parts, weights.origin)
-    tensors = {name: tensor.detach() for name, tensor in parts.state_dict().items()}
-    unmerged = [name for name in tensors if name in planned.added]
-    if unmerged:
-        more = f" and {counted(len(unmerged) - 1, 'more tensor')}" if len(unmerged) > 1 else ""
-        raise UserError(
-            f"checkpoint={weights.origin}: {unmerged[0]}{more}, which its tuning method added, cannot be merged into "
-            f"model={model.model.name}",
-            "format=delta exports them separately from their base; start from that base, or from a run whose tuning "
-            "method can be merged (tuning=lora)",
-        )
-    return replace(weights, tensors={**rest, **tensors}, merged=True)
-
-
-def _merge(parts: ModelWithHeads, origin: str) -> None:
-    assert parts.tuning is not None
-    try:
-        parts.tuning.merge(parts)
-    except UserError as error:
-        raise UserError(f"checkpoint={origin}: {error.message}", error.hint) from error
-
-
-def folded(weights: Weights, checkpoint_tensors: Mapping[str, Tensor], saved: Mapping[str, object]) -> Folded | None:
-    """Replace tensors that are only needed for training (a prefix encoder) by their result.
-
-    Args:
-        weights: The complete weights, including the base.
-        checkpoint_tensors: The tensors that the tuned checkpoint stores itself.
-        saved: The checkpoint's configuration.
-
-    Returns:
-        The checkpoint's new content; None if nothing changes.
-    """
-    model = saved_model(weights.origin, saved, weights.tensors)
-    if model.tuned_by is None:
-        return None
-    parts, _ = assemble(model, None, trained=weights)
-    assert parts.tuning is not None
-    before, config = parts.added, parts.tuning.fold(parts)
-    if config == model.tuned_by:
-        return None
-    state = parts.state_dict()
-    tensors = {name: tensor for name, tensor in checkpoint_tensors.items() if name not in before}
-    tensors |= {name: state[name] for name in sorted(parts.added)}
-    return Folded(tensors, {**saved, "tuning": config.model_dump(mode="json")})

@@ -15,7 +15,7 @@ import lmtool
 from lmtool.config.tables import build
 from lmtool.errors import UserError
 from lmtool.objectives.configs import MlmConfig
-from lmtool.weights.loading import load_into
+from lmtool.weights.assemble import load_into
 from lmtool.weights.reading import GENERATION, read
 from tests.objectives.objective_fixtures import tokenizer
 from tests.weights.published_folders import FAMILIES, ROWS, TEXTS, logits_of, make, make_classifier, sample

@@ -1,4 +1,4 @@
-"""A checkpoint's model: backbone and heads, and their logits.
+"""The model of a checkpoint: its configuration, its backbone and heads, their logits, and merging of tuned weights.
 
 Shape letters: T tokens, N documents, H hidden width, V vocabulary, C classes.
 """
@@ -6,10 +6,18 @@ Shape letters: T tokens, N documents, H hidden width, V vocabulary, C classes.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
+import torch
+from pydantic import ValidationError
 from torch import Tensor, nn
 
-from lmtool.config.saved import JsonMapping
+from lmtool.config import plugins
+from lmtool.config.checkpoint import find, read_config
+from lmtool.config.saved import JsonMapping, JsonObject
+from lmtool.config.tables import Choice
+from lmtool.errors import UserError
 from lmtool.learners.model import ModelWithHeads
 from lmtool.models.base import Backbone
 from lmtool.models.configs import ModelConfig, Pooling, SequenceForm
@@ -17,8 +25,13 @@ from lmtool.models.heads.lm import ReplacedTokenHead, lm_head, masked_lm_head
 from lmtool.models.heads.sequence import SequenceHead, pooler, summary
 from lmtool.nn.dropout import DropoutRng
 from lmtool.nn.stack import Side, Tap
+from lmtool.system.terminal import counted
+from lmtool.tokenizers.tokenizer import Tokenizer
+from lmtool.tuning.configs.base import TuningConfig
 from lmtool.types import Packed
-from lmtool.weights.loading import by_part
+from lmtool.weights.assemble import assemble
+from lmtool.weights.folders import hf_folder
+from lmtool.weights.reading import Weights, by_part
 from lmtool.weights.task_heads import CLASSIFIER, DECISIONS, HEADS, WORDS, TaskHead, head_of_task
 
 PAIR_HEADS = {"next_sentence": ("next", "random"), "sentence_order": ("in order", "swapped")}
@@ -153,3 +166,128 @@ def format_of(model: ModelConfig, task: JsonMapping) -> str:
     head = head_of_task(task)
     scores_tokens = head is not None and head.name == WORDS and model.transformers_form is not None
     return (model.sequence_form("transformers") if scores_tokens else form_of(model, task)).text_format
+
+
+@dataclass(frozen=True)
+class SavedModel:
+    """The `assemble` blueprint of a saved model. tensors: determine its heads. task: the `task` section of a finetuned
+    checkpoint, with the form of its head."""
+
+    model: ModelConfig
+    tensors: Mapping[str, Tensor]
+    task: JsonMapping | None
+    tuned_by: TuningConfig | None
+    seed: int
+    exits: tuple[int, ...] = ()
+
+    @property
+    def learns(self) -> SavedModel:
+        """The model itself: `learner` builds its heads."""
+        return self
+
+    def learner(self, backbone: Backbone, tokenizer: Tokenizer | None, seed: int) -> CheckpointModel:
+        return CheckpointModel(backbone, self.tensors, self.task, seed)
+
+
+def saved_model(checkpoint: str, saved: JsonMapping, tensors: Mapping[str, Tensor]) -> SavedModel:
+    """The model of a saved configuration. UserError if it cannot be decoded."""
+    task = saved.get("task")
+    return SavedModel(
+        section(checkpoint, saved, Choice("model")),
+        tensors,
+        task if isinstance(task, dict) else None,
+        section(checkpoint, saved, Choice("tuning", optional=True)),
+        saved.get("seed") or 0,
+    )
+
+
+def saved_config(checkpoint: str, offline: bool = False) -> JsonObject:
+    """The configuration in a checkpoint, not decoded; it has at least a `model` section."""
+    folder = hf_folder(checkpoint, offline)
+    if folder is not None:
+        return folder.saved_config()
+    saved = read_config(find(checkpoint))
+    missing = [plugin for plugin in saved.get("plugins") or () if plugin not in plugins.typed()]
+    if missing:
+        hint = f"if you trust it, load it first: lmtool.config.plugins.load({missing!r})"
+        raise UserError(f"checkpoint={checkpoint} needs the plugin {missing[0]}, which is not loaded", hint)
+    return saved
+
+
+def section(checkpoint: str, saved: Mapping[str, object], choice: Choice) -> Any:
+    """A component's section, decoded strictly. UserError if it is invalid."""
+    try:
+        return choice.validate(saved.get(choice.group))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join([choice.group, *map(str, first["loc"])])
+        raise UserError(f"checkpoint={checkpoint}: {where}: {first['msg']}", "use another checkpoint") from error
+
+
+@dataclass(frozen=True)
+class Folded:
+    """A tuned checkpoint without tensors that are only needed for training. config: its configuration."""
+
+    tensors: dict[str, Tensor]
+    config: JsonObject
+
+
+def merged(weights: Weights, saved: Mapping[str, object]) -> Weights:
+    """Merge the tensors that the tuning method added into the model's weights. saved: the checkpoint's configuration.
+    UserError if the method cannot be merged."""
+    model = saved_model(weights.origin, saved, weights.tensors)
+    if model.tuned_by is None:
+        return weights
+    with torch.device("meta"):
+        planned, _ = assemble(model, None)
+    if not planned.added:
+        _merge(planned, weights.origin)
+        return weights
+    parts, _ = assemble(model, None, trained=weights)
+    # `CheckpointModel` lacks heads that are only used in pretraining.
+    rest = {name: tensor for name, tensor in weights.tensors.items() if name not in parts.state_dict()}
+    _merge(parts, weights.origin)
+    tensors = {name: tensor.detach() for name, tensor in parts.state_dict().items()}
+    unmerged = [name for name in tensors if name in planned.added]
+    if unmerged:
+        more = f" and {counted(len(unmerged) - 1, 'more tensor')}" if len(unmerged) > 1 else ""
+        raise UserError(
+            f"checkpoint={weights.origin}: {unmerged[0]}{more}, which its tuning method added, cannot be merged into "
+            f"model={model.model.name}",
+            "format=delta exports them separately from their base; start from that base, or from a run whose tuning "
+            "method can be merged (tuning=lora)",
+        )
+    return replace(weights, tensors={**rest, **tensors}, merged=True)
+
+
+def _merge(parts: ModelWithHeads, origin: str) -> None:
+    assert parts.tuning is not None
+    try:
+        parts.tuning.merge(parts)
+    except UserError as error:
+        raise UserError(f"checkpoint={origin}: {error.message}", error.hint) from error
+
+
+def folded(weights: Weights, checkpoint_tensors: Mapping[str, Tensor], saved: Mapping[str, object]) -> Folded | None:
+    """Replace tensors that are only needed for training (a prefix encoder) by their result.
+
+    Args:
+        weights: The complete weights, including the base.
+        checkpoint_tensors: The tensors that the tuned checkpoint stores itself.
+        saved: The checkpoint's configuration.
+
+    Returns:
+        The checkpoint's new content; None if nothing changes.
+    """
+    model = saved_model(weights.origin, saved, weights.tensors)
+    if model.tuned_by is None:
+        return None
+    parts, _ = assemble(model, None, trained=weights)
+    assert parts.tuning is not None
+    before, config = parts.added, parts.tuning.fold(parts)
+    if config == model.tuned_by:
+        return None
+    state = parts.state_dict()
+    tensors = {name: tensor for name, tensor in checkpoint_tensors.items() if name not in before}
+    tensors |= {name: state[name] for name in sorted(parts.added)}
+    return Folded(tensors, {**saved, "tuning": config.model_dump(mode="json")})

@@ -1,4 +1,4 @@
-"""Load a checkpoint's tensors into a learner and report the outcome; the base of a tuned run."""
+"""The base of a tuned run: the checkpoint whose unchanged weights the run's checkpoints leave out."""
 
 from __future__ import annotations
 
@@ -10,109 +10,22 @@ from pathlib import Path
 
 import torch
 from pydantic import TypeAdapter, ValidationError
-from torch import Tensor, nn
+from torch import Tensor
 
 from lmtool.config.checkpoint import read_json, read_manifest
 from lmtool.config.saved import JsonObject
 from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner
-from lmtool.models.heads.lm import LMHead
 from lmtool.system.files import Damaged
 from lmtool.system.secrets import masked
 from lmtool.types import part_of
-
-# Tensor names start with `backbone.`, `heads.NAME.` or `objective.`. The backbone must be loaded completely. A head is
-# loaded if the checkpoint has one of the same name and shapes; otherwise it stays as initialized, which is reported.
-
-
-@dataclass(frozen=True)
-class LoadReport:
-    """Number of values by part ("backbone", "heads.pooler", ...). loaded: copied into the learner. dropped: only in the
-    checkpoint. new: as initialized. ignored: keys and files of a Hugging Face folder that are not read
-    (`ignored_keys`)."""
-
-    loaded: dict[str, int]
-    dropped: dict[str, int]
-    new: dict[str, int]
-    ignored: tuple[str, ...] = ()
-
-    def sentence(self) -> str:
-        """One line for the screen."""
-
-        def described(parts: dict[str, int]) -> str:
-            return ", ".join(f"{name} ({count:,})" for name, count in parts.items()) or "nothing"
-
-        return f"loaded: {described(self.loaded)}; dropped: {described(self.dropped)}; new: {described(self.new)}"
-
-
-def by_part(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    """Tensors grouped by part, in order."""
-    parts: dict[str, dict[str, Tensor]] = {}
-    for name, tensor in tensors.items():
-        parts.setdefault(part_of(name), {})[name] = tensor
-    return parts
-
-
-def mismatched(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> list[str]:
-    """Differences between `found` and `expected`: missing names, extra names, different shapes."""
-    mismatches = [f"{name} is missing" for name in expected if name not in found]
-    mismatches += [f"{name} is not in the model" for name in found if name not in expected]
-    mismatches += [
-        f"{name} is {tuple(found[name].shape)}, the model has {tuple(tensor.shape)}"
-        for name, tensor in expected.items()
-        if name in found and found[name].shape != tensor.shape
-    ]
-    return mismatches
-
-
-def load_into(learner: nn.Module, tensors: Mapping[str, Tensor], origin: str, require_all: bool = False) -> LoadReport:
-    """Copy a checkpoint's tensors into a learner. Its output layers are untied if the checkpoint's are.
-
-    Args:
-        learner: The module to load into.
-        tensors: The checkpoint's tensors under our names.
-        origin: Name of the checkpoint in error messages.
-        require_all: Every trainable part must be present (to evaluate or predict). A part with only constants (BART's
-            zero bias) may be missing.
-
-    Raises:
-        UserError: If the backbone, or with `require_all` any part, does not fit.
-    """
-    for name, module in learner.named_modules():
-        table = tensors.get(f"{name}.output.weight")
-        if isinstance(module, LMHead) and module.output is None and table is not None:
-            module.untie(*table.shape)
-    expected, found = by_part(learner.state_dict()), by_part(tensors)
-    learned = {part_of(name) for name, _ in learner.named_parameters()}
-    loaded: dict[str, Tensor] = {}
-    new: dict[str, int] = {}
-    for part, expected_part in expected.items():
-        mismatches = mismatched(expected_part, found.get(part, {}))
-        if not mismatches:
-            loaded.update({name: found[part][name] for name in expected_part})
-        elif part == "backbone" or (require_all and (part in learned or part in found)):
-            more = f" (and {len(mismatches) - 1} more)" if len(mismatches) > 1 else ""
-            raise UserError(
-                f"checkpoint={origin} does not fit the model: {mismatches[0]}{more}",
-                "copy it again, because its configuration and weights do not match; or set another checkpoint=",
-            )
-        else:
-            new[part] = sum(tensor.numel() for tensor in expected_part.values())
-    learner.load_state_dict(loaded, strict=False)
-    loaded_parts = {part_of(name) for name in loaded}
-
-    def sizes(parts: Mapping[str, Mapping[str, Tensor]], names: set[str]) -> dict[str, int]:
-        return {part: sum(tensor.numel() for tensor in parts[part].values()) for part in parts if part in names}
-
-    return LoadReport(sizes(expected, loaded_parts), sizes(found, set(found) - loaded_parts), new)
-
 
 BASE = "base.json"
 
 
 @dataclass(frozen=True)
 class Base:
-    """The base of a tuned run: the checkpoint whose unchanged weights the run's checkpoints leave out.
+    """The starting checkpoint of a tuned run.
 
     A tuned checkpoint stores trainable tensors, tensors added by the tuning method, and the heads of its task; all
     others are read from the base if their hash is unchanged. Checkpoints of runs from random weights, of tuning=full
@@ -180,9 +93,9 @@ class Base:
         return {**plain, "checkpoint": masked(self.checkpoint), "path": path}
 
 
-def left_to_base(learner: BaseLearner, report: LoadReport) -> frozenset[str]:
-    """Names of the tensors that a new tuned learner shares with its base: the loaded ones, except trainable ones and
-    the task's heads, whose thresholds are calibrated."""
+def left_to_base(learner: BaseLearner, loaded_parts: Collection[str]) -> frozenset[str]:
+    """Names of the tensors that a new tuned learner shares with its base: those of the loaded parts, except trainable
+    ones and the task's heads, whose thresholds are calibrated."""
     if learner.tuning is None:
         return frozenset()
     changed_names = learner.tuning.delta(learner) | {
@@ -191,7 +104,7 @@ def left_to_base(learner: BaseLearner, report: LoadReport) -> frozenset[str]:
     named = dict(learner.named_parameters(remove_duplicate=False))
     trained = {id(named[name]) for name in changed_names if name in named}
     changed_names |= {name for name, parameter in named.items() if id(parameter) in trained}
-    parts = set(report.loaded) - {f"heads.{term}" for term in learner.weights}
+    parts = set(loaded_parts) - {f"heads.{term}" for term in learner.weights}
     frozen = {name for name in learner.state_dict() if name not in changed_names and part_of(name) in parts}
     # A method that freezes no parameter has no base, even if the model has constants.
     return frozenset(frozen) if frozen & named.keys() else frozenset()
