@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -119,6 +120,7 @@ complete model."""
 LABEL_KEYS = ("num_labels", "id2label", "label2id", "problem_type")
 """The keys of config.json that LABELS contains."""
 _PREFIX_IN_PEFT = "base_model.model."
+_COPY = re.compile(r"\.(original_module|modules_to_save(\.default)?)\.")
 _HEADS: dict[str | None, tuple[str, ...]] = {
     "SEQ_CLS": ("classifier", "score"),
     "TOKEN_CLS": ("classifier", "score"),
@@ -313,9 +315,8 @@ def read_adapter(folder: Path) -> Adapter:
     if integer is not None:
         raise UserError(f"{folder / WEIGHTS}: {integer} has dtype {updates[integer].dtype}, not floats", SAVE_AGAIN)
     saved = {name.replace(_BASE_LAYER, ""): tensor for name, tensor in tensors.items() if name not in updates}
-    for copy in (".original_module.", ".modules_to_save."):
-        # With bias="all" the file also has the biases of a head's two copies, besides the complete head.
-        saved = {name: saved[name] for name in saved if copy not in name or name.replace(copy, ".") not in saved}
+    # With bias="all" the file contains the biases of a head three times: in the complete head, and in two copies.
+    saved = {name: saved[name] for name in saved if not _COPY.search(name) or _COPY.sub(".", name) not in saved}
     path = folder / LABELS
     labels = read_object(str(folder), path) if path.is_file() else {}
     labels = {key: labels[key] for key in ("id2label", "problem_type") if key in labels}
