@@ -1,7 +1,7 @@
-"""Parses a command line into flags, which may be anywhere, and the arguments of the command. Hints for the commands and
-flags of other tools; their keys are in config/aliases.py.
+"""Parses a command line into flags, which may be anywhere, and the arguments of the command. Also suggests
+lmtool's equivalents for commands and flags of other tools.
 
-Imports the standard library only, unless a flag must be explained.
+Imports only the standard library and modules of lmtool that do the same, unless an unknown flag must be explained.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Arguments:
     version: bool = False
 
     def words(self, verb: str) -> list[str]:
-        """The equivalent command line."""
+        """The arguments of a command line that runs `verb` with the same flags, except --multirun and --cfg."""
         flags = ["--debug"] if self.debug else []
         flags += [] if self.config is None else [f"--config={self.config}"]
         flags += [f"--config-dir={folder}" for folder in self.config_dirs]
@@ -60,13 +60,13 @@ def parse(words: Sequence[str]) -> Arguments:
         elif flag in ("--config", "--config-dir", "--plugin", "--cfg"):
             if not equals:
                 if not left:
-                    raise UserError(f"{flag}: its value is missing", "lmtool --help prints the flags")
+                    raise UserError(f"{flag} needs a value", "lmtool --help prints the flags")
                 value = left.pop(0)
             _take(arguments, flag, value)
         else:
             follows = value if equals else next((word for word in left[:1] if "=" not in word), "")
             raise UserError(
-                f"unknown flag {flag}; there are -m, {', '.join(FLAGS)}",
+                f"unknown flag {flag}; the flags are -m, -h, {', '.join(FLAGS)}",
                 suggested_flag(flag, follows, next((word for word in words if word in VERBS), "")),
             )
     return arguments
@@ -74,7 +74,7 @@ def parse(words: Sequence[str]) -> Arguments:
 
 def _take(arguments: Arguments, flag: str, value: str) -> None:
     if flag == "--config" and arguments.config is not None:
-        raise UserError("--config is given twice", "use it once")
+        raise UserError("--config is set twice", "use it once")
     if flag == "--config":
         arguments.config = Path(value)
     elif flag == "--config-dir":
@@ -84,7 +84,7 @@ def _take(arguments: Arguments, flag: str, value: str) -> None:
     elif value == "job":
         arguments.cfg = True
     else:
-        raise UserError(f"--cfg {value}: it prints the job's configuration", "--cfg job")
+        raise UserError(f"--cfg {value}: its only value is job, which prints the configuration", "use --cfg job")
 
 
 _COMMANDS = {
@@ -105,7 +105,7 @@ def suggested_command(word: str) -> str:
     if (group := groups.singular(word, of_conf := groups.all_groups())) in of_conf:
         return f"did you mean lmtool list {group}?"
     close = nearest(word, tuple(VERBS))
-    return f"did you mean lmtool {close}?" if close else "a command comes first: lmtool --help"
+    return f"did you mean lmtool {close}?" if close else "write a command first; lmtool --help lists them"
 
 
 def suggested_flag(word: str, value: str, verb: str) -> str:
@@ -119,7 +119,7 @@ def suggested_flag(word: str, value: str, verb: str) -> str:
     if word in aliases.FLAGS:
         return aliases.FLAGS[word].replace("{}", value or "NAME")
     key = word.lstrip("-").replace("-", "_")
-    # Imported late: only the classes of configurations know the keys of a command.
+    # Imported here because it is slow: the keys of a command come from the configuration classes.
     from lmtool.config import problems
     from lmtool.resolver.schema.verbs import COMMANDS
 

@@ -93,7 +93,7 @@ def _prompts(config: GenerateConfig, trained: Trained) -> Prompts:
     if values is None:
         raise UserError(
             f"input={config.input}: no column {name}; its first line names {', '.join(table.columns)}",
-            "set column=NAME; if the file has no line of names, add one, or rename it to .txt for one text per line",
+            "set column=NAME; if the file has no header line, add one; if it has one text per line, rename it to .txt",
         )
     for value, (file, line) in zip(values, table.origin, strict=True):
         if not isinstance(value, (str, int, float)):

@@ -84,4 +84,6 @@ def require_no_vocabulary(config: ImportConfig, kind: str) -> None:
         message = "data= measures the loss after replacing a vocabulary, but tokenizer= is not set"
         if config.tokenizer is not None:
             message = f"tokenizer={config.tokenizer}: checkpoint={config.checkpoint} is {kind}"
-        raise UserError(message, "replace that of a pretrained checkpoint: checkpoint=runs/NAME tokenizer=FOLDER")
+        raise UserError(
+            message, "to replace a tokenizer, set checkpoint=runs/NAME of a pretrained run and tokenizer=FOLDER"
+        )

@@ -26,8 +26,8 @@ def typed() -> tuple[str, ...]:
 
 
 def command_line(verb: str, *words: str, modules: Sequence[str] | None = None) -> str:
-    """An lmtool command line for the user, with the plugins that it needs. modules: these plugins; None: those of
-    --plugin."""
+    """An lmtool command line for the user, with the plugins that it needs. modules: the plugins to include; None: those
+    of --plugin."""
     needed = [part for module in (_typed if modules is None else modules) for part in ("--plugin", module)]
     return shlex.join(["lmtool", verb, *needed, *words])
 
@@ -45,7 +45,11 @@ def load(modules: Sequence[str]) -> None:
         folder = str(Path.cwd())
         if folder not in sys.path:
             sys.path.append(folder)
-        _import(module, f"--plugin {module}", "use the dotted name of a module that python can import from here")
+        _import(
+            module,
+            f"--plugin {module}",
+            "use the dotted name of a module that Python can import from here, and fix any error in it",
+        )
     global _typed
     _typed = tuple(modules)
 
@@ -55,16 +59,17 @@ def _path_instead(module: str) -> UserError:
     path, folder = Path(module).expanduser().absolute(), Path.cwd()
     path = Path(os.path.normpath(path)).with_suffix("")
     if path.is_relative_to(folder):
-        hint = f"--plugin {'.'.join(path.relative_to(folder).parts) or 'NAME'}, which python imports from this folder"
+        module = ".".join(path.relative_to(folder).parts) or "NAME"
+        hint = f"use --plugin {module}, which Python can import from this folder"
     else:
-        hint = f"PYTHONPATH={path.parent} lmtool ... --plugin {path.name}"
+        hint = f"run PYTHONPATH={path.parent} lmtool ... --plugin {path.name}"
     return UserError(f"--plugin {module}: a path, not the dotted name of a module", hint)
 
 
 def _import(module: str, subject: str, hint: str) -> None:
     try:
         importlib.import_module(module)
-    # Any exception of a plugin is reported under its name.
+    # A plugin can raise any exception; the error names the plugin.
     except Exception as error:
         raise UserError(f"{subject} cannot be imported: {type(error).__name__}: {error}", hint) from error
 
@@ -72,7 +77,7 @@ def _import(module: str, subject: str, hint: str) -> None:
 def nodes(config_dirs: Sequence[Path] = ()) -> dict[tuple[str, str], tuple[Entry, JsonObject]]:
     """The default values of components that have no YAML, by (group, name).
 
-    Only components of plugins have none. A required value is `???`.
+    Only components of plugins have no YAML file. A required value is `???`.
     """
     written = groups.all_options(config_dirs)
     without = [entry for entry in added() if entry.name not in written.get(entry.group, ())]

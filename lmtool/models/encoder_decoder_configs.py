@@ -54,12 +54,13 @@ class TwoTransformersConfig(EncoderDecoderConfig, TransformerConfig):
 
 @component("model", "t5", builder="lmtool.models.t5:build")
 class T5Config(TwoTransformersConfig):
-    """T5 (Raffel et al. 2020): pre-norm encoder-decoder with relative positions. Defaults: base, version 1.0."""
+    """T5 (Raffel et al. 2020): pre-norm encoder-decoder with relative positions. The defaults are T5-base, version
+    1.0."""
 
     descriptions: ClassVar[dict[str, str]] = {
         "num_layers": "encoder layers",
-        "hidden_size": "Width of the hidden states",
-        "max_positions": "Longest sequence in tokens",
+        "hidden_size": "width of the hidden states",
+        "max_positions": "maximum sequence length in tokens",
         "dropout": "dropout rate after the embedding, in and after sublayers, and after the stacks",
     }
 
@@ -78,13 +79,13 @@ class T5Config(TwoTransformersConfig):
     feedforward: Literal["relu", "gated_gelu"] = Field("relu", description="relu (version 1.0), or gated_gelu (1.1)")
     tied: bool = Field(
         True,
-        description="true: output layer = token embedding, hidden states scaled (1.0); false: own weights (1.1). "
-        "Tied: the hidden states are scaled by 1/sqrt(hidden_size)",
+        description="true (version 1.0): the output layer shares the token embedding; false (1.1): separate weights. "
+        "If tied, the hidden states are scaled by 1/sqrt(hidden_size)",
     )
     positions: PositionsChoice = T5PositionsConfig()
     norm_epsilon: float = Field(1e-6, gt=0, description="added to the mean square in the norms")
     initializer_std: float = Field(
-        1.0, gt=0, description="scale of the published initial weights, whose standard deviations are 1/sqrt(inputs)"
+        1.0, gt=0, description="factor on the published initial standard deviations, 1/sqrt(number of inputs)"
     )
 
     @model_validator(mode="after")
@@ -106,7 +107,7 @@ class T5Config(TwoTransformersConfig):
 
 
 class PostNormConfig(TwoTransformersConfig):
-    """Base class with norms after sublayers, and biases."""
+    """Base class of models with biases, and with norms after the sublayers."""
 
     free_fields: ClassVar[tuple[str, ...]] = (*TwoTransformersConfig.free_fields, "activation_dropout")
 
@@ -116,10 +117,10 @@ class PostNormConfig(TwoTransformersConfig):
 
 @component("model", "bart", builder="lmtool.models.bart:build")
 class BartConfig(PostNormConfig):
-    """BART (Lewis et al. 2020): post-norm encoder-decoder with learned positions. Defaults: base."""
+    """BART (Lewis et al. 2020): post-norm encoder-decoder with learned positions. The defaults are BART-base."""
 
     descriptions: ClassVar[dict[str, str]] = {
-        "hidden_size": "Width of the hidden states",
+        "hidden_size": "width of the hidden states",
         "dropout": "dropout rate at the input of each layer and of the softmax",
     }
 
@@ -135,17 +136,18 @@ class BartConfig(PostNormConfig):
     vocab_size: Vocabulary = 50265
     num_layers: Layers = Field(6, description="encoder layers")
     max_positions: Positions = Field(
-        1024, description="maximum sequence length in tokens; learned positions have two more rows"
+        1024, description="maximum sequence length in tokens; the table of positions has two extra rows"
     )
     activation_dropout: float = Field(0.1, ge=0, lt=1)
 
 
 @component("model", "transformer", builder="lmtool.models.transformer:build")
 class Transformer2017Config(PostNormConfig):
-    """The transformer (Vaswani et al. 2017): post-norm encoder-decoder with sinusoidal positions. Defaults: base."""
+    """The transformer (Vaswani et al. 2017): post-norm encoder-decoder with sinusoidal positions. The defaults are
+    the base model."""
 
     descriptions: ClassVar[dict[str, str]] = {
-        "max_positions": "Longest sequence in tokens",
+        "max_positions": "maximum sequence length in tokens",
         "dropout": "dropout rate at the input of each layer and of the softmax",
     }
 
@@ -162,5 +164,5 @@ class Transformer2017Config(PostNormConfig):
     initializer_std: float = Field(
         1.0,
         gt=0,
-        description="scale of the initial weights, whose standard deviations are sqrt(2 / (inputs + outputs))",
+        description="factor on the initial standard deviations, sqrt(2 / (inputs + outputs))",
     )

@@ -263,7 +263,7 @@ def require_fit(config: RunConfig, tokenizer: Tokenizer) -> None:
             have = ", ".join(sorted(roles)) or "none"
             raise UserError(
                 f"the tokenizer {problem}; its special tokens are: {have}",
-                "use a tokenizer that fits (tokenizer=auto, with checkpoint=none), or another objective",
+                "use a tokenizer that has them (tokenizer=auto, with checkpoint=none), or another objective",
             )
 
 

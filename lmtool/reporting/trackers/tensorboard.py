@@ -56,7 +56,7 @@ class TensorBoard(Tracker):
 
         self._writer = EventFileWriter(str(self.folder), flush_secs=FLUSH_SECONDS)
         if self.run.step:
-            # Readers then discard the repeated steps of earlier files.
+            # A resumed run: START tells readers to discard the steps of earlier files that this run repeats.
             self._add(self.run.step + 1, session_log=SessionLog(status=SessionLog.START))
         else:
             self._text("config", self.run.config)
@@ -81,7 +81,8 @@ class TensorBoard(Tracker):
         )
 
     def _text(self, tag: str, content: JsonMapping) -> None:
-        """Writes data as preformatted text: TensorBoard reads Markdown, where four spaces indent a code block."""
+        """Writes data as preformatted text: TensorBoard renders Markdown, in which lines indented by four spaces are a
+        code block."""
         from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.compat.proto.tensor_pb2 import TensorProto
         from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto

@@ -20,11 +20,11 @@ from lmtool.tasks.kinds.labels import location
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Packed, Target
 
-# Texts per tokenizer call: enough for its threads, few enough for memory. With character offsets, fewer.
+# Texts per tokenizer call: enough to keep its threads busy, few enough to fit in memory; fewer with character offsets.
 _TEXTS, _ALIGNED_TEXTS = 4096, 1024
 # Fields of a plan that may exceed 32 bits: rows, and offsets into the concatenated tokens.
 _LARGE = ("row", "begin", "start", "end")
-# Fields of a plan: retained tokens of each text; `begin` is the first one of the last text.
+# Fields of a plan: the number of retained tokens of each text. `begin` is the index of the last text's first one.
 _SIDES = ("first", "second")
 
 
@@ -58,8 +58,8 @@ class Windows:
     """Windows of texts, (W,) int64 each; the windows of a text are adjacent and in order.
 
     text: index of the window's text. part: index of the window within it. start, end: the tokens [start, end) of the
-    window. core_start, core_end: the tokens for which its predictions count; over the windows of a text these partition
-    its tokens.
+    window. core_start, core_end: the tokens [core_start, core_end) whose predictions are taken from this window; the
+    windows of a text cover each of its tokens exactly once.
     """
 
     text: np.ndarray
@@ -128,7 +128,7 @@ class EncodedTexts:
         return cls(np.concatenate(pieces) if pieces else np.zeros(0, dtype=np.int32), np.array(list(map(len, pieces))))
 
     def read(self, rows_N: np.ndarray, lengths_N: np.ndarray, from_N: np.ndarray | int = 0) -> np.ndarray:
-        """The concatenated ids of these rows, so many of each from a token on."""
+        """The concatenated ids of these rows: `lengths_N` ids of each row, starting at its token `from_N`."""
         return self.ids[ragged_ranges(self.starts[rows_N] + from_N, lengths_N)]
 
 
@@ -137,8 +137,9 @@ class InputFormat:
     """How texts become the inputs of a model.
 
     format_name: the special tokens around a text, see `data.formats`. max_length: maximum tokens of an example. start:
-    for encoder-decoders whose decoder reads the same text after this token (Lewis et al. 2020, section 3.1). stride:
-    tokens shared by adjacent windows of a long text, at most half of one; None: long texts are truncated.
+    the first token of the decoder's input, for encoder-decoders whose decoder reads the same text again (Lewis et al.
+    2020, section 3.1); None for other models. stride: tokens shared by adjacent windows of a long text, at most half a
+    window; None: long texts are truncated.
     """
 
     tokenizer: Tokenizer
@@ -152,27 +153,30 @@ class InputFormat:
         template = FormatTemplate.of(text_format(self.format_name, self.tokenizer), texts)
         if self.max_length - template.special_count < fewest:
             raise UserError(
-                f"max_length={self.max_length} leaves no room for text next to {template.special_count} special tokens",
+                f"max_length={self.max_length} is too small for {template.special_count} special tokens and text",
                 f"set max_length={template.special_count + 8} or more",
             )
         return template
 
 
 class TaskExamples:
-    """The base of `data.examples.Examples` over the rows of a split; UserError without rows.
+    """Base of `data.examples.Examples` of the rows of one split. Raises UserError if the split has no rows.
 
-    term: the term of the targets. start: see `InputFormat`. _plan: the plan of every epoch.
+    term: the term of the targets. start: see `InputFormat`. _plan: the plan, the same in every epoch.
     """
 
     _plan: Plan
 
     def __init__(self, rows: Rows, term: str, split: str, start: int | None = None):
         if not len(rows):
-            raise UserError(f"the {split} split has no rows", "use a table with rows: `lmtool show task.path`")
+            raise UserError(
+                f"the {split} split has no rows", "add rows to its file, or set task.path to another folder"
+            )
         self.rows, self.term, self.split, self.start = rows, term, split, start
 
     def planned(self, lengths: np.ndarray, **columns: np.ndarray) -> Plan:
-        """A plan of packed tokens of each example, and the fields of its records, `row` and `part` among them."""
+        """Builds a plan. lengths: packed tokens of each example. columns: the fields of its records, which include
+        `row` and `part`."""
         fields = [(name, "i8" if name in _LARGE else "i4", values.shape[1:]) for name, values in columns.items()]
         records = np.empty(len(lengths), dtype=fields)
         for name, values in columns.items():
@@ -190,7 +194,8 @@ class TaskExamples:
         examples: np.ndarray,
         outputs: Packed | None = None,
     ) -> Batch:
-        """A batch of rows of the plan. outputs: by default, the inputs again, if the model has a start token."""
+        """A batch of records (`rows`) of the plan. outputs: the decoder's input; by default the inputs shifted right
+        after the start token, if there is one."""
         if outputs is None and self.start is not None:
             outputs = shifted(inputs, self.start)
         return Batch(
@@ -210,7 +215,7 @@ class TaskExamples:
 class SequenceExamples(TaskExamples):
     """One text or a pair of texts per row. Long texts are truncated at the end; in a pair, the longer one until both
     fit. With windows (`InputFormat.stride`), the last text is read in windows, and the first text of a pair is
-    truncated to half of the length."""
+    truncated to half of the capacity for text."""
 
     def __init__(self, rows: Rows, layout: InputFormat, term: str, split: str):
         super().__init__(rows, term, split, layout.start)
@@ -252,6 +257,6 @@ class SequenceExamples(TaskExamples):
         return self.batch_of(assemble(self.template, texts).packed(), target, rows, examples)
 
     def metadata(self) -> JsonObject:
-        """Adds counts of truncated rows."""
-        counts = {"truncated": self.truncated, "truncated_fraction": self.truncated / len(self._plan)}
+        """Adds the number and the fraction of truncated rows."""
+        counts = {"truncated": self.truncated, "truncated_fraction": self.truncated / len(self.rows)}
         return {**super().metadata(), **counts}

@@ -25,34 +25,36 @@ from lmtool.tasks.kinds.predictions import Prediction
 from lmtool.tasks.prompting.pattern import SEPARATOR, PromptTemplate
 from lmtool.training.precision import FP32_CPU, Precision
 
-# Counter of the sample stream for demonstrations.
-_DEMONSTRATIONS = 3
+# Epoch of the random stream "sample" that selects the demonstrations.
+_SAMPLING_EPOCH = 3
 
 
 def demonstrations(kind: TaskKind, train: Rows, held_out: Sequence[Rows], shots: int, seed: int) -> Rows:
-    """A seeded sample of training rows, in display order, without texts of held-out rows. UserError if too few."""
+    """A seeded sample of training rows, in the order of the prompt. Rows whose text also occurs in a held-out row are
+    excluded. Raises UserError if too few remain."""
     if not shots:
         return train.take(np.zeros(0, dtype=np.int64))
     held_out_groups = {repr(group) for rows in held_out for group in kind.groups(rows)}
-    free = np.array([row for row, group in enumerate(kind.groups(train)) if repr(group) not in held_out_groups])
-    if len(free) < shots:
+    eligible = np.array([row for row, group in enumerate(kind.groups(train)) if repr(group) not in held_out_groups])
+    if len(eligible) < shots:
         raise UserError(
-            f"shots={shots} is more than the {len(free)} training rows of task={kind.config.name}"
-            + (" whose text is in no held-out row" if len(free) < len(train) else ""),
-            f"set shots={len(free)} at most, or a folder with a train file",
+            f"shots={shots} is more than the {len(eligible)} training rows of task={kind.config.name}"
+            + (" whose text is in no held-out row" if len(eligible) < len(train) else ""),
+            f"set shots={len(eligible)} or less, or set task.path to a folder with more training rows",
         )
-    return train.take(free[Permutation(len(free), seed, "sample", _DEMONSTRATIONS)(np.arange(shots))])
+    return train.take(eligible[Permutation(len(eligible), seed, "sample", _SAMPLING_EPOCH)(np.arange(shots))])
 
 
 def row_values(kind: TaskKind, rows: Rows) -> list[dict[str, str]]:
-    """The columns of each row, as shown in a template."""
+    """The columns of each row as texts for a template."""
     columns = kind.worded(rows)
     return [dict(zip(columns, texts, strict=True)) for texts in zip(*columns.values(), strict=True)]
 
 
 @dataclass(frozen=True)
 class Question:
-    """The tokens before an answer. shown: number of the last demonstrations. shared: their tokens. own: the row's."""
+    """The tokens before an answer. shown: number of included demonstrations, always the last ones. shared: the tokens
+    of the demonstrations. own: the tokens of the row."""
 
     shown: int
     shared: tuple[int, ...]
@@ -78,7 +80,7 @@ class Prompts:
         ]
         probe = np.zeros(2, dtype=np.int64)
         self._around = len(writer.encode_with_template(probe)) - len(probe)
-        # An encoder-decoder's answer is on the decoder's side.
+        # In an encoder-decoder, the decoder generates the answer, so it takes no room in the prompt.
         self._one_stack = writer.model.start is None
 
     @property
@@ -90,8 +92,9 @@ class Prompts:
         return SEPARATOR.join([*self._texts, self.template.before(values)])
 
     def question(self, values: Mapping[str, str], answer: int, where: tuple[str, int]) -> Question:
-        """A row after as many demonstrations as fit, dropping the oldest first. answer: tokens of the longest answer,
-        which must fit too. where: file and line. UserError if the row does not fit without them."""
+        """The prompt of a row with as many demonstrations as fit; the first ones are dropped first. answer: tokens of
+        the longest answer, which must fit too. where: file and line. Raises UserError if the row does not fit even
+        without demonstrations."""
         capacity = self.longest - (answer if self._one_stack else 0)
         first, later = self._own(values, ""), self._own(values, SEPARATOR) if self.shots else ()
         for shown in range(self.shots, -1, -1):
@@ -99,16 +102,17 @@ class Prompts:
             if len(self._shared[shown]) + len(own) + self._around <= capacity:
                 return self._formatted(shown, own)
         length, reserved = len(first) + self._around, answer if self._one_stack else 0
-        more = f" and {reserved} of the answer" if reserved else ""
+        more = f", and its answer {reserved}" if reserved else ""
         needed, most = length + reserved, self.writer.model.backbone.longest_text
-        longer = f"set max_length={needed} or more, " if needed <= most else f"the model reads {most} at most: use "
+        longer = f"set max_length={needed} or more, " if needed <= most else f"the model reads at most {most} tokens: "
         raise UserError(
-            f"{location(where)}: {length} tokens{more}, without a demonstration; the limit is {self.longest}",
-            f"{longer}a shorter task.prompt.template=, or remove the row",
+            f"{location(where)}: the prompt needs {length} tokens even without demonstrations{more}; the limit is "
+            f"{self.longest}",
+            f"{longer}use a shorter task.prompt.template=, or remove the row",
         )
 
     def with_demonstrations(self, values: Mapping[str, str], shown: int) -> Question:
-        """A row after that many demonstrations."""
+        """The prompt of a row with this many demonstrations."""
         return self._formatted(shown, self._own(values, SEPARATOR if shown else ""))
 
     def _own(self, values: Mapping[str, str], separator: str) -> tuple[int, ...]:
@@ -117,7 +121,7 @@ class Prompts:
         return tuple(self.writer.encode(text).tolist()) if text else ()
 
     def _formatted(self, shown: int, own: tuple[int, ...]) -> Question:
-        """Nothing is shared if the model puts special tokens around a text."""
+        """The question with the model's special tokens. If there are any, all tokens are in `own`."""
         question = Question(shown, self._shared[shown], own)
         if question.tokens and not self._around:
             return question
@@ -132,8 +136,8 @@ _CONTENT_FREE = ("N/A", "[MASK]", "")
 
 @dataclass(frozen=True)
 class PromptedEvaluation:
-    """An evaluation with one sample of demonstrations on one split. rows: those with one prediction each. shown:
-    demonstrations that fit for each row, of `shots`. prompt: of the first row, as text."""
+    """An evaluation with one sample of demonstrations on one split. rows: the predicted rows. shown: for each row,
+    how many of the `shots` demonstrations fit. prompt: the prompt of the first row, as text."""
 
     rows: Rows
     predictions: Sequence[Prediction]
@@ -146,8 +150,8 @@ class PromptedEvaluation:
 class FewShot:
     """Predicts rows from prompts.
 
-    longest: maximum tokens that the model reads. normalisation: of a candidate's log-probability. none: the sum over
-    its tokens. length: the mean. calibrated: relative to its probability after content-free inputs (contextual
+    longest: maximum tokens that the model reads. normalisation: the score of a candidate. none: the sum of its tokens'
+    log-probabilities. length: their mean. calibrated: relative to its probability after content-free inputs (contextual
     calibration, Zhao et al. 2021).
     """
 
@@ -260,17 +264,18 @@ class FewShot:
         if not tokens:
             raise UserError(
                 f"task={self.kind.config.name}: the answer {text!r} has no tokens in this vocabulary",
-                "give words for the classes: task.prompt.words={CLASS: WORD, ...}",
+                "set words for the classes: task.prompt.words={CLASS: WORD, ...}",
             )
         return tokens
 
 
 def _checked(kind: TaskKind) -> str:
-    """The template of a kind. UserError if the kind has no prompts, or the template names an unread column."""
+    """The template of a kind. Raises UserError if the kind has no prompts, or the template names a column that the task
+    does not read."""
     if not isinstance(kind.config, PromptedConfig):
         raise UserError(
-            f"task={kind.config.name} is {kind.config.kind}, which has no prompts",
-            f"lmtool finetune task={kind.config.name} learns it",
+            f"task={kind.config.name} is of kind {kind.config.kind}, which has no prompts",
+            f"lmtool finetune task={kind.config.name} trains a model for it",
         )
     problem = kind.config.unworded()
     if problem is not None:
