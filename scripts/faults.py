@@ -49,9 +49,9 @@ def kinds() -> dict[str, Any]:
     sys.path[:0] = [path for path in (str(ROOT), str(Path(__file__).parent)) if path not in sys.path]
     for name in ("checkpoints", "disks", "hostile", "inputs", "runs", "surroundings", "words"):
         importlib.import_module(f"trials.{name}")  # each enters its kinds
-    from trials import harness
+    from trials.outcomes import KINDS as known
 
-    return {name: harness.KINDS[name] for name in KINDS}
+    return {name: known[name] for name in KINDS}
 
 
 def source() -> str:

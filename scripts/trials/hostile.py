@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from trials import weights
-from trials.harness import Verdict, chance_of, kind
+from trials.outcomes import Verdict, chance_of, kind
 from trials.scenes import EITHER, ESCAPES, LEGAL, REFUSED, Plant, Scene, play
 from trials.stage import EVALUATE, FINETUNE, PREDICT, PRETRAIN, TEXT, replaced
 from trials.weights import IMPORT, PUBLISHED
