@@ -5,12 +5,12 @@ No code in the folder may run, no command may hang or write outside its folder, 
 
 from __future__ import annotations
 
-import random
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from typing import Concatenate, ParamSpec
 
 from trials.harness import ended, refused, require_refusal, require_success, typed
 from trials.outcomes import Failed, Outcome, Verdict, planted
@@ -20,7 +20,13 @@ ESCAPES = "\x1b]0;title\x07\x1b[2J\x1b[31mred\x9b31m"
 """Codes that terminals obey: set the title, clear the screen, set a color (also in its one-byte form)."""
 GUARDED = "precious"
 """A folder next to the working folder that no command may change."""
-Plant = Callable[[Path, random.Random], object]
+Plant = Callable[[Path], object]
+P = ParamSpec("P")
+
+
+def plant_of(write: Callable[Concatenate[Path, P], object]) -> Callable[P, Plant]:
+    """Turns a function of a folder and further arguments into one of the further arguments that returns a plant."""
+    return lambda *arguments, **options: lambda place: write(place, *arguments, **options)
 
 
 class Expected(Enum):
@@ -45,14 +51,14 @@ class Scene:
     expected: Expected = REFUSED
 
 
-def play(scene: Scene, stage: Path, place: Path, chance: random.Random) -> Verdict:
+def play(scene: Scene, stage: Path, place: Path) -> Verdict:
     """Plants a scene and runs its command, next to a folder that it must not change."""
     (place / GUARDED).mkdir()
     (place / GUARDED / "file").write_text("kept")
     work = place / "work"
     work.mkdir()
     copy(stage, work, "text.txt", "rows", "cache", "done", "published", "runs")
-    scene.plant(work, chance)
+    scene.plant(work)
     with planted(scene.about):
         # A resume adds files to a run that existed before, even if it is refused.
         answer = typed(work, *scene.words, watched=True, clean=scene.words[0] != "resume")
