@@ -24,8 +24,8 @@ COMMAND = (
 
 
 def generated(size: int, seed: int = 0) -> Iterator[str]:
-    """Documents of 20 to 200 random words with Zipf frequencies, separated by blank lines, `size` characters or slightly
-    more in total."""
+    """Documents of 20 to 200 random words with Zipf frequencies, separated by blank lines: `size` characters or
+    slightly more."""
     drawn = numpy.random.default_rng(seed)
     letters = numpy.array(list("abcdefghijklmnopqrstuvwxyz"))
     words = numpy.array(["".join(drawn.choice(letters, length)) for length in drawn.integers(2, 10, WORDS)])

@@ -73,9 +73,7 @@ class Rows:
             row["special_tokens_mask"] = self.special[place].tolist()
         if self.segments is not None:
             row["token_type_ids"] = self.segments[place].tolist()
-        if (
-            padding := self.options.get("padding")
-        ) is not None:  # the example scripts pad their data sets before training
+        if (padding := self.options.get("padding")) is not None:  # the scripts pad their data sets before training
             for values in row.values():
                 values += [0] * (padding - length)
         if self.labels is not None:

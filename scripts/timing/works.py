@@ -116,7 +116,7 @@ def maximum(length: int, script: str) -> Variant:
 
 
 def classification(name: str, title: str, rows: int, over_grouped: float, **lengths: float) -> Work:
-    """A table of finetuning on texts of these lengths. over_grouped: the aim compared with batches of similar length."""
+    """A table of finetuning on texts of these lengths. over_grouped: aim over batches of similar length."""
     return Work(
         name,
         title,
