@@ -5,7 +5,7 @@
     python scripts/timing/worker.py VARIANT FOLDER SETTINGS   run; SETTINGS is JSON
 
 A worker loads everything, writes one JSON line `{"ready": ...}` and waits. For each line `{"steps": n}` on its standard
-input, its training loop runs n more steps, and it answers with their seconds, their tokens and its peak memory. Start-up is
+input, its training loop runs n more steps, and it answers with their seconds, tokens and its peak memory. Start-up is
 not measured, and the sides can take turns. `{"steps": n, "count": true}` also counts how often the host waited for
 the device. Both sides run their real loop: the Trainer pauses in `on_step_end`, lmtool's loop in its loader.
 
