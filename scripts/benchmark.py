@@ -1,20 +1,20 @@
-"""lmtool and transformers side by side: speed and memory of masked and causal pretraining and of finetuning beside the
-Trainer, as documented and tuned; of prediction beside the pipeline.
+"""Compare the speed and memory of lmtool with transformers: masked and causal pretraining and finetuning with the
+Trainer, as documented and tuned; prediction with the pipeline.
 
     python scripts/benchmark.py                    at most 25 minutes on two cores (`make bench`)
     python scripts/benchmark.py --quick            about eight minutes: two rounds, wide spreads
     python scripts/benchmark.py --only sst2,mnli   some of the tables
     python scripts/benchmark.py --sizes base       BERT-base and GPT-2 small instead: a few steps, about eight minutes
     python scripts/benchmark.py --corpus 40 160    memory of pretraining up to its first step, by megabytes of text
-    python scripts/benchmark.py --resume FILE      finish what FILE began, with its settings
+    python scripts/benchmark.py --resume FILE      finish the measurements of FILE, with its settings
     python scripts/benchmark.py --markdown FILE    the table of docs/speed.md from a finished FILE; nothing is measured
 
-Same model size, tokenised examples, precision, dropout, optimizer and batch on both sides. Every variant is a process
-of its own (scripts/timing/worker.py) that stays loaded; they take turns of a few steps, round after round, so that a
-drift of the machine meets all of them, and a ratio is taken within its round. Products of matrices take turns too: what
-a variant's real work is of the machine's own speed. Where a table claims the same work, one step of both sides from the
-same weights is compared first. Prints medians over the rounds with their smallest and largest, says of each aim
-whether it is reached, and writes a JSON line for each finished measurement to `--output`.
+Both sides have the same model size, tokenized examples, precision, dropout, optimizer and batch. Each variant has its
+own process (scripts/timing/worker.py), which stays loaded. They take turns of a few steps in rounds, so that a drift of
+the machine affects all of them, and ratios are taken within a round. Matrix products take turns too, to measure the
+machine. If a table claims the same work, one step of both sides from the same weights is compared first. Prints medians
+over the rounds with their minimum and maximum, reports whether each aim is reached, and writes a JSON line for each
+finished measurement to `--output`.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def describe_machine() -> Row:
 
 
 def settings_row(options: argparse.Namespace) -> Row:
-    """What holds of every table; a work's own settings replace some of it."""
-    if options.precision == "auto":  # what lmtool computes in on this machine, where nothing is asked for
+    """The settings of all tables; a work's settings override them."""
+    if options.precision == "auto":  # lmtool's default precision on this machine
         from lmtool.training.precision import select_device, select_precision
 
         options.precision = select_precision("auto", select_device("cpu")).name
@@ -64,7 +64,7 @@ def settings_row(options: argparse.Namespace) -> Row:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The rows of a results file; a last line that was cut off is left out."""
+    """The rows of a results file, without an incomplete last line."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as problem:
@@ -75,27 +75,27 @@ def read_rows(path: Path) -> list[Row]:
             rows.append(json.loads(line))
         except ValueError as problem:
             if number + 1 < len(lines):
-                raise Failed(f"{path}:{number + 1}: no JSON", "name a file that a run wrote") from problem
+                raise Failed(f"{path}:{number + 1}: not JSON", "name a file that a run wrote") from problem
     if [row.get("kind") for row in rows[:2]] != ["machine", "settings"]:
-        raise Failed(f"{path} is no results file", "name the file that a run printed at its end")
+        raise Failed(f"{path} is not a results file", "name the file that a run printed at its end")
     return rows
 
 
 def opened(options: argparse.Namespace) -> tuple[Path, list[Row]]:
-    """The results file with its whole lines, and their rows: those of the run that is resumed, or the first two."""
+    """The results file and its rows: those of the run to resume, or the machine and the settings."""
     machine, path = describe_machine(), options.resume or options.output
     if options.resume is not None:
         if vars(options) != vars(parse(["--resume", str(options.resume)])):
-            raise Failed("--resume measures with the settings of its file", "leave the other options out")
+            raise Failed("--resume measures with the settings of its file", "omit the other options")
         rows = read_rows(path)
         for name in ("processor", "cores", "torch", "transformers", "lmtool"):  # one table is of one machine and code
             if machine[name] != (before := rows[0][name]):
                 message = f"{path} was measured with {name} {before}, and here it is {machine[name]}"
-                raise Failed(message, "begin anew")
+                raise Failed(message, "omit --resume")
     else:
         path = path or FOLDER / time.strftime("%Y%m%d-%H%M%S.jsonl")
         if path.exists():
-            raise Failed(f"--output {path} is there already", f"--resume {path}, or another name")
+            raise Failed(f"--output {path} exists already", f"use --resume {path}, or another name")
         rows = [machine, settings_row(options)]
         path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
@@ -108,7 +108,7 @@ def works_of(rows: Sequence[Row]) -> list[Work]:
 
 
 def run_work(work: Work, rows: list[Row], seconds: float, record: Callable[[Row], None]) -> None:
-    """Prepare, check and measure one table, as far as its rows do not say it already."""
+    """Prepares, checks and measures one table, except for what its rows contain already."""
     settings = {name: value for name, value in rows[1].items() if name not in ("kind", "only")} | work.settings
     settings["model"] = {**rows[1]["model"], **settings["model"]}
     begin = max((row["rounds"] for row in of_work(work, rows) if row["kind"] == "round"), default=0)
@@ -130,7 +130,7 @@ def run_work(work: Work, rows: list[Row], seconds: float, record: Callable[[Row]
 
 def measure_all(options: argparse.Namespace) -> None:
     if any(importlib.util.find_spec(name) is None for name in ("transformers", "accelerate")):
-        raise Failed("the peer is not installed: transformers and accelerate", "make bench")
+        raise Failed("transformers and accelerate are not installed", "run make bench")
     started = time.monotonic()
     if options.sizes == "base" and options.only:
         raise Failed("--only names tables of the small size, which --sizes base does not measure", "omit one of them")
@@ -152,7 +152,7 @@ def measure_all(options: argparse.Namespace) -> None:
 
 
 def report(works: Sequence[Work], rows: Sequence[Row]) -> None:
-    """Everything that was measured, on the terminal."""
+    """Prints all measurements."""
     print(machine_line(rows), line_of_settings(rows[1]), sep="\n")
     for work in works:
         examples = next((row["text"] for row in of_work(work, rows) if row["kind"] == "examples"), None)
@@ -165,7 +165,7 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     add("--quick", action="store_true", help="two rounds instead of ten")
     add("--only", metavar="A,B", type=listed("--only", NAMES), help=f"some of the tables: {', '.join(NAMES)}")
     add("--sizes", choices=["small", "base"], default="small", help="base: BERT-base and GPT-2 small, pretraining only")
-    add("--corpus", metavar="MB", nargs="+", type=int, help="measure pretraining on so much text, and nothing else")
+    add("--corpus", metavar="MB", nargs="+", type=int, help="measure only pretraining, on so many megabytes of text")
     add("--precision", choices=["auto", "bf16", "fp32"], default="auto", help="auto: lmtool's own")
     add("--attention-dropout", type=float, default=0.1, help="on both sides (0.1, as published)")
     add("--output", type=Path, help="for the JSON lines (runs/bench/TIME.jsonl)")

@@ -1,5 +1,5 @@
-"""The wheels of lmtool and of all it needs, for a machine without a network. torch is left out: such a machine has its
-own, built for its GPU.
+"""Collect the wheels of lmtool and its dependencies for a machine without a network. torch is omitted: such a machine
+has a build for its GPU.
 
     make bundle PYTHON_VERSION=3.12     dist/lmtool-VERSION-py3.12-x86_64/, at most 60 MB
     python scripts/bundle.py --python-version 3.12 [--machine aarch64] [--output FOLDER]
@@ -8,10 +8,10 @@ There, in an environment that has torch 2.11 or newer (docs/recipes.md, "A machi
 
     pip install --no-index --find-links FOLDER lmtool
 
-What is needed is worked out from the metadata of the wheels themselves, by the target's Python and machine, since
-`pip download` reads the conditions of dependencies as this Python would. Versions are those of constraints.txt. What
-is published without a wheel is built here, which only pure Python allows. `datasets`, which reads data sets off the
-hub, is an extra (`lmtool[hub]`) and stays out: it alone brings as much again, and needs a network.
+The dependencies are resolved from the metadata of the wheels for the target's Python and machine, since `pip download`
+evaluates their conditions for this Python. Versions come from constraints.txt. Packages published without a wheel are
+built here if they are pure Python. `datasets`, which reads data sets from the hub, is an extra (`lmtool[hub]`) and not
+included: it would double the size, and needs a network.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from packaging.utils import canonicalize_name, parse_wheel_filename
 
 LARGEST_BYTES = 60_000_000
 LEFT_OUT = frozenset({"torch"})
-# Published with and without compiled parts: 4 MB of them speed up what matplotlib's PNGs do not need.
+# The pure wheel suffices: 4 MB of compiled parts speed up functions that matplotlib's PNGs do not need.
 PURE = frozenset({"fonttools"})
-# glibc of the oldest machines that any torch in range runs on.
+# Minor versions of glibc on which a supported torch runs.
 GLIBC_MINORS = range(28, 4, -1)
 
 
 def environment(python_version: str, machine: str) -> dict[str, str]:
-    """What conditions of dependencies are read by: a Linux machine with CPython."""
+    """The environment in which conditions of dependencies are evaluated: Linux with CPython."""
     full = f"{python_version}.0"
     return {
         "python_version": python_version, "python_full_version": full, "implementation_version": full,
@@ -51,7 +51,7 @@ def environment(python_version: str, machine: str) -> dict[str, str]:
 
 
 def needs(wheel: Path, extras: Sequence[str], target: dict[str, str]) -> list[Requirement]:
-    """What a wheel needs on the target, with these of its extras."""
+    """The requirements of a wheel on the target, with these extras."""
     with zipfile.ZipFile(wheel) as archive:
         name = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         metadata = Parser().parsestr(archive.read(name).decode("utf-8"))
@@ -88,7 +88,7 @@ def tags(python_version: str, machine: str) -> list[str]:
 
 
 def fetch(requirement: Requirement, versions: dict[str, str], folder: Path, options: Sequence[str]) -> None:
-    """Bring one wheel into the folder; where only a source is published, build it."""
+    """Downloads a wheel to the folder, or builds it if only its source is published."""
     name = canonicalize_name(requirement.name)
     if name in PURE:
         options = [*options[:2], "--implementation", "py", "--abi", "none", "--platform", "any"]
@@ -111,7 +111,7 @@ def wheels_in(folder: Path) -> dict[str, Path]:
 
 
 def gather(folder: Path, python_version: str, machine: str) -> list[Path]:
-    """lmtool's wheel, built from this tree, and those of all it needs, in the folder."""
+    """Collects in the folder lmtool's wheel, built from this tree, and those of its dependencies."""
     pip("wheel", "--no-deps", "--wheel-dir", str(folder), str(ROOT))
     versions = pinned((ROOT / "constraints.txt").read_text(encoding="utf-8"))
     target, options = environment(python_version, machine), tags(python_version, machine)

@@ -1,4 +1,4 @@
-"""What the scripts share: the root of the tree, the machine, lists as a sweep of lmtool has them, and how one ends."""
+"""Shared by the scripts: the root of the tree, the machine, lists of options, and errors."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def stop(message: str, hint: str, status: int = 2) -> NoReturn:
-    """End the script as lmtool ends: two lines and a status."""
+    """Ends the script like lmtool: with an error, a hint and an exit status."""
     print(f"error: {message}\nhint: {hint}", file=sys.stderr)
     sys.exit(status)
 
 
 def listed(option: str, known: Collection[str]) -> Callable[[str], list[str]]:
-    """Reads A,B as argparse's `type`: some of the known names. Ends the script where one is unknown."""
+    """An argparse `type` for A,B: a list of known names. Ends the script at an unknown one."""
 
     def read(text: str) -> list[str]:
         for name in text.split(","):
@@ -44,6 +44,6 @@ def cores() -> int:
 
 
 def with_this_tree(environment: dict[str, Any]) -> dict[str, Any]:
-    """An environment in which this tree's lmtool is imported, installed or not."""
+    """The environment with this tree first in PYTHONPATH."""
     paths = [str(ROOT), *filter(None, [environment.get("PYTHONPATH")])]
     return environment | {"PYTHONPATH": os.pathsep.join(paths)}

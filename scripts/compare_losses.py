@@ -1,13 +1,12 @@
-"""Does a change move a result? The same short commands run by this tree and by a clean clone of REV, bit by bit.
+"""Compare the results of short commands, bit for bit, between this tree and a clean clone of REV.
 
     python scripts/compare_losses.py REV [--jobs bert_tiny,finetune_bert] [--output runs/compare_losses]
 
-Every `experiment/*_tiny` of REV, each family that has no such experiment, a finetuning run of each architecture and a
-mixture: 50 steps each on a little text, one thread, fp32 on the CPU, offline. Finetuning and the mixture train with
-dropout, which the experiments switch off. Exit status 3 where a loss in metrics.jsonl or a final weight differs, 2
-where a command does not run. REV's runs are kept in OUTPUT, by commit, and made only once; the runs of this tree,
-uncommitted changes included, are run again each time. About three minutes a tree on a slow core; both trees run side by
-side.
+Runs every `experiment/*_tiny` of REV, each family without such an experiment, a finetuning run of each architecture and
+a mixture: 50 steps each on a little text, one thread, fp32 on the CPU, offline. Finetuning and the mixture use dropout,
+which the experiments switch off. The exit status is 3 if a loss in metrics.jsonl or a final weight differs, 2 if a
+command fails. OUTPUT keeps REV's runs by commit; the runs of this tree, with its uncommitted changes, are repeated each
+time. Takes about three minutes on slow cores; both trees run in parallel.
 """
 
 from __future__ import annotations
@@ -53,8 +52,7 @@ for name, words in json.loads(sys.argv[1]).items():
 
 @dataclass(frozen=True)
 class Comparison:
-    """Of one job. losses, tensors: how many were compared. differences: what differs, in words, the first ones
-    first."""
+    """The comparison of a job. losses, tensors: their numbers. differences: descriptions, in order of appearance."""
 
     losses: int
     tensors: int
@@ -75,7 +73,7 @@ def jobs_of(tree: Path) -> dict[str, list[str]]:
 
 
 def chosen(jobs: Mapping[str, list[str]], names: Sequence[str]) -> dict[str, list[str]]:
-    """The jobs of these names (all for none), and those whose checkpoints they start from."""
+    """The jobs of these names (all if empty), and those whose checkpoints they start from."""
     unknown = [name for name in names if name not in jobs]
     if unknown:
         stop(f"--jobs {','.join(unknown)}: there is no such job", f"use some of {','.join(jobs)}")
@@ -103,8 +101,7 @@ def weights_of(run: Path) -> dict[str, Tensor]:
 
 
 def compare(ours: Path, theirs: Path) -> Comparison:
-    """Two runs of one job. Floats in metrics.jsonl are written with all their digits, so equal numbers are equal
-    bits."""
+    """Compares two runs of a job. metrics.jsonl has all digits of floats, so that equal numbers have equal bits."""
     losses, reference = losses_of(ours), losses_of(theirs)
     differences = [
         f"{name}: {losses.get(name)}, not {reference.get(name)}"
@@ -122,7 +119,7 @@ def compare(ours: Path, theirs: Path) -> Comparison:
 
 
 def difference_of(tensor: Tensor | None, expected: Tensor | None) -> str:
-    """How two tensors differ, in words; empty where each bit is equal."""
+    """Describes how two tensors differ; empty if all bits are equal."""
     if tensor is None or expected is None:
         return "missing" if tensor is None else "new"
     if (tensor.shape, tensor.dtype) != (expected.shape, expected.dtype):
@@ -143,7 +140,7 @@ def start(tree: Path, folder: Path, jobs: Mapping[str, list[str]]) -> subprocess
 
 
 def finish(name: str, worker: subprocess.Popen[str], folder: Path) -> None:
-    """Wait for a tree's jobs. Ends the script with the last line of its log where one fails."""
+    """Waits for the jobs of a tree. Ends the script with the error of a job that fails."""
     assert worker.stdout is not None
     for line in worker.stdout:
         job, status = json.loads(line)
@@ -164,13 +161,13 @@ def git(*words: str, cwd: Path = ROOT) -> str:
 
 
 def reference_folder(output: Path, commit: str, jobs: Mapping[str, list[str]]) -> Path:
-    """Where the runs of a commit are kept: those of these commands, on this machine, by this torch."""
+    """The folder for the runs of a commit with these commands, on this machine, with this torch."""
     settings = json.dumps([jobs, torch.__version__, sys.version, processor()])
     return output / f"{commit[:12]}-{hashlib.sha256(settings.encode()).hexdigest()[:8]}"
 
 
 def unfinished(folder: Path, jobs: Mapping[str, list[str]]) -> dict[str, list[str]]:
-    """The jobs that a reference lacks. What is left of one that was cut short goes, so that it is made in one piece."""
+    """The jobs that a reference lacks. Deletes the folders of incomplete runs."""
     left = {name: words for name, words in jobs.items() if not (folder / name / "result.json").is_file()}
     for name in left:
         shutil.rmtree(folder / name, ignore_errors=True)

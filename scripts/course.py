@@ -1,14 +1,13 @@
-"""The course in commands: runs docs/course.md, and writes one page of it.
+"""Run the commands of docs/course.md, and write the course as one page.
 
     python scripts/course.py [--only ID[,ID]] [--folder runs/course]
 
-Runs every command of docs/course.md in its order, in the folder, offline; keeps what each printed below FOLDER/logs,
-and what is finished in FOLDER/topics, so that it resumes where it was stopped. A command that was changed in the
-document is run again, with all that follow it in its topic. FOLDER/index.html has all that was run so far.
-course_text.py has the format of the document.
+Runs every command in order, in the folder, offline. FOLDER/logs keeps their output and FOLDER/topics the finished ones,
+from which a stopped script resumes. A command that changed in the document runs again, with all later ones of its
+topic. FOLDER/index.html shows all results so far. course_text.py describes the format of the document.
 
-Most of a short command's time is the import of torch and of what stands on it. A line that is nothing but a command of
-lmtool therefore runs in a fork of this process, which has imported all of it once; any other line is bash's.
+A short command spends most of its time on importing torch and packages that use it. A line that is a single command of
+lmtool therefore runs in a fork of this process, which has imported them once; bash runs any other line.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from lmtool.reporting.text import duration
 COURSE = ROOT / "docs" / "course.md"
 # A line of the document is a line of bash, in which `lmtool` is that of this interpreter.
 _SHELL = f'lmtool() {{ {shlex.quote(sys.executable)} -m lmtool "$@"; }}\n'
-# What bash reads more in than words, where it is not quoted.
+# Characters with a meaning in bash unless they are quoted.
 _OF_BASH = re.compile(r"[|&;<>$`*?~{}()\\]")
 _QUOTED = re.compile(r"'[^']*'|\"[^\"$`\\]*\"")
 TOGETHER = 2
@@ -63,7 +62,7 @@ def main() -> None:
 
 
 def lacking(course: Course, topic: Topic, folder: Path) -> str | None:
-    """What a topic reads and no topic has written yet, in a sentence."""
+    """An error if a topic reads a file that does not exist."""
     for name in sorted(topic.needed):
         if not (folder / name).exists():
             makers = [each.id for each in course.topics if any(name in written(line) for line in each.commands)]
@@ -73,7 +72,7 @@ def lacking(course: Course, topic: Topic, folder: Path) -> str | None:
 
 
 def run(topic: Topic, folder: Path) -> str | None:
-    """Run what is left of a topic; what went wrong, in a sentence."""
+    """Runs the remaining commands of a topic. Returns an error, or None."""
     records = finished(topic, folder)
     left = list(topic.steps(len(records)))
     print(f"{topic.number}. {topic.title}{'' if left else ': finished before'}", flush=True)
@@ -103,7 +102,7 @@ def record_path(topic: Topic, folder: Path) -> Path:
 
 
 def finished(topic: Topic, folder: Path) -> list[dict[str, Any]]:
-    """The records of the topic's first commands, as far as they ran as they stand in the document now."""
+    """The records of the topic's first commands, up to the first that is new or has changed in the document."""
     path = record_path(topic, folder)
     records = json.loads(path.read_text()) if path.exists() else []
     same = 0
@@ -122,8 +121,8 @@ def spent_on(topic: Topic, folder: Path) -> Spent:
 
 @dataclass(frozen=True)
 class Ran:
-    """seconds: of the wall; of one that ran beside others, those by which it outlasted the one that ended before it.
-    cpu_seconds: of all its processes. status: its exit status."""
+    """seconds: elapsed time, for parallel commands since the previous one ended. cpu_seconds: of all its processes.
+    status: its exit status."""
 
     command: str
     seconds: float
@@ -132,8 +131,8 @@ class Ran:
 
 
 def run_commands(commands: Mapping[str, Path], folder: Path) -> list[Ran]:
-    """Run lines in a folder, of several TOGETHER at a time, on a thread each. commands: where each prints; standard
-    error is written beside it, as .err. What they return is in their order."""
+    """Runs commands in a folder; several run TOGETHER at a time, with one thread each. commands: the output file of
+    each; standard error goes to the same path with .err. Returns the results in order."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     forks = [command.startswith("lmtool ") and not _OF_BASH.search(_QUOTED.sub("", command)) for command in commands]
     if any(forks):
@@ -158,7 +157,7 @@ def run_commands(commands: Mapping[str, Path], folder: Path) -> list[Ran]:
             before = now
     except KeyboardInterrupt:
         for process in running:
-            os.waitpid(process, 0)  # it was interrupted too, and saves a checkpoint
+            os.waitpid(process, 0)  # the interrupt reached it too: it saves a checkpoint
         raise
     return [ran[command] for command in commands]
 
@@ -171,7 +170,7 @@ def import_all() -> None:
 
 
 def _become(command: str, folder: Path, stdout: Path, in_fork: bool, threads: int | None) -> None:
-    """In the new process: run the command and end. threads: as many as there are where None."""
+    """Runs the command in the new process and exits. threads: None for all."""
     status = 1
     try:
         for path, stream in ((Path(os.devnull), 0), (stdout, 1), (stdout.with_suffix(".err"), 2)):

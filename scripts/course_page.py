@@ -1,5 +1,5 @@
-"""The page of the course: its text, what the commands printed, and the figures and tables of the pages they wrote, in
-one file that needs no other; and whether its claims hold in the runs that they name."""
+"""Writes the page of the course: its text, the output of the commands, figures and tables from their pages, in one
+self-contained file; and judges its claims by the runs that they name."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ _MARKDOWN = _Markdown()
 
 @dataclass
 class Spent:
-    """What a topic took: seconds of its finished commands by their number; finished: none is left."""
+    """seconds: of the finished commands of a topic, in order. finished: whether all commands have run."""
 
     seconds: list[float] = field(default_factory=list)
     finished: bool = False
@@ -114,7 +114,7 @@ def _part(topic: Topic, part: Part, spent: Spent, embedded: _Embedded) -> str:
 
 
 def _wrapped(line: str) -> list[str]:
-    """A printed line in the width of the page, behind the first below its label."""
+    """A printed line wrapped to the width of the page, indented below its label."""
     if len(line) <= _COLUMNS:
         return [line]
     label = re.match(r"\s*\S+( \S+)?\s{2,}", line)
@@ -123,7 +123,7 @@ def _wrapped(line: str) -> list[str]:
 
 
 def _runs(block: Commands, folder: Path, seconds: Sequence[float]) -> str:
-    """A line below a block: how long it took, and the reports of the runs that it trained."""
+    """The line below a block: its duration, and links to the reports of its runs."""
     links = []
     for name in dict.fromkeys(re.findall(r"\bname=([\w-]+)", " ".join(block.lines))):
         page = next((file for file in ("report.html", "sweep.html") if (folder / "runs" / name / file).exists()), None)
@@ -142,7 +142,7 @@ def _claim(claim: Claim, verdict: Verdict) -> str:
 
 
 def _claims(verdicts: Sequence[tuple[Topic, Claim, Verdict]]) -> str:
-    """All claims with their verdicts, at the end."""
+    """The section with all claims and their verdicts."""
     if not verdicts:
         return ""
     words = (
@@ -158,7 +158,7 @@ def _claims(verdicts: Sequence[tuple[Topic, Claim, Verdict]]) -> str:
 
 
 def stdout_of(folder: Path, topic: Topic, number: int) -> Path:
-    """Where the output of a command of a topic, from 0, is kept."""
+    """The file with the output of a command of a topic. number: from 0."""
     return folder / "logs" / f"{topic.id}-{number + 1}.out"
 
 
@@ -167,7 +167,7 @@ def _read(path: Path) -> str:
 
 
 class _Embedded:
-    """Figures and tables of pages below a folder. Each drawing names its parts by ids; in this page it gets its own."""
+    """Embeds figures and tables of other pages, and makes the ids in each drawing unique."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -216,7 +216,7 @@ HOLDS, FAILS, UNCLEAR, MISSING = "holds here", "does not hold at this scale", "n
 
 @dataclass(frozen=True)
 class Mean:
-    """The mean of a number over so many runs, with its standard error; None: unknown."""
+    """The mean of a number over some runs. error: its standard error; None if unknown."""
 
     value: float
     error: float | None
@@ -224,7 +224,7 @@ class Mean:
 
     @property
     def freedom(self) -> float:
-        """Degrees of freedom of the error; infinite where it is that of many rows."""
+        """Degrees of freedom of the error; infinite for a single run, whose error is that of its many rows."""
         return self.runs - 1 if self.runs > 1 else math.inf
 
     def __str__(self) -> str:
@@ -233,7 +233,7 @@ class Mean:
 
 @dataclass(frozen=True)
 class Verdict:
-    """words: one of the four above. numbers: what was measured, in a sentence."""
+    """words: one of the four above. numbers: the measurements in a sentence."""
 
     words: str
     numbers: str
@@ -290,12 +290,12 @@ def _number(result: Any, value: Value) -> float:
     if isinstance(result, dict):
         result = result.get("value")
     if isinstance(result, bool) or not isinstance(result, int | float):
-        raise LookupError(f"{value.key} of {value.folder} is no number")
+        raise LookupError(f"{value.key} of {value.folder} is not a number")
     return result
 
 
 def _named(result: Any) -> Any:
-    """Of a list, its items by their number."""
+    """A list as a dictionary by index; anything else unchanged."""
     return {str(place): item for place, item in enumerate(result)} if isinstance(result, list) else result
 
 

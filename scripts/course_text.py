@@ -1,14 +1,14 @@
-"""The format of docs/course.md: topics, and what stands in them.
+"""Reads docs/course.md, which consists of topics.
 
-A topic is `## 3. Title {#id}` and what follows: text, ```bash blocks of commands (```bash together: its lines
+A topic is `## 3. Title {#id}`, followed by text, ```bash blocks of commands (```bash together: its lines
 run two at a time, on a thread each), and directives, each an HTML comment on a line of its own:
 
-    <!-- show PAGE.html [N-M] -->     figures and tables N to M (or all) of a page that lmtool wrote
+    <!-- show PAGE.html [N-M] -->     figures and tables N to M (or all) of a page by lmtool
     <!-- output [first N|last N|until TEXT] -->
-                                      what the bash block before it printed, or so many lines of it, or those before
+                                      the output of the previous bash block, or N of its lines, or the lines before
                                       the first that begins with TEXT
     <!-- claim TEXT | FOLDER KEY > FOLDER KEY -->
-                                      what a paper says, as two numbers; also `<`, and a number on the right
+                                      a claim of a paper as two numbers; also `<`, and a number on the right
 
 FOLDER is a run's folder, a pattern of several (seeds), or a JSON file; KEY a dotted key of its result.json.
 """
@@ -33,8 +33,8 @@ class Prose:
 
 @dataclass(frozen=True)
 class Commands:
-    """A bash block. lines: its commands, a line each. first: the number of the first in the topic, from 0. together:
-    whether they may run side by side."""
+    """A bash block. lines: its commands. first: the index of the first one in the topic. together: whether they may run
+    in parallel."""
 
     lines: tuple[str, ...]
     first: int
@@ -52,8 +52,8 @@ class Show:
 
 @dataclass(frozen=True)
 class Printed:
-    """Lines that a block printed: `first` of them, or `last`, or those before the first that begins with `until`, or
-    all; without what it was about before it printed anything ("tokenizing train …")."""
+    """The output of a block: its `first` or `last` lines, those before the first that begins with `until`, or all;
+    always without the progress lines at its start ("tokenizing train …")."""
 
     block: Commands
     first: int | None = None
@@ -101,7 +101,7 @@ class Topic:
         return tuple(line for part in self.parts if isinstance(part, Commands) for line in part.lines)
 
     def steps(self, done: int) -> Iterator[tuple[str, ...]]:
-        """The commands behind the first `done`, in their order; those that may run side by side are one step."""
+        """The commands after the first `done`, in order; those that may run in parallel form one step."""
         for block in self.parts:
             if isinstance(block, Commands):
                 lines = block.lines[max(done - block.first, 0) :]
@@ -110,7 +110,7 @@ class Topic:
 
     @property
     def needed(self) -> set[str]:
-        """Run folders that its commands of lmtool read and that it does not write itself."""
+        """Run folders that its commands read but do not write."""
         lines = [line for line in self.commands if line.startswith("lmtool ")]
         read = {folder for line in lines for folder in re.findall(r"\bruns/[\w-]+", line)}
         return read - {path for line in lines for path in written(line)}
@@ -128,14 +128,14 @@ _DIRECTIVE = re.compile(r"<!--\s*(\w+)\s*(.*?)\s*-->")
 
 
 def read_course(text: str, name: str = "docs/course.md") -> Course:
-    """The course in a text. Ends the script with the name of the line where it is no course."""
+    """Parses the text of a course. Ends the script with the number of a line that is not valid."""
     lines = text.splitlines()
     heads = [number for number, line in enumerate(lines) if line.startswith("## ")]
     topics: list[Topic] = []
     for head, end in zip(heads, [*heads[1:], len(lines)], strict=True):
         heading = _HEADING.fullmatch(lines[head].strip())
         if heading is None:
-            stop(f"{name}:{head + 1}: {lines[head]} is no heading of a topic", "write ## N. Title {#id}")
+            stop(f"{name}:{head + 1}: {lines[head]} is not a heading of a topic", "write ## N. Title {#id}")
         number, title, identity = heading.groups()
         if any(topic.id == identity for topic in topics):
             stop(f"{name}: two topics have the id {identity}", "give each an id of its own: ## N. Title {#id}")
@@ -171,7 +171,7 @@ def _parts(lines: list[str], at: int, end: int, name: str) -> Iterator[Part]:
 
 
 def _commands(lines: list[str]) -> tuple[str, ...]:
-    """Commands of several lines joined, without empty lines and comments."""
+    """The commands of a block, with continued lines joined, without empty lines and comments."""
     joined = re.sub(r"[ \t]*\\\n[ \t]*", " ", "\n".join(lines)).split("\n")
     return tuple(line.strip() for line in joined if line.strip() and not line.startswith("#"))
 
@@ -197,11 +197,11 @@ def _directive(line: str, block: Commands | None, place: str) -> Part:
             return Claim(text.strip(), Value(folder, key), sign, right)
     alone = " here: no commands stand before it" if verb == "output" else ""
     known = "show PAGE.html [N-M], output [first N|last N|until TEXT], or claim TEXT | FOLDER KEY > FOLDER KEY"
-    stop(f"{place}: {line} is no directive{alone}", known)
+    stop(f"{place}: {line} is not a directive{alone}", known)
 
 
 def written(command: str) -> set[str]:
-    """Files and run folders that a command names as what it writes."""
+    """Files and run folders that a command writes."""
     words = shlex.split(command, comments=True)
     paths = {words[-1]} if words[0] in ("cp", "printf") else set()
     for word in words:

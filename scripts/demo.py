@@ -1,8 +1,8 @@
-"""The main job in one go, on text every machine has: what `make demo` runs.
+"""Pretrain and finetune a tiny BERT on docstrings, which every machine has: `make demo`.
 
-Pretrains a tiny BERT with rotary positions on docstrings, finetunes it to tell which package a docstring comes from,
-beside the same model from random weights, and prints the scores beside the majority class. Runs offline, on a CPU, in
-at most five minutes. What the finetuning prints is kept in a file; the table that ends it is shown.
+Pretrains a BERT with rotary positions, finetunes it and a randomly initialized copy to tell which package a docstring
+comes from, and compares their scores with the majority class. Runs offline, on a CPU, in at most five minutes. The
+output of the finetuning goes to a file, from which its last table is shown.
 
     python scripts/demo.py [--runs runs] [--minutes 2.25]
 """
@@ -21,12 +21,12 @@ from typing import Any
 
 from lmtool.reporting.console import Output, print_table
 
-# Three passes over the rows, the default and that of BERT's paper. With ten, random weights come near.
+# Three epochs, as in BERT's paper. With ten, random weights score nearly as well.
 FINETUNE = ["task=pydocs", "seed=1,2,3,4,5,6", "evaluate_every=1000"]
 
 
 def lmtool(*words: str, log: Path | None = None) -> None:
-    """Run a command as a user would, and show it first. log: where what it prints goes."""
+    """Prints and runs a command. log: the file for its output."""
     print(f"\n$ lmtool {' '.join(words)}{f'  > {log}' if log else ''}", flush=True)
     with log.open("w") if log else nullcontext() as file:
         done = subprocess.run([sys.executable, "-m", "lmtool", *words], stdout=file, stderr=file)
@@ -37,14 +37,14 @@ def lmtool(*words: str, log: Path | None = None) -> None:
 
 
 def results(folder: Path, checkpoint: str) -> list[dict[str, Any]]:
-    """result.json of the jobs of a sweep that started so, by seed."""
+    """result.json of the jobs of a sweep that started from a checkpoint, sorted by seed."""
     jobs = {path.parent: json.loads(path.read_text()) for path in folder.glob("*/submitted.json")}
     own = [path for path, job in jobs.items() if job["config"]["checkpoint"] == checkpoint]
     return sorted((json.loads((path / "result.json").read_text()) for path in own), key=lambda result: result["seed"])
 
 
 def free_name(runs: Path, stem: str) -> Path:
-    """A run folder that is not there yet."""
+    """A run folder that does not exist."""
     number = 1
     while any((runs / f"{stem}-{number}{end}").exists() for end in ("", "-finetuned")):
         number += 1
@@ -83,7 +83,7 @@ def main() -> None:
 
 
 def verdict(pretrained: list[float], scratch: list[float]) -> str:
-    """Whether pretraining showed, in a sentence; the seeds' differences are the error."""
+    """Says whether pretraining helped, with the standard error over pairs of seeds."""
     gains = [after - other for after, other in zip(pretrained, scratch, strict=True)]
     mean, error = statistics.mean(gains), statistics.stdev(gains) / len(gains) ** 0.5
     clear = (

@@ -1,13 +1,12 @@
-"""Plant faults, one at a time, and see that lmtool recovers, falls back and says so, or refuses by name.
+"""Plant faults, one at a time, and check that lmtool recovers, reports a fallback, or refuses with a clear error.
 
     python scripts/faults.py                        all of them, at most 20 minutes on two cores (`make faults`)
     python scripts/faults.py --only kills --seed 7  one trial
     python scripts/faults.py --quick                a few of each kind
 
-Each trial is a process forked from this one, after its imports, in an empty folder of its own; what it plants is a
-function of its kind and seed. A finished trial is a row of OUTPUT/rows.jsonl, so that the script resumes where it was
-stopped; where lmtool or a trial has changed since, it begins again. It ends with a table, and with status 3 where a
-trial failed.
+Each trial runs in an empty folder, in a process forked from this one after its imports; its kind and seed alone decide
+what it plants. Each finished trial adds a row to OUTPUT/rows.jsonl, from which a stopped script resumes; it begins
+again if lmtool or a trial has changed. It prints a table, and exits with status 3 if a trial failed.
 """
 
 from __future__ import annotations
@@ -35,27 +34,27 @@ KINDS = (
     "kills", "stops", "checkpoints", "disks", "changes", "overrides", "typos", "tables", "texts", "hostile", "links",
     "modules", "secrets",
 )  # fmt: skip
-SECONDS = 300  # of a trial, by the clock
-FEW = 4  # trials that import for themselves, rather than wait for all imports
+SECONDS = 300  # time limit of a trial, by the clock
+FEW = 4  # up to so many trials, each imports what it needs; more share this process's imports
 
 Trial = tuple[str, int]
 Row = dict[str, Any]
 
 
 def kinds() -> dict[str, Any]:
-    """The kinds of faults by name, of scripts/trials. Sets the process up to be forked: no threads in it, and the
-    package and the tests importable."""
+    """The kinds of faults of scripts/trials by name. Prepares the process for forks: no threads; the package
+    and the tests are importable."""
     os.environ.update({"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"})
     sys.path[:0] = [path for path in (str(ROOT), str(Path(__file__).parent)) if path not in sys.path]
     for name in ("checkpoints", "disks", "hostile", "inputs", "runs", "surroundings", "words"):
-        importlib.import_module(f"trials.{name}")  # each enters its kinds
-    from trials import harness
+        importlib.import_module(f"trials.{name}")  # each registers its kinds
+    from trials.outcomes import KINDS as known
 
-    return {name: harness.KINDS[name] for name in KINDS}
+    return {name: known[name] for name in KINDS}
 
 
 def source() -> str:
-    """A hash of what is tried and of what tries it."""
+    """A hash of the source code of lmtool and of the trials."""
     digest = hashlib.sha256()
     for folder in ("lmtool", "conf", "scripts/trials", "tests/commands", "tests/training"):
         for path in sorted((ROOT / folder).rglob("*")):
@@ -68,20 +67,20 @@ def source() -> str:
 
 
 def build_stage(stage: Path, trials: int) -> None:
-    """Make what the trials start from, and import here all that its commands have imported: for so many trials it is
-    cheaper than in each."""
+    """Builds the stage. For more than FEW trials, imports all modules of its commands, which the forks inherit."""
     from trials.stage import build, import_listed, once
 
     try:
         once(stage, build)
     except RuntimeError as error:
-        sys.exit(f"error: the stage cannot be built: lmtool does not get through two small runs: {error}")
+        sys.exit(f"error: cannot build the stage, since one of its runs fails: {error}")
     if trials > FEW:
         import_listed(stage)
 
 
 def run_all(trials: Sequence[Trial], known: dict[str, Any], stage: Path, keep: bool, workers: int) -> Iterator[Row]:
-    """Rows of the trials as they end, some at a time, each in a process and a folder of its own. keep: the folders."""
+    """The rows of the trials as they end. Up to `workers` run at a time, each in its own process and folder. keep: do
+    not delete the folders."""
     waiting, running = deque(trials), dict[int, tuple[Trial, Path]]()
     try:
         while waiting or running:
@@ -96,7 +95,7 @@ def run_all(trials: Sequence[Trial], known: dict[str, Any], stage: Path, keep: b
                 print(f"its folder: {place}")
             else:
                 shutil.rmtree(place, ignore_errors=True)
-    finally:  # stopped: the trials are sessions of their own
+    finally:  # an interrupt of this script does not reach the trials' process groups
         for process, (_, place) in running.items():
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process, signal.SIGKILL)
@@ -104,7 +103,7 @@ def run_all(trials: Sequence[Trial], known: dict[str, Any], stage: Path, keep: b
 
 
 def _start(kind: Any, trial: Trial, stage: Path, place: Path) -> int:
-    """A fork that runs one trial and writes its row beside its folder."""
+    """Forks a process that runs a trial and writes its row next to its folder."""
     if process := os.fork():
         return process
     status, begun = 1, time.monotonic()
@@ -132,7 +131,7 @@ def _new_row(trial: Trial, outcome: str, detail: str) -> Row:
 
 
 def _row(trial: Trial, place: Path) -> Row:
-    """What an ended trial has written."""
+    """The row that a finished trial has written."""
     answer, log = (place.with_name(f"{place.name}.{kind}") for kind in ("json", "log"))
     row: Row = json.loads(answer.read_text()) if answer.exists() else _new_row(trial, "BROKEN", "the trial died")
     answer.unlink(missing_ok=True)
@@ -161,7 +160,7 @@ def table(rows: Sequence[Row], planned: dict[str, int]) -> str:
 
 
 def failures(rows: Sequence[Row]) -> str:
-    """Each failed trial: what was seen, and how to see it again."""
+    """Each failed trial, with the command that repeats it."""
     return "\n".join(
         f"{row['outcome']}  {row['detail']}\n    scripts/faults.py --only {row['kind']} --seed {row['seed']}"
         for row in rows
@@ -170,7 +169,7 @@ def failures(rows: Sequence[Row]) -> str:
 
 
 def report(rows: Sequence[Row], known: dict[str, Any], planned: dict[str, int]) -> int:
-    """Print the table, a line of each kind that has one, and the failures. Returns the exit status."""
+    """Prints the table, the summaries and the failures. Returns the exit status."""
     wanted = [row for row in rows if row["kind"] in planned]
     print(f"\n{table(wanted, planned)}\n")
     sums = [
@@ -181,7 +180,7 @@ def report(rows: Sequence[Row], known: dict[str, Any], planned: dict[str, int]) 
 
 
 def opened(output: Path) -> tuple[Path, list[Row]]:
-    """The file of finished trials and its rows; none where they are of another lmtool, or of other trials."""
+    """The file of finished trials and its rows; deletes rows of other source code."""
     settings, now = output / "settings.json", json.dumps({"source": source()})
     if settings.exists() and settings.read_text() != now:
         print(f"lmtool has changed since {output} was written: it begins again")
@@ -224,7 +223,7 @@ def main() -> int:
         return 3 if row["outcome"].isupper() else 0
     finished = {(row["kind"], row["seed"]) for row in rows}
     every = [(name, seed) for name in known for seed in range(planned[name]) if (name, seed) not in finished]
-    # All kinds advance together, so that a script that was stopped has seen something of each.
+    # All kinds advance together, so that a stopped script has run some trials of each.
     trials = sorted(every, key=lambda trial: trial[1] / planned[trial[0]])
     build_stage(stage, len(trials))
     begun = shown = time.monotonic()

@@ -1,18 +1,18 @@
-"""What a GPU is needed to check: the `gpu`-marked tests, then speed and memory beside the transformers Trainer.
+"""Run on a GPU the `gpu`-marked tests, then compare speed and memory with the transformers Trainer.
 
     make gpu PYTHON=python3                         at most ten minutes on one GPU; one line where there is none
     python scripts/gpu.py --device cpu --tiny       the same steps with tiny sizes, to try the script itself
 
-Installs nothing: it runs with the Python it is started by (torch 2.11 or newer), on this tree, and what is not there
-(pytest, transformers, accelerate) is a line in its place. Both sides have the same model, examples, batch, precision,
-dropout and optimizer, and take turns in processes of their own (scripts/timing). The Trainer runs as documented, and
-tuned: compiled, and of single texts on batches of like length; lmtool as it is, and compiled. What is compiled takes a
-minute or so to start, in no figure: `--only bert_128,gpt_1024` gives half of the runs twice the rounds. Each table is
-printed when it is measured, and appended to `--output`, so that a run which is cut short keeps what it has.
+Installs nothing: it uses the current Python (torch 2.11 or newer) and this tree, and prints a line for each missing
+package (pytest, transformers, accelerate). Both sides have the same model, examples, batch, precision, dropout and
+optimizer, and take turns in separate processes (scripts/timing). The Trainer runs as documented, and tuned: compiled,
+and with batches of similar length for single texts; lmtool runs as it is, and compiled. Compilation takes about a
+minute, which is not measured: `--only bert_128,gpt_1024` gives half of the runs twice the rounds. Each table is printed
+and appended to `--output` when it is complete, so that an interrupted run keeps its tables.
 
-Products: FLOPs of training on the real tokens (the head where it is computed, causal attention at half, lmtool's count
-for both sides) over the rate of large bf16 matrix products in the same round, which is the MFU. Recompiles: graphs that
-torch.compile makes after the first steps. Waits: how often a step makes the host wait for the device.
+Products: FLOP/s of training on the real tokens (the head only at predicted positions, causal attention at half, counted
+by lmtool for both sides) over those of large bf16 matrix products in the same round, which is the MFU. Recompiles:
+graphs that torch.compile builds after the first steps. Waits: how often a step makes the host wait for the device.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ TINY = {"vocab_size": 600, "num_layers": 2, "hidden_size": 32, "num_heads": 2, "
 
 @dataclass(frozen=True)
 class Case:
-    """A table. batch: examples a step. tiny: length and batch in a dry run. attention_dropout: with it lmtool's
-    attention takes another kernel. lengths: of the texts of a labelled task; without, a language model learns."""
+    """A table. batch: examples a step. tiny: length and batch with --tiny. attention_dropout: selects another attention
+    kernel of lmtool unless 0. lengths: distribution for the texts of a labeled task; None for a language model."""
 
     work: Work
     family: str
@@ -69,7 +69,7 @@ class Case:
 
 
 def sides(name: str, title: str, rows: str, documented: dict[str, Any], tuned: dict[str, Any]) -> Work:
-    """The Trainer as documented, and tuned; lmtool as it is, and compiled."""
+    """The Trainer as documented and tuned, lmtool as it is and compiled."""
     steps = GROUPED_STEPS if tuned.get("grouped") else None
     variants = (
         Variant("trainer", "Trainer", {"rows": rows, **documented}),
@@ -100,13 +100,13 @@ CASES = (
 
 
 def missing() -> str | None:
-    """What the peer lacks here."""
+    """The packages of the Trainer that are not installed."""
     names = [name for name in ("transformers", "accelerate") if importlib.util.find_spec(name) is None]
     return f"{' and '.join(names)} not installed" if names else None
 
 
 def run_case(case: Case, folder: Path, options: argparse.Namespace, deadline: float) -> str:
-    """The table of a case, measured until the deadline; a side that fails is a line in its own."""
+    """Measures the table of a case until the deadline; the line of a side that fails gives the reason."""
     settings, rows = case.settings(options), list[Row]()
     work = case.work
     if lacks := missing():
@@ -121,10 +121,10 @@ def run_case(case: Case, folder: Path, options: argparse.Namespace, deadline: fl
 
 
 def run_tests(options: argparse.Namespace) -> str:
-    """The `gpu`-marked tests, in words."""
+    """Runs the `gpu`-marked tests and returns a summary."""
     if importlib.util.find_spec("pytest") is None:
         return "not run, pytest is not installed"
-    # Others import what need not be here.
+    # Other tests import packages that may be missing.
     files = [str(path) for path in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.gpu" in path.read_text("utf-8")]
     words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu", *files]
     try:
@@ -139,7 +139,7 @@ def run_tests(options: argparse.Namespace) -> str:
 
 
 def cuda() -> tuple[bool, str]:
-    """Whether torch sees a CUDA device, and what there is, in words."""
+    """Whether torch sees a CUDA device, and a description of it."""
     try:
         import torch
     except ImportError:
@@ -170,7 +170,7 @@ def main(words: Sequence[str] | None = None) -> int:
     os.environ |= with_this_tree(dict(os.environ))  # in every process that is started here
     output = options.output or ROOT / "runs" / "gpu" / time.strftime("%Y%m%d-%H%M%S.txt")
     output.parent.mkdir(parents=True, exist_ok=True)
-    # Ten seconds for what is under way when the time is up.
+    # Ten seconds for the turn that is running at the deadline.
     deadline = started + 60 * options.minutes - 10
     with output.open("a", encoding="utf-8") as file:
 

@@ -1,18 +1,18 @@
-"""Every legal combination of a model family, a tuning method and a kind of task: built, trained a few steps, scored.
+"""Build, train and score every legal combination of a model family, a tuning method and a kind of task.
 
     python scripts/matrix.py [--families bert,gpt] [--methods lora,prompt] [--kinds seq2seq] [--pairs]
 
-Each is a run at the smallest size from a checkpoint of the family, in one process. What must hold of it:
-- a method that starts neutral gives the scores of its base, to the bit;
-- the losses of three steps are finite; what is frozen has no gradient and no state in the optimizer, and stays what it
-  is to the bit; something that the method is to train has moved;
-- all development rows are predicted once, with finite scores;
-- what the run would save on top of its base, put on the base again, predicts the same to the bit.
-A combination that is refused must name an override that makes it legal.
+Each is a run at the smallest size from a checkpoint of the family, in one process. Each must satisfy:
+- a method whose additions start neutral reproduces the scores of its base, bit for bit;
+- the losses of three steps are finite; frozen parameters get no gradient and no optimizer state, and do not change by a
+  bit; some trainable parameter changes;
+- each development row is predicted once, with finite scores;
+- the saved tensors, loaded on top of the base, reproduce the predictions bit for bit.
+A refused combination must name an override that makes it legal.
 
---pairs takes as few combinations as hold every legal pair (family, method), (family, kind) and (method, kind). Prints a
-table of families by methods with the number of kinds, and all that is refused or wrong; the exit status is 3 where
-something is wrong.
+--pairs selects few combinations that cover every legal pair (family, method), (family, kind) and (method, kind). Prints
+a table of families by methods with the number of kinds, and all refusals and errors; the exit status is 3 if there are
+errors.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ METHODS: dict[str, tuple[str, ...]] = {
     "ptuning": ("tuning=ptuning", "tuning.length=3"),
     "ptuning, deep": ("tuning=ptuning", "tuning.deep=true", "tuning.length=3"),
 }
-"""By what they are called here, the words that choose them."""
+"""The arguments that select each method."""
 MOVED = ("prompt", "prefix", "ptuning")
 """Methods whose additions change the outputs from the start."""
 SIZES = {
@@ -102,7 +102,7 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class Outcome:
-    """refused: message and hint, of a combination that is not legal. wrong: what did not hold."""
+    """refused: message and hint of an illegal combination. wrong: the checks that failed."""
 
     cell: Cell
     refused: str = ""
@@ -117,7 +117,7 @@ def sentence(number: int) -> str:
 
 
 def rows_of(kind: str, number: int) -> dict[str, Any]:
-    """A row of a task of a kind. The label goes with the number."""
+    """A row of a task. Its number determines the label."""
     text = sentence(number)
     first = text.split()[0]
     return {
@@ -145,12 +145,12 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "span_classification": ("task.text=[text,span]",),
     "seq2seq": ("task.text=[source]", "task.label=target", "task.target_tokens=8"),
 }
-"""By kind, the words that name its columns, where they are not `text` and `label`."""
+"""The arguments that name the columns of each kind, unless they are `text` and `label`."""
 KINDS = list(COLUMNS)
 
 
 def write_rows(folder: Path) -> None:
-    """A folder a kind: 24 rows to train on, 6 to score."""
+    """Writes a folder for each kind: 24 rows for training, 6 for evaluation."""
     for kind in KINDS:
         (folder / kind).mkdir(parents=True, exist_ok=True)
         for split, numbers in (("train", range(24)), ("dev", range(24, 30))):
@@ -166,7 +166,7 @@ def data_of(folder: Path, kind: str) -> TaskData:
 
 @cache
 def tokenizer_of(folder: Path, config: str) -> Tokenizer:
-    """A tokenizer of this configuration, as JSON, for all texts there are."""
+    """A tokenizer trained on the texts of all kinds. config: its configuration as JSON."""
     columns = [texts for kind in KINDS for texts in data_of(folder, kind).texts()]
     section: TokenizerConfig = tables.Choice("tokenizer").validate(json.loads(config))
     return tokenizer_of_rows(section, columns, SIZES["vocab_size"])
@@ -177,8 +177,8 @@ def tokenizer_of(folder: Path, config: str) -> Tokenizer:
 
 @cache
 def section(name: str, *words: str) -> Any:
-    """One section of what `lmtool finetune` composes of words. No YAML of a group touches another section, so that
-    those of a model, a method and a kind may be put together."""
+    """One section of the configuration that `lmtool finetune` composes. No YAML of a group changes another section, so
+    that sections of a model, a method and a kind can be combined."""
     read = overrides.read([*words], compose.offers_of_primary("finetune"))
     if read.problems:
         raise ConfigError(read.problems)
@@ -186,8 +186,8 @@ def section(name: str, *words: str) -> Any:
 
 
 def configuration(cell: Cell, folder: Path, more: Sequence[str] = ()) -> FinetuneConfig:
-    """What `lmtool finetune` makes of the words of a cell. more: overrides over them, as a hint gives them. ConfigError
-    where the combination is not legal."""
+    """The configuration of `lmtool finetune` for a cell. more: further overrides, from hints. ConfigError if the
+    combination is illegal."""
     chosen = {
         "model": [f"model={cell.family}_tiny"],
         "tuning": [*METHODS[cell.method]],
@@ -202,13 +202,15 @@ def configuration(cell: Cell, folder: Path, more: Sequence[str] = ()) -> Finetun
         elif key == group:
             chosen[group] = [word]
         else:
-            inside = key.replace("/", ".") + "."  # what is typed of a choice goes with it
-            kept = [other for other in chosen[group] if other.partition("=")[0] != key and not other.startswith(inside)]
-            chosen[group] = [*kept, word]
+            inside = key.replace("/", ".") + "."  # overrides of the previous choice's keys go with it
+            remaining = [
+                other for other in chosen[group] if other.partition("=")[0] != key and not other.startswith(inside)
+            ]
+            chosen[group] = [*remaining, word]
     sections = {group: section(group, *words) for group, words in chosen.items()}
     rest = {name: section(name) for name in ("tokenizer", "optimizer", "schedule")}
     model = sections["model"]
-    small = {name: size for name, size in (SIZES | NARROW).items() if model.get(name)}  # 0 is none to choose
+    small = {name: size for name, size in (SIZES | NARROW).items() if model.get(name)}  # models without the size have 0
     if cell.kind == "seq2seq":
         sections["task"] = {**sections["task"], "generation": {**sections["task"]["generation"], "max_new_tokens": 4}}
     budget = {"max_epochs": 1.0, "batch_examples": 8, "device": "cpu", "precision": "fp32", "checkpoint": "none"}
@@ -219,13 +221,13 @@ def configuration(cell: Cell, folder: Path, more: Sequence[str] = ()) -> Finetun
 
 
 def start_of(config: FinetuneConfig) -> Weights:
-    """What a checkpoint of the family holds: other weights than the run's own seed draws."""
+    """The weights of a checkpoint of the family, drawn by another seed than the run's."""
     learner = LanguageModel(build(config.model, 1), 1)
     return Weights({name: tensor.clone() for name, tensor in learner.state_dict().items()}, Path(), "the base")
 
 
 class LanguageModel(ModelWithHeads):
-    """A family's model under the head that its language model has, where it writes texts."""
+    """The model of a family, with the head of its language model if it generates text."""
 
     def __init__(self, backbone: Backbone, seed: int):
         super().__init__(backbone, seed)
@@ -234,7 +236,7 @@ class LanguageModel(ModelWithHeads):
 
 
 def trial(cell: Cell, folder: Path) -> Outcome:
-    """Build, train, score, save and build again."""
+    """Builds, trains, scores, saves and rebuilds the model of a cell."""
     try:
         config = configuration(cell, folder)
     except ConfigError as error:
@@ -250,20 +252,21 @@ def refusal(error: ConfigError) -> str:
 
 
 def hints_that_fail(cell: Cell, folder: Path, error: ConfigError, more: tuple[str, ...] = ()) -> str:
-    """What is wrong with the hints of a refusal: each problem names an override, and the overrides of one together with
-    the first of the others make the combination legal, or lead to a refusal whose hints do. more: typed already."""
-    offered = [overrides_in(problem.hint or "") for problem in error.problems]
-    if not all(offered):
-        return f"no override is named: {refusal(error)}"
+    """Describes what is wrong with the hints of a refusal. The hint of each problem must name overrides that, with the
+    first override for each other problem, make the combination legal or lead to a refusal whose hints do. more: the
+    overrides of earlier hints."""
+    alternatives = [overrides_in(problem.hint or "") for problem in error.problems]
+    if not all(alternatives):
+        return f"a hint names no override: {refusal(error)}"
     wrong = []
-    for number, own in enumerate(offered):
-        others = [word for other, words in enumerate(offered) if other != number for word in shlex.split(words[0])]
-        for words in own:
+    for number, offered in enumerate(alternatives):
+        others = [word for other, words in enumerate(alternatives) if other != number for word in shlex.split(words[0])]
+        for words in offered:
             typed = (*more, *others, *shlex.split(words))
             try:
                 configuration(cell, folder, typed)
             except ConfigError as still:
-                wrong += [f"{words} is refused, too: {refusal(still)}"] if more else []
+                wrong += [f"{words} is refused too: {refusal(still)}"] if more else []
                 wrong += [] if more else filter(None, [hints_that_fail(cell, folder, still, typed)])
     return "; ".join(wrong)
 
@@ -274,7 +277,7 @@ def overrides_in(hint: str) -> list[str]:
 
 
 def failures(config: FinetuneConfig, folder: Path, cell: Cell) -> Iterator[str]:
-    """What does not hold of a legal combination."""
+    """The checks that a legal combination fails."""
     data = data_of(folder, cell.kind)
     config = config.model_copy(update={"task": config.task.model_copy(update=labels_of(data))})
     tokenizer = tokenizer_of(folder, config.tokenizer.model_dump_json())
@@ -287,49 +290,49 @@ def failures(config: FinetuneConfig, folder: Path, cell: Cell) -> Iterator[str]:
         plain = configuration(cell._replace(method="full"), folder).model_copy(update={"task": config.task})
         base, _ = assemble(plain, tokenizer, start)
         if not torch.equal(scored(base, batch), scored(learner, batch)):
-            yield "it does not start neutral"
+            yield "its first scores differ from those of its base"
     before = {name: tensor.clone() for name, tensor in learner.state_dict().items()}
     yield from trained(config, learner, splits)
     after = learner.state_dict()
     frozen = {name for name in after if name not in learner.learning and name in dict(learner.named_parameters())}
-    yield from (f"{name} is frozen and moved" for name in frozen if not torch.equal(before[name], after[name]))
+    yield from (f"{name} is frozen but changed" for name in frozen if not torch.equal(before[name], after[name]))
     if not any(not torch.equal(before[name], after[name]) for name in learner.learning):
-        yield "nothing moved"
+        yield "no parameter changed"
     evaluation = held_out.score(FP32_CPU, calibrates=True)
     rows = next(iter(data.validation.values()))
     predicted = len(evaluation.first.predictions)
     if predicted != len(rows):
-        yield f"{predicted} predictions of {len(rows)} rows"
+        yield f"{predicted} predictions for {len(rows)} rows"
     if not all(math.isfinite(value) for value in evaluation.metrics().values()):
-        yield f"scores that are no numbers: {evaluation.metrics()}"
+        yield f"scores that are not finite: {evaluation.metrics()}"
     left = left_to_base(learner, report.loaded)
     saved = {name: tensor for name, tensor in learner.state_dict().items() if name not in left}
     whole = Weights({**{name: start.tensors[name] for name in left}, **saved}, Path(), "the run")
     again, _ = assemble(config, tokenizer, trained=whole)
     if not torch.equal(scored(learner, batch), scored(again, batch)):
-        yield "built again of what is saved, it predicts something else"
+        yield "the model rebuilt from the saved tensors predicts differently"
 
 
 def labels_of(data: TaskData) -> dict[str, Any]:
-    """The classes that were found, for the configuration of the task."""
+    """The classes in the data, for the configuration of the task."""
     labels = getattr(data.config, "labels", None)
     return {} if labels is None else {"labels": labels}
 
 
 def neutral(cell: Cell) -> bool:
-    """Whether a method leaves the outputs as they are until it has learned."""
+    """Whether a method leaves the outputs unchanged before training."""
     return cell.method.partition(",")[0] not in MOVED and cell.method not in ("head, scalar mix", "head, last 4")
 
 
 @torch.no_grad()
 def scored(learner: TaskLearner, batch: Batch) -> Tensor:
-    """The losses of a batch, in evaluation."""
+    """The losses of a batch in evaluation mode."""
     learner.eval()
     return learner.score(batch)[learner.term].losses
 
 
 def trained(config: FinetuneConfig, learner: TaskLearner, splits: Mapping[str, SplitData]) -> Iterator[str]:
-    """Train a few steps; what was wrong with them."""
+    """Trains a few steps and describes what is wrong with them."""
     loader = PackedLoader(learner.examples(splits["train"], config.max_length), 0, config.batch_examples)
     learner.train()
     learner.begin(loader.steps_in_epoch)
@@ -342,18 +345,18 @@ def trained(config: FinetuneConfig, learner: TaskLearner, splits: Mapping[str, S
             yield f"a loss of {loss} in step {step}"
         for name, parameter in learner.named_parameters():
             if parameter.grad is not None and name not in named:
-                yield f"{name} is frozen and has a gradient"
+                yield f"{name} is frozen but has a gradient"
         apply_gradients(optimizer, None, list(named.values()), config.optimizer.clip_norm)
     if any(name.partition(".")[2] not in learner.learning for name in state_tensors(optimizer, named)):
-        yield "the optimizer has a state of what is frozen"
+        yield "the optimizer has a state for a frozen parameter"
 
 
 # --- which combinations --------------------------------------------------------------------------------------------
 
 
 def pairs(families: Sequence[str], methods: Sequence[str], kinds: Sequence[str], folder: Path) -> list[Cell]:
-    """Few combinations that hold every pair of a family, a method and a kind that stands in a legal one; and one of
-    each pair (family, method) that stands in none."""
+    """Few combinations that cover every pair of a family, a method and a kind that some legal combination has, and one
+    for each other pair (family, method)."""
     legal = cache(lambda cell: is_legal(cell, folder))
     chosen: list[Cell] = []
     for (row, family), (column, method) in product(enumerate(families), enumerate(methods)):
@@ -390,7 +393,7 @@ def main() -> None:
     parser.add_argument("--families", type=listed("--families", FAMILIES), default=FAMILIES)
     parser.add_argument("--methods", action="append", choices=METHODS, help="may be given several times (all)")
     parser.add_argument("--kinds", type=listed("--kinds", KINDS), default=KINDS)
-    parser.add_argument("--pairs", action="store_true", help="few combinations that hold all legal pairs")
+    parser.add_argument("--pairs", action="store_true", help="few combinations that cover all legal pairs")
     options = parser.parse_args()
     torch.set_num_threads(1)  # a product of these sizes is slower on two
     started = time.monotonic()
@@ -413,7 +416,7 @@ def main() -> None:
 
 
 def show(outcomes: Sequence[Outcome]) -> None:
-    """The table, the reasons of refusals, and what is wrong."""
+    """Prints the table, the refusals with their reasons, and the errors."""
     families = list(dict.fromkeys(outcome.cell.family for outcome in outcomes))
     table = []
     for method in dict.fromkeys(outcome.cell.method for outcome in outcomes):

@@ -1,12 +1,12 @@
-"""What a run of 10^12 tokens on 64 GPUs needs, on paper: the tables of docs/scale.md, and the numbers in its text.
+"""Compute the needs of a run of 10^12 tokens on 64 GPUs: the tables of docs/scale.md, and the numbers in its text.
 
     python scripts/scale.py                               compute both from the plan and from scripts/scale.json: writes
-                                                          the tables, and names the numbers that the text lacks
+                                                          the tables, and lists numbers that the text lacks
     python scripts/scale.py --measure scripts/scale.json  the planner, the order, the shares and one rank: minutes
 
-Memory, FLOPs and time are those of `lmtool plan`; the order and its shares are simulated at full size, since both are
-computed; planning an epoch is run in 8 processes at 10^9 and 4 * 10^9 tokens and extrapolated, and so is named; one of
-64 ranks is run alone, at full size, through torch's fake process group.
+Memory, FLOPs and time come from `lmtool plan`. The order of the examples and the fractions of the ranks are computed at
+full size. Planning an epoch is measured in 8 processes at 10^9 and 4 * 10^9 tokens, and extrapolated. Single ranks of
+64 run at full size, through torch's fake process group.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ PAGE, MEASURED = ROOT / "docs" / "scale.md", ROOT / "scripts" / "scale.json"
 TOKENS, GPUS, DEVICE = 10**12, 64, "h100"
 NODES, WEEK = GPUS // NODE, 7 * 24.0
 DOCUMENT = 1000  # tokens, mean: web text
-# The two runs. A step has two million tokens.
+# A step has two million tokens.
 RUNS = {
     "gpt_xl": ["model=gpt_xl", "model.max_positions=2048", "max_length=2048", "batch_tokens=2097152"],
     "bert": ["model=bert", "max_length=512", "batch_tokens=2097152"],
@@ -49,14 +49,14 @@ EXTRA = {"gpt_xl": ["micro_batch_tokens=8192"], "bert": ["objective.pairs=none"]
 # Published: Grattafiori et al. 2024 (The Llama 3 Herd of Models), section 3.3.4, table 5: 419 unexpected interruptions
 # in 54 days of 16,384 H100s.
 GPU_HOURS_A_FAILURE = 16384 * 54 * 24 / 419
-# Assumed, and stated beside what follows from them: bytes a second of one process that writes to a shared disk, of a
-# node that reads it, sha256 on one core, and seconds of a message over TCP within a data centre.
+# Assumptions, which the page states: bytes a second of one process that writes to a shared disk, of a node that reads
+# it, and of sha256 on one core; seconds of a message over TCP within a data center.
 WRITE, READ, SHA256, MESSAGE = 1e9, 2e9, 1.2e9, 50e-6
-# Of a host with 8 GPUs: memory, and what it may give to plans of the data.
+# Bytes of memory that a host with 8 GPUs may use for plans of the data.
 HOST = 2e12
-# The runs of which some ranks are run at full size, one at a time. With ddp each would hold all of gpt_xl, twice.
+# Ranks that run at full size, one at a time. With ddp, each would hold all of gpt_xl twice.
 ALONE = {"gpt_xl fsdp": (0,), "bert fsdp": (0, GPUS - 1), "bert ddp": (1,)}
-# Messages that every process gathers from all others in a step, over gloo: what is predicted; the clock and signals.
+# Gathers over gloo in a step: the number of predictions; the clock and signals.
 GATHERS = 2
 
 
@@ -88,14 +88,14 @@ def planned(name: str) -> Any:
 
 
 class _Tokenizer:
-    """What the planner of windows asks a tokenizer."""
+    """The part of a tokenizer that the planner of windows uses."""
 
     def role(self, name: str) -> int:
         return 0
 
 
 def _store(folder: Path, tokens: int, cache: ArrayCache = UNSHARED) -> TokenStore:
-    """A store of that many tokens whose ids are one value seen everywhere, and whose offsets are mapped from a file."""
+    """A store of that many tokens: one id, broadcast, and offsets mapped from a file."""
     file, documents, none = folder / "offsets.npy", tokens // DOCUMENT, np.zeros(1, dtype=np.int64)
     if not file.exists():
         np.save(file, np.arange(documents + 1, dtype=np.int64) * DOCUMENT)
@@ -230,7 +230,7 @@ def ordering(length: int, steps: int = 200) -> dict[str, float]:
 
 
 def measure() -> dict[str, Any]:
-    """All that is run. Some minutes, 3 GB."""
+    """Runs all measurements, in some minutes and 3 GB."""
     block = bytes(1 << 26)
     began = time.perf_counter()
     hashlib.sha256(block).hexdigest()
@@ -255,12 +255,12 @@ def best_interval(save_seconds: float, failure_hours: float) -> float:
 
 
 def lost_share(interval: float, save_seconds: float, start_seconds: float, failure_hours: float) -> float:
-    """Share of the time that goes into checkpoints, repeated steps and starts."""
+    """Fraction of the time spent on checkpoints, repeated steps and starts."""
     return save_seconds / 3600 / interval + (interval / 2 + start_seconds / 3600) / failure_hours
 
 
 def numbers(measured: dict[str, Any]) -> dict[str, Any]:
-    """Every number of the page, as it is printed there."""
+    """Every number of the page."""
     said: dict[str, Any] = {"failure_hours": GPU_HOURS_A_FAILURE / GPUS}
     for name, words in RUNS.items():
         length = int(next(word.split("=")[1] for word in words if word.startswith("max_length=")))
@@ -368,11 +368,11 @@ ROWS: dict[str, Callable[[dict[str, Any]], str]] = {
         percent, (own["message_seconds"] / each for each in reversed(own["plan"].step_seconds))
     ),
 }
-"""Of each row of the page's tables, its cell of a run."""
+"""Computes the cell of a run for each row of the page's tables."""
 
 
 def phrases(said: dict[str, Any]) -> list[str]:
-    """What the text says in numbers."""
+    """Phrases with numbers that the text must contain."""
     held_out, large = TextConfig.model_fields["validation_fraction"].default, said["measured"]["node"]["512"][1]
     gpt, bert, hours = said["gpt_xl"], said["bert"], said["failure_hours"]
     week, low_high = WEEK / hours, span(percent, UTILISATION)
@@ -398,7 +398,7 @@ def phrases(said: dict[str, Any]) -> list[str]:
 
 
 def document(measured: dict[str, Any], text: str) -> tuple[str, list[str]]:
-    """The page with its tables computed, and what its text lacks."""
+    """The page with its tables computed, and the phrases that its text lacks."""
     said = numbers(measured)
     assert all(own["distinct"] for own in measured["ordering"].values())
     lines, seen = text.split("\n"), set()
@@ -413,7 +413,7 @@ def document(measured: dict[str, Any], text: str) -> tuple[str, list[str]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--measure", type=Path, help="run what is measured, and write it here")
+    parser.add_argument("--measure", type=Path, help="run the measurements, and write them here")
     parser.add_argument("--hold", nargs=4, help=argparse.SUPPRESS)
     parser.add_argument("--rank", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()

@@ -59,8 +59,8 @@ def _path_instead(module: str) -> UserError:
     path, folder = Path(module).expanduser().absolute(), Path.cwd()
     path = Path(os.path.normpath(path)).with_suffix("")
     if path.is_relative_to(folder):
-        module = ".".join(path.relative_to(folder).parts) or "NAME"
-        hint = f"use --plugin {module}, which Python can import from this folder"
+        name = ".".join(path.relative_to(folder).parts) or "NAME"
+        hint = f"use --plugin {name}, which Python can import from this folder"
     else:
         hint = f"run PYTHONPATH={path.parent} lmtool ... --plugin {path.name}"
     return UserError(f"--plugin {module}: a path, not the dotted name of a module", hint)

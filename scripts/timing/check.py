@@ -1,4 +1,4 @@
-"""What a table claims, checked before it is timed: both sides compute the same of one step."""
+"""Checks, before a table is timed, that one step of both sides computes the same."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ BATCH = 4
 
 
 class Witness:
-    """Stands between the two sides: gives the Trainer's model the weights of lmtool's, the masks of lmtool's first
-    batch where its own collator would draw others, and keeps what both report of that step."""
+    """Gives the Trainer lmtool's weights, and lmtool's masks instead of those that its collator draws, and records the
+    losses and gradient norms of both sides' first step."""
 
     def __init__(self, settings: dict[str, Any]):
         self.causal, self.scale = settings["family"] == "gpt", 1.0
@@ -37,7 +37,7 @@ class Witness:
         self.tensors = export_of(model, tensors, section, tokenizer).tensors
 
     def give(self, model: Any) -> None:
-        """The weights to the Trainer's model. RuntimeError where one of its parameters is not among them."""
+        """Loads the weights into the Trainer's model. RuntimeError if the parameters differ."""
         missing, unexpected = model.load_state_dict(self.tensors, strict=False)
         tied = {name for name, _ in model.named_parameters()}
         lost = [name for name in missing if name in tied] + list(unexpected)
@@ -46,14 +46,14 @@ class Witness:
         assert all(torch.equal(tensor, self.tensors[name]) for name, tensor in model.named_parameters())
 
     def batch_for(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        """The Trainer's own batch, of masked LM with lmtool's masks. RuntimeError where its tokens are not lmtool's."""
+        """The Trainer's batch, with lmtool's masks for masked LM. RuntimeError if its tokens differ from lmtool's."""
         (batch,) = self.batches
         real = inputs["attention_mask"].bool()
         if not self.masked:
             if not torch.equal(inputs["input_ids"][real], batch.inputs.tokens):
                 raise RuntimeError("not the same batch")
             if self.causal:
-                # The Trainer divides by all labels; the first of a row is predicted by nothing.
+                # The Trainer divides by the number of labels, although no position predicts the first of a row.
                 labels = inputs["labels"] != -100
                 self.scale = float(labels.sum() / labels[:, 1:].sum())
             return inputs
@@ -71,17 +71,17 @@ class Witness:
     def stepped(self, model: Any, loss: Any) -> None:
         """The loss and the norm of the gradients of the Trainer's first step."""
         if not self.theirs:
-            # By torch's own norm, which rounds a table of millions of values in the fourth digit: lmtool takes it too.
+            # lmtool uses torch's norm too, which rounds in the fourth digit for a table of millions of values.
             grads = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
             loss, norm = float(loss) * self.scale, float(get_total_norm(grads)) * self.scale
             self.theirs = {"rival_loss": loss, "rival_norm": norm}
 
 
 def one_step(folder: Path, settings: dict[str, Any], own: dict[str, Any], rival: dict[str, Any]) -> dict[str, float]:
-    """Loss and gradient norm of one step of lmtool's variant and of the Trainer's, by their own loops, from the same
-    weights, in fp32 without dropout."""
+    """Loss and gradient norm of one step of both sides' training loops from the same weights, in fp32, without
+    dropout."""
     model = {**settings["model"], "dropout": 0.0, "attention_dropout": 0.0}
-    # Of a span's scores the Trainer's softmax runs over the padding too: one window has none.
+    # The Trainer's softmax over a span's scores includes padding, which a single window lacks.
     batch = 1 if settings["task"] is not None and settings["task"]["kind"] == "extractive_qa" else BATCH
     plain = {**settings, "model": model, "precision": "fp32", "batch": batch}
     unpadded = {name: value for name, value in rival.items() if name not in ("workers", "multiple")}
@@ -95,5 +95,5 @@ def one_step(folder: Path, settings: dict[str, Any], own: dict[str, Any], rival:
 
 
 def check(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
-    """The steps of `settings["pairs"]`, each with the options of lmtool's variant and of the rival's."""
+    """One step for each of `settings["pairs"]`, pairs of the options of lmtool's variant and of its rival."""
     return {"steps": [one_step(folder, settings, own, rival) for own, rival in settings["pairs"]]}

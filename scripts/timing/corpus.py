@@ -1,5 +1,5 @@
 """Memory and time of `lmtool pretrain` from a text file to its first step: vocabulary, token store, plan, step. The
-memory should stay the same however long the text is."""
+memory should not depend on the length of the text."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ COMMAND = (
 
 
 def generated(size: int, seed: int = 0) -> Iterator[str]:
-    """Documents of 20 to 200 random words, of Zipf's frequencies, with a blank line between them: `size` characters or
-    a little more."""
+    """Documents of 20 to 200 random words with Zipf frequencies, separated by blank lines: `size` characters or
+    slightly more."""
     drawn = numpy.random.default_rng(seed)
     letters = numpy.array(list("abcdefghijklmnopqrstuvwxyz"))
     words = numpy.array(["".join(drawn.choice(letters, length)) for length in drawn.integers(2, 10, WORDS)])
@@ -42,8 +42,7 @@ def generated(size: int, seed: int = 0) -> Iterator[str]:
 
 
 def run_pretraining(folder: Path, megabytes: int) -> dict[str, Any]:
-    """Seconds and peak resident bytes of the largest process, on so much text in a new cache. Failed if it ends with
-    an error."""
+    """Seconds and peak resident bytes of the largest process with an empty cache. Failed if it ends with an error."""
     text, log = folder / "text.txt", folder / "log.txt"
     with text.open("w") as file:
         file.writelines(generated(megabytes * 1_000_000))

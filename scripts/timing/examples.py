@@ -1,5 +1,5 @@
-"""The examples that both sides of a comparison read: text of every machine in lengths that are drawn, made into
-examples by lmtool, and stored for the Trainer in the order in which lmtool reads them."""
+"""The examples that both sides of a comparison read: docstrings split at random lengths, converted to examples by
+lmtool, and stored for the Trainer in lmtool's order."""
 
 from __future__ import annotations
 
@@ -71,14 +71,14 @@ def task_examples(folder: Path, settings: dict[str, Any], tokenizer: Any) -> Any
 
 
 def draw_lengths(shape: Mapping[str, float], count: int, seed: int) -> Any:
-    """(count,) lengths in tokens, special ones included."""
+    """(count,) lengths in tokens, including special tokens."""
     drawn = shape["median"] * numpy.exp(shape["sigma"] * numpy.random.default_rng(seed).standard_normal(count))
     return numpy.clip(numpy.rint(drawn), shape["smallest"], shape["largest"]).astype(int)
 
 
 def cut(words: Sequence[tuple[str, int]], lengths: Sequence[int]) -> Iterator[str]:
-    """Runs of consecutive words with at most `lengths` tokens each, until the words or the lengths are used up. A
-    word longer than a run is left out. words: each with its number of tokens."""
+    """Texts of consecutive words with at most `lengths` tokens, until the words or the lengths end. Skips words longer
+    than a text. words: each with its number of tokens."""
     at = 0
     for length in lengths:
         run: list[str] = []
@@ -92,7 +92,7 @@ def cut(words: Sequence[tuple[str, int]], lengths: Sequence[int]) -> Iterator[st
 
 
 def labelled_rows(words: Sequence[tuple[str, int]], settings: dict[str, Any]) -> list[dict[str, Any]]:
-    """Rows of the task: a text and a random class, or a question, its context and one to three words of it."""
+    """Rows of the task: a text and a random class, or a question, a context and an answer of one to three words."""
     task, seed = settings["task"], settings["seed"]
     lengths, drawn = draw_lengths(task["lengths"], settings["rows"], seed), numpy.random.default_rng(seed)
     if task["kind"] == "classification":
@@ -112,7 +112,7 @@ def labelled_rows(words: Sequence[tuple[str, int]], settings: dict[str, Any]) ->
 
 
 def write_texts(folder: Path, settings: dict[str, Any]) -> tuple[Any, str]:
-    """Write the documents and the labelled rows, and save the tokenizer trained on the corpus."""
+    """Writes the documents, the labeled rows and a tokenizer trained on the corpus."""
     source = build(PydocsConfig(max_bytes=settings["corpus_bytes"]), cache_of(folder))
     gpt, size = settings["family"] == "gpt", settings["model"]["vocab_size"]
     # The Trainer's collator needs a token for padding that GPT does not have.
@@ -135,7 +135,7 @@ def write_texts(folder: Path, settings: dict[str, Any]) -> tuple[Any, str]:
 
 
 def stored(name: str, examples: Any, settings: dict[str, Any]) -> tuple[dict[str, Any], str]:
-    """An epoch of examples as arrays, in the order in which lmtool reads them; what they are, in words."""
+    """An epoch of examples as arrays in lmtool's order, and their description."""
     plan = examples.plan(0)
     order = Permutation(len(plan), settings["seed"], "order", 0)(numpy.arange(len(plan)))
     arrays, lengths = {}, plan.lengths
@@ -154,7 +154,8 @@ def stored(name: str, examples: Any, settings: dict[str, Any]) -> tuple[dict[str
 
 
 def prepare(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
-    """Make the examples lmtool's own way, and store them for the Trainer. What they are, and the machine's rates."""
+    """Builds the examples with lmtool and stores them for the Trainer. Returns their description and the machine's
+    rates."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer, text = write_texts(folder, settings)
     named = {name: text_examples(folder, settings, tokenizer, name) for name in settings["texts"]}

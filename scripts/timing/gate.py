@@ -1,4 +1,4 @@
-"""What holds a training loop between steps and times them, and what is measured of its process."""
+"""Pauses a training loop between steps, times them, and measures the memory of the process."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ PRODUCT_SIZE = {"cpu": 1024, "cuda": 8192}
 
 
 def peak_bytes(device: str) -> int:
-    """Largest resident set of this process so far (`ru_maxrss` starts at the parent's size on Linux); on CUDA, what was
-    allocated at most."""
+    """Peak resident set of this process (`ru_maxrss` starts at the parent's size on Linux); on CUDA the peak of
+    allocated memory."""
     if device == "cuda":
         return torch.cuda.max_memory_allocated()
     with suppress(OSError):  # not Linux
@@ -30,7 +30,7 @@ def peak_bytes(device: str) -> int:
 
 
 class Waits:
-    """Counts how often the host waits for CUDA, by the warnings of torch's synchronisation debugging."""
+    """Counts how often the host waits for CUDA, by the warnings of torch's synchronization debugging."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -54,13 +54,13 @@ class Waits:
 
 
 def compiled_graphs() -> int:
-    """Graphs that torch.compile has made in this process."""
+    """Number of graphs that torch.compile has built in this process."""
     dynamo = sys.modules.get("torch._dynamo.utils")
     return dynamo.counters["stats"]["unique_graphs"] if dynamo is not None else 0
 
 
 class Gate:
-    """Holds a training loop between steps until it is told how many to run, and times them."""
+    """Pauses a training loop until a command says how many steps to run, and times them."""
 
     def __init__(self, commands: TextIO, answers: TextIO, device: str):
         self.commands, self.answers, self.device = commands, answers, device
@@ -72,7 +72,7 @@ class Gate:
         print(json.dumps(message), file=self.answers, flush=True)
 
     def open(self) -> bool:
-        """Called before each step. False: no more steps are wanted."""
+        """Waits, before each step, for a command if none is left to run. Returns False at the end of the commands."""
         if self.left == 0:
             if self.turn is not None:
                 self.say(self.close_turn(self.turn))
@@ -89,27 +89,27 @@ class Gate:
         return True
 
     def close_turn(self, turn: dict[str, Any]) -> dict[str, Any]:
-        """The finished turn with what was measured."""
+        """The finished turn with its measurements."""
         waits = {} if self.waits is None else {"waits": self.waits.stop()}
         self.waits = None
         seconds, graphs = self.now() - self.started, compiled_graphs() - self.graphs
         return {**turn, **waits, "seconds": seconds, "graphs": graphs, "peak_bytes": peak_bytes(self.device)}
 
     def now(self) -> float:
-        """The time when everything asked for so far is done."""
+        """The time at which the device has finished all work."""
         if self.device == "cuda":
             torch.cuda.synchronize()
         return time.perf_counter()
 
     def count(self, **amounts: float) -> None:
-        """Add what a step did: real `tokens`, `examples`, and `slots`, token places computed (padding included)."""
+        """Adds the amounts of a step: real `tokens`, `examples`, and `slots`, the positions including padding."""
         assert self.turn is not None
         for name, amount in amounts.items():
             self.turn[name] = self.turn.get(name, 0) + amount
 
 
 def products(precision: str, device: str) -> Any:
-    """A function that multiplies two square matrices, and the FLOPs of it."""
+    """A function that multiplies two square matrices, and its FLOPs."""
     kind, size = {"bf16": torch.bfloat16, "fp32": torch.float32}[precision], PRODUCT_SIZE[device]
     matrix = torch.full((size, size), 0.01, dtype=kind, device=device)
     out = torch.empty_like(matrix)
@@ -132,7 +132,7 @@ def product_rate(precision: str, device: str, seconds: float = 0.5) -> float:
 
 
 def run_products(folder: Path, settings: dict[str, Any], gate: Gate) -> None:
-    """Multiply matrices until the gate closes: how fast the machine is now, and nothing else."""
+    """Multiplies matrices until the gate closes, to measure the current speed of the machine."""
     multiply, flops = products(settings["precision"], settings["device"])
     gate.say({"ready": "products", "imports_bytes": peak_bytes("cpu")})
     while gate.open():

@@ -1,5 +1,5 @@
-"""lmtool's own loop on prepared examples, as `lmtool pretrain` and `lmtool finetune` build it, and prediction as
-`lmtool predict` does and as the pipeline of transformers does, until the gate closes."""
+"""Runs lmtool's training loop on prepared examples, as `lmtool pretrain` and `lmtool finetune` do, and prediction with
+`lmtool predict` and the pipeline of transformers, until the gate closes."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ from timing.gate import Gate, peak_bytes
 from timing.trainer import trainer_model
 
 NEVER = 1_000_000
-TEXTS = 128  # predicted in a step: what a file of them is to `lmtool predict`
+TEXTS = 128  # predicted in a step, like a file for `lmtool predict`
 
 
 class Closed(Exception):
-    """No more steps are wanted."""
+    """The gate has closed."""
 
 
 class HeldLoader:
-    """lmtool's own loader, read through the gate: the loop asks for a step when it has done the one before."""
+    """lmtool's loader behind the gate: the loop reads a step when it has finished the previous one."""
 
     def __init__(self, loader: Any, gate: Gate, witness: Any):
         self.loader, self.gate, self.witness = loader, gate, witness
@@ -77,16 +77,16 @@ def learner_of(folder: Path, settings: dict[str, Any], tokenizer: Any) -> tuple[
 
 
 def flops(learner: Any, loader: Any) -> float:
-    """FLOPs of training on one real token: the head where it is computed, causal attention at half, by the mean length
-    of the examples."""
+    """FLOPs of training on one real token: the head only at predicted positions, causal attention at half, at the mean
+    length of the examples."""
     metadata, places = loader.metadata(), getattr(learner.config, "places", {})
     works = works_of(learner, places, metadata.get("predicted_fraction", 0.0), metadata["mean_length"])
     return sum(work.flops for work in works)
 
 
 def run_lmtool(folder: Path, settings: dict[str, Any], gate: Gate, witness: Any = None) -> None:
-    """Nothing is evaluated or saved, as on the other side. witness: sees the learner before the first step, its
-    batches, and the first row."""
+    """Trains without evaluating or saving, like the Trainer here. witness: receives the learner before the first step,
+    its batches, and the first row."""
     imports_bytes = peak_bytes("cpu")
     tokenizer = Tokenizer.load(folder / "tokenizer")
     learner, loader = learner_of(folder, settings, tokenizer)
@@ -115,7 +115,7 @@ def run_lmtool(folder: Path, settings: dict[str, Any], gate: Gate, witness: Any 
 
 
 def portions(folder: Path) -> Iterator[list[str]]:
-    """The documents of the corpus, so many at a time, over and over."""
+    """The documents of the corpus in lists of `TEXTS`, repeated without end."""
     lines = [line for line in (folder / "documents.txt").read_text(encoding="utf-8").splitlines() if line]
     cycle = itertools.cycle(lines)
     while True:
@@ -123,7 +123,7 @@ def portions(folder: Path) -> Iterator[list[str]]:
 
 
 def run_prediction(folder: Path, settings: dict[str, Any], gate: Gate) -> None:
-    """Both sides have a model of the same size with random weights. Tokenising is part of it on both."""
+    """Predicts with a randomly initialized model of the same size on both sides. Both times include tokenization."""
     imports_bytes = peak_bytes("cpu")
     tokenizer, longest = Tokenizer.load(folder / "tokenizer"), settings["max_length"]
     batch = settings["variant"].get("at_once")

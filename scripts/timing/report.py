@@ -1,5 +1,5 @@
-"""From the rows of turns: speeds, ratios within rounds, memory, the share of the machine's products, whether an aim was
-reached; as text for the terminal, and in markdown for docs/speed.md. No process is started here."""
+"""Computes speeds, ratios within rounds, memory, fractions of the machine's products and reached aims from the rows of
+turns; prints them as text for the terminal and as Markdown for docs/speed.md."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Row = dict[str, Any]
 STEP_TOLERANCE = 1e-4
 DIFFERENT, DIFFERENT_STEP = "NOT THE SAME EXAMPLES", "ANOTHER STEP"
 STEADY = 1.25
-"""How far the machine's fastest and slowest round may lie apart before the table warns."""
+"""The table warns if the ratio of the machine's fastest to its slowest round exceeds this."""
 BUSY = 0.5
 
 
@@ -37,7 +37,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Ratio:
-    """A comparison as it was measured. memory: peaks, lmtool's over the rival's."""
+    """A measured comparison. memory: peak of lmtool over that of the rival."""
 
     comparison: Comparison
     speed: Spread
@@ -47,15 +47,15 @@ class Ratio:
     @property
     def verdict(self) -> str:
         aim = self.comparison.aim
-        return "no aim" if aim is None else f"aim {aim:g}x {with_member_values(self.speed.median >= aim)}"
+        return "no aim" if aim is None else f"aim {aim:g}x {aim_verdict(self.speed.median >= aim)}"
 
 
-def with_member_values(holds: bool) -> str:
+def aim_verdict(holds: bool) -> str:
     return "reached" if holds else "NOT reached"
 
 
 def turns(rows: Sequence[Row], variant: str) -> list[Row]:
-    """The finished turns of a variant; of a round that was measured again the last."""
+    """The finished turns of a variant; the last one of a round that was measured twice."""
     own = [row for row in rows if row["kind"] == "turn" and row["variant"] == variant]
     return list({row["round"]: row for row in own}.values())
 
@@ -71,7 +71,7 @@ def within_rounds(ours: dict[int, float], theirs: dict[int, float]) -> list[floa
 
 
 def memory(rows: Sequence[Row], variant: str) -> tuple[int, int]:
-    """Peak resident bytes of a variant's process: in all, and above what it held after its imports."""
+    """Peak resident bytes of a variant's process: in total, and above those after its imports."""
     own = turns(rows, variant)
     peak = max(row["peak_bytes"] for row in own)
     return peak, peak - own[0]["imports_bytes"]
@@ -83,7 +83,7 @@ def of_work(work: Work, rows: Sequence[Row]) -> list[Row]:
 
 
 def ratios(work: Work, rows: Sequence[Row]) -> list[Ratio]:
-    """Each comparison that has rounds both finished: speed taken within a round, and memory."""
+    """Speed within rounds, and memory, for each comparison with a round that both variants finished."""
     rows, table = of_work(work, rows), []
     for comparison in work.comparisons:
         names = comparison.own, comparison.rival
@@ -94,8 +94,8 @@ def ratios(work: Work, rows: Sequence[Row]) -> list[Ratio]:
 
 
 def shares(work: Work, rows: Sequence[Row], variant: str) -> Spread | None:
-    """The FLOPs of a variant's real tokens a second over those of the machine's own products in the same round. The
-    count is lmtool's, of real work: the head where it predicts, causal attention at half. None where it is unknown."""
+    """FLOP/s of a variant's real tokens over those of the machine's matrix products in the same round; None if unknown.
+    lmtool counts the FLOPs: the head only at predicted positions, causal attention at half."""
     rows = of_work(work, rows)
     counted = [row["flops_per_token"] for row in rows if row["kind"] == "worker" and row.get("flops_per_token")]
     parts = within_rounds(rates(rows, variant, "tokens"), rates(rows, PRODUCTS, "flops"))
@@ -103,35 +103,35 @@ def shares(work: Work, rows: Sequence[Row], variant: str) -> Spread | None:
 
 
 def apart(row: Row) -> tuple[float, float]:
-    """How far the losses and the gradient norms of a check lie apart, relative."""
+    """The relative differences of the losses and of the gradient norms of a check."""
     pairs = (row["loss"], row["rival_loss"]), (row["norm"], row["rival_norm"])
     loss, norm = (abs(own - rival) / abs(rival) for own, rival in pairs)
     return loss, norm
 
 
 def step_line(row: Row) -> str:
-    """One step of both from the same weights, without dropout, in fp32."""
+    """Compares one step of both sides from the same weights, without dropout, in fp32."""
     same = "the same step" if max(apart(row)) <= STEP_TOLERANCE else DIFFERENT_STEP
     losses = f"losses {row['loss']:.5f} and {row['rival_loss']:.5f}"
     return f"{same} ({losses}, gradient norms {apart(row)[1]:.0e} apart)"
 
 
 def checks(work: Work, rows: Sequence[Row]) -> list[str]:
-    """What is known of "the same work", a line for each comparison that claims it: whether both read as many tokens in
-    each of their turns, and one step of both."""
+    """A line for each comparison that claims the same work: whether both sides read as many tokens in each turn, and
+    the comparison of one step."""
     rows, lines = of_work(work, rows), []
     for comparison in (comparison for comparison in work.comparisons if comparison.same):
         names = comparison.own, comparison.rival
         ours, theirs = ({row["round"]: row["tokens"] for row in turns(rows, name)} for name in names)
-        alike = all(ours[number] == theirs[number] for number in ours if number in theirs)
-        same = "the same examples in every turn" if alike else DIFFERENT
+        equal = [ours[number] == theirs[number] for number in ours.keys() & theirs.keys()]
+        same = "the same examples in every turn" if all(equal) else DIFFERENT
         found = [row for row in rows if row["kind"] == "check" and row["rival"] == comparison.rival]
         lines += [f"{' and '.join(names)}: {same}; {step_line(row)}" for row in found]
     return lines
 
 
 def unsteady(rows: Sequence[Row]) -> str | None:
-    """A warning where the machine's own products changed their speed between rounds; None where they did not."""
+    """A warning if the speed of the machine's matrix products changed between rounds."""
     speeds = [row["flops"] / row["seconds"] / 1e9 for row in rows if row["kind"] == "turn" and "flops" in row]
     if not speeds or max(speeds) <= STEADY * min(speeds):
         return None
@@ -142,13 +142,13 @@ def unsteady(rows: Sequence[Row]) -> str | None:
 
 
 def share_line(work: Work, rows: Sequence[Row]) -> str | None:
-    """How much of the machine's products lmtool gets, where the work has an aim for it."""
+    """The fraction of the machine's matrix products that lmtool reaches, if the work has an aim for it."""
     share = shares(work, rows, work.own[-1].name)
     if share is None or work.share_aim is None:
         return None
     return (
         f"{work.own[-1].label}: the FLOPs of its real tokens are {share:.0%} of what the machine's own products "
-        f"do; aim {work.share_aim:.0%} {with_member_values(share.median >= work.share_aim)}"
+        f"do; aim {work.share_aim:.0%} {aim_verdict(share.median >= work.share_aim)}"
     )
 
 
@@ -156,7 +156,7 @@ def share_line(work: Work, rows: Sequence[Row]) -> str | None:
 
 
 def machine_line(rows: Sequence[Row]) -> str:
-    """The machine, which is the first row, and its rates, which the first examples came with."""
+    """Describes the machine (the first row) and its rates (in the first row of examples)."""
     machine, speeds = rows[0], next((row["gflops"] for row in rows if row["kind"] == "examples"), {})
     parts = [f"{machine['processor']}, {machine['cores']} cores, as many threads"]
     parts.append(", ".join(f"{name} {machine[name]}" for name in ("torch", "transformers", "lmtool")))
@@ -177,8 +177,8 @@ def settings_line(settings: Row) -> str:
 
 
 def variant_line(work: Work, variant: Variant, rows: Sequence[Row]) -> str:
-    """Speed, padding, the share of the machine's products, and memory of a variant; milliseconds of a step. On CUDA
-    also the graphs that torch.compile made after the first steps, and how often a step makes the host wait."""
+    """Speed, padding, fraction of the machine's products, memory and milliseconds a step of a variant. On CUDA also the
+    graphs that torch.compile built after the first steps, and how often a step makes the host wait."""
     own = turns(rows, variant.name)
     if not own:
         why = next((row["why"] for row in rows if row["kind"] == "failed" and row["variant"] == variant.name), None)
@@ -212,7 +212,7 @@ def compose(work: Work, rows: Sequence[Row]) -> str:
         rounds = "1 round" if ratio.rounds == 1 else f"{ratio.rounds} rounds"
         held = f"memory {ratio.memory:.2f}x"
         if ratio.comparison.aim is not None:
-            held += f", aim {MEMORY_AIM:g}x {with_member_values(ratio.memory <= MEMORY_AIM)}"
+            held += f", aim {MEMORY_AIM:g}x {aim_verdict(ratio.memory <= MEMORY_AIM)}"
         lines.append(
             f"  {ratio.speed.median:.2f}x as fast ({ratio.speed.smallest:.2f} to {ratio.speed.largest:.2f} in {rounds};"
             f" {ratio.verdict}), {held}: {own} over {rival}"
@@ -226,7 +226,7 @@ def markdown_row(*cells: str) -> str:
 
 
 def markdown(works: Sequence[Work], rows: Sequence[Row]) -> str:
-    """The table of docs/speed.md: a row a comparison. rows: of the machine and the settings first."""
+    """The table of docs/speed.md, with a row for each comparison. rows: those of the machine and the settings first."""
     lines = [markdown_row("work", "lmtool", "beside", "times as fast", "aim", "peak memory")]
     lines.append(markdown_row("---", "---", "---", "---:", "---", "---:"))
     for work in works:

@@ -1,5 +1,5 @@
-"""The transformers Trainer on prepared examples, as transformers' example scripts set it up, or tuned, until the gate
-closes. Its process loads nothing of lmtool."""
+"""Runs the transformers Trainer on prepared examples until the gate closes, set up as in transformers' example scripts
+or tuned. Its process imports nothing of lmtool."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ NEVER = 1_000_000
 
 
 def trainer_model(settings: dict[str, Any], kind: str | None = None) -> Any:
-    """The model with random weights. kind: of a task; None: a language model."""
+    """The model with random weights. kind: the kind of the task; None for a language model."""
     import transformers
 
     transformers.set_seed(settings["seed"])
     fields = {theirs: settings["model"][ours] for theirs, ours in NAMES[settings["family"]].items()}
     if settings["family"] == "gpt":
-        # With a cache, which a model has by default, the mask of packed documents is not made and they see each other.
+        # With the default cache, transformers builds no mask for packed documents, which then attend to each other.
         packed = {"use_cache": False} if settings.get("variant", {}).get("flattened") else {}
         config = transformers.GPT2Config(**fields, bos_token_id=None, eos_token_id=None, **packed)
         return transformers.GPT2LMHeadModel(config)
@@ -43,7 +43,7 @@ def trainer_model(settings: dict[str, Any], kind: str | None = None) -> Any:
 
 
 class Rows:
-    """The examples as the Trainer's collators take them, from flat arrays: the leanest data set it can be given."""
+    """The examples for the Trainer's collators, from flat arrays: the data set with the least overhead."""
 
     def __init__(self, folder: Path, settings: dict[str, Any]):
         data, self.options = numpy.load(folder / "examples.npz"), settings["variant"]
@@ -51,7 +51,7 @@ class Rows:
         prefix = "separate" if rows == "group_texts" else rows
         self.tokens, self.boundaries = data[f"{prefix}_tokens"], data[f"{prefix}_borders"]
         if rows == "group_texts":
-            # run_mlm's group_texts: all in one stream, cut into rows of the maximum length, the rest dropped.
+            # run_mlm's group_texts: one stream, split into rows of the maximum length without the remainder.
             self.boundaries = numpy.arange(0, len(self.tokens) + 1, settings["max_length"])
         self.special = numpy.isin(self.tokens, data["special_ids"]).astype(int)
         self.task = settings["task"] is not None
@@ -73,7 +73,7 @@ class Rows:
             row["special_tokens_mask"] = self.special[place].tolist()
         if self.segments is not None:
             row["token_type_ids"] = self.segments[place].tolist()
-        if (padding := self.options.get("padding")) is not None:  # the scripts pad their data sets ahead
+        if (padding := self.options.get("padding")) is not None:  # the scripts pad their data sets before training
             for values in row.values():
                 values += [0] * (padding - length)
         if self.labels is not None:
@@ -83,8 +83,8 @@ class Rows:
 
 
 class Collator:
-    """What the example scripts use, with `padding` as the variant says. Each batch carries its `counts`: real tokens,
-    examples, and places with padding; plain numbers, for they may come from other processes."""
+    """The collator of the example scripts. Adds the `counts` of each batch: real tokens, examples, and positions with
+    padding, as plain numbers, since another process may collate."""
 
     def __init__(self, tokenizer: Any, settings: dict[str, Any]):
         self.collate = collator_of(tokenizer, settings)
@@ -97,8 +97,8 @@ class Collator:
 
 
 def collator_of(tokenizer: Any, settings: dict[str, Any]) -> Any:
-    """run_mlm and run_clm: to the longest of the batch, packed rows need no padding; run_glue and run_qa: rows that are
-    padded ahead are stacked."""
+    """run_mlm and run_clm pad to the longest row of the batch; packed rows need no padding. run_glue and run_qa stack
+    rows that were padded before."""
     import transformers
 
     options = settings["variant"]
@@ -125,16 +125,16 @@ def arguments_of(folder: Path, settings: dict[str, Any]) -> Any:
         bf16=settings["precision"] == "bf16",
         optim="adamw_torch_fused",
         torch_compile=bool(options.get("compile")),
-        # On CUDA the collator, in Python, is slower than the step.
+        # On CUDA the collator, which is Python code, is slower than the step.
         dataloader_num_workers=4 if cuda else options.get("workers", 0),
         per_device_train_batch_size=settings["batch"],
         max_steps=NEVER,
         learning_rate=settings["lr"],
         weight_decay=settings["weight_decay"],
         max_grad_norm=settings["clip_norm"],
-        # The stored order is the one lmtool's seed gives; grouping by length makes its own.
+        # The examples are stored in lmtool's order; grouping by length reorders them.
         train_sampling_strategy="group_by_length" if options.get("grouped") else "sequential",
-        # Otherwise the collator would lose `special_tokens_mask` and work it out in Python, token by token.
+        # Otherwise the collator would recompute `special_tokens_mask` in Python, token by token.
         remove_unused_columns=False,
         save_strategy="no",
         report_to="none",
@@ -144,8 +144,7 @@ def arguments_of(folder: Path, settings: dict[str, Any]) -> Any:
 
 
 def run_trainer(folder: Path, settings: dict[str, Any], gate: Gate, witness: Any = None) -> None:
-    """witness: sees the model before the first step, may put batches in the place of the collator's, and sees the loss
-    of each."""
+    """witness: receives the model before the first step, may replace each batch, and receives each loss."""
     from transformers import PreTrainedTokenizerFast, PrinterCallback, Trainer, TrainerCallback
     from transformers.utils import logging
 
@@ -153,10 +152,10 @@ def run_trainer(folder: Path, settings: dict[str, Any], gate: Gate, witness: Any
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     tokenizer = PreTrainedTokenizerFast.from_pretrained(str(folder / "tokenizer"))
-    if tokenizer.pad_token in (None, tokenizer.eos_token):  # else the collator takes ends of texts for padding
+    if tokenizer.pad_token in (None, tokenizer.eos_token):  # otherwise the collator treats ends of texts as padding
         tokenizer.add_special_tokens({"pad_token": "<pad>"})
 
-    class TermBatch(TrainerCallback):
+    class HeldSteps(TrainerCallback):
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             gate.open()
 
@@ -179,7 +178,7 @@ def run_trainer(folder: Path, settings: dict[str, Any], gate: Gate, witness: Any
         witness.give(model)
     rows, collate = Rows(folder, settings), Collator(tokenizer, settings)
     trainer = Counted(
-        model, arguments_of(folder, settings), collate, rows, processing_class=tokenizer, callbacks=[TermBatch()]
+        model, arguments_of(folder, settings), collate, rows, processing_class=tokenizer, callbacks=[HeldSteps()]
     )
     trainer.remove_callback(PrinterCallback)
     gate.say({"ready": "trainer", "imports_bytes": imports_bytes, "parameters": model.num_parameters()})

@@ -1,5 +1,5 @@
-"""Processes of worker.py that take turns, round after round: a drift of the machine meets all of them, and ratios are
-taken within a round."""
+"""Processes of worker.py take turns in rounds: a drift of the machine affects all of them, and ratios are taken within
+a round."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Record = Callable[[dict[str, Any]], None]
 
 
 class Failed(Exception):
-    """One line for the user, and what to type. variant: the one that ended."""
+    """An error for the user, with a hint. variant: the one whose process ended."""
 
     def __init__(self, message: str, hint: str, status: int = 2, variant: Variant | None = None):
         super().__init__(message)
@@ -31,15 +31,15 @@ class Failed(Exception):
 
 
 class Worker:
-    """One variant in its process."""
+    """The process of a variant."""
 
     def __init__(self, variant: Variant, folder: Path, settings: Mapping[str, Any]):
         self.variant = variant
         self.log = folder / f"{variant.name}.log"
-        told = json.dumps({**settings, "variant": dict(variant.options)})
+        settings_of_worker = json.dumps({**settings, "variant": dict(variant.options)})
         with self.log.open("w") as errors:
             self.process = subprocess.Popen(
-                [sys.executable, str(WORKERS), variant.name, str(folder), told],
+                [sys.executable, str(WORKERS), variant.name, str(folder), settings_of_worker],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True,
             )  # fmt: skip
         self.ready = self.answer()
@@ -48,18 +48,18 @@ class Worker:
         line = self.process.stdout.readline()
         if not line.strip():
             self.close()
-            last = (self.log.read_text().strip().splitlines() or ["it said nothing"])[-1]
+            last = (self.log.read_text().strip().splitlines() or ["it printed nothing"])[-1]
             raise Failed(f"{self.variant.name} ended: {last}", f"read {self.log}", 1, self.variant)
         return json.loads(line)
 
     def run(self, steps: int, count: bool = False) -> dict[str, Any]:
-        """Let it take steps; the row of the turn. count: also how often they wait for the device."""
-        with suppress(BrokenPipeError):  # the answer says why
+        """Runs steps and returns the row of the turn. count: also count the waits for the device."""
+        with suppress(BrokenPipeError):  # the answer gives the reason
             print(json.dumps({"steps": steps, "count": count}), file=self.process.stdin, flush=True)
         return {"variant": self.variant.name, "imports_bytes": self.ready["imports_bytes"], **self.answer()}
 
     def close(self) -> None:
-        """Its loop ends when there are no more commands."""
+        """Ends the commands, and with them the worker's loop."""
         with suppress(BrokenPipeError):
             self.process.stdin.close()
         try:
@@ -70,7 +70,7 @@ class Worker:
 
 
 def ask(job: str, folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The answer of a process that does one thing and ends."""
+    """The answer of a worker that runs a single job."""
     folder.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, str(WORKERS), job, str(folder), json.dumps(settings)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
@@ -80,7 +80,7 @@ def ask(job: str, folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def order_of(work: Work, round_number: int) -> tuple[Variant, ...]:
-    """Who goes when: lmtool in the middle of its rivals, every second of their own rounds backwards."""
+    """The order of turns in a round: lmtool between its rivals, reversed in every second round."""
     half = (len(work.rivals) + 1) // 2
     order = (*work.rivals[:half], *work.own, *work.rivals[half:])
     present = tuple(variant for variant in order if round_number % variant.every == 0)
@@ -91,9 +91,9 @@ def measure(
     work: Work, folder: Path, settings: dict[str, Any], deadline: float, record: Record, begin: int = 0,
     required: bool = True,
 ) -> None:  # fmt: skip
-    """Rounds of turns from `begin` on until the deadline (or `settings["rounds"]`), at least one; `record` takes each
-    row. A rival that ends is a row that says why, and the others go on without it; so is lmtool where it is not
-    required. On CUDA further steps, which are not timed, count how often the host waits."""
+    """Runs rounds of turns from number `begin` until the deadline or `settings["rounds"]`, at least one. `record`
+    receives each row. If a rival ends, a row records the reason and the other variants continue; likewise for lmtool
+    unless it is required. On CUDA further, untimed steps count how often the host waits."""
     with ExitStack() as stack:
         workers: dict[str, Worker] = {}
 
@@ -110,7 +110,7 @@ def measure(
             try:
                 workers[variant.name] = Worker(variant, folder, settings)
                 stack.callback(workers[variant.name].close)
-                workers[variant.name].run(2)  # kernels are chosen and memory is grown in the first steps
+                workers[variant.name].run(2)  # the first steps choose kernels and allocate memory
             except Failed as failure:
                 without(failure)
         while len(workers) > 1:
@@ -126,7 +126,7 @@ def measure(
 def take_turns(
     work: Work, workers: Mapping[str, Worker], settings: Mapping[str, Any], deadline: float, record: Record, begin: int
 ) -> int:
-    """The rounds of `measure`, by the workers that are there; the number of the next."""
+    """Runs the rounds of `measure` with the remaining workers; returns the number of the next round."""
     probes = []
     for worker in workers.values():
         probe = worker.run(1)

@@ -1,14 +1,13 @@
-"""The processes that are timed: each runs one side on prepared examples, some steps at a time.
+"""The timed processes: each runs one side on prepared examples, some steps at a time.
 
-    python scripts/timing/worker.py prepare FOLDER SETTINGS   make the examples both sides read
+    python scripts/timing/worker.py prepare FOLDER SETTINGS   build the examples of both sides
     python scripts/timing/worker.py check FOLDER SETTINGS     one step of both from the same weights, without dropout
     python scripts/timing/worker.py VARIANT FOLDER SETTINGS   run; SETTINGS is JSON
 
-A worker loads everything, writes one JSON line `{"ready": ...}` and waits. For each line `{"steps": n}` on its input
-it lets its training loop run n more steps and answers with their seconds, tokens and its peak memory, so start-up
-is in no figure and the sides can take turns; `{"steps": n, "count": true}` also counts how often the host waited for
-the device. Both sides run their real loop: the transformers Trainer held at `on_step_end`, lmtool's loop held by its
-loader.
+A worker loads everything, writes one JSON line `{"ready": ...}` and waits. For each line `{"steps": n}` on its standard
+input, its training loop runs n more steps, and it answers with their seconds, tokens and its peak memory. Start-up is
+not measured, and the sides can take turns. `{"steps": n, "count": true}` also counts how often the host waited for
+the device. Both sides run their real loop: the Trainer pauses in `on_step_end`, lmtool's loop in its loader.
 
 The name of a variant begins with its side: trainer, pipeline, lmtool, or products. `settings["variant"]` has its
 options: rows (separate: texts; joined: rows of lmtool's running stream; group_texts: texts joined as run_mlm does;
@@ -26,7 +25,7 @@ from typing import Any
 
 
 def side_of(name: str) -> Any:
-    """What runs a variant: a function of its folder, settings and gate. Loads what it needs."""
+    """The function of folder, settings and gate that runs a variant. Imports only its side."""
     if name == "products":
         from timing.gate import run_products
 
@@ -43,13 +42,13 @@ def side_of(name: str) -> Any:
 def main() -> None:
     name, folder, settings = sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3])
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-    # Libraries may print: answers keep the real standard output to themselves.
+    # Libraries may print to standard output, which is reserved for the answers.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     if name.startswith("lmtool"):
         from lmtool.system.environment import ENVIRONMENT
 
-        os.environ.update(ENVIRONMENT)  # what its command line sets before torch is loaded
+        os.environ.update(ENVIRONMENT)  # as lmtool's command line does before it imports torch
     import torch
 
     from timing.gate import Gate

@@ -1,10 +1,10 @@
-"""What is compared: the tables of `make bench`, their variants, and which of them are set beside each other.
+"""The tables of `make bench`, with their variants and comparisons.
 
-A variant is a process of worker.py. Of the Trainer there are two kinds: as transformers' example scripts run it
-(*documented*), and with what its documentation offers for speed (*tuned*): batches of like length, a process that
-collates, and packing without padding where the model can. Padding to multiples of 8 made it slower on a CPU (111 for
-125 examples a second at SST-2's lengths), and is left to GPUs. All compute in the run's precision, with the fused AdamW
-and scaled dot-product attention.
+A variant is a process of worker.py. The Trainer runs as in transformers' example scripts (*documented*), and with the
+options that its documentation recommends for speed (*tuned*): batches of similar length, a process that collates, and
+packing without padding where the model supports it. Padding to multiples of 8 is used on GPUs only: on a CPU it was
+slower (111 instead of 125 examples a second at SST-2's lengths). All compute in the run's precision, with the fused
+AdamW and scaled dot-product attention.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from typing import Any
 
 MEMORY_AIM = 0.7
 PRODUCTS = "products"
-"""The name of the variant that multiplies matrices: how fast the machine was, round by round."""
+"""The variant that multiplies matrices, to measure the machine in each round."""
 NOTHING: Mapping[str, Any] = MappingProxyType({})
-# The sampler sorts 50 batches at a time by length: fewer would time its long batches or its short ones alone.
+# The sampler sorts 50 batches at a time by length: fewer steps would time only long batches or only short ones.
 GROUPED_STEPS = 50
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One row of a table. name: begins with the side (trainer, pipeline, lmtool). options: see worker.py. steps: of its
-    turn, where it needs a number of its own. every: it takes a turn each so many rounds."""
+    """A row of a table. name: begins with trainer, pipeline or lmtool. options: see worker.py. steps: of a turn, if not
+    the common number. every: rounds between its turns."""
 
     name: str
     label: str
@@ -40,8 +40,8 @@ class Variant:
 
 @dataclass(frozen=True)
 class Comparison:
-    """lmtool's variant over a rival's. aim: how many times faster it should be. same: both read the same examples in
-    the same order, turn by turn, and what they compute of a step is compared before they are timed."""
+    """A variant of lmtool compared with a rival's. aim: the smallest acceptable ratio of speeds. same: both read the
+    same examples in the same order in each turn, and one step of both is compared before they are timed."""
 
     own: str
     rival: str
@@ -51,8 +51,9 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Work:
-    """One table. unit: what is counted a second, a key of a turn's row. settings: those that are not everybody's, see
-    `settings_of`. share_aim: of the machine's own products, for lmtool's last variant. notes: printed under it."""
+    """A table. unit: the key of a turn's row that is counted per second. settings: overrides of `settings_of`.
+    share_aim: fraction of the machine's matrix products that lmtool's last variant should reach. notes: printed below
+    the table."""
 
     name: str
     title: str
@@ -76,7 +77,7 @@ class Work:
 
 
 def settings_of(**changes: Any) -> dict[str, Any]:
-    """What a worker is told, as both sides have it; a work's own settings replace some of it."""
+    """The settings of all workers; a work's settings override them."""
     return {
         "seed": 0, "threads": 1, "device": "cpu", "precision": "fp32", "family": "bert", "max_length": 128, "texts": [],
         "task": None, "corpus_bytes": 3_000_000, "rows": 0, "batch": 16, "lr": 1e-4, "weight_decay": 0.01,
@@ -90,14 +91,14 @@ def settings_of(**changes: Any) -> dict[str, Any]:
 
 
 def labelled(kind: str, **lengths: float) -> dict[str, Any]:
-    """A task on texts of these lengths."""
+    """A task on texts with this distribution of lengths."""
     return {"kind": kind, "max_length": lengths["largest"], "lengths": lengths}
 
 
 TUNED = {"workers": 1}
 FINETUNED = Variant("lmtool_finetune", "lmtool finetune", {"rows": "task"})
 PADDED = Variant("trainer_padded", "Trainer, padded to the longest of the batch", {"rows": "task"})
-# Batches of like length. Their turns are long: every second round.
+# Batches of similar length. Their turns are long, hence only in every second round.
 GROUPED, GROUPED_TUNED = (
     Variant(name, label, {"rows": "task", "grouped": True, **options}, GROUPED_STEPS, every=2)
     for name, label, options in (
@@ -115,7 +116,7 @@ def maximum(length: int, script: str) -> Variant:
 
 
 def classification(name: str, title: str, rows: int, over_grouped: float, **lengths: float) -> Work:
-    """A table of finetuning on texts of these lengths. over_grouped: the aim over batches of like length."""
+    """A table of finetuning on texts of these lengths. over_grouped: aim over batches of similar length."""
     return Work(
         name,
         title,
@@ -222,11 +223,11 @@ WORKS = (
 BASE_MODEL: Mapping[str, Any] = MappingProxyType({
     "num_layers": 12, "hidden_size": 768, "num_heads": 12, "feedforward_size": 3072,
 })  # fmt: skip
-"""What BERT-base and GPT-2 small have in common; of `--sizes base`."""
+"""The sizes that BERT-base and GPT-2 small share, for `--sizes base`."""
 
 
 def base(name: str, title: str, variants: tuple[str, ...], **settings: Any) -> Work:
-    """A table of pretraining at that size: some of the variants, half the batch, no aims."""
+    """A table of pretraining at `BASE_MODEL` sizes: some of the variants, half the batch, no aims."""
     work = next(work for work in WORKS if work.name == name)
     present = [work.variant(variant) for variant in variants]
     return replace(

@@ -1,7 +1,7 @@
-"""Every file of a checkpoint damaged in every way, and every command that reads one.
+"""Damages every file of a checkpoint in every way, and runs every command that reads one.
 
-A command may fall back on another checkpoint and say so, or refuse and name the file; a run that has an older
-checkpoint resumes from it. What was not damaged is the oracle: what each command makes of each checkpoint of the run.
+A command may fall back on another checkpoint and report it, or be refused with the name of the file; a run resumes from
+an older checkpoint. The reference is the result of the same command on each undamaged checkpoint of the run.
 """
 
 from __future__ import annotations
@@ -16,21 +16,22 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from trials.harness import Answer, Failed, Outcome, Verdict, chance_of, in_fork, kind, planted, shown, sound, typed
-from trials.stage import HERE, ROWS, RUNS, copy, once, result_of
+from trials.harness import Answer, in_fork, require_success, shown, sound, typed
+from trials.outcomes import Failed, Outcome, Verdict, chance_of, kind, planted
+from trials.stage import HERE, ROWS, RUNS, copy, once, require_same_result, result_of
 
 FILES = (
     "model.safetensors", "optimizer.safetensors", "state.json", "config.json", "manifest.json", "tokenizer.json",
     "tokenizer_config.json", "special_tokens_map.json", "last", "best",
 )  # fmt: skip
 _UNREAD = ("optimizer.safetensors", "state.json", "last", "best")
-"""Files that commands other than resume need not read. Where the result is right, they need not speak of them."""
+"""Files that only resume must read: other commands need not report their damage if the result is right."""
 _PROMPTS = "the lovely [MASK] saw the dark bird near the road.\nthe kind queen saw the sad [MASK].\n"
 Damage = Callable[[Path, random.Random], object]
 
 
 def _bytes(change: Callable[[bytearray, random.Random], object]) -> Damage:
-    """A damage of the content."""
+    """A damage to the content."""
 
     def damage(path: Path, chance: random.Random) -> None:
         content = bytearray(path.read_bytes())
@@ -49,14 +50,14 @@ def _flip(content: bytearray, chance: random.Random) -> None:
 
 
 def _zero(content: bytearray, chance: random.Random) -> None:
-    """A page of 4096 bytes, as a disk loses it; of a smaller file, half of it."""
+    """Zeros a page of 4096 bytes, as a failing disk does, or half of a smaller file."""
     page = min(4096, max(1, len(content) // 2))
     at = chance.choice([at for at in range(0, len(content) - page + 1, page) if any(content[at : at + page])])
     content[at : at + page] = bytes(page)
 
 
 def _edit(content: bytearray, chance: random.Random) -> None:
-    """One letter of one text becomes another, which no parser notices; of tensors, a byte becomes its neighbour."""
+    """Replaces a letter, which no parser notices; in a file of tensors, copies a byte to its neighbor."""
     letters = [at for at, byte in enumerate(content) if chr(byte).isalpha()]
     if b"data_offsets" in content[:1000] or not letters:
         at = chance.choice([at for at in range(len(content) // 2, len(content) - 1) if content[at] != content[at + 1]])
@@ -84,12 +85,12 @@ _COMMANDS = {
     "finetune": ["finetune", *ROWS, "max_steps=1", "run_dir=tuned_from_it"],
 }
 CELLS = list(itertools.product(("resume", *_COMMANDS, "load"), FILES, WAYS))
-"""Every command, file and way, in an order that mixes them."""
+"""Every command, file and damage, shuffled."""
 random.Random(0).shuffle(CELLS)
 
 
 def _load(checkpoint: str) -> int:
-    """`lmtool.load` in Python: logits of a few ids, and what the tokenizer makes of a text."""
+    """Calls `lmtool.load`, and writes the logits of a few ids and the encoding of a text."""
     import torch
 
     import lmtool
@@ -108,7 +109,7 @@ def _load(checkpoint: str) -> int:
 
 
 def _used(command: str, place: Path, checkpoint: str) -> tuple[Answer, str]:
-    """What a command answers, and a hash of what it makes."""
+    """The answer of a command, and a hash of its result."""
     out = place / "out"
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir()
@@ -117,8 +118,11 @@ def _used(command: str, place: Path, checkpoint: str) -> tuple[Answer, str]:
         answer = sound(in_fork(place, ("lmtool.load", checkpoint), lambda: _load(checkpoint)))
     else:
         answer = typed(place, *_COMMANDS[command], f"checkpoint={checkpoint}")
-    if command == "evaluate":  # the heading names the checkpoint, which differs; the numbers are the result
-        (out / "numbers").write_text(json.dumps(re.findall(r"^ *(\w+) +(\d\S*)", answer.out, re.MULTILINE)))
+    if command == "evaluate" and not answer.status:  # the heading names the checkpoint: only the numbers count
+        numbers = re.findall(r"^ *(\w+) +(\d\S*)", answer.out, re.MULTILINE)
+        if not numbers:
+            raise Failed(Outcome.BROKEN, f"no scores in what evaluate prints: {answer.out[-200:]}")
+        (out / "numbers").write_text(json.dumps(numbers))
     elif command == "finetune" and answer.status == 0:
         (out / "result").write_text(result_of(place / "tuned_from_it"))
     (out / "exported" / "README.md").unlink(missing_ok=True)  # names the checkpoint
@@ -129,7 +133,7 @@ def _used(command: str, place: Path, checkpoint: str) -> tuple[Answer, str]:
 
 
 def _expected(folder: Path, stage: Path, run: str, command: str) -> None:
-    """What the command makes of each checkpoint of an undamaged run."""
+    """Writes the result of the command for each checkpoint of an undamaged run."""
     copy(stage, folder, "text.txt", "rows", "cache", f"runs/{run}", f"done/{run}", "done/pre")
     results = {}
     for checkpoint in sorted((folder / "runs" / run / "checkpoints").glob("step_*")):
@@ -142,7 +146,7 @@ def _expected(folder: Path, stage: Path, run: str, command: str) -> None:
 
 @kind("checkpoints", trials=len(CELLS))
 def checkpoints(stage: Path, place: Path, seed: int) -> Verdict:
-    """A damaged file, and a command that reads it."""
+    """Damages a file, and runs a command that reads it."""
     command, name, way = CELLS[seed % len(CELLS)]
     run = RUNS[(seed + seed // len(CELLS)) % len(RUNS)]
     copy(stage, place, "text.txt", "rows", "cache", f"runs/{run}", "done/pre")
@@ -160,18 +164,16 @@ def checkpoints(stage: Path, place: Path, seed: int) -> Verdict:
 
 
 def _resumed(stage: Path, place: Path, run: str, path: Path) -> tuple[Outcome, str]:
-    """There is an older checkpoint, so the run must come to its end."""
+    """Resumes the run, which must reach its end from an older checkpoint."""
     answer = typed(place, "resume", f"runs/{run}")
-    if answer.status:
-        raise Failed(Outcome.DEAD_END, f"does not resume from an older checkpoint: {answer.errors[:300]}")
-    if path.is_dir():  # for people alone: lmtool goes by the steps
+    require_success(answer, "does not resume from an older checkpoint: ")
+    if path.is_dir():  # lmtool reads the numbers of the steps; `last` and `best` are for people
         path.rmdir()
         shutil.copy(stage / "done" / run / "checkpoints" / path.name, path)
-    if result_of(place / "runs" / run) != result_of(stage / "done" / run):
-        raise Failed(Outcome.SILENT, "the resumed run ends otherwise than an undisturbed one")
+    require_same_result(place / "runs" / run, stage / "done" / run)
     if path.name in ("last", "best") or path.name in (place / "runs" / run / "log.txt").read_text():
         return Outcome.RECOVERED, "the same rows and weights"
-    raise Failed(Outcome.SILENT, f"resumed without a word about {path.name}")
+    raise Failed(Outcome.SILENT, f"resumed without a message about {path.name}")
 
 
 def _read(stage: Path, place: Path, run: str, command: str, chosen: str, path: Path) -> tuple[Outcome, str]:
@@ -184,7 +186,10 @@ def _read(stage: Path, place: Path, run: str, command: str, chosen: str, path: P
         if not named:
             raise Failed(Outcome.UNCLEAR, f"the error does not name the file: {answer.err[:300]}")
         other = re.search(r"^hint: use (\S+/(step_\d+)), which is intact", answer.err, re.MULTILINE)
-        if other is not None:  # another checkpoint is named: it is typed, and must work
+        # Only `last` and `best` have no folder whose neighbor could be named.
+        if other is None and path.parent.name == chosen:
+            raise Failed(Outcome.DEAD_END, f"does not name an intact checkpoint: {answer.err[:300]}")
+        if other is not None:  # the hint must work
             again, result = _used(command, place, other[1])
             if again.status or result != results[other[2]]:
                 raise Failed(Outcome.DEAD_END, f"its hint, {other[1]}, does not work: {again.errors[:200]}")
@@ -192,7 +197,7 @@ def _read(stage: Path, place: Path, run: str, command: str, chosen: str, path: P
     if result == results[chosen]:
         if named or path.name in _UNREAD:
             return Outcome.DONE, "its result is right"
-        raise Failed(Outcome.SILENT, f"uses {path.name} without a word")
+        raise Failed(Outcome.SILENT, f"uses {path.name} without a message")
     if result in results.values() and named:
         return Outcome.FELL_BACK, next(name for name, known in results.items() if known == result)
-    raise Failed(Outcome.SILENT, f"another result{' without a word' if not named else ''}: {answer.said[-300:]}")
+    raise Failed(Outcome.SILENT, f"another result{' without a message' if not named else ''}: {answer.said[-300:]}")

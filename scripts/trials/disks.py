@@ -1,7 +1,7 @@
-"""Disks that fill while a command runs, that are full before it starts, and that cannot be written.
+"""Disks that fill while a command runs, full disks and read-only disks.
 
-The disk is a real one, of memory, in a mount namespace of the trial's own: nobody else sees it, and it goes with the
-trial. Where the system does not allow that, the trial is not possible.
+Each trial mounts a file system in memory (tmpfs) in its own mount namespace, so that no other process sees it. If the
+system forbids that, the outcome is `not possible here`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from pathlib import Path
 from lmtool.config.checkpoint import saved_steps, verify
 from lmtool.system.files import Damaged
 from tests.training.kill_harness import fork
-from trials.harness import Failed, Outcome, Verdict, chance_of, ended, kind, planted, refused, typed
-from trials.stage import EVALUATE, HERE, RUNS, VOCABULARY, copy, last_of_each, replaced, result_of, words_of
+from trials.harness import ended, refused, require_success, typed
+from trials.outcomes import Failed, Outcome, Verdict, chance_of, kind, planted
+from trials.stage import EVALUATE, HERE, RUNS, VOCABULARY, copy, last_of_each, replaced, require_same_result, words_of
 
 _NEW_MOUNTS, _NEW_USER = 0x00020000, 0x10000000
 _READ_ONLY, _REMOUNT, _RECURSIVE, _PRIVATE = 1, 32, 1 << 14, 1 << 18
@@ -27,7 +28,7 @@ _SIZE = 64 << 20
 
 
 class Disk:
-    """A file system of its own in a folder."""
+    """A file system in memory, mounted at a folder."""
 
     def __init__(self, folder: Path):
         folder.mkdir()
@@ -47,14 +48,14 @@ class Disk:
         self._mount(_REMOUNT | _READ_ONLY)
 
     def fill(self, leave: int = 0) -> None:
-        """Leave so many bytes free."""
+        """Fills the disk until `leave` bytes are free."""
         with (self.folder / "filler").open("ab", buffering=0) as file, suppress(OSError):
             while (left := shutil.disk_usage(self.folder).free - leave) > 0:
                 file.write(bytes(min(left, 1 << 20)))
 
 
 def _call(name: str, *arguments: object) -> None:
-    """A system call of the C library. OSError where it fails."""
+    """Calls a function of the C library. OSError if it fails."""
     library = ctypes.CDLL(None, use_errno=True)
     if getattr(library, name)(*arguments):
         code = ctypes.get_errno()
@@ -74,19 +75,19 @@ _WRITERS = {
 
 @kind("disks", trials=72)
 def disks(stage: Path, place: Path, seed: int) -> Verdict:
-    """Full and read-only disks."""
+    """Runs a command on a full, filling or read-only disk."""
     chance = chance_of("disks", seed)
     scene = list(_SCENES)[seed % len(_SCENES)]
     copy(stage, place, "text.txt", "rows", "cache", "done", "published")
     try:
         disk = Disk(place / "disk")
     except OSError as error:
-        return Verdict(Outcome.IMPOSSIBLE, f"no disk of one's own: {error.strerror}")
+        return Verdict(Outcome.IMPOSSIBLE, f"cannot mount a disk: {error.strerror}")
     return _SCENES[scene](stage, place, disk, scene, chance)
 
 
 def _filling(stage: Path, place: Path, disk: Disk, scene: str, chance: random.Random) -> Verdict:
-    """The disk fills after a while; then there is room again, and the same command comes to the same end."""
+    """Fills the disk during a run, frees it, and runs the same command to the same result."""
     run = chance.choice(RUNS)
     words = words_of(run, "disk/run")
     seconds, leave = chance.uniform(0, 2.0), chance.choice((0, 0, 4096, 50_000, 300_000))
@@ -110,16 +111,13 @@ def _filling(stage: Path, place: Path, disk: Disk, scene: str, chance: random.Ra
             except Damaged as damage:
                 raise Failed(Outcome.SILENT, f"a checkpoint does not verify: {damage}") from damage
         (disk.folder / "filler").unlink(missing_ok=True)
-        again = typed(place, *words)
-        if again.status:
-            raise Failed(Outcome.DEAD_END, f"with room again: {again.errors[:300]}")
-        if result_of(disk.folder / "run") != result_of(stage / "done" / run):
-            raise Failed(Outcome.SILENT, "with room again it ends otherwise than an undisturbed run")
+        require_success(typed(place, *words), "after space was freed: ")
+        require_same_result(disk.folder / "run", stage / "done" / run)
     return Verdict(Outcome.RECOVERED, f"{shape}: {answer.errors[:100] if stopped else 'survived'}")
 
 
 def _output(stage: Path, place: Path, disk: Disk, scene: str, chance: random.Random) -> Verdict:
-    """A disk that takes no output, or some of it: refused by name, and nothing half-written stays."""
+    """Writes to a disk with little or no room: the error names it, and no partial output stays."""
     command, left = chance.choice(list(_WRITERS)), 0
     if scene == "is full":
         left = chance.choice((0, 0, 1000, 30_000))
@@ -133,7 +131,7 @@ def _output(stage: Path, place: Path, disk: Disk, scene: str, chance: random.Ran
             if there:
                 raise Failed(Outcome.LEFTOVER, f"{answer.errors[:100]}, and leaves {', '.join(there[:3])}")
         elif scene != "is full" or not (disk.folder / "out").exists():
-            raise Failed(Outcome.SILENT, "nothing is written, and it says nothing")
+            raise Failed(Outcome.SILENT, "writes no output, without a message")
     return ended(answer, f"{command}: {scene}")
 
 
@@ -145,12 +143,12 @@ def _read_only_run(stage: Path, place: Path, disk: Disk, scene: str, chance: ran
     with planted(f"{command} on a read-only disk ({run})"):
         answer = typed(place, *others.get(command, ["resume", "disk/run"]))
         if not refused(answer, "disk") and command != "finished":
-            raise Failed(Outcome.SILENT, "nothing is written, and it says nothing")
+            raise Failed(Outcome.SILENT, "writes no output, without a message")
     return ended(answer, command)
 
 
 def _input(stage: Path, place: Path, disk: Disk, scene: str, chance: random.Random) -> Verdict:
-    """What is only read may lie on a disk that cannot be written."""
+    """Reads from a read-only disk, which must work."""
     shutil.copytree(place / "done" / "tuned", disk.folder / "run")
     shutil.copytree(place / "rows", disk.folder / "rows")
     shutil.copy(place / "text.txt", disk.folder / "text.txt")
@@ -164,13 +162,13 @@ def _input(stage: Path, place: Path, disk: Disk, scene: str, chance: random.Rand
         words = [word.replace(before, after) for word in words]
     with planted(f"{command} from a read-only disk"):
         answer = typed(place, *last_of_each(words))
-        if answer.status and not (command == "inspect" and answer.status == 3):
-            raise Failed(Outcome.DEAD_END, answer.errors[:300])
+        if not (command == "inspect" and answer.status == 3):
+            require_success(answer)
     return Verdict(Outcome.DONE, f"{command} from a read-only disk")
 
 
 def _cache(stage: Path, place: Path, disk: Disk, scene: str, chance: random.Random) -> Verdict:
-    """A warm cache need not be written; a cold one that cannot be is refused by its key."""
+    """A warm cache may be read-only or full; the error for a cold one names its key."""
     if warm := chance.random() < 0.5:
         shutil.copytree(place / "cache", disk.folder / "cache")
     if scene == "full cache":
@@ -181,9 +179,9 @@ def _cache(stage: Path, place: Path, disk: Disk, scene: str, chance: random.Rand
         answer = typed(place, *replaced(words_of("pre", "run"), "cache_dir=disk/cache"))
         if refused(answer, "disk/cache", "cache_dir"):
             if warm:
-                raise Failed(Outcome.DEAD_END, f"everything is there already: {answer.errors[:300]}")
-        elif result_of(place / "run") != result_of(stage / "done" / "pre"):
-            raise Failed(Outcome.SILENT, "the run ends otherwise")
+                require_success(answer, "the cache is complete: ")
+        else:
+            require_same_result(place / "run", stage / "done" / "pre")
     return ended(answer, f"{warm=}, {scene}")
 
 

@@ -1,124 +1,35 @@
-"""A trial: a fault that is planted, command lines typed in a fork, and how it ended.
+"""A trial plants a fault, runs commands in forked processes and judges how they end.
 
-A fork has everything imported, which would cost a fresh process seconds. It is held to ten seconds of processor time
-and to its share of memory, and what it starts, connects to or writes elsewhere is seen.
+A fork inherits the imports, which would cost a fresh process seconds. Limits hold its processor time and its memory,
+and an audit hook records the programs it starts, the connections it opens and the files it writes elsewhere.
 """
 
 from __future__ import annotations
 
 import io
 import os
-import random
 import re
 import resource
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
-from typing import Any
 
 from lmtool.errors import DIVERGED
 from tests.training.kill_harness import fork, wait
+from trials.outcomes import Failed, Outcome, Verdict
 
-SECONDS = 10  # of processor time; one that waits for something is given three times as many by the clock
-_MEMORY = 6 << 30  # bytes of address space beyond those of the fork's start
-# All control characters but tab and line feed, and the C1 set, which terminals obey too.
+SECONDS = 10  # of processor time; the clock allows three times as many, since a command may wait
+_MEMORY = 6 << 30  # bytes of address space in addition to those at the start of the fork
+# All control characters except tab and line feed. Terminals obey the C1 set (0x80 to 0x9f) as well.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _DEED = "watched: "
 
 
-class Outcome(StrEnum):
-    """How a trial ended. Those in capitals are failures."""
-
-    RECOVERED = "recovered"  # the fault is gone from the result: it is that of an undisturbed run
-    FELL_BACK = "fell back"  # another checkpoint was used, and the command said so
-    REFUSED = "refused"  # a line `error:` that names the fault, and a line `hint:`
-    DONE = "done"  # no fault after all: legal input, read as it should be
-    IMPOSSIBLE = "not possible here"  # this machine lacks what the trial needs
-    SILENT = "SILENT"  # a wrong result, or an unread fault, without a word
-    TRACEBACK = "TRACEBACK"  # a traceback, an abort, or a status that means a bug
-    HANG = "HANG"
-    SECRET = "SECRET"
-    LEFTOVER = "LEFTOVER"  # a refused command left files behind
-    DEAD_END = "DEAD END"  # no way on: a refusal where a fall back was possible, or a hint that does not work
-    UNCLEAR = "UNCLEAR"  # a refusal without a hint, or one that does not name the fault
-    ESCAPE = "ESCAPE"  # control characters of the input reached the screen
-    EXECUTED = "EXECUTED"  # something in the input ran, or wrote outside its place
-    BROKEN = "BROKEN"  # the trial itself failed
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """detail: what was planted, and what was seen; one line."""
-
-    outcome: Outcome
-    detail: str
-
-
-class Failed(Exception):
-    """Ends a trial with a failure."""
-
-    def __init__(self, outcome: Outcome, detail: str):
-        super().__init__(detail)
-        self.verdict = Verdict(outcome, detail)
-
-
-@contextmanager
-def planted(fault: str) -> Iterator[None]:
-    """Names the fault in what is raised inside."""
-    try:
-        yield
-    except Failed as failure:
-        raise Failed(failure.verdict.outcome, f"{fault}: {failure.verdict.detail}") from failure
-
-
-Trial = Callable[[Path, Path, int], Verdict]
-Row = dict[str, Any]
-Summary = Callable[[list[Row]], tuple[str, bool]]
-
-
-@dataclass(frozen=True)
-class Kind:
-    """A kind of fault. trials: how many there are in all, seeds 0, 1, ... draw: how many a small draw has. trial: takes
-    the stage (see stage.py), an empty folder that is the trial's own, and its seed; what it plants is a function of the
-    seed. Raises Failed, or returns a verdict. summary: a line about all finished rows, and whether it is a good one."""
-
-    trials: int
-    draw: int
-    trial: Trial
-    summary: Summary | None = None
-
-    def run(self, stage: Path, place: Path, seed: int) -> Verdict:
-        try:
-            return self.trial(stage, place, seed)
-        except Failed as failure:
-            return failure.verdict
-
-
-KINDS: dict[str, Kind] = {}
-
-
-def kind(name: str, trials: int, draw: int = 2, summary: Summary | None = None) -> Callable[[Trial], Trial]:
-    """Enters a trial into KINDS."""
-
-    def enter(trial: Trial) -> Trial:
-        KINDS[name] = Kind(trials, draw, trial, summary)
-        return trial
-
-    return enter
-
-
-def chance_of(name: str, seed: int) -> random.Random:
-    """The random choices of a trial."""
-    return random.Random(f"{name} {seed}")
-
-
 def ended(answer: Answer, detail: str) -> Verdict:
-    """Of a command that was refused, or done."""
+    """The verdict on a command that either refused or succeeded."""
     return Verdict(Outcome.REFUSED if answer.status else Outcome.DONE, f"{detail}: {answer.errors[:150]}")
 
 
@@ -127,7 +38,7 @@ def ended(answer: Answer, detail: str) -> Verdict:
 
 @dataclass(frozen=True)
 class Answer:
-    """status: as a shell has it, negative after a signal, None where the command hung."""
+    """status: the exit status, negative after a signal, None if the command hung."""
 
     words: tuple[str, ...]
     status: int | None
@@ -140,7 +51,7 @@ class Answer:
 
     @property
     def errors(self) -> str:
-        """The lines `error:` alone."""
+        """The lines that begin with `error:`."""
         return "\n".join(line for line in self.err.splitlines() if line.startswith("error: "))
 
 
@@ -148,7 +59,8 @@ def in_fork(
     place: Path, words: Sequence[str], work: Callable[[], int], environment: Mapping[str, str] | None = None,
     stdin: bytes = b"",
 ) -> Answer:  # fmt: skip
-    """Do some work in a fork whose working folder is `place`; it returns its exit status. words: what it is called."""
+    """Calls `work`, which returns an exit status, in a fork whose working folder is `place`. words: its command line,
+    for messages."""
     streams = {name: place / f".{name}" for name in ("in", "out", "err")}
     streams["in"].write_bytes(stdin)
 
@@ -183,7 +95,7 @@ def in_fork(
 
 
 def _redirect(streams: Mapping[str, Path]) -> None:
-    """Standard input, output and error from and to files, below Python too: libraries in Rust and C++ print."""
+    """Redirects the standard streams to files at the level of descriptors: libraries in Rust and C++ print too."""
     flags = {"in": os.O_RDONLY, "out": os.O_WRONLY | os.O_CREAT | os.O_TRUNC, "err": os.O_WRONLY | os.O_CREAT}
     for number, (name, path) in enumerate(streams.items()):
         os.dup2(os.open(path, flags[name], 0o600), number)
@@ -198,9 +110,8 @@ def typed(
     place: Path, *words: str, environment: Mapping[str, str] | None = None, stdin: bytes = b"", watched: bool = False,
     clean: bool = False,
 ) -> Answer:  # fmt: skip
-    """`lmtool WORDS` in the folder `place`. watched: nothing in its input may run or be written elsewhere. clean: where
-    it is refused, no file stays behind but caches. Raises Failed where it ends in a way that no input excuses: see
-    `sound`."""
+    """Runs `lmtool WORDS` in the folder `place`. watched: the input must not run code or write elsewhere. clean: a
+    refused command must leave no file except caches. Raises Failed for an end that no input excuses (see `sound`)."""
     from lmtool.cli import main as cli
 
     def files() -> set[str]:
@@ -221,21 +132,21 @@ def typed(
     if _DEED in answer.err:
         raise Failed(Outcome.EXECUTED, f"{shown(words)}: {answer.err.rpartition(_DEED)[2].strip()[:300]}")
     sound(answer)
-    # What diverges has trained: its run stays, with the batch.
+    # A run that diverged has trained: its folder stays, with the batch.
     if clean and answer.status not in (0, DIVERGED) and (left := sorted(files() - before)):
         raise Failed(Outcome.LEFTOVER, f"{shown(words)}: leaves {', '.join(left[:3])}")
     return answer
 
 
 def sound(answer: Answer) -> Answer:
-    """The answer, where it is one that a user may get: the work done, or a refusal with its two lines. Raises Failed
-    for a hang, a traceback, an abort, a status of its own and control characters."""
+    """Returns an answer that a user may get: a success, or a refusal with an error and a hint. Raises Failed for a
+    hang, a traceback, an abort, an error without a hint and control characters."""
     line = shown(answer.words)
     if answer.status is None:
         raise Failed(Outcome.HANG, line)
     if answer.status < 0:
         raise Failed(Outcome.TRACEBACK, f"{line}: ended by {signal.Signals(-answer.status).name}")
-    # Where nothing was made of a library's panic in Rust, its own line comes before any of ours.
+    # lmtool reports a panic of a Rust library as an error; without one, the panic went unhandled.
     panicked = " panicked at " in answer.said and not (answer.status == 2 and answer.errors)
     if answer.status == 1 or "Traceback (most recent call last)" in answer.said or panicked:
         raised = re.findall(r"^[\w.]*(?:Error|Exception|Interrupt|Exit)\b.*", answer.err, re.MULTILINE)
@@ -250,35 +161,47 @@ def sound(answer: Answer) -> Answer:
 
 
 def shown(words: Sequence[str]) -> str:
-    """A command line as the table shows it; long words cut."""
+    """A command line for messages, its long arguments truncated."""
     short = (repr(word if len(word) <= 80 else f"{word[:77]}...")[1:-1] for word in words)
     return f"lmtool {' '.join(short)}"
 
 
 def refused(answer: Answer, *names: str) -> bool:
-    """Whether the command ended with an error that names one of these. Raises Failed where it names none of them."""
+    """Whether the command failed. Raises Failed if its error contains none of `names`."""
     if answer.status and names and not any(name in answer.errors for name in names):
-        wanted = f"does not name {' or '.join(names)}"
-        raise Failed(Outcome.UNCLEAR, f"{shown(answer.words)}: {wanted}: {answer.errors[:300]}")
+        missing = f"does not name {' or '.join(names)}"
+        raise Failed(Outcome.UNCLEAR, f"{shown(answer.words)}: {missing}: {answer.errors[:300]}")
     return answer.status != 0
 
 
-# --- what a command does beside its work ------------------------------------------------------------------------------
+def require_refusal(answer: Answer, *names: str, accepted: str = "read without a word") -> None:
+    """Raises Failed, with the detail `accepted`, if the command succeeded."""
+    if not refused(answer, *names):
+        raise Failed(Outcome.SILENT, accepted)
+
+
+def require_success(answer: Answer, when: str = "") -> None:
+    """Raises Failed if the command was refused. when: prefixes its error."""
+    if answer.status:
+        raise Failed(Outcome.DEAD_END, f"{when}{answer.errors[:300]}")
+
+
+# --- what a command does in addition to its work ----------------------------------------------------------------------
 
 _STARTS = ("os.system", "subprocess.Popen", "os.exec", "os.posix_spawn", "pty.spawn", "socket.connect")
 _CHANGES = ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.symlink", "os.link", "os.chmod", "shutil.rmtree")
-_KNOWN = ("fc-list", "uname")  # programs that matplotlib and platform start by themselves
+_KNOWN = ("fc-list", "uname")  # programs that matplotlib and platform start
 
 
 def watch(place: Path) -> Callable[[], list[str]]:
-    """Watch this process from here on; the function returned lists what it did: programs started, connections opened,
-    files written outside its folder. For a fork: a hook stays for good."""
+    """Watches this process and returns a function that lists the programs it started, the connections it opened and the
+    files it wrote outside its folder. Call it in a fork: the hook cannot be removed."""
     events: list[str] = []
     home = os.path.realpath(place)
 
     def inside(path: object) -> bool:
         if not isinstance(path, str | bytes | os.PathLike):
-            return True  # an open file's number
+            return True  # a file descriptor
         resolved = os.path.realpath(os.path.dirname(os.path.abspath(os.fsdecode(path))))
         return f"{resolved}/".startswith((f"{home}/", "/dev/", "/proc/")) or "__pycache__" in resolved
 

@@ -1,5 +1,5 @@
-"""Folders of strangers: bombs and class paths in configurations, names that a terminal would obey or that climb out of
-their place, pipes, devices and endless files where files are read, links where a run, a report or a sweep writes."""
+"""Folders from strangers: bombs and class paths in configurations, names with terminal codes or `..`, pipes, devices
+and endless files as input, and links at paths to which a run, a report or a sweep writes."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from trials import weights
-from trials.harness import Verdict, chance_of, kind
-from trials.scenes import EITHER, ESCAPES, LEGAL, REFUSED, Plant, Scene, play
+from trials.outcomes import Verdict, kind
+from trials.scenes import EITHER, ESCAPES, LEGAL, REFUSED, Scene, plant_of, play
 from trials.stage import EVALUATE, FINETUNE, PREDICT, PRETRAIN, TEXT, replaced
 from trials.weights import IMPORT, PUBLISHED
 
@@ -60,16 +60,13 @@ CONTENTS = {
 }
 
 
-def _written(name: str, content: str) -> Plant:
-    """A file, added to where it is there, beside a module of Python."""
-
-    def plant(place: Path, chance: random.Random) -> None:
-        (place / name).parent.mkdir(parents=True, exist_ok=True)
-        with (place / name).open("a") as file:
-            file.write(content)
-        (place / "evil.py").write_text("open('RAN', 'w')\n")
-
-    return plant
+@plant_of
+def _written(place: Path, name: str, content: str) -> None:
+    """Appends to a file, and adds a Python module next to the configuration."""
+    (place / name).parent.mkdir(parents=True, exist_ok=True)
+    with (place / name).open("a") as file:
+        file.write(content)
+    (place / "evil.py").write_text("open('RAN', 'w')\n")
 
 
 def _of_configs() -> Iterator[Scene]:
@@ -83,12 +80,10 @@ def _of_configs() -> Iterator[Scene]:
         yield Scene(f"{name} in the config.yaml of a run", ("resume", "runs/tuned"), resumed)
 
 
-def _odd_folder(make: Callable[[Path], object]) -> Plant:
-    def plant(place: Path, chance: random.Random) -> None:
-        _written("conf/model/mine.yaml", "defaults: [bert_tiny, _self_]\n")(place, chance)
-        make(place / "conf" / "model")
-
-    return plant
+@plant_of
+def _odd_folder(place: Path, make: Callable[[Path], object]) -> None:
+    _written("conf/model/mine.yaml", "defaults: [bert_tiny, _self_]\n")(place)
+    make(place / "conf" / "model")
 
 
 def _yamls(folder: Path, names: Iterable[str]) -> None:
@@ -98,7 +93,7 @@ def _yamls(folder: Path, names: Iterable[str]) -> None:
 
 SCENES = list(_of_configs())
 SCENES += [
-    Scene(f"{name} beside an own YAML", ("pretrain", "--config-dir", "conf", "model=mine", "--cfg", "job"),
+    Scene(f"{name} next to a user's YAML", ("pretrain", "--config-dir", "conf", "model=mine", "--cfg", "job"),
           _odd_folder(make), expected=LEGAL)
     for name, make in {
         "a loop of links": lambda folder: (folder / "up").symlink_to(".."),
@@ -111,42 +106,36 @@ SCENES += [
 # --- data -------------------------------------------------------------------------------------------------------------
 
 
-def _nothing(place: Path, chance: random.Random) -> None:
-    """What is typed is all."""
+def _nothing(place: Path) -> None:
+    """Plants no file: the fault is in the arguments."""
 
 
-def _named(name: str, folder: str = "texts") -> Plant:
-    def plant(place: Path, chance: random.Random) -> None:
-        (place / folder).mkdir(exist_ok=True)
-        (place / folder / name).write_text((place / "text.txt").read_text())
-
-    return plant
+@plant_of
+def _named(place: Path, name: str, folder: str = "texts") -> None:
+    (place / folder).mkdir(exist_ok=True)
+    (place / folder / name).write_text((place / "text.txt").read_text())
 
 
-def _table(header: str, *rows: str, name: str = "train.tsv") -> Plant:
-    def plant(place: Path, chance: random.Random) -> None:
-        (place / "rows" / name).write_text("\n".join([header, *rows, ""]))
-
-    return plant
+@plant_of
+def _table(place: Path, header: str, *rows: str, name: str = "train.tsv") -> None:
+    (place / "rows" / name).write_text("\n".join([header, *rows, ""]))
 
 
-def _deep(place: Path, chance: random.Random) -> None:
+def _deep(place: Path) -> None:
     folder = place / "texts" / "/".join(["d"] * 500)
     folder.mkdir(parents=True)
     (folder / "a.txt").write_text((place / "text.txt").read_text())
 
 
-def _looped(place: Path, chance: random.Random) -> None:
-    _named("a.txt")(place, chance)
+def _looped(place: Path) -> None:
+    _named("a.txt")(place)
     (place / "texts" / "again").symlink_to(".")
 
 
-def _pointer(name: str, content: str) -> Plant:
-    def plant(place: Path, chance: random.Random) -> None:
-        (place / name).unlink(missing_ok=True)  # runs/latest is a link to the newest run
-        (place / name).write_text(content)
-
-    return plant
+@plant_of
+def _pointer(place: Path, name: str, content: str) -> None:
+    (place / name).unlink(missing_ok=True)  # runs/latest is a link to the newest run
+    (place / name).write_text(content)
 
 
 _FILES = {
@@ -159,7 +148,7 @@ SCENES += [
 ]
 SCENES += [
     Scene(f"an error in a text file named with {name}", _FOLDER,
-          lambda place, chance, file=file: (_named(file)(place, chance),
+          lambda place, file=file: (_named(file)(place),
                                             (place / "texts" / file).write_bytes(b"a\0b"))[0], ("NUL",))
     for name, file in _FILES.items()
 ]  # fmt: skip
@@ -179,8 +168,8 @@ SCENES += [
     Scene("inspect of terminal codes in labels",
           ("inspect", *replaced(FINETUNE, "task=custom", "task.kind=classification", "task.text=[sentence]",
                                 "task.label=label", "run_dir=null"), "n=2", "tokens=1000"),
-          lambda place, chance: (_table("sentence\tlabel", *(f"text {n}\t{_ESCAPED}{n % 2}" for n in range(40)))(
-              place, chance), (place / "rows" / "dev.tsv").unlink())[0], expected=EITHER),
+          lambda place: (_table("sentence\tlabel", *(f"text {n}\t{_ESCAPED}{n % 2}" for n in range(40)))(
+              place), (place / "rows" / "dev.tsv").unlink())[0], expected=EITHER),
     Scene("terminal codes in a typed text", (*PREDICT[:-1], f"text={_ESCAPED}"), _nothing, expected=LEGAL),
     Scene("terminal codes in a key", (*PRETRAIN, f"{_ESCAPED}=1"), _nothing),
     Scene("terminal codes in a value", (*PRETRAIN, f"optimizer.lr={_ESCAPED}"), _nothing),
@@ -222,21 +211,19 @@ SCENES += [
 # --- pipes, sockets, devices, endless files ---------------------------------------------------------------------------
 
 
-def _node(where: str, make: Callable[[Path], object]) -> Plant:
-    def plant(place: Path, chance: random.Random) -> None:
-        path = place / where
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        path.unlink(missing_ok=True)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        make(path)
-
-    return plant
+@plant_of
+def _node(place: Path, where: str, make: Callable[[Path], object]) -> None:
+    path = place / where
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    path.unlink(missing_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    make(path)
 
 
 def _socket(path: Path) -> None:
     before = Path.cwd()
-    os.chdir(path.parent)  # the name of a socket has at most about a hundred letters
+    os.chdir(path.parent)  # a socket's path has at most about a hundred characters
     try:
         with socket.socket(socket.AF_UNIX) as server:
             server.bind(path.name)
@@ -264,9 +251,9 @@ NODES: dict[str, Callable[[Path], object]] = {
     "8 GB of nothing": _endless,
     "bytes": lambda path: path.write_bytes(bytes(range(256)) * 4),
 }
-"""By name, each made at a path where nothing is."""
+"""Each function creates its node at a free path."""
 
-# Files that a command reads: where, what is typed, and what names them in an error.
+# Files that a command reads: path, arguments, and names of which an error must contain one.
 _READ: list[tuple[str, Sequence[str], tuple[str, ...]]] = [
     ("text.txt", PRETRAIN, ("text.txt",)),
     ("held.txt", (*PRETRAIN, "data.validation=held.txt"), ("held.txt",)),
@@ -290,7 +277,7 @@ _READ: list[tuple[str, Sequence[str], tuple[str, ...]]] = [
     ("runs/tuned/config.yaml", ("resume", "runs/tuned"), ("config.yaml",)),
     ("runs/tuned/metrics.jsonl", ("resume", "runs/tuned"), ("metrics.jsonl",)),
 ]
-# Files of a run that it can do without: a command may mend or skip what stands there, or refuse it by name.
+# Files that a run does not need: a command may replace or skip them, or be refused with their name.
 _SPARE = [
     (f"runs/tuned/{name}", ("resume", "runs/tuned"), (name,))
     for name in ("log.txt", "environment.json", "facts.json", "LOCK", "result.json", "predictions.jsonl",
@@ -323,7 +310,7 @@ def _of_nodes() -> Iterator[Scene]:
     for places, spare in ((_READ, False), (_SPARE, True)):
         for where, words, names in places:
             for name, make in NODES.items():
-                # A folder where a folder is expected is none; bytes in a text file are told by their line.
+                # An empty folder is legal at the path of a folder.
                 fits = name == "a folder" and Path(where).suffix == ""
                 expected = EITHER if spare or fits else REFUSED
                 yield Scene(f"{name} at {where}, {words[0]}", words, _node(where, make), names, expected)
@@ -334,7 +321,7 @@ SCENES += _of_nodes()
 # --- links ------------------------------------------------------------------------------------------------------------
 
 _SWEEP = ("pretrain", *TEXT, "max_steps=1", "name=s", "-m", "seed=1,2")
-# What is typed, in which folder it writes, and by which names: files, then folders.
+# Arguments, output folder, and the names of its files and its folders.
 _NAMES: list[tuple[tuple[str, ...], str, tuple[str, ...], tuple[str, ...]]] = [
     (
         ("resume", "runs/tuned"),
@@ -349,19 +336,17 @@ _NAMES: list[tuple[tuple[str, ...], str, tuple[str, ...], tuple[str, ...]]] = [
 ]  # fmt: skip
 
 
-def _link(path: str, hard: bool, to_folder: bool) -> Plant:
-    def plant(place: Path, chance: random.Random) -> None:
-        own, link = place.parent / "precious" / ("" if to_folder else "file"), place / path
-        link.parent.mkdir(parents=True, exist_ok=True)
-        if link.is_dir():
-            link.rename(f"{link}.moved")
-        link.unlink(missing_ok=True)
-        if hard:
-            os.link(own, link)
-        else:
-            link.symlink_to(own)
-
-    return plant
+@plant_of
+def _link(place: Path, path: str, hard: bool, to_folder: bool) -> None:
+    target, link = place.parent / "precious" / ("" if to_folder else "file"), place / path
+    link.parent.mkdir(parents=True, exist_ok=True)
+    if link.is_dir():
+        link.rename(f"{link}.moved")
+    link.unlink(missing_ok=True)
+    if hard:
+        os.link(target, link)
+    else:
+        link.symlink_to(target)
 
 
 def _of_links() -> Iterator[Scene]:
@@ -378,14 +363,14 @@ LINKS = list(_of_links())
 
 @kind("hostile", trials=400)
 def hostile(stage: Path, place: Path, seed: int) -> Verdict:
-    """Files and folders of strangers."""
+    """Plants files and folders from strangers."""
     every = [*SCENES, *weights.SCENES]
     random.Random(0).shuffle(every)
-    return play(every[seed % len(every)], stage, place, chance_of("hostile", seed))
+    return play(every[seed % len(every)], stage, place)
 
 
 @kind("links", trials=len(LINKS))
 def links(stage: Path, place: Path, seed: int) -> Verdict:
-    """Links to files of the user: they stay as they are. A folder or file that a user types may be a link of his own:
-    that is none of these."""
-    return play(LINKS[seed % len(LINKS)], stage, place, chance_of("links", seed))
+    """Plants links to files of the user, which must not change. Paths that the user types may be links; they are not
+    among these."""
+    return play(LINKS[seed % len(LINKS)], stage, place)

@@ -1,7 +1,6 @@
-"""Tables and plain text with one fault planted at a known place, and such that only look wrong.
+"""Tables and plain text with one fault at a known position, and legal ones that look wrong.
 
-A fault is refused with file and line, in every role that a file may have. What is legal is read as it stands: what
-comes out is what was written.
+The error for a fault names file and line, whatever the file is used for. A legal file is read exactly as written.
 """
 
 from __future__ import annotations
@@ -17,7 +16,8 @@ from pathlib import Path
 from lmtool.config.tables import build, lookup
 from lmtool.data.sources import documents
 from tests.commands.conftest import BAD, GOOD, sentence, write_text
-from trials.harness import Failed, Outcome, Verdict, chance_of, ended, kind, planted, refused, typed
+from trials.harness import ended, require_refusal, require_success, typed
+from trials.outcomes import Failed, Outcome, Verdict, chance_of, kind, planted
 from trials.stage import HERE, ROWS, TEXT, VOCABULARY, copy, last_of_each, replaced
 
 Change = Callable[[bytes], bytes]
@@ -28,7 +28,7 @@ _BYTES = {
     "a surrogate in UTF-8": b"\xed\xa0\x80",
     "an overlong form": b"\xc0\xaf",
 }
-"""Refused at the line and byte where they stand."""
+"""Refused with their line and byte."""
 _WHOLE: dict[str, Change] = {
     "nothing": lambda content: b"",
     "white space": lambda content: b" \n\t\r\n\x0c\n" * 50,
@@ -37,14 +37,14 @@ _WHOLE: dict[str, Change] = {
     "gzip's first bytes": lambda content: b"\x1f\x8b\x08\x00" + content,
     "a picture's first bytes": lambda content: b"\x89PNG\r\n" + content,
 }
-"""Refused by the name of the file."""
+"""Refused with the name of the file."""
 _SAME: dict[str, Change] = {
     "a mark": lambda content: b"\xef\xbb\xbf" + content,
     "CRLF": lambda content: content.replace(b"\n", b"\r\n"),
     "CR": lambda content: content.replace(b"\n", b"\r"),
     "no last line end": lambda content: content.rstrip(b"\n"),
 }
-"""The same text in other clothes: what comes out must be the same."""
+"""Other encodings of the same text, which must be read identically."""
 
 # --- tables -----------------------------------------------------------------------------------------------------------
 
@@ -55,8 +55,8 @@ TABLE_ROLES = ("predict", "dev", "train", "number", "corpus")
 
 @dataclass
 class Table:
-    """A file as it will be written. line: where the fault stands, counted from 1; None: the table is legal, and `rows`
-    are what must come out; 0: the whole file is refused, at no line."""
+    """The content of a file. line: the line of the fault, from 1; 0 if the whole file is refused; None if the table is
+    legal and must be read as `rows`."""
 
     rows: Rows
     content: bytes
@@ -64,7 +64,7 @@ class Table:
 
 
 def written(rows: Rows, form: str) -> bytes:
-    """The rows as a clean file, columns sentence and label; of tsv, without what it cannot hold."""
+    """A valid file with the columns sentence and label. TSV texts are not escaped."""
     out = io.StringIO()
     if form == "jsonl":
         out.writelines(json.dumps({"sentence": text, "label": label}) + "\n" for text, label in rows)
@@ -103,12 +103,12 @@ _LINE: dict[str, tuple[tuple[str, ...], Change]] = {
     "a low surrogate alone": (("jsonl",), lambda line: line.replace(b'"sentence": "', b'"sentence": "\\ude00 x')),
 }
 _LEGAL_TEXT = ("a further key", "null for a text")
-"""Faults of a task's rows that text to pretrain on may have: other keys, and rows without text, which are counted."""
+"""Faults in rows of a task that are legal in text for pretraining."""
 _LABEL = ("7", "", "-", "1.5x", "one", "１", "0 1")
-"""What stands for a label of development rows that no training row has."""
-_NAMES = {"0": "negative", "1": "positive"}  # the task's labels, which the rows name by their numbers
+"""Labels that no training row has."""
+_NAMES = {"0": "negative", "1": "positive"}  # the task's labels by their numbers in the rows
 _NUMBER = ("nan", "inf", "-Infinity", "1e999", "1,5", "0x10", "", "x", "1 2", "--1")
-"""What stands for a number and is none, or not a finite one."""
+"""Values that are not finite numbers."""
 _WHOLE_TABLE: dict[str, Change] = _WHOLE | {
     "white space": lambda content: b" \n\n\t\n",
     "parquet's first bytes": lambda content: b"PAR1" + content,
@@ -119,7 +119,7 @@ _SAME_TABLE: dict[str, Change] = _SAME | {
     "blank lines": lambda content: content.replace(b"\n", b"\n\n"),
     "blank lines at the end": lambda content: content + b"\n\n\n",
 }
-# Texts that are legal wherever the format can hold them.
+# Legal in any format that can represent them.
 _TEXTS = (
     "\u2028line separator", "next\x85line", "form\x0cfeed", "vertical\x0btab", "file\x1cseparator", "NA", "null",
     "None", "nan", "-1", "true", "  spaces around  ", 'say "hi" to', "it's", "'", '""', "=1+1", "#", "\\", "\\n", "a,b",
@@ -135,7 +135,7 @@ def _rows(chance: random.Random, count: int) -> Rows:
 
 
 def plant(chance: random.Random, form: str, role: str) -> tuple[str, Table]:
-    """A table of some rows with one fault, or with something odd that is legal; and what it is."""
+    """The name of a fault, or of an unusual but legal feature, and a table that has it."""
     rows = _rows(chance, chance.choice((3, 12, 40)))
     if role == "number":
         rows = [(text, f"{number / 7:.3f}") for number, (text, _) in enumerate(rows)]
@@ -166,7 +166,7 @@ def plant(chance: random.Random, form: str, role: str) -> tuple[str, Table]:
     lines = clean.split(b"\n")
     lines[line - 1] = _LINE[name][1](lines[line - 1])
     content = b"\n".join(lines)
-    if chance.random() < 0.3:  # what stands around a fault does not move its line
+    if chance.random() < 0.3:  # line ends do not change the number of the faulty line
         name, content = f"{name}, with CRLF", content.replace(b"\r", b"\n" if "return" in name else b"")
         lines = content.split(b"\n")
         content = b"\r\n".join(lines)
@@ -177,7 +177,7 @@ def plant(chance: random.Random, form: str, role: str) -> tuple[str, Table]:
 
 @kind("tables", trials=240)
 def tables(stage: Path, place: Path, seed: int) -> Verdict:
-    """A table with one fault on a known line, or one that only looks wrong."""
+    """Reads a table with one fault, or a legal one that looks wrong."""
     chance = chance_of("tables", seed)
     form, role = FORMATS[seed % 3], TABLE_ROLES[seed // 3 % len(TABLE_ROLES)]
     name, table = plant(chance, form, role)
@@ -206,25 +206,23 @@ def tables(stage: Path, place: Path, seed: int) -> Verdict:
     shape = f"{role}, {form}, line {table.line}: {name}"
     with planted(shape):
         answer = typed(place, *words, clean=True)
-        # Of two lines that differ, the second is named first.
+        # An error about two lines that differ names the second one first.
         where = [f"{file.name}:{table.line}", f"than line {table.line}"] if table.line else [file.name, "sentence"]
         if table.line is None:
-            if answer.status:
-                raise Failed(Outcome.DEAD_END, f"a legal table is refused: {answer.errors[:300]}")
+            require_success(answer, "a legal table is refused: ")
             _compare_rows(place, role, table)
             return Verdict(Outcome.DONE, shape)
-        if not refused(answer, *where):
-            raise Failed(Outcome.SILENT, "read without a word")
+        require_refusal(answer, *where)
     return ended(answer, shape)
 
 
 def _source(form: str) -> str:
-    """The source of text that reads files of a form."""
+    """The data source that reads files of a format."""
     return "jsonl" if form == "jsonl" else "csv"
 
 
 def _compare_rows(place: Path, role: str, table: Table) -> None:
-    """Raises Failed where the rows that were read are not those that were written."""
+    """Raises Failed if the rows read differ from the rows written."""
     if role == "corpus":
         (file,) = (place / "table").glob("dev.*")
         entry = lookup("data", _source(file.suffix[1:]))
@@ -248,7 +246,7 @@ def _compare_rows(place: Path, role: str, table: Table) -> None:
             (text, row["sentence"]) for text, row in zip(wanted, read, strict=False) if row["sentence"] != text
         ]
         raise Failed(
-            Outcome.SILENT, f"{len(read)} rows for {len(wanted)}; the first other one {str(different[:1])[:200]}"
+            Outcome.SILENT, f"{len(read)} rows for {len(wanted)}; the first difference {str(different[:1])[:200]}"
         )
     gold = [row.get("gold") for row in read]
     if role == "dev" and gold != labels:
@@ -267,12 +265,12 @@ _ODD = (
     "<|endoftext|> </s> <pad>", "\t" * 50,
     "x" * 400_000, "a " * 100_000, "\u3000", "\ud7ff", "\U0010ffff", "=1+1", "../../..", "%s{0}$(touch ran)",
 )  # fmt: skip
-"""Legal in any text, and no end of a line."""
+"""Legal in any text; none ends a line."""
 
 
 @kind("texts", trials=120)
 def texts(stage: Path, place: Path, seed: int) -> Verdict:
-    """Plain text with one fault at a known place, or that only looks wrong."""
+    """Reads plain text with one fault, or legal text that looks wrong."""
     chance = chance_of("texts", seed)
     role = TEXT_ROLES[seed % len(TEXT_ROLES)]
     copy(stage, place, "done/tuned", "text.txt")
@@ -293,7 +291,7 @@ def texts(stage: Path, place: Path, seed: int) -> Verdict:
     elif kind == "whole":
         name = chance.choice(list(_WHOLE))
         content = _WHOLE[name](clean)
-        # An empty file among others is counted, and no fault.
+        # An empty file in a folder is legal.
         where = None if role == "folder" and not content.strip() else "odd.txt"
     elif kind == "same":
         name, same = chance.choice(list(_SAME_TEXT)), True
@@ -307,7 +305,7 @@ def texts(stage: Path, place: Path, seed: int) -> Verdict:
 
 
 def _corpus(place: Path, role: str, name: str, content: bytes, where: str | None, same: bool) -> Verdict:
-    """The content as a file that is trained on. where: what the error must name; same: whether it is the clean text."""
+    """Uses the content as training text. where: the error must contain it; same: whether it encodes the clean text."""
     folder = place / "texts"
     folder.mkdir()
     (folder / "odd.txt").write_bytes(content)
@@ -325,11 +323,11 @@ def _corpus(place: Path, role: str, name: str, content: bytes, where: str | None
     words = last_of_each(words)
     with planted(f"{role}: {name}"):
         answer = typed(place, *words, clean=True)
-        if where is not None and not refused(answer, where):
-            raise Failed(Outcome.SILENT, "read without a word")
-        # inspect measures shares of tokens, which a strange text may well move: its status says so.
-        if where is None and answer.status and not (role == "inspect" and answer.status == 3):
-            raise Failed(Outcome.DEAD_END, f"a legal text is refused: {answer.errors[:300]}")
+        if where is not None:
+            require_refusal(answer, where)
+        # inspect exits with 3 if an unusual text changes the fractions of tokens that it measures.
+        elif not (role == "inspect" and answer.status == 3):
+            require_success(answer, "a legal text is refused: ")
         if same and role == "inspect":
             _compare_examples(place, words)
     return ended(answer, f"{role}: {name}")
@@ -339,11 +337,11 @@ def _compare_examples(place: Path, words: list[str]) -> None:
     seen = (place / "seen.jsonl").read_bytes()
     typed(place, *(word.replace("texts/odd.txt", "text.txt") for word in words))
     if (place / "seen.jsonl").read_bytes() != seen:
-        raise Failed(Outcome.SILENT, "the model is fed something else than from the clean text")
+        raise Failed(Outcome.SILENT, "the model reads other examples than from the clean text")
 
 
 def _input(place: Path, chance: random.Random) -> Verdict:
-    """`predict input=`: one row a line, whatever stands in it."""
+    """Runs `predict input=`, which reads each line as one row."""
     lines = [f"the lovely cat saw the {number}" for number in range(6)]
     number = chance.randrange(6)
     end = chance.choice((b"\n", b"\r\n", b"\r"))
@@ -365,15 +363,13 @@ def _input(place: Path, chance: random.Random) -> Verdict:
     shape = f"input={file}: {name} on line {number + 1}, lines end in {end!r}"
     words = ["predict", "checkpoint=done/tuned", *HERE, f"input={file}"]
     with planted(shape):
-        typed(place, *words, stdin=content)  # the screen holds no control characters
+        typed(place, *words, stdin=content)  # printed text must not contain control characters
         answer = typed(place, *words, "output=out.jsonl", stdin=content)
         if where is not None:
-            if not refused(answer, where, where.replace("standard input", "-")):
-                raise Failed(Outcome.SILENT, "read without a word")
+            require_refusal(answer, where, where.replace("standard input", "-"))
             return ended(answer, shape)
-        if answer.status:
-            raise Failed(Outcome.DEAD_END, f"a legal text is refused: {answer.errors[:300]}")
+        require_success(answer, "a legal text is refused: ")
         rows = [json.loads(line)["sentence"] for line in (place / "out.jsonl").read_text().split("\n") if line]
         if rows != lines:
-            raise Failed(Outcome.SILENT, f"{len(rows)} rows for {len(lines)} lines, or other texts")
+            raise Failed(Outcome.SILENT, f"{len(rows)} rows for {len(lines)} lines, or different texts")
     return Verdict(Outcome.DONE, shape)

@@ -1,7 +1,7 @@
-"""Runs that are killed, stopped by a signal, or whose data, rows or caches changed before they resume.
+"""Runs that are killed or stopped by a signal, and runs whose data, rows or caches change before they resume.
 
-The same command comes to the same end as if nothing had been, bit for bit; where the rest of the run would be of other
-data it is refused by name, and what is broken is never trained on.
+The same command reaches the result of an undisturbed run, bit for bit. It is refused if the rest of the run would read
+other data, and it never trains on damaged data.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import threading
@@ -19,26 +20,27 @@ from pathlib import Path
 from tests.commands import jobs
 from tests.training.kill_harness import Count, fork, outcome, run_killed, wait
 from trials.checkpoints import WAYS
-from trials.harness import Answer, Failed, Outcome, Verdict, chance_of, ended, in_fork, kind, planted, refused, typed
-from trials.stage import ROWS, RUNS, copy, once, result_of, words_of
+from trials.harness import Answer, ended, in_fork, refused, require_refusal, require_success, typed
+from trials.outcomes import Failed, Outcome, Verdict, chance_of, kind, planted
+from trials.stage import ROWS, RUNS, copy, once, require_same_result, words_of
 
 # --- killed -----------------------------------------------------------------------------------------------------------
 
-# What real commands people run, the commonest most often.
+# The commonest jobs occur most often.
 JOBS = ("pretraining", "finetuning", "pretraining", "finetuning", "gpt", "multitask", "t5", "electra", "bart")
 
 
 def _alone(folder: Path, name: str) -> None:
-    """The job's undisturbed run, with the caches it leaves, and how long it took without them."""
+    """Runs the job undisturbed, starting with empty caches, and writes its seconds."""
     begun = time.monotonic()
     if wait(fork(getattr(jobs, name), folder / "alone"), 120) != 0:
-        raise RuntimeError(f"the uninterrupted job {name} failed")
+        raise RuntimeError(f"the undisturbed job {name} failed")
     (folder / "seconds").write_text(json.dumps(time.monotonic() - begun))
 
 
 @kind("kills", trials=40, draw=1)
 def kills(stage: Path, place: Path, seed: int) -> Verdict:
-    """Kill -9 a command at random moments, once, twice or three times, and type it again."""
+    """Kills a command at one to three random moments, and runs it again each time."""
     chance = chance_of("kills", seed)
     name = JOBS[seed % len(JOBS)]
     job, before = getattr(jobs, name), stage / "kills" / name
@@ -46,7 +48,7 @@ def kills(stage: Path, place: Path, seed: int) -> Verdict:
     seconds = json.loads((before / "seconds").read_text())
     cold = chance.random() < 0.4
     shutil.copytree(before / "shared", place / "shared")
-    if cold:  # it is killed while it trains its tokenizer, and while it tokenizes
+    if cold:  # so that kills also fall into the tokenizer's training and into tokenization
         shutil.rmtree(place / "shared" / "cache", ignore_errors=True)
     moments = [seconds * chance.uniform(0, 0.5 if cold else 0.9) for _ in range(chance.randint(1, 3))]
     fault = (
@@ -54,19 +56,19 @@ def kills(stage: Path, place: Path, seed: int) -> Verdict:
     )
     count, run, errors = Count(), place / "run", place / "log"
     os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT, 0o600), 2)
-    try:
-        run_killed(job, run, iter(moments), count, 120)
-    except RuntimeError as error:
-        raise Failed(Outcome.DEAD_END, f"{fault}: {error}: {errors.read_text()[-300:]}") from error
-    if count.unreadable:
-        raise Failed(Outcome.SILENT, f"{fault}: {count.unreadable} checkpoints do not verify")
-    if outcome(run) != outcome(before / "alone"):
-        raise Failed(Outcome.SILENT, f"{fault}: rows or weights differ from an uninterrupted run")
-    missing = [path.name for path in (before / "alone").iterdir() if not (run / path.name).exists()]
-    left = [path.name for path in (run / "checkpoints").iterdir() if path.name.startswith((".tmp-", ".del-"))]
-    if missing or left:
-        raise Failed(Outcome.LEFTOVER, f"{fault}: missing {missing}, left {left}")
-    return Verdict(Outcome.RECOVERED, f"{fault}, {count.kills} of {len(moments)} while it lived")
+    with planted(fault):
+        try:
+            run_killed(job, run, iter(moments), count, 120)
+        except RuntimeError as error:
+            raise Failed(Outcome.DEAD_END, f"{error}: {errors.read_text()[-300:]}") from error
+        if count.unreadable:
+            raise Failed(Outcome.SILENT, f"{count.unreadable} checkpoints do not verify")
+        require_same_result(run, before / "alone")
+        missing = [path.name for path in (before / "alone").iterdir() if not (run / path.name).exists()]
+        left = [path.name for path in (run / "checkpoints").iterdir() if path.name.startswith((".tmp-", ".del-"))]
+        if missing or left:
+            raise Failed(Outcome.LEFTOVER, f"missing {missing}, left {left}")
+    return Verdict(Outcome.RECOVERED, f"{fault}, {count.kills} of {len(moments)} before its end")
 
 
 # --- stopped ----------------------------------------------------------------------------------------------------------
@@ -79,15 +81,15 @@ _STUDENT = [
     "distill.teacher=done/tuned", "distill.store=true", "run_dir=run",
 ]  # fmt: skip
 _STOPPED = {"pre": words_of("pre", "run"), "tuned": words_of("tuned", "run"), "student": _STUDENT}
-_SECONDS = 2.5  # that such a command takes
+_SECONDS = 2.5  # duration of such a command
 
 
 def _signalled(place: Path, words: list[str], number: signal.Signals, moment: float) -> Answer:
-    """The command, which gets a signal after so many seconds, if it lives that long."""
+    """Runs the command, and sends it a signal after `moment` seconds."""
     from lmtool.cli import main as cli
 
     def work() -> int:
-        for each in STATUS:  # those that make was told to ignore would stay ignored
+        for each in STATUS:  # a signal that the parent ignores would stay ignored
             signal.signal(each, signal.SIG_DFL)
         timer = threading.Timer(moment, os.kill, (os.getpid(), number))
         timer.daemon = True
@@ -102,28 +104,26 @@ def _signalled(place: Path, words: list[str], number: signal.Signals, moment: fl
 
 @kind("stops", trials=40, draw=3)
 def stops(stage: Path, place: Path, seed: int) -> Verdict:
-    """A signal at a random moment; then the same command again."""
+    """Signals a command at a random moment, then runs it again."""
     chance = chance_of("stops", seed)
     name = list(_STOPPED)[seed % len(_STOPPED)]
     copy(stage, place, "text.txt", "rows", "done", *(["cache"] if chance.random() < 0.3 else []))
     words, number, run = _STOPPED[name], chance.choice(list(STATUS)), place / "run"
-    moment = _SECONDS * chance.random() ** 2  # before it trains, most often
+    moment = _SECONDS * chance.random() ** 2  # most often before training
     with planted(f"{name}: {number.name} after {moment:.2f} s"):
         answer = _signalled(place, words, number, moment)
         ended = _how_it_ended(answer, number, run)
         left = [path.name for path in place.rglob("*") if path.name == "LOCK" or path.name.startswith(".tmp-")]
         if left:
             raise Failed(Outcome.LEFTOVER, f"left {left}")
-        again = typed(place, *words)
-        if again.status:
-            raise Failed(Outcome.DEAD_END, again.errors[:300])
-        if name != "student" and result_of(run) != result_of(stage / "done" / name):
-            raise Failed(Outcome.SILENT, "rows or weights differ from an undisturbed run")
+        require_success(typed(place, *words))
+        if name != "student":
+            require_same_result(run, stage / "done" / name)
     return Verdict(Outcome.RECOVERED, f"{name}: {number.name} after {moment:.2f} s {ended}")
 
 
 def _how_it_ended(answer: Answer, number: signal.Signals, run: Path) -> str:
-    """How a command took its signal. Raises Failed where it did not end as it should."""
+    """The command's reaction to its signal. Raises Failed for a wrong one."""
     lines = answer.err.splitlines()
     if answer.status == 0:
         if lines and not lines[0].startswith(f"warning: {number.name} came after the last step, too late to stop"):
@@ -133,8 +133,8 @@ def _how_it_ended(answer: Answer, number: signal.Signals, run: Path) -> str:
         raise Failed(Outcome.SILENT, f"status {answer.status} instead of {STATUS[number]}: {lines[-3:]}")
     if not lines or not lines[0].startswith(f"error: stopped by {number.name}"):
         raise Failed(Outcome.UNCLEAR, f"says {lines[:3]}")
-    there = (run / "config.yaml").exists()  # from then on it can be resumed
-    if len(lines) != 1 + there or (there and not lines[1].startswith("hint: lmtool resume ")):
+    resumable = (run / "config.yaml").exists()
+    if len(lines) != 1 + resumable or (resumable and not lines[1].startswith("hint: lmtool resume ")):
         raise Failed(Outcome.UNCLEAR, f"says {lines[:4]}")
     return lines[0].removeprefix(f"error: stopped by {number.name}").strip(": ") or "before its run"
 
@@ -151,14 +151,12 @@ def _lines(path: Path) -> list[str]:
 def _word(path: Path, chance: random.Random) -> None:
     """One word becomes another of the same length."""
     text = path.read_text()
-    places = [at for at in range(len(text) - 4) if text[at : at + 4] in (" cat", " dog")]
-    at = chance.choice(places)
-    other = " dog" if text[at : at + 4] == " cat" else " cat"
-    path.write_text(text[:at] + other + text[at + 4 :])
+    match = chance.choice(list(re.finditer(" cat| dog", text)))
+    path.write_text(text[: match.start()] + (" dog" if match[0] == " cat" else " cat") + text[match.end() :])
 
 
 def _swap(path: Path, chance: random.Random) -> None:
-    """The labels of a row of each class change places; of a text, two lines."""
+    """Swaps the labels of two rows of different classes, or two lines of a text."""
     lines = _lines(path)
     ends = sorted({line[-2:] for line in lines[1:] if line})
     if path.suffix == ".tsv":
@@ -193,7 +191,7 @@ LEGAL: dict[str, Change] = {
 
 @kind("changes", trials=100)
 def changes(stage: Path, place: Path, seed: int) -> Verdict:
-    """Data that changed before a run resumes, rows that went, and caches that broke."""
+    """Changes the data, the rows or the caches of a run before it resumes."""
     chance = chance_of("changes", seed)
     copy(stage, place, "text.txt", "rows", "cache", "done/pre", "runs")
     return (_data, _broken_cache, _data, _broken_cache, _rows)[seed % 5](stage, place, chance)
@@ -211,20 +209,12 @@ def _data(stage: Path, place: Path, chance: random.Random) -> Verdict:
     with planted(shape):
         answer = typed(place, *words)
         if legal:
-            if answer.status:
-                raise Failed(Outcome.DEAD_END, answer.errors[:300])
-            return _same(stage, place, run, shape)
-        file = path.name if name == "gone" else ""
-        if not refused(answer, file or "text", "data", "task", path.name):
-            raise Failed(Outcome.SILENT, f"resumed: {answer.said[-200:]}")
+            require_success(answer)
+            require_same_result(place / "runs" / run, stage / "done" / run)
+            return Verdict(Outcome.RECOVERED, shape)
+        names = [path.name] if name == "gone" else ["text", "data", "task", path.name]
+        require_refusal(answer, *names, accepted=f"resumed: {answer.said[-200:]}")
     return ended(answer, shape)
-
-
-def _same(stage: Path, place: Path, run: str, shape: str) -> Verdict:
-    """The run is done, and it must be the undisturbed one."""
-    if result_of(place / "runs" / run) != result_of(stage / "done" / run):
-        raise Failed(Outcome.SILENT, "the run ends otherwise than an undisturbed one")
-    return Verdict(Outcome.RECOVERED, shape)
 
 
 LOST_ROWS: dict[str, Change] = {
@@ -235,15 +225,14 @@ LOST_ROWS: dict[str, Change] = {
 
 
 def _rows(stage: Path, place: Path, chance: random.Random) -> Verdict:
-    """Rows of a run are gone when it resumes: it says so, and learns what it would have learned."""
+    """Deletes rows of a run before it resumes: it reports that, and reaches the same weights."""
     run, way = chance.choice(RUNS), chance.choice(list(LOST_ROWS))
     LOST_ROWS[way](place / "runs" / run / "metrics.jsonl", chance)
     with planted(f"{run}: metrics.jsonl {way}"):
         answer = typed(place, "resume", f"runs/{run}")
-        if answer.status:
-            raise Failed(Outcome.DEAD_END, answer.errors[:300])
+        require_success(answer)
         if "metrics.jsonl lacks " not in answer.out:
-            raise Failed(Outcome.SILENT, "not a word about rows that are gone")
+            raise Failed(Outcome.SILENT, "does not report the missing rows")
         ours, theirs = outcome(place / "runs" / run), outcome(stage / "done" / run)
         if any(ours[name] != theirs[name] for name in theirs if name.endswith(".safetensors")):
             raise Failed(Outcome.SILENT, "the weights differ from an undisturbed run")
@@ -251,7 +240,7 @@ def _rows(stage: Path, place: Path, chance: random.Random) -> Verdict:
 
 
 def _broken_cache(stage: Path, place: Path, chance: random.Random) -> Verdict:
-    """A file of the cache breaks; then a run resumes, or a new one starts."""
+    """Damages a file of the cache, then resumes a run or starts one."""
     files = sorted(path for path in (place / "cache").rglob("*") if path.is_file() and path.stat().st_size)
     path = chance.choice(files)
     way = chance.choice(list(WAYS))
@@ -265,4 +254,5 @@ def _broken_cache(stage: Path, place: Path, chance: random.Random) -> Verdict:
         answer = typed(place, *words)
         if refused(answer, path.name, path.parent.name, "cache_dir"):
             return ended(answer, shape)
-        return _same(stage, place, "pre", shape)
+        require_same_result(place / "runs" / "pre", stage / "done" / "pre")
+    return Verdict(Outcome.RECOVERED, shape)

@@ -1,34 +1,40 @@
-"""A scene: what lies in a folder of a stranger, and what is typed there.
+"""A scene: a folder with files from a stranger, and a command that reads them.
 
-Nothing in the folder runs, nothing is written outside the run's own folder, no command hangs, and what cannot be used
-is refused by name.
+No code in the folder may run, no command may hang or write outside its folder, and an error names the unusable file.
 """
 
 from __future__ import annotations
 
-import random
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from typing import Concatenate, ParamSpec
 
-from trials.harness import Failed, Outcome, Verdict, ended, planted, refused, typed
+from trials.harness import ended, refused, require_refusal, require_success, typed
+from trials.outcomes import Failed, Outcome, Verdict, planted
 from trials.stage import copy
 
 ESCAPES = "\x1b]0;title\x07\x1b[2J\x1b[31mred\x9b31m"
-"""Codes that a terminal obeys: a title, a cleared screen, a colour, the one-byte form."""
+"""Codes that terminals obey: set the title, clear the screen, set a color (also in its one-byte form)."""
 GUARDED = "precious"
-"""A folder beside the trial's working folder that nobody may touch."""
-Plant = Callable[[Path, random.Random], object]
+"""A folder next to the working folder that no command may change."""
+Plant = Callable[[Path], object]
+P = ParamSpec("P")
+
+
+def plant_of(write: Callable[Concatenate[Path, P], object]) -> Callable[P, Plant]:
+    """Turns a function of a folder and further arguments into one of the further arguments that returns a plant."""
+    return lambda *arguments, **options: lambda place: write(place, *arguments, **options)
 
 
 class Expected(Enum):
-    """How the command should take it."""
+    """The allowed outcomes of the command."""
 
     REFUSED = "refused"
     LEGAL = "legal"
-    EITHER = "either"  # as long as nothing else happens
+    EITHER = "either"  # both are allowed
 
 
 EITHER, LEGAL, REFUSED = Expected.EITHER, Expected.LEGAL, Expected.REFUSED
@@ -36,7 +42,7 @@ EITHER, LEGAL, REFUSED = Expected.EITHER, Expected.LEGAL, Expected.REFUSED
 
 @dataclass(frozen=True)
 class Scene:
-    """plant: makes it in the trial's folder. names: what an error must name, one of them."""
+    """plant: writes the files. names: an error must contain one of them."""
 
     about: str
     words: tuple[str, ...] | list[str]
@@ -45,16 +51,16 @@ class Scene:
     expected: Expected = REFUSED
 
 
-def play(scene: Scene, stage: Path, place: Path, chance: random.Random) -> Verdict:
-    """Plant a scene and type its command, in a folder beside which one lies that nobody may touch."""
+def play(scene: Scene, stage: Path, place: Path) -> Verdict:
+    """Plants a scene and runs its command, next to a folder that it must not change."""
     (place / GUARDED).mkdir()
     (place / GUARDED / "file").write_text("kept")
     work = place / "work"
     work.mkdir()
     copy(stage, work, "text.txt", "rows", "cache", "done", "published", "runs")
-    scene.plant(work, chance)
+    scene.plant(work)
     with planted(scene.about):
-        # Of a command that resumes, a run that was there stays.
+        # A resume adds files to a run that existed before, even if it is refused.
         answer = typed(work, *scene.words, watched=True, clean=scene.words[0] != "resume")
         ran = [path.name for path in place.rglob("RAN*")]
         guarded = sorted(path.name for path in (place / GUARDED).iterdir())
@@ -62,11 +68,11 @@ def play(scene: Scene, stage: Path, place: Path, chance: random.Random) -> Verdi
             raise Failed(Outcome.EXECUTED, f"{ran or guarded}")
         if sorted(path.name for path in place.iterdir()) != [GUARDED, "work"]:
             raise Failed(Outcome.EXECUTED, f"written: {sorted(path.name for path in place.iterdir())}")
-        if refused(answer, *scene.names):
-            if scene.expected is LEGAL:
-                raise Failed(Outcome.DEAD_END, f"legal, and refused: {answer.errors[:300]}")
-        elif scene.expected is REFUSED:
-            raise Failed(Outcome.SILENT, f"accepted: {answer.said.strip()[-200:]}")
-        elif re.search(r"\bnan\b", answer.out):
-            raise Failed(Outcome.SILENT, f"no number comes out: {answer.out[-200:]}")
+        refused(answer, *scene.names)
+        if scene.expected is LEGAL:
+            require_success(answer, "legal, but refused: ")
+        if scene.expected is REFUSED:
+            require_refusal(answer, accepted=f"accepted: {answer.said.strip()[-200:]}")
+        if not answer.status and re.search(r"\bnan\b", answer.out):
+            raise Failed(Outcome.SILENT, f"prints NaN: {answer.out[-200:]}")
     return ended(answer, scene.about)

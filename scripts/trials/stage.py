@@ -1,12 +1,12 @@
-"""What the trials start from: a text, labelled rows, two runs that were killed on the way, and the same two complete.
+"""The folder that all trials copy from.
 
-    text.txt  rows/  cache/
-    runs/pre     runs/tuned       killed at step 12 of 12, before its checkpoint was saved
-    done/pre     done/tuned       never killed: what the others must come to
+    text.txt  rows/  cache/       text, labelled rows and their caches
+    runs/pre     runs/tuned       runs killed at step 12 of 12, before the checkpoint was saved
+    done/pre     done/tuned       the same runs, undisturbed
     published                     done/tuned, exported
-    modules                       what its commands have imported
+    modules                       names of the modules that its commands import
 
-Everything here is small: a run of twelve steps takes two seconds.
+Everything is small: a run of twelve steps takes two seconds.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ from pathlib import Path
 
 from tests.commands.conftest import TINY, write_rows, write_text
 from tests.training.kill_harness import dying_at, fork, outcome, wait
+from trials.outcomes import Failed, Outcome
 
 STEPS = 12
 _BUDGET = [f"max_steps={STEPS}", "max_epochs=null", "checkpoint_every=2", "evaluate_every=4", "log_every=1"]
 HERE = ["device=cpu", "precision=fp32", "cache_dir=cache"]
 TEXT = ["model=bert_tiny", *TINY, "data=text", "data.path=text.txt", "cache_dir=cache", "batch_tokens=1024"]
-"""Pretraining on text.txt; it is read once and a half in twelve steps."""
+"""Pretrains on text.txt; twelve steps read it one and a half times."""
 ROWS = ["task=sst2", "task.path=rows", *HERE, "batch_examples=16", "max_length=32"]
-"""Finetuning on rows/."""
+"""Finetunes on rows/."""
 RUNS = ("pre", "tuned")
 # Small command lines that work.
 PRETRAIN = ["pretrain", *TEXT, "max_steps=1", "run_dir=run"]
@@ -51,7 +52,7 @@ _FURTHER = [
     ["plan", "pretrain", *TEXT],
     ["pretrain", *TEXT, "max_steps=1", "name=tried", "-m", "seed=1"],
 ]
-"""So that every module is imported once, and not again in each trial."""
+"""Further commands, run so that their modules are imported once instead of in each trial."""
 
 
 def words_of(run: str, folder: str) -> list[str]:
@@ -62,19 +63,19 @@ def words_of(run: str, folder: str) -> list[str]:
 
 
 def replaced(words: list[str] | tuple[str, ...], *others: str) -> tuple[str, ...]:
-    """A command line with some overrides in place of those of the same key."""
+    """The command line with `others` instead of its overrides of the same keys."""
     keys = {other.partition("=")[0] for other in others}
     return (*(word for word in words if word.partition("=")[0] not in keys), *others)
 
 
 def last_of_each(words: list[str]) -> list[str]:
-    """A command line with the last of several overrides of a key."""
+    """The command line with the last override of each key."""
     return [words[0], *{word.partition("=")[0]: word for word in words[1:]}.values()]
 
 
 def build(stage: Path) -> None:
-    """Make the stage in an empty folder, and import here what its commands import. RuntimeError where lmtool does not
-    get through it."""
+    """Builds the stage in an empty folder, and imports the modules that its commands import into this process.
+    RuntimeError if a command fails."""
     write_text(stage / "text.txt")
     write_rows(stage / "rows")
     for run in RUNS:
@@ -105,15 +106,15 @@ def _type(stage: Path, words: list[str], die_at: int | None = None) -> None:
 
 
 def import_listed(stage: Path) -> None:
-    """Import what the commands so far have imported, so that what is forked from here need not."""
+    """Imports the modules that the commands so far have imported, so that forks need not."""
     for name in sorted(set((stage / "modules").read_text().split()) - sys.modules.keys()):
         if not name.startswith(("__", "tests.")):
-            with contextlib.suppress(Exception):  # a module that another one has made, and that has no file
+            with contextlib.suppress(Exception):  # a module without a file, created by another
                 importlib.import_module(name)
 
 
 def copy(stage: Path, place: Path, *names: str) -> None:
-    """Copies of some parts of the stage in a trial's own folder."""
+    """Copies parts of the stage into a trial's folder."""
     for name in dict.fromkeys(names):
         (place / name).parent.mkdir(parents=True, exist_ok=True)
         if (stage / name).is_dir():
@@ -123,12 +124,18 @@ def copy(stage: Path, place: Path, *names: str) -> None:
 
 
 def result_of(run: Path) -> str:
-    """A hash of a finished run: its rows without the clock's, its counters and its last tensors."""
+    """A hash of a finished run: its rows without times, its counters and its last tensors."""
     return hashlib.sha256(repr(outcome(run)).encode()).hexdigest()
 
 
+def require_same_result(run: Path, reference: Path) -> None:
+    """Raises Failed if the results of two runs differ."""
+    if outcome(run) != outcome(reference):
+        raise Failed(Outcome.SILENT, "rows or weights differ from an undisturbed run")
+
+
 def once(folder: Path, make: Callable[[Path], None]) -> None:
-    """Make a further part of the stage, where no other trial has made it."""
+    """Builds a further part of the stage unless another trial has built it."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with (folder.parent / f".{folder.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -1,6 +1,6 @@
-"""What stands around a command: secrets in its environment, and files in its folder that Python would import.
+"""The surroundings of a command: secrets in its environment, and files in its folder that Python could import.
 
-Secrets are looked for as they are, and as JSON, YAML, HTML, Python and an address would write them.
+The search for secrets includes their JSON, YAML, HTML, Python and URL encodings.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from urllib.parse import quote
 
 import yaml
 
-from trials.harness import Answer, Failed, Outcome, Verdict, chance_of, ended, kind, planted, typed
+from trials.harness import Answer, ended, require_success, typed
+from trials.outcomes import Failed, Outcome, Verdict, chance_of, kind, planted
 from trials.stage import EVALUATE, FINETUNE, PREDICT, PRETRAIN, TEXT, copy, replaced
 
 # --- secrets ----------------------------------------------------------------------------------------------------------
@@ -33,7 +34,7 @@ _ODD = ('"', "'", "\\", " ", "$", "%", "&", "<", "é", "\n", ":", "=", ",", "#",
 
 
 def _secret(chance: random.Random, plain: bool = False) -> str:
-    """Sixteen letters, some of which have a meaning of their own somewhere. Its core alone betrays nothing else."""
+    """Sixteen characters. Unless `plain`, some have a meaning in YAML, HTML, a URL or a shell."""
     letters = [chance.choice(_LETTERS) for _ in range(16)]
     for _ in range(0 if plain else chance.choice((0, 1, 3))):
         letters[chance.randrange(2, 14)] = chance.choice(_ODD)
@@ -41,7 +42,7 @@ def _secret(chance: random.Random, plain: bool = False) -> str:
 
 
 def forms(secret: str) -> set[str]:
-    """How a secret may be written."""
+    """The encodings in which a secret may appear."""
     dumped = yaml.safe_dump(secret, allow_unicode=True).split("\n...")[0].strip("'\"\n ")
     return {
         secret,
@@ -71,27 +72,27 @@ _COMMANDS: dict[str, Sequence[str]] = {
     "config": (*PRETRAIN, "--cfg", "job"),
     "sweep": (*PRETRAIN[:-1], "name=swept", "-m", "seed=1,2"),
 }
-"""Command lines, each writing below `out`, `run` and `runs`."""
+"""Command lines that write to `out`, `run` and `runs`."""
 
 
 def _quoted(text: str) -> str:
-    """A value as an override takes it."""
+    """A quoted value of an override."""
     escaped = text.replace("\\", "\\\\") if text.endswith("\\") else text
     return "'" + escaped.replace("'", "\\'") + "'"
 
 
 def _spots(command: str) -> list[str]:
-    """Where a secret may stand in a command line."""
+    """The parts of a command line that may hold a secret, the likelier ones several times."""
     spots = ["path", "address", "address", "hub", "unknown", "wrong", "yaml", "nothing"]
     spots += ["text"] * 6 if command in ("predict", "screen") else []
     return spots + (["folder"] * 3 if command in ("pretrain", "tokenizer", "inspect", "plan", "sweep") else [])
 
 
 def _with(spot: str, place: Path, command: str, secret: str, chance: random.Random) -> tuple[str, ...]:
-    """The command line with the secret in its place."""
+    """The command line with the secret in `spot`."""
     words = list(_COMMANDS[command])
     value, coded = _quoted(secret), quote(secret, safe="")
-    if spot == "path":  # a folder that is not there
+    if spot == "path":  # a folder that does not exist
         return replaced(words, f"cache_dir={_quoted(f'nowhere/{secret}')}", f"checkpoint={value}")
     if spot == "address":
         key = chance.choice(("data.path", "data.path", "task.path", "checkpoint", "cache_dir", "run_dir", "output"))
@@ -121,7 +122,7 @@ def _with(spot: str, place: Path, command: str, secret: str, chance: random.Rand
 
 @kind("secrets", trials=72)
 def secrets(stage: Path, place: Path, seed: int) -> Verdict:
-    """A secret in the environment, an override, an address or a text: found in nothing that is printed or written."""
+    """Puts a secret into the environment, an override, an address or a text: no output may contain it."""
     chance = chance_of("secrets", seed)
     copy(stage, place, "text.txt", "rows", "cache", "done", "published", "runs")
     command = tuple(_COMMANDS)[seed % len(_COMMANDS)]
@@ -137,13 +138,13 @@ def secrets(stage: Path, place: Path, seed: int) -> Verdict:
     with planted(shape):
         answer = typed(place, *words, environment=environment)
         _search(place, answer, secret, known)
-        if spot == "nothing" and answer.status:
-            raise Failed(Outcome.DEAD_END, answer.errors[:200])
+        if spot == "nothing":
+            require_success(answer)
     return ended(answer, shape)
 
 
 def _search(place: Path, answer: Answer, secret: str, known: dict[Path, int]) -> None:
-    """Raises Failed where the secret is found in what was printed or written since."""
+    """Raises Failed if printed text or a new file contains the secret."""
     wanted = forms(secret)
     for stream, text in (("standard output", answer.out), ("standard error", answer.err)):
         if seen := next((form for form in wanted if form in text), None):
@@ -165,7 +166,7 @@ def _files(place: Path, wanted: set[str], known: dict[Path, int]) -> Iterator[st
 
 # --- modules ----------------------------------------------------------------------------------------------------------
 
-# What Python itself imports for -m before it comes to lmtool: only -P keeps it from the working folder.
+# Python imports these for -m before lmtool runs: only -P excludes the working folder.
 _BEFORE = {
     "abc", "codecs", "collections", "contextlib", "copyreg", "enum", "functools", "importlib", "io", "keyword", "os",
     "operator", "re", "reprlib", "runpy", "site", "stat", "types", "typing", "warnings",
@@ -181,13 +182,13 @@ _STARTED: dict[str, list[str]] = {
     "compiled": [*_RUN, "name=a", "compile=true"],
 }
 _WORTH = 8_000_000
-"""Characters for which processes are started."""
+"""Characters of text from which on several processes tokenize."""
 _STARTS = {"the command": [str(Path(sys.executable).with_name("lmtool"))], "-m": [sys.executable, "-m", "lmtool"]}
 
 
 @kind("modules", trials=7, draw=1)
 def modules(stage: Path, place: Path, seed: int) -> Verdict:
-    """Files in the working folder that are called as modules of Python are: none is run by any process of lmtool."""
+    """Puts files named like Python's modules into the working folder: no process of lmtool may import them."""
     chance = chance_of("modules", seed)
     name, start = list(_STARTED)[seed % len(_STARTED)], chance.choice(list(_STARTS))
     copy(stage, place, "text.txt", "cache")
@@ -209,7 +210,7 @@ def modules(stage: Path, place: Path, seed: int) -> Verdict:
 
 
 def _plant_modules(place: Path, chance: random.Random) -> None:
-    """Modules that say that they were run, and then are none; `token` and `json` among them."""
+    """Writes modules, `token` and `json` among them, that record their import and fail."""
     names = sorted(sys.stdlib_module_names - set(sys.builtin_module_names) - _BEFORE)
     planted = {"json", "token", *chance.sample([name for name in names if not name.startswith("_")], 40)}
     for name in planted:

@@ -1,18 +1,17 @@
-"""Checkpoints of strangers: pickles, code beside weights, headers that lie, configurations without measure; and
-checkpoints of lmtool whose files verify, and say impossible things."""
+"""Checkpoints from strangers: pickles, code next to weights, false headers, absurd configurations; and checkpoints of
+lmtool that verify but contain impossible values."""
 
 from __future__ import annotations
 
 import json
 import os
 import pickle
-import random
 import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from trials.scenes import EITHER, ESCAPES, LEGAL, REFUSED, Plant, Scene
+from trials.scenes import EITHER, ESCAPES, LEGAL, REFUSED, Scene, plant_of
 from trials.stage import PREDICT, replaced
 
 PUBLISHED = replaced(PREDICT, "checkpoint=published")
@@ -27,24 +26,19 @@ class _Bomb:
 # --- published folders ----------------------------------------------------------------------------------------------
 
 
-def _edited(name: str, edit: Callable[[dict[str, Any]], Any]) -> Plant:
-    """A JSON file of the published folder, edited."""
-
-    def plant(place: Path, chance: random.Random) -> None:
-        path = place / "published" / name
-        data = json.loads(path.read_text())
-        path.write_text(json.dumps(edit(data) or data))
-
-    return plant
+@plant_of
+def _edited(place: Path, name: str, edit: Callable[[dict[str, Any]], Any]) -> None:
+    """Edits a JSON file of the published folder."""
+    path = place / "published" / name
+    data = json.loads(path.read_text())
+    path.write_text(json.dumps(edit(data) or data))
 
 
-def _weights(content: bytes | None, name: str = "model.safetensors") -> Plant:
-    def plant(place: Path, chance: random.Random) -> None:
-        (place / "published" / "model.safetensors").unlink()
-        if content is not None:
-            (place / "published" / name).write_bytes(content)
-
-    return plant
+@plant_of
+def _weights(place: Path, content: bytes | None, name: str = "model.safetensors") -> None:
+    (place / "published" / "model.safetensors").unlink()
+    if content is not None:
+        (place / "published" / name).write_bytes(content)
 
 
 def _header(header: object, body: bytes = b"") -> bytes:
@@ -52,31 +46,29 @@ def _header(header: object, body: bytes = b"") -> bytes:
     return struct.pack("<Q", len(text)) + text + body
 
 
-def _code(place: Path, chance: random.Random) -> None:
+def _code(place: Path) -> None:
     _edited("config.json", lambda data: data.update(auto_map={"AutoModel": "stranger.Model"}, trust_remote_code=True))(
-        place, chance
+        place
     )
     (place / "published" / "stranger.py").write_text("open('RAN', 'w')\n")
     (place / "published" / "__init__.py").write_text("open('RAN', 'w')\n")
 
 
-def _index(names: dict[str, str]) -> Plant:
-    def plant(place: Path, chance: random.Random) -> None:
-        (place / "published" / "model.safetensors").unlink()
-        index = {"metadata": {}, "weight_map": names}
-        (place / "published" / "model.safetensors.index.json").write_text(json.dumps(index))
-
-    return plant
+@plant_of
+def _index(place: Path, names: dict[str, str]) -> None:
+    (place / "published" / "model.safetensors").unlink()
+    index = {"metadata": {}, "weight_map": names}
+    (place / "published" / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
-def _regex(place: Path, chance: random.Random) -> None:
-    """A pattern that needs longer than the world lasts for some texts."""
+def _regex(place: Path) -> None:
+    """A pattern that needs exponential time for some texts."""
 
     def edit(data: dict[str, Any]) -> None:
         pattern = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
         data["pre_tokenizer"] = pattern
 
-    _edited("tokenizer.json", edit)(place, chance)
+    _edited("tokenizer.json", edit)(place)
 
 
 _TENSOR = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
@@ -94,8 +86,8 @@ _FILES = {
     "shards outside": _index({"bert.x": "../../precious/file", "bert.y": "/etc/passwd"}),
     "shards of terminal codes": _index({"bert.x": ESCAPES}),
     "a shard that is the index": _index({"bert.x": "model.safetensors.index.json"}),
-    "a shard that is a pickle": lambda place, chance: (
-        _index({"bert.x": "evil.bin"})(place, chance),
+    "a shard that is a pickle": lambda place: (
+        _index({"bert.x": "evil.bin"})(place),
         (place / "published" / "evil.bin").write_bytes(pickle.dumps(_Bomb())),
     )[0],
 }
@@ -131,28 +123,25 @@ def _published() -> Iterator[Scene]:
         yield Scene(f"published config: {name}, imported", IMPORT, _edited("config.json", edit), ("published",), EITHER)
     for name, edit in _TOKENS.items():
         yield Scene(f"published tokenizer: {name}", PUBLISHED, _edited("tokenizer.json", edit), ("published",), EITHER)
-    yield Scene("code beside published weights", PUBLISHED, _code, expected=LEGAL)
+    yield Scene("code next to published weights", PUBLISHED, _code, expected=LEGAL)
     yield Scene(
-        "a pattern that takes for ever", replaced(PUBLISHED, "text=" + "a" * 40 + "!"), _regex, ("published",), EITHER
+        "a pattern of exponential time", replaced(PUBLISHED, "text=" + "a" * 40 + "!"), _regex, ("published",), EITHER
     )
 
 
 # --- checkpoints of lmtool that verify ------------------------------------------------------------------------------
 
 
-def _forged(run: str, name: str, edit: Callable[[dict[str, Any]], Any]) -> Plant:
-    """A JSON file of every checkpoint of a run, edited, with a manifest that agrees."""
+@plant_of
+def _forged(place: Path, run: str, name: str, edit: Callable[[dict[str, Any]], Any]) -> None:
+    """Edits a JSON file of every checkpoint of a run, and updates its manifest."""
+    from lmtool.system.files import write_manifest
 
-    def plant(place: Path, chance: random.Random) -> None:
-        from lmtool.system.files import write_manifest
-
-        for folder in (place / run / "checkpoints").glob("step_*"):
-            data = json.loads((folder / name).read_text())
-            (folder / name).write_text(json.dumps(edit(data) or data))
-            (folder / "manifest.json").unlink()
-            write_manifest(folder, {"step": int(folder.name[5:])})
-
-    return plant
+    for folder in (place / run / "checkpoints").glob("step_*"):
+        data = json.loads((folder / name).read_text())
+        (folder / name).write_text(json.dumps(edit(data) or data))
+        (folder / "manifest.json").unlink()
+        write_manifest(folder, {"step": int(folder.name[5:])})
 
 
 _STATES = {
@@ -185,7 +174,7 @@ _SAVED: dict[str, Callable[[dict[str, Any]], Any]] = {
 
 def _own() -> Iterator[Scene]:
     for name, edit in _STATES.items():
-        # What is not read may stand there: the metrics of the last evaluation.
+        # A resume does not read these values.
         spare = name.startswith(("unknown", "metrics", "tokens", "best_step", "total_steps"))
         plant, expected = _forged("runs/tuned", "state.json", edit), EITHER if spare else REFUSED
         yield Scene(f"state.json: {name}, resumed", ("resume", "runs/tuned"), plant, ("state.json",), expected)

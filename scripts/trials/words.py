@@ -1,4 +1,4 @@
-"""What nobody should type: slips in names, and values and forms of overrides."""
+"""Wrong arguments: misspelled names, and odd values and forms of overrides."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from typing import Any
 
 import yaml
 
-from trials.harness import Failed, Outcome, Row, Verdict, chance_of, ended, kind, planted, refused, shown, typed
+from trials.harness import ended, refused, require_refusal, shown, typed
+from trials.outcomes import Failed, Outcome, Row, Verdict, chance_of, kind, planted
 from trials.stage import EVALUATE, PREDICT, ROWS, TEXT, VOCABULARY, copy, replaced
 
 # --- names ------------------------------------------------------------------------------------------------------------
@@ -23,11 +24,11 @@ _BASE = {
     "pretrain": ["pretrain", "model=bert_tiny"],
     "finetune": ["finetune", "model=bert_tiny", "task=sst2", "task.path=rows", "checkpoint=none"],
 }
-_SHORTEST = 4  # letters of a name that is misspelt: what `lr` was meant to be cannot be seen in `lx`
+_SHORTEST = 4  # letters of a misspelled name: `lx` does not reveal that `lr` was meant
 
 
 def slip(name: str, chance: random.Random) -> str:
-    """The name with one letter dropped, doubled, added, replaced, or changed with its neighbour."""
+    """The name with one letter dropped, doubled, added, replaced or swapped with its neighbor."""
     at = chance.randrange(len(name))
     other = chance.choice(string.ascii_lowercase)
     kind = chance.choice(("drop", "double", "add", "replace", "swap", "swap"))
@@ -63,44 +64,44 @@ def _options() -> dict[str, tuple[str, ...]]:
 
 
 def _draw(chance: random.Random) -> tuple[list[str], str, str]:
-    """A command line with a slip in it, the misspelt name, and the right one."""
+    """A command line with a misspelled name, that name, and the correct one."""
     from lmtool.resolver.schema.verbs import VERBS
 
     kind = chance.choices(("key", "option", "group", "command", "flag"), (60, 25, 8, 4, 3))[0]
     if kind == "command":
         right = chance.choice([name for name in VERBS if len(name) >= _SHORTEST and " " not in name])
-        wrong = _misspelt(right, set(VERBS), chance)
+        wrong = _misspelled(right, set(VERBS), chance)
         return [wrong, "model=bert_tiny"], wrong, right
     if kind == "flag":
         right = chance.choice(("--config", "--config-dir", "--multirun", "--plugin", "--debug"))
-        wrong = "--" + _misspelt(right[2:], {"cfg", "help", "config"}, chance)
+        wrong = "--" + _misspelled(right[2:], {"cfg", "help", "config"}, chance)
         return ["pretrain", "model=bert_tiny", f"{wrong}=x"], wrong, right
     if kind == "group":
         right = chance.choice([group for group in _options() if group != "data"])
-        wrong = _misspelt(right, set(_options()), chance)
+        wrong = _misspelled(right, set(_options()), chance)
         option = chance.choice(_options()[right])
         return ["pretrain", f"{wrong}={option}", *([] if right == "model" else ["model=bert_tiny"])], wrong, right
     if kind == "option":
         group = chance.choice(("model", "model", "model", "objective", "experiment", "optimizer", "schedule"))
         names = [name for name in _options()[group] if len(name) >= _SHORTEST]
         option = chance.choice(names)
-        wrong = _misspelt(option, set(_options()[group]), chance)
+        wrong = _misspelled(option, set(_options()[group]), chance)
         return ["pretrain", f"{group}={wrong}"], f"{group}={wrong}", f"{group}={option}"
     command = chance.choice(tuple(_BASE))
     keys = {key: value for key, value in _keys(*_BASE[command]).items() if not key.endswith((".name", ".kind"))}
-    keys = {key: value for key, value in keys.items() if ".words." not in key}  # below it are classes, and no keys
+    keys = {key: value for key, value in keys.items() if ".words." not in key}  # maps the task's own classes, not keys
     key = chance.choice([key for key in keys if len(key.rpartition(".")[2]) >= _SHORTEST])
     parts = key.split(".")
     at = len(parts) - 1 if chance.random() < 0.75 else chance.randrange(len(parts))
     if len(parts[at]) < _SHORTEST:
         at = len(parts) - 1
     siblings = {other.split(".")[at] for other in keys if other.count(".") >= at}
-    wrong = ".".join([*parts[:at], _misspelt(parts[at], siblings, chance), *parts[at + 1 :]])
+    wrong = ".".join([*parts[:at], _misspelled(parts[at], siblings, chance), *parts[at + 1 :]])
     value = yaml.safe_dump(keys[key], default_flow_style=True, width=10_000).strip().removesuffix("...").strip()
     return [*_BASE[command], f"{wrong}={value}"], wrong, key
 
 
-def _misspelt(right: str, known: set[str], chance: random.Random) -> str:
+def _misspelled(right: str, known: set[str], chance: random.Random) -> str:
     while True:
         wrong = slip(right, chance)
         if wrong not in known and wrong != right and wrong:
@@ -115,14 +116,13 @@ def _summary(rows: list[Row]) -> tuple[str, bool]:
 
 @kind("typos", trials=300, summary=_summary)
 def typos(stage: Path, place: Path, seed: int) -> Verdict:
-    """A slip in a name: refused, and the right name is the first one that the hint offers."""
+    """Misspells a name: refused, and the hint should suggest the correct name first."""
     words, wrong, right = _draw(chance_of("typos", seed))
     with planted(f"{wrong} for {right}"):
         answer = typed(place, *words)
-        if not refused(answer, wrong):
-            raise Failed(Outcome.SILENT, f"{shown(words)}: accepted")
+        require_refusal(answer, wrong, accepted=f"{shown(words)}: accepted")
         offers = re.findall(r"^hint: .*?did you mean (?:lmtool )?(\S+?)[?,]?(?=\s|$)", answer.err, re.MULTILINE)
-        first = offers[0].strip("'") if offers else "nothing"  # a word that a shell would take apart is quoted
+        first = offers[0].strip("'") if offers else "nothing"  # arguments that a shell would split are quoted
         name = first if "=" in right else first.partition("=")[0]
         verdict = _RIGHT if name == right and wrong in answer.err.splitlines()[0] else f"first {first}"
     return Verdict(Outcome.REFUSED, f"{wrong} for {right}: {verdict}")
@@ -152,7 +152,7 @@ _FORMS = (
     "debug=[short]",
     "schedule.warmup_steps=5 schedule.warmup_fraction=0.5", "task.validation=[nope]",
 )  # fmt: skip
-"""All refused, whatever the command."""
+"""Refused by every command."""
 
 
 _COMMANDS = {
@@ -164,18 +164,17 @@ _COMMANDS = {
     "export": ["export", "checkpoint=done/tuned", "output=exported"],
     "import": ["import", "checkpoint=published", "output=imported"],
 }  # fmt: skip
-"""Small command lines that work, and write into the folder they are typed in."""
+"""Small command lines that work, and write to the working folder."""
 
 
 @kind("overrides", trials=300)
 def overrides(stage: Path, place: Path, seed: int) -> Verdict:
-    """A value or a form of an override: refused before anything is written, or used as it was typed."""
+    """An override is refused before any file is written, or used exactly as typed."""
     chance = chance_of("overrides", seed)
     copy(stage, place, "text.txt", "rows", "cache", "done/pre", "done/tuned", "published")
     command = chance.choice(("pretrain", "pretrain", "finetune", *_COMMANDS))
     if chance.random() < 0.25:
-        form = _FORMS[seed % len(_FORMS)]
-        return _form(place, command, form)
+        return _form(place, command, _FORMS[seed % len(_FORMS)])
     with contextlib.chdir(place):
         key = chance.choice(list(_keys(*_COMMANDS[command])))
     value = chance.choice(_VALUES)
@@ -185,8 +184,7 @@ def overrides(stage: Path, place: Path, seed: int) -> Verdict:
 def _form(place: Path, command: str, form: str) -> Verdict:
     words = [*_COMMANDS[command], *(form.split(" ") if " " in form.strip() else [form])]
     with planted(f"{command} {form!r}"[:200]):
-        if not refused(typed(place, *words, clean=True)):
-            raise Failed(Outcome.SILENT, "accepted")
+        require_refusal(typed(place, *words, clean=True), accepted="accepted")
     return Verdict(Outcome.REFUSED, f"{command} {form!r}"[:200])
 
 
@@ -202,7 +200,7 @@ def _value(place: Path, command: str, key: str, value: str) -> Verdict:
 
 
 def _as_typed(command: str, key: str, value: str, data: dict[str, Any]) -> None:
-    """Raises Failed where the configuration holds another value than the one that was typed."""
+    """Raises Failed if the configuration differs from the typed value."""
     from lmtool.config.overrides import Offers, as_values
     from lmtool.resolver.schema.verbs import COMMANDS
     from lmtool.runs.identity import flatten

@@ -235,8 +235,8 @@ def test_the_published_sizes_are_measured_on_request(benchmark, workers, monkeyp
         (["--only", "sst2", "--sizes", "base"], "--only names tables of the small size"),
         (["--resume", "nowhere.jsonl"], "nowhere.jsonl: No such file or directory"),
         (["--resume", "other.jsonl", "--quick"], "--resume measures with the settings of its file"),
-        (["--output", "empty.jsonl"], "--output empty.jsonl is there already"),
-        (["--markdown", "empty.jsonl"], "empty.jsonl is no results file"),
+        (["--output", "empty.jsonl"], "--output empty.jsonl exists already"),
+        (["--markdown", "empty.jsonl"], "empty.jsonl is not a results file"),
         (["--resume", "other.jsonl"], "other.jsonl was measured with torch 1.0, and here it is"),
     ],
 )
@@ -256,8 +256,8 @@ def test_without_the_peer_one_line_says_what_to_type(benchmark, monkeypatch, cap
         run(benchmark, monkeypatch)
     assert caught.value.code == 2
     assert capsys.readouterr().err.splitlines() == [
-        "error: the peer is not installed: transformers and accelerate",
-        "hint: make bench",
+        "error: transformers and accelerate are not installed",
+        "hint: run make bench",
     ]
 
 

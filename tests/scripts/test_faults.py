@@ -75,7 +75,7 @@ runpy.run_path({str(SCRIPT)!r}, run_name="__main__")
 @pytest.mark.slow
 def test_a_defect_is_seen(tmp_path: Path, script: Any) -> None:
     """A reader that fills up ragged lines without a word, as some do: a trial that plants one fails."""
-    tables, chance_of = script("trials.inputs"), script("trials.harness").chance_of
+    tables, chance_of = script("trials.inputs"), script("trials.outcomes").chance_of
 
     def is_ragged(seed: int) -> bool:
         form, role = tables.FORMATS[seed % 3], tables.TABLE_ROLES[seed // 3 % len(tables.TABLE_ROLES)]
