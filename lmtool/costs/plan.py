@@ -186,7 +186,7 @@ def _decoding(backbone: OneStack, length: float) -> Work:
 def _asking(backbone: OneStack, share: float, length: float) -> Work:
     """A query stream: all layers at the predicted tokens, with queries only."""
     layers = list(backbone.depth())
-    projections = _matrices(part for layer in layers for part in _key_value_maps(layer.self_attn))
+    projections = _matrices(part for layer in layers for part in _key_value_maps(cast(nn.Module, layer.self_attn)))
     return Work(share, _matrices(layers) - projections, _attention(layers), backbone.seen(0, length))
 
 
@@ -245,9 +245,9 @@ def _matrices(modules: Iterable[nn.Module]) -> int:
     )
 
 
-def _key_value_maps(attention: object) -> tuple[nn.Module, nn.Module]:
-    attention = cast(MultiHead, attention)
-    return attention.k_proj, attention.v_proj
+def _key_value_maps(attention: nn.Module) -> Iterator[nn.Module]:
+    """The projections of keys and values, as far as the attention has them (additive attention has no values)."""
+    return (part for name, part in attention.named_children() if name in ("k_proj", "v_proj"))
 
 
 def _attention(layers: Iterable[nn.Module]) -> int:

@@ -50,7 +50,11 @@ def outcome(run: Path, step: int = 6, after: int = 0) -> tuple[list[dict[str, An
     """The rows of steps after `after`, without what a clock measured and without what was the best so far; and the
     tensors of a checkpoint, the optimizer's too."""
     own = ("tokens_per_second", "seconds", "best")
-    rows = [{key: row[key] for key in row if key not in own} for row in read_rows(run) if row["step"] > after]
+    rows = [
+        {key: row[key] for key in row if key not in own}
+        for row in read_rows(run / "metrics.jsonl")
+        if row["step"] > after
+    ]
     files = [run / f"checkpoints/step_{step:08d}/{name}.safetensors" for name in ("model", "optimizer")]
     return rows, {
         f"{file.name}:{name}": tensor.numpy().tobytes() for file in files for name, tensor in load_file(file).items()
@@ -115,7 +119,7 @@ def test_another_schedule_and_another_end(trunk: Path, capsys: pytest.CaptureFix
     capsys.readouterr()
     lmtool(*words)
     assert "branches from runs/trunk@4" in capsys.readouterr().out
-    rows = read_rows(Path("runs/tail"))
+    rows = read_rows(Path("runs/tail/metrics.jsonl"))
     steps = [row["step"] for row in rows if row["split"] == "train"]
     assert steps == list(range(1, 9))
     rates = [row["learning_rate"] for row in rows if row["split"] == "train"]

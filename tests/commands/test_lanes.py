@@ -61,7 +61,7 @@ def test_state_is_in_checkpoints_and_longer_memories_in_evaluation(
         assert f"behind a memory of {words[0].split('=')[1] if words else 192} tokens" in printed
     assert scores[0] == pytest.approx(result["metrics"]["loss"], abs=1e-4) and len(set(scores)) == 3
     assert cli.main(["evaluate", "checkpoint=runs/xl", "memory_length=490", "cache_dir=cache"]) == 2
-    assert "set memory_length=480 at most" in capsys.readouterr().err
+    assert "set memory_length=480 or lower" in capsys.readouterr().err
     assert cli.main(["export", "checkpoint=runs/xl", "output=out"]) == 2
     assert "transformer_xl" in capsys.readouterr().err
     assert cli.main(["generate", "checkpoint=runs/xl", "prompt=the cat", "max_new_tokens=3"]) == 0
@@ -89,6 +89,6 @@ def test_inspect_draws_lanes_and_memory(place: Path, capsys: pytest.CaptureFixtu
     assert cli.main([*words, "tokens=1000", "output=seen.jsonl"]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert "DOES NOT HOLD" not in printed and "left out share of text" in printed
-    assert "1 of 4, 64 tokens read before, sees 48 tokens of memory ..mmmmmmxxxx" in printed
+    assert "1 of 4, 64 tokens read before, continues from 48 tokens of memory ..mmmmmmxxxx" in printed
     rows = [json.loads(line) for line in Path("seen.jsonl").read_text().splitlines()]
     assert [row["lane"]["read"] for row in rows] == [0, 32, 64]

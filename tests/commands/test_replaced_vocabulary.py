@@ -130,7 +130,7 @@ def test_what_cannot_be_replaced(place: Path, capsys: pytest.CaptureFixture[str]
         (["checkpoint=bert", "tokenizer=rows"], "tokenizer=rows: it has no tokenizer"),
         (["checkpoint=bert", "tokenizer=damaged"], "damaged/tokenizer.json:1: not a readable tokenizer"),
         (["checkpoint=bert", "tokenizer=bert", "output=full"], "output=full exists and is not empty"),
-        (["checkpoint=bert", *TEXT[:2]], "no tokenizer= is given"),
+        (["checkpoint=bert", *TEXT[:2]], "but tokenizer= is not set"),
         (["checkpoint=bert", "tokenizer=bert", "data=text", "data.path=none.txt"], "data.path"),
     ):
         output = [] if any(word.startswith("output=") for word in words) else ["output=out"]

@@ -237,7 +237,7 @@ def test_nothing_to_learn_is_refused():
     assert refused(head, model_config("t5", tied=False), words) is None and refused(head, t5, TASK) is None
     headless = SimpleNamespace(learner=lambda backbone, *_: ModelWithHeads(backbone, 0))
     blueprint = SimpleNamespace(model=t5, seed=0, tuned_by=head, learns=headless, exits=())
-    with pytest.raises(UserError, match="has no trainable parameter"):
+    with pytest.raises(UserError, match="trains no parameter"):
         assemble(blueprint, None)
 
 

@@ -261,7 +261,7 @@ def test_positions_without_an_end_leave_texts_as_long_as_they_were():
 
 def test_answers_leave_room_for_a_prefix():
     rooms = [
-        learner_of("bart", "seq2seq", method, target_tokens=64).examples(data_of("seq2seq"), 40).target_room
+        learner_of("bart", "seq2seq", method, target_tokens=64).examples(data_of("seq2seq"), 40).target_capacity
         for method in (METHODS["prompt"], METHODS["prefix"])
     ]
     assert rooms[0] - rooms[1] == 3

@@ -196,7 +196,7 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("1_Pooling/config.json", {"pooling_mode_max_tokens": "yes"}, "pooling_mode_max_tokens='yes' is not of type bool"),
     ("2_Dense/config.json", {"activation_function": "os.system"}, "activation_function='os.system'"),
     ("2_Dense/config.json", {"module_input_name": "token_embeddings"}, "module_input_name='token_embeddings'"),
-    ("2_Dense/config.json", {"out_features": 21}, r"of 36 inputs are read \{'linear.weight': \(21, 36\)"),
+    ("2_Dense/config.json", {"out_features": 21}, "are needed for 36 inputs"),
     ("2_Dense/config.json", {"in_features": 0}, "in_features=0 is not a positive integer"),
     ("config_sentence_transformers.json", {"model_type": "SparseEncoder"}, "model_type='SparseEncoder'"),
     ("config_sentence_transformers.json", {"default_prompt_name": "x"}, "default_prompt_name='x'"),
