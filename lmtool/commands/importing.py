@@ -85,5 +85,5 @@ def require_no_vocabulary(config: ImportConfig, kind: str) -> None:
         if config.tokenizer is not None:
             message = f"tokenizer={config.tokenizer}: checkpoint={config.checkpoint} is {kind}"
         raise UserError(
-            message, "to replace a tokenizer, set checkpoint=runs/NAME of a pretrained run and tokenizer=FOLDER"
+            message, "set checkpoint=runs/NAME of a pretrained run and tokenizer=FOLDER to replace its tokenizer"
         )

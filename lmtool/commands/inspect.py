@@ -1,4 +1,4 @@
-"""`lmtool inspect`: decodes the inputs of a model, and compares measured statistics with their definitions.
+"""`lmtool inspect`: decodes the inputs of a model, and compares measured statistics with their expected values.
 
 Nothing is trained. The model is on the meta device, without weights, unless it generates a part of its inputs (as the
 generator of replaced-token detection does): then it has its initial weights, or those of checkpoint=.
@@ -35,7 +35,7 @@ from lmtool.weights.assemble import assemble
 
 
 def run(config: TrainingConfig, verb: str, looking: Looking) -> int:
-    """Prints examples and statistics, of each phase of a run. CheckFailed if a statistic violates its definition."""
+    """Prints examples and statistics for each phase of a run. CheckFailed if a statistic violates its definition."""
     output = Output()
     phase_configs: list[TrainingConfig] = list(config.forms) if isinstance(config, PretrainConfig) else [config]
     parts: list[InspectionScreen] = []
@@ -59,8 +59,8 @@ def run(config: TrainingConfig, verb: str, looking: Looking) -> int:
         names = "; ".join(statistic.name for statistic in broken)
         total = sum(len(stats.statistics) for stats in tallies)
         raise CheckFailed(
-            f"{len(broken)} of {total} statistics are not as defined: {names}",
-            "set another seed=; if a statistic fails again, please report this bug in lmtool with the table above",
+            f"{len(broken)} of {total} statistics do not match their expected values: {names}",
+            "set another seed=; if a statistic fails again, report this bug in lmtool with the table above",
         )
     return 0
 

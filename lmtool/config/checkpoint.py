@@ -144,7 +144,9 @@ def run_folder(path: str | Path) -> Path:
     with given.open(encoding="utf-8", errors="replace") as file:
         name = Path(file.read(_LONGEST_NAME + 2).strip() or "-").name
     if len(os.fsencode(name)) > _LONGEST_NAME:
-        raise NoCheckpoint(f"{given} contains no name of a run: it is longer than {_LONGEST_NAME} bytes", _GIVE)
+        raise NoCheckpoint(
+            f"{given} does not contain the name of a run: its text has more than {_LONGEST_NAME} bytes", _GIVE
+        )
     return given.parent / name
 
 

@@ -1,8 +1,8 @@
-"""Overrides of the command line, checked and rewritten before Hydra sees them.
+"""Command-line overrides, checked and rewritten before Hydra sees them.
 
-Every value override becomes a forced one (`++a.b=c`), so that Hydra accepts any key; the decoder reports all unknown
-keys at once. Texts with characters outside Hydra's grammar (`data.path=café.txt`) are quoted. Overrides of groups,
-`hydra.*` and deletions of a group keep their form.
+Every value override becomes a forced one (`++a.b=c`), so that Hydra accepts any key; the decoder of configurations
+reports all unknown keys at once. Texts with characters outside Hydra's grammar (`data.path=café.txt`) are quoted.
+Overrides of groups, `hydra.*` and deletions of a group keep their form.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from lmtool.config.offers import Offers, without_key
 from lmtool.errors import Problem
 
 GRID = "hydra.sweeper.params"
-"""The key of sweep values in YAML, the same as in Hydra."""
+"""The key that holds sweep values in YAML files, which is Hydra's own."""
 LONGEST_KEY = 200
-"""Maximum bytes of a key: Hydra uses it as a file name, which has at most 255."""
-# Hydra's lexer accepts neither non-ASCII letters nor these signs outside quotes, so they have no special meaning.
+"""Maximum length of a key in bytes: Hydra uses it as a file name, which is limited to 255 bytes."""
+# Outside quotes, Hydra's lexer rejects non-ASCII characters and these signs; quoting them does not change a value.
 _UNKNOWN_TO_HYDRA = re.compile(r"[^\x00-\x7f]|[!#&;<>=^`~]")
 OF_SWEEPS = ("hydra/launcher", "hydra/sweeper", "hydra.launcher", "hydra.sweeper", "hydra.sweep")
-"""Keys of Hydra that may be typed for a sweep."""
+"""Hydra keys that may be set on the command line together with -m."""
 
 
 @dataclass
@@ -63,7 +63,7 @@ def read(overrides: Sequence[str], offers: Offers, *, multirun: bool = False) ->
     for text in overrides:
         sign, key = _key(text)
         if len(key.encode("utf-8", "replace")) > LONGEST_KEY:
-            message = f"{key[:40]}...: a key of {len(key):,} characters; no key has more than {LONGEST_KEY}"
+            message = f"{key[:40]}...: the key has more than {LONGEST_KEY} bytes"
             typed.problems.append(Problem(key, message, "`lmtool show KEY` explains a key"))
             continue
         if "=" not in text and sign != "~":
@@ -76,7 +76,7 @@ def read(overrides: Sequence[str], offers: Offers, *, multirun: bool = False) ->
         elif key in offers.verbatim:
             typed.verbatim[key] = value
         elif (whole := key.partition(".")[0]) in offers.verbatim and whole != key:
-            typed.problems.append(Problem(key, f"{key}: {whole}= is text here and has no keys", f"set {whole}= alone"))
+            typed.problems.append(Problem(key, f"{key}: {whole}= is text here and has no keys", f"set {whole}=TEXT"))
         elif (override := _parsed(parser, text, key, typed)) is not None:
             _sort(override, sign, key, offers, multirun, typed)
     for first, second in offers.alternatives:
@@ -100,7 +100,7 @@ def _key(text: str) -> tuple[str, str]:
 
 def _parsed(parser: OverridesParser, text: str, key: str, typed: Typed) -> Override | None:
     if not key.isascii() or not key.strip():
-        hint = "write a key of letters, digits, _ and dots; `lmtool COMMAND --help` prints the keys"
+        hint = "write a key of ASCII letters, digits, _ and dots; `lmtool COMMAND --help` prints the keys"
         typed.problems.append(
             Problem(key, f"{text}: {key} is not a key" if key.strip() else f"{text} has no key before =", hint)
         )
@@ -113,8 +113,8 @@ def _parsed(parser: OverridesParser, text: str, key: str, typed: Typed) -> Overr
             continue
         except (RecursionError, ValueError) as error:
             # Hundreds of brackets, or a number of thousands of digits.
-            fault = "is nested too deep" if isinstance(error, RecursionError) else "is too long for a number"
-            typed.problems.append(Problem(key, f"{key}: the value {fault}", f"`lmtool show {key}` explains it"))
+            fault = "is nested too deeply" if isinstance(error, RecursionError) else "is too long for a number"
+            typed.problems.append(Problem(key, f"{key}: the value {fault}", f"`lmtool show {key}` explains the key"))
             return None
     value = text.partition("=")[2]
     quote = "'" if '"' in value else '"'
@@ -122,7 +122,7 @@ def _parsed(parser: OverridesParser, text: str, key: str, typed: Typed) -> Overr
     quoted = f"{key}={quote}{inside}{quote}"
     quoted = f"'{quoted}'" if quote == '"' and "'" not in value else '"' + quoted.replace('"', '\\"') + '"'
     typed.problems.append(
-        Problem(key, f"{text}: the value has a character with a special meaning", f"quote it: {quoted}")
+        Problem(key, f"{text}: the value has a character with a special meaning outside quotes", f"quote it: {quoted}")
     )
     return None
 
@@ -179,7 +179,7 @@ def _sort(override: Override, sign: str, key: str, offers: Offers, multirun: boo
         override = OverridesParser.create().parse_override(text)
     names = _names(override)
     if "." in key and nested in offers.groups and names and all(isinstance(name, str) for name in names):
-        # A choice within a section may be typed like a value of it.
+        # A group within a section may also be written with a dot, like a value: model.positions=rotary.
         group, text = nested, f"{nested}={value}"
     if key.startswith(("hydra.", "hydra/")):
         if multirun and key.startswith(OF_SWEEPS) and not key.startswith(GRID):
@@ -189,10 +189,10 @@ def _sort(override: Override, sign: str, key: str, offers: Offers, multirun: boo
     elif group in offers.groups or "/" in group:
         typed.problems += list(_choice(override, text, sign, group, offers, multirun, typed))
     elif sign == "~":
-        hint = f"set {key}=VALUE, or null where it is allowed"
+        hint = f"set {key}=VALUE, or null if the key allows it"
         typed.problems.append(Problem(f"~{key}", f"~{key}: a value cannot be removed", hint))
     elif _sweeps_inside(override.value()):
-        hint = f"write the values out; -m {key}=A,B sweeps over values outside brackets"
+        hint = f"write the values out; to sweep, write them without brackets: -m {key}=A,B"
         typed.problems.append(Problem(key, f"{key}={value}: a sweep inside a list or section", hint))
     elif override.is_sweep_override() and not multirun:
         hint = "; ".join(["-m sweeps over them", *_as_one(override, key, value, offers)])
@@ -206,9 +206,9 @@ def _as_one(override: Override, key: str, value: str, offers: Offers) -> Iterato
     """How to write several values as one, if the key takes a list or a text."""
     several = override.value()
     if isinstance(several, ChoiceSweep) and offers.takes(key, [_plain(part) for part in several.list]):
-        yield f"a list is {shlex.quote(f'{key}=[{value}]')}"
+        yield f"for a list, write {shlex.quote(f'{key}=[{value}]')}"
     if offers.takes(key, value):
-        yield "one text is " + shlex.quote(f'{key}="{value}"')
+        yield "for one text, write " + shlex.quote(f'{key}="{value}"')
 
 
 def _has_pattern(value: object) -> bool:
@@ -218,14 +218,14 @@ def _has_pattern(value: object) -> bool:
 
 
 def _matching(value: object, options: Sequence[str]) -> list[str]:
-    """The options that match a pattern; None if the pattern is one of several values."""
+    """The options that match a pattern; empty if the pattern is one of several values."""
     return list(value.filter(list(options))) if isinstance(value, Glob) else []
 
 
 def _of_pattern(key: str, value: str, is_group: bool, multirun: bool) -> Problem:
-    """The problem of a pattern without matches."""
+    """The problem of a pattern that cannot be used."""
     if not is_group:
-        hint = "write the values out, with commas; quoted, it is text: " + shlex.quote(f'{key}="{value}"')
+        hint = "write the values out, with commas; or quote it as text: " + shlex.quote(f'{key}="{value}"')
         return Problem(key, f"{key}={value}: a pattern of options, but {key} is not a group", hint)
     if not multirun:
         hint = f"add -m to run each option that it matches: -m {shlex.quote(f'{key}={value}')}"
@@ -235,7 +235,8 @@ def _of_pattern(key: str, value: str, is_group: bool, multirun: bool) -> Problem
 
 
 def _sweeps_inside(value: object) -> bool:
-    """Whether part of a list or section is itself a sweep (`[range(1,3)]`), which Hydra would take as a value."""
+    """Whether part of a list or section is itself a sweep (`[range(1,3)]`), which Hydra would silently treat as a
+    value."""
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return any(isinstance(part, Sweep) or _sweeps_inside(part) for part in parts)
 
@@ -243,10 +244,12 @@ def _sweeps_inside(value: object) -> bool:
 def _of_hydra(key: str, value: str, multirun: bool) -> Problem:
     """The problem of a key of Hydra's own configuration that lmtool does not use."""
     if key.startswith(GRID):
-        hint = f"type the values of each key: -m {key.removeprefix(GRID).lstrip('.') or 'seed'}=1,2"
+        hint = f"on the command line, set the values of each key: -m {key.removeprefix(GRID).lstrip('.') or 'seed'}=1,2"
         return Problem(key, f"{key}={value}: this key is for sweep values in YAML", hint)
     sweeping = key.startswith(OF_SWEEPS)
-    reads = "only used with -m" if sweeping else f"the only keys of Hydra are {', '.join(OF_SWEEPS)}, with -m"
+    reads = (
+        "only used with -m" if sweeping else f"lmtool uses only these keys of Hydra, with -m: {', '.join(OF_SWEEPS)}"
+    )
     hint = "add -m, or omit it" if sweeping else "omit it"
     if key in ("hydra.run.dir", "hydra.sweep.dir") and not multirun:
         hint = f"set run_dir={value or 'FOLDER'}"
@@ -278,7 +281,7 @@ def _choice(
         together = f"; for all in one run, {group}=[{value}]" if group in offers.several else ""
         yield Problem(group, f"{text}: several choices for one run", f"add -m to run each: -m {text}{together}")
     elif override.value() in (None, []):
-        # In Hydra, no option is selected by removing the group.
+        # In Hydra, removing the group is the way to select no option.
         if offers.primary.get(group) is not None:
             typed.choices.append(f"~{group}")
     else:

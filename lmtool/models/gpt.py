@@ -1,5 +1,5 @@
 """GPT-2: Radford, Wu, Child, Luan, Amodei, Sutskever, "Language Models are Unsupervised Multitask Learners", 2019.
-Sizes: https://github.com/openai/gpt-2 and its larger checkpoints.
+The sizes are those of the released checkpoints, https://github.com/openai/gpt-2.
 
     token + position
              |

@@ -292,7 +292,7 @@ def _peer_config(config: TrainingConfig, distill: CodistillationConfig, tokenize
     peer_tokenizer = starting_tokenizer(config)
     if peer_tokenizer is not None and not peer_tokenizer.same_encoding(tokenizer):
         raise UserError(
-            f"distill.checkpoint={distill.checkpoint} has another tokenizer than the run: peers read the same batches",
+            f"distill.checkpoint={distill.checkpoint} has another tokenizer, but peers read the same batches",
             f"set tokenizer=folder tokenizer.path={distill.checkpoint}, or use another checkpoint",
         )
     return config
@@ -327,7 +327,7 @@ def teacher_of(config: TrainingConfig, path: str, tokenizer: Tokenizer, precisio
     same = trained.tokenizer.same_encoding(tokenizer)
     if one_vocabulary(config.distill, config.learns) and not same:
         raise UserError(
-            f"distill.teacher={path} has another tokenizer than the student: it cannot read the student's batches",
+            f"distill.teacher={path} does not have the tokenizer of the student: it cannot read the student's batches",
             f"set tokenizer=folder tokenizer.path={path}, or use a teacher with the student's tokenizer",
         )
     known, student_learns = TeacherSpec(path, trained.saved), config.learns

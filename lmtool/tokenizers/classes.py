@@ -1,4 +1,4 @@
-"""The tokenizer classes of transformers 5 that Hugging Face folders name.
+"""The tokenizer classes of transformers 5 that a Hugging Face folder may name.
 
 A class reads its vocabulary from the files, and everything else from tokenizer_config.json or its defaults;
 normalization, splitting and special tokens in tokenizer.json are ignored, even if they differ. Only the generic classes
@@ -61,7 +61,7 @@ def broken(path: Path, reason: str, line: int | None = None) -> UserError:
     """The error for an invalid tokenizer file."""
     at = f"{path}:{line}" if line else str(path)
     return UserError(
-        f"{at}: not a readable tokenizer: {' '.join(reason.split())[:200]}",
+        f"{at}: not a valid tokenizer file: {' '.join(reason.split())[:200]}",
         "copy the file again, or train a tokenizer with `lmtool tokenizer`",
     )
 
@@ -277,7 +277,7 @@ GPT2 = TokenizerClass(
     ("gpt2",),
     "BPE",
     ("vocab.json", "merges.txt"),
-    # Byte-level BPE has no unknown characters, but the class names a token for them.
+    # Byte-level BPE never meets unknown characters, but the class declares an unknown token.
     {**SPECIALS["gpt2"], "unk": "<|endoftext|>"},
     _byte_level,
 )

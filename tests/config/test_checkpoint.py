@@ -63,7 +63,7 @@ def test_a_checkpoint_is_found_where_a_user_points(run: Path) -> None:
 def test_latest_of_too_many_letters_names_no_run(run: Path, content: str) -> None:
     latest = run.parent / "latest"
     latest.write_text(content)
-    with pytest.raises(UserError, match="latest contains no name of a run: it is longer than 255 bytes"):
+    with pytest.raises(UserError, match="latest does not contain the name of a run: its text has more than 255 bytes"):
         find(latest)
     latest.unlink()
     latest.symlink_to("x" * 300)

@@ -94,7 +94,7 @@ def test_one_step_is_no_growth_to_speak_of(tmp_path: Path) -> None:
 def test_a_vocabulary_without_entries_is_refused(files: dict[str, Any], tmp_path: Path) -> None:
     for name, content in files.items():
         (tmp_path / name).write_text(content if isinstance(content, str) else json.dumps(content))
-    with pytest.raises(UserError, match="not a readable tokenizer: the vocabulary has no entries"):
+    with pytest.raises(UserError, match="not a valid tokenizer file: the vocabulary has no entries"):
         Tokenizer.load(tmp_path)
 
 

@@ -277,12 +277,12 @@ def test_a_file_too_large_for_a_tokenizer_is_not_read(tmp_path: Path) -> None:
 def test_broken_files_are_named(tmp_path: Path) -> None:
     assert not has_tokenizer(tmp_path) and len(set(FILES)) == len(FILES)
     write(tmp_path / "vocab.txt", "a\nb\n")
-    with pytest.raises(UserError, match=r"vocab\.txt: not a readable tokenizer: \[UNK\] is missing"):
+    with pytest.raises(UserError, match=r"vocab\.txt: not a valid tokenizer file: \[UNK\] is missing"):
         Tokenizer.load(tmp_path)
     (tmp_path / "vocab.txt").unlink()
     for content in (b"", b"\x00\xff", b"\x0a\xff\xff\xff\xff", b"hello, world"):
         (tmp_path / "spiece.model").write_bytes(content)
-        with pytest.raises(UserError, match=r"spiece\.model: not a readable tokenizer"):
+        with pytest.raises(UserError, match=r"spiece\.model: not a valid tokenizer file"):
             Tokenizer.load(tmp_path)
     (tmp_path / "spiece.model").unlink()
     write(tmp_path / "vocab.json", '{"a": 0, "b": 1}')

@@ -15,14 +15,14 @@ from lmtool.objectives.corruption.masking import PackedTexts, Vocabulary, budget
 
 # BART's five noises.
 # Lewis et al., "BART: Denoising Sequence-to-Sequence Pre-training for Natural Language Generation, Translation, and
-# Comprehension", ACL 2020, section 2.2. Text infilling masks exactly ceil(rate x words) words of a text: lengths are
+# Comprehension", ACL 2020, section 2.2. Text infilling masks exactly ceil(share x words) words of a text: lengths are
 # sampled until their sum suffices, the last one is truncated, and the spans are placed among the other words without
 # overlap, every arrangement being equally likely. (fairseq samples the starts one by one and lets spans overlap, so
-# that it masks fewer.) A length of 0 inserts a mask between two words or at an end.
+# it masks fewer words.) A length of 0 inserts a mask between two words or at an end.
 # Shape letters: N examples, T original tokens, W words, S spans, D samples.
 
 
-# Offsets of each noise's random numbers.
+# Offset of each noise in the random stream, so that no two noises share random numbers.
 _SENTENCE, _LENGTH, _PLACE, _INSERT, _MASK, _DELETE, _ROTATE, _RANDOM, _CHOOSE = (number << 40 for number in range(9))
 
 
@@ -35,7 +35,7 @@ class Infilled:
     masked: np.ndarray
 
 
-def _numbers(counts_N: np.ndarray) -> np.ndarray:
+def _index_in_group(counts_N: np.ndarray) -> np.ndarray:
     """0, 1, ... within each of N groups of these sizes."""
     return ragged_ranges(np.zeros_like(counts_N), counts_N)
 
@@ -44,12 +44,12 @@ def _ranks(owners: np.ndarray, uniform: np.ndarray, counts_N: np.ndarray) -> np.
     """The rank of each random number within its text; owners are ascending."""
     order = np.lexsort((uniform, owners))
     ranks = np.empty(len(order), dtype=np.int64)
-    ranks[order] = _numbers(counts_N)
+    ranks[order] = _index_in_group(counts_N)
     return ranks
 
 
 def permute_sentences(texts: PackedTexts, sentences_T: np.ndarray, share: float) -> PackedTexts:
-    """Permutes ceil(rate x sentences) sentences of each text among themselves. sentences_T: each token's sentence
+    """Permutes ceil(share x sentences) sentences of each text among themselves. sentences_T: each token's sentence
     number, ascending within a text."""
     owners = texts.owners
     opens = (np.diff(sentences_T, prepend=-1) != 0) | (texts.positions == 0)
@@ -57,7 +57,7 @@ def permute_sentences(texts: PackedTexts, sentences_T: np.ndarray, share: float)
     sizes = np.diff(np.append(first, len(sentences_T)))
     owner_S = owners[first]
     counts_N = np.bincount(owner_S, minlength=len(texts.lengths))
-    number_S = _numbers(counts_N)
+    number_S = _index_in_group(counts_N)
     chosen_N = np.ceil(counts_N * share - 1e-9).astype(np.int64)
     chosen = _ranks(owner_S, texts.uniform(owner_S, _CHOOSE + number_S), counts_N) < chosen_N[owner_S]
     places = np.flatnonzero(chosen)
@@ -69,11 +69,11 @@ def permute_sentences(texts: PackedTexts, sentences_T: np.ndarray, share: float)
 def infill(
     texts: PackedTexts, vocabulary: Vocabulary, share: float, mean: float, random: float, longest: int
 ) -> Infilled:
-    """Replaces spans of words by one mask each.
+    """Replaces each sampled span of words by a single mask.
 
-    share: fraction of the words. mean: of the Poisson lengths. random: fraction of the masks that are random tokens
-    instead. longest: maximum length of a text, which also grows by at most ceil(share x tokens); inserted masks beyond
-    it are dropped.
+    share: fraction of the words. mean: mean of the Poisson-distributed span lengths. random: fraction of the
+    masks that are random tokens instead. longest: maximum length of a text, which may also grow by at most ceil(share x
+    tokens); inserted masks that exceed either limit are dropped.
     """
     owners = texts.owners
     starts_word = vocabulary.starts_word[texts.tokens] | (texts.positions == 0)
@@ -83,17 +83,17 @@ def infill(
     words_N = np.bincount(owner_W, minlength=len(texts.lengths))
     masked_N = np.ceil(words_N * share - 1e-9).astype(np.int64)
     owner_D, drawn = _lengths(texts, masked_N, mean)
-    # The last length of a text is truncated to the rest.
+    # The last length of a text is truncated to the number of words that are still to be masked.
     ends = np.cumsum(drawn)
     before_N = np.cumsum(np.bincount(owner_D, drawn, len(words_N))) - np.bincount(owner_D, drawn, len(words_N))
     cut = np.minimum(drawn, masked_N[owner_D] - (ends - drawn - before_N[owner_D])).astype(np.int64)
     inserts_N = np.bincount(owner_D[cut == 0], minlength=len(words_N))
     size_S, owner_S = cut[cut > 0], owner_D[cut > 0]
-    # Spans and other words in a random order, each span as one unit: span positions are sampled among both.
+    # Spans and unmasked words in random order, each span as one unit: span positions are sampled among all units.
     spans_N = np.bincount(owner_S, minlength=len(words_N))
     units_N = words_N - masked_N + spans_N
     owner_U = np.repeat(np.arange(len(units_N)), units_N)
-    is_span = _ranks(owner_U, texts.uniform(owner_U, _PLACE + _numbers(units_N)), units_N) < spans_N[owner_U]
+    is_span = _ranks(owner_U, texts.uniform(owner_U, _PLACE + _index_in_group(units_N)), units_N) < spans_N[owner_U]
     taken_U = np.ones(len(owner_U), dtype=np.int64)
     taken_U[is_span] = size_S
     masked_W = np.repeat(is_span, taken_U)
@@ -106,7 +106,7 @@ def infill(
     noised = texts.of(tokens, np.bincount(owners[retained_T | marks_T], minlength=len(words_N)))
     limits_N = np.minimum(longest, texts.lengths + np.ceil(texts.lengths * share).astype(np.int64))
     noised = _insert(noised, vocabulary.mask, np.minimum(inserts_N, np.maximum(limits_N - noised.lengths, 0)))
-    return Infilled(_randomised(noised, vocabulary, random), drawn, masked_N)
+    return Infilled(_randomized(noised, vocabulary, random), drawn, masked_N)
 
 
 def poisson_probabilities(mean: float) -> np.ndarray:
@@ -118,12 +118,12 @@ def poisson_probabilities(mean: float) -> np.ndarray:
 
 
 def _lengths(texts: PackedTexts, enough_N: np.ndarray, mean: float) -> tuple[np.ndarray, np.ndarray]:
-    """(D,) texts, and (D,) lengths: for each text, enough lengths to reach its sum."""
+    """(D,) text indices and (D,) sampled lengths: for each text, just enough that their sum is at least `enough_N`."""
     cumulative = np.cumsum(poisson_probabilities(mean))[:-1]
     draws_N = np.where(enough_N > 0, 8 + np.ceil(2 * enough_N / mean).astype(np.int64), 0)
     while True:
         owner = np.repeat(np.arange(len(draws_N)), draws_N)
-        lengths = np.searchsorted(cumulative, texts.uniform(owner, _LENGTH + _numbers(draws_N)), side="right")
+        lengths = np.searchsorted(cumulative, texts.uniform(owner, _LENGTH + _index_in_group(draws_N)), side="right")
         sums_N = np.bincount(owner, lengths, len(draws_N)).astype(np.int64)
         if (sums_N >= enough_N).all():
             break
@@ -139,7 +139,7 @@ def _insert(texts: PackedTexts, mask: int, inserts_N: np.ndarray) -> PackedTexts
         return texts
     lengths = texts.lengths + inserts_N
     owners = np.repeat(np.arange(len(lengths)), lengths)
-    new = _ranks(owners, texts.uniform(owners, _INSERT + _numbers(lengths)), lengths) < inserts_N[owners]
+    new = _ranks(owners, texts.uniform(owners, _INSERT + _index_in_group(lengths)), lengths) < inserts_N[owners]
     tokens = np.full(len(owners), mask, dtype=np.int64)
     tokens[~new] = texts.tokens
     return texts.of(tokens, lengths)
@@ -149,7 +149,7 @@ def mask_each(texts: PackedTexts, vocabulary: Vocabulary, share: float, random: 
     """Replaces round(share x tokens) tokens of each text by masks; existing masks are not replaced."""
     chosen = _chosen(texts, share, _MASK, texts.tokens != vocabulary.mask)
     tokens = np.where(chosen, vocabulary.mask, texts.tokens)
-    return _randomised(texts.of(tokens, texts.lengths), vocabulary, random, chosen)
+    return _randomized(texts.of(tokens, texts.lengths), vocabulary, random, chosen)
 
 
 def delete(texts: PackedTexts, share: float) -> PackedTexts:
@@ -180,7 +180,7 @@ def _chosen(texts: PackedTexts, share: float, base: int, eligible_T: np.ndarray)
     return chosen
 
 
-def _randomised(
+def _randomized(
     texts: PackedTexts, vocabulary: Vocabulary, share: float, among: np.ndarray | None = None
 ) -> PackedTexts:
     """Replaces a fraction of the masks by random tokens."""
@@ -238,7 +238,8 @@ def text_length(max_length: int, special_count: int, config: SpanCorruptionConfi
     fits = (np.maximum(lengths - noise, noise) + spans + special_count) <= max_length
     if not fits[0]:
         raise UserError(
-            f"max_length={max_length} leaves no capacity for a span", f"set max_length={special_count + 2} or more"
+            f"max_length={max_length} is too short for a text with a corrupted span",
+            f"set max_length={special_count + 2} or more",
         )
     return int(lengths[np.flatnonzero(fits)[-1]])
 
@@ -251,7 +252,7 @@ def corrupt_spans(config: SpanCorruptionConfig, sentinels: np.ndarray, texts: Pa
     noise_S = _split(texts, noise_N, spans_N, _NOISE)
     runs = np.stack([rest_S, noise_S], axis=1).ravel()
     noise_T = np.repeat(np.tile([False, True], len(rest_S)), runs)
-    marks_S = np.asarray(sentinels, dtype=np.int64)[_numbers(spans_N)]
+    marks_S = np.asarray(sentinels, dtype=np.int64)[_index_in_group(spans_N)]
     input_lengths, target_lengths = lengths_N - noise_N + spans_N, noise_N + spans_N
     # A span's sentinel follows its piece of the rest in the inputs, and precedes its noise in the targets.
     at_S = np.cumsum(rest_S + 1) - 1
@@ -280,7 +281,7 @@ def _with_marks(tokens: np.ndarray, at_S: np.ndarray, marks_S: np.ndarray) -> np
 def _split(texts: PackedTexts, items_N: np.ndarray, pieces_N: np.ndarray, which: int) -> np.ndarray:
     """(S,) lengths of the pieces, each of one item or more: splits at the gaps with the smallest random numbers."""
     gaps_N = items_N - 1
-    owner, gap = np.repeat(np.arange(len(items_N)), gaps_N), _numbers(gaps_N)
+    owner, gap = np.repeat(np.arange(len(items_N)), gaps_N), _index_in_group(gaps_N)
     rank = _ranks(owner, texts.uniform(owner, gap * _DRAWS + which), gaps_N)
     first_N = np.cumsum(items_N) - items_N
     opens = np.zeros(int(items_N.sum()), dtype=bool)

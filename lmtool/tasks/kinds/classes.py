@@ -1,4 +1,4 @@
-"""Shared by the kinds that predict classes: their names, the metrics and the predictions, and the loss over class
+"""Code shared by the task kinds that predict classes: class names, metrics, predictions, and the loss over class
 scores.
 
 Shape letters: N texts, M targets, C classes.
@@ -34,7 +34,7 @@ from lmtool.tasks.kinds.predictions import Label, Prediction, column_of, values_
 from lmtool.types import Batch, Scores
 
 NO_LABEL = "(no label)"
-"""Shown for a text that names no class: an extra class, which is never right."""
+"""Shown if a generated text names no class; counts as an extra class that is never correct."""
 Weighted = TypeVar("Weighted", ClassificationConfig, MultiLabelConfig, TokenClassificationConfig)
 
 
@@ -80,7 +80,7 @@ class NamedClassKind(OneClassKind, TextKind):
         """UserError if the metrics do not suit the number of classes."""
         if "f1" in self.config.metrics and len(self.classes) != 2:
             raise UserError(
-                f"task.metrics names f1, which needs two classes; the data have {len(self.classes)}",
+                f"task.metrics includes f1, which needs two classes, but the data has {len(self.classes)}",
                 "use macro_f1, accuracy or matthews",
             )
         return self.config
@@ -100,11 +100,11 @@ def with_class_weights(config: Weighted, balanced: tuple[float, ...]) -> Weighte
 
 
 def require_one_per_class(key: str, numbers: object, names: Sequence[str]) -> None:
-    """UserError if a tuple of numbers has another length than the classes."""
+    """UserError if a tuple does not have one number per class."""
     if isinstance(numbers, tuple) and len(numbers) != len(names):
         raise UserError(
             f"task.{key} has {len(numbers)} numbers for the {len(names)} labels {', '.join(names[:8])}",
-            "give one number per label, in their order",
+            "use one number per label, in the order of the labels",
         )
 
 
@@ -112,9 +112,8 @@ class ClassLearner(TaskLearner):
     """Cross entropy with the task's smoothing, focus and class weights.
 
     With class weights, the loss is the weighted sum of losses over the sum of the labels' weights, as in torch;
-    without, the mean over examples. A focal loss has the same normalizer, not its own weights: well-learned texts
-    already lower it.
-    """
+    without, the mean over examples. Focal loss is divided by the same number,
+    without its focal factors, which are meant to lower the loss."""
 
     loss: ClassLossConfig
     class_weights: Tensor | None
@@ -151,7 +150,7 @@ class ClassLearner(TaskLearner):
 
 
 class TextClassLearner(ClassLearner):
-    """Predicts one class for a whole text, with the probabilities of all."""
+    """Predicts one class for a whole text, with the probabilities of all classes."""
 
     def uncertainty(self, outputs: Tensor, batch: Batch) -> Tensor:
         return normalized_entropy(outputs)

@@ -313,7 +313,10 @@ def read_adapter(folder: Path) -> Adapter:
         raise UserError(f"{folder / WEIGHTS} has no tensor that ends with {suffixes[0]}", SAVE_AGAIN)
     integer = next((name for name, tensor in updates.items() if not tensor.is_floating_point()), None)
     if integer is not None:
-        raise UserError(f"{folder / WEIGHTS}: {integer} has dtype {updates[integer].dtype}, not floats", SAVE_AGAIN)
+        raise UserError(
+            f"{folder / WEIGHTS}: the tensor {integer} has dtype {updates[integer].dtype}, not a floating-point type",
+            SAVE_AGAIN,
+        )
     saved = {name.replace(_BASE_LAYER, ""): tensor for name, tensor in tensors.items() if name not in updates}
     # With bias="all" the file contains the biases of a head three times: in the complete head, and in two copies.
     saved = {name: saved[name] for name in saved if not _COPY.search(name) or _COPY.sub(".", name) not in saved}
