@@ -1,4 +1,4 @@
-"""Codistillation: learners of the same data that learn from each other.
+"""Codistillation: learners train on the same data and learn from each other.
 
 Anil, Pereyra, Passos, Ormandi, Dahl, Hinton, "Large scale distributed neural network training through online
 distillation", ICLR 2018, algorithm 1: after a burn-in each learner's loss is its own, plus the divergence from the mean
@@ -28,8 +28,9 @@ _COPIES, _FIRST = "copies", "student"
 
 
 class Codistillation(Distilled):
-    """The sum of all learners' losses; the student is the run's model. Gradients are clipped by their global norm.
-    Checkpoints name a peer's tensors `distill.peer_N.`, and those of the copies `distill.copies.`."""
+    """Trains the student and its peers on the sum of their losses. The student is the model that the run saves.
+    Gradients are clipped by their global norm. In checkpoints, tensors of a peer start with `distill.peer_N.`, tensors
+    of the copies with `distill.copies.`."""
 
     config: CodistillationConfig
 
@@ -59,13 +60,13 @@ class Codistillation(Distilled):
         return {"": self.student, **self.peers}
 
     def _mutual(self, name: str, part: str) -> str:
-        """The name of a learner's term for what it learns from the others."""
+        """The name of the loss term with which a learner learns from the others."""
         return _title(name, "mutual" if not part or len(self.student.weights) == 1 else f"mutual_{part}")
 
     # The training loop's interface.
 
     def on_step(self, step: int) -> None:
-        """Calls all learners, and refreshes the copies when due."""
+        """Calls `on_step` of every learner, and refreshes the copies if a refresh is due."""
         self.step = step
         for learner in self.learners.values():
             learner.on_step(step)
@@ -86,7 +87,7 @@ class Codistillation(Distilled):
         return self
 
     def counts(self, batch: Batch) -> dict[str, float]:
-        """Counts for the step passed to `on_step`."""
+        """The number of targets of each term, at the step last passed to `on_step`."""
         counts: dict[str, float] = {}
         for name, learner in self.learners.items():
             counts |= {_title(name, term): count for term, count in learner.counts(batch).items()}

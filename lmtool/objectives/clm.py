@@ -67,7 +67,7 @@ class LanguageModelLearner(BaseLearner):
         return {self.term: float(len(labels_of(batch, self.term)))}
 
 
-class TextLearner(LanguageModelLearner):
+class TextObjective(LanguageModelLearner):
     """A language model that responds by generating text."""
 
     def respond(self, rows: Rows, inference: Inference) -> Iterator[JsonObject]:
@@ -79,7 +79,7 @@ class TextLearner(LanguageModelLearner):
         return str(record["text"] + record["continuation"])
 
 
-class CausalLanguageModel(TextLearner):
+class CausalLanguageModel(TextObjective):
     """The one term `clm`: every position of a window but its last predicts the next token."""
 
     backbone: Decoder

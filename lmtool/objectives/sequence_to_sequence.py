@@ -21,7 +21,7 @@ from lmtool.models.encoder_decoder import EncoderDecoder
 from lmtool.models.heads.lm import lm_head
 from lmtool.objectives.checks.denoising import CorruptedSpansInspector, NoisyInspector
 from lmtool.objectives.checks.language import EncodedPrefixesInspector, MaskedPrefixesInspector
-from lmtool.objectives.clm import SAMPLED, CausalLanguageModel, TextLearner, TextWindows, unigram
+from lmtool.objectives.clm import SAMPLED, CausalLanguageModel, TextObjective, TextWindows, unigram
 from lmtool.objectives.configs import DenoisingConfig, NextTokenConfig, PrefixLmConfig, SpanCorruptionConfig
 from lmtool.objectives.examples.denoising import CorruptedSpans, NoisyWindows
 from lmtool.objectives.examples.windows import EncodedPrefixes, MaskedPrefixes, Sides
@@ -29,7 +29,7 @@ from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Packed, Scores, StepOutput, send
 
 
-class SequenceToSequence(TextLearner):
+class SequenceToSequence(TextObjective):
     """One term with the objective's name: the cross entropy of every output token, special ones included. Evaluation
     scores text only: the positions of sentinels and ends say little about the language."""
 

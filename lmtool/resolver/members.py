@@ -1,5 +1,5 @@
-"""Names of shipped tasks among the members of a mixture, replaced by their sections after composing and before
-decoding. A saved configuration contains the sections.
+"""Replaces names of tasks and texts (members of mixtures, `task` keys, phases) by their configuration sections, after
+composing and before decoding. A saved configuration contains the sections.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def with_sections_of(data: JsonObject, line: CommandLine) -> JsonObject:
 
 
 def with_sections(data: JsonObject, config_dirs: Sequence[Path] = ()) -> JsonObject:
-    """Composed data in which the names of tasks in a list of members, in `data.task` and in `objective.task` are
-    replaced by their sections. Raises UserError for an unknown task."""
+    """Composed data with names replaced by sections: in lists of members, `data.task`, `objective.task` and `phases`.
+    Raises ConfigError for an unknown name."""
     completed = dict(data)
     for key in ("task", "objective", "data"):
         section = data.get(key)
@@ -47,7 +47,7 @@ def with_sections(data: JsonObject, config_dirs: Sequence[Path] = ()) -> JsonObj
 
 
 def _phase(phase: object, number: int, config_dirs: Sequence[Path]) -> Any:
-    """A phase whose text source is a name gets the section of that name, updated with its own keys."""
+    """A phase with the name of its text source replaced by the source's section, updated with the keys of the phase."""
     nested = nested_keys(phase) if isinstance(phase, dict) else {}
     text = nested.get("data")
     if not isinstance(text, dict) or not isinstance(text.get("name"), str):
@@ -62,7 +62,8 @@ def _phase(phase: object, number: int, config_dirs: Sequence[Path]) -> Any:
 
 
 def _task(key: str, member: object, config_dirs: Sequence[Path]) -> Any:
-    """The section of a task for its name, alone or with further keys; other sections stay unchanged. key: its key."""
+    """The section of the task that a member names, as a text or in a section with further keys. Other members stay
+    unchanged. key: the key for errors."""
     name = member if isinstance(member, str) else None
     if isinstance(member, dict) and "kind" not in member and isinstance(member.get("name"), str):
         name = member["name"]
@@ -76,7 +77,7 @@ def _task(key: str, member: object, config_dirs: Sequence[Path]) -> Any:
 
 
 def _objective(member: object, config_dirs: Sequence[Path]) -> Any:
-    """A member of a mixture of objectives: a name that is not an objective is a task."""
+    """A member of a mixture of objectives: a name is an objective if there is one of that name, otherwise a task."""
     if isinstance(member, dict) and member.get("name") == "task" and "task" in member:
         return {**member, "task": _task("objective.members", member["task"], config_dirs)}
     if isinstance(member, str) and lookup("objective", member) is None and member in _tasks(config_dirs):
@@ -85,7 +86,7 @@ def _objective(member: object, config_dirs: Sequence[Path]) -> Any:
 
 
 def _text(member: object, config_dirs: Sequence[Path]) -> Any:
-    """A member of a mixture of texts: an option of the group by name, alone or with further keys."""
+    """A member of a mixture of texts: the name of an option of `data`, as a text or in a section with further keys."""
     name = member.get("name") if isinstance(member, dict) else member
     if not isinstance(name, str) or name == "???":
         return member
@@ -96,7 +97,7 @@ def _text(member: object, config_dirs: Sequence[Path]) -> Any:
         if lookup("data", name) is not None:
             return member
         raise ConfigError([unknown_choice("data", "data.members", name, offered)])
-    # Required values may be set by further keys; otherwise the decoder reports them.
+    # Without required values (???), which the member may set; otherwise the decoder reports them.
     section = {key: value for key, value in compose.option("data", name, config_dirs).items() if value != "???"}
     title = {} if section.get("name") == name else {"title": name}
     changes = {key: value for key, value in member.items() if key != "name"} if isinstance(member, dict) else {}

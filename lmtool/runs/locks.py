@@ -34,7 +34,8 @@ class Owner:
         return cls(socket.gethostname(), boot(), os.getpid(), _started(os.getpid()))
 
     def alive(self) -> bool:
-        """Whether the process may be alive. False only for this host, after a reboot or without the process."""
+        """Whether the process may be alive. Whether the process may be alive. False only if it ran on this host, which
+        has rebooted since, or on which it has ended."""
         if self.host != socket.gethostname():
             return True
         return self.boot == boot() and _started(self.pid) == self.started and process_exists(self.pid)
@@ -66,7 +67,7 @@ class Lock:
                     self._handle = handle
                     return
             except OSError as error:
-                self._forget()  # the file is ours; a full disk had space only for its name
+                self._forget()  # this process created the file but could not write it, for example on a full disk
                 os.close(handle)
                 raise cannot_write(self.path, error) from error
             except BaseException:
@@ -75,7 +76,7 @@ class Lock:
             os.close(handle)
 
     def _take(self, handle: int, created: bool) -> bool:
-        """Lock the open file. False if another process removed the file meanwhile: try again."""
+        """Lock the open file. False if the file is no longer at this path: try again."""
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -118,7 +119,8 @@ class Lock:
         self._handle = None
 
     def _forget(self) -> None:
-        """Remove the file. A disk that became read-only keeps it, but its owner is then known to be dead."""
+        """Remove the file. If the disk has become read-only the file stays, but the next process sees that its owner
+        has ended."""
         with suppress(OSError):
             self.path.unlink(missing_ok=True)
 
@@ -146,7 +148,7 @@ def _open(path: Path) -> tuple[int, bool]:
 
 
 def _read(handle: int) -> Owner | None:
-    """The owner in the lock; None if it is empty or incomplete."""
+    """The owner in the lock; None if the file is empty or incomplete."""
     try:
         return Owner(**json.loads(os.pread(handle, 4096, 0)))
     except (ValueError, TypeError):

@@ -43,7 +43,7 @@ def text_of(
     rows: Mapping[str, Rows],
     stride: int | None = None,
 ) -> SplitData:
-    """A tokenized split of the text of a `data` section. rows: labeled rows that are learned in addition to the text.
+    """One tokenized split of the text of a `data` section. rows: labeled rows to train on in addition to the text.
     stride: see `SplitData`."""
     if isinstance(source, MixtureSource):
         parts = source.config.parts()
@@ -66,7 +66,8 @@ def tokenized_metadata(data: SplitData) -> JsonObject:
 
 @dataclass(frozen=True)
 class PhaseData:
-    """The training data of a run or of a phase. config: the phase's. learner: makes the examples. data: by split."""
+    """The data of a phase, or of a run without phases. config: the phase's configuration. learner: makes the examples.
+    data: the data by split."""
 
     config: RunConfig
     learner: BaseLearner
@@ -89,8 +90,8 @@ class PhaseData:
 def phases_of(
     config: PretrainConfig, learner: BaseLearner, tokenizer: Tokenizer, texts: Sequence[Mapping[str, SplitData]]
 ) -> list[PhaseData]:
-    """The training data of each phase, or of a run without phases. texts: of each phase, by split. If a phase changes
-    the objective, a learner of that objective on the meta device makes its examples."""
+    """The training data of each phase, or of a run without phases. texts: for each phase, its data by split. If a phase
+    changes the objective, a learner of that objective on the meta device makes its examples."""
     phases = []
     for phase_config, data in zip(config.forms if config.phases else (config,), texts, strict=True):
         maker = learner
@@ -116,7 +117,7 @@ def load_and_plan(
 
 def phase_rows(plan: RunPlan, loader: PhasedLoader, steps: int) -> list[JsonObject]:
     """The phases of a run for result.json: the overrides (`given`) of each, its fraction of the budget (`share`), and
-    its `first_step` and `last_step`, null for a phase without steps. steps: of the run."""
+    its `first_step` and `last_step`, null for a phase without steps. steps: the number of steps of the run."""
     rows = []
     for phase, (first, last) in zip(plan.phases, loader.boundaries(steps), strict=True):
         ran = first <= last
@@ -133,14 +134,14 @@ class Session:
         run: Its folder, output, number format and process group.
         subject: The names of its components ("model", "task" or "objective", ...), for result.json and the screens.
         learner: The model that it trains.
-        tokenizer: Of the learner.
+        tokenizer: The learner's tokenizer.
         loaded: The parts that were loaded from a checkpoint; None for random weights.
-        phases: The training data of each phase. Held-out text is read as in the last phase.
+        phases: The training data of each phase. Held-out text is processed with the settings of the last phase.
         metadata: Of the data, for the first screen and facts.json.
         contents: Hashes of the data.
         next_commands: Suggestions for the user.
-        distilled: The student with its teachers, trained in place of the learner.
-        base: The weights that the checkpoints of a tuned run leave out.
+        distilled: The student with its teachers, trained instead of the learner; None without distillation.
+        base: The pretrained weights that checkpoints of a tuned run do not contain.
         tests: Labeled splits that are not used for selection.
     """
 
@@ -163,7 +164,7 @@ class Session:
 
     @property
     def trained(self) -> BaseLearner | Distilled:
-        """The module that the loop trains: the learner, or its distillation."""
+        """The module that the loop trains: `distilled` with distillation, otherwise the learner."""
         return self.learner if self.distilled is None else self.distilled
 
     @cached_property
@@ -195,7 +196,7 @@ class Session:
 
     @property
     def reading(self) -> StudentData:
-        """The training data for teachers, which read them before the first step."""
+        """The training data of the last phase, for teachers that read it before the first step."""
         last = self.phases[-1]
         config = last.config
         return StudentData(

@@ -40,11 +40,11 @@ class Tokenizer:
     special tokens are ordinary entries that text can spell, as in transformers.
 
     Args:
-        backend: The tokenizer of the library.
+        backend: The tokenizer object of the `tokenizers` library.
         roles: Ids of special tokens by role.
         origin: Name of the tokenizer in error messages.
         parse_special_tokens: Parse special tokens that occur in texts.
-        without_role: Special tokens without a role, even if the backend does not mark them as special.
+        without_role: Further special tokens, without a role, whether or not the backend marks them as special.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Tokenizer:
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
-        """Ids of special tokens: with a role, marked by the backend, or named by a folder."""
+        """Ids of all special tokens: with a role, marked by the backend, or in `without_role`."""
         added = {number for number, token in self._backend.get_added_tokens_decoder().items() if token.special}
         vocabulary = self._backend.get_vocab()
         unflagged = {vocabulary[token] for token in self._unflagged}
@@ -105,9 +105,10 @@ class Tokenizer:
     def starts_word(self) -> np.ndarray:
         """(V,) bool: whether an entry starts a word.
 
-        WordPiece: if it lacks the continuation prefix. With "▁": if it starts with it. Word-level: always. Byte-level
-        and characters: if it starts with white space or with a character outside words, such as a comma. The first word
-        of a text has no space before it, so callers treat the first token of a text as a start.
+        WordPiece entries do if they lack the continuation prefix, others if they start with "▁". Word-level: always.
+        Byte-level and characters: if it starts with white space or with a character that cannot be part of a word, such
+        as a comma. The first word of a text has no space before it, so callers treat the first token of a text as a
+        start.
         """
         starts = starts_word(self.marks, [word or "" for word in self._words])
         starts[sorted(self.special_ids)] = True
@@ -129,13 +130,13 @@ class Tokenizer:
         return marks_of(self._backend)
 
     def spelled(self, ids: Iterable[int]) -> list[bytes]:
-        """The UTF-8 bytes that each entry adds to a word, without marks; a special token unchanged."""
+        """The UTF-8 bytes that each entry adds to a word, without word-boundary marks. Special tokens are unchanged."""
         numbers = list(ids)
         entries = zip(numbers, self.pieces(numbers), strict=True)
         return [word.encode() if n in self.special_ids else bytes_of(self.marks, word) for n, word in entries]
 
     def readable(self, ids: Iterable[int]) -> list[str]:
-        """`pieces` for display, with bytes as characters and visible white space; a special token unchanged."""
+        """`pieces` for display, with bytes as characters and visible white space. Special tokens are unchanged."""
         numbers = list(ids)
         entries = zip(numbers, self.pieces(numbers), strict=True)
         return [word if n in self.special_ids else readable(self.marks, word) for n, word in entries]
@@ -187,7 +188,7 @@ class Tokenizer:
 
     @contextmanager
     def _library_errors(self) -> Iterator[None]:
-        """Convert errors of the library to UserError: a tokenizer.json may lack an unknown token, and a pattern may
+        """Convert errors of the library to UserError: a tokenizer.json may define no unknown token, and a pattern may
         exceed the library's limits, which raises a PanicException (not a subclass of Exception)."""
         try:
             yield
@@ -215,7 +216,7 @@ class Tokenizer:
 
     def encode_aligned(self, text: str) -> tuple[np.ndarray, np.ndarray]:
         """The ids of a text, (T,) int32, and their character ranges, (T, 2) int64: text[start:end]. White space at the
-        ends of a token is excluded; a token of white space only has start = end."""
+        ends of a token is excluded; a token that is only white space has start = end."""
         return self.encode_aligned_batch([text])[0]
 
     def encode_aligned_batch(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -278,19 +279,19 @@ class Tokenizer:
         return self._copy(self._backend, {**self.roles, "pad": self.roles["eos"]})
 
     def with_tokens(self, words: Mapping[str, str], first: int) -> Tokenizer:
-        """A copy with additional special tokens, which no text contains. words: tokens by role. first: id of the first
-        one."""
+        """A copy with additional special tokens, which are never the encoding of text. words: tokens by role. first: id
+        of the first one."""
         numbers = {role: first + number for number, role in enumerate(words)}
         copy = self._copy(self._backend, {**self.roles, **numbers})
         copy._words = [*self._words, *[None] * (first - len(self._words)), *words.values()]
         return copy
 
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
-        """The text of ids. WordPiece loses white space, accents and case."""
+        """The text of ids. With WordPiece, white space, accents and case may be lost."""
         return self._backend.decode([int(number) for number in ids], skip_special_tokens=skip_special)
 
     def continuation(self, before: Sequence[int], ids: Sequence[int]) -> str:
-        """The text that ids append to the text of earlier ids, including a space between words."""
+        """The text that `ids` add to the text of `before`, including the space between words, if any."""
         start, text = self.decode(before), self.decode([*before, *ids])
         return text.removeprefix(start) if text.startswith(start) else self.decode(ids)
 

@@ -216,9 +216,8 @@ def test_the_oldest_demonstrations_are_left_out(gpt, tmp_path):
     assert short.question(values, 0, ("dev", 1)).shown == 4
     evaluation = FewShot(kind, gpt, len(complete.tokens)).evaluate(shown, dev)
     assert set(evaluation.shown.tolist()) <= {3, 4} and min(evaluation.shown) == 3 and evaluation.shots == 4
-    with pytest.raises(
-        UserError, match=r"dev.jsonl:7: the prompt needs \d+ tokens even without demonstrations, and its answer 3; the limit is 9"
-    ):
+    needed = r"dev.jsonl:7: the prompt needs \d+ tokens even without demonstrations, and its answer 3; the limit is 9"
+    with pytest.raises(UserError, match=needed):
         Prompts(kind, PromptTemplate(kind.config.template), gpt, shown, 9).question(values, 3, ("dev.jsonl", 7))
 
 

@@ -26,7 +26,7 @@ from lmtool.types import Batch, Target
 
 
 class Term(nn.Module, ABC):
-    """The base of every term. Its parameters are trained with the student's, and are not part of any later model."""
+    """The base of every term. Its parameters are trained with the student's, and are discarded after training."""
 
     def __init__(self, config: TermConfig, pair: LearnerPair):
         super().__init__()
@@ -38,19 +38,21 @@ class Term(nn.Module, ABC):
         return {}
 
     def tap(self, teacher: bool) -> Tap | None:
-        """The tap for the states of the next forward of the student, or of the teacher; None without one."""
+        """The tap that records the states of the next forward of the student or the teacher; None if the term needs
+        none."""
         return None
 
     @abstractmethod
     def counts(self, batch: Batch) -> dict[str, float]:
-        """By part, the number of comparisons in a batch, without a forward. The part of a term with one part is ""."""
+        """The number of comparisons in a batch for each part of the term, computed without a forward. A single part is
+        named ""."""
 
     @abstractmethod
     def sums(self, student: StudentOutputs, teacher: TeacherOutputs, step: int) -> dict[str, Tensor]:
-        """By part, the sum of losses."""
+        """The sum of the losses of each part."""
 
     def scales(self, weights: Mapping[str, float]) -> dict[str, float]:
-        """By part, its weight within the term. weights: of the student's own terms."""
+        """The weight of each part within the term. weights: the weights of the student's own terms."""
         return {"": 1.0}
 
 
@@ -132,7 +134,7 @@ class Interchange(OutputTerm):
         self.recorded: dict[bool, RecordedStates] = {}
 
     def begin(self, student: StudentData) -> JsonObject:
-        """Describes how many texts of the first step have another text to swap with."""
+        """Describes the layers, and the fraction of the first step's texts that have another text to swap with."""
         first = next(iter(student.loader.steps(None)))
         parts = [part for batch in first.batches for part in parts_of(batch)]
         sizes = [len(part.inputs.lengths) for part in parts]

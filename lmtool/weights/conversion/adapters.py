@@ -176,7 +176,7 @@ def _require_heads(
         raise UserError(
             f"{adapter.folder}: task_type={adapter.settings.task_type} needs {missing[0]}, which neither the adapter "
             "nor its base has",
-            "save the adapter with it (modules_to_save), or give a base that has it",
+            "save the adapter with modules_to_save, or use a base that has the tensor",
         )
 
 
