@@ -34,7 +34,7 @@ from lmtool.errors import UserError
 _Path = tuple[str, ...]
 
 MAX_SIZE = 1_000_000
-"""Maximum characters of a value with its interpolations expanded, each reference counted as one more."""
+"""Maximum length of a value in characters, with its interpolations expanded; each reference adds one."""
 
 _REFERENCE = re.compile(
     r"\$\{([^${}]*)(\$?)"
@@ -68,7 +68,7 @@ class _Sizes:
         self._open: set[_Path] = set()
 
     def of(self, path: _Path) -> int:
-        """A circular reference counts as 0: it has no value, and resolving it fails."""
+        """The expanded length of a key. A circular reference counts as 0: it has no value, and resolving it fails."""
         if path in self._open:
             return 0
         if path not in self._known:
@@ -82,7 +82,7 @@ class _Sizes:
         return self._known[path]
 
     def _of_reference(self, path: _Path, call: str, continued: bool) -> int:
-        """The length of a name, or of all arguments of a resolver, each of which may be a name."""
+        """The expanded length of the key that a reference names, or of all keys in a resolver's arguments."""
         _, colon, arguments = call.partition(":")
         size = 0
         for name in arguments.split(",") if colon else [call]:
@@ -149,7 +149,7 @@ def hydra_at() -> Iterator[Any]:
 @cache
 def _section_of_a_run() -> DictConfig:
     """The part of Hydra's own section that a single run needs, as plain data. Launcher, sweeper, logging and help are
-    composed only for sweeps; their classes took a fifth of the time."""
+    composed only for sweeps; they took a fifth of the time."""
     separators = {"kv_sep": "=", "item_sep": ",", "exclude_keys": []}
     job = {"name": None, "config_name": None, "override_dirname": None, "config": {"override_dirname": separators}}
     return OmegaConf.create(
@@ -185,7 +185,7 @@ def plainly() -> Iterator[None]:
         raise _missing(error) from error
     except RecursionError as error:
         hint = "use fewer nested lists and sections in the overrides and in your YAML"
-        raise UserError("the configuration does not compose: nested too deep", hint) from error
+        raise UserError("the configuration cannot be composed: it is nested too deeply", hint) from error
     except (HydraException, OmegaConfBaseException) as error:
         cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else None
         lines = [line.strip() for line in str(cause or error).splitlines() if line.strip()]
@@ -204,7 +204,7 @@ def plainly() -> Iterator[None]:
                 f"omit it, or set {section}={'|'.join(having)}" if having else "omit it",
             ) from error
         raise UserError(
-            f"the configuration does not compose: {message}", "see `lmtool list` and the YAML you named"
+            f"the configuration cannot be composed: {message}", "see `lmtool list` and the YAML you named"
         ) from error
 
 
@@ -216,14 +216,14 @@ def require_known_targets(hydra: Any, primary: str, words: list[str]) -> None:
     search_space = config.hydra.sweeper.get("custom_search_space")
     if search_space is not None:
         raise UserError(
-            f"hydra.sweeper.custom_search_space={search_space}: a name in a configuration is never imported",
+            f"hydra.sweeper.custom_search_space={search_space}: lmtool never imports a name from a configuration",
             "write the search space as overrides, such as optimizer.lr=interval(1e-5,1e-3)",
         )
     known = set(_targets(ConfigStore.instance().repo["hydra"]))
     for key, target in _named_targets(section, "hydra"):
         if target not in known or not key.startswith(("hydra.launcher", "hydra.sweeper")):
             raise UserError(
-                f"{key}={target}: a name in a configuration is never imported",
+                f"{key}={target}: lmtool never imports a name from a configuration",
                 "omit it; hydra/launcher=NAME and hydra/sweeper=NAME select installed plugins of Hydra",
             )
 
@@ -271,7 +271,7 @@ def search_path(config_dirs: Sequence[Path]) -> list[str]:
 def compose(primary: str, typed: Typed, config_dirs: Sequence[Path] = ()) -> JsonObject:
     """The composed configuration as plain data with interpolations resolved; missing values stay `???`.
 
-    Raises UserError if a selected YAML has several values for a key that is not on the command line, since a run needs
+    Raises UserError if a selected YAML has several values for a key that is not on the command line, since a run takes
     one.
     """
     _require_package(typed.choices, config_dirs)
@@ -293,8 +293,8 @@ def compose(primary: str, typed: Typed, config_dirs: Sequence[Path] = ()) -> Jso
 
 
 def _require_package(choices: Sequence[str], config_dirs: Sequence[Path]) -> None:
-    """Raise UserError if a user's YAML in a group that sets run-wide keys, such as `experiment`, does not declare that:
-    Hydra would put its keys below the name of the group."""
+    """Raise UserError if a user's YAML in a group that sets run-wide keys, such as `experiment`, has no `# @package`
+    line: Hydra would put its keys below the name of the group."""
     for text in choices:
         group, _, name = text.lstrip("+~").partition("=")
         path = groups.yaml_file(group, name, config_dirs) if name else None
@@ -302,12 +302,12 @@ def _require_package(choices: Sequence[str], config_dirs: Sequence[Path]) -> Non
             continue
         shipped = (groups.conf_dir() / group).glob("*.yaml")
         if any(WHOLE_RUN in file.read_text(encoding="utf-8") for file in shipped):
-            raise UserError(f"{path} sets keys of the whole run without declaring it", FIRST_LINE)
+            raise UserError(f"{path} does not declare that its keys belong to the whole run", FIRST_LINE)
 
 
 def grid(primary: str, typed: Typed, config_dirs: Sequence[Path] = ()) -> dict[str, str]:
     """The sweep values of the selected YAML by key, as on the command line. If several options of a group are selected,
-    their values are omitted, since they belong to single jobs."""
+    their values are omitted, since each applies only to the jobs of its option."""
     _require_package([text for text in typed.choices if "," not in text], config_dirs)
     with plainly(), _for_a_run() as hydra:
         words = [*typed.choices, *search_path(config_dirs)]

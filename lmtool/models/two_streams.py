@@ -66,7 +66,7 @@ class StreamAttention:
         self._tiles: dict[int, tuple[Tensor, StreamTile]] = {}
 
     def of_tile(self, query_RL: Tensor, key_RK: Tensor, key_positions_RK: Tensor) -> StreamTile:
-        """Computed once for all layers."""
+        """The plan of a tile, computed once for all layers."""
         if id(query_RL) not in self._tiles:
             index_R1LK = None
             if self.positions_Q is not None:
@@ -197,7 +197,7 @@ def _of_keys(column_T: Tensor, packed: Packed, layout: Layout, before: int) -> T
 class RelativeScores(Position):
     """The term that distances and segments add to one layer's scores, and the mask of its ranks. rows_PAD: projected
     distances. distance_A1D, segment_A1D: added to the queries for them, which are scaled and include u.
-    segments_A2D: for equal and for different segments."""
+    segments_A2D: the vectors for equal and for different segments."""
 
     scores: ClassVar[bool] = True
 
@@ -242,7 +242,8 @@ class RelativeScores(Position):
 class TwoStreamAttention(SelfAttention):
     """Self-attention over contents, distances and segments, in one stream or two. No projection has a bias.
 
-    content_bias, place_bias, segment_bias: u, v and w, (A, D). segments: (2, A, D).
+    content_bias, place_bias, segment_bias: u, v and w, (A, D). segments: (2, A, D), for equal and for different
+    segments.
     """
 
     table_maps: ClassVar[tuple[str, ...]] = ("pos_proj",)

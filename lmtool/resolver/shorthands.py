@@ -1,8 +1,8 @@
 """Shorthands for longer overrides.
 
-There are two tables. WORDS are expanded on the command line, before Hydra composes it; the result is valid input again.
-SECTIONS are expanded in the composed configuration, before `auto` and the decoder. A shorthand that reads files names
-its function, whose module is imported when the shorthand is used. Imports no torch.
+There are two tables. WORDS are expanded on the command line, before Hydra composes the configuration; the result is a
+valid command line. SECTIONS are expanded in the composed configuration, before `auto` and the decoder. Each shorthand
+names its function, whose module is imported when the shorthand is used. Imports no torch.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class CommandLine:
 class WordShorthand:
     """A shorthand on the command line.
 
-    form: its syntax. verbs: the commands that accept it. may_be: whether an argument may be one. in_full:
+    form: its syntax. verbs: the commands that accept it. may_be: whether an argument may be this shorthand. in_full:
     `module:function` in this package that returns the arguments with the shorthand expanded.
     """
 
@@ -67,7 +67,7 @@ class SectionShorthand:
 
 
 _NAMED_SECTIONS = {"data.task": "data", "objective.task": "objective"}
-"""Keys that name a task, and the group of the section that has them."""
+"""Keys that name a task, and the group of the section that contains each."""
 _MEMBER = re.compile(r"^((?:\+\+?)?(?:task|objective|data))\.members\.([A-Za-z_]\w*)\.(?=[\w.]+=)")
 _DOMAIN = (".domain", "/domain")
 
@@ -168,7 +168,8 @@ def with_names(line: CommandLine) -> list[str]:
 
 
 def with_members(line: CommandLine) -> list[str]:
-    """`data.members.NAME.KEY=VALUE` as `data.with.NAME.KEY=VALUE`, because members are a list."""
+    """`data.members.NAME.KEY=VALUE` as `data.with.NAME.KEY=VALUE`, because `members` is a list, whose elements Hydra
+    cannot override."""
     return [_MEMBER.sub(r"\1.with.\2.", word) for word in line.words]
 
 
@@ -188,7 +189,7 @@ def with_shape(data: Data, line: CommandLine) -> Data:
     if len(others) > 1:
         raise UserError(
             f"checkpoint={typed}: none means random weights of the other checkpoint, but there are {len(others)}",
-            f"run a sweep for each: -m checkpoint={others[0]},{_NONE}",
+            f"run one sweep for each: -m checkpoint={others[0]},{_NONE}",
         )
     if data.get("checkpoint") != _NONE:
         return data

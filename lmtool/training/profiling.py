@@ -45,7 +45,7 @@ _OF_BACKBONES = ("forward", "read_inputs", "encode", "decode")
 
 
 class StopTraining(Exception):
-    """Ends a profiled training after the requested steps."""
+    """Ends profiled training after the requested steps."""
 
 
 @dataclass
@@ -56,7 +56,7 @@ class Recording:
         steps: Number of profiled steps.
         tokens, micro_batches: Totals over these steps.
         seconds: Mean time of a step with the profiler.
-        unprofiled_seconds: Mean time of the same steps without the profiler and with loaded data.
+        unprofiled_seconds: Mean time of the same steps without the profiler, with their data already loaded.
         peak_bytes: See `peak_memory`.
         data: The steps.
     """

@@ -38,7 +38,8 @@ class StandardConfig(DistillConfig):
         None, min_length=1, description="a run or checkpoint of lmtool, a published folder, or hf://org/name@revision"
     )
     teachers: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
-        (), description="several teachers instead; each teaches its own task, those of the same task are averaged"
+        (),
+        description="several teachers, instead of teacher; each teaches its own task; those of one task are averaged",
     )
     teacher_weights: tuple[Annotated[float, Field(gt=0)], ...] | None = Field(
         None, description="one weight per teacher in the average; null: equal weights"
@@ -202,7 +203,7 @@ class StandardConfig(DistillConfig):
         single, count = [name for name, term in self.comparisons.items() if not term.averages], len(self.teachers)
         if single:
             message = f"distill.terms.{single[0]} learns from one teacher, but distill.teachers has {count}"
-            hint = f"use one: distill.teacher={self.teachers[0]}; only the terms soft and hard average several"
+            hint = f"use one: distill.teacher={self.teachers[0]}; only the terms soft and hard average teachers"
             return Problem("distill.teachers", message, hint)
         if self.starts_from_teacher:
             message = f"distill.initialize copies layers of one teacher, but distill.teachers has {count}"
@@ -272,7 +273,7 @@ class CodistillationConfig(DistillConfig):
     checkpoint: str | None = Field(
         None,
         min_length=1,
-        description="weights that the peers start from, which also sets their model; null: the run's checkpoint",
+        description="checkpoint that the peers start from, which also sets their model; null: the run's checkpoint",
     )
     weight: float = Field(1.0, ge=0, description="weight of the peers' predictions, added to each model's own loss")
     burn_in_steps: int = Field(0, ge=0, description="steps in which each peer learns from the data only")
@@ -334,7 +335,7 @@ class SelfConfig(DistillConfig):
         yield Requirement(self._layers(), "distill.exits", "distill.exits", _middle_exit)
 
     def _layers(self) -> Offer[ModelConfig]:
-        """The distinct layers of the exits."""
+        """Requires that exits are distinct layers below the last."""
 
         def wrong(model: ModelConfig) -> str | None:
             exits = self.exit_layers(model)

@@ -1,4 +1,4 @@
-"""A text or a pair of texts as one vector, and a head on it: encoders (pooled first token), decoders (last token) and
+"""Tasks that read a text, or a pair of texts, as one vector: encoders (pooled first token), decoders (last token) and
 encoder-decoders (last token of the decoder, which reads the same text), as in their papers or in transformers
 (`SequenceConfig.head`).
 
@@ -55,12 +55,12 @@ class Adaptation(ABC):
         return 0.0
 
     def head(self, width: int) -> nn.Module | None:
-        """The trainable module over features of this width; None without one."""
+        """The trainable module for features of this width; None if the loss needs none."""
         return None
 
     @abstractmethod
     def count(self, source: int, target: int) -> float:
-        """The number of predictions for these numbers of texts."""
+        """The number of losses that `loss` sums for these numbers of source and target texts."""
 
     @abstractmethod
     def loss(self, source_NH: Tensor, target_NH: Tensor, head: nn.Module | None, step: int) -> Tensor:
@@ -162,20 +162,20 @@ class PairedExamples:
         return self._plans[epoch]
 
     def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> MixedBatch:
-        # Even and odd numbers, so that no two texts share random numbers.
+        # Source texts get even numbers and target texts odd ones, so that no two texts share random numbers.
         even = 2 * np.asarray(examples)
         source = self.source.batch(self.source.plan(epoch).rows[rows["source"]], even, epoch)
         target = self.target.batch(self.target.plan(epoch).rows[rows["target"]], even + 1, epoch)
         return combine([(self.term, source), (TARGET, target)])
 
     def metadata(self) -> JsonObject:
-        """Metadata of the task's texts; lengths include both."""
+        """Metadata of the task's texts; lengths include source and target."""
         metadata = {**self.source.metadata(), **self.plan(0).metadata()}
         return {**metadata, "target_examples": len(self.target.plan(0))}
 
 
 LANGUAGE_MODEL = "lm"
-"""The term and head of the auxiliary language model."""
+"""The name of the auxiliary language model's term and head."""
 
 
 class WindowedKind(TextKind):
@@ -227,7 +227,7 @@ class SequenceLearner(TaskLearner):
 
     @property
     def domain_term(self) -> str:
-        """The term and head of the domain adaptation loss."""
+        """The name of the domain adaptation's term and head."""
         return f"{self.term}_domain"
 
     def examples(self, data: SplitData, max_length: int) -> Examples:
@@ -291,7 +291,7 @@ class SequenceLearner(TaskLearner):
         return {**counts, LANGUAGE_MODEL: float(len(self._predicting(batch)))}
 
     def baseline_loss(self, batches: Iterable[Batch], predictors: Mapping[str, Predictor]) -> float:
-        """Adds the auxiliary loss of a uniform prediction: over all tokens, or over two domains."""
+        """Adds the auxiliary loss of a uniform prediction, over the vocabulary or over two domains."""
         more = self.weights.get(LANGUAGE_MODEL, 0.0) * math.log(self.backbone.config.vocab_size)
         if self.adaptation is not None:
             more += self.weights[self.domain_term] * self.adaptation.uninformed

@@ -230,7 +230,7 @@ def _require_linears(tuned: Tuned) -> None:
     )
     if missing:
         raise UserError(
-            f"PEFT cannot edit {missing[0].removeprefix('backbone.')} and {len(missing) - 1} other tuned layers of "
+            f"PEFT cannot adapt {missing[0].removeprefix('backbone.')} and {len(missing) - 1} other tuned layers of "
             "this model: they are not linear modules in transformers",
             f"{DELTA}; tuning.projections=[fc_in,fc_out] tunes layers that PEFT can edit",
         )
