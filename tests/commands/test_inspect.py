@@ -201,7 +201,7 @@ def test_a_deviation_exits_3(
     assert inspect("pretrain", *model, *words, *DATA, "n=0") == 3
     captured = capsys.readouterr()
     assert (
-        "DOES NOT HOLD" in captured.out and "statistics are not as defined: " in captured.err and name in captured.err
+        "DOES NOT HOLD" in captured.out and "statistics do not match their expected values: " in captured.err and name in captured.err
     )
 
 
