@@ -17,7 +17,7 @@ from lmtool.learners.base import no_progress
 from lmtool.learners.representations.reading import embedder_of
 from lmtool.learners.representations.vectors import Embedder, Vectors
 from lmtool.reporting.console import Output
-from lmtool.resolver.schema.run import EmbedConfig
+from lmtool.resolver.schema.use import EmbedConfig
 from lmtool.runs.files import in_one_move
 from lmtool.session.requests import PAIR, TEXT, requested_table, requested_texts
 from lmtool.system.secrets import masked_data, masker

@@ -12,7 +12,8 @@ from lmtool.learners.evaluation import SplitEvaluations
 from lmtool.learners.held_out import HeldOutSplits
 from lmtool.reporting.console import Output
 from lmtool.reporting.evaluations import print_difference, print_evaluation, write_evaluation
-from lmtool.resolver.schema.run import EvaluateConfig, FinetuneConfig, PretrainConfig
+from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig
+from lmtool.resolver.schema.use import EvaluateConfig
 from lmtool.session.evaluation import FilledPrompts, evaluate_prompted, evaluate_text, fills_prompts, require_unset
 from lmtool.session.labeled import data_to_score
 from lmtool.session.requests import check_output, write_output

@@ -35,7 +35,7 @@ from lmtool.random_streams import Permutation
 from lmtool.reporting.console import Output
 from lmtool.reporting.evaluations import print_probes, write_probes
 from lmtool.reporting.run_files import CheckpointProbes
-from lmtool.resolver.schema.run import ProbeConfig
+from lmtool.resolver.schema.use import ProbeConfig
 from lmtool.tasks.loading import TaskData, load_task
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.precision import Precision, select_device, select_precision

@@ -24,7 +24,8 @@ from lmtool.learners.held_out import HeldOutSplits
 from lmtool.models.base import Backbone, Remembers
 from lmtool.reporting.console import Output, print_table
 from lmtool.reporting.evaluations import print_few_shot, write_evaluation
-from lmtool.resolver.schema.run import EvaluateConfig, PretrainConfig
+from lmtool.resolver.schema.run import PretrainConfig
+from lmtool.resolver.schema.use import EvaluateConfig
 from lmtool.session.requests import write_output
 from lmtool.session.session import text_of
 from lmtool.session.trained import Trained

@@ -15,7 +15,8 @@ from lmtool.config.tables import build
 from lmtool.data.examples import Rows, SplitData
 from lmtool.data.tables import read_table
 from lmtool.errors import UserError
-from lmtool.resolver.schema.run import EvaluateConfig, FinetuneConfig
+from lmtool.resolver.schema.run import FinetuneConfig
+from lmtool.resolver.schema.use import EvaluateConfig
 from lmtool.session.open_run import starts_from
 from lmtool.session.trained import Trained
 from lmtool.tasks.configs import MixtureTaskConfig, TaskConfig

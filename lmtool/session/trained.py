@@ -18,7 +18,8 @@ from lmtool.models.configs import ModelConfig
 from lmtool.models.encoder_decoder_configs import EncoderDecoderConfig
 from lmtool.reporting.console import Output
 from lmtool.resolver.decoding import decoded
-from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig, UseConfig
+from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig
+from lmtool.resolver.schema.use import UseConfig
 from lmtool.tasks.configs import TaskConfig, tasks_of
 from lmtool.tasks.labels import LoadedHead
 from lmtool.tokenizers.tokenizer import Tokenizer

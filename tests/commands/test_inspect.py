@@ -200,9 +200,8 @@ def test_a_deviation_exits_3(
     monkeypatch.setattr(where, broken)
     assert inspect("pretrain", *model, *words, *DATA, "n=0") == 3
     captured = capsys.readouterr()
-    assert (
-        "DOES NOT HOLD" in captured.out and "statistics do not match their expected values: " in captured.err and name in captured.err
-    )
+    assert "DOES NOT HOLD" in captured.out
+    assert "statistics do not match their expected values: " in captured.err and name in captured.err
 
 
 def test_the_generator_of_a_run_fills_the_masks(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -84,7 +84,11 @@ def test_a_cnn_over_given_vectors(vectors: Path) -> None:
         (["pretrain", "model=cnn_tiny", "objective=skip_gram"], "vectors of single tokens", "objective=mlm"),
         (["pretrain", "model=cnn_tiny", "objective=clm"], "clm trains a decoder", "objective=mlm"),
         (["import", "checkpoint=glove", "output=out", "model=bert"], "no token embedding with a separate", "model=cnn"),
-        (["import", "checkpoint=glove.txt", "output=out", "tokenizer=glove"], "a file of word vectors", "to replace its tokenizer"),
+        (
+            ["import", "checkpoint=glove.txt", "output=out", "tokenizer=glove"],
+            "a file of word vectors",
+            "set checkpoint=",
+        ),
     ],
 )
 def test_what_is_refused(

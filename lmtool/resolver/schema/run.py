@@ -18,19 +18,6 @@ from lmtool.models.configs import ModelConfig
 from lmtool.reporting.trackers.base import TrackerConfig
 from lmtool.resolver.schema.base import DEVICE, CommandConfig
 from lmtool.resolver.schema.phases import normalized, overridden, variants
-from lmtool.resolver.schema.use import AskConfig as AskConfig
-from lmtool.resolver.schema.use import CheckConfig as CheckConfig
-from lmtool.resolver.schema.use import DoctorConfig as DoctorConfig
-from lmtool.resolver.schema.use import EmbedConfig as EmbedConfig
-from lmtool.resolver.schema.use import EvaluateConfig as EvaluateConfig
-from lmtool.resolver.schema.use import GenerateConfig as GenerateConfig
-from lmtool.resolver.schema.use import InspectAttentionConfig as InspectAttentionConfig
-from lmtool.resolver.schema.use import InspectPositionsConfig as InspectPositionsConfig
-from lmtool.resolver.schema.use import InspectTokenizerConfig as InspectTokenizerConfig
-from lmtool.resolver.schema.use import InspectWordConfig as InspectWordConfig
-from lmtool.resolver.schema.use import PredictConfig as PredictConfig
-from lmtool.resolver.schema.use import ProbeConfig as ProbeConfig
-from lmtool.resolver.schema.use import UseConfig as UseConfig
 from lmtool.runs.identity import BUDGETS
 from lmtool.tasks.configs import TaskConfig
 from lmtool.tokenizers.configs import TokenizerConfig

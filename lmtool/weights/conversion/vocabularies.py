@@ -23,7 +23,8 @@ from lmtool.models.configs import ModelConfig
 from lmtool.models.heads.lm import LMHead
 from lmtool.reporting.console import Output
 from lmtool.resolver.matcher import missing_token, tokens_around
-from lmtool.resolver.schema.run import EvaluateConfig, ImportConfig, PretrainConfig
+from lmtool.resolver.schema.run import ImportConfig, PretrainConfig
+from lmtool.resolver.schema.use import EvaluateConfig
 from lmtool.session.evaluation import text_to_score
 from lmtool.session.open_run import hub_tokenizer, require_fit
 from lmtool.session.trained import Trained, classifies, read_trained
