@@ -43,7 +43,7 @@ _PIECE = re.compile(r"<h[23][^>]*>.*?</h[23]>|<figure>.*?</figure>|<table.*?</ta
 
 
 class _Markdown(MarkdownIt):
-    """Tables besides CommonMark, HTML as text, and addresses of pages beside docs/course.md."""
+    """CommonMark with tables, HTML as text, and links to pages next to docs/course.md."""
 
     def __init__(self) -> None:
         super().__init__("commonmark", {"html": False})
@@ -300,24 +300,24 @@ def _named(result: Any) -> Any:
 
 
 def _error_of_one(result: dict[str, Any], key: str) -> float | None:
-    """Standard error of a number of one run, from what stands beside it: an interval, an error, a count of rows. A
+    """Standard error of a number of one run, from its neighbors in the file: an interval, an error, a count of rows. A
     whole number is a count, and exact; a baseline is what reading nothing scores on the same rows."""
     *above, leaf = key.split(".")
-    beside: Any = result
+    neighbors: Any = result
     for name in above:
-        beside = _named(beside)[name]
-    value = beside[leaf]
+        neighbors = _named(neighbors)[name]
+    value = neighbors[leaf]
     if isinstance(value, dict):
         return (value["high"] - value["low"]) / (2 * 1.96) if "low" in value else None
     if isinstance(value, int) or leaf.endswith("baseline"):
         return 0.0
     metric = leaf
     if key == "value":
-        metric, beside = str(result.get("metric")), {**result, **result.get("metrics", {})}
-    if metric == "accuracy" and "standard_error" in beside:
-        return beside["standard_error"]
+        metric, neighbors = str(result.get("metric")), {**result, **result.get("metrics", {})}
+    if metric == "accuracy" and "standard_error" in neighbors:
+        return neighbors["standard_error"]
     if metric.endswith("accuracy"):
-        rows = beside.get(f"{metric.removesuffix('accuracy')}count") or result.get("validation_examples")
+        rows = neighbors.get(f"{metric.removesuffix('accuracy')}count") or result.get("validation_examples")
         return math.sqrt(max(value * (1 - value), 0.0) / rows) if rows else None
-    error = beside.get(f"{metric.removesuffix('loss')}standard_error", beside.get(f"{metric}_standard_error"))
+    error = neighbors.get(f"{metric.removesuffix('loss')}standard_error", neighbors.get(f"{metric}_standard_error"))
     return error if isinstance(error, float) else None

@@ -153,7 +153,7 @@ def node_memory(tokens: int, length: int, processes: int = NODE) -> dict[str, fl
 def one_rank(name: str, parallel: str, rank: int) -> dict[str, Any]:
     """One of 64 processes of a run at its full size, alone, through torch's fake process group: bytes of the weights
     that it holds; calls and bytes of the collectives of one forward with its backward, and of a checkpoint; messages
-    between the hosts beside the clock's. The weights are all the same number, and a batch has eight tokens."""
+    between the hosts in addition to the clock's. The weights are all the same number, and a batch has eight tokens."""
     import torch
     import torch.distributed as dist
     from torch.testing._internal.distributed.fake_pg import FakeStore

@@ -227,7 +227,7 @@ def markdown_row(*cells: str) -> str:
 
 def markdown(works: Sequence[Work], rows: Sequence[Row]) -> str:
     """The table of docs/speed.md, with a row for each comparison. rows: those of the machine and the settings first."""
-    lines = [markdown_row("work", "lmtool", "beside", "times as fast", "aim", "peak memory")]
+    lines = [markdown_row("work", "lmtool", "compared with", "times as fast", "aim", "peak memory")]
     lines.append(markdown_row("---", "---", "---", "---:", "---", "---:"))
     for work in works:
         measured = {(ratio.comparison.own, ratio.comparison.rival): ratio for ratio in ratios(work, rows)}
