@@ -40,7 +40,7 @@ def start_from(student: BaseLearner, teacher: BaseLearner, origin: str, layers: 
         A description for the first screen.
 
     Raises:
-        UserError: If the layers are of different kinds, or the teacher was tuned by added parameters, which cannot be
+        UserError: The layers have different types, or the teacher has parameters added by tuning, which cannot be
             copied.
     """
     if teacher.added:
