@@ -26,7 +26,7 @@ _HEADER = ("run", "last written", "what", "score", "baseline", "state", "took", 
 
 
 def main(words: list[str]) -> int:
-    """words: the folder to list; runs/ if there is none."""
+    """words: the folder to list, at most one; runs/ without one."""
     if len(words) > 1 or any("=" in word for word in words):
         raise UserError(f"{' '.join(['runs', *words])}: takes at most one folder", "lmtool runs FOLDER")
     root = Path(words[0] if words else "runs").expanduser()

@@ -36,7 +36,7 @@ class SelfDistillation(Distilled):
         super().__init__(config, student)
         if any(isinstance(head, LayerFeatures) for head in student.heads.values()) or student.backbone.states_read > 1:
             raise UserError(
-                "distill=self: the heads of the tuning method read several layers, but an exit reads one",
+                "distill=self: an early exit reads one layer, but with this tuning method heads read several",
                 "set tuning.layers=last, another tuning=, or distill=none",
             )
         self.exits = exits_of(student)

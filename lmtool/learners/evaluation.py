@@ -23,8 +23,9 @@ from lmtool.types import Batch, Scores
 class Evaluation:
     """The evaluation of one split.
 
-    terms: by name. weights: of the terms in the loss. scores: further scores by name. warnings: caveats about the
-    scores for the user. details: plain data for the report (a confusion matrix, ...).
+    terms: the evaluation of each loss term by name. weights: the weight of each term in the loss. scores: further
+    scores by name. warnings: caveats about the scores for the user. details: plain data for the report (a confusion
+    matrix, ...).
     """
 
     terms: dict[str, TermEvaluation]
@@ -40,8 +41,8 @@ class Evaluation:
 
     @property
     def standard_error(self) -> float:
-        """Standard error of the gain over the baseline, or of the loss if a term has no baseline. Terms are treated as
-        independent."""
+        """Standard error of the gain over the baseline, or of the loss if any term has no baseline. Terms are treated
+        as independent."""
         gains = {name: term.gain_standard_error for name, term in self.terms.items()}
         errors = {name: gain for name, gain in gains.items() if gain is not None}
         if len(errors) < len(gains):
@@ -177,7 +178,8 @@ class SplitEvaluations:
         return next(iter(self.splits.values()))
 
     def metrics(self) -> dict[str, float]:
-        """The metrics of the first split by name; with several splits, also all as SPLIT_NAME."""
+        """The metrics of the first split by name; with several splits, also those of every split, with its name as a
+        prefix."""
         metrics = dict(self.first.metrics())
         if len(self.splits) > 1:
             for split, evaluation in self.splits.items():

@@ -155,7 +155,10 @@ def write_delimited(path: Path, rows: Iterable[Mapping[str, object]], delimiter:
             try:
                 writer.writerow(cells)
             except csv.Error as error:
-                raise UserError(f"output={path}: a cell has a tab or a line end", "set output=NAME.csv") from error
+                raise UserError(
+                    f"output={path}: a cell contains a tab or a line end, which this format cannot store",
+                    "set output=NAME.csv",
+                ) from error
 
 
 def remove_folder(folder: Path) -> None:

@@ -287,8 +287,8 @@ def _texts(value: str, columns: Columns, label: str, kind: str) -> tuple[str, ..
         return tuple(texts)
     if len(columns) == 1 and (between := next((mark for mark in ",;|" if mark in label), None)):
         raise UserError(
-            f"task={value}: one column, {label!r}, with values separated by {between!r}",
-            "rename the file: .tsv for tabs, .csv for commas or semicolons",
+            f"task={value} was read as one column, {label!r}, whose values seem to be separated by {between!r}",
+            "rename the file to match its separator: .tsv for tabs, .csv for commas or semicolons",
         )
     if not texts:
         raise UserError(

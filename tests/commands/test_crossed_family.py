@@ -38,7 +38,7 @@ def test_what_cannot_be_taken_over_is_refused(tmp_path: Path, monkeypatch, capfd
     monkeypatch.chdir(tmp_path)
     make("bert", tmp_path / "published")
     for words, message in (
-        (["model=gpt"], "error: model=gpt computes something else than model=bert: "),
+        (["model=gpt"], "error: model=gpt does not compute the same function as model=bert: "),
         (["model=roberta", "tokenizer=published"], "error: model=roberta and tokenizer=published cannot be combined"),
         (["model=robert"], "hint: did you mean model=roberta?"),
     ):

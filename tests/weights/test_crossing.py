@@ -86,7 +86,7 @@ def test_biases_that_are_lacking_are_zero():
 @pytest.mark.parametrize(
     ("family", "name", "message"),
     [
-        (BertConfig, "bert", "the checkpoint is already of model=bert"),
+        (BertConfig, "bert", "the checkpoint already has model=bert"),
         (BertConfig, "robrta", "model=robrta does not exist"),
         (
             BertConfig,

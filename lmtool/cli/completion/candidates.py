@@ -109,7 +109,7 @@ def _split(text: str) -> list[str]:
 
 
 def candidates(text: str) -> list[str]:
-    """Completions of the last word of a line that begins with the program's name. A completion ends with a space if
+    """Completions of the last word of a command line that calls lmtool. A completion ends with a space if
     nothing can follow in the same word."""
     line = Line.of(text)
     return sorted({word for word in _of(line) if word.startswith(line.current)})

@@ -84,7 +84,7 @@ def convert_architecture(source: CheckpointModel, name: str, tensors: Mapping[st
         tensors: All tensors of the checkpoint.
 
     Raises:
-        UserError: If the family does not exist, is the checkpoint's family, or computes something else.
+        UserError: If the family does not exist, is the checkpoint's family, or does not compute the same function.
     """
     config = config_of(source, name)
     model = CheckpointModel(build(config, 0), source.state_dict())
@@ -93,7 +93,7 @@ def convert_architecture(source: CheckpointModel, name: str, tensors: Mapping[st
         more = f" (and {len(differences) - _MOST_REPORTED} more)" if len(differences) > _MOST_REPORTED else ""
         message = "; ".join(differences[:_MOST_REPORTED])
         raise UserError(
-            f"model={name} computes something else than model={source.backbone.config.name}: {message}{more}",
+            f"model={name} does not compute the same function as model={source.backbone.config.name}: {message}{more}",
             f"train model={name} from random weights, or distill from the checkpoint",
         )
     # A head only fits states that were computed with the same attention mask.
@@ -132,7 +132,7 @@ def config_of(source: CheckpointModel, name: str) -> ModelConfig:
             f"model={name} does not exist", f"did you mean model={close}?" if close else "see `lmtool list model`"
         )
     if name == old.name:
-        raise UserError(f"the checkpoint is already of model={name}", "set another model=, or omit it")
+        raise UserError(f"the checkpoint already has model={name}", "set another model=, or omit it")
     family = cast(type[ModelConfig], entry.config)
     shared = type(old).model_fields.keys() - _RESIZED
     sizes = {key: getattr(old, key) for key in family.model_fields if key in shared}
@@ -257,7 +257,7 @@ _MASKS = {"Full": "tokens attend to the whole text", "Causal": "tokens attend to
 def import_architecture(config: ImportConfig, name: str) -> None:
     """Write the checkpoint as a model of another family, read it back, and print what happened to each tensor.
 
-    UserError if the checkpoint was finetuned, or if the family computes something else.
+    UserError if the checkpoint was finetuned, or if the family does not compute the same function.
     """
     for key, value in (("tokenizer", config.tokenizer), ("data", config.data)):
         if value is not None:
@@ -283,8 +283,11 @@ def import_architecture(config: ImportConfig, name: str) -> None:
     reloaded = load(str(folder), offline=True).model.parts.state_dict()
     difference = largest_difference(loaded.model.parts, conversion)
     _report(folder, loaded.config.name, conversion, difference)
-    if not same_tensors(tensors, reloaded) or not difference < ROUNDING:
+    if not same_tensors(tensors, reloaded):
         raise CheckFailed(f"{folder} differs from what was written", "check the disk, and keep the checkpoint")
+    if not difference < ROUNDING:
+        message = f"the hidden states of model={name} differ from the checkpoint's by {difference:.3g}"
+        raise CheckFailed(message, f"keep the checkpoint, and do not use {folder}")
 
 
 def _report(folder: Path, before: str, conversion: ArchitectureConversion, difference: float) -> None:

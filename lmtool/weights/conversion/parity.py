@@ -229,7 +229,7 @@ def compare_texts(
 
 
 def _is_complete(original: TaskLearner, row: tuple[str, ...], longest: int) -> bool:
-    """Whether the task reads a row in one example, without truncation."""
+    """Whether the task makes one example of a row, without truncation."""
     metadata = original.examples_of_texts([row], longest).metadata()
     return metadata["examples"] == 1 and not metadata.get("truncated") and not metadata.get("cut_questions")
 
@@ -243,7 +243,8 @@ def _text_difference(
     texts: Sequence[tuple[str, ...]],
     longest: int,
 ) -> float:
-    """The largest relative difference of predictions; infinite if a text gets other tokens or segments."""
+    """The largest relative difference of predictions; infinite if transformers gives a text other tokens or
+    segments."""
     columns = tuple(list(column) for column in zip(*texts, strict=True))
     examples: Examples
     if isinstance(original, TaskLearner):

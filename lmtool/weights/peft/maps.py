@@ -27,8 +27,8 @@ _EDITED = tuple(f".{name}.weight" for name in get_args(Projection))
 
 @dataclass(frozen=True)
 class LinearSlice:
-    """One of our linear layers inside one of transformers. name: our name. rows_O: for each of our outputs, its index
-    in transformers. columns_I: for each input in transformers, its index in ours."""
+    """One of our linear layers as part of a linear layer of transformers. name: our name. rows_O: for each of our
+    outputs, its index in transformers. columns_I: for each input in transformers, its index in ours."""
 
     name: str
     rows_O: Tensor
@@ -93,7 +93,7 @@ class Tuned:
 
     Attributes:
         section: The `tuning` section of its configuration.
-        tensors: Added by the method, without those that are only needed for training.
+        tensors: The tensors that the method added, except those needed only for training.
         base: The model without them, with tuned values.
         task_type: PEFT's task type of the model, or None.
         trained: transformers' names of the base's tensors that were trained, such as heads and biases.
