@@ -11,10 +11,10 @@ from urllib.parse import urlsplit
 
 # Read by torch's libraries when they are loaded. Values set by the user are not changed.
 ENVIRONMENT = {
-    # Idle OpenMP threads spin before they sleep, by default for milliseconds, which starves the working thread on a busy
-    # machine. Too short a spin makes every small operation wake its threads: on two idle cores a finetuning step of BERT
-    # (4 layers, width 256, bf16) takes 92 ms at 1,000 spins, 61 ms at 10,000 and 60 ms at the default; next to two busy
-    # loops a tiny BERT (width 128) takes 64 ms at 1,000 and at 10,000 spins, but 74 to 253 ms at the default.
+    # Waiting OpenMP threads spin before they sleep, by default for milliseconds, which starves the working thread on a
+    # busy machine; a thread that sleeps too soon must be woken for every small operation. Milliseconds per finetuning
+    # step of BERT (4 layers, width 256, bf16) on two idle cores, and next to one busy loop: 92 and 114 at 1,000 spins,
+    # 61 and 230 at 10,000, 60 and 877 at the default (300,000).
     "GOMP_SPINCOUNT": "10000",
     # oneDNN compiles its bf16 products for each shape and keeps 1024 of them in each of two caches. A packed batch has
     # new shapes every step: 11 MB a step, 2.6 GB after 150 steps of BERT (4 layers, width 256) instead of 1.1 GB. A
