@@ -21,7 +21,7 @@ from lmtool.learners.evaluation import evaluate
 from lmtool.learners.metrics import smaller_is_better
 from lmtool.objectives.clm import CausalLanguageModel
 from lmtool.objectives.configs import ClmConfig
-from tests.models.test_published_parity import gpt_pair, loaded
+from tests.models.parity import CASES, loaded
 
 END, LENGTH = 0, 12
 SIZES = (30, 1, 45, 5, 12, 11)
@@ -30,7 +30,7 @@ WORDS, BYTES = 70, 400
 
 @cache
 def pair():
-    both = loaded(gpt_pair())
+    both = loaded(CASES["gpt"].pair())
     both.theirs.eval()
     return both
 

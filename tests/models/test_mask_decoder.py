@@ -7,17 +7,16 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from test_deberta_parity import SIZES
 
 from lmtool.config.tables import build
 from lmtool.errors import UserError
 from lmtool.models.configs import BertConfig
-from lmtool.models.encoder_configs import DebertaConfig, DebertaV3Config
 from lmtool.models.heads.lm import EnhancedMaskedLMHead, masked_lm_head
 from lmtool.nn.stack import Tap, TapPoint
 from lmtool.types import Packed
+from tests.models.parity import CASES
 
-CONFIGS = {"deberta": DebertaConfig(**SIZES), "deberta_v3": DebertaV3Config(**SIZES, buckets=8)}
+CONFIGS = {name: CASES[name].config for name in ("deberta", "deberta_v3")}
 PACKED = Packed(torch.arange(1, 60), (31, 5, 23))
 both = pytest.mark.parametrize("family", CONFIGS)
 

@@ -13,12 +13,11 @@ from lmtool.learners.generation.configs import GenerationConfig
 from lmtool.learners.generation.generate import GenerativeModel
 from lmtool.types import Packed
 from tests.breadth import slow_but
-from tests.models.test_encoder_decoder_parity import bart_pair, t5_pair
-from tests.models.test_published_parity import gpt_pair, loaded
+from tests.models.parity import CASES, loaded
 
 START = 5
 PROMPTS = [[9, 8, 7], [50], [11, 12, 13, 14, 15, 16, 17, 18, 19, 20]]
-FAMILIES = {"gpt": gpt_pair, "bart": bart_pair, "t5": lambda: t5_pair("1.0")}
+FAMILIES = ("gpt", "bart", "t5")
 NEW = 18
 
 SETTINGS = {
@@ -41,7 +40,7 @@ ROWS = 60
 
 @cache
 def pair(family):
-    model = loaded(FAMILIES[family]())
+    model = loaded(CASES[family].pair())
     model.theirs.eval()
     return model
 

@@ -1,0 +1,30 @@
+"""BigBird's blocks: which texts use them, and what a published configuration cannot say."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lmtool.config.tables import build
+from lmtool.errors import UserError
+from lmtool.models import bigbird
+from lmtool.nn.block_sparse import BlockPattern, Blocks
+from lmtool.nn.layout import Full
+from lmtool.nn.prefix import KeyPrefix
+from lmtool.types import Packed
+from tests.models.parity import CASES
+
+CONFIG = CASES["bigbird"].config
+
+
+def test_a_pattern_seed_has_no_published_form():
+    with pytest.raises(UserError, match="pattern_seed=3"):
+        bigbird.to_hf_config(CONFIG.model_copy(update={"pattern_seed": 3}))
+
+
+def test_only_longer_texts_use_blocks():
+    backbone = build(CONFIG, 0)
+    assert backbone.blocks.longest_dense == 36
+    assert backbone.mask(1, Packed(torch.arange(40), (36, 4))) == Full()
+    backbone.prefix = KeyPrefix(3, 5, 36)
+    assert backbone.mask(1, Packed(torch.arange(41), (37, 4))) == Blocks(BlockPattern(4, 2, 3, 1), (37, 4), 3)

@@ -1,0 +1,30 @@
+"""RoBERTa, SpanBERT, DistilBERT, ALBERT and ELECTRA: what only they have."""
+
+from __future__ import annotations
+
+import pytest
+
+from lmtool.config.tables import build
+from lmtool.errors import UserError
+from lmtool.models import distilbert
+from lmtool.models.encoder_configs import DistilbertConfig
+from lmtool.nn.configs import RotaryPositionsConfig
+from tests.models.parity import CASES
+
+
+@pytest.mark.parametrize("name", ["roberta", "spanbert", "distilbert", "albert", "electra"])
+def test_other_positions_have_no_published_form(name: str) -> None:
+    case = CASES[name]
+    with pytest.raises(UserError, match="rotary: .* in transformers has learned"):
+        case.module.to_hf_config(case.config.model_copy(update={"positions": RotaryPositionsConfig()}))
+
+
+def test_a_distilbert_has_one_epsilon() -> None:
+    with pytest.raises(UserError, match="norm_epsilon=1e-05"):
+        distilbert.to_hf_config(DistilbertConfig(norm_epsilon=1e-5))
+
+
+def test_albert_has_one_layer() -> None:
+    model = build(CASES["albert"].config, 0)
+    assert len(model.layers) == 1 and len(list(model.depth())) == 3
+    assert {name.split(".")[1] for name, _ in model.named_parameters() if name.startswith("layers.")} == {"0"}
