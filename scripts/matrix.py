@@ -179,7 +179,7 @@ def tokenizer_of(folder: Path, config: str) -> Tokenizer:
 def section(name: str, *words: str) -> Any:
     """One section of the configuration that `lmtool finetune` composes. No YAML of a group changes another section, so
     that sections of a model, a method and a kind can be combined."""
-    read = overrides.read([*words], compose.offers_of_primary("finetune"))
+    read = overrides.read([*words], compose.accepted_overrides("finetune"))
     if read.problems:
         raise ConfigError(read.problems)
     return compose.compose("finetune", read)[name]

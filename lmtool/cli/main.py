@@ -116,10 +116,10 @@ def configuration(verb: str, arguments: Arguments, *, running: bool) -> CommandC
 def _line(verb: str, arguments: Arguments) -> CommandLine:
     """The command line with its shorthands expanded."""
     from lmtool.config import plugins
-    from lmtool.resolver.shorthands import CommandLine, in_full
+    from lmtool.resolver.shorthands import CommandLine, expand_arguments
 
     plugins.load(arguments.plugins)
-    line = in_full(CommandLine(verb, tuple(arguments.rest), tuple(arguments.config_dirs), arguments.config))
+    line = expand_arguments(CommandLine(verb, tuple(arguments.rest), tuple(arguments.config_dirs), arguments.config))
     arguments.rest = list(line.words)
     return line
 
@@ -238,7 +238,7 @@ def _sweep(verb: str, arguments: Arguments) -> int:
     request = jobs.SweepRequest(
         verb=verb,
         primary=str(VERBS[verb].primary),
-        offers=resolver.offers_of(line),
+        accepted=resolver.accepted_by(line),
         overrides=line.words,
         config_dirs=line.config_dirs,
         decode=partial(resolver.decoded_job, line),

@@ -24,10 +24,10 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from lmtool.config import groups, hydra_plugins, overrides, plugins, saved
+from lmtool.config.accepted import AcceptedOverrides, read_accepted
 from lmtool.config.base import JsonObject
 from lmtool.config.nearest import nearest
-from lmtool.config.offers import Offers, offers_of
-from lmtool.config.overrides import Typed, key_of
+from lmtool.config.overrides import CheckedOverrides, key_of
 from lmtool.config.tables import SEVERAL, entries
 from lmtool.errors import UserError
 
@@ -99,7 +99,7 @@ WHOLE_RUN = "# @package _global_"
 FIRST_LINE = f"add {WHOLE_RUN} as its first line"
 
 
-def offers_of_primary(primary: str, config_dirs: Sequence[Path] = ()) -> Offers:
+def accepted_overrides(primary: str, config_dirs: Sequence[Path] = ()) -> AcceptedOverrides:
     """The groups and options that a primary file can be composed with, including components of plugins.
 
     Plugins' components reach Hydra here, as nodes of its ConfigStore. Raises UserError if a plugin's node has the name
@@ -117,7 +117,7 @@ def offers_of_primary(primary: str, config_dirs: Sequence[Path] = ()) -> Offers:
                 f"a plugin registers {group}={clash[0]}, but lmtool has a YAML of that name", "rename it in the plugin"
             )
         extra[group] = names
-    return offers_of(groups.conf_dir() / f"{primary}.yaml", config_dirs, extra)
+    return read_accepted(groups.conf_dir() / f"{primary}.yaml", config_dirs, extra)
 
 
 def _stored(repo: JsonObject, above: str = "") -> dict[str, tuple[str, ...]]:
@@ -132,7 +132,7 @@ def _stored(repo: JsonObject, above: str = "") -> dict[str, tuple[str, ...]]:
 
 
 @contextmanager
-def hydra_at() -> Iterator[Any]:
+def initialized_hydra() -> Iterator[Any]:
     """Initialize Hydra on the shipped folder and restore its global state at the end, because a job of a sweep runs
     inside Hydra."""
     outer = GlobalHydra.instance().hydra
@@ -164,11 +164,11 @@ def _section_of_a_run() -> DictConfig:
 
 
 @contextmanager
-def _for_a_run() -> Iterator[Any]:
-    """Initialize Hydra as in `hydra_at`, with only the part of Hydra's section that the YAML of a run may use."""
+def _hydra_for_a_run() -> Iterator[Any]:
+    """Initialize Hydra with only the part of its own section that the YAML of a run may use."""
     nodes: JsonObject = ConfigStore.instance().repo["hydra"]
     original = nodes["config.yaml"]
-    with hydra_at() as hydra:
+    with initialized_hydra() as hydra:
         nodes["config.yaml"] = replace(original, node=_section_of_a_run())
         try:
             yield hydra
@@ -177,8 +177,8 @@ def _for_a_run() -> Iterator[Any]:
 
 
 @contextmanager
-def plainly() -> Iterator[None]:
-    """Convert exceptions of Hydra and OmegaConf into UserError."""
+def translated_errors() -> Iterator[None]:
+    """Translate exceptions of Hydra and OmegaConf into UserError."""
     try:
         yield
     except MissingConfigException as error:
@@ -268,28 +268,28 @@ def search_path(config_dirs: Sequence[Path]) -> list[str]:
     return [f"hydra.searchpath=[{listed}]"]
 
 
-def compose(primary: str, typed: Typed, config_dirs: Sequence[Path] = ()) -> JsonObject:
+def compose(primary: str, checked: CheckedOverrides, config_dirs: Sequence[Path] = ()) -> JsonObject:
     """The composed configuration as plain data with interpolations resolved; missing values stay `???`.
 
     Raises UserError if a selected YAML has several values for a key that is not on the command line, since a run takes
     one.
     """
-    _require_package(typed.choices, config_dirs)
-    words = [*typed.choices, *typed.values, *search_path(config_dirs)]
-    with plainly(), _for_a_run():
+    _require_package(checked.choices, config_dirs)
+    words = [*checked.choices, *checked.values, *search_path(config_dirs)]
+    with translated_errors(), _hydra_for_a_run():
         config = hydra_compose(primary, overrides=words, return_hydra_config=True)
         typed_keys = {key_of(text) for text in words}
         left = {key: values for key, values in _grid(config).items() if key_of(key) not in typed_keys}
         # Errors in the values of a grid are reported first.
-        if left and not typed.problems and not typed.sweeps:
+        if left and not checked.problems and not checked.sweeps:
             firsts = {key: "VALUE" if "(" in value else value.partition(",")[0] for key, value in left.items()}
             values = " ".join(f"{key}={value}" for key, value in firsts.items())
-            chosen = next((text for text in typed.choices if text.startswith(("sweep=", "experiment="))), "the YAML")
+            chosen = next((text for text in checked.choices if text.startswith(("sweep=", "experiment="))), "the YAML")
             message = f"{chosen} has several values for {', '.join(left)}, but a run takes one"
             raise UserError(message, f"add -m to run a job for each: lmtool {primary} -m {chosen}; or set {values}")
         with open_dict(config):
             del config["hydra"]
-        return to_data(config) | typed.verbatim
+        return to_data(config) | checked.verbatim
 
 
 def _require_package(choices: Sequence[str], config_dirs: Sequence[Path]) -> None:
@@ -305,12 +305,12 @@ def _require_package(choices: Sequence[str], config_dirs: Sequence[Path]) -> Non
             raise UserError(f"{path} does not declare that its keys belong to the whole run", FIRST_LINE)
 
 
-def grid(primary: str, typed: Typed, config_dirs: Sequence[Path] = ()) -> dict[str, str]:
+def grid(primary: str, checked: CheckedOverrides, config_dirs: Sequence[Path] = ()) -> dict[str, str]:
     """The sweep values of the selected YAML by key, as on the command line. If several options of a group are selected,
     their values are omitted, since each applies only to the jobs of its option."""
-    _require_package([text for text in typed.choices if "," not in text], config_dirs)
-    with plainly(), _for_a_run() as hydra:
-        words = [*typed.choices, *search_path(config_dirs)]
+    _require_package([text for text in checked.choices if "," not in text], config_dirs)
+    with translated_errors(), _hydra_for_a_run() as hydra:
+        words = [*checked.choices, *search_path(config_dirs)]
         config = hydra.compose_config(primary, words, RunMode.MULTIRUN, with_log_configuration=False, from_shell=False)
         return _grid(config)
 
@@ -322,7 +322,7 @@ def _grid(config: Any) -> dict[str, str]:
 
 def option(group: str, name: str, config_dirs: Sequence[Path] = ()) -> JsonObject:
     """One option of a group as plain data. Raises UserError if the group has no such option."""
-    with plainly(), _for_a_run():
+    with translated_errors(), _hydra_for_a_run():
         composed = to_data(hydra_compose(f"{group}/{name}", overrides=search_path(config_dirs)))
     section: JsonObject = composed[group]
     return section

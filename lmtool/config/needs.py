@@ -1,8 +1,9 @@
-"""Compatibility of components: requirements, offers, and the errors of unmet requirements.
+"""Compatibility of components: which properties a component requires of others, and the errors if they are missing.
 
-Base configuration classes declare typed fields (`has_biases`, `architectures`, `writes_text`). An `Offer` tests such a
-field and words the error for a component without it. `needs()` of a component yields a `Requirement` for each offer
-that it depends on. `resolver/matcher.py` matches them for a command. Imports no torch.
+Base configuration classes declare properties as typed fields (`has_biases`, `architectures`, `writes_text`). An `Offer`
+tests such a property and formulates the error for a component without it. `needs()` of a component yields a
+`Requirement` for each property that it requires of another section. `resolver/matcher.py` compares the requirements
+with the components that a command was given. Imports no torch.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ Other = TypeVar("Other")
 class Offer(Generic[Other]):
     """A property that a component may have.
 
-    section: the section of the component (model, task, parallel, ...). holds: whether a component has the property.
-    lacking: the end of the sentence about a component without it, "model=gpt ..."; or a function that returns the
-    complete sentence. alternative: an override within the section that also helps. wording: template of the message.
+    section: the section of the component (model, task, parallel, ...). holds: tests whether a component has the
+    property. lacking: the predicate of a sentence about a component without it, such as "has no biases" after
+    "model=t5"; or a function that returns the whole sentence. alternative: an override of the same section that also
+    solves the problem. wording: the template of the message.
     """
 
     section: str
@@ -39,10 +41,11 @@ class Offer(Generic[Other]):
 
 @dataclass(frozen=True)
 class Requirement:
-    """An offer that a value of a component depends on.
+    """A property that a component requires of another section.
 
-    key: the key of the value. reason: the value, and why it needs the offer. instead: the nearest legal overrides, or a
-    function of the other component that returns them; None: the matcher searches for one.
+    offer: the property. key: the key whose value requires it. reason: the first half of the message: the value, and why
+    it requires the property. instead: the hint, the nearest legal overrides, or a function of the other component that
+    returns it; None: the matcher searches for the nearest override.
     """
 
     offer: Offer[Any]
@@ -51,14 +54,14 @@ class Requirement:
     instead: str | Callable[[Any], str] | None = None
 
     def problem(self, other: object) -> Problem:
-        """The problem with a component that lacks the offer."""
+        """The error for a component without the property."""
         instead = self.instead(other) if callable(self.instead) else self.instead
         hint = None if instead is None else ", ".join(filter(None, (instead, self.offer.alternative)))
         return Problem(self.key, self.offer.message(self.reason, other), hint)
 
 
 class Component(Config):
-    """A section that is matched with others. group: its key on the command line."""
+    """A section whose requirements are compared with the other sections. group: its key on the command line."""
 
     group: ClassVar[str] = ""
 
@@ -67,21 +70,21 @@ class Component(Config):
 
     @property
     def typed(self) -> str:
-        """The override that selects it: "model=bert"."""
+        """The override that selects this component, such as "model=bert"."""
         return f"{self.group}={self.name}"
 
     def needs(self) -> Iterable[Requirement]:
-        """Its requirements of other sections, the most fundamental first."""
+        """The requirements of other sections, the most fundamental first."""
         return ()
 
     def conflicts(self) -> Iterable[Problem]:
-        """Problems within the section itself: values that contradict each other or have no effect."""
+        """Errors within the section: values that contradict each other or have no effect."""
         return ()
 
 
 def unmet(component: Component, **others: object) -> Iterator[tuple[Requirement, Any]]:
-    """The requirements that other components do not meet, each with that component. others: components by section;
-    None if it is not known yet."""
+    """The unmet requirements of a component, each with the component that does not meet it. others: components by
+    section; a requirement of a missing section or of None is skipped."""
     for need in component.needs():
         other = others.get(need.offer.section)
         if other is not None and not need.offer.holds(other):
@@ -89,11 +92,11 @@ def unmet(component: Component, **others: object) -> Iterator[tuple[Requirement,
 
 
 def refusals(component: Component, **others: object) -> Iterator[Problem]:
-    """The problems within a component, and with other components."""
+    """The errors within a component, then those of its unmet requirements."""
     yield from component.conflicts()
     yield from (need.problem(other) for need, other in unmet(component, **others))
 
 
 def refusal(component: Component, **others: object) -> Problem | None:
-    """The first problem, or None."""
+    """The first of `refusals`, or None."""
     return next(refusals(component, **others), None)

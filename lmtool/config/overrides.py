@@ -1,8 +1,9 @@
-"""Command-line overrides, checked and rewritten before Hydra sees them.
+"""Command-line overrides, checked and rewritten before Hydra reads them.
 
-Every value override becomes a forced one (`++a.b=c`), so that Hydra accepts any key; the decoder of configurations
-reports all unknown keys at once. Texts with characters outside Hydra's grammar (`data.path=café.txt`) are quoted.
-Overrides of groups, `hydra.*` and deletions of a group keep their form.
+Hydra refuses an unknown key on its own, before lmtool can report the other errors. Every override of a value is
+therefore rewritten as a forced one (`++a.b=c`), and the decoder reports all unknown keys at once. Values with
+characters outside Hydra's grammar (`data.path=café.txt`) are quoted. Overrides that select or remove a group's option,
+and those of `hydra.*`, stay as they are.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from hydra.core.override_parser.types import ChoiceSweep, Glob, Override, Quote,
 from hydra.errors import HydraException
 
 from lmtool.config import problems
+from lmtool.config.accepted import AcceptedOverrides, without_key
 from lmtool.config.base import JsonObject
 from lmtool.config.nearest import nearest
-from lmtool.config.offers import Offers, without_key
 from lmtool.errors import Problem
 
 GRID = "hydra.sweeper.params"
@@ -35,11 +36,12 @@ OF_SWEEPS = ("hydra/launcher", "hydra/sweeper", "hydra.launcher", "hydra.sweeper
 
 
 @dataclass
-class Typed:
+class CheckedOverrides:
     """Overrides in the form that Hydra needs.
 
-    values: forced value overrides. choices: overrides of groups. verbatim: text as typed, set after composing. hydra:
-    `hydra.*`, used by sweeps. problems: overrides that cannot be used. sweeps: whether a key has several values.
+    values: forced overrides of values. choices: overrides that select options of groups. verbatim: texts by key, which
+    Hydra does not parse; they are set after composing. hydra: overrides of `hydra.*` for a sweep. problems: the errors
+    of the overrides that cannot be used. sweeps: whether a key has several values.
     """
 
     values: list[str] = field(default_factory=list)
@@ -55,35 +57,35 @@ class Typed:
         return [*self.choices, *self.values, *self.hydra]
 
 
-def read(overrides: Sequence[str], offers: Offers, *, multirun: bool = False) -> Typed:
-    """Check and rewrite overrides. offers: what the command accepts. multirun: whether -m was typed."""
-    typed = Typed()
+def read(overrides: Sequence[str], accepted: AcceptedOverrides, *, multirun: bool = False) -> CheckedOverrides:
+    """Check and rewrite overrides. accepted: the overrides that the command accepts. multirun: whether -m is set."""
+    checked = CheckedOverrides()
     parser = OverridesParser.create()
     values: dict[str, str] = {}
     for text in overrides:
         sign, key = _key(text)
         if len(key.encode("utf-8", "replace")) > LONGEST_KEY:
             message = f"{key[:40]}...: the key has more than {LONGEST_KEY} bytes"
-            typed.problems.append(Problem(key, message, "`lmtool show KEY` explains a key"))
+            checked.problems.append(Problem(key, message, "`lmtool show KEY` explains a key"))
             continue
         if "=" not in text and sign != "~":
-            typed.problems.append(without_key(text, offers))
+            checked.problems.append(without_key(text, accepted))
             continue
         value = text.partition("=")[2]
-        if sign != "~" and key not in offers.groups and values.setdefault(key, value) != value:
+        if sign != "~" and key not in accepted.groups and values.setdefault(key, value) != value:
             both = f"{key}={values[key]} and {key}={value}"
-            typed.problems.append(Problem(key, f"{both}: a key may be set only once", "keep one of them"))
-        elif key in offers.verbatim:
-            typed.verbatim[key] = value
-        elif (whole := key.partition(".")[0]) in offers.verbatim and whole != key:
-            typed.problems.append(Problem(key, f"{key}: {whole}= is text here and has no keys", f"set {whole}=TEXT"))
-        elif (override := _parsed(parser, text, key, typed)) is not None:
-            _sort(override, sign, key, offers, multirun, typed)
-    for first, second in offers.alternatives:
+            checked.problems.append(Problem(key, f"{both}: a key may be set only once", "keep one of them"))
+        elif key in accepted.verbatim:
+            checked.verbatim[key] = value
+        elif (whole := key.partition(".")[0]) in accepted.verbatim and whole != key:
+            checked.problems.append(Problem(key, f"{key}: {whole}= is text here and has no keys", f"set {whole}=TEXT"))
+        elif (override := _parsed(parser, text, key, checked)) is not None:
+            _sort(override, sign, key, accepted, multirun, checked)
+    for first, second in accepted.alternatives:
         if {first, second} <= values.keys() and "null" not in (values[first], values[second]):
             both = f"{first}={values[first]} and {second}={values[second]}"
-            typed.problems.append(Problem(second, f"{both} exclude each other", "keep one of them"))
-    return typed
+            checked.problems.append(Problem(second, f"{both} exclude each other", "keep one of them"))
+    return checked
 
 
 def key_of(text: str) -> str:
@@ -98,10 +100,10 @@ def _key(text: str) -> tuple[str, str]:
     return key[: len(key) - len(bare)], bare
 
 
-def _parsed(parser: OverridesParser, text: str, key: str, typed: Typed) -> Override | None:
+def _parsed(parser: OverridesParser, text: str, key: str, checked: CheckedOverrides) -> Override | None:
     if not key.isascii() or not key.strip():
         hint = "write a key of ASCII letters, digits, _ and dots; `lmtool COMMAND --help` prints the keys"
-        typed.problems.append(
+        checked.problems.append(
             Problem(key, f"{text}: {key} is not a key" if key.strip() else f"{text} has no key before =", hint)
         )
         return None
@@ -114,14 +116,14 @@ def _parsed(parser: OverridesParser, text: str, key: str, typed: Typed) -> Overr
         except (RecursionError, ValueError) as error:
             # Hundreds of brackets, or a number of thousands of digits.
             fault = "is nested too deeply" if isinstance(error, RecursionError) else "is too long for a number"
-            typed.problems.append(Problem(key, f"{key}: the value {fault}", f"`lmtool show {key}` explains the key"))
+            checked.problems.append(Problem(key, f"{key}: the value {fault}", f"`lmtool show {key}` explains the key"))
             return None
     value = text.partition("=")[2]
     quote = "'" if '"' in value else '"'
     inside = value.replace("'", "\\'") if quote == "'" else value
     quoted = f"{key}={quote}{inside}{quote}"
     quoted = f"'{quoted}'" if quote == '"' and "'" not in value else '"' + quoted.replace('"', '\\"') + '"'
-    typed.problems.append(
+    checked.problems.append(
         Problem(key, f"{text}: the value has a character with a special meaning outside quotes", f"quote it: {quoted}")
     )
     return None
@@ -164,50 +166,52 @@ def _written(value: object) -> str:
     raise TypeError(value)
 
 
-def _sort(override: Override, sign: str, key: str, offers: Offers, multirun: bool, typed: Typed) -> None:
+def _sort(
+    override: Override, sign: str, key: str, accepted: AcceptedOverrides, multirun: bool, checked: CheckedOverrides
+) -> None:
     group, text = key.partition("@")[0], str(override.input_line)
     value = text.partition("=")[2]
     nested = key.replace(".", "/")
     if _has_pattern(override.value()):
-        options = _matching(override.value(), offers.groups.get(nested, ())) if multirun else []
+        options = _matching(override.value(), accepted.groups.get(nested, ())) if multirun else []
         if not options:
-            typed.problems.append(_of_pattern(key, value, nested in offers.groups, multirun))
+            checked.problems.append(_pattern_problem(key, value, nested in accepted.groups, multirun))
             return
         # A pattern is replaced by the options that it matches, in their order.
         group, value = nested, ",".join(options)
         text = f"{group}={value}"
         override = OverridesParser.create().parse_override(text)
     names = _names(override)
-    if "." in key and nested in offers.groups and names and all(isinstance(name, str) for name in names):
+    if "." in key and nested in accepted.groups and names and all(isinstance(name, str) for name in names):
         # A group within a section may also be written with a dot, like a value: model.positions=rotary.
         group, text = nested, f"{nested}={value}"
     if key.startswith(("hydra.", "hydra/")):
         if multirun and key.startswith(OF_SWEEPS) and not key.startswith(GRID):
-            typed.hydra.append(text)
+            checked.hydra.append(text)
         else:
-            typed.problems.append(_of_hydra(key, value, multirun))
-    elif group in offers.groups or "/" in group:
-        typed.problems += list(_choice(override, text, sign, group, offers, multirun, typed))
+            checked.problems.append(_hydra_problem(key, value, multirun))
+    elif group in accepted.groups or "/" in group:
+        checked.problems += list(_choice(override, text, sign, group, accepted, multirun, checked))
     elif sign == "~":
         hint = f"set {key}=VALUE, or null if the key allows it"
-        typed.problems.append(Problem(f"~{key}", f"~{key}: a value cannot be removed", hint))
+        checked.problems.append(Problem(f"~{key}", f"~{key}: a value cannot be removed", hint))
     elif _sweeps_inside(override.value()):
         hint = f"write the values out; to sweep, write them without brackets: -m {key}=A,B"
-        typed.problems.append(Problem(key, f"{key}={value}: a sweep inside a list or section", hint))
+        checked.problems.append(Problem(key, f"{key}={value}: a sweep inside a list or section", hint))
     elif override.is_sweep_override() and not multirun:
-        hint = "; ".join(["-m sweeps over them", *_as_one(override, key, value, offers)])
-        typed.problems.append(Problem(key, f"{key}={value}: several values for one run", hint))
+        hint = "; ".join(["-m sweeps over them", *_as_one(override, key, value, accepted)])
+        checked.problems.append(Problem(key, f"{key}={value}: several values for one run", hint))
     else:
-        typed.sweeps = typed.sweeps or override.is_sweep_override()
-        typed.values.append(f"++{key}={value}")
+        checked.sweeps = checked.sweeps or override.is_sweep_override()
+        checked.values.append(f"++{key}={value}")
 
 
-def _as_one(override: Override, key: str, value: str, offers: Offers) -> Iterator[str]:
-    """How to write several values as one, if the key takes a list or a text."""
+def _as_one(override: Override, key: str, value: str, accepted: AcceptedOverrides) -> Iterator[str]:
+    """Hints: how to write several values as a list or as one text, if the key accepts such a value."""
     several = override.value()
-    if isinstance(several, ChoiceSweep) and offers.takes(key, [_plain(part) for part in several.list]):
+    if isinstance(several, ChoiceSweep) and accepted.takes(key, [_plain(part) for part in several.list]):
         yield f"for a list, write {shlex.quote(f'{key}=[{value}]')}"
-    if offers.takes(key, value):
+    if accepted.takes(key, value):
         yield "for one text, write " + shlex.quote(f'{key}="{value}"')
 
 
@@ -222,7 +226,7 @@ def _matching(value: object, options: Sequence[str]) -> list[str]:
     return list(value.filter(list(options))) if isinstance(value, Glob) else []
 
 
-def _of_pattern(key: str, value: str, is_group: bool, multirun: bool) -> Problem:
+def _pattern_problem(key: str, value: str, is_group: bool, multirun: bool) -> Problem:
     """The problem of a pattern that cannot be used."""
     if not is_group:
         hint = "write the values out, with commas; or quote it as text: " + shlex.quote(f'{key}="{value}"')
@@ -241,7 +245,7 @@ def _sweeps_inside(value: object) -> bool:
     return any(isinstance(part, Sweep) or _sweeps_inside(part) for part in parts)
 
 
-def _of_hydra(key: str, value: str, multirun: bool) -> Problem:
+def _hydra_problem(key: str, value: str, multirun: bool) -> Problem:
     """The problem of a key of Hydra's own configuration that lmtool does not use."""
     if key.startswith(GRID):
         hint = f"on the command line, set the values of each key: -m {key.removeprefix(GRID).lstrip('.') or 'seed'}=1,2"
@@ -257,55 +261,61 @@ def _of_hydra(key: str, value: str, multirun: bool) -> Problem:
 
 
 def _choice(
-    override: Override, text: str, sign: str, group: str, offers: Offers, multirun: bool, typed: Typed
+    override: Override,
+    text: str,
+    sign: str,
+    group: str,
+    accepted: AcceptedOverrides,
+    multirun: bool,
+    checked: CheckedOverrides,
 ) -> Iterator[Problem]:
-    """Check the override of a group and add it to `typed` if it is valid."""
+    """Check the override of a group and add it to `checked` if it is valid."""
     section, value = group.split("/")[0], text.partition("=")[2]
     if sign == "~":
         yield Problem(
             f"~{group}", f"~{group}: a section cannot be removed", f"`lmtool list {group}` prints its options"
         )
-    elif group not in offers.groups:
-        close = nearest(group, offers.groups)
+    elif group not in accepted.groups:
+        close = nearest(group, accepted.groups)
         hint = f"did you mean {close}={value}?" if close else "`lmtool list` prints the groups"
         yield Problem(group, f"there is no group {group}", hint)
-    elif section not in offers.primary:
-        has = ", ".join(group_name for group_name in offers.primary if offers.groups.get(group_name))
+    elif section not in accepted.primary:
+        has = ", ".join(group_name for group_name in accepted.primary if accepted.groups.get(group_name))
         yield Problem(group, f"{text}: this command has no {section}", f"use one of its groups: {has}")
-    elif isinstance(override.value(), list) and group not in offers.several:
+    elif isinstance(override.value(), list) and group not in accepted.several:
         names = value.strip("[]")
         first = names.split(",")[0].strip()
         hint = f"choose one, {group}={first}, or run each: -m {group}={names.replace(' ', '')}"
         yield Problem(group, f"{text}: a run takes one {group}, not a list", hint)
     elif override.is_sweep_override() and not multirun:
-        together = f"; for all in one run, {group}=[{value}]" if group in offers.several else ""
+        together = f"; for all in one run, {group}=[{value}]" if group in accepted.several else ""
         yield Problem(group, f"{text}: several choices for one run", f"add -m to run each: -m {text}{together}")
     elif override.value() in (None, []):
         # In Hydra, removing the group is the way to select no option.
-        if offers.primary.get(group) is not None:
-            typed.choices.append(f"~{group}")
+        if accepted.primary.get(group) is not None:
+            checked.choices.append(f"~{group}")
     else:
         selected = _names(override)
-        wrong = [name for name in selected if str(name) not in offers.groups[group]]
+        wrong = [name for name in selected if str(name) not in accepted.groups[group]]
         for name in {str(name) for name in selected if selected.count(name) > 1}:
             if isinstance(override.value(), list):
                 yield Problem(group, f"{text}: {group}={name} is named twice", "keep one of them")
         for name in wrong:
-            yield problems.unknown_choice(group, group, str(name), offers.groups[group])
-        before = next((choice for choice in typed.choices if choice.partition("=")[0] == group), None)
+            yield problems.unknown_choice(group, group, str(name), accepted.groups[group])
+        before = next((choice for choice in checked.choices if choice.partition("=")[0] == group), None)
         if before not in (None, text.lstrip("+")):
             both = f"{before.partition('=')[2]},{value}"
             hint = f"keep one of them, or run each: -m {group}={both}"
             reason = f"a run takes one {group}"
-            if group in offers.several:
+            if group in accepted.several:
                 reason, hint = (
                     "a group may be set only once",
                     f"for several, set {group}=[{both.replace('[', '').replace(']', '')}]",
                 )
             yield Problem(group, f"{before} and {group}={value}: {reason}", hint)
         elif not wrong:
-            typed.sweeps = typed.sweeps or override.is_sweep_override()
-            typed.choices.append(text.lstrip("+"))
+            checked.sweeps = checked.sweeps or override.is_sweep_override()
+            checked.choices.append(text.lstrip("+"))
 
 
 def _names(override: Override) -> list[Any]:
@@ -318,11 +328,11 @@ def _names(override: Override) -> list[Any]:
     return []
 
 
-def as_values(overrides: Sequence[str], offers: Offers) -> tuple[JsonObject, list[Problem]]:
+def as_values(overrides: Sequence[str], accepted: AcceptedOverrides) -> tuple[JsonObject, list[Problem]]:
     """Overrides of a saved configuration as nested plain values; overrides of groups are refused."""
-    typed = read(overrides, offers)
-    problems = list(typed.problems)
-    for text in typed.choices:
+    checked = read(overrides, accepted)
+    problems = list(checked.problems)
+    for text in checked.choices:
         group = text.partition("=")[0]
         problems.append(
             Problem(
@@ -331,10 +341,10 @@ def as_values(overrides: Sequence[str], offers: Offers) -> tuple[JsonObject, lis
                 f"change its values ({group}.KEY=VALUE), or omit --config",
             )
         )
-    for text in typed.hydra:
+    for text in checked.hydra:
         problems.append(Problem(text, f"{text}: a saved configuration is read without Hydra", "omit it"))
-    parser, data = OverridesParser.create(), dict[str, Any](typed.verbatim)
-    for text in typed.values:
+    parser, data = OverridesParser.create(), dict[str, Any](checked.verbatim)
+    for text in checked.values:
         override = parser.parse_override(text)
         inside = data
         *above, last = override.key_or_group.split(".")

@@ -1,4 +1,4 @@
-"""Decoding of a command's configuration: reads the configurations of its checkpoint and teachers, and applies the
+"""Decodes a command's configuration: reads the configurations of its checkpoint and of its teachers, and applies the
 rules."""
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def decoded(
     ]
     data = {**data, "plugins": list(plugins.typed())}
     reads = reads_checkpoint and COMMANDS[verb].starts_with_checkpoint
-    checkpoint_config = _start_config(data, problems) if reads else None
+    checkpoint_config = _checkpoint_config(data, problems) if reads else None
     try:
         return decode(
             COMMANDS[verb],
@@ -65,12 +65,13 @@ def decoded(
             running=running,
         )
     except ConfigError as error:
-        problems = [_missing_device(verb, data, _key_of_others(verb, problem)) for problem in error.problems]
+        problems = [_missing_device(verb, data, _suggest_other_commands(verb, problem)) for problem in error.problems]
         raise ConfigError(problems) from error
 
 
-def _start_config(data: JsonMapping, problems: list[Problem]) -> JsonObject | None:
-    """The saved configuration of the start checkpoint, or None; problems with it are appended to `problems`."""
+def _checkpoint_config(data: JsonMapping, problems: list[Problem]) -> JsonObject | None:
+    """The saved configuration of the checkpoint that training starts from, or None. Errors are appended to
+    `problems`."""
     checkpoint = data.get("checkpoint")
     if isinstance(checkpoint, list) and checkpoint:
         checkpoint = checkpoint[0]  # `auto` uses the first of several checkpoints
@@ -95,7 +96,8 @@ def _start_config(data: JsonMapping, problems: list[Problem]) -> JsonObject | No
 
 
 def _missing_device(verb: str, data: JsonMapping, problem: Problem) -> Problem:
-    """For the name of a device type, which only `lmtool plan` accepts: an error that says so."""
+    """The error for a type of device (`h100`) given to a command that runs: only `lmtool plan` accepts it. Other
+    problems are returned unchanged."""
     name = data.get("device")
     if problem.key != "device" or name not in DEVICES:
         return problem
@@ -104,8 +106,9 @@ def _missing_device(verb: str, data: JsonMapping, problem: Problem) -> Problem:
     return Problem("device", f"device={name} is a type of device, not a device of this machine", hint)
 
 
-def _key_of_others(verb: str, problem: Problem) -> Problem:
-    """For a key that only other commands have: a hint that names these commands."""
+def _suggest_other_commands(verb: str, problem: Problem) -> Problem:
+    """A problem with an unknown key, with a hint that names the commands that have the key. Other problems are returned
+    unchanged."""
     having = [name for name, command in COMMANDS.items() if problem.key in command.model_fields and name != verb]
     if not problem.message.startswith("unknown key") or problem.meant or not having:
         return problem

@@ -1,5 +1,5 @@
-"""Compatibility of sections: the needs of each are matched with the offers of the others (config/needs.py). An error
-names the nearest legal override."""
+"""Compatibility of sections: compares the requirements of each section with the other sections (config/needs.py). Each
+error names the nearest legal override."""
 
 from __future__ import annotations
 
@@ -41,28 +41,36 @@ def tokens_around(model: ModelConfig, text_format: str | None = None) -> Iterato
 
 
 def missing_token(needs: Iterable[Requirement], roles: Iterable[str]) -> str | None:
-    """The first missing token as a sentence: "has no mask token, which objective=mlm needs"; None: all exist."""
+    """A predicate about the first missing token, such as "has no mask token, which objective=mlm needs"; None if no
+    token is missing. roles: the special tokens of the vocabulary."""
     tokens = frozenset(roles)
     lacking = (need for need in needs if need.offer.section == "roles" and not need.offer.holds(tokens))
     return next((need.problem(tokens).message for need in lacking), None)
 
 
 def fits(learned: LearnedConfig, model: ModelConfig, roles: Roles) -> bool:
-    """Whether an objective or a task is compatible with a model and a vocabulary."""
+    """Whether an objective or a task is compatible with a model and with a vocabulary. roles: its special tokens; None:
+    unknown, so they are not compared."""
     if roles is not None and missing_token(tokens_around(model), roles) is not None:
         return False
     return not any(True for part in learned.parts() for _ in unmet(part, model=model, roles=roles))
 
 
-# The pairs of sections that are matched. Only the first problem of a pair is reported.
+# The pairs of sections that are compared. Only the first problem of a pair is reported.
 
 Phases = tuple[JsonObject, ...]
 SectionsOf = Callable[..., dict[str, Any]]
 
 
 def match(command: type[Config], section: str, *keys: str, others: SectionsOf | None = None) -> None:
-    """Match a section of a command, or every member of a mixture, with other keys. others: maps the values of the keys
-    to the sections that needs refer to; None: the keys are these sections."""
+    """Register a rule that compares the requirements of a section, or of every member of a mixture, with other keys.
+
+    Args:
+        command: The commands that the rule applies to.
+        section: The section whose requirements are compared.
+        keys: The keys that it is compared with.
+        others: Builds the sections by name from the values of `keys`; None: each key is a section.
+    """
 
     def check(component: Component, *values: object) -> Iterator[Problem]:
         sections = dict(zip(keys, values, strict=True)) if others is None else others(*values)
@@ -88,7 +96,7 @@ def _incompatibilities(section: str, component: Component, others: JsonObject) -
 
 
 def _worded(section: str, component: Component, part: Component, problem: Problem) -> Problem:
-    """A problem of a member: its keys are below `with.NAME`."""
+    """A problem, rewritten for a member of a mixture: the keys of a member are set below `with.NAME`."""
     if part is component or not isinstance(part, LearnedConfig):
         return problem
 
@@ -100,7 +108,7 @@ def _worded(section: str, component: Component, part: Component, problem: Proble
 
 
 def _nearest(component: Component, part: Component, others: JsonObject) -> str | None:
-    """The nearest legal override, for requirements that do not name one."""
+    """The hint with the nearest legal override, for requirements that do not name one; None if there is none."""
     overrides: list[str] = []
     if isinstance(component, ObjectiveConfig):
         overrides = [*_other_objective(component, others["model"], None), *_other_model(component, None)]
@@ -110,7 +118,7 @@ def _nearest(component: Component, part: Component, others: JsonObject) -> str |
 
 
 def _conflicts(section: str, command: type[Config]) -> None:
-    """Check a section, or every member of a mixture, for contradictions within it."""
+    """Register a rule that checks a section, or every member of a mixture, for contradictions within it."""
 
     def check(component: Component) -> Iterator[Problem]:
         parts = component.parts() if isinstance(component, LearnedConfig) else (component,)
@@ -172,7 +180,7 @@ def require_tokens_of_objective(
 
 
 def _defaults(group: str) -> Iterator[Any]:
-    """The components of a group with their default values, except those with a required value."""
+    """The components of a group with their default values. Components with required values are left out."""
     for entry in entries(group):
         try:
             yield entry.config()
@@ -181,14 +189,14 @@ def _defaults(group: str) -> Iterator[Any]:
 
 
 def _suggested_roles(model: ModelConfig) -> Roles:
-    """The special tokens of the tokenizer in a model's recipe; None: unknown."""
+    """The special tokens of the tokenizer that a model's recipe names; None if they are unknown."""
     named = model.recipe().get("tokenizer")
     suggested = Choice("tokenizer").validate(named) if named else None
     return suggested.roles if isinstance(suggested, TokenizerConfig) else None
 
 
 def _published_objective(model: ModelConfig) -> JsonObject:
-    """The section that objective=auto selects."""
+    """The objective in a model's recipe, which objective=auto selects, as a section."""
     return model.recipe()["pretrain"].get("objective", {})
 
 
@@ -204,8 +212,8 @@ def fitting_objectives(model: ModelConfig, roles: Roles) -> list[ObjectiveConfig
 
 
 def _other_objective(objective: ObjectiveConfig, model: ModelConfig, roles: Roles) -> list[str]:
-    """The nearest objective that is compatible with a model, as an override. For a mixture: its compatible members, and
-    replacements for the others."""
+    """The nearest objective that is compatible with a model, as an override; for a mixture, its compatible members with
+    replacements for the incompatible ones. Empty if there is none."""
     fitting = [other.name for other in fitting_objectives(model, _suggested_roles(model) if roles is None else roles)]
     if not isinstance(objective, MixtureConfig):
         return [f"objective={name}" for name in fitting[:1]]
@@ -222,8 +230,8 @@ def _other_objective(objective: ObjectiveConfig, model: ModelConfig, roles: Role
 
 
 def _other_model(objective: ObjectiveConfig, roles: Roles) -> list[str]:
-    """The nearest model that is compatible with an objective, as an override: one whose recipe has this objective, with
-    at most one changed value, else the first."""
+    """The nearest model that is compatible with an objective, as an override: preferably one whose recipe has this
+    objective with at most one changed value. Empty if there is none."""
     candidates: list[tuple[bool, bool, str]] = []
     for model in _defaults("model"):
         if fits(objective, model, _suggested_roles(model)):
@@ -234,7 +242,7 @@ def _other_model(objective: ObjectiveConfig, roles: Roles) -> list[str]:
 
 
 def _written(member: str | JsonObject) -> str:
-    """A member of a mixture as on the command line."""
+    """A member of a mixture in the syntax of the command line."""
     if isinstance(member, str):
         return member
     return "{" + ",".join(f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in member.items()) + "}"
@@ -242,20 +250,20 @@ def _written(member: str | JsonObject) -> str:
 
 # --- recurrent memory ---------------------------------------------------------------------------------------------
 #
-# A model that carries state from batch to batch along streams of joined text (data/loader.py) needs one process that
-# reads all streams from the beginning of an epoch to its end.
+# A recurrent model, or one with a memory, carries state from batch to batch along parallel streams of joined text
+# (data/loader.py). One process must therefore read all streams from the beginning of an epoch to its end.
 
 _SEPARATE = "or data.documents=separate, which carries no state"
 
 
 def reads_lanes(model: ModelConfig, objective: ObjectiveConfig, data: DataConfig) -> bool:
-    """Whether such a run reads its text as parallel streams that carry state."""
+    """Whether a run reads its text as parallel streams along which state is carried."""
     return bool(model.carries_state and objective.reads_lanes and data.name != "mixture" and data.documents == "joined")
 
 
 @rule(PretrainConfig, "model", "objective", "data")
 def require_reuse_for_memory(model: ModelConfig, objective: ObjectiveConfig, data: DataConfig) -> Iterator[Problem]:
-    """A memory caches the states of reused tokens, so the objective must reuse some."""
+    """XLNet's memory holds the states of tokens that the next window reuses, so the objective must reuse some."""
     if objective.reuses_nothing and fits(objective, model, None) and reads_lanes(model, objective, data):
         yield Problem(
             "model.memory_length",
@@ -265,7 +273,8 @@ def require_reuse_for_memory(model: ModelConfig, objective: ObjectiveConfig, dat
 
 
 def _phase_that_cuts(phases: Phases) -> str | None:
-    """A phase that changes the streams or their number, which loses their state, as a sentence; None: no phase does."""
+    """A sentence about the first phase that changes the streams or their number, which would lose their state; None if
+    no phase does."""
     for number, phase in enumerate(phases):
         changed = {key: phase[key] for key in EPOCH_KEYS if key in phase}
         if changed:
@@ -290,7 +299,7 @@ SAME_STREAMS: Offer[Phases] = Offer(
 
 
 def _needs_of_state(model: ModelConfig) -> Iterator[Requirement]:
-    """The requirements of a run that carries state."""
+    """What a run with a model that carries state requires of other keys."""
     carries = f"model={model.name} carries state from batch to batch"
     yield Requirement(ONE_PROCESS, "devices", f"{carries}, which stays within one process", "set devices=1")
     yield Requirement(ONE_MODEL, "distill", f"{carries}, but the other model does not", "set distill=none")
@@ -322,7 +331,7 @@ for _key in ("devices", "distill", "phases"):
 def refuse_epochs_of_unequal_phases(
     phases: Phases, max_epochs: float | None, max_steps: int | None
 ) -> Iterator[Problem]:
-    """A number of epochs is a budget only if an epoch has the same length in all phases."""
+    """max_epochs is refused if the length of an epoch differs between phases."""
     differing = [key for key in EPOCH_KEYS if len({json.dumps(phase.get(key), sort_keys=True) for phase in phases}) > 1]
     if max_epochs is not None and differing:
         other = f"max_steps={max_steps} is a budget" if max_steps is not None else "with max_steps=10000 or max_tokens="
@@ -336,7 +345,7 @@ def refuse_epochs_of_unequal_phases(
 
 @rule(PretrainConfig, "phases", "max_length")
 def refuse_unused_length(phases: Phases, max_length: int) -> Iterator[Problem]:
-    """The max_length of the run is used by the phases that set none."""
+    """max_length of the run is refused if every phase sets its own, because nothing would use it."""
     lengths = [phase.get("max_length") for phase in phases]
     default = PretrainConfig.model_fields["max_length"].default
     if phases and None not in lengths and max_length not in (default, *lengths):

@@ -1,5 +1,7 @@
-"""Replaces names of tasks and texts (members of mixtures, `task` keys, phases) by their configuration sections, after
-composing and before decoding. A saved configuration contains the sections.
+"""Replaces names of tasks and of text sources by their configuration sections, after composing and before decoding.
+
+Names occur as members of mixtures, in `data.task` and `objective.task`, and in phases. A saved configuration contains
+the sections, not the names.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from lmtool.resolver.shorthands import CommandLine
 
 
 def with_sections_of(data: JsonObject, line: CommandLine) -> JsonObject:
-    """`with_sections` for the composed data of a command line."""
+    """`with_sections` with the signature of a shorthand."""
     return with_sections(data, line.config_dirs)
 
 
@@ -47,12 +49,13 @@ def with_sections(data: JsonObject, config_dirs: Sequence[Path] = ()) -> JsonObj
 
 
 def _phase(phase: object, number: int, config_dirs: Sequence[Path]) -> Any:
-    """A phase with the name of its text source replaced by the source's section, updated with the keys of the phase."""
+    """A phase whose text source, given by name, is replaced by the source's section with the keys of the phase
+    applied."""
     nested = nested_keys(phase) if isinstance(phase, dict) else {}
     text = nested.get("data")
     if not isinstance(text, dict) or not isinstance(text.get("name"), str):
         return phase
-    name, offered = text["name"], compose.offers_of_primary("pretrain", config_dirs).groups.get("data", ())
+    name, offered = text["name"], compose.accepted_overrides("pretrain", config_dirs).groups.get("data", ())
     if name in offered:
         section = merge(compose.option("data", name, config_dirs), text)
         return {**nested, "data": with_sections({"data": section}, config_dirs)["data"]}
@@ -62,8 +65,8 @@ def _phase(phase: object, number: int, config_dirs: Sequence[Path]) -> Any:
 
 
 def _task(key: str, member: object, config_dirs: Sequence[Path]) -> Any:
-    """The section of the task that a member names, as a text or in a section with further keys. Other members stay
-    unchanged. key: the key for errors."""
+    """The section of a task. member: the task's name, or a section with this name and keys to change; anything else is
+    returned unchanged. key: the key that errors name."""
     name = member if isinstance(member, str) else None
     if isinstance(member, dict) and "kind" not in member and isinstance(member.get("name"), str):
         name = member["name"]
@@ -77,7 +80,7 @@ def _task(key: str, member: object, config_dirs: Sequence[Path]) -> Any:
 
 
 def _objective(member: object, config_dirs: Sequence[Path]) -> Any:
-    """A member of a mixture of objectives: a name is an objective if there is one of that name, otherwise a task."""
+    """A member of a mixture of objectives. A name that is not an objective but a task becomes a task's section."""
     if isinstance(member, dict) and member.get("name") == "task" and "task" in member:
         return {**member, "task": _task("objective.members", member["task"], config_dirs)}
     if isinstance(member, str) and lookup("objective", member) is None and member in _tasks(config_dirs):
@@ -86,13 +89,14 @@ def _objective(member: object, config_dirs: Sequence[Path]) -> Any:
 
 
 def _text(member: object, config_dirs: Sequence[Path]) -> Any:
-    """A member of a mixture of texts: the name of an option of `data`, as a text or in a section with further keys."""
+    """The section of a text source. member: the name of an option of `data`, or a section with this name and keys to
+    change."""
     name = member.get("name") if isinstance(member, dict) else member
     if not isinstance(name, str) or name == "???":
         return member
     if name.startswith("task:"):
         return {"name": "task", "task": _task("data.members", name.removeprefix("task:"), config_dirs)}
-    offered = compose.offers_of_primary("pretrain", config_dirs).groups.get("data", ())
+    offered = compose.accepted_overrides("pretrain", config_dirs).groups.get("data", ())
     if name not in offered:
         if lookup("data", name) is not None:
             return member
@@ -105,4 +109,4 @@ def _text(member: object, config_dirs: Sequence[Path]) -> Any:
 
 
 def _tasks(config_dirs: Sequence[Path]) -> tuple[str, ...]:
-    return compose.offers_of_primary("finetune", config_dirs).groups.get("task", ())
+    return compose.accepted_overrides("finetune", config_dirs).groups.get("task", ())

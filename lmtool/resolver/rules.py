@@ -192,7 +192,7 @@ def require_output_folder(output: str) -> Iterator[Problem]:
 
 @rule(UseConfig, "output", running=True)
 def require_output_file(output: str | None) -> Iterator[Problem]:
-    """The folder of the output file exists: checked before hours of predicting."""
+    """The folder of the output file exists. Checked at the start, because predicting may take hours."""
     yield from output_errors(output)
 
 
@@ -269,7 +269,7 @@ def require_device(device: str) -> Iterator[Problem]:
 
 @rule(PredictConfig, "text", "pair", "input")
 def require_text_or_input(text: str | None, pair: str | None, source: str | None) -> Iterator[Problem]:
-    """Predict reads either one text or one file."""
+    """`lmtool predict` reads either one text or one file."""
     if (text is None) == (source is None):
         message = "neither text nor input is set" if text is None else "both text and input are set"
         yield Problem("text", f"{message}", 'set text="..." or input=FILE (- reads standard input)')
@@ -287,7 +287,7 @@ def require_output_for_probabilities(probabilities: bool, output: str | None) ->
 
 @rule(GenerateConfig, "prompt", "input")
 def require_prompt_or_input(prompt: str | None, source: str | None) -> Iterator[Problem]:
-    """Generate reads either one prompt or one file."""
+    """`lmtool generate` reads either one prompt or one file."""
     if (prompt is None) == (source is None):
         message = "neither prompt nor input is set" if prompt is None else "both prompt and input are set"
         yield Problem("prompt", f"{message}", 'set prompt="..." or input=FILE (- reads lines)')

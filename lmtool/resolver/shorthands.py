@@ -1,8 +1,9 @@
 """Shorthands for longer overrides.
 
-There are two tables. WORDS are expanded on the command line, before Hydra composes the configuration; the result is a
-valid command line. SECTIONS are expanded in the composed configuration, before `auto` and the decoder. Each shorthand
-names its function, whose module is imported when the shorthand is used. Imports no torch.
+There are two tables. `ARGUMENT_SHORTHANDS` are expanded on the command line, before Hydra composes the configuration;
+the result is a valid command line. `SECTION_SHORTHANDS` are expanded in the composed configuration, before `auto` and
+the decoder. Each shorthand names the function that expands it, whose module is imported only when it is needed. Imports
+no torch.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ OVERRIDE = re.compile(r"[+~]*[A-Za-z_][\w./@-]*=|~")
 
 @dataclass(frozen=True)
 class CommandLine:
-    """A command and its arguments, without flags. config_dirs: additional folders of YAML. saved: the saved
-    configuration of --config."""
+    """A command and its arguments, without flags. verb: the command. words: the arguments. config_dirs: the folders of
+    --config-dir. saved: the file of --config."""
 
     verb: str
     words: tuple[str, ...]
@@ -43,27 +44,27 @@ class CommandLine:
 
 
 @dataclass(frozen=True)
-class WordShorthand:
+class ArgumentShorthand:
     """A shorthand on the command line.
 
-    form: its syntax. verbs: the commands that accept it. may_be: whether an argument may be this shorthand. in_full:
-    `module:function` in this package that returns the arguments with the shorthand expanded.
+    form: its syntax. verbs: the commands that accept it. matches: whether an argument may be this shorthand. expander:
+    `module:function` in this package, which returns the arguments with the shorthand expanded.
     """
 
     form: str
     verbs: Collection[str]
-    may_be: Callable[[str], bool]
-    in_full: str
+    matches: Callable[[str], bool]
+    expander: str
 
 
 @dataclass(frozen=True)
 class SectionShorthand:
-    """A shorthand in a composed configuration: `module:function` in this package that returns the configuration with
-    the shorthand expanded."""
+    """A shorthand in a composed configuration. expander: `module:function` in this package, which returns the
+    configuration with the shorthand expanded."""
 
     form: str
     verbs: Collection[str]
-    in_full: str
+    expander: str
 
 
 _NAMED_SECTIONS = {"data.task": "data", "objective.task": "objective"}
@@ -76,59 +77,60 @@ def _typed(*keys: str) -> Callable[[str], bool]:
     return lambda word: word.startswith(tuple(f"{key}=" for key in keys))
 
 
-WORDS = (
-    WordShorthand(
+ARGUMENT_SHORTHANDS = (
+    ArgumentShorthand(
         "VALUE",
         [name for name, verb in VERBS.items() if verb.places],
         lambda word: not OVERRIDE.match(word),
-        "shorthands:placed",
+        "shorthands:with_positional_keys",
     ),
-    WordShorthand("FILE", ("check",), lambda word: "=" not in word, "files:named"),
-    WordShorthand("target=TASK", ("probe",), _typed("target"), "shorthands:with_target"),
-    WordShorthand("task=FILE", COMMANDS.keys() - {"predict"}, _typed("task"), "files:with_task"),
-    WordShorthand("data=FILE", COMMANDS, _typed("data"), "files:with_text"),
-    WordShorthand("data=task:NAME", COMMANDS, _typed("data", "objective"), "shorthands:with_task_of_text"),
-    WordShorthand(
+    ArgumentShorthand("FILE", ("check",), lambda word: "=" not in word, "files:named"),
+    ArgumentShorthand("target=TASK", ("probe",), _typed("target"), "shorthands:with_target"),
+    ArgumentShorthand("task=FILE", COMMANDS.keys() - {"predict"}, _typed("task"), "files:with_task"),
+    ArgumentShorthand("data=FILE", COMMANDS, _typed("data"), "files:with_text"),
+    ArgumentShorthand("data=task:NAME", COMMANDS, _typed("data", "objective"), "shorthands:with_task_of_text"),
+    ArgumentShorthand(
         "data.task=NAME, task.domain=NAME",
         COMMANDS,
         lambda word: (key := word.partition("=")[0]) in _NAMED_SECTIONS or key.endswith(_DOMAIN),
         "shorthands:with_names",
     ),
-    WordShorthand(
+    ArgumentShorthand(
         "a key of a member",
         COMMANDS,
         lambda word: _MEMBER.match(word) is not None,
         "shorthands:with_members",
     ),
 )
-SECTIONS = (
-    SectionShorthand("-m checkpoint=RUN,none", COMMANDS, "shorthands:with_shape"),
+SECTION_SHORTHANDS = (
+    SectionShorthand("-m checkpoint=RUN,none", COMMANDS, "shorthands:with_random_weights"),
     SectionShorthand("tasks and texts by name among members", COMMANDS, "members:with_sections_of"),
     SectionShorthand("runs/latest", TRAINING, "shorthands:with_latest_run"),
 )
 
 
-def in_full(line: CommandLine) -> CommandLine:
+def expand_arguments(line: CommandLine) -> CommandLine:
     """The line with its shorthands expanded into overrides. Raises UserError if one cannot be expanded."""
-    for shorthand in WORDS:
-        if line.verb in shorthand.verbs and any(map(shorthand.may_be, line.words)):
-            line = replace(line, words=tuple(imported(f"lmtool.resolver.{shorthand.in_full}")(line)))
+    for shorthand in ARGUMENT_SHORTHANDS:
+        if line.verb in shorthand.verbs and any(map(shorthand.matches, line.words)):
+            line = replace(line, words=tuple(imported(f"lmtool.resolver.{shorthand.expander}")(line)))
     return line
 
 
-def sections_in_full(data: Data, line: CommandLine) -> Data:
+def expand_sections(data: Data, line: CommandLine) -> Data:
     """A composed configuration with its shorthands expanded. Raises UserError if one cannot be expanded."""
-    for shorthand in SECTIONS:
+    for shorthand in SECTION_SHORTHANDS:
         if line.verb in shorthand.verbs:
-            data = imported(f"lmtool.resolver.{shorthand.in_full}")(data, line)
+            data = imported(f"lmtool.resolver.{shorthand.expander}")(data, line)
     return data
 
 
 # --- words ---------------------------------------------------------------------------------------------------------
 
 
-def placed(line: CommandLine) -> list[str]:
-    """Arguments without = become values of the positional keys; additional ones stay unchanged and are refused."""
+def with_positional_keys(line: CommandLine) -> list[str]:
+    """Assign arguments without = to the positional keys of the command, in order. Surplus arguments stay as they are,
+    and are refused later."""
     keys = iter(VERBS[line.verb].places)
     return [
         word if OVERRIDE.match(word) or (key := next(keys, None)) is None else f"{key}={word}" for word in line.words
@@ -136,7 +138,7 @@ def placed(line: CommandLine) -> list[str]:
 
 
 def with_target(line: CommandLine) -> list[str]:
-    """`target=NAME` as `target=task task=NAME`, if it names a task."""
+    """Replace `target=NAME` by `target=task task=NAME` if NAME is a task."""
     words: list[str] = []
     for word in line.words:
         key, _, value = word.partition("=")
@@ -146,7 +148,7 @@ def with_target(line: CommandLine) -> list[str]:
 
 
 def with_task_of_text(line: CommandLine) -> list[str]:
-    """`data=task:NAME` as `data=task data.task.name=NAME`."""
+    """Replace `data=task:NAME` by `data=task data.task.name=NAME`."""
     words: list[str] = []
     for word in line.words:
         key, _, value = word.partition("=")
@@ -157,8 +159,8 @@ def with_task_of_text(line: CommandLine) -> list[str]:
 
 
 def with_names(line: CommandLine) -> list[str]:
-    """`data.task=NAME` and `task.domain=NAME` as overrides of `name` in these sections, so that their other keys may be
-    set too."""
+    """Replace `data.task=NAME` and `task.domain=NAME` by overrides of `name` within these sections, so that other keys
+    of the sections may be set too."""
     words = []
     for word in line.words:
         key, _, value = word.partition("=")
@@ -168,8 +170,8 @@ def with_names(line: CommandLine) -> list[str]:
 
 
 def with_members(line: CommandLine) -> list[str]:
-    """`data.members.NAME.KEY=VALUE` as `data.with.NAME.KEY=VALUE`, because `members` is a list, whose elements Hydra
-    cannot override."""
+    """Replace `data.members.NAME.KEY=VALUE` by `data.with.NAME.KEY=VALUE`: `members` is a list, and Hydra cannot
+    override elements of a list."""
     return [_MEMBER.sub(r"\1.with.\2.", word) for word in line.words]
 
 
@@ -178,9 +180,10 @@ def with_members(line: CommandLine) -> list[str]:
 _NONE = "none"
 
 
-def with_shape(data: Data, line: CommandLine) -> Data:
-    """The job `none` of a sweep over `checkpoint=RUN,none`: random weights for the model and vocabulary of RUN, so that
-    the jobs differ only in their initial weights. Raises UserError if several checkpoints are listed."""
+def with_random_weights(data: Data, line: CommandLine) -> Data:
+    """In a sweep over `checkpoint=RUN,none`, give the job `none` the model and the vocabulary of RUN with random
+    weights, so that the jobs differ only in their initial weights. Raises UserError if several checkpoints are
+    listed."""
     typed = next((word.partition("=")[2] for word in line.words if word.startswith("checkpoint=")), "")
     values = [value.strip() for value in typed.split(",")]
     others = [value for value in values if value != _NONE]
@@ -205,7 +208,7 @@ _FOLDER_KEYS = ("name", "run_dir")  # the folder of this run, not a path that is
 
 
 def started_config(config: JsonMapping) -> Data:
-    """The configuration with which the run of this name was started; empty if it has no name or was not started."""
+    """The configuration with which the run of this folder was started; empty if there is no such run."""
     folder = _folder(config)
     if folder is None or not (folder / "config.yaml").is_file():
         return {}
@@ -213,9 +216,8 @@ def started_config(config: JsonMapping) -> Data:
 
 
 def with_latest_run(data: Data, line: CommandLine) -> Data:
-    """Paths through `runs/latest` replaced by the run that it points to now, because this run becomes `runs/latest`
-    when it starts. If it already points to this run, which is being resumed, the path is the one that it started
-    with."""
+    """Replace `runs/latest` in paths by the run that it points to now, because the new run becomes `runs/latest` when
+    it starts. If it points to this very run, which is being resumed, use the path with which the run was started."""
     if _LINK not in repr(data):
         return data
     try:
@@ -236,7 +238,8 @@ def _folder(config: JsonMapping) -> Path | None:
 
 
 def _resolved(value: object, before: object, current: Path | None) -> Any:
-    """before: the value with which the run was started, or None. current: the folder of this run."""
+    """Replace `runs/latest` in a value. before: the value with which the run was started, or None. current: the folder
+    of this run."""
     if isinstance(value, dict):
         earlier = before if isinstance(before, dict) else {}
         return {key: _resolved(inner, earlier.get(key), current) for key, inner in value.items()}

@@ -1,6 +1,6 @@
-"""Rules of distillation: whether the student can learn from its teachers.
+"""Rules of distillation: whether a student can learn from its teachers.
 
-A teacher that runs on the student's packed batches needs the student's vocabulary and text format.
+A teacher that reads the student's packed batches needs the student's vocabulary and text format.
 """
 
 from __future__ import annotations
@@ -50,13 +50,14 @@ def refuse_generated_inputs(distill: DistillConfig, model: ModelConfig, learned:
 
 
 def _same_texts(distill: DistillConfig, learned: LearnedConfig) -> bool:
-    """Whether teachers read the student's tokens, in its batches or from the store."""
+    """Whether the teachers read the same token ids as the student, in its batches or from the token store."""
     return distill.same_batches or one_vocabulary(distill, learned)
 
 
 @rule(RunConfig, "distill", running=True)
 def require_teachers(distill: DistillConfig) -> Iterator[Problem]:
-    """Training with a teacher needs one. A trained student is used without it."""
+    """A distillation method that needs a teacher has one. Applies only to training: a trained student is used without
+    its teacher."""
     problem = distill.untaught()
     if problem is not None:
         yield problem
@@ -64,7 +65,7 @@ def require_teachers(distill: DistillConfig) -> Iterator[Problem]:
 
 @rule(RunConfig, "distill", running=True)
 def require_label_file(distill: DistillConfig) -> Iterator[Problem]:
-    """Hard labels from a file need the file."""
+    """The file with the teacher's hard labels exists."""
     path = distill.label_file
     if path is not None and not Path(path).expanduser().is_file():
         hint = f"lmtool predict checkpoint=TEACHER input=ROWS output={path}"
@@ -73,7 +74,7 @@ def require_label_file(distill: DistillConfig) -> Iterator[Problem]:
 
 @rule(RunConfig, "distill", "checkpoint", running=True)
 def require_one_student_start(distill: DistillConfig, checkpoint: str | None) -> Iterator[Problem]:
-    """A student starts from a checkpoint or from layers of its teacher, not from both."""
+    """A student's weights start from a checkpoint or from layers of its teacher, not from both."""
     if distill.starts_from_teacher and checkpoint not in (None, "none"):
         yield Problem(
             "distill.initialize",
@@ -84,7 +85,7 @@ def require_one_student_start(distill: DistillConfig, checkpoint: str | None) ->
 
 @rule(RunConfig, "distill", "patience")
 def require_trained_heads_for_patience(distill: DistillConfig, patience: int | None) -> Iterator[Problem]:
-    """Early stopping needs scores of trained heads."""
+    """Early stopping compares scores, which need trained heads."""
     if patience is not None and not distill.teaches_heads:
         yield Problem(
             "patience",
@@ -98,7 +99,7 @@ def require_trained_heads_for_patience(distill: DistillConfig, patience: int | N
 def require_objective_of_teachers(
     distill: DistillConfig, objective: ObjectiveConfig, teachers: Saved
 ) -> Iterator[Problem]:
-    """Every teacher was trained with an objective of the student."""
+    """Every teacher was trained with at least one of the student's objectives."""
     for teacher in _specs(distill, teachers):
         if not any(teacher.teaches(part) for part in objective.parts()):
             names = ", ".join(part.title for part in objective.parts())
@@ -112,7 +113,7 @@ def require_objective_of_teachers(
 
 @rule(FinetuneConfig, "distill", "task", "teachers")
 def require_task_of_teachers(distill: DistillConfig, task: TaskConfig, teachers: Saved) -> Iterator[Problem]:
-    """Every teacher was trained on a task of the student, with the same labels."""
+    """Every teacher was trained on at least one of the student's tasks, with the same labels."""
     if isinstance(task, GlueConfig) and distill.checkpoints:
         message = f"task={task.name} runs several tasks, and each needs its own teacher"
         yield Problem("distill", message, "name one task, or set task=mixture with distill.teachers=[RUN,RUN2]")
@@ -138,7 +139,7 @@ def require_task_of_teachers(distill: DistillConfig, task: TaskConfig, teachers:
 def require_text_format_of_teachers(
     distill: DistillConfig, learned: LearnedConfig, model: ModelConfig, max_length: int, teachers: Saved
 ) -> Iterator[Problem]:
-    """A teacher of the student's tokens has a position for each of them, and the same text format."""
+    """A teacher that reads the student's tokens has enough positions and the student's text format."""
     for teacher in _token_teachers(distill, learned, teachers):
         other, named = teacher.model, f"{distill.teacher_key}={teacher.path}"
         if other is None:
@@ -161,7 +162,7 @@ def require_text_format_of_teachers(
 
 @rule(RunConfig, "distill", "model", "teachers")
 def require_comparable_layers(distill: DistillConfig, model: ModelConfig, teachers: Saved) -> Iterator[Problem]:
-    """The layers that the terms compare exist in both models."""
+    """The layers that the loss terms compare exist in both models."""
     for teacher in _specs(distill, teachers):
         if teacher.model is not None:
             yield from distill.refusals_of_pair(ModelPair(model, teacher.model))
@@ -177,7 +178,7 @@ def require_vocabulary_of_teachers(
     checkpoint: str | None,
     teachers: Saved,
 ) -> Iterator[Problem]:
-    """A teacher of the student's tokens has the same vocabulary."""
+    """A teacher that reads the student's tokens has the student's vocabulary."""
     random_weights = checkpoint in (None, "none")
     for teacher in _token_teachers(distill, learned, teachers):
         other, rows = teacher.tokenizer, None if teacher.model is None else teacher.model.vocab_size
@@ -202,7 +203,8 @@ def _specs(distill: DistillConfig, teachers: Saved) -> list[TeacherSpec]:
 
 
 def _token_teachers(distill: DistillConfig, learned: LearnedConfig, teachers: Saved) -> list[TeacherSpec]:
-    """The teachers that read, or whose weights are those of, the student's tokens: all except teachers of rows."""
+    """The teachers that depend on the student's token ids. A teacher that predicts whole rows of a task may have
+    another tokenizer."""
     of_tokens = isinstance(learned, ObjectiveConfig) or _same_texts(distill, learned)
     return _specs(distill, teachers) if of_tokens else []
 
@@ -220,7 +222,7 @@ def _trained_for(teacher: TeacherSpec) -> str:
 
 
 def _other_head(section: JsonMapping, task: TaskConfig) -> str:
-    """The difference between a teacher's head and the head of the student's task of the same name."""
+    """A sentence on how a teacher's head differs from the head of the student's task of the same name."""
     if section.get("kind") != task.kind:
         return f"its task {section.get('name')} is of kind {section.get('kind')}, the student's of kind {task.kind}"
     labels, expected = section.get("labels") or (), task.class_names or ()

@@ -28,8 +28,8 @@ Saved = Mapping[str, JsonObject]
 
 
 def read_teachers(data: JsonMapping, problems: list[Problem]) -> dict[str, JsonObject]:
-    """The saved configurations of the teachers in composed data. Problems of teachers that cannot be read are appended
-    to `problems`."""
+    """The saved configurations of the teachers that composed data names. The errors of teachers that cannot be read are
+    appended to `problems`."""
     section = data.get("distill")
     section = section if isinstance(section, dict) else {}
     several = section.get("teachers")
@@ -61,8 +61,7 @@ def saved_teacher(path: str, offline: bool) -> JsonObject:
 
 @dataclass(frozen=True)
 class TeacherSpec:
-    """A teacher's configuration. path: as on the command line. model: None for an architecture that lmtool does not
-    have."""
+    """A teacher's saved configuration. path: its checkpoint, as typed."""
 
     path: str
     saved: JsonObject
@@ -92,8 +91,8 @@ class TeacherSpec:
         return () if objective is None else objective.parts()
 
     def head_for(self, task: TaskConfig) -> LoadedHead | None:
-        """Its head for a task, with the task's labels; None if it has none. A task whose labels are unknown takes the
-        head's."""
+        """The teacher's head for a task, if its labels are the task's; otherwise None. A task whose labels are unknown
+        takes those of the head."""
         section = self.section_for(task)
         if section is None:
             return None
@@ -102,13 +101,13 @@ class TeacherSpec:
         return load_head(section, task)
 
     def section_for(self, task: TaskConfig) -> JsonObject | None:
-        """The section of the task of the same name; for a published classifier, whose task has no name, its section."""
+        """The teacher's section of the task of the same name, or of the nameless task of a published classifier."""
         tasks = self.tasks()
         return next((tasks[name] for name in (task.name, *HEADS) if name in tasks), None)
 
     def teaches(self, part: TaskConfig | ObjectiveConfig) -> bool:
-        """Whether it was trained for a task or for a member of the student's objective. The abilities of a published
-        language model are determined by its weights."""
+        """Whether the teacher was trained for a task or for a member of the student's objective. A published language
+        model does not say what it was trained for, so it may teach any objective and any task that writes text."""
         task = task_of(part)
         if task is not None:
             return self.section_for(task) is not None or (self.published and task.writes_text)
@@ -125,7 +124,7 @@ class TeacherSpec:
 
 
 def task_of(part: LearnedConfig) -> TaskConfig | None:
-    """The task, also if it is wrapped as an objective; None for other objectives."""
+    """The task, also if an objective wraps it; None for other objectives."""
     learned = part.task if isinstance(part, TaskObjectiveConfig) else part
     return learned if isinstance(learned, TaskConfig) else None
 
@@ -137,8 +136,8 @@ def one_vocabulary(distill: DistillConfig, learned: LearnedConfig) -> bool:
 
 
 def differing_tokenizer(student: TokenizerConfig, teacher: TokenizerConfig | None) -> str | None:
-    """The first field in which two tokenizers certainly differ, or None. The contents of files are compared when they
-    are read."""
+    """The first field in which two tokenizers certainly differ, or None. Tokenizers in files are compared later, when
+    the files are read."""
     if teacher is None or isinstance(student, FolderConfig) or isinstance(teacher, FolderConfig):
         return None
     if student.name != teacher.name:

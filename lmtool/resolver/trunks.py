@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lmtool.config import compose, overrides, saved
+from lmtool.config.accepted import AcceptedOverrides
 from lmtool.config.auto import AUTO, merge
 from lmtool.config.base import JsonObject
 from lmtool.config.checkpoint import (
@@ -29,7 +30,6 @@ from lmtool.config.checkpoint import (
     verify,
 )
 from lmtool.config.decode import MISSING
-from lmtool.config.offers import Offers
 from lmtool.errors import ConfigError, Problem, UserError
 from lmtool.resolver.decoding import decoded
 from lmtool.resolver.schema.base import CommandConfig
@@ -44,7 +44,7 @@ _LISTED = 12
 
 @dataclass(frozen=True)
 class Trunk:
-    """The run that a branch starts from. run: its folder, as typed. point: the checkpoint."""
+    """The run that a branch starts from. run: its folder, as typed. point: the folder of the checkpoint."""
 
     run: Path
     point: Path
@@ -76,7 +76,7 @@ class Trunk:
 
     @classmethod
     def gone(cls, named: str) -> Trunk:
-        """The trunk RUN@STEP, whose checkpoint may be deleted."""
+        """The trunk RUN@STEP without reading it: its checkpoint may have been deleted."""
         run, _, step = named.rpartition("@")
         return cls(Path(run), Path(run) / "checkpoints" / f"step_{int(step):08d}")
 
@@ -106,18 +106,18 @@ class Trunk:
         return saved.save(decoded(verb, saved.body(data), reads_checkpoint=False), verb)
 
     def phase(self) -> int:
-        """The number of complete phases."""
+        """The number of phases that were complete at the checkpoint."""
         return phases_ended(read_state(self.point))
 
     def refusal(self, damage: Damaged) -> UserError:
-        """The error for a damaged checkpoint, with the nearest intact one of the run."""
+        """The error for a damaged checkpoint; its hint names the nearest intact checkpoint of the run."""
         others = [folder for folder in saved_steps(self.run / "checkpoints") if folder != self.point]
         intact = [folder for folder in others if is_intact(folder)]
         hint = f"set branch={self.run}@{_nearest(self.step, intact)}, which is intact" if intact else damage.hint
         return UserError(damage.message, hint)
 
     def require_same(self, config: JsonObject) -> None:
-        """Raise UserError for a configuration that does not belong to a branch of this run."""
+        """Raise UserError if a configuration differs from the trunk's in a key that a branch cannot change."""
         if keys := changed_values(self.complete(), config, BRANCH_KEYS):
             raise UserError(
                 f"branch={self} cannot change what its trunk learns: {'; '.join(keys)}",
@@ -140,7 +140,7 @@ def _nearest(step: int, folders: Sequence[Path]) -> int:
 
 
 def _parts(typed: str) -> tuple[str, str]:
-    """The run, and the checkpoint in it: a step, last or best."""
+    """Split RUN@CHECKPOINT into the run and the checkpoint: a step, `last` (the default) or `best`."""
     name, _, place = typed.rpartition("@")
     if name and (place in ("last", "best") or re.fullmatch("[0-9]{1,18}", place)):
         return name, place
@@ -171,7 +171,7 @@ def refuse_in_sweep(words: Sequence[str]) -> None:
         raise UserError("branch= cannot be used with -m", "start each branch separately, with its own name=")
 
 
-def configuration(line: CommandLine, offers: Offers, running: bool) -> CommandConfig:
+def configuration(line: CommandLine, accepted: AcceptedOverrides, running: bool) -> CommandConfig:
     """The decoded configuration of a branch: that of its trunk's checkpoint, updated with the overrides.
 
     Raises:
@@ -199,8 +199,8 @@ def configuration(line: CommandLine, offers: Offers, running: bool) -> CommandCo
         raise UserError(
             f"branch={trunk}: {trunk.run} is a run of lmtool {command}", f"use lmtool {command} branch={trunk} name=NEW"
         )
-    chosen, words, problems = _choices(replace(line, words=tuple(words)), saved.body(base), offers, trunk)
-    values, more = overrides.as_values(words, offers)
+    chosen, words, problems = _choices(replace(line, words=tuple(words)), saved.body(base), accepted, trunk)
+    values, more = overrides.as_values(words, accepted)
     problems += [*more, *_folder_problems(trunk, keyed)]
     data = saved.body(base) | {"name": None, "run_dir": None} | chosen
     config = decoded(
@@ -218,34 +218,35 @@ def configuration(line: CommandLine, offers: Offers, running: bool) -> CommandCo
 
 
 def _as_before(typed: str, before: JsonObject) -> str:
-    """`RUN@last` as the step at which this branch started, if it did: its trunk may have trained further since."""
+    """For a branch that has started, the step at which it started, in place of `RUN@last`: its trunk may have trained
+    further since."""
     name, place = _parts(typed)
     branch = str(before.get("branch") or "")
     return branch if not place.isdigit() and branch.rpartition("@")[0] == str(run_folder(name)) else typed
 
 
 def _choices(
-    line: CommandLine, base: JsonObject, offers: Offers, trunk: Trunk
+    line: CommandLine, base: JsonObject, accepted: AcceptedOverrides, trunk: Trunk
 ) -> tuple[JsonObject, list[str], list[Problem]]:
-    """The selected sections that may differ from the trunk's, the arguments that select no section, and the problems of
-    all other selections."""
+    """Sort the arguments of a branch. Returns the selected sections that may differ from the trunk's, the arguments
+    that do not select a section, and the errors of selections that would change what is learned."""
     free, others, problems = list[str](), list[str](), list[Problem]()
     for word in line.words:
         group, _, name = word.lstrip("+~").partition("=")
-        if group not in offers.groups and "/" not in group:
+        if group not in accepted.groups and "/" not in group:
             others.append(word)
         elif group in BRANCH_KEYS:
             free.append(word)
-        elif not _is_so_already(group, name, base, line.config_dirs):
+        elif not _equals_trunk(group, name, base, line.config_dirs):
             problems.append(_learned(group, word, trunk))
-    typed = overrides.read(free, offers)
+    typed = overrides.read(free, accepted)
     problems += typed.problems
     composed = compose.compose(line.verb, typed, line.config_dirs) if typed.choices else {}
     groups = {word.lstrip("+~").partition("=")[0] for word in free}
     return {group: composed[group] for group in groups if group in composed}, others, problems
 
 
-def _is_so_already(group: str, name: str, base: JsonObject, config_dirs: Sequence[Path]) -> bool:
+def _equals_trunk(group: str, name: str, base: JsonObject, config_dirs: Sequence[Path]) -> bool:
     """Whether a selection on the command line equals the trunk's."""
     if not isinstance(base.get(group), dict):
         return False
@@ -262,7 +263,7 @@ def _learned(key: str, message: str, trunk: Trunk) -> Problem:
 
 
 def _folder_problems(trunk: Trunk, keyed: dict[str, str]) -> Iterator[Problem]:
-    """The problems of keys that set the folder of a branch to its trunk's, or another start."""
+    """The errors of a branch without a name, in the folder of its trunk, or with a second start."""
     name, folder = (keyed.get(key) if keyed.get(key) != "null" else None for key in ("name", "run_dir"))
     if not name and not folder:
         yield Problem("name", f"branch={trunk}: a branch is a new run and needs a name", "set name=NEW")
@@ -287,7 +288,7 @@ def _changes(trunk: Trunk, now: JsonObject) -> Iterator[Problem]:
 
 
 def _spent(trunk: Trunk, config: RunConfig) -> Iterator[Problem]:
-    """The problems of budgets that the trunk has used up; a budget counts from the start of the trunk."""
+    """The errors of budgets that the trunk has used up; budgets count from the start of the trunk."""
     state = read_state(trunk.point)
     done = {
         "max_steps": state["step"],
@@ -306,5 +307,5 @@ def _spent(trunk: Trunk, config: RunConfig) -> Iterator[Problem]:
 
 
 def _more(key: str, spent: float) -> str:
-    """A tenth more, rounded."""
+    """A budget 10% above the spent amount, rounded."""
     return f"{spent * 1.1:.3g}" if key in ("max_epochs", "max_minutes") else str(int(spent + max(spent // 10, 1)))

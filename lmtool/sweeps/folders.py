@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from lmtool.config.overrides import Typed
+from lmtool.config.overrides import CheckedOverrides
 from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.errors import DONE, TERMINATED, UserError, cannot_write
 from lmtool.reporting.sweep_files import JOB as JOB
@@ -100,26 +100,26 @@ class JobEntry:
     data: dict[str, object]
 
 
-def split_overrides(typed: Typed) -> tuple[dict[str, str], list[str]]:
+def split_overrides(checked: CheckedOverrides) -> tuple[dict[str, str], list[str]]:
     """Splits the typed overrides into those with a single value, by key, and the keys that are swept over."""
     parser = OverridesParser.create()
     fixed: dict[str, str] = {}
     varied: list[str] = []
-    for text in [*typed.choices, *typed.values]:
+    for text in [*checked.choices, *checked.values]:
         key, _, value = text.lstrip("+").partition("=")
         if parser.parse_override(text).is_sweep_override():
             varied.append(key)
         else:
             fixed[key] = value
-    return fixed | dict(typed.verbatim), varied
+    return fixed | dict(checked.verbatim), varied
 
 
 class SweepFolder:
     """The folder of a sweep. Nothing is written before `claim`."""
 
-    def __init__(self, path: Path, command: str, typed: Typed):
+    def __init__(self, path: Path, command: str, checked: CheckedOverrides):
         self.path, self.command = path, command
-        self.fixed, self.varied = split_overrides(typed)
+        self.fixed, self.varied = split_overrides(checked)
         self.before = read(path, SUBMISSION)
         self.entries = {folder: read(folder, SUBMITTED) for folder in self._folders()}
         self._next = 1 + max((int(folder.name.partition("_")[0]) for folder in self._folders()), default=-1)

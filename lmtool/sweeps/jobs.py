@@ -26,9 +26,9 @@ from omegaconf import DictConfig
 
 from lmtool import errors
 from lmtool.config import compose, hydra_plugins, overrides
+from lmtool.config.accepted import AcceptedOverrides
 from lmtool.config.base import Config
-from lmtool.config.offers import Offers
-from lmtool.config.overrides import Typed, key_of
+from lmtool.config.overrides import CheckedOverrides, key_of
 from lmtool.config.saved import JsonObject, save, to_yaml
 from lmtool.errors import ConfigError, LmtoolError, Problem, UserError
 from lmtool.reporting.text import lower_is_better
@@ -42,15 +42,17 @@ from lmtool.system.signals import stopped
 from lmtool.system.terminal import counted, say
 
 
-def with_grid(words: Sequence[str], offers: Offers, primary: str, config_dirs: Sequence[Path]) -> Typed:
+def with_grid(
+    words: Sequence[str], accepted: AcceptedOverrides, primary: str, config_dirs: Sequence[Path]
+) -> CheckedOverrides:
     """The typed overrides, preceded by the sweep values of the selected YAML files for keys that are not typed."""
-    typed = overrides.read(words, offers, multirun=True)
-    if typed.problems:
-        return typed
-    grid = compose.grid(primary, typed, config_dirs)
+    checked = overrides.read(words, accepted, multirun=True)
+    if checked.problems:
+        return checked
+    grid = compose.grid(primary, checked, config_dirs)
     typed_keys = {key_of(text) for text in words}
     more = [f"{key}={values}" for key, values in grid.items() if key_of(key) not in typed_keys]
-    return overrides.read([*more, *words], offers, multirun=True) if more else typed
+    return overrides.read([*more, *words], accepted, multirun=True) if more else checked
 
 
 BATCH_SIZE = "hydra.sweeper.max_batch_size"
@@ -78,7 +80,7 @@ class SweepRequest:
 
     verb: str
     primary: str
-    offers: Offers
+    accepted: AcceptedOverrides
     overrides: Sequence[str]
     config_dirs: Sequence[Path]
     decode: Callable[[JsonObject, Sequence[Problem], bool], Config]
@@ -100,21 +102,21 @@ def run(request: SweepRequest, *, print_config: bool = False, root: Path = Path(
         print_config: print the configurations of the jobs (or of those that the sweeper could start with) and return.
         root: parent of the sweep's folder.
     """
-    typed = with_grid(request.overrides, request.offers, request.primary, request.config_dirs)
-    chosen = {text.partition("=")[0].lstrip("+"): text.partition("=")[2] for text in typed.hydra}
+    checked = with_grid(request.overrides, request.accepted, request.primary, request.config_dirs)
+    chosen = {text.partition("=")[0].lstrip("+"): text.partition("=")[2] for text in checked.hydra}
     launcher, sweeper = chosen.get("hydra/launcher", "basic"), chosen.get("hydra/sweeper", "basic")
     known = sweeper == "basic"
-    typed = _checked(typed, chosen)
-    if typed.problems and not known:
-        raise ConfigError(typed.problems)
+    checked = _checked(checked, chosen)
+    if checked.problems and not known:
+        raise ConfigError(checked.problems)
     hydra_plugins.require("hydra/launcher", launcher)
     hydra_plugins.require("hydra/sweeper", sweeper)
-    typed, name = _named(typed)
+    checked, name = _named(checked)
     jobs: list[tuple[list[str], Config]] = []
     if known:
-        jobs = list(_decoded_jobs(request, typed, launcher in LOCAL and not print_config))
+        jobs = list(_decoded_jobs(request, checked, launcher in LOCAL and not print_config))
     if print_config:
-        configs = [config for _, config in jobs] if known else _first_jobs(request, typed, chosen)
+        configs = [config for _, config in jobs] if known else _first_jobs(request, checked, chosen)
         if not known:
             say(f"# hydra/sweeper={sweeper} chooses jobs by the scores of earlier jobs; it could start with these")
         say("---\n".join(to_yaml(save(config, request.verb)) for config in configs).removesuffix("\n"))
@@ -123,8 +125,8 @@ def run(request: SweepRequest, *, print_config: bool = False, root: Path = Path(
     empty = not any(folder.iterdir())
     resume = _resume_command(request, folder, name or chosen.get("hydra.sweep.dir"))
     try:
-        sweep = SweepFolder(folder, request.verb, typed)
-        statuses = _run_in(request, typed, sweep, chosen, jobs, known, resume)
+        sweep = SweepFolder(folder, request.verb, checked)
+        statuses = _run_in(request, checked, sweep, chosen, jobs, known, resume)
     except (LmtoolError, OSError):
         if empty and not any(folder.glob(f"*/{JOB}")):  # an error leaves no files behind
             shutil.rmtree(folder, ignore_errors=True)
@@ -140,7 +142,7 @@ def run(request: SweepRequest, *, print_config: bool = False, root: Path = Path(
 
 def _run_in(
     request: SweepRequest,
-    typed: Typed,
+    checked: CheckedOverrides,
     sweep: SweepFolder,
     chosen: dict[str, str],
     jobs: Sequence[tuple[list[str], Config]],
@@ -154,13 +156,13 @@ def _run_in(
     write_plan(sweep.path, request.verb, list(every.values()) if known else None)
     launch: Launch | None = None
     try:
-        with _composed(request, typed, sweep.path, chosen) as (hydra, config):
+        with _composed(request, checked, sweep.path, chosen) as (hydra, config):
             launch = Launch(sweep, config, Callbacks(config), request.run, request.plugins, request.has_result)
             say(f"{sweep.path}: {counted(len(entries), 'job') if known else 'a sweep'}; to resume it: {resume}")
             if known:
                 launch.start(entries, config.hydra.sweeper.max_batch_size)
             else:
-                _search(request, sweep, typed, hydra, launch)
+                _search(request, sweep, checked, hydra, launch)
     except KeyboardInterrupt as interrupt:
         early = (launch.interrupted if launch else 0) or stopped(interrupt).exit_status
         return [early, *(launch.statuses() if launch else [])]
@@ -171,11 +173,11 @@ def _run_in(
 
 @contextmanager
 def _composed(
-    request: SweepRequest, typed: Typed, folder: Path, chosen: dict[str, str]
+    request: SweepRequest, checked: CheckedOverrides, folder: Path, chosen: dict[str, str]
 ) -> Iterator[tuple[Hydra, DictConfig]]:
     """Yields Hydra and its configuration of a sweep into a folder."""
-    words = [*typed.all, *_settings(folder, chosen), *compose.search_path(request.config_dirs)]
-    with compose.plainly(), compose.hydra_at() as hydra:
+    words = [*checked.all, *_settings(folder, chosen), *compose.search_path(request.config_dirs)]
+    with compose.translated_errors(), compose.initialized_hydra() as hydra:
         compose.require_known_targets(hydra, request.primary, words)
         yield hydra, hydra.compose_config(request.primary, words, RunMode.MULTIRUN, with_log_configuration=False)
 
@@ -190,19 +192,19 @@ def _sweeper(hydra: Hydra, config: DictConfig, callbacks: Callbacks) -> Sweeper:
     return cast(Sweeper, getattr(sweeper, "sweeper", sweeper))
 
 
-def _search(request: SweepRequest, sweep: SweepFolder, typed: Typed, hydra: Hydra, launch: Launch) -> None:
+def _search(request: SweepRequest, sweep: SweepFolder, checked: CheckedOverrides, hydra: Hydra, launch: Launch) -> None:
     """Runs jobs that a sweeper of Hydra chooses by the scores of earlier ones."""
     config = launch.config
 
     def prepared(job: list[str]) -> JobEntry:
-        return _entry(request, sweep, job, _chosen_job(request, typed, job, launch.name in LOCAL))
+        return _entry(request, sweep, job, _chosen_job(request, checked, job, launch.name in LOCAL))
 
     sweeper = _sweeper(hydra, config, launch.callbacks)
     sweeper.launcher = AsLauncher(launch, prepared)
     arguments = _arguments(config)
     if config.hydra.runtime.choices["hydra/sweeper"] == "optuna":
-        if not any(text.startswith("hydra.sweeper.direction=") for text in typed.hydra):
-            sweeper.direction = _direction(request, typed, sweep)
+        if not any(text.startswith("hydra.sweeper.direction=") for text in checked.hydra):
+            sweeper.direction = _direction(request, checked, sweep)
         folders.resume(sweeper, arguments, sweep.path, request.has_result)
     try:
         sweeper.sweep(arguments=arguments)
@@ -215,9 +217,12 @@ def _search(request: SweepRequest, sweep: SweepFolder, typed: Typed, hydra: Hydr
         say(f"warning: the sweeper ended early: {_error_text(error)}")
 
 
-def _first_jobs(request: SweepRequest, typed: Typed, chosen: dict[str, str]) -> list[Config]:
+def _first_jobs(request: SweepRequest, checked: CheckedOverrides, chosen: dict[str, str]) -> list[Config]:
     """The configurations of the jobs that a sweeper of Hydra could start with. Runs and writes nothing."""
-    with TemporaryDirectory(prefix="lmtool-sweep-") as folder, _composed(request, typed, Path(folder), chosen) as here:
+    with (
+        TemporaryDirectory(prefix="lmtool-sweep-") as folder,
+        _composed(request, checked, Path(folder), chosen) as here,
+    ):
         hydra, config = here
         sweeper = _sweeper(hydra, config, Callbacks(config))
         sweeper.launcher = NoLauncher()
@@ -226,7 +231,7 @@ def _first_jobs(request: SweepRequest, typed: Typed, chosen: dict[str, str]) -> 
         try:
             sweeper.sweep(arguments=_arguments(config))
         except FirstJobs as first:
-            return [_chosen_job(request, typed, job, False) for job in first.jobs]
+            return [_chosen_job(request, checked, job, False) for job in first.jobs]
         except _SWEEPER_ERRORS as error:
             raise _no_first_job(config, error) from error
     raise UserError("the sweeper chooses no job", "check the keys hydra.sweeper.*")
@@ -237,9 +242,9 @@ def _arguments(config: DictConfig) -> list[str]:
     return [str(text) for text in config.hydra.overrides.task]
 
 
-def _chosen_job(request: SweepRequest, typed: Typed, job: Sequence[str], running: bool) -> Config:
+def _chosen_job(request: SweepRequest, checked: CheckedOverrides, job: Sequence[str], running: bool) -> Config:
     """The configuration of a job that a sweeper chose."""
-    job_overrides = replace(typed, choices=[text for text in job if text[:1] != "+"], hydra=[])
+    job_overrides = replace(checked, choices=[text for text in job if text[:1] != "+"], hydra=[])
     job_overrides.values = [text for text in job if text[:1] == "+"]
     return request.decode(compose.compose(request.primary, job_overrides, request.config_dirs), (), running)
 
@@ -254,13 +259,13 @@ def _error_text(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".removesuffix(": ")
 
 
-def _direction(request: SweepRequest, typed: Typed, sweep: SweepFolder) -> str:
+def _direction(request: SweepRequest, checked: CheckedOverrides, sweep: SweepFolder) -> str:
     """ "maximize" or "minimize", for the metric of the task that all jobs share, or for the loss."""
     choices, values = (
         [text for text in texts if text.lstrip("+").partition("=")[0] in sweep.fixed]
-        for texts in (typed.choices, typed.values)
+        for texts in (checked.choices, checked.values)
     )
-    data = compose.compose(request.primary, replace(typed, choices=choices, values=values), request.config_dirs)
+    data = compose.compose(request.primary, replace(checked, choices=choices, values=values), request.config_dirs)
     task = data.get("task")
     metric = str(task.get("metric")) if isinstance(task, dict) and task.get("metric") else "loss"
     direction = "minimize" if lower_is_better(metric) else "maximize"
@@ -284,32 +289,32 @@ def _severity(status: int) -> int:
     return _SEVERITY.index(status) if status in _SEVERITY else len(_SEVERITY)
 
 
-def _checked(typed: Typed, chosen: dict[str, str]) -> Typed:
+def _checked(checked: CheckedOverrides, chosen: dict[str, str]) -> CheckedOverrides:
     """Adds problems for an invalid max_batch_size, and for keys that would put two jobs into one folder."""
-    problems = list(typed.problems)
+    problems = list(checked.problems)
     size = chosen.get(BATCH_SIZE, "null")
     if size != "null" and (not size.isdecimal() or int(size) < 1):
         problems.append(Problem(BATCH_SIZE, f"{BATCH_SIZE}={size} is not 1 or more jobs", "omit it for all jobs"))
     if "hydra.sweep.subdir" in chosen:
         message = f"hydra.sweep.subdir={chosen['hydra.sweep.subdir']}: folders of jobs are named after the varied keys"
         problems.append(Problem("hydra.sweep.subdir", message, "omit it; set name=NAME to name the sweep"))
-    for text in typed.values:
+    for text in checked.values:
         key, _, value = text.lstrip("+").partition("=")
         if key == "run_dir":
             message = f"run_dir={value}: each job of a sweep has a folder of its own"
             problems.append(Problem("run_dir", message, "set name=NAME or hydra.sweep.dir=FOLDER for the sweep"))
         if key == "name" and OverridesParser.create().parse_override(text).is_sweep_override():
             problems.append(Problem("name", f"name={value}: a sweep has one name", "set a single name=NAME"))
-    return replace(typed, problems=problems)
+    return replace(checked, problems=problems)
 
 
-def _named(typed: Typed) -> tuple[Typed, str | None]:
+def _named(checked: CheckedOverrides) -> tuple[CheckedOverrides, str | None]:
     """The overrides without the name of the sweep, and the name. UserError if the name is not valid for a folder."""
-    names = [text.partition("=")[2].strip("'\"") for text in typed.values if text.startswith("++name=")]
+    names = [text.partition("=")[2].strip("'\"") for text in checked.values if text.startswith("++name=")]
     name = names[-1] if names and names[-1] != "null" else None
-    if name is not None and not any(problem.key == "name" for problem in typed.problems):
+    if name is not None and not any(problem.key == "name" for problem in checked.problems):
         require_name(name)
-    return replace(typed, values=[text for text in typed.values if not text.startswith("++name=")]), name
+    return replace(checked, values=[text for text in checked.values if not text.startswith("++name=")]), name
 
 
 def _resume_command(request: SweepRequest, folder: Path, named: str | None) -> str:
@@ -319,16 +324,18 @@ def _resume_command(request: SweepRequest, folder: Path, named: str | None) -> s
     return shlex.join(["lmtool", request.verb, *typed, *name])
 
 
-def _decoded_jobs(request: SweepRequest, typed: Typed, running: bool) -> Iterator[tuple[list[str], Config]]:
+def _decoded_jobs(
+    request: SweepRequest, checked: CheckedOverrides, running: bool
+) -> Iterator[tuple[list[str], Config]]:
     """The overrides and the configuration of each job. Raises ConfigError with the errors of all jobs, each reported
     once."""
-    problems: dict[str, Problem] = {problem.message: problem for problem in typed.problems}
+    problems: dict[str, Problem] = {problem.message: problem for problem in checked.problems}
     jobs = []
-    for job in jobs_of(typed):
+    for job in jobs_of(checked):
         try:
             data = compose.compose(request.primary, job, request.config_dirs)
             words = [*job.choices, *job.values, *(f"{key}={value}" for key, value in job.verbatim.items())]
-            jobs.append((words, request.decode(data, typed.problems, running)))
+            jobs.append((words, request.decode(data, checked.problems, running)))
         except ConfigError as error:
             problems |= {problem.message: problem for problem in error.problems if problem.message not in problems}
     if problems:
@@ -336,22 +343,22 @@ def _decoded_jobs(request: SweepRequest, typed: Typed, running: bool) -> Iterato
     yield from jobs
 
 
-def jobs_of(typed: overrides.Typed) -> Iterator[overrides.Typed]:
+def jobs_of(checked: overrides.CheckedOverrides) -> Iterator[overrides.CheckedOverrides]:
     """The jobs of a plain sweep: every combination of the values, in Hydra's order (the last key varies fastest). If a
     group varies, jobs with GROUP=none omit the keys of the group: in distill=soft,none distill.teacher=X, the second
     job has no teacher."""
     parser = OverridesParser.create()
     choices, varied = [], []
-    for text in typed.all:
+    for text in checked.all:
         override = parser.parse_override(text)
-        if text in typed.hydra or not override.is_sweep_override():
+        if text in checked.hydra or not override.is_sweep_override():
             varied.append([text])
         elif override.is_discrete_sweep():
             varied.append([f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()])
         else:
             message = f"{text.lstrip('+')}: the plain sweeper accepts only lists of values"
             raise UserError(message, "separate the values by commas, or use a range such as range(1,4)")
-        choices.append(text in typed.choices)
+        choices.append(text in checked.choices)
     for combination in itertools.product(*varied):
         chosen = [text for text, is_choice in zip(combination, choices, strict=True) if is_choice]
         empty = [
@@ -361,7 +368,7 @@ def jobs_of(typed: overrides.Typed) -> Iterator[overrides.Typed]:
         ]
         values = [text for text in combination if text not in chosen and not text.startswith(("hydra.", "hydra/"))]
         values = [text for text in values if not key_of(text).startswith(tuple(empty))]
-        yield replace(typed, choices=chosen, values=values, sweeps=False)
+        yield replace(checked, choices=chosen, values=values, sweeps=False)
 
 
 def _folder(request: SweepRequest, name: str | None, typed: str | None, root: Path) -> Path:

@@ -121,8 +121,8 @@ def typos(stage: Path, place: Path, seed: int) -> Verdict:
     with planted(f"{wrong} for {right}"):
         answer = typed(place, *words)
         require_refusal(answer, wrong, accepted=f"{shown(words)}: accepted")
-        offers = re.findall(r"^hint: .*?did you mean (?:lmtool )?(\S+?)[?,]?(?=\s|$)", answer.err, re.MULTILINE)
-        first = offers[0].strip("'") if offers else "nothing"  # arguments that a shell would split are quoted
+        accepted = re.findall(r"^hint: .*?did you mean (?:lmtool )?(\S+?)[?,]?(?=\s|$)", answer.err, re.MULTILINE)
+        first = accepted[0].strip("'") if accepted else "nothing"  # arguments that a shell would split are quoted
         name = first if "=" in right else first.partition("=")[0]
         verdict = _RIGHT if name == right and wrong in answer.err.splitlines()[0] else f"first {first}"
     return Verdict(Outcome.REFUSED, f"{wrong} for {right}: {verdict}")
@@ -201,7 +201,7 @@ def _value(place: Path, command: str, key: str, value: str) -> Verdict:
 
 def _as_typed(command: str, key: str, value: str, data: dict[str, Any]) -> None:
     """Raises Failed if the configuration differs from the typed value."""
-    from lmtool.config.overrides import Offers, as_values
+    from lmtool.config.overrides import AcceptedOverrides, as_values
     from lmtool.resolver.schema.verbs import COMMANDS
     from lmtool.runs.identity import flatten
 
@@ -210,7 +210,7 @@ def _as_typed(command: str, key: str, value: str, data: dict[str, Any]) -> None:
     held: Any = data
     wanted: Any = value
     if key not in COMMANDS[command].verbatim:
-        wanted = as_values([f"{key}={value}"], Offers({}, {}))[0]
+        wanted = as_values([f"{key}={value}"], AcceptedOverrides({}, {}))[0]
     for part in key.split("."):
         held = held.get(part) if isinstance(held, dict) else None
         wanted = wanted.get(part) if isinstance(wanted, dict) else wanted

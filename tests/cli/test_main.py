@@ -286,7 +286,7 @@ def test_overlays_are_the_groups_without_a_section() -> None:
     for verb, command in COMMANDS.items():
         primary = verbs.VERBS[verb].primary
         assert primary is not None
-        groups = set(compose.offers_of_primary(primary).primary) - {"_self_", "local"}
+        groups = set(compose.accepted_overrides(primary).primary) - {"_self_", "local"}
         assert groups - command.model_fields.keys() == set(command.overlays), verb
 
 

@@ -12,7 +12,7 @@ from lmtool.cli import arguments
 from lmtool.cli import main as cli
 from lmtool.config import aliases
 from lmtool.resolver.schema import verbs
-from lmtool.resolver.shorthands import CommandLine, placed
+from lmtool.resolver.shorthands import CommandLine, with_positional_keys
 
 # What is typed, and what the hint (or, of an exit status 0, the output) must hold.
 ANSWERS = [
@@ -166,10 +166,10 @@ def test_words_of_other_tools_name_commands_that_there_are() -> None:
 
 
 def test_words_without_a_key_are_checkpoint_and_text(place: Path) -> None:
-    assert placed(CommandLine("predict", ("runs/first", "a = b is text", "seed=1"))) == [
+    assert with_positional_keys(CommandLine("predict", ("runs/first", "a = b is text", "seed=1"))) == [
         "checkpoint=runs/first", "text=a = b is text", "seed=1",
     ]  # fmt: skip
-    assert placed(CommandLine("generate", ("prompt=a", "runs/first"))) == ["prompt=a", "checkpoint=runs/first"]
+    assert with_positional_keys(CommandLine("generate", ("prompt=a", "runs/first"))) == ["prompt=a", "checkpoint=runs/first"]
 
 
 def test_runs_lists_runs_and_sweeps(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

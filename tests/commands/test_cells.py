@@ -54,8 +54,8 @@ NARROW = {"head_size": 8, "embedding_size": 12, "initializer_std": 0.1}
 def section(name: str, *typed: str) -> Any:
     """One section of what `lmtool pretrain` composes. No YAML of a group touches another section, so that those of a
     model and of an objective may be put together."""
-    offers = compose.offers_of_primary("pretrain")
-    read = overrides.read([*typed], offers)
+    accepted = compose.accepted_overrides("pretrain")
+    read = overrides.read([*typed], accepted)
     assert not read.problems
     return compose.compose("pretrain", read)[name]
 

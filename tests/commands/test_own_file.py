@@ -8,7 +8,7 @@ import pytest
 
 from lmtool.cli import main as cli
 from lmtool.errors import UserError
-from lmtool.resolver.shorthands import CommandLine, in_full
+from lmtool.resolver.shorthands import CommandLine, expand_arguments
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def test_the_full_form_is_printed_and_used(reviews: str, capsys: pytest.CaptureF
 
 
 def words_of(verb: str, words: list[str]) -> list[str]:
-    return list(in_full(CommandLine(verb, tuple(words))).words)
+    return list(expand_arguments(CommandLine(verb, tuple(words))).words)
 
 
 def test_other_words_stay_as_they_are(reviews: str) -> None:

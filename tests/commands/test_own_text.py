@@ -10,11 +10,11 @@ import pytest
 
 from lmtool.cli import main as cli
 from lmtool.errors import UserError
-from lmtool.resolver.shorthands import CommandLine, in_full
+from lmtool.resolver.shorthands import CommandLine, expand_arguments
 
 
 def words_of(words: list[str]) -> list[str]:
-    return list(in_full(CommandLine("pretrain", tuple(words))).words)
+    return list(expand_arguments(CommandLine("pretrain", tuple(words))).words)
 
 
 TEXTS = [f"the cat number {number} sat on the mat and saw a dog" for number in range(40)]

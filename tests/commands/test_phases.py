@@ -171,7 +171,7 @@ def test_every_objective_has_phases(place: Path, objective: str, model: str, giv
 
 @pytest.fixture(scope="module")
 def base(place: Path) -> dict[str, Any]:
-    read = overrides.read(["model=bert_tiny", "objective=mlm"], compose.offers_of_primary("pretrain"))
+    read = overrides.read(["model=bert_tiny", "objective=mlm"], compose.accepted_overrides("pretrain"))
     return with_sections(compose.compose("pretrain", read))
 
 

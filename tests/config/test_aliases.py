@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from lmtool.config import aliases, compose, overrides, tables
+from lmtool.config.accepted import AcceptedOverrides
 from lmtool.config.auto import merge
-from lmtool.config.offers import Offers
 from lmtool.config.problems import known_keys, unknown_key
 from lmtool.errors import ConfigError, Problem
 from lmtool.resolver.decoding import decoded
@@ -47,13 +47,13 @@ FILES = ("train_file", "data_dir", "dataset")
 
 
 @cache
-def base_of(verb: str) -> tuple[Offers, dict[str, Any], frozenset[str]]:
+def base_of(verb: str) -> tuple[AcceptedOverrides, dict[str, Any], frozenset[str]]:
     """What a command offers, the data of its command line, and every key that it has."""
     primary = VERBS[verb].primary
     assert primary is not None
-    offers = replace(compose.offers_of_primary(primary), verbatim=COMMANDS[verb].verbatim)
-    typed = overrides.read(BASES[verb], offers)
-    return offers, compose.compose(primary, typed), frozenset(known_keys(COMMANDS[verb], {}))
+    accepted = replace(compose.accepted_overrides(primary), verbatim=COMMANDS[verb].verbatim)
+    typed = overrides.read(BASES[verb], accepted)
+    return accepted, compose.compose(primary, typed), frozenset(known_keys(COMMANDS[verb], {}))
 
 
 option = cache(compose.option)
@@ -61,15 +61,15 @@ option = cache(compose.option)
 
 def wrong_in(verb: str, words: Sequence[str]) -> list[Problem]:
     """What is wrong with the words beside the base of a command; what is missing is asked for, and not wrong."""
-    offers, data, _ = base_of(verb)
-    typed = overrides.read(words, offers)
+    accepted, data, _ = base_of(verb)
+    typed = overrides.read(words, accepted)
     wrong = list(typed.problems)
     for choice in typed.choices:
         group, _, name = choice.partition("=")
         entry = tables.lookup(group, name)
         if entry is not None and group not in tables.SEVERAL:  # others are files, which are read when they are chosen
             data = {**data, group: {**option(group, name), tables.choices(COMMANDS[verb])[group].key: name}}
-    values, _ = overrides.as_values([word for word in words if word.partition("=")[0] not in offers.groups], offers)
+    values, _ = overrides.as_values([word for word in words if word.partition("=")[0] not in accepted.groups], accepted)
     try:
         decoded(verb, merge(data, values), reads_checkpoint=False)
     except ConfigError as error:
@@ -128,10 +128,10 @@ def test_a_word_of_the_table_is_no_key_here() -> None:
 @pytest.mark.parametrize("key", aliases.VALUES)
 def test_a_value_of_another_tool_is_one_here(key: str) -> None:
     verb = "finetune" if key.startswith("tuning") else "pretrain"
-    offers, _, _ = base_of(verb)
+    accepted, _, _ = base_of(verb)
     for value in aliases.VALUES[key].values():
-        if key in offers.groups:
-            assert value in offers.groups[key]
+        if key in accepted.groups:
+            assert value in accepted.groups[key]
         else:
             lora = ["tuning=lora", "model=t5", "model.feedforward=gated_gelu"] if key.startswith("tuning") else []
             text = f"[{value}]" if lora else value

@@ -16,7 +16,7 @@ from lmtool.resolver.schema.run import PretrainConfig
 
 
 def composed(*typed: str) -> dict[str, Any]:
-    read = overrides.read(typed, compose.offers_of_primary("pretrain"))
+    read = overrides.read(typed, compose.accepted_overrides("pretrain"))
     assert not read.problems
     return compose.compose("pretrain", read)
 
@@ -71,14 +71,14 @@ def test_errors(typed: str, key: str, message: str) -> None:
 
 
 def test_two_kinds() -> None:
-    read = overrides.read(["model/positions=rotary", "model.positions=alibi"], compose.offers_of_primary("pretrain"))
+    read = overrides.read(["model/positions=rotary", "model.positions=alibi"], compose.accepted_overrides("pretrain"))
     assert [problem.message for problem in read.problems] == [
         "model/positions=rotary and model/positions=alibi: a run takes one model/positions"
     ]
 
 
 def test_a_misspelt_kind() -> None:
-    read = overrides.read(["model/positions=alibbi"], compose.offers_of_primary("pretrain"))
+    read = overrides.read(["model/positions=alibbi"], compose.accepted_overrides("pretrain"))
     assert [problem.hint for problem in read.problems] == ["did you mean model/positions=alibi?"]
 
 

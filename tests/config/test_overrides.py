@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from lmtool.config import compose
-from lmtool.config.offers import Offers
+from lmtool.config.accepted import AcceptedOverrides
 from lmtool.config.overrides import as_values, read
 from lmtool.sweeps.jobs import jobs_of
 
-OFFERS = Offers(
+OFFERS = AcceptedOverrides(
     {"model": ("bert", "gpt"), "task": ("cola", "sst2"), "model/positions": ("learned",), "experiment": ("a",)},
     {"model": "bert", "task": None, "experiment": None},
     keys=frozenset({"seed", "checkpoint", "max_steps"}),
@@ -79,9 +79,9 @@ def test_what_cannot_be_used(text: str, says: str, hint: str) -> None:
 
 
 def test_a_group_of_another_command() -> None:
-    offers = Offers(OFFERS.groups, {"model": "bert"})
-    offers.primary["local"] = "default"  # an optional file of the user's
-    (problem,) = read(["task=sst2"], offers).problems
+    accepted = AcceptedOverrides(OFFERS.groups, {"model": "bert"})
+    accepted.primary["local"] = "default"  # an optional file of the user's
+    (problem,) = read(["task=sst2"], accepted).problems
     assert problem.message == "task=sst2: this command has no task"
     assert problem.hint == "use one of its groups: model"
 
@@ -104,10 +104,10 @@ def test_a_key_is_given_once(multirun: bool) -> None:
 
 
 def test_alternatives_are_not_typed_together() -> None:
-    offers = replace(OFFERS, alternatives=[("a.steps", "a.share")])
-    (problem,) = read(["a.share=0.5", "a.steps=3"], offers).problems
+    accepted = replace(OFFERS, alternatives=[("a.steps", "a.share")])
+    (problem,) = read(["a.share=0.5", "a.steps=3"], accepted).problems
     assert problem.message == "a.steps=3 and a.share=0.5 exclude each other"
-    assert not read(["a.share=null", "a.steps=3"], offers).problems
+    assert not read(["a.share=null", "a.steps=3"], accepted).problems
 
 
 def test_a_sweep_reads_of_hydra_what_it_is_made_with() -> None:
@@ -133,7 +133,7 @@ def test_a_sweep_reads_of_hydra_what_it_is_made_with() -> None:
 def test_what_hydra_has_no_place_for_is_quoted(typed: str, value: Any) -> None:
     data, problems = as_values([typed], OFFERS)
     assert not problems and data == {"data": {"path": value}}
-    composed = compose.compose("pretrain", read(["data=text", typed], compose.offers_of_primary("pretrain")))
+    composed = compose.compose("pretrain", read(["data=text", typed], compose.accepted_overrides("pretrain")))
     assert composed["data"]["path"] == value
 
 

@@ -33,7 +33,7 @@ COMPONENTS = [
 
 def compose_and_decode(verb: str, *typed: str) -> Any:
     primary = PRIMARY[verb]
-    read = overrides.read(typed, compose.offers_of_primary(primary))
+    read = overrides.read(typed, compose.accepted_overrides(primary))
     assert not read.problems
     return decoded(verb, with_sections(compose.compose(primary, read)))
 

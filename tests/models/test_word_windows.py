@@ -18,7 +18,7 @@ def packed() -> Packed:
     return Packed(torch.randint(0, 41, (sum(LENGTHS),), generator=torch.Generator().manual_seed(3)), LENGTHS)
 
 
-def plainly(model, tokens):
+def translated_errors(model, tokens):
     """The hidden states (L, H) of one document, by torch's own convolution over it between zeros."""
     x_LH = F.embedding(tokens, model.embed.token.weight)
     if model.embed.project is not None:
@@ -49,7 +49,7 @@ def test_cnn_is_a_convolution_of_each_document(sizes):
             torch.nn.init.normal_(parameter)
     inputs, parameters = packed(), list(model.parameters())
     states_TH = model(inputs)
-    plain = [plainly(model, tokens) for tokens in inputs.tokens.split(list(LENGTHS)) if len(tokens)]
+    plain = [translated_errors(model, tokens) for tokens in inputs.tokens.split(list(LENGTHS)) if len(tokens)]
     torch.testing.assert_close(states_TH, torch.cat(plain), rtol=1e-12, atol=1e-12)
     highest = torch.stack([document.amax(0) for document in plain])
     pooled_NH = summary(states_TH, inputs, "max")

@@ -42,7 +42,7 @@ def of_tokens(documents):
     )
 
 
-def plainly(learner, documents, examples, epoch, counts):
+def translated_errors(learner, documents, examples, epoch, counts):
     """The pairs (document, center, context, negatives) of whole documents, word by word. counts: by word."""
     config, total = learner.config, sum(counts.values())
     noise = {word: count**config.power for word, count in sorted(counts.items())}
@@ -82,7 +82,7 @@ def test_loss_and_gradients_are_those_of_a_plain_loop(words, fields):
     counts: dict[int, int] = {}
     for word in (word for document in documents for word in document if word != unknown):
         counts[word] = counts.get(word, 0) + 1
-    pairs = list(plainly(learner, documents, range(4), 3, counts))
+    pairs = list(translated_errors(learner, documents, range(4), 3, counts))
     vectors, outputs = learner.backbone.embed.token.weight, learner.heads["skip_gram"].output.token.weight
     plain = torch.zeros((), dtype=torch.float64)
     for word, context, negatives in pairs:

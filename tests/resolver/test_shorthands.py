@@ -11,7 +11,13 @@ from lmtool.cli import main as cli
 from lmtool.config.tables import imported
 from lmtool.errors import UserError
 from lmtool.resolver.schema.verbs import COMMANDS, VERBS
-from lmtool.resolver.shorthands import SECTIONS, WORDS, CommandLine, in_full, sections_in_full
+from lmtool.resolver.shorthands import (
+    ARGUMENT_SHORTHANDS,
+    SECTION_SHORTHANDS,
+    CommandLine,
+    expand_arguments,
+    expand_sections,
+)
 
 
 @pytest.mark.parametrize(
@@ -28,8 +34,8 @@ from lmtool.resolver.shorthands import SECTIONS, WORDS, CommandLine, in_full, se
     ],
 )
 def test_words_in_full_stand_for_themselves(verb: str, words: list[str], full: list[str]) -> None:
-    line = in_full(CommandLine(verb, tuple(words)))
-    assert list(line.words) == full and in_full(line) == line
+    line = expand_arguments(CommandLine(verb, tuple(words)))
+    assert list(line.words) == full and expand_arguments(line) == line
 
 
 def test_a_task_by_its_file_is_read_with_what_other_shorthands_gave(
@@ -38,22 +44,22 @@ def test_a_task_by_its_file_is_read_with_what_other_shorthands_gave(
     monkeypatch.chdir(tmp_path)
     Path("mine.csv").write_text("text,label\n" + "".join(f"some text {n},{n % 2}\n" for n in range(8)))
     full = ("task=custom", "task.kind=classification", "task.path=mine.csv")
-    assert in_full(CommandLine("check", ("mine.csv",))).words[:3] == full
-    assert in_full(CommandLine("probe", ("target=mine.csv",))).words[:4] == ("target=task", *full)
-    assert in_full(CommandLine("predict", ("task=mine.csv",))).words == ("task=mine.csv",)
+    assert expand_arguments(CommandLine("check", ("mine.csv",))).words[:3] == full
+    assert expand_arguments(CommandLine("probe", ("target=mine.csv",))).words[:4] == ("target=task", *full)
+    assert expand_arguments(CommandLine("predict", ("task=mine.csv",))).words == ("task=mine.csv",)
 
 
 def test_each_row_names_commands_and_a_function() -> None:
-    for shorthand in (*WORDS, *SECTIONS):
-        assert set(shorthand.verbs) <= COMMANDS.keys() and callable(imported(f"lmtool.resolver.{shorthand.in_full}"))
+    for shorthand in (*ARGUMENT_SHORTHANDS, *SECTION_SHORTHANDS):
+        assert set(shorthand.verbs) <= COMMANDS.keys() and callable(imported(f"lmtool.resolver.{shorthand.expander}"))
     assert all(verb.config is None or COMMANDS[name].__name__ for name, verb in VERBS.items())
 
 
 def test_random_weights_have_the_shape_of_one_checkpoint() -> None:
     line = CommandLine("finetune", ("checkpoint=runs/a,runs/b,none",))
     with pytest.raises(UserError, match="none means random weights of the other checkpoint, but there are 2"):
-        sections_in_full({"checkpoint": "none"}, line)
-    assert sections_in_full({"checkpoint": "runs/a"}, CommandLine("finetune", ("checkpoint=runs/a",))) == {
+        expand_sections({"checkpoint": "none"}, line)
+    assert expand_sections({"checkpoint": "runs/a"}, CommandLine("finetune", ("checkpoint=runs/a",))) == {
         "checkpoint": "runs/a"
     }
 
@@ -63,10 +69,10 @@ def test_the_latest_run_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     Path("runs/first").mkdir(parents=True)
     Path("runs/latest").symlink_to("first")
     data = {"checkpoint": "runs/latest", "name": "latest", "distill": {"teachers": ["runs/latest/checkpoints"]}}
-    assert sections_in_full(data, CommandLine("pretrain", ())) == {
+    assert expand_sections(data, CommandLine("pretrain", ())) == {
         "checkpoint": "runs/first", "name": "latest", "distill": {"teachers": ["runs/first/checkpoints"]},
     }  # fmt: skip
-    assert sections_in_full(data, CommandLine("evaluate", ())) == data
+    assert expand_sections(data, CommandLine("evaluate", ())) == data
 
 
 def test_a_refused_command_leaves_the_collector_on(capsys: pytest.CaptureFixture[str]) -> None:

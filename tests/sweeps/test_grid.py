@@ -29,8 +29,8 @@ def values(shown: str) -> list[tuple[str, ...]]:
 
 
 def test_berts_grid() -> None:
-    offers = compose.offers_of_primary("finetune")
-    typed = with_grid(["sweep=bert", "task=rte"], offers, "finetune", [])
+    accepted = compose.accepted_overrides("finetune")
+    typed = with_grid(["sweep=bert", "task=rte"], accepted, "finetune", [])
     jobs = [dict(text.lstrip("+").split("=") for text in job.values) for job in jobs_of(typed)]
     assert len(jobs) == 18
     assert {(job["batch_examples"], job["optimizer.lr"], job["max_epochs"]) for job in jobs} == {
@@ -40,11 +40,11 @@ def test_berts_grid() -> None:
 
 def test_the_job_of_none_goes_without_the_keys_of_the_others() -> None:
     words = ["distill=soft,none", "distill.teacher=runs/x", "optimizer.lr=1e-4"]
-    offers = compose.offers_of_primary("finetune")
-    soft, none = jobs_of(overrides.read(words, offers, multirun=True))
+    accepted = compose.accepted_overrides("finetune")
+    soft, none = jobs_of(overrides.read(words, accepted, multirun=True))
     assert [text.partition("=")[0] for text in soft.values] == ["++distill.teacher", "++optimizer.lr"]
     assert none.choices[-1].endswith("distill=none") and [*none.values] == soft.values[1:]
-    (alone,) = jobs_of(overrides.read(["distill=none", *words[1:]], offers, multirun=True))
+    (alone,) = jobs_of(overrides.read(["distill=none", *words[1:]], accepted, multirun=True))
     assert len(alone.values) == 2  # nothing else was meant: the key is refused by its name
 
 

@@ -1,5 +1,4 @@
-"""The groups, options and keys that a command accepts, and the error for an argument that is not an override. Imports
-no Hydra."""
+"""The overrides that a command accepts, and the error for an argument that is not an override. Imports no Hydra."""
 
 from __future__ import annotations
 
@@ -21,25 +20,25 @@ _FORMAT = "write KEY=VALUE, with quotes around a value of several words; `lmtool
 
 
 @dataclass(frozen=True)
-class Offers:
-    """The overrides that a command accepts. groups: option names by group. primary: the command's groups with their
-    default options."""
+class AcceptedOverrides:
+    """The groups, options and keys that a command accepts. groups: the options of every group, by name. primary: the
+    groups in the command's primary YAML file, each with its default option."""
 
     groups: dict[str, tuple[str, ...]]
     primary: dict[str, str | None]
     several: frozenset[str] = frozenset()
-    """Groups of which a run may have any number of options: GROUP=[ONE,TWO]."""
+    """Groups of which a run may select several options: GROUP=[ONE,TWO]."""
     keys: frozenset[str] = frozenset()
     """The command's top-level keys, except groups."""
     takes: Callable[[str, Any], bool] = lambda key, value: True
-    """Whether a key probably accepts a value. For hints only; the decoder decides."""
+    """Whether a key probably accepts a value. Used only for hints: the decoder makes the decision."""
     verbatim: Sequence[str] = ()
-    """Keys whose values are text as typed."""
+    """Keys whose values are taken literally, as text."""
     alternatives: Sequence[tuple[str, str]] = ()
     """Pairs of keys that exclude each other."""
 
     def has(self, key: str) -> bool:
-        """Whether the command has a key; for a key within a section, whether any of its components has it."""
+        """Whether the command has a key; for `SECTION.KEY`, whether any component of the section has it."""
         section, _, name = key.partition(".")
         if not name:
             return section in self.keys or section in self.primary
@@ -47,45 +46,46 @@ class Offers:
         return any(name.partition(".")[0] in config.model_fields for config in inside)
 
 
-def offers_of(primary: Path, config_dirs: Sequence[Path], extra: dict[str, tuple[str, ...]]) -> Offers:
-    """The offers of a primary file: the YAML of all folders, and `extra` options (of plugins) by group."""
+def read_accepted(primary: Path, config_dirs: Sequence[Path], extra: dict[str, tuple[str, ...]]) -> AcceptedOverrides:
+    """Read the overrides that a primary YAML file accepts. extra: options of plugins, by group."""
     offered = groups.all_options(config_dirs)
     for name, options in extra.items():
         offered[name] = tuple(sorted({*offered.get(name, ()), *options}))
     written = saved.read_yaml(primary)
     defaults = written.get("defaults", [])
     has = {str(key).split()[-1]: name for item in defaults if isinstance(item, dict) for key, name in item.items()}
-    return Offers(offered, has, tables.SEVERAL, frozenset(written) - {"defaults"})
+    return AcceptedOverrides(offered, has, tables.SEVERAL, frozenset(written) - {"defaults"})
 
 
-def without_key(text: str, offers: Offers) -> Problem:
-    """The problem of an argument without `=`: an option without its group, a key without its value, a file, or a
-    misspelling of one of these."""
+def without_key(text: str, accepted: AcceptedOverrides) -> Problem:
+    """The error for an argument without `=`. Its hint names the override that was probably meant: the argument may be
+    an option without its group, a key without a value, a file, or a misspelling of one of these."""
     message = f"{text} is not an override"
     if text.startswith("-"):
         return Problem(text, message, "type two dashes before a flag: `lmtool --help`")
     # The group sweep belongs to several runs.
-    sections = [group for group in offers.primary if group != "sweep"]
-    words = [f"{group}={text}" for group in sections if text in offers.groups.get(group, ())]
-    if not words and offers.has(text):
+    sections = [group for group in accepted.primary if group != "sweep"]
+    words = [f"{group}={text}" for group in sections if text in accepted.groups.get(group, ())]
+    if not words and accepted.has(text):
         words = [f"{text}=VALUE"]
-    if not words and (meaning := aliases.meaning(text, None, offers.has)) is not None:
+    if not words and (meaning := aliases.meaning(text, None, accepted.has)) is not None:
         return Problem(text, message, meaning.hint, tuple(key for key, _ in meaning.pairs))
-    paths = [word for word in _as_paths(text) if offers.has(word.partition("=")[0])][:1]
+    paths = [word for word in _as_paths(text) if accepted.has(word.partition("=")[0])][:1]
     if not words and os.path.exists(text):
         words = paths
     if not words:
-        group_of = {option: group for group in reversed(sections) for option in offers.groups.get(group, ())}
-        close = nearest(text, [*offers.keys, *group_of])
+        group_of = {option: group for group in reversed(sections) for option in accepted.groups.get(group, ())}
+        close = nearest(text, [*accepted.keys, *group_of])
         words = [f"{group_of[close]}={close}" if close in group_of else f"{close}=VALUE"] if close else []
-    if not words and text.partition(".")[0] not in offers.primary:
+    if not words and text.partition(".")[0] not in accepted.primary:
         words = paths
     hint = f"write {' or '.join(map(shlex.quote, words))}" if words else _FORMAT
     return Problem(text, message, hint, tuple(word.partition("=")[0] for word in words))
 
 
 def _as_paths(text: str) -> Iterator[str]:
-    """The overrides that an argument probably means if it looks like a path or a hub model, most likely first."""
+    """The overrides that were probably meant by an argument that looks like a path or a hub model, most likely
+    first."""
     here, run = os.path.exists(text), text.startswith("runs/")
     if not here and not run and not groups.is_path_only(text) and _OF_THE_HUB.fullmatch(text):
         yield f"checkpoint=hf://{text}"
