@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from lmtool.cli import main as cli
+from lmtool.config import tables
 from lmtool.config.tables import Choice, build
 from lmtool.data.examples import SplitData
 from lmtool.data.loader import PackedLoader
@@ -50,6 +51,10 @@ def modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         __import__(name.removesuffix(".py"))
     yield
     sys.path.remove(str(folder))
+    names = {name.removesuffix(".py") for name in FILES}
+    for table in tables._TABLES.values():  # so that other tests do not find these components
+        for entry in [entry for entry in table.values() if entry.config.__module__ in names]:
+            del table[entry.name], tables._ENTRIES[entry.config]
 
 
 def of_rows(folder: Path, kind: str, **more: object):
