@@ -1,7 +1,7 @@
 """`task=FILE`: guesses the task of a user's file from its columns. Imports no torch.
 
-The guess becomes explicit overrides. If a file fits two kinds, or several columns can be the label, the error lists the
-overrides of the candidates.
+The guess is turned into explicit overrides, which are printed. If a file fits two kinds, or if several columns can be
+the label, the error lists the overrides of all candidates.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ SAVE_AS = "save one sheet per CSV file in the program that wrote it, and give th
 
 @dataclass(frozen=True)
 class Guess:
-    """A task kind with its text and label columns. delimiter: between the labels of a cell, if not a comma."""
+    """A guessed task: its kind, text columns and label column. delimiter: the separator of several labels in a cell;
+    None for a comma."""
 
     kind: str
     text: tuple[str, ...]
@@ -60,7 +61,7 @@ class Guess:
     delimiter: str | None = None
 
     def words(self, path: str) -> list[str]:
-        """The explicit overrides."""
+        """The guess as overrides. path: the value of task.path."""
         overrides = {
             "kind": self.kind, "path": typed(path), "text": f"[{','.join(map(typed, self.text))}]",
             "label": typed(self.label), **({"delimiter": typed(self.delimiter)} if self.delimiter else {}),
@@ -81,10 +82,11 @@ def guess(value: str, overrides: Mapping[str, str]) -> Guess:
 
     Args:
         value: The path, as typed.
-        overrides: The typed `task.*` values; a typed `kind`, `label`, `text` or `header` is not guessed.
+        overrides: The values of `task.*` on the command line. `kind`, `label`, `text` and `header` are not guessed if
+            they are set.
 
     Raises:
-        UserError: If no kind or several kinds fit, or the first line of a table is a row instead of column names.
+        UserError: If no kind fits, if several kinds fit, or if the first line of a table is a row, not column names.
     """
     file = _training_file(value)
     suffix = file.suffix.lower()
@@ -112,7 +114,7 @@ def guess(value: str, overrides: Mapping[str, str]) -> Guess:
 
 
 def _columns(file: Path, header: tuple[str, ...] | None) -> Columns:
-    """The columns of a table. header: their typed names, for a file without a header line."""
+    """The columns of a table. header: their names, for a file without a header line."""
     if file.suffix.lower() == ".parquet":
         return read_parquet(file).columns
     table = read_table(file)
@@ -120,14 +122,14 @@ def _columns(file: Path, header: tuple[str, ...] | None) -> Columns:
 
 
 def _are_tags(name: str, values: Sequence[str]) -> bool:
-    """Whether a column holds the tags of words, with O outside of entities. name: the first line, which is a tag too
-    in a file without a header line."""
+    """Whether a column holds tags of words, with O outside of entities. name: the column's name, which is a tag if the
+    file has no header line."""
     return "O" in values and all(map(_TAG.fullmatch, (name, *values)))
 
 
 def headless(columns: Columns) -> str | None:
-    """The evidence that a table has no header line, so that its first row was read as column names: a number above
-    numbers, or a value that occurs again in its column. None without evidence."""
+    """A sentence with the evidence that a table has no header line, so that its first row was read as column names: a
+    name is a number, like all values below it, or occurs among the values below it. None if there is no evidence."""
     names = [name for name in columns if name]
     if names == [str(number) for number in range(len(names))]:  # pandas numbers unnamed columns
         return None
@@ -161,14 +163,14 @@ def _with_header(value: str, columns: Columns, kind: str | None) -> str:
 
 
 def _without_ids(columns: Columns) -> Columns:
-    """The candidates for text and label columns."""
+    """The columns except ids and line numbers: the candidates for text and label."""
     return {name: values for name, values in columns.items() if name.lower() not in IDS and name != LINES}
 
 
 def _of_columns(
     value: str, columns: Columns, kind: str | None, text: tuple[str, ...] | None, label: str | None
 ) -> Guess:
-    """The guess for a table. kind, text, label: typed values; None: guessed."""
+    """The guess for a table. kind, text, label: values on the command line; None for those to guess."""
     text_columns = [part for name in text or () for part in ([name] if name in columns else parts_of(name))]
     unknown = [name for name in (*text_columns, *([label] if label else [])) if name not in columns]
     if unknown:
@@ -210,7 +212,7 @@ def _words_of(columns: Columns) -> tuple[str, ...]:
 
 
 def _parallel(columns: Columns, name: str) -> list[str]:
-    """The other list columns with lists of the same length in each row."""
+    """The other columns whose lists have the same length as this column's in every row."""
     if not all(isinstance(value, list) for value in columns[name]):
         return []
     sizes = [len(value) for value in columns[name]]
@@ -221,8 +223,8 @@ def _parallel(columns: Columns, name: str) -> list[str]:
 
 
 def _kinds(values: list[object], of_words: bool = False, plural: bool = False) -> list[str]:
-    """The task kinds for which a column may be the label; none for texts. of_words: another column holds lists of the
-    same lengths. plural: the column's name suggests several labels per row."""
+    """The task kinds whose label a column may be; empty for a column of texts. of_words: whether another column has
+    lists of the same lengths. plural: whether the column's name suggests several labels per row."""
     present = [value for value in values if word_of(value)]
     if not present:
         return []
@@ -246,7 +248,7 @@ def _kinds(values: list[object], of_words: bool = False, plural: bool = False) -
 
 
 def _delimiter_of(cells: Sequence[str]) -> str | None:
-    """The separator of cells with several short and frequent labels; None if each cell is one value."""
+    """The separator of labels in cells, if the cells hold several short labels that recur; otherwise None."""
     for delimiter in _DELIMITERS:
         # Checked first, since a text column fails it at once.
         if not all(0 < len(part.split()) < _LONG for cell in cells for part in cell.split(delimiter)):
@@ -261,7 +263,7 @@ def _delimiter_of(cells: Sequence[str]) -> str | None:
 
 
 def _delimiter(kind: str, values: Sequence[object]) -> str | None:
-    """The separator of the labels in a text cell, if not a comma."""
+    """The separator of the labels in a cell of text; None for a comma or if there is one label."""
     if kind != "multi_label" or any(isinstance(value, list) for value in values):
         return None
     delimiter = _delimiter_of([word_of(value) for value in values if word_of(value)])
@@ -269,7 +271,7 @@ def _delimiter(kind: str, values: Sequence[object]) -> str | None:
 
 
 def _number(word: str) -> float | None:
-    """A finite number with a decimal point or comma."""
+    """The finite number that a word spells, with a decimal point or comma; otherwise None."""
     try:
         number = float(word.replace(",", ".") if DECIMAL_COMMA.fullmatch(word) else word)
     except ValueError:

@@ -24,9 +24,10 @@ if TYPE_CHECKING:
 class LoadedHead:
     """A checkpoint's head for a task.
 
-    name: the head's name in the checkpoint. form: its `TaskConfig.head_fields`. labels: the task's classes, followed by
-    the head's classes that are absent from the task's data; None for values. order: for each class the row of the head;
-    None if unchanged. note: how the classes were matched, "" if their names are equal.
+    name: the head's name in the checkpoint. form: the saved values of `TaskConfig.head_fields`. labels: the task's
+    classes, followed by the head's classes that the task's data lacks; None for heads without classes. order: for each
+    class, its row in the head; None if no row moves. note: a sentence on how classes were matched; "" if all names are
+    equal.
     """
 
     name: str
@@ -36,14 +37,15 @@ class LoadedHead:
     note: str = ""
 
     def tensors(self, tensors: Mapping[str, Tensor], task: str) -> dict[str, Tensor]:
-        """A checkpoint's tensors with this head renamed to the task, and its rows in the task's order."""
+        """The tensors of a checkpoint, with this head renamed to the task and its rows in the order of the task's
+        classes."""
         exits = {".".join(name.split(".")[:2]) for name in tensors if name.startswith("heads.exit_")}
         for heads in ("heads", *exits):
             tensors = self._loaded(tensors, heads, task)
         return dict(tensors)
 
     def _loaded(self, tensors: Mapping[str, Tensor], heads: str, task: str) -> dict[str, Tensor]:
-        """The same for the heads under one prefix: the model's, or an early exit's."""
+        """`tensors` for the heads under one prefix: the model's heads, or those of an early exit."""
         prefix = f"{heads}.{self.name}."
         loaded = {name: tensor for name, tensor in tensors.items() if not name.startswith((prefix, f"{heads}.{task}."))}
         for name, tensor in tensors.items():
@@ -54,7 +56,7 @@ class LoadedHead:
 
 
 def sections_of(saved: Mapping[str, object]) -> dict[str, dict[str, object]]:
-    """The sections of the tasks of a saved configuration, by name: its task, or the members of a mixture."""
+    """The task sections in a saved configuration, by name: its task, or the members of its mixture."""
     section = saved.get("task")
     if not isinstance(section, dict):
         return {}
@@ -64,9 +66,11 @@ def sections_of(saved: Mapping[str, object]) -> dict[str, dict[str, object]]:
 
 
 def load_head(section: JsonMapping, task: TaskConfig, partial: bool = False) -> LoadedHead | None:
-    """Matches the head of a checkpoint's `task` section to another task of the kind; None if their classes differ.
+    """Matches a head, described by the `task` section of a checkpoint, to another task of the same kind. None if the
+    classes differ.
 
-    partial: the task's classes are those in its data, which may be a subset of the head's.
+    partial: whether the task's classes may be a subset of the head's, because they are only those that occur in its
+    data.
     """
     if section.get("kind") != task.kind:
         return None
@@ -89,7 +93,7 @@ def load_head(section: JsonMapping, task: TaskConfig, partial: bool = False) -> 
 
 
 def _matched(saved: Sequence[str], expected: Sequence[str]) -> tuple[int, ...] | None:
-    """For each expected label the index of the saved one; None if one is absent."""
+    """For each expected label, its index among the saved labels; None if a label is absent."""
     for written in (str, str.casefold):
         numbers = {written(label): number for number, label in enumerate(saved)}
         if len(numbers) == len(saved) and len({written(label) for label in expected}) == len(expected):

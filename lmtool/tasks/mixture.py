@@ -32,14 +32,14 @@ from lmtool.types import Batch
 
 @dataclass(frozen=True)
 class MixedData:
-    """The data of several tasks, by name; like `TaskData`."""
+    """The data of several tasks, by name. Has the interface of `TaskData`."""
 
     config: TaskConfig
     members: Mapping[str, TaskData]
 
     @property
     def metadata(self) -> JsonObject:
-        """Metadata of each member, with a warning if one dominates the loss."""
+        """The metadata of each member, with a warning if one member dominates the loss."""
         metadata: JsonObject = {f"task {name}": data.metadata for name, data in self.members.items()}
         first = {name: build(data.config).first_loss(data.train) for name, data in self.members.items()}
         heavy = [
@@ -55,7 +55,8 @@ class MixedData:
         return [column for data in self.members.values() for column in data.texts()]
 
     def splits(self) -> dict[str, SplitData]:
-        """All training rows; the first development split of each member, combined; and further splits by member."""
+        """The training rows of all members; their first development splits, combined; and each further split by
+        itself."""
         entry = {name: data.splits() for name, data in self.members.items()}
         firsts = [list(splits)[1] for splits in entry.values()]
         first = firsts[0] if len(set(firsts)) == 1 else "dev"
@@ -75,7 +76,7 @@ class MixedData:
 
 
 def with_members(config: TaskConfig, members: Mapping[str, TaskData]) -> TaskData | MixedData:
-    """The data of a task, or of a mixture from those of its members."""
+    """The data of a task, or of a mixture, from the data of its members."""
     if not isinstance(config, MixtureTaskConfig):
         (data,) = members.values()
         return data
@@ -84,14 +85,15 @@ def with_members(config: TaskConfig, members: Mapping[str, TaskData]) -> TaskDat
 
 
 def learner(config: TaskObjectiveConfig, backbone: Backbone, tokenizer: Tokenizer, seed: int) -> BaseLearner:
-    """The learner of the task; finetuning starts from its pretrained head."""
+    """The learner of a task that is used as an objective."""
     return config.task.learner(backbone, tokenizer, seed)
 
 
 def read_tasks(
     objective: ObjectiveConfig, seed: int, cache_dir: str | Path, offline: bool
 ) -> tuple[ObjectiveConfig, dict[str, TaskData]]:
-    """Returns the objective with the labels found in the data, and the data by task. UserError as in `load_task`."""
+    """The objective with the labels found in the data of its tasks, and this data by task. Raises UserError like
+    `load_task`."""
     read = {task.name: load_task(task, seed, cache_dir, offline) for task in tasks_of(objective)}
     parts = tuple(
         part.model_copy(update={"task": read[part.task.name].config}) if isinstance(part, TaskObjectiveConfig) else part
@@ -101,7 +103,7 @@ def read_tasks(
 
 
 def rows_of(read: Mapping[str, TaskData], split: str) -> dict[str, Rows]:
-    """The rows of each task alongside a text split: the training rows, or the first development split."""
+    """The rows of each task that accompany a split of texts: the training rows, or the first development split."""
     return {
         name: data.train if split == "train" else next(iter(data.validation.values())) for name, data in read.items()
     }
@@ -114,7 +116,7 @@ _OF_100 = ("bleu", "chrf")
 
 @dataclass(frozen=True)
 class MixedTasks:
-    """Built in place of a single task's kind."""
+    """Takes the place of a task's kind for a mixture."""
 
     config: MixtureTaskConfig
 
@@ -124,7 +126,7 @@ class MixedTasks:
 
 
 class TaskMixture(Mixture):
-    """Predicts the rows of every member. The main metric is the mean of the members' metrics."""
+    """Learns several tasks and predicts the rows of each. The main metric is the mean of the members' metrics."""
 
     predicts_rows = True
     metric = AVERAGE
@@ -146,7 +148,7 @@ class TaskMixture(Mixture):
     def baseline(
         self, train: SplitData, held_out: SplitData, batches: Iterable[Batch], predictors: Mapping[str, Predictor]
     ) -> JsonObject:
-        """The mean of the members' baselines, which are in `members`."""
+        """The mean of the members' baselines. `members` has the baseline of each."""
         parts = {name: list[Batch]() for name, _ in self.named()}
         for batch in batches:
             for name, entry in cast(MixedBatch, batch).members:
@@ -165,7 +167,7 @@ class TaskMixture(Mixture):
         }
 
     def writer(self) -> Writer:
-        """UserError: a prompt does not name one of the tasks."""
+        """Raises UserError, because a prompt does not say which task it is for."""
         names = [name for name, _ in self.named()]
         raise UserError(
             f"a model of {len(names)} tasks ({', '.join(names)}) cannot tell which task a prompt is for",
@@ -174,13 +176,13 @@ class TaskMixture(Mixture):
 
 
 def average(scores: Mapping[str, tuple[str, Mapping[str, float]]]) -> float:
-    """The mean of the tasks' metrics. scores: by task, the name of its metric, and all its scores."""
+    """The mean of the tasks' metrics. scores: for each task, the name of its metric and all its scores."""
     values = [entry[metric] / (100 if metric in _OF_100 else 1) for metric, entry in scores.values()]
     return sum(values) / len(values)
 
 
 class MixedTaskScorer(MixedScorer):
-    """Adds the mean of the members' metrics before all others, and the predictions of all rows."""
+    """Adds the mean of the members' metrics, as the first score, and the predictions of all rows."""
 
     def combine(self, evaluations: Mapping[str, Evaluation]) -> Evaluation:
         both = super().combine(evaluations)
@@ -207,7 +209,7 @@ class MixedEvaluation(Evaluation):
         return {"loss": self.loss, **self.scores, **losses}
 
     def records(self) -> Iterator[JsonObject]:
-        """The records of each member, with its name as `task`."""
+        """The records of all members, each with the member's name as `task`."""
         for name, entry in self.members.items():
             yield from ({"task": name, **record} for record in entry.records())
 
@@ -237,7 +239,7 @@ _BY_NAME = ("mnli", "qnli", "rte", DIAGNOSTIC)
 
 
 class Glue:
-    """Built in place of a single task's kind, to report that there are several."""
+    """Takes the place of a task's kind for GLUE, and refuses it: GLUE is several tasks."""
 
     def __init__(self, config: GlueConfig):
         raise UserError(
@@ -247,7 +249,7 @@ class Glue:
 
 
 def folder_of(member: str, path: Path) -> Path | None:
-    """The folder of a task in `path`, ignoring signs, case and suffixes (mnli_10k); None if absent."""
+    """The folder of a task below `path`, or None. Punctuation, case and suffixes (mnli_10k) of its name are ignored."""
     named = {entry: re.sub("[^a-z0-9]", "", entry.name.lower()) for entry in sorted(path.iterdir()) if entry.is_dir()}
     matches = [entry for entry, name in named.items() if name == member]
     if not matches and member != DIAGNOSTIC:
@@ -259,19 +261,20 @@ def folder_of(member: str, path: Path) -> Path | None:
 
 
 def score_of(member: str, metrics: Mapping[str, float]) -> float:
-    """The score that enters the average. MNLI without two development sets has one accuracy."""
+    """The score of a task in GLUE's average: the mean of its metrics. MNLI without two development sets has one
+    accuracy."""
     names = [name for name in _SCORES[member] if name in metrics] or ["accuracy"]
     return sum(metrics[name] for name in names) / len(names)
 
 
 def glue_average(scores: Mapping[str, float]) -> float | None:
-    """The mean of the scores of GLUE's tasks without WNLI; None if empty."""
+    """The mean score of GLUE's tasks without WNLI; None if there are no other scores."""
     averaged = [score for member, score in scores.items() if member != LEFT_OUT]
     return sum(averaged) / len(averaged) if averaged else None
 
 
 def submission(member: str, labels: tuple[str, ...] | None, predictions: Iterable[Label]) -> str:
-    """The contents of a leaderboard file. predictions: class names or values, in row order."""
+    """The contents of a file for the leaderboard. predictions: class names or values, in the order of the rows."""
     lines = ["index\tprediction"]
     for number, prediction in enumerate(predictions):
         if labels is None:

@@ -50,7 +50,7 @@ def parts_of(name: str) -> list[str]:
 
 
 def require_classes(labels: tuple[str, ...] | None, weights: object = None) -> None:
-    """ValueError unless there are two different classes or more, and one weight per class if weights are a tuple."""
+    """Raises ValueError if there are fewer than two different classes, or if a tuple of weights has another length."""
     if labels is None:
         return
     if len(labels) < 2 or len(set(labels)) != len(labels):
@@ -60,15 +60,15 @@ def require_classes(labels: tuple[str, ...] | None, weights: object = None) -> N
 
 
 class TaskConfig(LearnedConfig):
-    """The base of every task kind: the source of labeled rows, and the columns that are read."""
+    """Base configuration of every task kind: where the labeled rows come from, and which columns are read."""
 
     group: ClassVar[str] = "task"
     of_rows_with_labels: ClassVar[bool] = True
     architectures: ClassVar[tuple[str, ...]] = ("encoder", "decoder", "encoder_decoder", "bidirectional_lm")
     layouts: ClassVar[tuple[str, ...]] = ("table", "parquet")
-    """Supported file layouts, see `lmtool.tasks.files`; the first match reads a file."""
+    """Supported file layouts (`lmtool.tasks.files`). The first layout that matches a file reads it."""
     head_fields: ClassVar[tuple[str, ...]] = ()
-    """The fields that determine the head's form; a checkpoint's head keeps its saved values."""
+    """The fields that determine the architecture of the head. A head from a checkpoint keeps their saved values."""
 
     fills_prompts: ClassVar[bool] = False
     """Whether a label can be a word that a language model predicts within a template."""
@@ -77,7 +77,7 @@ class TaskConfig(LearnedConfig):
     """Whether the labels are texts or can be written as texts."""
 
     default_max_length: ClassVar[int] = 128
-    """Default maximum tokens of a packed sequence."""
+    """Default of max_length, in tokens."""
 
     kind: str = Field(description="Task kind.")
     name: TaskName
@@ -125,7 +125,7 @@ class TaskConfig(LearnedConfig):
 
     @classmethod
     def longest(cls, section: JsonObject) -> int:
-        """The default maximum tokens of a packed sequence. section: the task's raw configuration."""
+        """The default of max_length. section: the task's configuration before it is decoded."""
         return cls.default_max_length
 
     def parts(self) -> tuple[TaskConfig, ...]:
@@ -137,7 +137,7 @@ class TaskConfig(LearnedConfig):
         return parts[0]
 
     def of_parts(self, parts: Sequence[TaskConfig]) -> TaskConfig:
-        """A copy with a subset of the members, whose head forms may differ."""
+        """A copy with some of the members; the architectures of their heads may differ from this configuration's."""
         return parts[0]
 
     def text_format(self, model: ModelConfig) -> str:
@@ -145,16 +145,16 @@ class TaskConfig(LearnedConfig):
         return model.text_format
 
     def takes_head(self, form: JsonMapping, model: ModelConfig) -> bool:
-        """Whether a checkpoint's head can be this task's head. form: the saved `head_fields`."""
+        """Whether the head of a checkpoint fits this task. form: the saved values of `head_fields`."""
         return True
 
     def with_head(self, form: JsonMapping) -> TaskConfig:
-        """A copy with the form of a checkpoint's head."""
+        """A copy with the head architecture of a checkpoint. form: the saved values of `head_fields`."""
         return self.model_copy(update=dict(form))
 
     def same_question(self, other: TaskConfig) -> bool:
-        """Whether two tasks differ only in their data: they read the same number of texts and share a name, or the kind
-        and the class names (AX and MNLI)."""
+        """Whether two tasks differ only in their data (AX and MNLI): they read the same number of texts, and either
+        their names or both their kinds and class names are equal."""
         labels, other_labels = (set(task.class_names or ()) for task in (self, other))
         same_classes = self.kind == other.kind and bool(labels) and labels == other_labels
         return (self.name == other.name or same_classes) and len(self.text) == len(other.text)
@@ -166,12 +166,12 @@ class TaskConfig(LearnedConfig):
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """The text columns of rows, after joining."""
+        """The text columns of rows, with joined columns under their joined name (A+B)."""
         return self.text
 
     @property
     def needs_two_classes(self) -> bool:
-        """Whether one of the metrics is defined for two classes only."""
+        """Whether a metric is defined only for two classes."""
         return False
 
     @property
@@ -185,7 +185,7 @@ class TaskConfig(LearnedConfig):
 
     @property
     def head_form(self) -> str | None:
-        """How a whole text is encoded, if the task chooses."""
+        """How a whole text is encoded, if the task can choose; otherwise None."""
         return None
 
     @property
@@ -200,7 +200,7 @@ class TaskConfig(LearnedConfig):
 
     @property
     def longest_target(self) -> int:
-        """Maximum tokens of a generated target."""
+        """The maximum number of tokens in a generated target; 0 for kinds that generate none."""
         return 0
 
     @property
@@ -267,7 +267,7 @@ class PromptConfig(Config):
 
 
 def placeholders(template: str) -> list[str]:
-    """The placeholders in order. ValueError if the braces do not match."""
+    """The placeholders of a template, in order. Raises ValueError if braces do not match."""
     names = [name for _, name, form, change in Formatter().parse(template) if name is not None]
     if any(form or change for _, _, form, change in Formatter().parse(template)):
         raise ValueError(
@@ -282,7 +282,7 @@ _READS_BOTH_WAYS: Offer[ModelConfig] = Offer(
 
 
 class PromptedConfig(TaskConfig):
-    """The base of kinds that a language model can solve from a prompt, without training."""
+    """Base of the kinds that a language model can solve from a prompt, without training."""
 
     prompt: PromptConfig = Field(
         default_factory=lambda: PromptConfig.model_validate({}),
@@ -299,7 +299,8 @@ class PromptedConfig(TaskConfig):
         return self.prompt.template or self.default_template
 
     def unworded(self) -> Problem | None:
-        """The reason why rows cannot be turned into prompts, if any: the template names an unknown column."""
+        """The error if rows cannot be turned into prompts, because of the columns that the template names; otherwise
+        None."""
         if ANSWER in self.reads:
             return Problem(
                 "task.text",
@@ -336,7 +337,7 @@ class PromptedConfig(TaskConfig):
 
 
 class DomainConfig(Config):
-    """The base of domain adaptation losses, which align a task's texts with unlabeled texts of another domain."""
+    """Base of the losses for domain adaptation, which align a task's texts with unlabeled texts of another domain."""
 
     name: str = Field(description="Which loss.")
     target: str = Field(
@@ -348,7 +349,8 @@ class DomainConfig(Config):
 
 @component("task/domain", "dann", builder="lmtool.tasks.kinds.sequence:GradientReversal")
 class DannConfig(DomainConfig):
-    """Gradient reversal (Ganin et al. 2016): the encoder learns to prevent a classifier from telling the domains."""
+    """Gradient reversal (Ganin et al. 2016): the encoder learns features from which a classifier cannot tell the two
+    domains apart."""
 
     name: Literal["dann"] = Field("dann", description="Gradient reversal.")
     steps: int = Field(
@@ -361,6 +363,6 @@ class DannConfig(DomainConfig):
 
 @component("task/domain", "coral", builder="lmtool.tasks.kinds.sequence:MomentMatching")
 class CoralConfig(DomainConfig):
-    """Correlation alignment (Sun and Saenko 2016): aligns the covariances of both domains' features."""
+    """Correlation alignment (Sun and Saenko 2016): aligns the covariances of the features of both domains."""
 
     name: Literal["coral"] = Field("coral", description="Correlation alignment.")

@@ -1,7 +1,8 @@
-"""The base class of task kinds: table columns to rows, learner outputs to predictions and metrics.
+"""The base class of task kinds. A kind converts columns of a table to rows, and outputs of a learner to predictions and
+metrics.
 
-A kind is built from its configuration and needs no model. Rows are decoded and checked before a model is built; the
-outputs for parts of a row (windows of a long text, choices) are joined into one prediction per row.
+A kind is built from its configuration and needs no model, so that rows are decoded and checked before a model is built.
+If a row has several parts (windows of a long text, choices), their outputs are joined into one prediction.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from lmtool.tokenizers.tokenizer import Tokenizer
 
 
 class TaskKind(ABC):
-    """The base of every kind. config: complete after `with_labels` and `fitted`. unit: what is predicted (message)."""
+    """Base of every kind. config: the task's configuration; `with_labels` and `fitted` return a copy completed from the
+    training data. unit: what one prediction is for (row, word), in messages."""
 
     config: TaskConfig
     unit = "row"
@@ -35,7 +37,8 @@ class TaskKind(ABC):
     # Rows.
 
     def with_labels(self, columns: Columns, origin: Origin) -> TaskConfig:
-        """Adds class or tag names of the training columns, unless configured. UserError if they do not suit."""
+        """The configuration with the class or tag names found in the training columns, unless they are configured.
+        Raises UserError if the columns have no valid ones."""
         return self.config
 
     @abstractmethod
@@ -52,34 +55,36 @@ class TaskKind(ABC):
         """
 
     def inputs(self, columns: Columns, origin: Origin) -> dict[str, list[Label]]:
-        """The columns that the model reads, decoded; texts by default."""
+        """Decodes the columns that the model reads; by default, they are texts."""
         return {
             name: [text_of(self.config, name, value, where) for value, where in zip(columns[name], origin, strict=True)]
             for name in self.config.reads
         }
 
     def labels_of_predictions(self, columns: Columns) -> list[object]:
-        """Converts the columns of a predictions file, with `prediction`, to labels as in a data file."""
+        """Converts the columns of a predictions file to labels as in a data file, so that predictions can be training
+        labels."""
         return columns["prediction"]
 
     def fitted(self, train: Rows) -> TaskConfig:
-        """Adds values computed from the training rows, such as class weights."""
+        """The configuration with values computed from the training rows, such as class weights."""
         return self.config
 
     def first_loss(self, train: Rows) -> float | None:
-        """The loss of a new head with zero outputs, if it depends on the scale of the labels; else None."""
+        """The loss of a new head, whose outputs are 0, if it depends on the scale of the labels; otherwise None."""
         return None
 
     def metadata(self, train: Rows) -> tuple[JsonObject, list[str]]:
-        """Metadata of the training rows for screens, and warnings."""
+        """Metadata of the training rows for the screen, and warnings."""
         return {}, []
 
     def groups(self, rows: Rows) -> Sequence[object]:
-        """A group key per row: rows of a group are held out together. By default, rows with equal texts."""
+        """A group key for each row. Rows of a group are held out together; by default, rows with equal texts form a
+        group."""
         return list(zip(*rows.columns.values(), strict=True))
 
     def texts(self, rows: Rows) -> list[Sequence[str]]:
-        """The input texts by column, to train a tokenizer on; words of a list are joined."""
+        """The input texts of each column, to train a tokenizer on. Lists of words are joined with spaces."""
         return [
             [value if isinstance(value, str) else " ".join(value) for value in column]
             for column in rows.columns.values()
@@ -94,19 +99,20 @@ class TaskKind(ABC):
     # Prompts.
 
     def candidates(self, rows: Rows) -> list[tuple[str, ...]] | None:
-        """The candidate answers of each row, in class order; None if they are generated. UserError without prompts."""
+        """The candidate answers of each row, in class order; None if answers are generated. Raises UserError for kinds
+        without prompts."""
         raise UserError(
             f"task={self.config.name} is {self.config.kind}, which has no prompts",
             f"lmtool finetune task={self.config.name} learns it",
         )
 
     def right_answers(self, rows: Rows) -> list[str]:
-        """The answers of labeled rows, as shown in demonstrations."""
+        """The correct answers of labeled rows, as demonstrations show them."""
         labels = np.asarray(rows.labels)
         return [texts[label] for texts, label in zip(self.candidates(rows) or [], labels, strict=True)]
 
     def worded(self, rows: Rows) -> Mapping[str, Sequence[str]]:
-        """The columns as shown in prompts."""
+        """The columns as prompts show them."""
         return rows.columns
 
     def predicted_rows(self, rows: Rows) -> Rows:
@@ -126,13 +132,14 @@ class TaskKind(ABC):
         return prediction
 
     def metrics(self, rows: Rows, predictions: Sequence[Prediction]) -> dict[str, float]:
-        """The configured metrics of labeled rows."""
+        """The configured metrics of the predictions, by name. rows: labeled."""
         return compute(self.config.metrics, np.asarray(rows.labels), np.asarray(values_of(predictions)))
 
     def resampled(
         self, rows: Rows, predictions: Sequence[Prediction], draws: Iterable[np.ndarray]
     ) -> dict[str, list[float]]:
-        """The metrics of resampled rows, for intervals; slow metrics sum per-row counts. draws: rows of each sample."""
+        """The metrics of resampled rows, for bootstrap intervals. draws: the row indices of each sample. Kinds with
+        slow metrics override this method and add up counts of each row."""
         ids: list[str | int] = [0] * len(rows)
         origin = [("", 0)] * len(rows)
         values: dict[str, list[float]] = {}
@@ -145,22 +152,23 @@ class TaskKind(ABC):
 
     @abstractmethod
     def constant(self, train: Rows) -> tuple[str, Prediction]:
-        """The constant baseline: its name (majority, mean), and its prediction for every row."""
+        """The constant baseline: its name (majority, mean), and its prediction, the same for every row."""
 
     def constant_predictions(self, rows: Rows, prediction: Prediction) -> list[Prediction]:
         """The constant baseline's predictions of the rows."""
         return [prediction] * len(rows)
 
     def single(self, values: Sequence[object] | np.ndarray) -> Sequence[object] | np.ndarray:
-        """Flattens labels or predicted values if each row has many."""
+        """Labels or predicted values, flattened if each row has several."""
         return values
 
     @abstractmethod
     def shown(self, value: Label) -> object:
-        """A label or predicted value as plain data for users."""
+        """A label or predicted value in the form that users read, as plain data."""
 
     def record(self, rows: Rows, number: int, prediction: Prediction) -> JsonObject:
-        """A row of predictions.jsonl without its id: columns, gold, prediction, score, probabilities of classes."""
+        """A line of predictions.jsonl without its id: columns, gold, prediction, score, and probabilities of the
+        classes."""
         record = {name: values[number] for name, values in rows.columns.items()}
         if rows.labels is not None:
             record["gold"] = self.shown(rows.labels[number])
@@ -187,7 +195,7 @@ class TaskKind(ABC):
 
 
 class TextKind(TaskKind):
-    """The base of kinds with one label per row that is decoded without looking at the texts."""
+    """Base of kinds whose rows have one label each, which is decoded without looking at the texts."""
 
     def rows(self, columns: Columns, origin: Origin, labelled: bool) -> Rows:
         inputs, values, labels = self.inputs(columns, origin), columns.get(self.config.label), None
@@ -197,7 +205,7 @@ class TextKind(TaskKind):
 
     @abstractmethod
     def decoded_labels(self, values: Sequence[object], origin: Origin) -> np.ndarray | Sequence[Label]:
-        """(N,) labels of a column. UserError with file:line at the first invalid value."""
+        """(N,) the labels in a column. Raises UserError with file:line at the first invalid value."""
 
     def metadata(self, train: Rows) -> tuple[JsonObject, list[str]]:
         texts = (text for column in train.columns.values() for text in column if isinstance(text, str))

@@ -1,4 +1,4 @@
-"""Table columns as texts, class numbers and values; an invalid cell is an error with file:line."""
+"""Converts columns of a table to texts, class numbers and values. An invalid cell is an error with file:line."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def location(origin: tuple[str, int]) -> str:
 
 
 def word_of(value: object) -> str:
-    """A label as text, the same from JSON, a table or the hub."""
+    """A label as text, which is the same whether it was read from JSON, a table or the hub."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return "" if value is None else str(value).strip()
 
 
 def cell_text(cell: object) -> str:
-    """A cell as text; items of a list joined with spaces."""
+    """A cell as text. Items of a list are joined with spaces."""
     return " ".join(map(str, cell)) if isinstance(cell, list | tuple) else str(cell)
 
 
@@ -50,12 +50,13 @@ def _listing(names: Sequence[str]) -> str:
 
 
 def is_unlabelled(values: Sequence[object]) -> bool:
-    """Whether a label column has no labels: empty, or the hub's -1 in every row."""
+    """Whether a label column has no labels: all cells are empty, or -1 as on the hub."""
     return all(word_of(value) in ("", "-1") for value in values)
 
 
 def class_names(config: TaskConfig, values: Sequence[object], origin: Origin) -> tuple[str, ...]:
-    """The classes of a training column: its distinct values, sorted, numbers by value."""
+    """The classes in a training column: its distinct values, sorted; whole numbers are sorted by value. Raises
+    UserError if they cannot be classes."""
     words = [word_of(value) for value in values]
     if "" in words:
         raise UserError(
@@ -80,7 +81,7 @@ def class_names(config: TaskConfig, values: Sequence[object], origin: Origin) ->
 
 
 def class_numbers(config: TaskConfig, labels: Sequence[str], values: Sequence[object], origin: Origin) -> np.ndarray:
-    """(N,) int64 classes of a column of label names, or of their numbers from 0 in every row.
+    """(N,) int64 the classes in a column, which holds either label names or their numbers from 0.
 
     Raises UserError with file:line at the first invalid value.
     """
@@ -97,7 +98,7 @@ def class_numbers(config: TaskConfig, labels: Sequence[str], values: Sequence[ob
 
 
 def unknown_label(config: TaskConfig, labels: Sequence[str], word: str, where: str) -> UserError:
-    """The error for an unknown label. where: file:line."""
+    """The error for an unknown label. where: its file:line."""
     problem = f"label {word!r} is unknown" if word else f"no value in the column {config.label}"
     names = ",".join(f'"{name}"' for name in labels[:2])
     return UserError(
@@ -107,7 +108,8 @@ def unknown_label(config: TaskConfig, labels: Sequence[str], word: str, where: s
 
 
 def numbers(config: TaskConfig, values: Sequence[object], origin: Origin) -> np.ndarray:
-    """(N,) float64 values of a column; UserError with file:line at the first that is not a finite number."""
+    """(N,) float64 the numbers in a column. Raises UserError with file:line at the first value that is not a finite
+    number."""
     numbers_N = np.empty(len(values))
     for index, (value, where) in enumerate(zip(values, origin, strict=True)):
         word = word_of(value)
@@ -128,7 +130,7 @@ def numbers(config: TaskConfig, values: Sequence[object], origin: Origin) -> np.
 
 
 def repeated_ids(columns: Columns, origin: Origin) -> str | None:
-    """A warning for rows with duplicate ids (`row_ids`); None without duplicates."""
+    """A warning if rows have duplicate ids (`row_ids`); otherwise None."""
     for name in IDS:
         if name not in columns or not len(columns[name]):
             continue
@@ -146,7 +148,7 @@ def repeated_ids(columns: Columns, origin: Origin) -> str | None:
 
 
 def row_ids(columns: Columns, count: int) -> list[str | int]:
-    """The ids of the rows if a column holds unique ones, else their indices from 0."""
+    """The ids of the rows, if a column of `IDS` holds unique values; otherwise their indices from 0."""
     for name in IDS:
         if name in columns and len(set(map(str, columns[name]))) == count:
             return list(columns[name])
@@ -166,7 +168,7 @@ def text_of(config: TaskConfig, name: str, value: object, where: tuple[str, int]
 
 
 def with_joined_columns(config: TaskConfig, columns: Columns, origin: Origin) -> dict[str, list]:
-    """Adds the joined columns (A+B) whose parts are present."""
+    """The columns, with the joined columns (A+B) added whose parts are present."""
     new: dict[str, list] = {}
     for name in config.text:
         parts = parts_of(name)
@@ -178,13 +180,14 @@ def with_joined_columns(config: TaskConfig, columns: Columns, origin: Origin) ->
 
 
 def balanced_weights(labels: np.ndarray, classes: int) -> tuple[float, ...]:
-    """rows / (classes x rows of the class); 1 for an empty class."""
+    """The balanced weight of each class: rows / (classes x rows of the class); 1 for an empty class."""
     counts = np.bincount(labels, minlength=classes)
     return tuple(float(len(labels) / (classes * count)) if count else 1.0 for count in counts)
 
 
 def class_warnings(counts: Mapping[str, int]) -> list[str]:
-    """Warnings about classes without training rows and classes that look like missing values. counts: rows by class."""
+    """Warnings about classes without training rows, and about classes that look like missing values. counts: the number
+    of rows of each class."""
     absent = [name for name, count in counts.items() if not count]
     warnings = [f"no training row has the label {', '.join(absent)}"] if absent else []
     even_share = sum(counts.values()) / max(len(counts), 1)
@@ -196,6 +199,6 @@ def class_warnings(counts: Mapping[str, int]) -> list[str]:
 
 
 def label_counts(labels: np.ndarray, names: Sequence[str]) -> dict[str, int]:
-    """Rows by class name, in class order."""
+    """The number of rows of each class, by name, in class order."""
     counts = Counter(labels.tolist())
     return {name: counts.get(index, 0) for index, name in enumerate(names)}

@@ -1,4 +1,4 @@
-"""The base class of task learners, and their scorer: rows to examples, outputs, and one prediction per row."""
+"""The base class of task learners, and the scorer that turns their outputs into one prediction per row."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class TaskInspector(Inspector):
         return [[" ".join(cell) if _is_words(cell) else str(cell) for cell in row] for row in rows]
 
     def fact(self, stats: RunningStatistics) -> str:
-        """The mean length of examples, and how many are truncated."""
+        """A sentence with the mean length of the examples and the fraction of truncated ones."""
         length, truncated = stats.measured("tokens an example"), stats.measured("truncated fraction")
         if length is None:
             return ""
@@ -60,7 +60,8 @@ def _is_words(cell: object) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskEvaluation(Evaluation):
-    """A split of a task with the predictions of its rows. losses: (N,) nats of each row; None without labels."""
+    """The evaluation of one split of a task, with a prediction for each row. losses: (N,) the loss of each row in nats;
+    None if the rows have no labels."""
 
     kind: TaskKind
     rows: Rows
@@ -79,24 +80,24 @@ class TaskEvaluation(Evaluation):
             yield {"id": self.rows.ids[number], "split": self.split, **record, **self.more(number)}
 
     def more(self, number: int) -> JsonObject:
-        """Additional fields of the row's record."""
+        """Additional fields for the record of row `number`."""
         return {}
 
 
 @dataclass(frozen=True)
 class TaskOutputs:
-    """The outputs for a batch, on the host. parts: as `TaskLearner.parts` returns them; None if an output is not
-    finite. scores: of its targets; None without labels."""
+    """The outputs for a batch, on the host. parts: the output of each document (`TaskLearner.parts`); None if an output
+    is not finite. scores: the losses and best predictions of the targets; None if the rows have no labels."""
 
     parts: list[Label] | None
     scores: Scores | None = None
 
 
 class TaskScorer(Scorer):
-    """Joins the parts of a row as soon as they are complete and stores only the prediction; outputs are retained for
-    incomplete rows only.
+    """Joins the parts of a row (windows of a long text, choices) into its prediction as soon as all have arrived.
+    Outputs are retained only for incomplete rows.
 
-    parts_N: (N,) parts of each row. predictor: the constant baseline scored on the same targets, or None.
+    parts_N: (N,) the number of parts of each row. predictor: a constant baseline to score on the same targets, or None.
     """
 
     def __init__(self, learner: TaskLearner, rows: Rows, split: str, parts_N: np.ndarray, predictor: Predictor | None):
@@ -109,7 +110,7 @@ class TaskScorer(Scorer):
         return self.task_outputs(self.learner, batch, self.learner.outputs(batch, 0))
 
     def task_outputs(self, learner: TaskLearner, batch: Batch, outputs: Tensor) -> TaskOutputs:
-        """The outputs for a batch, from the head's outputs on the device."""
+        """Converts the head's outputs, on the device, to the outputs for a batch on the host."""
         if not bool(torch.isfinite(outputs).all()):
             return TaskOutputs(None)
         scores = None if self.rows.labels is None else learner.scores(outputs, batch).cpu()
@@ -119,7 +120,7 @@ class TaskScorer(Scorer):
         self.enter(batch, outputs)
 
     def enter(self, batch: Batch, outputs: TaskOutputs, selected_N: np.ndarray | None = None) -> None:
-        """Adds the outputs for a batch. selected_N: the documents to add; None: all."""
+        """Adds the outputs for a batch. selected_N: (N,) bool, which documents to add; None: all."""
         if outputs.parts is None:
             raise NotFinite("predictions", batch)
         if (scores := outputs.scores) is not None:
@@ -176,7 +177,7 @@ class TaskScorer(Scorer):
 
 
 def _of_documents(scores: Scores, selected_N: np.ndarray) -> Scores:
-    """The scores of the targets in some documents."""
+    """The scores of the targets in the selected documents."""
     retained_M = torch.from_numpy(selected_N).to(scores.documents.device)[scores.documents]
     return Scores(*(getattr(scores, field.name)[retained_M] for field in fields(scores)))
 
@@ -186,9 +187,10 @@ def _all_same(values: Sequence[Label] | np.ndarray) -> bool:
 
 
 class TaskLearner(BaseLearner):
-    """The base of a kind's learner; its one term, and head, have the task's name.
+    """Base of the learners of all task kinds. The single loss term and the head have the task's name.
 
-    scores_tokens: whether outputs are per token, not per text. scored_by, inspector_class: its scorer and inspector.
+    scores_tokens: whether there is an output per token, rather than per text. scored_by: the class of the scorer.
+    inspector_class: the class of the inspector.
     """
 
     predicts_rows = True
@@ -207,17 +209,17 @@ class TaskLearner(BaseLearner):
 
     @property
     def token_width(self) -> int:
-        """Input width of a head over tokens."""
+        """The input width of a head that reads tokens."""
         return self.backbone.hidden_size if self.backbone.pooler_on_tokens else self.backbone.feature_size
 
     def add_token_head(self, head: nn.Module) -> None:
-        """Adds a head over tokens, after the pooler if the family has one there."""
+        """Adds a head that reads tokens, and before it the pooler if the family applies one to tokens."""
         if self.backbone.pooler_on_tokens:
             self.add_head("pooler", pooler(self.backbone))
         self.add_head(self.term, head)
 
     def pooled(self, hidden_TF: Tensor) -> Tensor:
-        """(T, H) inputs of a head over tokens."""
+        """(T, H) the inputs of a head that reads tokens."""
         return self.heads["pooler"](hidden_TF) if self.backbone.pooler_on_tokens else hidden_TF
 
     @property
@@ -226,14 +228,14 @@ class TaskLearner(BaseLearner):
         return self.backbone.config.dropout if self.config.dropout is None else self.config.dropout
 
     def head_rng(self, rng: DropoutRng | None, batch: Batch, at: Tensor | None = None) -> DropoutRng | None:
-        """The dropout of the head. at: flat indices of the tokens that it reads; None: all."""
+        """The dropout generator of the head. at: flat indices of the tokens that the head reads; None: all."""
         if rng is not None and batch.outputs is not None:
             rng = rng.for_outputs()
         return rng if rng is None or at is None else rng.rows(at)
 
     @property
     def start_token(self) -> int | None:
-        """The token before an encoder-decoder's target; None for other models."""
+        """The first token of an encoder-decoder's output side; None for other models."""
         model = self.backbone.config
         return self.tokenizer.role(model.start_role) if isinstance(model, EncoderDecoderConfig) else None
 
@@ -241,7 +243,7 @@ class TaskLearner(BaseLearner):
 
     @abstractmethod
     def outputs(self, batch: Batch, step: int) -> Tensor:
-        """The finite outputs of the head. step: seeds the dropout in training."""
+        """The outputs of the head. step: the training step, which seeds dropout."""
 
     @abstractmethod
     def training_loss(self, outputs: Tensor, batch: Batch) -> Tensor:
@@ -281,11 +283,13 @@ class TaskLearner(BaseLearner):
         return {self.term: self.scores(self.outputs(batch, 0), batch)}
 
     def uncertainty(self, outputs: Tensor, batch: Batch) -> Tensor:
-        """(N,) normalized entropy of each document's prediction; the maximum of several. TypeError without classes."""
+        """(N,) the normalized entropy of each document's prediction; for several predictions, the maximum. Raises
+        TypeError for kinds without classes."""
         raise TypeError(f"the predictions of {type(self).__name__} have no entropy")
 
     def calibrate(self, rows: Rows, predictions: Sequence[Prediction]) -> None:  # noqa: B027 most kinds tune nothing
-        """Tunes decision thresholds on labeled development rows, predicted by `join`; stores them in the head."""
+        """Tunes decision thresholds on labeled development rows and stores them in the head. predictions: made by
+        `join`, without thresholds."""
 
     def decided(self, predictions: Sequence[Prediction]) -> Sequence[Prediction]:
         """The predictions under the thresholds tuned by `calibrate`."""
@@ -301,7 +305,7 @@ class TaskLearner(BaseLearner):
         return data.rows[self.config.name]
 
     def parts_of(self, rows: Rows, examples: Examples) -> np.ndarray:
-        """(N,) the number of parts of each row: the plan of the examples has the `row` of each part."""
+        """(N,) the number of parts of each row, counted in the plan of the examples."""
         return np.bincount(examples.plan(0).rows["row"], minlength=len(rows))
 
     def inspector(self, examples: Any, max_length: int) -> TaskInspector:
@@ -314,7 +318,7 @@ class TaskLearner(BaseLearner):
     def baseline(
         self, train: SplitData, held_out: SplitData, batches: Iterable[Batch], predictors: Mapping[str, Predictor]
     ) -> JsonObject:
-        """The metrics of the constant baseline, with its `prediction` and all `metrics`."""
+        """The constant baseline of the task: its name, its prediction, and its metrics on the held-out rows."""
         name, prediction = self.kind.constant(self.rows(train))
         rows = self.rows(held_out)
         metrics = self.kind.metrics(rows, self.kind.constant_predictions(rows, prediction))

@@ -1,4 +1,4 @@
-"""Learning to write texts by teacher forcing, with encoder-decoders and with decoders, which read the source before the
+"""Learning to write texts by teacher forcing: with encoder-decoders, and with decoders that read the source before the
 target.
 
 Shape letters: N documents of a batch, T their tokens, M predicted tokens, H hidden width.
@@ -42,7 +42,8 @@ from lmtool.types import Batch, Packed, Scores, StepOutput, Target, send
 
 
 def truth_probability(config: ScheduledSamplingConfig, step: int) -> float:
-    """The probability of the true token at this step, counted from 1."""
+    """The probability of reading the true token instead of a prediction (Bengio et al. 2015, section 2.4). step:
+    counted from 1."""
     if config.schedule == "none":
         return 1.0
     pace = step / config.steps
@@ -58,16 +59,16 @@ def truth_probability(config: ScheduledSamplingConfig, step: int) -> float:
 def read_step_by_step(
     decoding: Decoding, texts: Sequence[Sequence[int]], replaced: Sequence[Sequence[bool]]
 ) -> list[list[int]]:
-    """Decodes N texts with scheduled sampling, token by token: the true token, or the best prediction from everything
-    read so far.
+    """Decodes N texts token by token with scheduled sampling. At each position the model reads the true token, or its
+    own best prediction from all tokens that it has read before.
 
     Args:
-        decoding: The decoder, after the beginning of each text.
-        texts: True tokens of each text.
-        replaced: Whether each of them is replaced by a prediction.
+        decoding: The decoder, which has read the beginning of each text.
+        texts: The true tokens of each text.
+        replaced: For each token, whether a prediction replaces it.
 
     Returns:
-        The tokens read for each text.
+        The tokens that the model read for each text.
     """
     read: list[list[int]] = [[] for _ in texts]
     active, step, logits_RV = list(range(len(texts))), 0, decoding.begin()
@@ -87,8 +88,9 @@ def read_step_by_step(
 
 @dataclass(frozen=True)
 class PairFormat:
-    """How pairs of texts become batches of a model. max_length: maximum tokens of an encoder-decoder's source, and of a
-    decoder's source and target together. longest_answer: tokens of the longest target that the model supports."""
+    """How pairs of texts become batches of a model. max_length: the maximum number of tokens of an encoder-decoder's
+    source, or of a decoder's source and target together. longest_answer: the maximum number of tokens of a target that
+    the model supports."""
 
     config: Seq2SeqConfig
     tokenizer: Tokenizer
@@ -98,9 +100,11 @@ class PairFormat:
 
 
 class TextPairs(TaskExamples):
-    """A row is a source and, if labeled, its first target: on both sides of an encoder-decoder, or concatenated for a
-    decoder, with the loss on the target only. Both are truncated at the end: a decoder's source to the capacity that
-    the target leaves, an encoder-decoder's target to the longest one that the model supports.
+    """Examples of a source and, if the row is labeled, its first target.
+
+    An encoder-decoder reads the source in its encoder and the target in its decoder. A decoder reads them concatenated,
+    with the loss only on the target. Both are truncated at the end: a decoder's source to the capacity that the target
+    leaves, an encoder-decoder's target to the maximum that the model supports.
 
     Shape letters: E rows, N of them in a batch, T tokens, M predicting positions.
     """
@@ -143,13 +147,13 @@ class TextPairs(TaskExamples):
         return source, target
 
     def sourced(self, capacity: int) -> tuple[EncodedTexts, int]:
-        """The sources, to be truncated to `capacity` tokens, and how many of them exceed it."""
+        """The encoded sources, and the number of sources with more than `capacity` tokens."""
         (texts,) = self.rows.columns.values()
         sources = EncodedTexts.of([self.config.prefix + text for text in texts], self.tokenizer)
         return sources, int(np.sum(sources.lengths > capacity))
 
     def prompts(self, numbers: Sequence[int]) -> list[list[int]]:
-        """The tokens that a model reads for these rows before it writes."""
+        """The tokens that a model reads for each of these rows before it writes the target."""
         rows_N = np.asarray(numbers, dtype=np.int64)
         inputs = self._inputs(rows_N)
         return [ids.tolist() for ids in inputs.tokens.split(list(inputs.lengths))]
@@ -202,7 +206,8 @@ class TextPairInspector(TaskInspector):
     """Inspects sources and targets, whose labels are tokens."""
 
     def check_plan(self, stats: RunningStatistics) -> None:
-        """Truncation. A truncated source may be shorter than max_length, since its target needs capacity too."""
+        """Notes the fraction of truncated sources. It cannot be inferred from lengths: a truncated source may be
+        shorter than max_length, because its target takes part of the capacity."""
         metadata = self.examples.metadata()
         stats.note("truncated fraction", metadata["truncated"], metadata["examples"])
 
@@ -211,13 +216,14 @@ class TextPairInspector(TaskInspector):
 
 
 def first_predictions(packed: Packed, at_M: Tensor) -> Tensor:
-    """(N,) the first predicting position of each document. at_M: flat predicting positions."""
+    """(N,) the first predicting position of each document. at_M: the flat indices of all predicting positions."""
     ends_N = torch.full((len(packed.lengths),), len(packed.tokens))
     return ends_N.scatter_reduce(0, packed.documents[at_M], at_M, "amin")
 
 
 class TextLearner(TaskLearner):
-    """The one term is the cross entropy of every target token, including its end."""
+    """Learns to write targets. The single loss term is the cross entropy of all target tokens, including the end
+    token."""
 
     inspector_class = TextPairInspector
 
@@ -241,7 +247,7 @@ class TextLearner(TaskLearner):
 
     @property
     def longest_answer(self) -> int:
-        """Tokens of the longest target that the backbone supports."""
+        """The maximum number of tokens of a target that the backbone supports."""
         backbone = self.backbone
         return backbone.longest_answer if isinstance(backbone, EncoderDecoder) else backbone.longest_text
 
@@ -272,7 +278,7 @@ class TextLearner(TaskLearner):
 
     @torch.no_grad()
     def _with_predictions(self, batch: Batch, step: int, truth: float) -> Batch:
-        """Replaces some true tokens of the batch by predictions. truth: the probability of the true token."""
+        """Replaces some true tokens of the batch by predictions. truth: the probability of keeping the true token."""
         host = batch.host
         packed = host.inputs if host.outputs is None else host.outputs
         # Target token m is read one position after the one that predicts it, unless it is the text's last one.
@@ -302,7 +308,7 @@ class TextLearner(TaskLearner):
         return replace(batch, inputs=changed) if batch.outputs is None else replace(batch, outputs=changed)
 
     def _stepwise(self, host: Batch, packed: Packed, predicted_T: Tensor) -> Tensor:
-        """(T,) the tokens of the written side, on the host; those selected by `predicted_T` are predictions."""
+        """(T,) the target tokens, on the host, with those selected by `predicted_T` replaced by predictions."""
         first_N = first_predictions(packed, indices_of(host, self.term))
         started = [int(first) + 1 - start for first, start in zip(first_N, packed.starts, strict=True)]
         texts, predicted = packed.tokens.split(packed.lengths), predicted_T.split(packed.lengths)
@@ -327,7 +333,7 @@ class TextLearner(TaskLearner):
         return Scores(each, labels, best, side.documents[indices_of(batch, self.term)])
 
     def predictors(self, train: SplitData, examples: TextPairs) -> dict[str, ConstantPredictor]:
-        """Unigrams of the training targets, including the special tokens around them."""
+        """The unigram distribution of the training targets, including the special tokens around them."""
         assert examples.targets is not None
         counts = token_counts(examples.targets.ids, self.tokenizer.vocab_size)
         pieces = examples.template.pieces
@@ -339,13 +345,13 @@ class TextLearner(TaskLearner):
         return self.writing.generation
 
     def label_of(self, text: str) -> object:
-        """A generated text as the only reference of its row."""
+        """Makes a generated text the only target of its row; None if it is empty."""
         return (text,) if text.strip() else None
 
     def samples(self, batch: Batch, n: int) -> list[dict[str, object]]:
         return []  # see predictions.jsonl
 
     def writer(self) -> Writer:
-        """Reads a source as in training."""
+        """A writer that reads sources as in training."""
         section = {"prefix": self.writing.prefix, "mask": self.writing.mask}
         return writer_of(self.backbone, self._lm, self.tokenizer, section)

@@ -1,4 +1,4 @@
-"""Rows as packed batches: tokenized once, truncated or read in overlapping windows.
+"""Turns rows into packed batches. Texts are tokenized once, and truncated or read in overlapping windows.
 
 Shape letters: E rows or texts, W windows, N rows of a batch, T tokens.
 """
@@ -47,7 +47,8 @@ class AlignedTexts:
         self.starts_E = (np.cumsum(lengths) - lengths)[self.text_E]
 
     def tokens_of(self, row: int, start: int, end: int) -> tuple[int, int]:
-        """The first and last token of a row that overlap the characters [start, end); last < first if none does."""
+        """The first and the last token of a row that overlap the characters [start, end). If no token does, last <
+        first."""
         spans_T2 = self.spans[self.starts_E[row] :][: self.lengths_E[row]]
         first = int(np.searchsorted(spans_T2[:, 1], start, side="right"))
         return first, int(np.searchsorted(spans_T2[:, 0], end, side="left")) - 1
@@ -111,7 +112,7 @@ def windows(lengths: np.ndarray, capacity: int | np.ndarray, overlap: int | np.n
 
 
 class EncodedTexts:
-    """E texts as concatenated ids, with (E,) offsets."""
+    """The tokens of E texts, concatenated, with the (E,) lengths and starts of the texts."""
 
     def __init__(self, ids: np.ndarray, lengths: np.ndarray):
         self.ids, self.lengths = ids, np.asarray(lengths, dtype=np.int64)
@@ -149,7 +150,7 @@ class InputFormat:
     stride: int | None = None
 
     def template(self, texts: int, fewest: int) -> FormatTemplate:
-        """The special tokens around one text or two. UserError if fewer than `fewest` tokens of text fit."""
+        """The special tokens around one or two texts. Raises UserError if fewer than `fewest` tokens of text fit."""
         template = FormatTemplate.of(text_format(self.format_name, self.tokenizer), texts)
         if self.max_length - template.special_count < fewest:
             raise UserError(
@@ -160,9 +161,9 @@ class InputFormat:
 
 
 class TaskExamples:
-    """Base of `data.examples.Examples` of the rows of one split. Raises UserError if the split has no rows.
+    """Base of the examples of one split of a task. Raises UserError if the split has no rows.
 
-    term: the term of the targets. start: see `InputFormat`. _plan: the plan, the same in every epoch.
+    term: the loss term of the targets. start: see `InputFormat`. _plan: the plan, which is the same in every epoch.
     """
 
     _plan: Plan
@@ -175,8 +176,8 @@ class TaskExamples:
         self.rows, self.term, self.split, self.start = rows, term, split, start
 
     def planned(self, lengths: np.ndarray, **columns: np.ndarray) -> Plan:
-        """Builds a plan. lengths: packed tokens of each example. columns: the fields of its records, which include
-        `row` and `part`."""
+        """Builds a plan. lengths: the number of packed tokens of each example. columns: the fields of the plan's
+        records, among them `row` and `part`."""
         fields = [(name, "i8" if name in _LARGE else "i4", values.shape[1:]) for name, values in columns.items()]
         records = np.empty(len(lengths), dtype=fields)
         for name, values in columns.items():
@@ -194,8 +195,8 @@ class TaskExamples:
         examples: np.ndarray,
         outputs: Packed | None = None,
     ) -> Batch:
-        """A batch of records (`rows`) of the plan. outputs: the decoder's input; by default the inputs shifted right
-        after the start token, if there is one."""
+        """Builds the batch of some records of the plan. outputs: the decoder's input; by default, if there is a start
+        token, the inputs shifted right after it."""
         if outputs is None and self.start is not None:
             outputs = shifted(inputs, self.start)
         return Batch(
@@ -213,9 +214,9 @@ class TaskExamples:
 
 
 class SequenceExamples(TaskExamples):
-    """One text or a pair of texts per row. Long texts are truncated at the end; in a pair, the longer one until both
-    fit. With windows (`InputFormat.stride`), the last text is read in windows, and the first text of a pair is
-    truncated to half of the capacity for text."""
+    """Examples of one text or of a pair of texts. Long texts are truncated at the end; in a pair, the longer text is
+    truncated until both fit. With windows (`InputFormat.stride`), the last text is read in windows, and the first text
+    of a pair is truncated to half of the capacity."""
 
     def __init__(self, rows: Rows, layout: InputFormat, term: str, split: str):
         super().__init__(rows, term, split, layout.start)

@@ -37,7 +37,8 @@ from lmtool.tokenizers.tokenizer import Tokenizer
 
 
 class TokenClassification(TaskKind):
-    """Rows of words with one tag number each. If the tags have a scheme, BIO is learned, predicted and scored."""
+    """Rows of words, each word with the number of a tag. Tags that mark entities (IOB1, BIOES, ...) are converted to
+    BIO, which is learned, predicted and scored."""
 
     config: TokenClassificationConfig
     unit = "word"
@@ -84,7 +85,8 @@ class TokenClassification(TaskKind):
         return Rows(row_ids(columns, len(origin)), {name: words}, labels, origin)
 
     def _numbers(self, words: list[list[str]], columns: Columns, origin: Origin) -> list[list[int]]:
-        """Each word's tag. UserError with file:line if the numbers of words and tags differ, or a tag is unknown."""
+        """The number of each word's tag. Raises UserError with file:line if a row has different numbers of words and
+        tags, or an unknown tag."""
         sentences = self._named(_lists(columns[self.config.label]))
         for number, (sentence, tags) in enumerate(zip(words, sentences, strict=True)):
             if len(sentence) != len(tags):
@@ -103,7 +105,7 @@ class TokenClassification(TaskKind):
         return decoded
 
     def _named(self, sentences: list[list[object]]) -> list[list[str]]:
-        """Tags as words; numbers become names if all tags are numbers."""
+        """Tags as texts. If all tags are class numbers, they are replaced by the class names."""
         named = [[word_of(tag) for tag in tags] for tags in sentences]
         tags_found, numbers = set(chain(*named)), {str(number): label for number, label in enumerate(self.classes)}
         if tags_found and not tags_found & set(self.classes) and tags_found <= numbers.keys():
@@ -243,7 +245,7 @@ def _lengths(sentences: Label) -> np.ndarray:
 
 
 def _lists(values: Sequence[Label]) -> list[list[Label]]:
-    """Lists unchanged; texts split at white space."""
+    """Lists of items; a text is split at white space."""
     return [value.split() if isinstance(value, str) else list(value or ()) for value in values]
 
 

@@ -1,5 +1,5 @@
-"""Prompts in packed batches: the texts within the template, demonstrations, and the predicted positions. Long texts are
-truncated at their ends; the template never is.
+"""Prompts in packed batches: the template filled with texts, demonstrations, and the positions of the answers. Long
+texts are truncated at the end; the template is never truncated.
 
 Shape letters: E rows or examples, N examples of a batch, K columns of a template, C classes, S samples of a row, P rows
 to sample from, T tokens, M predicting positions.
@@ -43,8 +43,8 @@ _AUXILIARY = 1 << 20
 
 
 class Auxiliary:
-    """Auxiliary masked language modeling over texts in the task's prompt; the answer's position is masked, and not
-    predicted. template: the tokens around the texts."""
+    """Examples of auxiliary masked language modeling: texts in the task's prompt. The answer is masked too, but it is
+    not predicted. template: the tokens around the texts."""
 
     def __init__(self, rows: Rows, pattern: Pattern, template: FormatTemplate, max_length: int, seed: int):
         marks = tuple(np.zeros_like(mark) for mark in template.piece_columns[ANSWERS])
@@ -57,14 +57,14 @@ class Auxiliary:
         self._masking, self._vocabulary = MlmConfig(), Vocabulary.of(pattern.tokenizer)
 
     def sampled(self, row_E: np.ndarray, epoch: int) -> np.ndarray:
-        """(E,) the auxiliary text of each row in an epoch."""
+        """(E,) the index of the auxiliary text that accompanies each row in an epoch."""
         uniform_E = random_streams.uniform_at(self.seed, "sample", epoch + 1, row_E, np.full(len(row_E), _AUXILIARY))
         return (uniform_E * len(self.lengths)).astype(np.int64)
 
     def masked(
         self, text_N: np.ndarray, examples_N: np.ndarray, epoch: int
     ) -> tuple[PackedArrays, np.ndarray, np.ndarray]:
-        """Masked texts; random numbers are keyed by (seed, epoch, example, position).
+        """Builds and masks texts. Random numbers are keyed by (seed, epoch, example, position).
 
         Returns:
             The inputs, (M,) flat positions of the masked tokens, ascending, and (M,) their original tokens.
@@ -76,7 +76,7 @@ class Auxiliary:
 
 
 def sample_demonstration_rows(rows: Rows, labels: Sequence[str]) -> dict[str, tuple[tuple[str, ...], ...]]:
-    """By class, the texts of up to `AT_MOST` distinct training rows; the same sample for every run."""
+    """By class, the texts of up to `AT_MOST` distinct training rows. The sample does not depend on the seed."""
     texts = list(zip(*rows.columns.values(), strict=True))
     numbers_E, sample = np.asarray(rows.labels), {}
     for number, label in enumerate(labels):
@@ -87,10 +87,11 @@ def sample_demonstration_rows(rows: Rows, labels: Sequence[str]) -> dict[str, tu
 
 
 class Demonstrations:
-    """Samples demonstrations: one labeled row of each class for every text (Gao et al. 2021, section 6). Samples are
-    keyed by the text, so they do not depend on its batch.
+    """Samples demonstrations: for every text, one labeled row of each class (Gao et al. 2021, section 6). Samples are
+    keyed by the text, so they do not depend on the batch.
 
-    rows: by class, the `text` columns of the available rows. samples: S, samples of a predicted row.
+    rows: by class, the texts of the available rows. text: the names of their columns. samples: S, the number of samples
+    for each row in evaluation.
     """
 
     def __init__(
@@ -115,7 +116,8 @@ class Demonstrations:
                 self._indices.setdefault(row, []).append((number, index))
 
     def own_indices(self, rows: Rows) -> np.ndarray:
-        """(E, C) the index of each row's own text within a class; the size of the class if absent."""
+        """(E, C) the index of each row's own text among the available rows of each class; the size of the class if the
+        text is not among them."""
         own_EC = np.tile(self._counts_C, (len(rows), 1))
         for row, texts in enumerate(zip(*rows.columns.values(), strict=True)):
             for number, index in self._indices.get(texts, ()):
@@ -123,16 +125,16 @@ class Demonstrations:
         return own_EC
 
     def sampled(self, own_EC: np.ndarray, keys_E: np.ndarray, counter: int, samples: int) -> np.ndarray:
-        """Samples rows other than the text itself.
+        """Samples demonstrations, but never the text itself.
 
         Args:
-            own_EC: See `own_indices`.
-            keys_E: Keys of the texts.
-            counter: Counter of the sample stream.
-            samples: Samples per row.
+            own_EC: The index of each text itself (`own_indices`).
+            keys_E: The hash of each text (`text_keys`).
+            counter: The counter of the sample stream.
+            samples: The number of samples per text.
 
         Returns:
-            (E, samples, C) indices of rows.
+            (E, samples, C) the indices of the sampled rows.
 
         Raises:
             UserError: If a class has no other row.
@@ -161,8 +163,9 @@ def text_keys(rows: Rows) -> np.ndarray:
 class Wording:
     """How rows are presented to a model.
 
-    pattern: the template. around: the model's special tokens around one text. mask: the token at the answer's position;
-    None for a decoder, which reads up to it. words: (C,) the token of each class.
+    pattern: the prompt's template. around: the model's special tokens around one text. mask: the mask token, which
+    stands at the answer's position; None for a decoder, which reads only the text before the answer. words: (C,) the
+    token that stands for each class.
     """
 
     pattern: Pattern
@@ -171,8 +174,8 @@ class Wording:
     words: Sequence[int]
 
     def template(self, demonstrations: bool) -> FormatTemplate:
-        """The tokens around a question's texts and, with `demonstrations`, of a labeled row per class: after the
-        question, each closed as a text; before it for a decoder."""
+        """The tokens around the texts of a question. demonstrations: adds those around the texts of a labeled row of
+        each class: before the question for a decoder, otherwise after it, each closed like a text of its own."""
         first, last = (piece.tolist() for piece in self.around.pieces)
         before = SEPARATOR if self.mask is None and demonstrations else ""
         question, (run, at) = self.pattern.pieces(None if self.mask is None else [self.mask], before)
@@ -202,8 +205,8 @@ class Wording:
 
 
 class PromptedExamples(TaskExamples):
-    """A row is a prompt. demonstrations: resampled every epoch of training; in evaluation, a row has one part per
-    sample. auxiliary: in training, masked texts alongside the prompts, as a second document of each example."""
+    """Examples whose rows are prompts. demonstrations: resampled in every epoch of training; in evaluation, a row has
+    one part for each sample. auxiliary: in training, adds a masked text to each example, as a second document."""
 
     def __init__(
         self,
@@ -228,7 +231,7 @@ class PromptedExamples(TaskExamples):
         self.plan(0)
 
     def plan(self, epoch: int) -> Plan:
-        """The plan of an epoch; constant unless training samples anything."""
+        """The plan of an epoch. Plans differ only in training with sampled demonstrations or auxiliary texts."""
         sampled = self.split == "train" and (self.demonstrations is not None or self.auxiliary is not None)
         epoch = epoch if sampled else 0
         if epoch not in self._plans:
@@ -264,7 +267,7 @@ class PromptedExamples(TaskExamples):
         return self.planned(packed, **columns)
 
     def _assembled(self, rows: np.ndarray) -> PackedArrays:
-        """The prompts of rows of the plan."""
+        """Builds the prompts of some records of the plan."""
         groups = [(self._texts, rows["row"])]
         if self.demonstrations is not None:
             groups += [(self.demonstrations.texts, column) for column in rows["shown"].T]
@@ -290,7 +293,7 @@ class PromptedExamples(TaskExamples):
         return Batch(assembled.packed(), targets, numbers, parts, None, row_N)
 
     def metadata(self) -> JsonObject:
-        """Adds counts of truncated rows, and of the prompt's own tokens."""
+        """Adds the numbers of truncated rows and of tokens in the template."""
         metadata = {
             "split": self.split,
             **self.plan(0).metadata(),
@@ -304,7 +307,8 @@ class PromptedExamples(TaskExamples):
 
 
 def _joined(texts: Sequence[list[list[int]]]) -> list[list[int]]:
-    """Concatenates runs of tokens: the last run of a text merges with the first of the next."""
+    """Concatenates the runs of tokens around texts: the last run of each element is merged with the first run of the
+    next."""
     runs: list[list[int]] = [[]]
     for first, *rest in texts:
         runs[-1] = runs[-1] + first
@@ -313,7 +317,8 @@ def _joined(texts: Sequence[list[list[int]]]) -> list[list[int]]:
 
 
 def _side_by_side(first: PackedArrays, second: PackedArrays) -> tuple[PackedArrays, np.ndarray]:
-    """Interleaves the documents of both; also returns (T,) the source index of each token in their concatenation."""
+    """Interleaves the documents of two batches. Also returns, for each token, its index in the concatenation of
+    both."""
     lengths = np.concatenate([first.lengths, second.lengths])
     order_D = np.arange(len(lengths)).reshape(2, -1).T.reshape(-1)
     starts = np.cumsum(lengths) - lengths

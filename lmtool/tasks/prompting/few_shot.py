@@ -53,8 +53,9 @@ def row_values(kind: TaskKind, rows: Rows) -> list[dict[str, str]]:
 
 @dataclass(frozen=True)
 class Question:
-    """The tokens before an answer. shown: number of included demonstrations, always the last ones. shared: the tokens
-    of the demonstrations. own: the tokens of the row."""
+    """A prompt: the tokens before an answer. shown: the number of demonstrations in the prompt; if not all fit, the
+    last ones are used. shared: the tokens of these demonstrations, the same for all rows. own: the tokens of the
+    row."""
 
     shown: int
     shared: tuple[int, ...]
@@ -66,7 +67,7 @@ class Question:
 
 
 class Prompts:
-    """Prompts with demonstrations. longest: maximum tokens that the model reads."""
+    """Builds prompts with demonstrations. longest: the maximum number of tokens in a prompt."""
 
     def __init__(self, kind: TaskKind, template: PromptTemplate, writer: Writer, demonstrations: Rows, longest: int):
         self.template, self.writer, self.longest = template, writer, longest
@@ -92,9 +93,16 @@ class Prompts:
         return SEPARATOR.join([*self._texts, self.template.before(values)])
 
     def question(self, values: Mapping[str, str], answer: int, where: tuple[str, int]) -> Question:
-        """The prompt of a row with as many demonstrations as fit; the first ones are dropped first. answer: tokens of
-        the longest answer, which must fit too. where: file and line. Raises UserError if the row does not fit even
-        without demonstrations."""
+        """The prompt of a row with as many demonstrations as fit.
+
+        Args:
+            values: The columns of the row as texts.
+            answer: The number of tokens of the longest answer, which must fit too.
+            where: The file and line of the row, for errors.
+
+        Raises:
+            UserError: If the row does not fit even without demonstrations.
+        """
         capacity = self.longest - (answer if self._one_stack else 0)
         first, later = self._own(values, ""), self._own(values, SEPARATOR) if self.shots else ()
         for shown in range(self.shots, -1, -1):
@@ -116,7 +124,7 @@ class Prompts:
         return self._formatted(shown, self._own(values, SEPARATOR if shown else ""))
 
     def _own(self, values: Mapping[str, str], separator: str) -> tuple[int, ...]:
-        """The tokens of a row. separator: between it and the previous demonstration, if any."""
+        """The tokens of a row. separator: the text between the row and the demonstration before it; empty for none."""
         text = separator + self.template.before(values)
         return tuple(self.writer.encode(text).tolist()) if text else ()
 
@@ -136,8 +144,9 @@ _CONTENT_FREE = ("N/A", "[MASK]", "")
 
 @dataclass(frozen=True)
 class PromptedEvaluation:
-    """An evaluation with one sample of demonstrations on one split. rows: the predicted rows. shown: for each row,
-    how many of the `shots` demonstrations fit. prompt: the prompt of the first row, as text."""
+    """The evaluation of one split with one sample of demonstrations. rows: the predicted rows. shots: the number of
+    demonstrations in the sample. shown: (N,) the number of them that fit into the prompt of each row. prompt: the
+    prompt of the first row, as text."""
 
     rows: Rows
     predictions: Sequence[Prediction]
@@ -150,9 +159,9 @@ class PromptedEvaluation:
 class FewShot:
     """Predicts rows from prompts.
 
-    longest: maximum tokens that the model reads. normalisation: the score of a candidate. none: the sum of its tokens'
-    log-probabilities. length: their mean. calibrated: relative to its probability after content-free inputs (contextual
-    calibration, Zhao et al. 2021).
+    longest: the maximum number of tokens in a prompt. normalisation: how candidates are scored. none: by the sum of
+    their tokens' log-probabilities. length: by the mean. calibrated: by the sum, minus the log-probability of the
+    candidate after content-free inputs (contextual calibration, Zhao et al. 2021).
     """
 
     def __init__(
@@ -172,7 +181,8 @@ class FewShot:
         self.scorer = CandidateScorer(model.backbone, model.head, model.start, model.prefix, batch_tokens)
 
     def evaluate(self, demonstrations: Rows, rows: Rows, seed: int = 0) -> PromptedEvaluation:
-        """Predicts labeled rows after demonstrations. seed: for sampled generation."""
+        """Predicts labeled rows from prompts with these demonstrations. seed: seeds the sampling of generated
+        answers."""
         rows = self.kind.predicted_rows(rows)
         prompts = Prompts(self.kind, self.template, self.writer, demonstrations, self.longest)
         candidates = self.kind.candidates(rows)
@@ -186,7 +196,8 @@ class FewShot:
         return PromptedEvaluation(rows, predictions, scores, np.array(shown), prompts.shots, text)
 
     def _written(self, prompts: Prompts, rows: Rows, seed: int) -> tuple[list[Prediction], list[int]]:
-        """Generates up to the end of the line, or to the text that follows the answer."""
+        """Generates the answers. An answer ends at the text that follows it in the template, by default the end of the
+        line."""
         settings, values = self.kind.config.text_generation, row_values(self.kind, rows)
         assert settings is not None
         questions = [
@@ -247,7 +258,8 @@ class FewShot:
         return self.scorer.score(questions[0].shared, [question.own for question in questions], answers)
 
     def _prior(self, prompts: Prompts, shown: int, candidates: Sequence[Sequence[str]]) -> list[np.ndarray]:
-        """(C,) per row: relative probabilities of its candidates after content-free inputs, averaged over these."""
+        """For each row, (C,) the relative probabilities of its candidates after content-free inputs, averaged over the
+        inputs."""
         texts = list(dict.fromkeys(text for row in candidates for text in row))
         index = {text: number for number, text in enumerate(texts)}
         sums = []
@@ -270,8 +282,8 @@ class FewShot:
 
 
 def _checked(kind: TaskKind) -> str:
-    """The template of a kind. Raises UserError if the kind has no prompts, or the template names a column that the task
-    does not read."""
+    """The prompt template of a kind. Raises UserError if the kind has no prompts, or if the template names a column
+    that the task does not read."""
     if not isinstance(kind.config, PromptedConfig):
         raise UserError(
             f"task={kind.config.name} is of kind {kind.config.kind}, which has no prompts",
