@@ -67,7 +67,7 @@ def difference(first: TaskEvaluation, second: TaskEvaluation) -> dict[str, dict[
 
 
 def _resampled(evaluation: TaskEvaluation, resamples: int) -> dict[str, list[float]]:
-    """The scores of each resample of the rows."""
+    """The scores of each sample of the rows, by metric."""
     rows = evaluation.rows
     return evaluation.kind.resampled(rows, evaluation.predictions, resampled_rows(len(rows), resamples))
 

@@ -1,4 +1,5 @@
-"""Checks of a task's data before training: invalid rows, lengths, labels, duplicates. Plain data; imports no torch."""
+"""Checks a task's data before training: invalid rows, lengths, labels, duplicates, distribution shifts. Returns plain
+data; imports no torch."""
 
 from __future__ import annotations
 
@@ -31,17 +32,17 @@ _BINS = 10
 # Counter of the sample stream.
 _CHANCE = 16
 MOST = 20_000
-"""Maximum rows read of each set; a seeded sample of them."""
+"""The maximum number of rows read from each set. Larger sets are sampled."""
 
 
 @dataclass(frozen=True)
 class Shift:
     """The distribution shift from the texts of `source` to those of `target`.
 
-    rows: of the target. words: divergence of the lower-cased unigrams. chance: the same divergence between a random
-    sample of the source and the rest of it, as a baseline. unknown: fraction of the target's words that are absent from
-    the source; unknown_types: the same over distinct words. labels: divergence of the labels; None if they cannot be
-    compared.
+    rows: the number of target rows. words: the divergence of the lower-cased unigrams. chance: the same divergence
+    between a random sample of the source and its remainder, as a baseline. unknown: the fraction of the target's words
+    that the source lacks; unknown_types: the same fraction over distinct words. labels: the divergence of the labels;
+    None if they cannot be compared.
     """
 
     source: str
@@ -55,7 +56,8 @@ class Shift:
 
 
 def shifts(members: Mapping[str, TaskData]) -> Iterator[Shift]:
-    """The shift from each task's training rows to its other rows, and between the training rows of each two tasks."""
+    """The shift from the training rows of each task to its other rows, and between the training rows of every two
+    tasks."""
     for name, data in members.items():
         kind: TaskKind = build(data.config)
         title = "" if len(members) == 1 else f"{name} "
@@ -70,7 +72,7 @@ def shifts(members: Mapping[str, TaskData]) -> Iterator[Shift]:
 
 
 def shift(source: str, first: Rows, target: str, second: Rows, kind: TaskKind | None = None) -> Shift:
-    """The shift from the first rows to the second. kind: that of both label columns; None across tasks."""
+    """The shift from the first rows to the second. kind: the task kind of both; None for rows of different tasks."""
     count = len(second)
     first, second = (_sampled(rows, MOST) if len(rows) > MOST else rows for rows in (first, second))
     words, other_words = unigrams(first), unigrams(second)
@@ -111,7 +113,7 @@ def divergence(first: Mapping[Label, float], second: Mapping[Label, float]) -> f
 
 
 def _label_shift(kind: TaskKind, first: Rows, second: Rows) -> float | None:
-    """The divergence of class numbers, or of binned values; None for other labels."""
+    """The divergence of the classes, or of binned values; None for labels of other types."""
     if first.labels is None or second.labels is None:
         return None
     sides = [np.asarray(list(kind.single(labels))) for labels in (first.labels, second.labels)]
@@ -124,7 +126,7 @@ def _label_shift(kind: TaskKind, first: Rows, second: Rows) -> float | None:
 
 
 MOST_FAILING = 1000
-"""Maximum number of invalid rows that are listed; beyond it, reading stops."""
+"""The maximum number of invalid rows that are listed. Reading stops beyond it."""
 _BATCH = 1000  # texts measured at a time
 _PLACE = re.compile(r"(.+?):(\d+)(?::\d+)?: ")
 OnStage = Callable[[str, int, int], None]
@@ -132,11 +134,11 @@ OnStage = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class LabeledTexts:
-    """The rows of a split, one text each.
+    """The texts of a split, one for each row.
 
-    texts: iterated more than once. place: gives the location of a text by its number. labels: the label or None of
-    each; None: no text has one. label_counts: the frequency of each label. by_words: whether texts are weighted by
-    their words in fractions.
+    texts: the texts, which can be iterated several times. place: returns the location of a text, given its index.
+    labels: the label of each text, or None; None if no text has a label. label_counts: the frequency of each label.
+    by_words: whether fractions weight each text by its number of words.
     """
 
     texts: Iterable[str]
@@ -154,13 +156,15 @@ class LabeledTexts:
 
     @classmethod
     def of_documents(cls, texts: Iterable[str], split: str) -> LabeledTexts:
-        """Documents to pretrain on, weighted by their words: repeated headings are many documents and little text."""
+        """Documents to pretrain on. They are weighted by their words, because repeated headings are many documents but
+        little text."""
         return cls(texts, lambda number: f"{split} document {number + 1:,}", by_words=True)
 
 
 @dataclass(frozen=True)
 class _Measures:
-    """(N,) the length, weight and exact-match key of each text of a split; and the number of empty texts."""
+    """Measurements of N texts: (N,) their lengths, weights and keys for exact matching; and the number of empty
+    texts."""
 
     lengths: np.ndarray
     sizes: np.ndarray
@@ -182,8 +186,8 @@ class _Measures:
 def read_valid_rows(
     config: TaskConfig, seed: int, cache_dir: str, offline: bool
 ) -> tuple[TaskData | None, list[UserError]]:
-    """Reads a task's data without its invalid rows. Returns the data, or None if there are too many invalid rows, and
-    the problem of each invalid row. UserError if the data as a whole are invalid."""
+    """Reads a task's data, leaving out invalid rows. Returns the data, or None if there are too many invalid rows; and
+    the error of each invalid row. Raises UserError if the data cannot be read at all."""
     with collected() as problems:
         tables, metadata = read_tables(config, cache_dir, offline)
         while len(problems) < MOST_FAILING:
@@ -202,7 +206,7 @@ def read_valid_rows(
 
 
 def _without(tables: Mapping[str, TaskTable], problem: UserError) -> dict[str, TaskTable] | None:
-    """The tables without the row that a problem names by file:line; None if it names no row."""
+    """The tables without the row that an error names by file:line; None if it names no row."""
     match = _PLACE.match(problem.message)
     if match is None:
         return None
@@ -225,15 +229,15 @@ def findings(
     seed: int = 0,
     progress: OnStage | None = None,
 ) -> JsonObject:
-    """By split: rows, labels, lengths, and duplicate texts.
+    """The findings of each split: the numbers of rows and labels, lengths, and duplicate texts.
 
     Args:
         data: The task's data.
-        near: Minimum similarity of near-duplicates; None compares exact texts only.
-        length_of: Computes lengths of texts.
-        longest: Length from which texts are truncated.
-        most: Maximum pairs to list.
-        seed: Of the sample that is compared for near-duplicates.
+        near: The minimum similarity of near-duplicates; None to find only exact duplicates.
+        length_of: Computes the lengths of texts.
+        longest: The length above which texts are truncated.
+        most: The maximum number of pairs to list.
+        seed: Seeds the sample in which near-duplicates are searched.
     """
     kind: TaskKind = build(data.config)
     splits = {
@@ -252,7 +256,7 @@ def compared(
     seed: int = 0,
     progress: OnStage | None = None,
 ) -> JsonObject:
-    """The same for texts by split, training texts first."""
+    """`findings` for texts by split. The first split has the training texts."""
     index, train, report = None, None, {}
     for split, split_texts in splits.items():
         if progress is not None:
@@ -280,8 +284,9 @@ def compared(
 def _repeated(
     split_texts: LabeledTexts, other_texts: LabeledTexts, matches: Matches, sizes: np.ndarray, most: int
 ) -> JsonObject:
-    """Texts of a split that repeat others: how many are equal up to case, punctuation and spacing, similar, or equal
-    with another label; the fraction of their sizes that is equal; and `most` pairs, those with different labels first.
+    """Duplicates in a split: the numbers of texts that equal another one (up to case, punctuation and spacing), that
+    are similar to one, and that equal one with a different label; the fraction of the split that equal texts make up;
+    and at most `most` pairs, first those with different labels.
     """
     numbers = np.flatnonzero(matches.repeated >= 0)
     repeated, similarity = matches.repeated[numbers], matches.similarity[numbers]
@@ -317,7 +322,8 @@ def _repeated(
 
 
 def _counted(kind: TaskKind, rows: Rows) -> dict[str, object] | None:
-    """Label counts in descending order; for values their mean, standard deviation and range; None without labels."""
+    """The counts of labels in descending order; for values, their mean, standard deviation and range; None if there are
+    no labels."""
     if rows.labels is None or not len(rows):
         return None
     single = kind.single(rows.labels)
@@ -334,7 +340,7 @@ def _counted(kind: TaskKind, rows: Rows) -> dict[str, object] | None:
 
 
 def _quantiles(lengths: np.ndarray, longest: int) -> dict[str, float]:
-    """Median, 95th percentile and maximum; `cut`: the fraction of lengths above `longest`."""
+    """The median, 95th percentile and maximum of the lengths, and as `cut` the fraction of lengths above `longest`."""
     return {
         "median": float(np.median(lengths)),
         "percentile_95": float(np.percentile(lengths, 95)),

@@ -1,4 +1,4 @@
-"""The sources of a task's rows: local files with their layouts and splits, and data sets of the hub."""
+"""Reads the rows of a task: from local files in several layouts, and from data sets of the hub."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ _DEVELOPMENT = re.compile(r"^(validation|valid|val|devel|development|dev)(?=$|[_
 
 @dataclass(frozen=True)
 class FileLayout:
-    """How files of a format are recognized and read. suffixes: of the files it may read. read: returns the rows.
-    starts: whether a file that begins with this text has this layout; None: the suffix decides."""
+    """A layout of files: how it is recognized and read. suffixes: the suffixes of its files. read: returns the rows of
+    a file. starts: tests whether a file that begins with a text has this layout; None: the suffix decides."""
 
     suffixes: tuple[str, ...]
     read: Callable[[Path, TaskConfig], Table]
     starts: Callable[[str], bool] | None = None
 
     def takes(self, file: Path) -> bool:
-        """Whether this layout matches the file."""
+        """Whether a file has this layout."""
         if file.suffix.lower() not in self.suffixes:
             return False
         return self.starts is None or (file.is_file() and self.starts(beginning(file)))
@@ -56,7 +56,7 @@ def layout_of(file: Path, config: TaskConfig) -> str | None:
 
 
 def read_file(file: Path, config: TaskConfig) -> Table:
-    """The rows of a task's file, with columns under the names in the file. UserError with file:line."""
+    """Reads a file of a task. Columns have the names that the file gives them. Raises UserError with file:line."""
     name = layout_of(file, config)
     if name is None:
         raise UserError(

@@ -1,7 +1,7 @@
-"""The data of a task, from local files, the hub, or installed packages: labeled rows, and texts to pretrain on.
+"""Loads the data of a task from local files, the hub, or installed packages: labeled rows, and texts to pretrain on.
 
-A local folder holds train, dev and test files; `task.files` and `task.validation` map other names. Without a
-development split, a seeded tenth of the training rows is held out, with rows of equal text together.
+A local folder contains train, dev and test files; `task.files` and `task.validation` map other names. If there is no
+development split, a seeded tenth of the training rows is held out; rows with equal texts are kept together.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _HOLD_OUT, _SUBSET, _SHOTS = 0, 1, 1 << 10
 
 @dataclass(frozen=True)
 class TaskData:
-    """A loaded task. config: with labels and class weights; build the learner from it. validation, test: rows by split,
-    in the order of the config. metadata: plain data for the screens and the report. unlabelled: further training rows,
-    without labels."""
+    """The data of a loaded task. config: the configuration completed with labels and class weights, from which the
+    learner is built. validation, test: the rows of each split, in the order of the configuration. metadata: plain data
+    for screens and reports. unlabelled: additional training rows without labels."""
 
     config: TaskConfig
     train: Rows
@@ -48,7 +48,7 @@ class TaskData:
 
     @property
     def members(self) -> dict[str, TaskData]:
-        """The task by its name."""
+        """This task by its name: the interface that a mixture has for several tasks."""
         return {self.config.name: self}
 
     def texts(self) -> list[Sequence[str]]:
@@ -89,9 +89,9 @@ def load_task(config: TaskConfig, seed: int, cache_dir: str | Path, offline: boo
     Args:
         config: The task.
         seed: Samples the held-out rows and `train_examples`.
-        cache_dir: For sources that build files.
-        offline: Open no connection.
-        scoring: No training: a single file is a complete development split.
+        cache_dir: The folder for files that sources build.
+        offline: True to open no connection.
+        scoring: True if nothing is trained: a single file is then a development split.
 
     Raises:
         UserError: With file:line, or the key to change.
@@ -103,7 +103,7 @@ def load_task(config: TaskConfig, seed: int, cache_dir: str | Path, offline: boo
 def decode_tables(
     config: TaskConfig, tables: Mapping[str, TaskTable], metadata: JsonObject, seed: int, scoring: bool = False
 ) -> TaskData:
-    """The data of a task from the tables of its splits; see `load_task`."""
+    """Decodes the tables of a task's splits; see `load_task`."""
     first: TaskKind = build(config)
     if scoring and config.path is not None and Path(config.path).expanduser().is_file():
         tables = {**tables, "dev": tables["train"]}
@@ -158,12 +158,13 @@ def decode_tables(
 
 
 def draw_shots(kind: TaskKind, train: Rows, held_out: Sequence[Rows], shots: int, seed: int) -> tuple[Rows, Rows, Rows]:
-    """Samples a few training rows of each class, and as many others to select the checkpoint: true few-shot learning,
-    without a larger development set (Gao et al. 2021, section 3). The rows are a function of the seed and the data.
+    """Samples a few training rows of each class, and as many others to select the checkpoint, so that few-shot learning
+    does not rely on a large development set (Gao et al. 2021, section 3). The rows depend only on the seed and the
+    data.
 
     Returns:
-        `shots` rows of each class to train on, as many for selection, and the other training rows, all with distinct
-        texts that no held-out row has.
+        `shots` rows of each class to train on, as many to select the checkpoint, and the other training rows. All texts
+        are distinct, and no held-out row has the same text.
 
     Raises:
         UserError: If a class has too few rows.
@@ -204,7 +205,8 @@ def _few_shots(
 
 
 def unlabelled_rows(config: TaskConfig, cache_dir: str | Path, offline: bool = False) -> dict[str, list[list[str]]]:
-    """The text columns of a task's training and development splits, without labels. UserError as in `load_task`."""
+    """The text columns of a task's training and development splits, without labels. Raises UserError like
+    `load_task`."""
     kind: TaskKind = build(config)
     tables, _ = read_tables(config, cache_dir, offline)
     tests = {*map(canonical, config.test)} - {"train"}
@@ -217,7 +219,7 @@ def unlabelled_rows(config: TaskConfig, cache_dir: str | Path, offline: bool = F
 
 
 def target_rows(config: WindowedConfig, cache_dir: str | Path, offline: bool) -> Rows:
-    """The unlabeled texts of a task's target domain. UserError as in `load_task`."""
+    """The unlabeled texts of a task's target domain. Raises UserError like `load_task`."""
     assert config.domain is not None
     elsewhere = config.model_copy(update={"path": config.domain.target})
     try:
@@ -229,14 +231,14 @@ def target_rows(config: WindowedConfig, cache_dir: str | Path, offline: bool) ->
 
 
 def _unlabelled(kind: TaskKind, columns: Columns, origin: Origin) -> Rows:
-    """Decoded rows without labels."""
+    """Decodes rows without their labels."""
     return kind.rows({name: values for name, values in columns.items() if name != kind.config.label}, origin, False)
 
 
 def _without_train(
     config: TaskConfig, kind: TaskKind, tables: Mapping[str, TaskTable], metadata: JsonObject
 ) -> TaskData:
-    """The data of a task with development and test splits only; the labels must be configured."""
+    """The data of a task that has only development and test splits. Its labels must be configured."""
     rows = {split: kind.rows(_columns(config, split, table), table.origin, False) for split, table in tables.items()}
     tests = [split for split in map(canonical, config.test) if split in rows]
     development = {split: part for split, part in rows.items() if split not in tests and part.labels is not None}
@@ -248,7 +250,8 @@ def _without_train(
 def read_tables(
     config: TaskConfig, cache_dir: str | Path, offline: bool, scoring: bool = False
 ) -> tuple[dict[str, TaskTable], JsonObject]:
-    """Splits by canonical name, and their source: `path`, else `embedded`, else `hub`."""
+    """The tables of a task's splits by canonical name, and metadata of their source: `path`, else `embedded`, else
+    `hub`."""
     build(config)  # a group of tasks is refused before files are searched
     if config.path is not None:
         return read_folder(config, scoring)
@@ -265,7 +268,7 @@ def read_tables(
 
 
 def _columns(config: TaskConfig, split: str, table: TaskTable) -> dict[str, list]:
-    """Columns under the task's names. UserError if a text column is missing."""
+    """The columns of a table under the names that the task uses. Raises UserError if a text column is missing."""
     columns = dict(table.columns)
     for file_name, name in config.aliases.items():
         if file_name in columns and name not in columns:
@@ -296,7 +299,7 @@ def _where(table: TaskTable, split: str) -> str:
 
 
 def _validation(config: TaskConfig, columns: Mapping[str, Columns]) -> list[str]:
-    """The configured development splits, or their equivalents. UserError if one is missing."""
+    """The names of the configured development splits, or of equivalent ones. Raises UserError if one is missing."""
     named = [split for split in map(canonical, config.validation) if split in columns]
     missing = [split for split in map(canonical, config.validation) if split not in columns and split[:3] != "dev"]
     if missing:
@@ -310,7 +313,7 @@ def _validation(config: TaskConfig, columns: Mapping[str, Columns]) -> list[str]
 
 
 def _hold_out(train: Rows, groups: Sequence[object], seed: int) -> tuple[Rows, Rows]:
-    """Holds out a seeded tenth of the groups (distinct texts), with all their rows: a text in both would leak."""
+    """Holds out a seeded tenth of the groups (distinct texts) with all their rows, so that no text is in both sets."""
     group: dict[str, int] = {}
     member = np.array([group.setdefault(repr(value), len(group)) for value in groups])
     if len(group) < 2:
@@ -335,9 +338,9 @@ def _sha256(content: object) -> str:
 class TaskText:
     """`data=task`: the texts of a task to pretrain on (task-adaptive pretraining, Gururangan et al. 2020, section 4).
 
-    A row is a document, with one line per column. Repeated texts are dropped: the contexts of questions, the shared
-    side of pairs. The development split is the validation text; without one, rows are held out. UserError as in
-    `load_task`, and if there is too little text.
+    A row is a document, with one line for each column. A text that occurs in several rows (the context of several
+    questions) is read only once. The development split is the validation text; if there is none, rows are held out.
+    Raises UserError like `load_task`, and if there is too little text.
     """
 
     def __init__(
@@ -384,7 +387,7 @@ class TaskText:
 
 
 def _documents(columns: Sequence[Sequence[str]]) -> Iterator[str]:
-    """The rows as documents, each text at its first occurrence only."""
+    """The rows as documents. A repeated text is left out after its first occurrence."""
     seen: set[str] = set()
     for row in zip(*columns, strict=True):
         new = [text for text in dict.fromkeys(row) if text.strip() and text not in seen]

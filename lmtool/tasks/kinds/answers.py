@@ -1,4 +1,5 @@
-"""Answers in a context: their column, windows of contexts as packed batches, and the search for the best answer."""
+"""Answers in a context: the column of answers in a file, contexts as packed windows, and the search for the best
+answer."""
 
 from __future__ import annotations
 
@@ -29,15 +30,15 @@ _SHOWN = 60
 
 
 class GoldAnswer(NamedTuple):
-    """A gold answer. start: its first character in the context."""
+    """A gold answer. start: the index of its first character in the context."""
 
     text: str
     start: int
 
 
 def gold_answers(value: Label, where: tuple[str, int]) -> tuple[GoldAnswer, ...]:
-    """The answers of a row, from parallel lists (as on the hub) or a list of objects (as in SQuAD's files); no value
-    means no answer. UserError with file:line for any other layout."""
+    """The answers of a row, given as parallel lists (on the hub) or as a list of objects (in SQuAD's files). An empty
+    cell means no answer. Raises UserError with file:line for any other layout."""
     if value is None:
         return ()
     pairs: list[tuple[Label, Label]] | None = None
@@ -55,7 +56,7 @@ def gold_answers(value: Label, where: tuple[str, int]) -> tuple[GoldAnswer, ...]
 
 
 def problem_of(config: ExtractiveQaConfig, context: str, answers: Sequence[GoldAnswer]) -> tuple[str, str] | None:
-    """The problem of a row's answers, and its hint; None if they are valid."""
+    """The message and the hint for invalid answers of a row; None if they are valid."""
     if not answers and not config.unanswerable:
         return (
             "a question without an answer",
@@ -91,12 +92,12 @@ def _cut(text: str) -> str:
     return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
 
 
-# The best answers of windows, from the scores of their tokens.
-# Shape letters: T tokens, N windows, L tokens of the longest, A maximum tokens of an answer, K reported answers.
+# The search for the best answers in windows, given scores of their tokens.
+# Shape letters: T tokens, N windows, L tokens of the longest window, A maximum tokens of an answer, K reported answers.
 
 
 def padded(values_T: Tensor, packed: Packed, fill: float) -> Tensor:
-    """(N, L): the values of each document in a row, padded with `fill`."""
+    """(N, L) the values of each document as a row, padded with `fill`."""
     table_NL = values_T.new_full((len(packed.lengths), max(packed.lengths, default=0)), fill)
     return table_NL.index_put((packed.documents, packed.positions), values_T)
 
@@ -124,12 +125,12 @@ def best_spans(
     return best_NK, first_NK, first_NK + flat_NK % reach
 
 
-# Spans of a context as answers: the prediction of a window, and of a row, in arrays.
+# Answers as spans of a context. The predictions for a window and for a row are arrays.
 # Shape letters: K reported answers.
 
 
 class Span(NamedTuple):
-    """Characters [start, end) of the context, and the sum of start and end scores; characters 0 to 0 mean no answer."""
+    """The characters [start, end) of the context, and the sum of their start and end scores. [0, 0) means no answer."""
 
     start: int
     end: int
@@ -137,11 +138,11 @@ class Span(NamedTuple):
 
 
 SPANS = np.dtype([("start", "i4"), ("end", "i4"), ("score", "f4")])
-"""dtype of a `Span`: objects for every row would exhaust memory."""
+"""The dtype of a `Span` in an array. One object for each span would exhaust the memory."""
 
 
 class WindowAnswers(NamedTuple):
-    """A window's best spans, (K,) SPANS in descending order, and the score of no answer."""
+    """The best spans of a window, (K,) of dtype `SPANS` in descending order of score, and the score of no answer."""
 
     best: np.ndarray
     null: float
@@ -149,8 +150,9 @@ class WindowAnswers(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PredictedAnswer:
-    """The prediction of a row. spans_K: (K,) SPANS by descending score; empty if the context is empty. null: the score
-    of no answer, the lowest of the windows. answered: whether the best span is the answer."""
+    """The prediction of a row. spans_K: (K,) the best spans, of dtype `SPANS`, in descending order of score; empty if
+    the context is empty. null: the score of no answer, which is the lowest of all windows. answered: whether the best
+    span is predicted, rather than no answer."""
 
     spans_K: np.ndarray
     null: float
@@ -163,7 +165,7 @@ class PredictedAnswer:
 
     @property
     def null_difference(self) -> float:
-        """The score of no answer minus that of the best span."""
+        """The score of no answer minus the score of the best span."""
         return self.null - float(self.spans_K[0]["score"]) if len(self.spans_K) else np.inf
 
     @property
@@ -173,7 +175,7 @@ class PredictedAnswer:
 
     @property
     def first(self) -> tuple[int, int]:
-        """The characters of the best span, predicted or not."""
+        """The characters of the best span, even if no answer is predicted."""
         return (int(self.spans_K[0]["start"]), int(self.spans_K[0]["end"])) if len(self.spans_K) else (0, 0)
 
     def __eq__(self, other: object) -> bool:
@@ -188,16 +190,18 @@ class PredictedAnswer:
 
 
 CHARACTERS = ("character_start", "character_end")
-"""Columns of a batch's inputs: a token's characters in the context; 0 and 0 outside the context."""
+"""Columns of a batch's inputs: the first character of each token in the context and the one after its last; both 0 for
+tokens outside the context."""
 
 
 def null_first(format_name: str) -> bool:
-    """Whether the first token, a class token, means no answer; otherwise the last token does, which ends the text."""
+    """Whether no answer is represented by the first token, a class token; otherwise by the last token, which ends a
+    text."""
     return FORMATS[format_name].layouts[0].startswith("cls")
 
 
 class QuestionWindows(TaskExamples):
-    """Questions with windows of their contexts; `InputFormat.stride` tokens overlap."""
+    """Examples of a question and a window of its context. Adjacent windows share `InputFormat.stride` tokens."""
 
     def __init__(self, config: ExtractiveQaConfig, rows: Rows, layout: InputFormat, split: str):
         super().__init__(rows, config.name, split, layout.start)
@@ -227,7 +231,7 @@ class QuestionWindows(TaskExamples):
             raise RuntimeError(f"the windows of the {self.split} split do not cover a context")
 
     def _answer_tokens(self, labels: Sequence[tuple[GoldAnswer, ...]] | np.ndarray) -> np.ndarray:
-        """(E, 2) first and last token of each row's first answer; -1 without an answer."""
+        """(E, 2) the first and the last token of each row's first answer; -1 if there is no answer."""
         spans_E = np.full((len(self.rows), 2), -1, dtype=np.int64)
         for row, answers in enumerate(labels):
             if answers:
@@ -253,8 +257,8 @@ class QuestionWindows(TaskExamples):
         return self.batch_of(inputs, target, rows, examples)
 
     def labels(self, rows: np.ndarray) -> np.ndarray:
-        """(N, 2) positions of the answer's first and last token in each window's document; the null position twice if
-        the window does not hold the complete answer. rows: (N,) of the plan, of labeled data."""
+        """(N, 2) the positions of the answer's first and last token in each window. If a window does not contain the
+        whole answer, both are the position that means no answer. rows: (N,) records of the plan, labeled."""
         assert self._spans_E is not None
         spans_N2, before_N = self._spans_E[rows["row"]], self._before(rows)
         positions_N2 = spans_N2 - rows["start"][:, None] + before_N[:, None]
@@ -263,17 +267,17 @@ class QuestionWindows(TaskExamples):
         return np.where(self._holds_answer(rows)[:, None], positions_N2, null_N[:, None])
 
     def _before(self, rows: np.ndarray) -> np.ndarray:
-        """(N,) tokens before the context."""
+        """(N,) the number of tokens before the context."""
         return len(self.template.pieces[0]) + rows["question"] + len(self.template.pieces[1])
 
     def _holds_answer(self, rows: np.ndarray) -> np.ndarray:
-        """(N,) whether the window holds a complete answer."""
+        """(N,) bool, whether each window contains the whole answer."""
         assert self._spans_E is not None
         first_N, last_N = self._spans_E[rows["row"]].T
         return (first_N >= 0) & (first_N >= rows["start"]) & (last_N < rows["end"])
 
     def metadata(self) -> JsonObject:
-        """Adds counts of questions, truncated questions, and answers that no window holds."""
+        """Adds the numbers of questions, of truncated questions, and of answers that no window contains."""
         metadata = {**super().metadata(), "questions": len(self.rows), "cut_questions": self.cut_questions}
         if self._spans_E is not None:
             rows = self._plan.rows

@@ -63,7 +63,7 @@ class OneClassKind(TaskKind):
 
 
 class NamedClassKind(OneClassKind, TextKind):
-    """The base of kinds whose classes are named in `labels`, or else found in the training column."""
+    """Base of the kinds whose classes are named in `labels`, or else found in the training column."""
 
     config: ClassificationConfig | SpanClassificationConfig
 
@@ -77,7 +77,7 @@ class NamedClassKind(OneClassKind, TextKind):
         return class_numbers(self.config, self.classes, values, origin)
 
     def fitted(self, train: Rows) -> ClassificationConfig | SpanClassificationConfig:
-        """UserError if the metrics do not suit the number of classes."""
+        """The configuration, unchanged. Raises UserError if a metric is not defined for the number of classes."""
         if "f1" in self.config.metrics and len(self.classes) != 2:
             raise UserError(
                 f"task.metrics includes f1, which needs two classes, but the data has {len(self.classes)}",
@@ -92,7 +92,8 @@ class NamedClassKind(OneClassKind, TextKind):
 
 
 def with_class_weights(config: Weighted, balanced: tuple[float, ...]) -> Weighted:
-    """The configuration with class_weights=balanced replaced by these weights. UserError unless each class has one."""
+    """The configuration with class_weights=balanced replaced by these weights. Raises UserError unless there is one
+    weight for each class."""
     weights = balanced if config.loss.class_weights == "balanced" else config.loss.class_weights
     require_one_per_class("loss.class_weights", weights, config.labels or ())
     loss = {**config.loss.model_dump(), "class_weights": weights}
@@ -100,7 +101,7 @@ def with_class_weights(config: Weighted, balanced: tuple[float, ...]) -> Weighte
 
 
 def require_one_per_class(key: str, numbers: object, names: Sequence[str]) -> None:
-    """UserError if a tuple does not have one number per class."""
+    """Raises UserError if a tuple does not have one number for each class."""
     if isinstance(numbers, tuple) and len(numbers) != len(names):
         raise UserError(
             f"task.{key} has {len(numbers)} numbers for the {len(names)} labels {', '.join(names[:8])}",
@@ -109,17 +110,16 @@ def require_one_per_class(key: str, numbers: object, names: Sequence[str]) -> No
 
 
 class ClassLearner(TaskLearner):
-    """Cross entropy with the task's smoothing, focus and class weights.
+    """Learns the cross entropy with the task's label smoothing, focal loss and class weights.
 
-    With class weights, the loss is the weighted sum of losses over the sum of the labels' weights, as in torch;
-    without, the mean over examples. Focal loss is divided by the same number,
-    without its focal factors, which are meant to lower the loss."""
+    The loss is the mean over examples; with class weights, the weighted sum of the losses divided by the sum of the
+    labels' weights, as in torch. Focal loss has the same divisor: its factors are meant to lower the loss."""
 
     loss: ClassLossConfig
     class_weights: Tensor | None
 
     def weigh(self, loss: ClassLossConfig | None = None) -> None:
-        """Sets up the loss; None: plain cross entropy. ValueError if the classes are unknown."""
+        """Sets up the loss. loss: None for plain cross entropy. Raises ValueError if the classes are not known yet."""
         self.loss = ClassLossConfig.model_validate({}) if loss is None else loss
         weights = self.loss.class_weights
         if not self.kind.classes or weights == "balanced":
@@ -127,7 +127,7 @@ class ClassLearner(TaskLearner):
         self.register_buffer("class_weights", None if weights == "none" else torch.tensor(weights), persistent=False)
 
     def weights_on(self, device: torch.device) -> Tensor | None:
-        """(C,) the class weights; None without any."""
+        """(C,) the class weights; None if there are none."""
         return None if self.class_weights is None else self.class_weights.to(device)
 
     def target_count(self, batch: Batch) -> float:
@@ -139,12 +139,12 @@ class ClassLearner(TaskLearner):
         return loss_sum(outputs, self.labels(batch), loss.label_smoothing, weights_C, loss.focal_gamma)
 
     def scores(self, outputs: Tensor, batch: Batch) -> Scores:
-        """Plain cross entropy, without the smoothing and weights of training."""
+        """Plain cross entropies, without label smoothing and weights."""
         labels_M = self.labels(batch)
         return Scores(losses(outputs, labels_M), labels_M, outputs.argmax(-1), self.documents(batch))
 
     def predictors(self, train: SplitData, examples: Examples) -> dict[str, Predictor]:
-        """The class frequencies of the training rows."""
+        """A constant baseline: the class frequencies of the training rows."""
         counts = np.bincount(np.asarray(self.rows(train).labels), minlength=len(self.kind.classes))
         return {self.term: ConstantPredictor.of_counts("base rate", counts)}
 
@@ -156,7 +156,7 @@ class TextClassLearner(ClassLearner):
         return normalized_entropy(outputs)
 
     def parts(self, outputs: Tensor, batch: Batch) -> list[Prediction]:
-        """The best class of each text, its probability, and all class probabilities."""
+        """For each text, the best class, its probability, and the probabilities of all classes."""
         fractions_NC = outputs.detach().float().softmax(-1)
         best, classes = fractions_NC.max(-1)
         return list(map(Prediction, classes.tolist(), best.tolist(), fractions_NC.cpu().numpy()))

@@ -1,4 +1,4 @@
-"""One of several classes for a text or a pair of texts (Devlin et al. 2019, section 4.1).
+"""Classification of a text or a pair of texts (Devlin et al. 2019, section 4.1).
 
 Shape letters: N examples, C classes.
 """
@@ -52,7 +52,7 @@ from lmtool.types import Batch, StepOutput, send
 
 
 def prompted_texts(config: ClassificationConfig, rows: Rows) -> list[Sequence[str]]:
-    """Prompts with the word of each row's class: text to train a tokenizer on."""
+    """The prompt of each row, filled with the word of its class, to train a tokenizer on."""
     template, words = PromptTemplate(config.template), config.words
     labels = np.zeros(len(rows), dtype=np.int64) if rows.labels is None else np.asarray(rows.labels)
     values = [dict(zip(rows.columns, texts, strict=True)) for texts in zip(*rows.columns.values(), strict=True)]
@@ -60,7 +60,7 @@ def prompted_texts(config: ClassificationConfig, rows: Rows) -> list[Sequence[st
 
 
 class PromptInspector(TaskInspector):
-    """Inspects prompts: classes with their words."""
+    """Inspects prompts. Shows classes with their words."""
 
     def label(self, value: Label, describe_position: bool) -> object:
         if describe_position:  # of the auxiliary masked texts
@@ -69,7 +69,7 @@ class PromptInspector(TaskInspector):
 
 
 class DemonstrationScorer(TaskScorer):
-    """The loss of a row is the mean over its sampled demonstrations."""
+    """Averages the loss of a row over its samples of demonstrations."""
 
     def result(self) -> TaskEvaluation:
         evaluation = super().result()
@@ -79,7 +79,7 @@ class DemonstrationScorer(TaskScorer):
 
 
 class PromptedLearner(TextClassLearner):
-    """The class scores are the logits of the classes' words."""
+    """Classification by a prompt: the score of a class is the logit of its word at the answer's position."""
 
     words: Tensor
     scored_by = DemonstrationScorer
@@ -152,7 +152,8 @@ class PromptedLearner(TextClassLearner):
         return super().baseline_loss(batches, predictors) + of_text
 
     def predicted(self, head: str, logits: Tensor | TokenLogits, batch: Batch) -> tuple[str, Predicted] | None:
-        """With auxiliary language modeling, one head predicts both the class words and the words of texts."""
+        """Assigns predictions to terms: with auxiliary language modeling, the same head predicts the words of classes
+        and the masked words of texts."""
         return (self.term, Classes(logits)) if isinstance(logits, Tensor) else (TERM, PredictedWords(logits))
 
     def answer_indices(self, batch: Batch) -> Tensor:
@@ -166,7 +167,8 @@ class PromptedLearner(TextClassLearner):
 
 
 class PromptWriter(TextToTextLearner):
-    """An encoder-decoder reads the prompt, with a gap for the answer if text follows it, and writes the word."""
+    """Classification by a prompt with an encoder-decoder, which reads the prompt and writes the word of the class. If
+    text follows the answer, the prompt has a gap token in its place."""
 
     pretrained = ("lm",)
 
@@ -184,7 +186,7 @@ class PromptWriter(TextToTextLearner):
 
 
 class PromptPairs(TextPairs):
-    """Prompts and the words to write. pieces: the tokens around the texts of a prompt."""
+    """Examples of a prompt and the word to write. pieces: the tokens around the texts of a prompt."""
 
     def __init__(self, layout: PairFormat, rows: Rows, split: str, pattern: Pattern, pieces: list[list[int]]):
         self.pattern, self.pieces = pattern, pieces
@@ -203,8 +205,8 @@ class PromptPairs(TextPairs):
 
 
 def _with_gap(pattern: Pattern) -> list[list[int]]:
-    """The tokens around a prompt's texts, with the model's gap token at the answer's placeholder if text follows it.
-    UserError if the vocabulary has no gap token and a text column follows."""
+    """The tokens around the texts of a prompt. If text follows the answer, the model's gap token takes the answer's
+    place. Raises UserError if a text column follows and the vocabulary has no gap token."""
     tokenizer = pattern.tokenizer
     gaps = [*tokenizer.sentinels[:1], *(number for role, number in tokenizer.roles.items() if role == "mask")]
     if pattern.ends_with_answer or not gaps:
@@ -220,12 +222,13 @@ def _with_gap(pattern: Pattern) -> list[list[int]]:
 
 
 class Classification(NamedClassKind, WrittenKind):
-    """Rows of texts with one class number each."""
+    """Rows of texts, each with the number of its class."""
 
     config: ClassificationConfig
 
     def fitted(self, train: Rows) -> ClassificationConfig:
-        """Adds class weights and demonstrations, if configured. UserError if labels do not suit weights or metrics."""
+        """Adds class weights and demonstrations, if they are configured. Raises UserError if the number of labels does
+        not fit the weights or metrics."""
         super().fitted(train)
         config = with_class_weights(self.config, balanced_weights(np.asarray(train.labels), len(self.classes)))
         if config.demonstrations and config.demonstration_rows is None:
@@ -263,17 +266,17 @@ class Classification(NamedClassKind, WrittenKind):
         return [words[label] for label in labels]
 
     def parsed(self, text: str) -> Prediction | None:
-        """The class with this name or word, at probability 1; None for other texts."""
+        """The class whose name or word the text is, with probability 1; None for any other text."""
         words = list(self.label_words())
         return Prediction(words.index(text), 1.0) if text in words else None
 
     @property
     def wrong(self) -> Prediction:
-        """The extra class for texts that name no class."""
+        """An additional class, for texts that name no class."""
         return Prediction(len(self.classes), 0.0)
 
     def join(self, parts: Sequence[Label]) -> Prediction:
-        """Averages the logits over several demonstrations."""
+        """Averages the logits over the samples of demonstrations."""
         if not self.config.demonstrations:
             return super().join(parts)
         logs = np.log(np.maximum([part.probabilities for part in parts], np.finfo(np.float32).tiny))

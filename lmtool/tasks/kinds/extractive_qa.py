@@ -1,9 +1,9 @@
 """Extractive question answering (Devlin et al. 2019, sections 4.2 and 4.3; Rajpurkar et al. 2016, Rajpurkar, Jia, Liang
 2018): one head scores each token as the start and the end of the answer.
 
-If a window has no answer, its target is the class token, twice; formats without one (GPT, T5) end a text with a token
-for this. Heads are those of transformers' ...ForQuestionAnswering: no pooler except ModernBERT's; in an
-encoder-decoder, the decoder reads the same text.
+If a window has no answer, both targets are the class token. Text formats without a class token (GPT, T5) end a text
+with a token that stands for no answer. Heads equal those of transformers' ...ForQuestionAnswering: only ModernBERT's
+has a pooler, and the decoder of an encoder-decoder reads the same text as its encoder.
 
 Shape letters: T tokens, N windows, L tokens of the longest, H hidden width, K reported answers.
 """
@@ -52,7 +52,8 @@ from lmtool.types import Batch, Scores
 
 
 class ExtractiveQa(TextKind):
-    """Rows of a question and a context, with gold answers. skipped: rows skipped by bad_answers=skip, in all splits."""
+    """Rows of a question and a context, with gold answers. skipped: the number of rows, over all splits, that
+    bad_answers=skip has dropped."""
 
     config: ExtractiveQaConfig
 
@@ -72,12 +73,13 @@ class ExtractiveQa(TextKind):
         return [gold_answers(value, where) for value, where in zip(values, origin, strict=True)]
 
     def labels_of_predictions(self, columns: Columns) -> list[object]:
-        """An empty text means no answer."""
+        """Converts predicted texts to gold answers. An empty text means no answer."""
         spans = zip(columns["prediction"], columns["start"], strict=True)
         return [{"text": [text][: bool(text)], "answer_start": [start][: bool(text)]} for text, start in spans]
 
     def _checked(self, rows: Rows, labels: list[tuple[GoldAnswer, ...]]) -> Rows:
-        """The rows whose answers occur in their contexts. UserError at the first invalid row, unless skipped."""
+        """The rows whose answers occur in their contexts. Raises UserError at the first other row, unless
+        bad_answers=skip."""
         contexts, rows_left = rows.columns[self.config.text[1]], []
         for number, (context, answers) in enumerate(zip(contexts, labels, strict=True)):
             problem = problem_of(self.config, context, answers)
@@ -89,7 +91,7 @@ class ExtractiveQa(TextKind):
         return rows if len(rows_left) == len(rows) else rows.take(np.array(rows_left))
 
     def groups(self, rows: Rows) -> Sequence[object]:
-        """Questions about one context are held out together."""
+        """The contexts: questions about the same context are held out together."""
         return rows.columns[self.config.text[1]]
 
     def metadata(self, train: Rows) -> tuple[JsonObject, list[str]]:
@@ -105,7 +107,7 @@ class ExtractiveQa(TextKind):
         return ExtractiveQaLearner(self, backbone, tokenizer, seed)
 
     def join(self, parts: Sequence[WindowAnswers]) -> Prediction:
-        """The best distinct spans of all windows, each with its best score; the lowest score of no answer."""
+        """Joins the windows of a row: the best distinct spans of all windows, and the lowest score of no answer."""
         spans = np.concatenate([part.best for part in parts])
         spans = spans[np.argsort(-spans["score"], kind="stable")]
         _, first = np.unique(spans[["start", "end"]], return_index=True)
@@ -113,7 +115,7 @@ class ExtractiveQa(TextKind):
         return Prediction(answer, float(self.fractions(answer)[0]))
 
     def fractions(self, answer: PredictedAnswer) -> np.ndarray:
-        """Probabilities of the reported spans, followed by that of no answer if it is allowed."""
+        """The probabilities of the reported spans, followed by the probability of no answer if it is allowed."""
         scores = np.append(answer.spans_K["score"].astype(np.float64), [answer.null] * self._with_null(answer))
         fractions = np.exp(scores - scores.max())
         return fractions / fractions.sum()
@@ -122,7 +124,7 @@ class ExtractiveQa(TextKind):
         return self.config.unanswerable or not len(answer.spans_K)
 
     def with_threshold(self, prediction: Prediction, threshold: float) -> Prediction:
-        """The prediction under a threshold of the null difference."""
+        """The prediction if no answer is chosen above this threshold of the null difference."""
         answer = prediction.value
         chosen = len(answer.spans_K) > 0 and answer.null_difference <= threshold
         fractions = self.fractions(answer)
@@ -141,7 +143,7 @@ class ExtractiveQa(TextKind):
     def _of_samples(
         self, rows: Rows, predictions: Sequence[Prediction], draws: Iterable[np.ndarray]
     ) -> Iterator[dict[str, float]]:
-        """The metrics of samples of the rows; each answer is scored once."""
+        """The metrics of several samples of the rows. Each answer is scored only once."""
         gold, answered_N = self._gold(rows)
         chosen = [self._text(rows, number, answer.span) for number, answer in enumerate(values_of(predictions))]
         scores = answer_scores(gold, chosen, self.config.unanswerable)
@@ -159,19 +161,20 @@ class ExtractiveQa(TextKind):
         return best_threshold(raw["f1"], self._gold(rows)[1], null_N).value
 
     def details(self, rows: Rows, predictions: Sequence[Prediction]) -> JsonObject:
-        """The best thresholds of both metrics."""
+        """The best threshold for each of the two metrics."""
         if not self.config.unanswerable:
             return {}
         (raw, null_N), answered_N = self._raw(rows, predictions), self._gold(rows)[1]
         return {f"best_{name}_threshold": best_threshold(raw[name], answered_N, null_N).value for name in raw}
 
     def _gold(self, rows: Rows) -> tuple[list[list[str]], np.ndarray]:
-        """Texts of the gold answers, and (N,) whether there are any."""
+        """The texts of each row's gold answers, and (N,) bool, whether a row has any."""
         assert rows.labels is not None
         return [[answer.text for answer in answers] for answers in rows.labels], np.array(list(map(bool, rows.labels)))
 
     def _raw(self, rows: Rows, predictions: Sequence[Prediction]) -> tuple[dict[str, np.ndarray], np.ndarray]:
-        """`threshold_scores` of the best texts, predicted or not, and the null differences."""
+        """The inputs of `threshold_scores`: the scores of each row's best text, whether or not it is predicted, and the
+        null differences."""
         answers = values_of(predictions)
         texts = [self._text(rows, number, answer.first) for number, answer in enumerate(answers)]
         null_N = np.array([answer.null_difference for answer in answers])
@@ -181,7 +184,7 @@ class ExtractiveQa(TextKind):
         return rows.columns[self.config.text[1]][number][span[0] : span[1]]
 
     def constant(self, train: Rows) -> tuple[str, Prediction]:
-        """No answer."""
+        """The constant baseline: no answer."""
         return "no answer", Prediction(PredictedAnswer(np.zeros(0, SPANS), 0.0, False), 1.0)
 
     def shown(self, value: Label) -> object:
@@ -191,8 +194,8 @@ class ExtractiveQa(TextKind):
         return f"characters {start} to {end}" if end else "no answer"
 
     def record(self, rows: Rows, number: int, prediction: Prediction) -> JsonObject:
-        """Adds the answer's text, a slice of the context, with `start` and `end`, and the `n_best`; if questions may
-        have no answer, "" means no answer, and `null_difference` is its margin."""
+        """Adds the text of the answer, its `start` and `end` in the context, and the `n_best` answers. If questions may
+        have no answer, "" means no answer, and `null_difference` is added."""
         answer = prediction.value
         record = super().record(rows, number, prediction)
         start, end = answer.span
@@ -219,7 +222,7 @@ class ExtractiveQa(TextKind):
 
 
 def _require_different_ids(columns: Columns, origin: Origin) -> None:
-    """UserError with file:line if two rows have the same id."""
+    """Raises UserError with file:line if two rows have the same id."""
     name = next((name for name in IDS if name in columns), None)
     seen: dict[str, int] = {}
     for number, value in enumerate(columns[name] if name is not None else []):
@@ -239,7 +242,7 @@ class AnswerInspector(TaskInspector):
 
 
 class ExtractiveQaLearner(TaskLearner):
-    """The mean cross entropy of start and end over the tokens of a window."""
+    """Learns the start and the end of the answer: the mean of two cross entropies over the tokens of a window."""
 
     config: ExtractiveQaConfig
     kind: ExtractiveQa
@@ -269,7 +272,7 @@ class ExtractiveQaLearner(TaskLearner):
         return []  # a row spans several windows; a batch holds only some
 
     def labels(self, batch: Batch) -> Tensor:
-        """(2N,) positions of each window's start and end."""
+        """(2N,) the start of each window's answer, then the end of each, as positions in the window."""
         return super().labels(batch).flatten()
 
     def documents(self, batch: Batch) -> Tensor:
@@ -312,18 +315,18 @@ class ExtractiveQaLearner(TaskLearner):
         ]
 
     def _null_positions(self, batch: Batch) -> Tensor:
-        """(N,) the position of the null answer in each window, see `null_first`."""
+        """(N,) the position in each window of the token that means no answer (`null_first`)."""
         lengths_N = batch.inputs.segments.cu_lengths.diff().long()
         return torch.zeros_like(lengths_N) if null_first(self.backbone.config.text_format) else lengths_N - 1
 
     def predictors(self, train: SplitData, examples: QuestionWindows) -> dict[str, Predictor]:
-        """Position frequencies of starts and ends in the training windows."""
+        """Constant baselines: the frequencies of the start and end positions in the training windows."""
         positions = examples.labels(examples.plan(0).rows).reshape(-1)
         counts = np.bincount(positions, minlength=examples.max_length)
         return {self.term: ConstantPredictor.of_counts("base rate", counts)}
 
     def calibrate(self, rows: Rows, predictions: Sequence[Prediction]) -> None:
-        """Tunes the null threshold on labeled rows; it is stored with the head."""
+        """Tunes the threshold of the null difference on labeled rows, and stores it with the head."""
         if self.config.unanswerable and self.config.null_threshold is None:
             self.heads[self.term].get_buffer("null_threshold").fill_(self.kind.tuned_threshold(rows, predictions))
 

@@ -1,4 +1,4 @@
-"""Multi-label classification: a binary decision per class for a text or a pair of texts.
+"""Multi-label classification: a binary decision for each class of a text or a pair of texts.
 
 Shape letters: N examples, C classes.
 """
@@ -31,7 +31,8 @@ from lmtool.types import Batch, Scores
 
 
 class MultiLabel(WindowedKind):
-    """Rows of texts with (C,) binary labels each. Predictions are (C,) float32 probabilities; decided, (C,) int8."""
+    """Rows of texts with (C,) binary labels. Predictions are (C,) float32 probabilities and, after the thresholds are
+    applied, (C,) int8 decisions."""
 
     config: MultiLabelConfig
 
@@ -48,7 +49,7 @@ class MultiLabel(WindowedKind):
         return self.config.model_copy(update={"labels": names})
 
     def _classes(self, values: Sequence[object]) -> tuple[list[int], list[str]]:
-        """The classes of all cells, flattened: the row of each, and its name."""
+        """The classes in all cells, flattened: their rows and their names."""
         rows, words = [], []
         for row, value in enumerate(values):
             parts = value if isinstance(value, list | tuple) else word_of(value).split(self.config.delimiter)
@@ -65,7 +66,8 @@ class MultiLabel(WindowedKind):
         return labels_NC
 
     def fitted(self, train: Rows) -> MultiLabelConfig:
-        """Adds class weights, if configured. UserError if weights or thresholds do not match the labels."""
+        """Adds class weights, if they are configured. Raises UserError if the number of weights or thresholds is not
+        the number of labels."""
         require_one_per_class("thresholds", self.config.thresholds, self.classes)
         counts_C = np.asarray(train.labels).sum(axis=0)
         weights_C = np.where(counts_C > 0, (len(train) - counts_C) / np.maximum(counts_C, 1), 1.0)
@@ -95,7 +97,7 @@ class MultiLabel(WindowedKind):
         return MULTI_LABEL[self.config.metric]
 
     def constant(self, train: Rows) -> tuple[str, Prediction]:
-        """The classes of more than half of the training rows."""
+        """The constant baseline: the classes that more than half of the training rows have."""
         fractions_C = np.asarray(train.labels).mean(axis=0)
         return "majority", Prediction((fractions_C > 0.5).astype(np.int8), float((1 - fractions_C).min()))
 
@@ -108,8 +110,8 @@ class MultiLabel(WindowedKind):
 
 
 class MultiLabelLearner(SequenceLearner, ClassLearner):
-    """Binary cross entropies with the task's smoothing, focus and weights: the mean over texts and classes, as in
-    torch. Neither weights nor focus change the normalizer."""
+    """Learns binary cross entropies with the task's label smoothing, focal loss and weights: the mean over texts and
+    classes, as in torch. Weights and focal factors do not change the divisor."""
 
     def __init__(self, kind: MultiLabel, backbone: Backbone, tokenizer: Tokenizer, seed: int):
         super().__init__(kind, backbone, tokenizer, seed, len(kind.classes))
@@ -130,7 +132,7 @@ class MultiLabelLearner(SequenceLearner, ClassLearner):
         return super().predicted(head, logits, batch)
 
     def scores(self, outputs: Tensor, batch: Batch) -> Scores:
-        """Plain binary cross entropies, and decisions at probability 0.5."""
+        """Plain binary cross entropies, and decisions at a probability of 0.5."""
         labels_NC = self.labels(batch)
         documents = self.documents(batch).repeat_interleave(labels_NC.shape[1])
         losses_NC, decisions_NC = binary_losses(outputs, labels_NC), outputs >= 0

@@ -1,5 +1,5 @@
-"""Multiple choice (Radford et al. 2018, section 3.3; Zellers et al. 2018): each choice is read after the same text as a
-pair and scored; a softmax over the scores of a row's choices predicts the answer.
+"""Multiple choice (Radford et al. 2018, section 3.3; Zellers et al. 2018). The model reads the row's text and each
+choice as a pair and scores the pair; the prediction is a softmax over the scores of a row's choices.
 
 Shape letters: N documents, G rows of a batch, K choices.
 """
@@ -31,7 +31,7 @@ from lmtool.types import Batch, Scores, Target
 
 
 class MultipleChoice(OneClassKind, TextKind):
-    """Rows of a text and its choices, with the number of the right choice."""
+    """Rows of a text and its choices, with the number of the correct choice."""
 
     config: MultipleChoiceConfig
 
@@ -42,11 +42,11 @@ class MultipleChoice(OneClassKind, TextKind):
 
     @property
     def columns_before(self) -> tuple[str, ...]:
-        """The columns before the choices."""
+        """The names of the columns before those of the choices."""
         return self.config.text[: -self.config.choices]
 
     def decoded_labels(self, values: Sequence[object], origin: Origin) -> np.ndarray:
-        """Names of the choice columns, or their numbers from 0."""
+        """(N,) the numbers of the correct choices. values: names of the choices' columns, or their numbers from 0."""
         return class_numbers(self.config, self.classes, values, origin)
 
     def groups(self, rows: Rows) -> Sequence[object]:
@@ -63,7 +63,7 @@ class MultipleChoice(OneClassKind, TextKind):
         return list(zip(*(rows.columns[name] for name in self.classes), strict=True))
 
     def pairs(self, rows: Rows) -> Rows:
-        """One row per choice, grouped by row: the text before it, and the choice."""
+        """A row for each choice: the text before it, and the choice. The choices of a row are adjacent."""
         config, columns, before = self.config, self.worded(rows), self.columns_before
         shared, begun = (before[:-1], before[-1:]) if config.continued else (before, ())
         firsts, seconds = [], []
@@ -92,7 +92,7 @@ class MultipleChoice(OneClassKind, TextKind):
 
 
 class ChoiceExamples(TaskExamples):
-    """An example is a row with all of its choices, in one batch."""
+    """Examples of a row with all of its choices, which are always in the same batch."""
 
     def __init__(self, rows: Rows, pairs: SequenceExamples, choices: int):
         super().__init__(rows, pairs.term, pairs.split)
@@ -101,7 +101,7 @@ class ChoiceExamples(TaskExamples):
         self._plan = Plan(flat.rows.reshape(-1, choices), flat.lengths.reshape(-1, choices).sum(axis=1))
 
     def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:
-        """rows: (G, K) of the plan."""
+        """The batch of some rows. rows: (G, K) records of the plan, one for each choice."""
         numbers = torch.from_numpy(np.asarray(examples, dtype=np.int64))
         flat = self.pairs.batch(rows.reshape(-1), np.arange(rows.size), epoch)
         row_G = torch.from_numpy(rows["row"][:, 0] // self.choices)
@@ -118,7 +118,7 @@ class ChoiceExamples(TaskExamples):
         )
 
     def metadata(self) -> JsonObject:
-        """Lengths are per row with all of its choices; `truncated` counts pairs."""
+        """Lengths are those of a row with all of its choices. `truncated` counts pairs of text and choice."""
         return {**self.pairs.metadata(), **self._plan.metadata(), "choices": self.choices}
 
 
@@ -130,7 +130,7 @@ class ChoiceInspector(TaskInspector):
 
 
 class MultipleChoiceLearner(SequenceLearner, ClassLearner):
-    """Cross entropy over a row's choices."""
+    """Learns to score choices, by the cross entropy over the choices of a row."""
 
     kind: MultipleChoice
     config: MultipleChoiceConfig
@@ -149,7 +149,7 @@ class MultipleChoiceLearner(SequenceLearner, ClassLearner):
         return count == 2
 
     def examples_of_texts(self, texts: Sequence[tuple[str, ...]], max_length: int) -> SequenceExamples:
-        """A pair each: the text before a choice, and the choice."""
+        """Examples of pairs: the text before a choice, and the choice."""
         firsts, seconds = map(list, zip(*texts, strict=True))
         return self.sequence_examples(Rows.of_texts(first=firsts, second=seconds), "sample", max_length)
 

@@ -1,4 +1,4 @@
-"""The predictions of a split, stored as columns of arrays rather than as one object per row.
+"""The predictions of a split, stored as one array for each field rather than as one object for each row.
 
 Shape letters: N rows, C classes.
 """
@@ -12,13 +12,14 @@ from typing import Any, NamedTuple, TypeAlias, overload
 import numpy as np
 
 Label: TypeAlias = Any
-"""A label, input or predicted value of one row, or the output for a part of one, in the form of its kind: a class
-number, a value, (C,) binary labels, a list of tags, a span, answers, a text. Only the kind knows the type."""
+"""A label, input or predicted value of one row, or the output for a part of a row. Its type depends on the task kind: a
+class number, a value, (C,) binary labels, a list of tags, a span, answers, or a text."""
 
 
 class Prediction(NamedTuple):
-    """The prediction of a row. score: its probability, or the value itself if there is none. probabilities: (C,) in
-    class order, if the kind has classes. text: the generated text, if it is parsed as a value."""
+    """The prediction of a row. score: the probability of the value; for kinds without probabilities, the value itself.
+    probabilities: (C,) in class order, if the kind has classes. text: the generated text from which the value was
+    parsed, if any."""
 
     value: Label
     score: float
@@ -27,7 +28,7 @@ class Prediction(NamedTuple):
 
 
 class _Numbers:
-    """Integers, floats, or arrays of one shape, as one array."""
+    """A column of integers, of floats, or of arrays of one shape, stored as one array."""
 
     def __init__(self, values: np.ndarray, kind: type):
         self.values, self.kind = values, kind
@@ -38,7 +39,7 @@ class _Numbers:
         return cls(np.zeros((count, *np.shape(first)), dtype=np.asarray(first).dtype), type(first))
 
     def fits(self, value: object) -> bool:
-        """Whether a value can be stored without loss."""
+        """Whether the column can store a value without loss."""
         if self.kind is np.ndarray and type(value) is np.ndarray:
             return bool(value.shape == self.values.shape[1:] and value.dtype == self.values.dtype)
         return type(value) is self.kind
@@ -57,7 +58,7 @@ class _Numbers:
 
 
 class _Lists(Sequence[list[int]]):
-    """Lists of integers, concatenated in the order of arrival."""
+    """A column of lists of integers, which are concatenated in the order in which they are set."""
 
     def __init__(self, flat: array[int], starts: np.ndarray, lengths: np.ndarray):
         self.flat, self.starts, self.lengths = flat, starts, lengths
@@ -87,7 +88,7 @@ class _Lists(Sequence[list[int]]):
 
 
 class _Objects:
-    """Any other values; equal texts are stored once."""
+    """A column of any other values. Equal texts are stored once."""
 
     def __init__(self, values: list[object]):
         self.values = values
@@ -123,7 +124,7 @@ def _are_integers(value: object) -> bool:
 
 
 class PredictionColumns(Sequence[Prediction]):
-    """N predictions, set row by row in any order; each field is a column that suits its values."""
+    """N predictions, which are set row by row in any order. Each field is stored in a column for its type of values."""
 
     def __init__(self, count: int):
         self._count, self._filled = count, np.zeros(count, dtype=bool)
@@ -134,7 +135,7 @@ class PredictionColumns(Sequence[Prediction]):
 
     @property
     def missing(self) -> int:
-        """Rows without a prediction."""
+        """The number of rows without a prediction."""
         return self._count - int(self._filled.sum())
 
     def holds(self, row: int) -> bool:
@@ -155,7 +156,7 @@ class PredictionColumns(Sequence[Prediction]):
         self._filled[row] = True
 
     def _objects(self, column: _Numbers | _Lists | _Objects) -> _Objects:
-        """The values of a column in one that can hold values of mixed types."""
+        """Moves the values of a column to one that can hold mixed types."""
         objects: list[object] = [None] * self._count
         for row in np.flatnonzero(self._filled).tolist():
             objects[row] = column.get(row)
@@ -183,12 +184,12 @@ class PredictionColumns(Sequence[Prediction]):
         return selected
 
     def column(self, name: str) -> Label:
-        """A field of all rows: an array of numbers or a sequence; None if no row has it."""
+        """The values of a field for all rows: an array of numbers or a sequence; None if no row has a value."""
         return self._columns[name].all() if name in self._columns else None
 
 
 def column_of(predictions: Sequence[Prediction], name: str) -> Label:
-    """A field of all rows, see `PredictionColumns.column`."""
+    """The values of a field for all rows (`PredictionColumns.column`)."""
     if isinstance(predictions, PredictionColumns):
         return predictions.column(name)
     return [getattr(prediction, name) for prediction in predictions]

@@ -1,4 +1,4 @@
-"""One number for a text or a pair of texts, by squared error (Devlin et al. 2019, section 4.1: STS-B).
+"""Regression: a number for a text or a pair of texts, by squared error (Devlin et al. 2019, section 4.1: STS-B).
 
 Shape letters: N examples.
 """
@@ -33,7 +33,7 @@ from lmtool.types import Batch, Scores
 
 
 class Regression(WrittenKind):
-    """Rows of texts with a value each."""
+    """Rows of texts, each with a value."""
 
     config: RegressionConfig
 
@@ -41,7 +41,8 @@ class Regression(WrittenKind):
         return numbers(self.config, values, origin)
 
     def fitted(self, train: Rows) -> RegressionConfig:
-        """Adds mean and deviation of the values, if standardized. UserError if the deviation is zero."""
+        """Adds the mean and the standard deviation of the values, if they are standardized. Raises UserError if all
+        values are equal."""
         if self.config.standardize != "train":
             return self.config
         values = np.asarray(train.labels)
@@ -52,7 +53,7 @@ class Regression(WrittenKind):
         return self.config.model_copy(update={"standardize": (float(values.mean()), float(values.std()))})
 
     def first_loss(self, train: Rows) -> float | None:
-        """The mean square of the values, or 1 if standardized; None if they are generated as text."""
+        """The mean square of the values, or 1 if they are standardized; None if they are generated as text."""
         if self.config.head == TEXT_TO_TEXT:
             return None
         return 1.0 if self.config.standardize else float(np.square(np.asarray(train.labels)).mean())
@@ -70,7 +71,7 @@ class Regression(WrittenKind):
         return ()
 
     def written(self, labels: np.ndarray) -> list[str]:
-        """Rounds to multiples of 0.2 (Raffel et al. 2020, section 2.4)."""
+        """The values as texts, rounded to multiples of 0.2 (Raffel et al. 2020, section 2.4)."""
         return [f"{value:.1f}" for value in np.round(labels * 5) / 5 + 0.0]
 
     def parsed(self, text: str) -> Prediction | None:
@@ -104,7 +105,8 @@ class Regression(WrittenKind):
 
 
 class RegressionLearner(SequenceLearner):
-    """Mean squared error, in units of `deviation`. The head outputs values on the original scale."""
+    """Learns the mean squared error, in units of the standard deviation. The head outputs values on the original
+    scale."""
 
     def __init__(self, kind: Regression, backbone: Backbone, tokenizer: Tokenizer, seed: int):
         super().__init__(kind, backbone, tokenizer, seed, 1)

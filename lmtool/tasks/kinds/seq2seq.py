@@ -1,8 +1,8 @@
 """Text to text: translation, summaries, dialogue, data to text, parsing, code, closed-book answers.
 
 Targets are learned by teacher forcing (Sutskever et al. 2014), with encoder-decoders and with decoders, which read the
-source before the target (Liu et al. 2018); metrics are computed on generated texts. Rows with the same source share one
-prediction, scored against the targets of all of them.
+source before the target (Liu et al. 2018). Metrics are computed on generated texts. Rows with the same source share one
+prediction, which is compared with the targets of all these rows.
 
 Shape letters: N documents of a batch, T their tokens, M predicted tokens, H hidden width.
 """
@@ -41,12 +41,12 @@ _GENERATED = 2
 
 
 class Seq2Seq(TextKind):
-    """Rows of a source with its reference texts."""
+    """Rows of a source text with its target texts."""
 
     config: Seq2SeqConfig
 
     def with_labels(self, columns: Columns, origin: Origin) -> Seq2SeqConfig:
-        """Unchanged. UserError, before training, if a metric cannot be computed."""
+        """The configuration, unchanged. Raises UserError, before training, if a metric cannot be computed."""
         require_scorers(self.config.metrics)
         return self.config
 
@@ -54,7 +54,7 @@ class Seq2Seq(TextKind):
         return [self._targets(value, where) for value, where in zip(values, origin, strict=True)]
 
     def _targets(self, value: object, where: tuple[str, int]) -> tuple[str, ...]:
-        """The references of a row. UserError if there are none, or one is empty."""
+        """The target texts of a row. Raises UserError if there are none, or if one is empty."""
         texts = value if isinstance(value, list | tuple) else [value]
         targets = tuple("" if text is None else text_of(self.config, self.config.label, text, where) for text in texts)
         if not targets or not all(target.strip() for target in targets):
@@ -70,13 +70,13 @@ class Seq2Seq(TextKind):
         return {**metadata, "sources": len(set(sources))}, warnings
 
     def texts(self, rows: Rows) -> list[Sequence[str]]:
-        """Sources and targets."""
+        """The sources and the targets."""
         (sources,) = rows.columns.values()
         targets = [target for targets in rows.labels or () for target in targets]
         return [[self.config.prefix, *sources], targets]
 
     def candidates(self, rows: Rows) -> None:
-        """None: the answer is generated."""
+        """None, because answers are generated."""
 
     def right_answers(self, rows: Rows) -> list[str]:
         """The first target of each row."""
@@ -90,7 +90,7 @@ class Seq2Seq(TextKind):
         return Seq2SeqLearner(self, backbone, tokenizer, seed)
 
     def metrics(self, rows: Rows, predictions: Sequence[Prediction]) -> dict[str, float]:
-        """One prediction per row."""
+        """The configured metrics. predictions: one for each row."""
         return self._scores(rows, predictions).scores()
 
     def _scores(self, rows: Rows, predictions: Sequence[Prediction]) -> TextScores:
@@ -124,7 +124,7 @@ class Seq2Seq(TextKind):
 
 
 def first_rows(rows: Rows) -> dict[str, int]:
-    """The number of the first row of each source, in order."""
+    """The index of the first row of each distinct source, in order."""
     first: dict[str, int] = {}
     (sources,) = rows.columns.values()
     for number, source in enumerate(sources):
@@ -133,7 +133,7 @@ def first_rows(rows: Rows) -> dict[str, int]:
 
 
 def by_source(rows: Rows) -> Rows:
-    """The first row of every source, in order; labeled rows with the targets of all rows of that source."""
+    """The first row of each distinct source, in order. Its targets are those of all rows with this source."""
     first, (sources,) = first_rows(rows), rows.columns.values()
     distinct = rows.take(np.array(list(first.values()), dtype=np.int64))
     if rows.labels is None:
@@ -166,7 +166,7 @@ class Seq2SeqLearner(TextLearner):
     def baseline(
         self, train: SplitData, held_out: SplitData, batches: Iterable[Batch], predictors: Mapping[str, Predictor]
     ) -> JsonObject:
-        """The better of two baselines without a model: copying the source, and the most frequent target."""
+        """The better of two baselines without a model: a copy of the source, or the most frequent target."""
         rows, (name, constant) = by_source(self.rows(held_out)), self.kind.constant(self.rows(train))
         (sources,) = rows.columns.values()
         baselines = {
@@ -185,7 +185,7 @@ class Seq2SeqLearner(TextLearner):
         }
 
     def answers(self, rows: Rows, inference: Inference) -> Answers:
-        """One record per row; rows with the same source have the same text."""
+        """One record for each row. Rows with the same source share one generated text."""
         answers = super().answers(rows, inference)
         name = self.config.text[0]
         texts = {record[name]: record for record in answers.records}
@@ -194,7 +194,7 @@ class Seq2SeqLearner(TextLearner):
 
 
 class GeneratedEvaluation(TaskEvaluation):
-    """A split with generated texts; its rows are the sources with a text."""
+    """The evaluation of a split by generated texts. Its rows are the sources for which a text was generated."""
 
     def metrics(self) -> dict[str, float]:
         """`loss`, the task's metrics, and the number of sources they cover."""
@@ -202,7 +202,8 @@ class GeneratedEvaluation(TaskEvaluation):
 
 
 class GeneratedScorer(Scorer):
-    """Token losses of all rows, and generated texts of all sources; of a sample of them in training evaluations."""
+    """Scores the tokens of all rows and generates a text for every source; in evaluations during training, for a sample
+    of the sources."""
 
     def __init__(
         self, learner: Seq2SeqLearner, rows: Rows, split: str, examples: TextPairs, predictor: Predictor | None
@@ -213,7 +214,7 @@ class GeneratedScorer(Scorer):
 
     @cached_property
     def source_indices(self) -> dict[int, int]:
-        """The rows to generate for, and the indices of their sources."""
+        """The rows for which texts are generated, each with the index of its source."""
         numbers, most = list(first_rows(self.rows).values()), self.learner.config.generate_examples
         chosen: Iterable[int] = range(len(numbers))
         if self.selects and most is not None and most < len(numbers):
@@ -222,7 +223,7 @@ class GeneratedScorer(Scorer):
         return {numbers[source]: source for source in chosen}
 
     def outputs(self, batch: Batch) -> tuple[Scores | None, dict[int, Prediction]]:
-        """The scores of its targets, and generated texts by source index."""
+        """The scores of a batch's targets, and its generated texts by the index of the source."""
         learner = self.learner
         scores = None if self.rows.labels is None else learner.score(batch)[learner.term].cpu()
         assert batch.rows is not None

@@ -51,20 +51,20 @@ class Adaptation(ABC):
 
     @property
     def uninformed(self) -> float:
-        """The loss, in nats, if the domains cannot be distinguished."""
+        """The loss, in nats, of a model whose features do not distinguish the domains."""
         return 0.0
 
     def head(self, width: int) -> nn.Module | None:
-        """The trainable module for features of this width; None if the loss needs none."""
+        """A new trainable module for features of this width; None if the loss has no parameters."""
         return None
 
     @abstractmethod
     def count(self, source: int, target: int) -> float:
-        """The number of losses that `loss` sums for these numbers of source and target texts."""
+        """The number of losses that `loss` adds up for these numbers of source and target texts."""
 
     @abstractmethod
     def loss(self, source_NH: Tensor, target_NH: Tensor, head: nn.Module | None, step: int) -> Tensor:
-        """The sum of losses."""
+        """The sum of the losses. step: the training step."""
 
 
 class GradientReversal(Adaptation):
@@ -83,7 +83,7 @@ class GradientReversal(Adaptation):
         return float(source + target)
 
     def strength(self, step: int) -> float:
-        """Scale of the reversed gradient at a step: from 0 to nearly 1."""
+        """The scale of the reversed gradient at a training step, which rises from 0 to nearly 1."""
         progress = min(step / self.config.steps, 1.0)
         return 2 / (1 + math.exp(-_STEEPNESS * progress)) - 1
 
@@ -97,8 +97,8 @@ class GradientReversal(Adaptation):
 
 
 class MomentMatching(Adaptation):
-    """The squared Frobenius distance of the covariances over 4 H^2 (Sun and Saenko 2016, equation 1), within one
-    forward; the mean over forwards with gradient accumulation."""
+    """The squared Frobenius distance of the covariances, divided by 4 H^2 (Sun and Saenko 2016, equation 1).
+    Covariances are those of one forward pass; with gradient accumulation, the loss is the mean over passes."""
 
     config: CoralConfig
 
@@ -112,7 +112,7 @@ class MomentMatching(Adaptation):
 
 
 class DomainClassifier(nn.Module):
-    """A hidden layer with ReLU, and one output per domain."""
+    """Predicts the domain of a text: a hidden layer with ReLU, and one output for each domain."""
 
     def __init__(self, width: int, hidden: int):
         super().__init__()
@@ -125,7 +125,7 @@ class DomainClassifier(nn.Module):
 
 
 class _Reversal(torch.autograd.Function):
-    """The identity, with a reversed and scaled gradient."""
+    """The identity, whose gradient is reversed and scaled."""
 
     @staticmethod
     def forward(context: Any, features: Tensor, strength: float) -> Tensor:
@@ -138,13 +138,14 @@ class _Reversal(torch.autograd.Function):
 
 
 def _covariance(features_NH: Tensor) -> Tensor:
-    """(H, H); zero for a single text."""
+    """(H, H) the covariance of the features; zero for a single text."""
     centred_NH = features_NH - features_NH.mean(0)
     return centred_NH.T @ centred_NH / max(len(features_NH) - 1, 1)
 
 
 class PairedExamples:
-    """Pairs each text of a task with one of the other domain, resampled each epoch; target texts are used evenly."""
+    """Pairs each text of a task with a text of the other domain. Pairs are resampled every epoch, and all target texts
+    are used equally often."""
 
     def __init__(self, source: SequenceExamples, target: SequenceExamples, seed: int):
         self.source, self.target, self.seed, self.term = source, target, seed, source.term
@@ -169,7 +170,7 @@ class PairedExamples:
         return combine([(self.term, source), (TARGET, target)])
 
     def metadata(self) -> JsonObject:
-        """Metadata of the task's texts; lengths include source and target."""
+        """Metadata of the task's texts. Lengths are those of source and target together."""
         metadata = {**self.source.metadata(), **self.plan(0).metadata()}
         return {**metadata, "target_examples": len(self.target.plan(0))}
 
@@ -179,12 +180,12 @@ LANGUAGE_MODEL = "lm"
 
 
 class WindowedKind(TextKind):
-    """The base of kinds whose long texts may be read in windows."""
+    """Base of the kinds whose long texts may be read in windows."""
 
     config: WindowedConfig
 
     def join(self, parts: Sequence[Label]) -> Prediction:
-        """Joins the windows of a text: the mean of their votes, or the maximum of each."""
+        """Joins the predictions for the windows of a text: the mean of their votes, or the elementwise maximum."""
         if len(parts) == 1:
             return parts[0]
         votes = np.stack([self.vote(part) for part in parts])
@@ -192,15 +193,16 @@ class WindowedKind(TextKind):
 
     @abstractmethod
     def vote(self, part: Prediction) -> np.ndarray:
-        """A window's prediction as numbers that can be averaged."""
+        """The prediction for a window, as numbers that can be averaged."""
 
     @abstractmethod
     def elected(self, votes: np.ndarray) -> Prediction:
-        """The prediction for joined votes."""
+        """The prediction that joined votes stand for."""
 
 
 class SequenceLearner(TaskLearner):
-    """The backbone, its pooler if any, and a head with the task's name. outputs: width of the head's output."""
+    """Learns a task over whole texts: the backbone, the pooler if the family has one, and a head with the task's name.
+    outputs: the output width of the head."""
 
     def __init__(self, kind: TaskKind, backbone: Backbone, tokenizer: Tokenizer, seed: int, outputs: int):
         super().__init__(kind, backbone, tokenizer, seed)
@@ -227,11 +229,11 @@ class SequenceLearner(TaskLearner):
 
     @property
     def domain_term(self) -> str:
-        """The name of the domain adaptation's term and head."""
+        """The name of the loss term and of the head of domain adaptation."""
         return f"{self.term}_domain"
 
     def examples(self, data: SplitData, max_length: int) -> Examples:
-        """Tokenized, truncated and formatted rows; in training, paired with texts of the other domain, if any."""
+        """The examples of a split. With domain adaptation, training rows are paired with texts of the other domain."""
         examples = self.sequence_examples(self.rows(data), data.split, max_length)
         target = data.rows.get(unlabelled(self.term))
         if self.adaptation is None or target is None or data.split != "train":
@@ -239,7 +241,7 @@ class SequenceLearner(TaskLearner):
         return PairedExamples(examples, self.sequence_examples(target, TARGET, max_length), self.seed)
 
     def sequence_examples(self, rows: Rows, split: str, max_length: int) -> SequenceExamples:
-        """Rows of one text or a pair in the format of this backbone."""
+        """The examples of rows with one text or a pair of texts, in the text format of this backbone."""
         stride = self.config.stride if self.config.windowed != "none" else None
         layout = InputFormat(self.tokenizer, self.form.text_format, max_length, self.start_token, stride)
         return SequenceExamples(rows, layout, self.term, split)
@@ -291,36 +293,37 @@ class SequenceLearner(TaskLearner):
         return {**counts, LANGUAGE_MODEL: float(len(self._predicting(batch)))}
 
     def baseline_loss(self, batches: Iterable[Batch], predictors: Mapping[str, Predictor]) -> float:
-        """Adds the auxiliary loss of a uniform prediction, over the vocabulary or over two domains."""
+        """Adds the auxiliary loss of a uniform prediction: over the vocabulary, or over two domains."""
         more = self.weights.get(LANGUAGE_MODEL, 0.0) * math.log(self.backbone.config.vocab_size)
         if self.adaptation is not None:
             more += self.weights[self.domain_term] * self.adaptation.uninformed
         return super().baseline_loss(batches, predictors) + more
 
     def _predicting(self, batch: Batch) -> Tensor:
-        """(M,) flat indices, on the host, of the tokens that predict the next one: those before another token of their
-        text and within the language model's vocabulary."""
+        """(M,) the flat indices, on the host, of the tokens from which the next token of the text is predicted. The
+        next token must be in the language model's vocabulary."""
         inputs = batch.host.inputs
         has_next_T = (inputs.tokens < self.backbone.config.vocab_size).roll(-1)
         has_next_T[summary_index(inputs, "last")] = False
         return has_next_T.nonzero()[:, 0]
 
     def _pooled(self, summary_NH: Tensor) -> Tensor:
-        """(N, H): inputs of the head."""
+        """(N, H) the inputs of the head."""
         return self.heads["pooler"](summary_NH) if self.form.pooled else summary_NH
 
     def _of_features(self, features_NH: Tensor, batch: Batch, rng: DropoutRng | None) -> Tensor:
-        """(N, C): the head."""
+        """(N, C) the outputs of the head for features of texts."""
         return self.heads[self.term](features_NH, None if rng is None else self.head_rng(rng, batch, self._at(batch)))
 
     def _summary(self, batch: Batch, rng: DropoutRng | None) -> Tensor:
-        """(N, H): one token's hidden state, all that the last layer computes, or the mean or maximum over the text."""
+        """(N, H) one vector for each text: the hidden state of one token, which is then all that the last layer
+        computes, or the mean or maximum over the text."""
         if self.form.pooling in ("mean", "max"):
             return summary(self.hidden_of(batch, rng), self._read(batch), self.form.pooling)
         return self.hidden_of(batch, rng, self._at(batch))
 
     def _at(self, batch: Batch) -> Tensor:
-        """(N,) flat index of the token that represents the text."""
+        """(N,) the flat index of the token that represents each text."""
         return summary_index(self._read(batch), "last" if self.form.pooling == "last" else "first")
 
     @staticmethod

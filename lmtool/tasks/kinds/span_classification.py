@@ -1,5 +1,5 @@
-"""Classification of a span, or a pair of spans (Tenney et al. 2019, "edge probing"): [start; end; mean] of the hidden
-states of each span, and a two-layer head.
+"""Classification of a span, or of a pair of spans (Tenney et al. 2019, "edge probing"). A span is represented by its
+first and last hidden state and their mean over the span; a head with two layers predicts the class.
 
 Shape letters: E rows, N examples of a batch, S spans of a row, T tokens, C classes.
 """
@@ -28,7 +28,7 @@ from lmtool.types import Batch, Target
 
 
 class SpanClassification(NamedClassKind):
-    """Rows of a text and its spans, with one class number each."""
+    """Rows of a text and its spans, each row with the number of its class."""
 
     config: SpanClassificationConfig
 
@@ -42,7 +42,7 @@ class SpanClassification(NamedClassKind):
         return inputs
 
     def groups(self, rows: Rows) -> Sequence[object]:
-        """Spans of one text are held out together."""
+        """The texts: rows with spans of the same text are held out together."""
         return rows.columns[self.config.text[0]]
 
     def texts(self, rows: Rows) -> list[Sequence[str]]:
@@ -58,7 +58,8 @@ class SpanClassification(NamedClassKind):
 
 
 def _span(name: str, value: object, text: str, where: tuple[str, int]) -> list[int]:
-    """[start, end) of a span, from a list of both or an object. UserError if it selects no text."""
+    """[start, end) of a span, given as a list or as an object. Raises UserError if it is malformed or selects no
+    text."""
     if isinstance(value, dict):
         value = [value.get("start"), value.get("end")]
     numbers = list(value) if isinstance(value, (list, tuple)) else []
@@ -75,7 +76,7 @@ def _span(name: str, value: object, text: str, where: tuple[str, int]) -> list[i
 
 
 class SpanExamples(TaskExamples):
-    """Texts with the tokens of their spans; long texts are cropped around them."""
+    """Examples of a text with the tokens of its spans. Long texts are cropped around the spans."""
 
     def __init__(self, learner: SpanClassificationLearner, rows: Rows, max_length: int, split: str):
         super().__init__(rows, learner.term, split, learner.start_token)
@@ -102,7 +103,7 @@ class SpanExamples(TaskExamples):
         self._plan = self.planned(packed_E, row=row_E, part=np.zeros_like(row_E), start=start_E, length=retained_E)
 
     def _tokens(self, rows: Rows, name: str) -> np.ndarray:
-        """(E, 2) first and last token of a column's spans."""
+        """(E, 2) the first and the last token of each row's span in a column."""
         tokens_E2 = np.empty((len(rows), 2), dtype=np.int64)
         for row, (start, end) in enumerate(rows.columns[name]):
             tokens_E2[row] = first, last = self._texts.tokens_of(row, start, end)
@@ -124,12 +125,12 @@ class SpanExamples(TaskExamples):
         return self.batch_of(assembled.packed(), target, rows, examples)
 
     def metadata(self) -> JsonObject:
-        """Adds the number of texts that are cropped around their spans."""
+        """Adds the number of texts that were cropped around their spans."""
         return {**super().metadata(), "truncated": self.truncated}
 
 
 class SpanClassificationLearner(ClassLearner):
-    """Cross entropy of the classes of a row's spans."""
+    """Learns the class of each row's spans by cross entropy."""
 
     config: SpanClassificationConfig
 

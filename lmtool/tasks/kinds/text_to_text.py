@@ -34,7 +34,7 @@ _NUMBER = 16
 
 
 def sources(name: str, rows: Rows) -> list[str]:
-    """Rows as texts: the task's name, then its columns, each after its name, sorted by name."""
+    """Rows as source texts: the task's name, then each column after its name, sorted by name."""
     joined = [column for column in rows.columns if JOINED in column]
     if joined:
         raise UserError(
@@ -45,11 +45,11 @@ def sources(name: str, rows: Rows) -> list[str]:
 
 
 class WrittenKind(WindowedKind):
-    """The base of kinds whose labels can be written as text."""
+    """Base of the kinds whose labels can be written as text."""
 
     @property
     def label_smoothing(self) -> float:
-        """Label smoothing of the written tokens."""
+        """The label smoothing of the loss over written tokens."""
         return 0.0
 
     def texts(self, rows: Rows) -> list[Sequence[str]]:
@@ -59,24 +59,24 @@ class WrittenKind(WindowedKind):
 
     @abstractmethod
     def label_words(self) -> Sequence[str]:
-        """All texts that may be written, if known; () for values."""
+        """All texts that labels may be written as; empty for values."""
 
     @abstractmethod
     def written(self, labels: np.ndarray) -> list[str]:
-        """(N,) labels as texts."""
+        """The labels of N rows as texts."""
 
     @abstractmethod
     def parsed(self, text: str) -> Prediction | None:
-        """The prediction of a written text; None if it is not a label."""
+        """The prediction that a written text stands for; None if the text is not a label."""
 
     @property
     @abstractmethod
     def wrong(self) -> Prediction:
-        """The prediction of a written text that is not a label."""
+        """The prediction for a written text that is not a label."""
 
 
 class WrittenScorer(TaskScorer):
-    """Counts the texts that are not labels."""
+    """Warns about generated texts that are not labels."""
 
     learner: TextToTextLearner
 
@@ -111,28 +111,28 @@ class TextToTextLearner(TextLearner):
         return None if parsed is None else parsed.value
 
     def references(self, rows: Rows) -> list[tuple[str]] | None:
-        """The label of each row as its only target; None without labels."""
+        """The label of each row, as the only target text; None if rows have no labels."""
         return None if rows.labels is None else [(word,) for word in self.kind.written(np.asarray(rows.labels))]
 
     def pairs(self, rows: Rows) -> Rows:
-        """Sources, each with its label as the only target."""
+        """Rows of a source text, each with its label as the only target text."""
         return replace(rows, columns={"source": sources(self.term, rows)}, labels=self.references(rows))
 
     def outputs(self, batch: Batch, step: int) -> Tensor:
-        """(M, H) hidden states at the predicting positions; (0, H) without labels."""
+        """(M, H) the hidden states at the predicting positions; (0, H) if there are no labels."""
         if self.term in batch.targets:
             return super().outputs(batch, step)
         return torch.zeros(0, self.backbone.hidden_size, device=batch.inputs.tokens.device)
 
     def parts(self, outputs: Tensor, batch: Batch) -> list[Prediction]:
-        """The parsed generation for each document."""
+        """Generates a text for each document, and parses it."""
         writer, prompts = self.writer(), self._prompts(batch.host)
         written = writer.write(prompts, self.writing.generation, self.seed)
         texts = [writer.text(prompt, ids).strip() for prompt, ids in zip(prompts, written, strict=True)]
         return [(self.kind.parsed(text) or self.kind.wrong)._replace(text=text) for text in texts]
 
     def _prompts(self, batch: Batch) -> list[list[int]]:
-        """The tokens of each document that the model reads before it writes."""
+        """For each document, the tokens that the model reads before it writes the label."""
         packed = batch.inputs
         lengths = torch.tensor(packed.lengths)
         if batch.outputs is None and self.term in batch.targets:

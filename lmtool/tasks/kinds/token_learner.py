@@ -1,4 +1,5 @@
-"""Sentences of words as packed batches, tagging schemes, and a head on each word's first token."""
+"""Tagging of words: tagging schemes, sentences as packed batches, and a learner with a head on each word's first
+token."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ from lmtool.tasks.kinds.texts import InputFormat, TaskExamples, windows
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Target
 
-# Tags of entities and chunks in the schemes of files, converted to BIO. bio (IOB2): B begins an entity, I continues it.
+# Tagging schemes of entities and chunks in files, all converted to BIO. bio (IOB2): B begins an entity, I continues it.
 # iob1: I, and B only where an entity of the same type ends right before (Ramshaw and Marcus 1995; CoNLL-2003 as
 # distributed). iobes: bio with E for the last word and S for the only word; BILOU has L and U.
 
@@ -36,7 +37,7 @@ _PREFIXES = {"B", "I", "E", "S", "L", "U"}
 
 
 def parts_of(tag: str) -> tuple[str, str] | None:
-    """Prefix and type of a tag, ("O", "") outside; None for any other form."""
+    """The prefix and the type of a tag; ("O", "") outside of entities; None if it is not such a tag."""
     if tag == OUTSIDE:
         return OUTSIDE, ""
     prefix, dash, kind = tag.partition("-")
@@ -46,7 +47,7 @@ def parts_of(tag: str) -> tuple[str, str] | None:
 def scheme_of(sentences: Iterable[Sequence[str]]) -> str:
     """The scheme of training tags: bio, iob1, iobes, or none if a tag has another form.
 
-    Tags with E or S are iobes; others are iob1 if no B begins an isolated entity and some I does, else bio.
+    Tags with E or S are iobes. Others are iob1 if some I, but no B, begins an entity that follows no other; else bio.
     """
     isolated_beginnings = free_insides = 0
     ends, any_entity = False, False
@@ -69,9 +70,10 @@ def scheme_of(sentences: Iterable[Sequence[str]]) -> str:
 
 
 def to_bio(tags: Sequence[str], scheme: str) -> list[str]:
-    """A sentence's tags in BIO. ValueError with the first invalid tag and its position.
+    """Converts the tags of a sentence to BIO. Raises ValueError with the position and the text of the first invalid
+    tag.
 
-    In bio, an I that continues nothing stays, and counts as a beginning, as in conlleval.
+    In bio, an I that continues no entity stays as it is, and counts as a beginning, as in conlleval.
     """
     if scheme == "none":
         return list(tags)
@@ -95,7 +97,8 @@ def to_bio(tags: Sequence[str], scheme: str) -> list[str]:
 
 
 def continuation_tags(labels: Sequence[str], scheme: str) -> list[int]:
-    """By tag number, the tag of a word's later tokens: I of the same type for a B if it exists, else the same tag."""
+    """For each tag, the tag that the later tokens of its word learn: for a B, the I of the same type if there is one;
+    otherwise the same tag."""
     number = {label: index for index, label in enumerate(labels)}
     if scheme == "none":
         return list(number.values())
@@ -103,17 +106,17 @@ def continuation_tags(labels: Sequence[str], scheme: str) -> list[int]:
 
 
 def bio_labels(tags: Iterable[str]) -> tuple[str, ...]:
-    """O, and B and I of each type, sorted."""
+    """The labels of a BIO tagger: O, then B and I of each type, sorted."""
     kinds = sorted({tag[2:] for tag in tags if tag != OUTSIDE})
     return (OUTSIDE, *(f"{prefix}-{kind}" for kind in kinds for prefix in "BI"))
 
 
-# Sentences of words as packed batches: tokenized once, long ones read in overlapping windows, so that every word is
-# predicted exactly once.
-# Shape letters: E sentences, W windows, N windows of a batch, T tokens, M predicting tokens.
+# Sentences of words as packed batches. They are tokenized once, and long ones are read in overlapping windows; every
+# word is predicted exactly once. Shape letters: E sentences, W windows, N windows of a batch, T tokens, M predicting
+# tokens.
 
 
-# Sentences per tokenizer call: enough for its threads, few enough for memory.
+# Sentences per tokenizer call: enough to keep its threads busy, few enough to fit in memory.
 _SENTENCES = 4096
 # Placeholders for a word without tokens; the first one in the vocabulary is used.
 _UNKNOWN = ("unk", "mask", "eos", "pad")
@@ -122,10 +125,11 @@ WORD = "word"
 
 
 class TaggedWindows(TaskExamples):
-    """One sentence per row, read in windows of `InputFormat.stride`; with `InputFormat.start`, the decoder's states
-    predict. later: by tag, the tag of a word's later tokens; None: only first tokens predict, as in unlabeled data.
+    """Examples of one sentence per row, read in overlapping windows (`InputFormat.stride`).
 
-    A word without tokens becomes one unknown token, and so does an empty sentence, which predicts nothing.
+    later: for each tag, the tag that the later tokens of a word learn; None: only first tokens predict, as in unlabeled
+    data. With `InputFormat.start`, the states of the decoder predict. A word without tokens becomes one unknown token;
+    so does an empty sentence, for which nothing is predicted.
     """
 
     def __init__(self, rows: Rows, layout: InputFormat, term: str, split: str, later: np.ndarray | None = None):
@@ -143,7 +147,7 @@ class TaggedWindows(TaskExamples):
         )
 
     def _encode(self, sentences: list[list[str]], tokenizer: Tokenizer) -> None:
-        """Ids, and the word that each begins, of all sentences."""
+        """Tokenizes all sentences: the ids, and for each id the index of the word that it begins, or -1."""
         unknown = next((tokenizer.roles[role] for role in _UNKNOWN if role in tokenizer.roles), 0)
         ids, words, self.unknown_words = [], [], 0
         for start in range(0, len(sentences), _SENTENCES):
@@ -163,7 +167,7 @@ class TaggedWindows(TaskExamples):
         self._ids, self._words = np.concatenate(ids), np.concatenate(words)
 
     def _label(self, later: np.ndarray | None) -> None:
-        """Marks the predicting tokens, with their tags if labeled."""
+        """Marks the predicting tokens, and gives them tags if the rows are labeled."""
         self._predicts, self._labels = self._words >= 0, None
         if self.rows.labels is None:
             return
@@ -201,7 +205,8 @@ class TaggedWindows(TaskExamples):
         return self.batch_of(inputs, target, rows, examples)
 
     def metadata(self) -> JsonObject:
-        """Adds counts of sentences read in several windows, and of words without tokens, if any."""
+        """Adds the number of sentences that are read in several windows and, if there are any, of words without
+        tokens."""
         counts = {
             "sentences_in_windows": int(np.sum(self.windows.part == 1)),
             "words_without_pieces": self.unknown_words,
@@ -209,13 +214,14 @@ class TaggedWindows(TaskExamples):
         return {**super().metadata(), **{name: count for name, count in counts.items() if count}}
 
 
-# A head on the hidden state of each word's first token and, in training, of the later ones.
+# A head on the hidden state of the first token of each word and, in training, on those of its later tokens.
 # Shape letters: N windows, M predicting words or tokens, H hidden width, C tags.
 
 
 class TokenLearner(ClassLearner):
-    """The backbone and a linear map with the task's name, as transformers' ...ForTokenClassification: for encoders,
-    decoders, T5's encoder, and BART's decoder, which reads the same text (Lewis et al. 2020, section 3.2)."""
+    """Tags words: the backbone and a linear layer with the task's name, like transformers' ...ForTokenClassification.
+    Reads the states of encoders, of decoders, of T5's encoder, and of BART's decoder, which reads the same text as its
+    encoder (Lewis et al. 2020, section 3.2)."""
 
     scores_tokens = True
 
@@ -232,7 +238,7 @@ class TokenLearner(ClassLearner):
         self.add_token_head(SequenceHead(self.token_width, len(kind.classes), self.head_dropout))
 
     def examples(self, data: SplitData, max_length: int) -> TaggedWindows:
-        """Sentences tokenized, laid out for this backbone and split into windows."""
+        """The examples of a split, in the text format of this backbone."""
         model, learns = self.backbone.config, data.split == "train" and self.config.train_on == "all"
         start = self.start_token if model.token_states == "outputs" else None
         layout = InputFormat(self.tokenizer, self.config.text_format(model), max_length, start, self.config.stride)
@@ -258,7 +264,7 @@ class TokenLearner(ClassLearner):
         return unsure_N.scatter_reduce(0, self.documents(batch), normalized_entropy(outputs), "amax")
 
     def parts(self, outputs: Tensor, batch: Batch) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """For each window, its word indices in order, their best tags and the probabilities of these."""
+        """For each window, the indices of its words in order, their best tags, and the probabilities of these tags."""
         word_M = batch.inputs.columns[WORD][self._indices(batch)].cpu().numpy()
         fraction_M, tag_M = (values.cpu().numpy() for values in outputs.float().softmax(-1).max(-1))
         first_M = word_M >= 0  # later tokens predict in training only
@@ -268,7 +274,7 @@ class TokenLearner(ClassLearner):
         return list(zip(*pieces, strict=True))
 
     def predictors(self, train: SplitData, examples: Examples) -> dict[str, Predictor]:
-        """The tag frequencies of the training words."""
+        """A constant baseline: the frequencies of the tags of the training words."""
         tags = np.fromiter(chain(*(self.rows(train).labels or ())), dtype=np.int64)
         counts = np.bincount(tags, minlength=len(self.kind.classes))
         return {self.term: ConstantPredictor.of_counts("base rate", counts)}

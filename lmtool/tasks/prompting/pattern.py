@@ -1,6 +1,7 @@
-"""A template as tokens: the runs around a row's texts, and the answer's position.
+"""The template of a prompt as tokens: the tokens around the texts of a row, and the position of the answer.
 
-Each part of the template and each text is tokenized separately. White space before a text or the answer belongs to it.
+Each part of the template and each text is tokenized separately. White space before a text or the answer is tokenized
+with it.
 
 Shape letters: K columns of a template, E rows.
 """
@@ -23,7 +24,7 @@ SEPARATOR = "\n\n"
 
 
 class PromptTemplate:
-    """text: the template with placeholders, see `PromptConfig.template`."""
+    """A template that is filled with texts. text: the template with placeholders (`PromptConfig.template`)."""
 
     def __init__(self, text: str):
         self.text = text
@@ -32,19 +33,19 @@ class PromptTemplate:
         self._space = before[len(self._before) :]
 
     def before(self, values: Mapping[str, str]) -> str:
-        """The text before the answer. values: the row's texts by column."""
+        """The text before the answer. values: the texts of the row by column."""
         return _filled(self._before, values)
 
     def answer(self, text: str, values: Mapping[str, str]) -> str:
-        """The answer, with the preceding white space and the following text."""
+        """The answer with the white space before it and the text after it."""
         return self._space + text + _filled(self._after, values)
 
     def example(self, text: str, values: Mapping[str, str]) -> str:
-        """A complete demonstration."""
+        """A complete demonstration: the template filled with a row and its answer."""
         return self.before(values) + self.answer(text, values)
 
     def stop(self, values: Mapping[str, str]) -> str:
-        """The text that ends a generated answer: a line break, or the text after it."""
+        """The text that ends a generated answer: the text after it in the template, or a line break."""
         return _filled(self._after, values).strip() or "\n"
 
 
@@ -58,7 +59,8 @@ _LETTER = "a"
 
 
 class Pattern:
-    """columns: the template's columns in order. spaces: the white space before each. space: that before the answer."""
+    """A template as tokens. columns: the columns in the template, in order. spaces: the white space before each column.
+    space: the white space before the answer."""
 
     def __init__(self, template: str, tokenizer: Tokenizer):
         self.tokenizer = tokenizer
@@ -82,8 +84,9 @@ class Pattern:
         return self._names[-1] == ANSWER and not self._last.strip()
 
     def pieces(self, answer: Sequence[int] | None, before: str = "") -> tuple[list[list[int]], tuple[int, int]]:
-        """The K+1 runs of tokens around the columns, one of which holds the answer; and the answer's position: the run,
-        and its first token in it. answer: its tokens; None: only the text before it. before: text before the prompt."""
+        """The K+1 runs of tokens around the columns, and the position of the answer: its run, and its first token
+        within the run. answer: the tokens of the answer; None: the runs end where the answer would begin. before: a
+        text before the prompt."""
         pieces: list[list[int]] = [[]]
         position, literal = (0, 0), before
         for text, name in zip(self._literals, self._names, strict=True):
@@ -104,7 +107,7 @@ class Pattern:
         return self.tokenizer.encode(self.space + word).tolist()
 
     def _tokens(self, text: str, first: bool) -> list[int]:
-        """first: whether nothing precedes the text."""
+        """The tokens of a part of the prompt. first: whether it is the first part."""
         if not text:
             return []
         ids = self.tokenizer.encode(text).tolist()
@@ -115,7 +118,7 @@ class Pattern:
 
 
 class PatternTexts:
-    """The texts of E rows for a pattern. lengths: (K, E) tokens."""
+    """The encoded texts of E rows for a pattern. lengths: (K, E) the number of tokens of each text."""
 
     def __init__(self, rows: Rows, pattern: Pattern):
         self.texts = [
@@ -125,12 +128,13 @@ class PatternTexts:
         self.lengths = np.array([text.lengths for text in self.texts], dtype=np.int64).reshape(-1, len(rows))
 
     def cells(self, rows_N: np.ndarray, lengths_KN: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
-        """The ids of each column of these rows, truncated to (K, N) lengths, with the lengths."""
+        """For each column, the ids of these rows, truncated to the (K, N) lengths, and the lengths."""
         return [(text.read(rows_N, lengths), lengths) for text, lengths in zip(self.texts, lengths_KN, strict=True)]
 
 
 def prompt_capacity(max_length: int, special_count: int, texts: int) -> int:
-    """Tokens left for the `texts` texts of a prompt with `special_count` own tokens. UserError if fewer than texts."""
+    """The number of tokens left for texts in a prompt. special_count: the tokens around the texts. texts: the number of
+    texts. Raises UserError if there is less than one token for each text."""
     if max_length - special_count < texts:
         raise UserError(
             f"max_length={max_length} leaves no room for text: the prompt around it has {special_count} tokens",
@@ -141,7 +145,8 @@ def prompt_capacity(max_length: int, special_count: int, texts: int) -> int:
 
 
 def label_tokens(pattern: Pattern, labels: Sequence[str], words: Sequence[str]) -> list[int]:
-    """The token of each class's word at the answer's position. UserError unless each word is one token of its own."""
+    """The token of each class's word at the answer's position. Raises UserError unless each word is a different single
+    token."""
     tokens: list[int] = []
     hint = "give words of one token each: task.prompt.words={CLASS: WORD, ...}"
     unknown = pattern.tokenizer.roles.get("unk")
