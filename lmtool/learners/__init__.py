@@ -1,1 +1,1 @@
-"""The contract of everything that learns, mixtures, and the one evaluator."""
+"""Learners: the interface that the training loop and all commands use; mixtures of learners, and the evaluator."""

@@ -18,7 +18,7 @@ from lmtool.learners.evaluation import Evaluation, ScoresTargets, TermScorer
 from lmtool.learners.generation.configs import GenerationConfig
 from lmtool.learners.generation.generate import BATCH_TOKENS, GenerativeModel
 from lmtool.learners.generation.strategies import Watch
-from lmtool.learners.metrics.texts import of_text, perplexity
+from lmtool.learners.metrics.texts import perplexity, word_and_byte_rates
 from lmtool.models.base import Backbone, Decoder
 from lmtool.models.encoder_decoder import EncoderDecoder
 from lmtool.models.heads.lm import LMHead
@@ -65,7 +65,7 @@ class TextScorer(PerplexityScorer):
         evaluation, text = super().result(), self.text
         if not (text.get("words") and text.get("bytes") and self.count):
             return evaluation
-        scores = of_text(self.loss / self.count, text["tokens"], text["words"], text["bytes"])
+        scores = word_and_byte_rates(self.loss / self.count, text["tokens"], text["words"], text["bytes"])
         warnings = evaluation.warnings
         if text.get("unknown_fraction"):
             percent = f"{text['unknown_fraction']:.2%}"
