@@ -353,9 +353,9 @@ class SourcesScorer(Scorer):
             if (batch_of := _documents(batch, member_N == number)) is not None
         }
         for term, scores in outputs.items():
-            self.whole.enter(term, batch, scores)
+            self.whole.add_term(term, batch, scores)
             for title, (own, of_it_N) in parts.items():
-                self.members[title].enter(term, own, _of_documents(scores, of_it_N))
+                self.members[title].add_term(term, own, _of_documents(scores, of_it_N))
 
     def result(self) -> Evaluation:
         """That of all texts, with the loss and the further scores of each as TITLE_NAME."""

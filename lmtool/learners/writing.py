@@ -55,8 +55,8 @@ class TextScorer(PerplexityScorer):
         self.text, self.end = text, end
         self.loss, self.count = 0.0, 0
 
-    def enter(self, name: str, batch: Batch, scores: Scores) -> None:
-        super().enter(name, batch, scores)
+    def add_term(self, name: str, batch: Batch, scores: Scores) -> None:
+        super().add_term(name, batch, scores)
         of_text_M = scores.labels != self.end
         self.loss += float(scores.losses[of_text_M].double().sum())
         self.count += int(of_text_M.sum())

@@ -34,7 +34,7 @@ class SequenceToSequence(TextObjective):
     scores text only: the positions of sentinels and ends say little about the language."""
 
     backbone: EncoderDecoder
-    trained_beside = "special tokens (sentinels, ends)"
+    extra_training_targets = "special tokens (sentinels, ends)"
 
     def __init__(self, config: NextTokenConfig, backbone: EncoderDecoder, tokenizer: Tokenizer, seed: int):
         super().__init__(config, backbone, tokenizer, seed)

@@ -122,7 +122,7 @@ class OneText:
                 scores, losses=scores.losses[own], labels=scores.labels[own], predictions=scores.predictions[own],
                 documents=scores.documents[own],
             )  # fmt: skip
-            self.scorer.enter(name, batch, kept)
+            self.scorer.add_term(name, batch, kept)
 
     def result(self):
         return self.scorer.result()

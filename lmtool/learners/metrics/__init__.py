@@ -46,6 +46,6 @@ _SMALLER = tuple(
 def smaller_is_better(name: str) -> bool:
     """Returns whether smaller values of a score are better. Every score whose name ends in "error" is of this kind.
 
-    name: the score's key in result files, which may begin with the name of a loss term or of a split (mlm_loss, dev_mse).
+    name: the score's key in result files; it may begin with the name of a loss term or of a split (mlm_loss, dev_mse).
     """
     return name.endswith("error") or any(name == metric or name.endswith(f"_{metric}") for metric in _SMALLER)

@@ -84,7 +84,7 @@ def test_long_texts_are_cut_and_counted(tmp_path):
 @pytest.mark.parametrize("layers", [3, -1, "first"])
 def test_layers_that_are_not_there(tmp_path, layers):
     make("bert", tmp_path)
-    with pytest.raises(UserError, match=f"layers={layers}: the model has layers 1 to 2"):
+    with pytest.raises(UserError, match=f"layers={layers} is not a layer: the model has layers 1 to 2"):
         embedded(tmp_path, layers, "mean")
 
 
