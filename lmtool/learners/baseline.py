@@ -151,7 +151,7 @@ def mean_losses(predictors: Mapping[str, Predictor], batches: Iterable[Batch]) -
             if labels is not None:
                 targets[term] = targets.get(term, 0) + len(labels)
                 losses = predictor.losses(labels.numpy())
-                # Targets of probability 0 (sentinels, the ends of outputs) are not scored, as in the evaluation.
+                # Targets to which the predictor gives probability 0 are not scored: sentinels, the ends of outputs.
                 losses = losses[np.isfinite(losses)]
                 sums[term] += float(losses.sum())
                 counts[term] += len(losses)

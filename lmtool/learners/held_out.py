@@ -14,7 +14,7 @@ from lmtool.learners.base import BaseLearner
 from lmtool.learners.baseline import Predictor
 from lmtool.learners.evaluation import SplitEvaluations, evaluate
 from lmtool.learners.metrics import LOSS
-from lmtool.learners.mixed_examples import examples_of, scorer_of
+from lmtool.learners.mixed_sources import examples_of, scorer_of
 from lmtool.training.group import ALONE, ProcessGroup
 from lmtool.training.precision import Precision
 from lmtool.types import Batch

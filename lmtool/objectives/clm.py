@@ -19,7 +19,7 @@ from lmtool.learners.base import BaseLearner, Inference
 from lmtool.learners.baseline import ConstantPredictor, Predictor, token_counts
 from lmtool.learners.generation.configs import GenerationConfig
 from lmtool.learners.model import indices_of, labels_of
-from lmtool.learners.writing import ContinuationWriter, PerplexityScorer, TextScorer, written
+from lmtool.learners.writing import ContinuationWriter, PerplexityScorer, TextScorer, generate_continuations
 from lmtool.models.base import Decoder, read_streams
 from lmtool.models.heads.lm import LMHead, lm_head
 from lmtool.nn.cache import CarriedState
@@ -73,7 +73,9 @@ class TextObjective(LanguageModelLearner):
     def respond(self, rows: Rows, inference: Inference) -> Iterator[JsonObject]:
         """Generates for each row the `text` and its `continuation`, up to the end of text if the vocabulary has one
         (GPT's of 2018 has none), or 80 tokens."""
-        yield from written(self.writer(), rows, SAMPLED, self.seed, inference.batch_tokens, inference.precision)
+        yield from generate_continuations(
+            self.writer(), rows, SAMPLED, self.seed, inference.batch_tokens, inference.precision
+        )
 
     def line(self, record: JsonObject) -> str:
         return str(record["text"] + record["continuation"])

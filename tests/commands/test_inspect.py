@@ -232,7 +232,7 @@ def test_members_of_a_mixture_are_shown_apart(place: Path, capsys: pytest.Captur
     words = ["model=bert_tiny", "objective=mixture", "objective.members=[mlm,rtd]", "objective.weights=[3,1]"]
     assert inspect("pretrain", *words, *DATA, "n=1", "output=seen.jsonl") == 0
     printed = capsys.readouterr().out
-    assert "rtd: replaced share of tokens" in printed and "share of mlm" in printed
+    assert "rtd: replaced share of tokens" in printed and "fraction of mlm" in printed
     examples = [json.loads(line) for line in Path("seen.jsonl").read_text().splitlines()]
     assert [example["member"] for example in examples] == ["mlm", "rtd"] and "filled" in examples[1]
 

@@ -56,13 +56,13 @@ class NoisyInspector(StreamInspector):
                 gone = before.lengths - after.lengths
                 expected = np.minimum(budget(before.lengths, examples.config.token_deletion), before.lengths - 1)
                 stats.exact("deleted share of tokens", gone.sum(), expected.sum(), before.lengths.sum())
-                stats.none("texts off their number of deletions", (gone != expected).sum())
+                stats.never("texts off their number of deletions", (gone != expected).sum())
             elif name == "document_rotation":
                 _rotated(stats, examples.config.document_rotation, before, after)
             before = after
         labels = labels_of(drawn.batch, examples.config.name).numpy()
         special = examples.vocabulary.special
-        stats.none(
+        stats.never(
             "outputs that are not the text",
             not np.array_equal(labels[~special[labels]], texts.tokens[~special[texts.tokens]]),
         )
@@ -72,7 +72,7 @@ def _permuted(
     stats: RunningStatistics, examples: NoisyWindows, before: PackedTexts, after: PackedTexts, rows: np.ndarray
 ) -> None:
     order = np.lexsort((before.tokens, before.owners)), np.lexsort((after.tokens, after.owners))
-    stats.none("tokens lost by the permutation", (before.tokens[order[0]] != after.tokens[order[1]]).sum())
+    stats.never("tokens lost by the permutation", (before.tokens[order[0]] != after.tokens[order[1]]).sum())
     sentences = examples.sentences(before, rows["start"])
     retained, chances = [], []
     sentences_of = np.split(sentences, before.starts[1:])
@@ -85,7 +85,7 @@ def _permuted(
             retained.append(noised.tobytes().startswith(first))
             chances.append(1 - max(moved - 1, 0) / len(parts))
     if retained:
-        stats.share("first sentences that stay first", sum(retained), len(retained), np.array(chances))
+        stats.fraction("first sentences that stay first", sum(retained), len(retained), np.array(chances))
 
 
 def _infilled(stats: RunningStatistics, examples: NoisyWindows, before: PackedTexts, after: PackedTexts) -> None:
@@ -96,12 +96,12 @@ def _infilled(stats: RunningStatistics, examples: NoisyWindows, before: PackedTe
     # conditional distribution given the previous ones; the bound needs only the variance.
     stats.mean("words of a span as drawn", drawn.sum(), len(drawn), len(drawn) * mean, len(drawn) * mean, 1.0)
     for length in range(int(2 * mean) + 2):
-        stats.share(f"spans of {length} as drawn", (drawn == length).sum(), len(drawn), float(probabilities[length]))
+        stats.fraction(f"spans of {length} as drawn", (drawn == length).sum(), len(drawn), float(probabilities[length]))
     opens = vocabulary.starts_word[before.tokens] | (before.positions == 0)
     words = np.bincount(before.owners[opens], minlength=len(before.lengths))
     expected = np.ceil(words * config.text_infilling - 1e-9)
     stats.exact("masked share of words", infilled.masked.sum(), expected.sum(), words.sum())
-    stats.none("texts off their number of masked words", (infilled.masked != expected).sum())
+    stats.never("texts off their number of masked words", (infilled.masked != expected).sum())
     if config.random:
         plain = infill(before, vocabulary, config.text_infilling, config.poisson_mean, 0.0, examples.capacity)
         _randomised(stats, examples, "spans", after, plain.texts.tokens == vocabulary.mask)
@@ -114,19 +114,19 @@ def _masked(stats: RunningStatistics, examples: NoisyWindows, before: PackedText
     some = np.bincount(before.owners, before.tokens != mask, len(before.lengths)).astype(np.int64)
     masked, expected = np.bincount(after.owners, new, len(before.lengths)), budget(some, config.token_masking)
     stats.exact("masked share of tokens", masked.sum(), expected.sum(), some.sum())
-    stats.none("texts off their number of masks", (masked != expected).sum())
-    stats.none("tokens changed but not masked", (~new & (after.tokens != before.tokens)).sum())
+    stats.never("texts off their number of masks", (masked != expected).sum())
+    stats.never("tokens changed but not masked", (~new & (after.tokens != before.tokens)).sum())
     if config.random:
         _randomised(stats, examples, "tokens", after, new)
     else:
-        stats.none("masked tokens that show another", (after.tokens[new] != mask).sum())
+        stats.never("masked tokens that show another", (after.tokens[new] != mask).sum())
 
 
 def _randomised(
     stats: RunningStatistics, examples: NoisyWindows, unit: str, after: PackedTexts, masks_T: np.ndarray
 ) -> None:
     visible = after.tokens[masks_T] != examples.vocabulary.mask
-    stats.share(f"masked {unit} that show a random token", visible.sum(), masks_T.sum(), examples.config.random)
+    stats.fraction(f"masked {unit} that show a random token", visible.sum(), masks_T.sum(), examples.config.random)
 
 
 def _rotated(stats: RunningStatistics, rate: float, before: PackedTexts, after: PackedTexts) -> None:
@@ -138,8 +138,8 @@ def _rotated(stats: RunningStatistics, rate: float, before: PackedTexts, after: 
         strange += len(visible) != len(text) or visible not in text * 2
         retained += visible == text
         periods.append((text * 2).find(text, 1))
-    stats.none("texts that are no rotation of what they were", strange)
-    stats.share("texts that begin as they did", retained, len(periods), 1 - rate * (1 - 1 / np.array(periods)))
+    stats.never("texts that are no rotation of what they were", strange)
+    stats.fraction("texts that begin as they did", retained, len(periods), 1 - rate * (1 - 1 / np.array(periods)))
 
 
 def _each(texts: PackedTexts) -> list[np.ndarray]:
@@ -176,9 +176,9 @@ class CorruptedSpansInspector(StreamInspector):
         )
         noise, spans = noise_counts(lengths, examples.config)
         stats.exact("corrupted share of text", corrupted.noise.sum(), noise.sum(), lengths.sum())
-        stats.note("tokens of a span", noise.sum(), spans.sum())
+        stats.report("tokens of a span", noise.sum(), spans.sum())
         documents = np.repeat(np.arange(len(lengths)), lengths)
-        stats.none(
+        stats.never(
             "examples off their number of corrupted tokens", (np.bincount(documents, corrupted.noise) != noise).sum()
         )
         text = examples.stream.read(drawn.rows["start"], lengths)
@@ -188,15 +188,17 @@ class CorruptedSpansInspector(StreamInspector):
         ):
             marks = np.isin(side, examples.sentinels)
             counts = np.bincount(np.repeat(np.arange(len(lengths)), sizes), marks, len(lengths)).astype(np.int64)
-            stats.none(f"examples off their number of sentinels in the {name}", (counts != spans).sum())
+            stats.never(f"examples off their number of sentinels in the {name}", (counts != spans).sum())
             number = ragged_ranges(np.zeros_like(counts), counts) % len(examples.sentinels)
-            stats.none(f"sentinels out of order in the {name}", (side[marks] != examples.sentinels[number]).sum())
-        stats.none("batches whose sides do not give back the text", not _restores(corrupted, examples.sentinels, text))
+            stats.never(f"sentinels out of order in the {name}", (side[marks] != examples.sentinels[number]).sum())
+        stats.never("batches whose sides do not give back the text", not _restores(corrupted, examples.sentinels, text))
         # (k-1)/(n-1) of all ways to split n tokens into k pieces begin with a piece of one token.
         starts = np.cumsum(lengths) - lengths
         several = spans > 1
         chances = ((spans - 1) / np.maximum(lengths - noise - 1, 1))[several]
-        stats.share("first spans behind one token", corrupted.noise[starts + 1][several].sum(), several.sum(), chances)
+        stats.fraction(
+            "first spans behind one token", corrupted.noise[starts + 1][several].sum(), several.sum(), chances
+        )
 
 
 def _restores(corrupted: Corrupted, sentinels: np.ndarray, text: np.ndarray) -> bool:

@@ -64,9 +64,9 @@ class CausalInspector(StreamInspector):
         batch = drawn.batch
         at, labels = indices_of(batch, "clm").numpy(), labels_of(batch, "clm").numpy()
         tokens = batch.inputs.tokens.numpy()
-        stats.note("predicted share of tokens", len(at), len(tokens))
-        stats.none("labels that are not the next token", (tokens[at + 1] != labels).sum())
-        stats.none("tokens without a prediction", len(tokens) - len(drawn.rows) - len(np.unique(at)))
+        stats.report("predicted share of tokens", len(at), len(tokens))
+        stats.never("labels that are not the next token", (tokens[at + 1] != labels).sum())
+        stats.never("tokens without a prediction", len(tokens) - len(drawn.rows) - len(np.unique(at)))
 
 
 # Maximum segments in a diagram.
@@ -114,18 +114,18 @@ class LanesInspector(StreamInspector):
         stats.exact("left out share of text", np.abs(gaps).sum(), 0, predicted)
         follows = ordered["lane"][1:] == ordered["lane"][:-1]
         carried = ordered["before"][1:] == np.where(follows, ordered["before"][:-1] + ordered["length"][:-1], 0)
-        stats.none("segments that do not follow the one before in their lane", (~carried).sum())
-        stats.note("lanes", self.examples.lanes, 0)
+        stats.never("segments that do not follow the one before in their lane", (~carried).sum())
+        stats.report("lanes", self.examples.lanes, 0)
         super(StreamInspector, self).check_plan(stats)
 
     def check(self, stats: RunningStatistics, drawn: SampledBatch) -> None:
         rows, labels = drawn.rows, labels_of(drawn.batch, "clm").numpy()
-        stats.note("predicted share of tokens", len(labels), drawn.batch.tokens)
+        stats.report("predicted share of tokens", len(labels), drawn.batch.tokens)
         after = self.examples.stream.read(rows["start"] + 1, rows["length"].astype(np.int64))
-        stats.none("labels that are not the next token", (after != labels).sum())
+        stats.never("labels that are not the next token", (after != labels).sum())
         lanes = drawn.batch.lanes
         read_rows = () if lanes is None else lanes.read
-        stats.none("tokens read before of which a batch knows nothing", rows["before"].sum() - sum(read_rows))
+        stats.never("tokens read before of which a batch knows nothing", rows["before"].sum() - sum(read_rows))
 
 
 # The sides of an encoder-decoder's examples without the format's special tokens.
@@ -150,7 +150,7 @@ class PrefixesInspector(StreamInspector):
     def check(self, stats: RunningStatistics, drawn: SampledBatch) -> None:
         lengths = drawn.rows["length"].astype(np.int64)
         prefixes = self.examples.prefixes(drawn.rows, drawn.numbers, drawn.epoch)
-        stats.none("splits that leave a side empty", ((prefixes < 1) | (prefixes >= lengths)).sum())
+        stats.never("splits that leave a side empty", ((prefixes < 1) | (prefixes >= lengths)).sum())
         free = lengths > 2
         fractions = (prefixes[free] - 1) / (lengths[free] - 2)
         variance = float((lengths[free] / (12 * (lengths[free] - 2))).sum())
@@ -173,9 +173,9 @@ class MaskedPrefixesInspector(PrefixesInspector):
         at, labels = indices_of(batch, "prefix_lm").numpy(), labels_of(batch, "prefix_lm").numpy()
         tokens = batch.inputs.tokens.numpy()
         positions, documents = batch.inputs.positions.numpy()[at], batch.inputs.documents.numpy()[at]
-        stats.none("labels that are not the next token", (tokens[at + 1] != labels).sum())
-        stats.none("labels within the prefix", (positions + 1 < prefixes[documents]).sum())
-        stats.none("tokens behind the split without a prediction", (lengths - prefixes).sum() - len(at))
+        stats.never("labels that are not the next token", (tokens[at + 1] != labels).sum())
+        stats.never("labels within the prefix", (positions + 1 < prefixes[documents]).sum())
+        stats.never("tokens behind the split without a prediction", (lengths - prefixes).sum() - len(at))
 
 
 class EncodedPrefixesInspector(PrefixesInspector):
@@ -190,7 +190,7 @@ class EncodedPrefixesInspector(PrefixesInspector):
         behind = within(template, outputs, labels_of(batch, "prefix_lm"))
         both = np.array_equal(before, examples.stream.read(start, prefixes))
         both = both and np.array_equal(behind, examples.stream.read(start + prefixes, lengths - prefixes))
-        stats.none("batches whose sides do not give back the text", not both)
+        stats.never("batches whose sides do not give back the text", not both)
 
 
 # Words in windows, read by their characters, and predicted in both directions.
@@ -213,18 +213,18 @@ class WordInspector(StreamInspector):
         first_W, number_W = self.examples.words(tokens, starts)
         unknown = self.examples.unknown
         texts = len(inputs.lengths)
-        stats.note("tokens a word", len(tokens), len(first_W))
-        stats.note("share of words predicted as unknown", (number_W == unknown).sum(), len(first_W))
+        stats.report("tokens a word", len(tokens), len(first_W))
+        stats.report("share of words predicted as unknown", (number_W == unknown).sum(), len(first_W))
         reader = self.learner.backbone.reader
         bytes_W = np.add.reduceat(reader.entry_lengths()[tokens], first_W)
-        stats.note(f"share of words cut to {reader.longest} bytes", (bytes_W > reader.longest).sum(), len(first_W))
+        stats.report(f"share of words cut to {reader.longest} bytes", (bytes_W > reader.longest).sum(), len(first_W))
         for term, ahead in ((FORWARD, 1), (BACKWARD, -1)):
             at, labels = indices_of(drawn.batch, term).numpy(), labels_of(drawn.batch, term).numpy()
             word_M = np.searchsorted(first_W, at)
-            stats.none(
+            stats.never(
                 f"{term} labels that are not the next word on its way", (number_W[word_M + ahead] != labels).sum()
             )
-            stats.none(f"words that {term} lacks", len(first_W) - texts - len(np.unique(word_M + ahead)))
+            stats.never(f"words that {term} lacks", len(first_W) - texts - len(np.unique(word_M + ahead)))
 
     def entries(self, drawn: SampledBatch) -> Iterator[JsonObject]:
         """Adds the words of each example: their symbols, and the prediction targets of each direction."""
@@ -302,16 +302,18 @@ class WordPairsInspector(StreamInspector):
         pairs = self.examples.pairs(drawn.rows, drawn.numbers, drawn.epoch)
         tokens, config = pairs.tokens, self.examples.config
         special = np.isin(tokens, sorted(self.tokenizer.special_ids))
-        stats.note("unknown words, left out of the text", special.sum(), len(tokens), is_share=True)
-        stats.none("special tokens kept", (special & pairs.retained).sum())
+        stats.report("unknown words, left out of the text", special.sum(), len(tokens), is_fraction=True)
+        stats.never("special tokens kept", (special & pairs.retained).sum())
         chance_T = self.examples.counts.retention[tokens[~special]]
-        stats.share("words kept", pairs.retained.sum(), len(chance_T), chance_T)
+        stats.fraction("words kept", pairs.retained.sum(), len(chance_T), chance_T)
         frequent = chance_T < 1
-        stats.share("frequent words kept", pairs.retained[~special][frequent].sum(), frequent.sum(), chance_T[frequent])
+        stats.fraction(
+            "frequent words kept", pairs.retained[~special][frequent].sum(), frequent.sum(), chance_T[frequent]
+        )
         for words in range(1, config.window + 1):
             side = "1 word" if words == 1 else f"{words} words"
             reaches = (pairs.reach == words).sum()
-            stats.share(f"windows of {side} on either side", reaches, len(pairs.reach), 1 / config.window)
+            stats.fraction(f"windows of {side} on either side", reaches, len(pairs.reach), 1 / config.window)
         self._check_pairs(stats, pairs)
         self._check_negatives(stats, pairs.negatives.reshape(-1))
 
@@ -320,10 +322,10 @@ class WordPairsInspector(StreamInspector):
         row_K = np.repeat(np.arange(len(pairs.lengths)), pairs.lengths)
         position_K = np.arange(len(row_K)) - np.repeat(np.cumsum(pairs.lengths) - pairs.lengths, pairs.lengths)
         distance_M = np.abs(pairs.center - pairs.context)
-        stats.note("pairs of a word that is kept", len(pairs.center), len(row_K))
-        stats.none("pairs across documents", (row_K[pairs.center] != row_K[pairs.context]).sum())
-        stats.none("pairs of a word with itself", (distance_M == 0).sum())
-        stats.none("pairs out of reach", (distance_M > pairs.reach[pairs.center]).sum())
+        stats.report("pairs of a word that is kept", len(pairs.center), len(row_K))
+        stats.never("pairs across documents", (row_K[pairs.center] != row_K[pairs.context]).sum())
+        stats.never("pairs of a word with itself", (distance_M == 0).sum())
+        stats.never("pairs out of reach", (distance_M > pairs.reach[pairs.center]).sum())
         before_K = np.minimum(pairs.reach, position_K)
         behind_K = np.minimum(pairs.reach, pairs.lengths[row_K] - 1 - position_K)
         stats.exact("pairs, of all within reach", len(pairs.center), *[(before_K + behind_K).sum()] * 2)
@@ -334,4 +336,4 @@ class WordPairsInspector(StreamInspector):
         for decade in range(_DECADES):
             if fractions[decade] > 0:
                 ranks = f"rank {10 ** (decade - 1) + 1:,} to {10**decade:,}" if decade else "rank 1"
-                stats.share(f"negatives of {ranks}", hits[decade], len(drawn), float(fractions[decade]))
+                stats.fraction(f"negatives of {ranks}", hits[decade], len(drawn), float(fractions[decade]))

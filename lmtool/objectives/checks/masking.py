@@ -64,10 +64,10 @@ class MaskingInspector(Inspector):
         eligible, selected = (
             np.bincount(documents[indices], minlength=len(drawn.rows)) for indices in (np.flatnonzero(text), at)
         )
-        stats.none("special tokens predicted", (~text[at]).sum())
-        stats.none("labels that are not the text", (masked.labels != whole.tokens[at]).sum())
+        stats.never("special tokens predicted", (~text[at]).sum())
+        stats.never("labels that are not the text", (masked.labels != whole.tokens[at]).sum())
         changed = np.flatnonzero(shown != whole.tokens)
-        stats.none("tokens changed but not predicted", (~np.isin(changed, at)).sum())
+        stats.never("tokens changed but not predicted", (~np.isin(changed, at)).sum())
         self.check_masks(stats, Masks(masked, whole.tokens, shown, text, eligible, selected))
 
     def check_masks(self, stats: RunningStatistics, masks: Masks) -> None:
@@ -76,14 +76,14 @@ class MaskingInspector(Inspector):
         at, text = masks.masked.at, masks.text
         check_branches(stats, config, vocabulary, masks.shown[at], masks.masked.labels)
         if config.whole_word:
-            stats.note("predicted share of text", len(at), text.sum())
+            stats.report("predicted share of text", len(at), text.sum())
             opens = text & (vocabulary.starts_word[masks.tokens] | ~np.append(False, text[:-1]))
             word = np.cumsum(opens)[text]
             predicted = np.isin(np.flatnonzero(text), at)
             fraction = np.bincount(word, predicted) / np.maximum(np.bincount(word), 1)
-            stats.none("words partly predicted", ((fraction > 0) & (fraction < 1)).sum())
+            stats.never("words partly predicted", ((fraction > 0) & (fraction < 1)).sum())
         elif config.select == "bernoulli":
-            stats.share("predicted share of text", len(at), text.sum(), config.probability)
+            stats.fraction("predicted share of text", len(at), text.sum(), config.probability)
         else:
             check_budget(stats, masks.selected, budget(masks.eligible, config.probability), masks.eligible)
 
@@ -97,10 +97,10 @@ class MaskedWindowsInspector(MaskingInspector, StreamInspector):
         if not share:
             return
         short, capacity = rows["short"] == 1, self.examples.capacity
-        stats.share("windows that aim at a shorter length", short.sum(), len(rows), share)
+        stats.fraction("windows that aim at a shorter length", short.sum(), len(rows), share)
         ends = np.isin(rows["start"] + rows["length"], self.examples.stream.boundaries)
-        stats.none("windows cut although there is text", (~short & ~ends & (rows["length"] != capacity)).sum())
-        stats.note(
+        stats.never("windows cut although there is text", (~short & ~ends & (rows["length"] != capacity)).sum())
+        stats.report(
             "length of the shorter ones, as a share of the longest", rows["length"][short].sum(), short.sum() * capacity
         )
 
@@ -110,7 +110,7 @@ def check_budget(
 ) -> None:
     """Checks the number of predicted tokens of each example, if it is exact."""
     stats.exact("predicted share of text", selected_N.sum(), budget_N.sum(), eligible_N.sum())
-    stats.none("examples off their budget", (selected_N != budget_N).sum())
+    stats.never("examples off their budget", (selected_N != budget_N).sum())
 
 
 def check_branches(
@@ -119,9 +119,9 @@ def check_branches(
     """Checks the replacements of predicted tokens. A random token that equals the original one counts as unchanged."""
     mask, random, regular = config.mask, config.random, len(vocabulary.regular)
     hidden, same = visible_M == vocabulary.mask, visible_M == labels_M
-    stats.share(BRANCHES[0], hidden.sum(), len(labels_M), mask)
-    stats.share(BRANCHES[1], (~hidden & ~same).sum(), len(labels_M), random * (1 - 1 / regular))
-    stats.share(BRANCHES[2], (~hidden & same).sum(), len(labels_M), 1 - mask - random + random / regular)
+    stats.fraction(BRANCHES[0], hidden.sum(), len(labels_M), mask)
+    stats.fraction(BRANCHES[1], (~hidden & ~same).sum(), len(labels_M), random * (1 - 1 / regular))
+    stats.fraction(BRANCHES[2], (~hidden & same).sum(), len(labels_M), 1 - mask - random + random / regular)
 
 
 # Segment pairs: their classes, the origin of their segments, and truncation.
@@ -134,8 +134,8 @@ _CLASSES = {"nsp": ("the second follows", "the second is random"), "sop": ("in o
 class MaskedPairsInspector(MaskingInspector):
     """Inspects `MaskedPairs`."""
 
-    def label(self, value: int, describe_position: bool) -> object:
-        return super().label(value, True) if describe_position else _CLASSES[self.examples.config.pairs][value]
+    def label(self, value: int, of_token: bool) -> object:
+        return super().label(value, True) if of_token else _CLASSES[self.examples.config.pairs][value]
 
     def texts(self, drawn: SampledBatch) -> list[list[str]]:
         """The two segments of each pair."""
@@ -159,30 +159,32 @@ class MaskedPairsInspector(MaskingInspector):
         """Checks the origin of segments, and that only pairs too long for an example lose tokens."""
         truncated = self.examples.cut(drawn.rows)
         length = drawn.rows["a_length"].astype(np.int64) + drawn.rows["b_length"]
-        stats.note("truncated fraction", truncated.sum(), len(drawn.rows))
-        stats.none("pairs cut although they fit", (truncated & (length != self.examples.capacity)).sum())
+        stats.report("truncated fraction", truncated.sum(), len(drawn.rows))
+        stats.never("pairs cut although they fit", (truncated & (length != self.examples.capacity)).sum())
         self._check_classes(stats, drawn.rows)
         config = self.examples.config
         if config.pair_of == "segments":
             probability = config.short_sequence_probability
-            stats.share("pairs that aim at a shorter length", drawn.rows["short"].sum(), len(drawn.rows), probability)
+            stats.fraction(
+                "pairs that aim at a shorter length", drawn.rows["short"].sum(), len(drawn.rows), probability
+            )
 
     def _check_classes(self, stats: RunningStatistics, rows: np.ndarray) -> None:
         label, choice = rows["label"] == 1, rows["choice"] == 1
         offsets = self.examples.store.document_offsets
         a, b = (np.searchsorted(offsets, rows[f"{side}_start"], side="right") for side in "ab")
         if self.examples.config.pairs == "sop":
-            stats.share("pairs that are swapped", label.sum(), len(rows), 0.5)
-            stats.none("pairs of two documents", (a != b).sum())
+            stats.fraction("pairs that are swapped", label.sum(), len(rows), 0.5)
+            stats.never("pairs of two documents", (a != b).sum())
             in_order = rows["a_start"] < rows["b_start"]
             backward = rows["b_start"] < rows["a_start"]
-            stats.none("pairs in another order than their class says", (~np.where(label, backward, in_order)).sum())
+            stats.never("pairs in another order than their class says", (~np.where(label, backward, in_order)).sum())
             return
-        stats.share("random second segments where there is a choice", (label & choice).sum(), choice.sum(), 0.5)
-        stats.note("random second segments in all", label.sum(), len(rows), is_share=True)
-        stats.none("pairs without a choice that follow", (~choice & ~label).sum())
-        stats.none("random segments of the same document", (label & (a == b)).sum())
-        stats.none("following segments of another document", (~label & (a != b)).sum())
+        stats.fraction("random second segments where there is a choice", (label & choice).sum(), choice.sum(), 0.5)
+        stats.report("random second segments in all", label.sum(), len(rows), is_fraction=True)
+        stats.never("pairs without a choice that follow", (~choice & ~label).sum())
+        stats.never("random segments of the same document", (label & (a == b)).sum())
+        stats.never("following segments of another document", (~label & (a != b)).sum())
 
 
 # The generator's current samples, compared with its own probabilities.
@@ -223,8 +225,8 @@ class GeneratorInspector(MaskedWindowsInspector):
         chances = sampled.other_M.cpu().numpy()
         variance = (chances * (1 - chances)).sum()
         stats.mean("replaced share of tokens", other.sum(), len(other), chances.sum(), variance, 1.0)
-        stats.note("samples that are the original token", (~other[at]).sum(), len(at), is_share=True)
-        stats.none("tokens replaced that were not masked", other.sum() - other[at].sum())
+        stats.report("samples that are the original token", (~other[at]).sum(), len(at), is_fraction=True)
+        stats.never("tokens replaced that were not masked", other.sum() - other[at].sum())
         surprise, entropy, variance = (
             float(values.sum()) for values in (sampled.surprise_M, sampled.entropy_M, sampled.variance_M)
         )

@@ -42,7 +42,7 @@ class SpanInspector(MaskingInspector):
         starts = self.vocabulary.starts_word[spans.labels[np.searchsorted(spans.at, spans.spans[:, 0])]]
         # A window may begin within a word, and so may a span at its start.
         within = ~starts & masks.text[spans.spans[:, 0] - 1]
-        stats.none("spans that begin within a word", within.sum())
+        stats.never("spans that begin within a word", within.sum())
         expected = np.ceil(masks.eligible * self.config.probability - 1e-9)
         check_budget(stats, masks.selected, expected, masks.eligible)
 
@@ -56,10 +56,10 @@ class SpanInspector(MaskingInspector):
         sizes = np.bincount(spans.span_of, minlength=count)
         hidden = np.bincount(spans.span_of, visible_M == mask, count)
         same = np.bincount(spans.span_of, visible_M == spans.labels, count)
-        stats.none("spans partly [MASK]", ((hidden > 0) & (hidden < sizes)).sum())
-        stats.share("spans that are [MASK]", (hidden > 0).sum(), count, config.mask)
+        stats.never("spans partly [MASK]", ((hidden > 0) & (hidden < sizes)).sum())
+        stats.fraction("spans that are [MASK]", (hidden > 0).sum(), count, config.mask)
         chances = 1 - config.mask - config.random + config.random * float(regular) ** -sizes.astype(float)
-        stats.share("spans that are unchanged", ((hidden == 0) & (same == sizes)).sum(), count, chances)
+        stats.fraction("spans that are unchanged", ((hidden == 0) & (same == sizes)).sum(), count, chances)
 
 
 def check_lengths(
@@ -76,7 +76,7 @@ def check_lengths(
     total, bound = sampled_D.sum(), len(lengths)
     stats.mean(f"{length_name} as drawn", total, count, count * mean, count * variance, bound)
     for length, probability in zip(lengths, probabilities_K, strict=True):
-        stats.share(f"{plural} of {length} as drawn", (sampled_D == length).sum(), count, float(probability))
+        stats.fraction(f"{plural} of {length} as drawn", (sampled_D == length).sum(), count, float(probability))
 
 
 class SpanWindowsInspector(SpanInspector, MaskedWindowsInspector):
@@ -127,17 +127,17 @@ class PermutationInspector(Inspector):
         block = 2 * documents + permuted.blocks
         eligible, selected = (np.bincount(block[tokens], minlength=2 * len(drawn.rows)) for tokens in (text, at))
         check_budget(stats, selected, budget(eligible, 1 / config.context), eligible)
-        stats.none("special tokens predicted", (~text[at]).sum())
-        stats.none("tokens that are not the text", (inputs.tokens.numpy() != whole.tokens).sum())
+        stats.never("special tokens predicted", (~text[at]).sum())
+        stats.never("tokens that are not the text", (inputs.tokens.numpy() != whole.tokens).sum())
         probabilities_K = ngram_probabilities(config.longest)
         check_lengths(stats, "tokens of an n-gram", "n-grams", permuted.drawn, probabilities_K)
         left = "predicted tokens that make up for what n-grams left"
-        stats.note(left, permuted.single.sum(), len(permuted.at), is_share=True)
+        stats.report(left, permuted.single.sum(), len(permuted.at), is_fraction=True)
         starts = vocabulary.starts_word[whole.tokens[permuted.starts]]
         opening = (
             (permuted.starts == 0) | ~text[permuted.starts - 1] | (np.diff(block, prepend=-1)[permuted.starts] != 0)
         )
-        stats.none("n-grams that begin within a word", (~starts & ~opening).sum())
+        stats.never("n-grams that begin within a word", (~starts & ~opening).sum())
         _check_order(stats, permuted, inputs.columns["rank"].numpy(), ~text, block)
 
 
@@ -167,7 +167,7 @@ def _check_order(
     number = np.arange(len(indices)) - np.searchsorted(block_T[indices], block_T[indices])
     first = np.flatnonzero((number[:-1] % 2 == 0) & (block_T[indices[:-1]] == block_T[indices[1:]]))
     earlier = ranks_T[indices[first]] < ranks_T[indices[first + 1]]
-    stats.share("neighbours in the order of the text", earlier.sum(), len(first), 0.5)
+    stats.fraction("neighbours in the order of the text", earlier.sum(), len(first), 0.5)
     # The rank of the first one is uniform too.
     sizes = np.bincount(block_T[indices])[block_T[indices]]
     leading = np.flatnonzero((number == 0) & (sizes > 1))
@@ -180,16 +180,16 @@ def _check_order(
     stats.mean("place of the first one in the order", rank.sum(), len(rank), len(rank) / 2, variance.sum(), 0.5)
     last_B = np.full(int(block_T.max(initial=0)) + 1, -1)
     np.maximum.at(last_B, block_T[~ordered], ranks_T[~ordered])
-    stats.none("ordered tokens not behind what is not predicted", (ranks_T[indices] <= last_B[block_T[indices]]).sum())
+    stats.never("ordered tokens not behind what is not predicted", (ranks_T[indices] <= last_B[block_T[indices]]).sum())
     both = np.stack([2 * (block_T[indices] // 2), ranks_T[indices]])
-    stats.none("ranks given twice", len(indices) - np.unique(both, axis=1).shape[1])
+    stats.never("ranks given twice", len(indices) - np.unique(both, axis=1).shape[1])
     seconds = (np.diff(block_T, prepend=block_T[:1]) == 1) & (block_T % 2 == 1)
     highest = np.full(len(last_B) + 1, -1)
     np.maximum.at(highest, block_T, ranks_T)
     lowest = np.full(len(last_B) + 1, np.iinfo(np.int64).max)
     np.minimum.at(lowest, block_T, ranks_T)
     second_blocks = block_T[seconds]
-    stats.none("second parts not behind the first", (lowest[second_blocks] <= highest[second_blocks - 1]).sum())
+    stats.never("second parts not behind the first", (lowest[second_blocks] <= highest[second_blocks - 1]).sum())
 
 
 def draw_streams(pieces: list[str], ranks: list[int], predicted_positions: set[int]) -> list[tuple[str, str]]:

@@ -50,7 +50,7 @@ class TaskInspector(Inspector):
         sentence = f"an example has {length:.0f} tokens on average"
         return sentence if truncated is None else f"{sentence}; {truncated:.1%} are cut to max_length={self.max_length}"
 
-    def label(self, value: Label, describe_position: bool) -> object:
+    def label(self, value: Label, of_token: bool) -> object:
         return self.learner.kind.shown(value)
 
 

@@ -204,10 +204,10 @@ class TextPairInspector(TaskInspector):
     def check_plan(self, stats: RunningStatistics) -> None:
         """Truncation. A truncated source may be shorter than max_length, since its target needs capacity too."""
         metadata = self.examples.metadata()
-        stats.note("truncated fraction", metadata["truncated"], metadata["examples"])
+        stats.report("truncated fraction", metadata["truncated"], metadata["examples"])
 
-    def label(self, value: Label, describe_position: bool) -> object:
-        return Inspector.label(self, value, describe_position)
+    def label(self, value: Label, of_token: bool) -> object:
+        return Inspector.label(self, value, of_token)
 
 
 def first_predictions(packed: Packed, at_M: Tensor) -> Tensor:

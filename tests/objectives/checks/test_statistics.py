@@ -120,7 +120,7 @@ def test_the_generator_is_measured_against_its_own_probabilities(config, monkeyp
 
 def test_static_masks_are_measured_once():
     inspector = inspector_of("bert", "wordpiece", MlmConfig(masking="static", duplicates=2))
-    assert {drawn.epoch for drawn in inspector.drawn(10**9)} == {0, 1}
+    assert {sampled.epoch for sampled in inspector.sampled_batches(10**9)} == {0, 1}
 
 
 def test_what_no_example_holds_is_counted():
@@ -148,22 +148,22 @@ def test_intervals_hold_as_often_as_they_say_and_are_not_far_too_wide():
     for _ in range(400):
         stats = RunningStatistics()
         for number, share in enumerate((0.8, 0.1, 0.03, 0.5)):
-            stats.share(str(number), draws.binomial(2000, share), 2000, share)
+            stats.fraction(str(number), draws.binomial(2000, share), 2000, share)
         missed += bool(stats.broken())
     assert missed <= 3
     stats = RunningStatistics()
-    stats.share("far", 2000 * 0.5 + 5.5 * np.sqrt(2000 / 4), 2000, 0.5)
+    stats.fraction("far", 2000 * 0.5 + 5.5 * np.sqrt(2000 / 4), 2000, 0.5)
     assert stats.broken(), "five and a half standard deviations are found"
 
 
 def test_chances_of_their_own_add_up():
     stats = RunningStatistics()
-    stats.share("a", 3, 10, np.linspace(0.1, 0.4, 10))
+    stats.fraction("a", 3, 10, np.linspace(0.1, 0.4, 10))
     statistic = stats.statistics["a"]
     assert (statistic.expected, statistic.defined) == (pytest.approx(2.5), pytest.approx(0.25))
     assert statistic.measured == 0.3
-    stats.none("b", 0)
-    stats.note("c", 5, 10)
+    stats.never("b", 0)
+    stats.report("c", 5, 10)
     assert stats.tested == 1 and not stats.broken()
-    stats.none("b", 2)
+    stats.never("b", 2)
     assert [statistic.name for statistic in stats.broken()] == ["b"]
