@@ -220,7 +220,7 @@ class Inspector:
 
     # Methods that subclasses override.
 
-    def texts(self, drawn: SampledBatch) -> list[list[str]]:
+    def texts(self, sample: SampledBatch) -> list[list[str]]:
         """Returns the original texts of each example: the documents of a window, the segments of a pair, or the columns
         of a row. Returns an empty list if the original texts are not available."""
         return []
@@ -251,19 +251,19 @@ class Inspector:
                 full = (plan.lengths >= sides * self.max_length).sum()
                 stats.never("truncated rows that are shorter than max_length", max(0, metadata["truncated"] - full))
 
-    def check(self, stats: RunningStatistics, drawn: SampledBatch) -> None:
+    def check(self, stats: RunningStatistics, sample: SampledBatch) -> None:
         """Adds the statistics of the learner's objective for some examples."""
 
-    def entries(self, drawn: SampledBatch) -> Iterator[dict[str, Any]]:
+    def entries(self, sample: SampledBatch) -> Iterator[dict[str, Any]]:
         """Yields each example as plain data, see `described`."""
-        batch, texts = drawn.batch, self.texts(drawn)
-        for number in range(len(drawn.numbers)):
-            entry: dict[str, object] = {"example": int(drawn.numbers[number]), "epoch": drawn.epoch}
+        batch, texts = sample.batch, self.texts(sample)
+        for number in range(len(sample.numbers)):
+            entry: dict[str, object] = {"example": int(sample.numbers[number]), "epoch": sample.epoch}
             if texts:
                 entry["text"] = "\n".join(texts[number])
                 # Offsets at which another document, or the second text of a pair, begins.
                 entry["boundaries"] = (np.cumsum([len(text) + 1 for text in texts[number]])[:-1]).tolist()
-            documents = range(*drawn.boundaries[number : number + 2])
+            documents = range(*sample.boundaries[number : number + 2])
             entry["input"] = self.side(batch.inputs, documents)
             if drawing := self.learner.backbone.diagram(batch.inputs.lengths[documents[0]]):
                 entry["drawing"] = drawing
@@ -272,7 +272,7 @@ class Inspector:
             entry["targets"] = {
                 term: self._target(batch, target, documents)
                 if target.at is not None
-                else self._labels(target, number, len(drawn.numbers))
+                else self._labels(target, number, len(sample.numbers))
                 for term, target in batch.targets.items()
             }
             yield entry
@@ -323,17 +323,17 @@ class Inspector:
         """Adds the statistics that apply to all examples, and the statistics of the objective, see `check`. tokens: how
         many tokens to measure."""
         pad = self._pad()
-        for drawn in self.sampled_batches(tokens):
-            batch = drawn.batch
+        for sample in self.sampled_batches(tokens):
+            batch = sample.batch
             sides = [batch.inputs, *([batch.outputs] if batch.outputs is not None else [])]
-            stats.report("tokens an example", batch.tokens, len(drawn.numbers))
+            stats.report("tokens per example", batch.tokens, len(sample.numbers))
             stats.never("padding fraction", _padding(batch, pad), batch.tokens)
             longest = max(max(side.lengths) for side in sides)
             stats.never("sequences longer than max_length", longest > self.max_length)
-            lengths = np.add.reduceat(np.sum([side.lengths for side in sides], axis=0), drawn.boundaries[:-1])
-            planned = self.examples.plan(drawn.epoch).lengths[drawn.numbers]
+            lengths = np.add.reduceat(np.sum([side.lengths for side in sides], axis=0), sample.boundaries[:-1])
+            planned = self.examples.plan(sample.epoch).lengths[sample.numbers]
             stats.never("examples longer than planned", (lengths > planned).sum())
-            self.check(stats, drawn)
+            self.check(stats, sample)
 
     def side(self, packed: Packed, documents: range) -> dict[str, object]:
         """Returns one side of an example as plain data: readable `pieces`, token `ids`, further columns, and the length

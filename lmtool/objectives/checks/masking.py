@@ -35,7 +35,11 @@ class Masks:
     selected: np.ndarray
 
 
-BRANCHES = ("of these, [MASK]", "of these, another token", "of these, unchanged")
+BRANCHES = (
+    "predicted tokens replaced by [MASK]",
+    "predicted tokens replaced by another token",
+    "predicted tokens left unchanged",
+)
 
 
 class MaskingInspector(Inspector):
@@ -65,7 +69,7 @@ class MaskingInspector(Inspector):
             np.bincount(documents[indices], minlength=len(drawn.rows)) for indices in (np.flatnonzero(text), at)
         )
         stats.never("special tokens predicted", (~text[at]).sum())
-        stats.never("labels that are not the text", (masked.labels != whole.tokens[at]).sum())
+        stats.never("labels that differ from the original tokens", (masked.labels != whole.tokens[at]).sum())
         changed = np.flatnonzero(shown != whole.tokens)
         stats.never("tokens changed but not predicted", (~np.isin(changed, at)).sum())
         self.check_masks(stats, Masks(masked, whole.tokens, shown, text, eligible, selected))
@@ -76,14 +80,14 @@ class MaskingInspector(Inspector):
         at, text = masks.masked.at, masks.text
         check_branches(stats, config, vocabulary, masks.shown[at], masks.masked.labels)
         if config.whole_word:
-            stats.report("predicted share of text", len(at), text.sum())
+            stats.report("predicted fraction of text", len(at), text.sum())
             opens = text & (vocabulary.starts_word[masks.tokens] | ~np.append(False, text[:-1]))
             word = np.cumsum(opens)[text]
             predicted = np.isin(np.flatnonzero(text), at)
             fraction = np.bincount(word, predicted) / np.maximum(np.bincount(word), 1)
             stats.never("words partly predicted", ((fraction > 0) & (fraction < 1)).sum())
         elif config.select == "bernoulli":
-            stats.fraction("predicted share of text", len(at), text.sum(), config.probability)
+            stats.fraction("predicted fraction of text", len(at), text.sum(), config.probability)
         else:
             check_budget(stats, masks.selected, budget(masks.eligible, config.probability), masks.eligible)
 
@@ -97,11 +101,13 @@ class MaskedWindowsInspector(MaskingInspector, StreamInspector):
         if not share:
             return
         short, capacity = rows["short"] == 1, self.examples.capacity
-        stats.fraction("windows that aim at a shorter length", short.sum(), len(rows), share)
+        stats.fraction("windows with a shorter target length", short.sum(), len(rows), share)
         ends = np.isin(rows["start"] + rows["length"], self.examples.stream.boundaries)
-        stats.never("windows cut although there is text", (~short & ~ends & (rows["length"] != capacity)).sum())
+        stats.never("windows that end too early", (~short & ~ends & (rows["length"] != capacity)).sum())
         stats.report(
-            "length of the shorter ones, as a share of the longest", rows["length"][short].sum(), short.sum() * capacity
+            "mean length of the shorter windows, as a fraction of the maximum",
+            rows["length"][short].sum(),
+            short.sum() * capacity,
         )
 
 
@@ -109,8 +115,8 @@ def check_budget(
     stats: RunningStatistics, selected_N: np.ndarray, budget_N: np.ndarray, eligible_N: np.ndarray
 ) -> None:
     """Checks the number of predicted tokens of each example, if it is exact."""
-    stats.exact("predicted share of text", selected_N.sum(), budget_N.sum(), eligible_N.sum())
-    stats.never("examples off their budget", (selected_N != budget_N).sum())
+    stats.exact("predicted fraction of text", selected_N.sum(), budget_N.sum(), eligible_N.sum())
+    stats.never("examples with a wrong number of predicted tokens", (selected_N != budget_N).sum())
 
 
 def check_branches(
@@ -160,13 +166,13 @@ class MaskedPairsInspector(MaskingInspector):
         truncated = self.examples.cut(drawn.rows)
         length = drawn.rows["a_length"].astype(np.int64) + drawn.rows["b_length"]
         stats.report("truncated fraction", truncated.sum(), len(drawn.rows))
-        stats.never("pairs cut although they fit", (truncated & (length != self.examples.capacity)).sum())
+        stats.never("pairs truncated although they fit", (truncated & (length != self.examples.capacity)).sum())
         self._check_classes(stats, drawn.rows)
         config = self.examples.config
         if config.pair_of == "segments":
             probability = config.short_sequence_probability
             stats.fraction(
-                "pairs that aim at a shorter length", drawn.rows["short"].sum(), len(drawn.rows), probability
+                "pairs with a shorter target length", drawn.rows["short"].sum(), len(drawn.rows), probability
             )
 
     def _check_classes(self, stats: RunningStatistics, rows: np.ndarray) -> None:
@@ -175,14 +181,14 @@ class MaskedPairsInspector(MaskingInspector):
         a, b = (np.searchsorted(offsets, rows[f"{side}_start"], side="right") for side in "ab")
         if self.examples.config.pairs == "sop":
             stats.fraction("pairs that are swapped", label.sum(), len(rows), 0.5)
-            stats.never("pairs of two documents", (a != b).sum())
+            stats.never("pairs from two documents", (a != b).sum())
             in_order = rows["a_start"] < rows["b_start"]
             backward = rows["b_start"] < rows["a_start"]
-            stats.never("pairs in another order than their class says", (~np.where(label, backward, in_order)).sum())
+            stats.never("pairs whose order contradicts their class", (~np.where(label, backward, in_order)).sum())
             return
         stats.fraction("random second segments where there is a choice", (label & choice).sum(), choice.sum(), 0.5)
         stats.report("random second segments in all", label.sum(), len(rows), is_fraction=True)
-        stats.never("pairs without a choice that follow", (~choice & ~label).sum())
+        stats.never("pairs without a choice whose second segment is not random", (~choice & ~label).sum())
         stats.never("random segments of the same document", (label & (a == b)).sum())
         stats.never("following segments of another document", (~label & (a != b)).sum())
 
@@ -195,7 +201,7 @@ class GeneratorInspector(MaskedWindowsInspector):
     original text."""
 
     def fact(self, stats: RunningStatistics) -> str:
-        fraction = stats.measured("replaced share of tokens")
+        fraction = stats.measured("replaced fraction of tokens")
         words = super().fact(stats).replace("the model reads", "it reads")
         if fraction is None:
             return words
@@ -216,18 +222,20 @@ class GeneratorInspector(MaskedWindowsInspector):
 
     def check(self, stats: RunningStatistics, drawn: SampledBatch) -> None:
         super().check(stats, drawn)
-        stats.remarks["replaced share of tokens"] = "masked share x the generator's probability of another token there"
-        stats.remarks["surprise of a sample, nats"] = "entropy of the generator's probabilities"
+        stats.remarks["replaced fraction of tokens"] = (
+            "masked fraction x the generator's probability that a sample differs from the original token"
+        )
+        stats.remarks["negative log-probability of a sample, nats"] = "entropy of the generator's probabilities"
         batch = drawn.batch.to(self.learner.device)
         sampled = self.learner.sampled(batch, drawn.epoch)
         other = (sampled.filled.tokens != self.learner.original(batch)).cpu().numpy()
         at = indices_of(batch, "mlm").cpu().numpy()
         chances = sampled.other_M.cpu().numpy()
         variance = (chances * (1 - chances)).sum()
-        stats.mean("replaced share of tokens", other.sum(), len(other), chances.sum(), variance, 1.0)
+        stats.mean("replaced fraction of tokens", other.sum(), len(other), chances.sum(), variance, 1.0)
         stats.report("samples that are the original token", (~other[at]).sum(), len(at), is_fraction=True)
-        stats.never("tokens replaced that were not masked", other.sum() - other[at].sum())
+        stats.never("replaced tokens that were not masked", other.sum() - other[at].sum())
         surprise, entropy, variance = (
             float(values.sum()) for values in (sampled.surprise_M, sampled.entropy_M, sampled.variance_M)
         )
-        stats.mean("surprise of a sample, nats", surprise, len(at), entropy, variance, sampled.bound)
+        stats.mean("negative log-probability of a sample, nats", surprise, len(at), entropy, variance, sampled.bound)

@@ -32,12 +32,12 @@ class SpanInspector(MaskingInspector):
     config: SpanConfig
 
     def fact(self, stats: RunningStatistics) -> str:
-        mean = stats.measured("words of a span as drawn")
+        mean = stats.measured("words of a span, as sampled")
         return super().fact(stats) + ("" if mean is None else f"; in spans of {mean:.1f} words on average")
 
     def check_masks(self, stats: RunningStatistics, masks: Masks) -> None:
         spans = cast(MaskedSpans, masks.masked)
-        check_lengths(stats, "words of a span", "spans", spans.drawn, length_probabilities(self.config))
+        check_lengths(stats, "words of a span", "spans", spans.sampled_lengths, length_probabilities(self.config))
         self._check_branches(stats, spans, masks.shown[spans.at])
         starts = self.vocabulary.starts_word[spans.labels[np.searchsorted(spans.at, spans.spans[:, 0])]]
         # A window may begin within a word, and so may a span at its start.
@@ -56,10 +56,10 @@ class SpanInspector(MaskingInspector):
         sizes = np.bincount(spans.span_of, minlength=count)
         hidden = np.bincount(spans.span_of, visible_M == mask, count)
         same = np.bincount(spans.span_of, visible_M == spans.labels, count)
-        stats.never("spans partly [MASK]", ((hidden > 0) & (hidden < sizes)).sum())
-        stats.fraction("spans that are [MASK]", (hidden > 0).sum(), count, config.mask)
+        stats.never("spans partly replaced by [MASK]", ((hidden > 0) & (hidden < sizes)).sum())
+        stats.fraction("spans replaced by [MASK]", (hidden > 0).sum(), count, config.mask)
         chances = 1 - config.mask - config.random + config.random * float(regular) ** -sizes.astype(float)
-        stats.fraction("spans that are unchanged", ((hidden == 0) & (same == sizes)).sum(), count, chances)
+        stats.fraction("unchanged spans", ((hidden == 0) & (same == sizes)).sum(), count, chances)
 
 
 def check_lengths(
@@ -74,9 +74,11 @@ def check_lengths(
     mean = float(probabilities_K @ lengths)
     variance = float(probabilities_K @ lengths**2 - mean**2)
     total, bound = sampled_D.sum(), len(lengths)
-    stats.mean(f"{length_name} as drawn", total, count, count * mean, count * variance, bound)
+    stats.mean(f"{length_name}, as sampled", total, count, count * mean, count * variance, bound)
     for length, probability in zip(lengths, probabilities_K, strict=True):
-        stats.fraction(f"{plural} of {length} as drawn", (sampled_D == length).sum(), count, float(probability))
+        stats.fraction(
+            f"{plural} of length {length}, as sampled", (sampled_D == length).sum(), count, float(probability)
+        )
 
 
 class SpanWindowsInspector(SpanInspector, MaskedWindowsInspector):
@@ -128,10 +130,10 @@ class PermutationInspector(Inspector):
         eligible, selected = (np.bincount(block[tokens], minlength=2 * len(drawn.rows)) for tokens in (text, at))
         check_budget(stats, selected, budget(eligible, 1 / config.context), eligible)
         stats.never("special tokens predicted", (~text[at]).sum())
-        stats.never("tokens that are not the text", (inputs.tokens.numpy() != whole.tokens).sum())
+        stats.never("input tokens that differ from the original text", (inputs.tokens.numpy() != whole.tokens).sum())
         probabilities_K = ngram_probabilities(config.longest)
-        check_lengths(stats, "tokens of an n-gram", "n-grams", permuted.drawn, probabilities_K)
-        left = "predicted tokens that make up for what n-grams left"
+        check_lengths(stats, "tokens of an n-gram", "n-grams", permuted.sampled_lengths, probabilities_K)
+        left = "predicted single tokens, added to reach the number"
         stats.report(left, permuted.single.sum(), len(permuted.at), is_fraction=True)
         starts = vocabulary.starts_word[whole.tokens[permuted.starts]]
         opening = (
@@ -167,7 +169,7 @@ def _check_order(
     number = np.arange(len(indices)) - np.searchsorted(block_T[indices], block_T[indices])
     first = np.flatnonzero((number[:-1] % 2 == 0) & (block_T[indices[:-1]] == block_T[indices[1:]]))
     earlier = ranks_T[indices[first]] < ranks_T[indices[first + 1]]
-    stats.fraction("neighbours in the order of the text", earlier.sum(), len(first), 0.5)
+    stats.fraction("neighboring tokens in the order of the text", earlier.sum(), len(first), 0.5)
     # The rank of the first one is uniform too.
     sizes = np.bincount(block_T[indices])[block_T[indices]]
     leading = np.flatnonzero((number == 0) & (sizes > 1))
@@ -177,19 +179,31 @@ def _check_order(
     )
     others = sizes[leading] - 1
     rank, variance = before[leading] / others, (others + 2) / (12 * others)
-    stats.mean("place of the first one in the order", rank.sum(), len(rank), len(rank) / 2, variance.sum(), 0.5)
+    stats.mean(
+        "position of a block's first token in the order, 0 to 1",
+        rank.sum(),
+        len(rank),
+        len(rank) / 2,
+        variance.sum(),
+        0.5,
+    )
     last_B = np.full(int(block_T.max(initial=0)) + 1, -1)
     np.maximum.at(last_B, block_T[~ordered], ranks_T[~ordered])
-    stats.never("ordered tokens not behind what is not predicted", (ranks_T[indices] <= last_B[block_T[indices]]).sum())
+    stats.never(
+        "permuted tokens that precede an unpredicted token", (ranks_T[indices] <= last_B[block_T[indices]]).sum()
+    )
     both = np.stack([2 * (block_T[indices] // 2), ranks_T[indices]])
-    stats.never("ranks given twice", len(indices) - np.unique(both, axis=1).shape[1])
+    stats.never("ranks that occur twice", len(indices) - np.unique(both, axis=1).shape[1])
     seconds = (np.diff(block_T, prepend=block_T[:1]) == 1) & (block_T % 2 == 1)
     highest = np.full(len(last_B) + 1, -1)
     np.maximum.at(highest, block_T, ranks_T)
     lowest = np.full(len(last_B) + 1, np.iinfo(np.int64).max)
     np.minimum.at(lowest, block_T, ranks_T)
     second_blocks = block_T[seconds]
-    stats.never("second parts not behind the first", (lowest[second_blocks] <= highest[second_blocks - 1]).sum())
+    stats.never(
+        "second parts that do not come after the first part",
+        (lowest[second_blocks] <= highest[second_blocks - 1]).sum(),
+    )
 
 
 def draw_streams(pieces: list[str], ranks: list[int], predicted_positions: set[int]) -> list[tuple[str, str]]:

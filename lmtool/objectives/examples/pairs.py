@@ -71,7 +71,7 @@ def sentence_pairs(
         sentence_offsets: (S+1,) flat sentence boundaries in the token store.
         document_sentences: (D+1,) document boundaries among the sentences.
         limit: Maximum tokens of both segments together.
-        short_probability: Fraction of pairs that aim at a shorter length; unused with `sentences`.
+        short_probability: Fraction of pairs with a shorter target length; unused with `sentences`.
         seed: Of the run.
         epoch: Keys the random numbers.
         kind: Next sentence or sentence order. A single sentence of one token has no order and is skipped.

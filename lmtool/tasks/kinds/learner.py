@@ -44,7 +44,7 @@ class TaskInspector(Inspector):
 
     def fact(self, stats: RunningStatistics) -> str:
         """The mean length of examples, and how many are truncated."""
-        length, truncated = stats.measured("tokens an example"), stats.measured("truncated fraction")
+        length, truncated = stats.measured("tokens per example"), stats.measured("truncated fraction")
         if length is None:
             return ""
         sentence = f"an example has {length:.0f} tokens on average"
