@@ -107,7 +107,8 @@ def test_the_generator_is_measured_against_its_own_probabilities(config, monkeyp
     stats = inspector.measured(12000)
     assert not stats.broken()
     kept, surprise = (
-        stats.statistics[name] for name in ("samples that are the original token", "negative log-probability of a sample, nats")
+        stats.statistics[name]
+        for name in ("samples that are the original token", "negative log-probability of a sample, nats")
     )
     assert surprise.defined < np.log(tokens.vocab_size) - 0.3 and kept.count > 500
 
@@ -115,7 +116,9 @@ def test_the_generator_is_measured_against_its_own_probabilities(config, monkeyp
         return head(hidden, table)[:, :vocabulary].argmax(-1)
 
     monkeypatch.setattr("lmtool.objectives.rtd.sample_tokens", best)
-    assert "negative log-probability of a sample, nats" in {statistic.name for statistic in inspector.measured(12000).broken()}
+    assert "negative log-probability of a sample, nats" in {
+        statistic.name for statistic in inspector.measured(12000).broken()
+    }
 
 
 def test_static_masks_are_measured_once():
