@@ -26,7 +26,8 @@ from lmtool.nn.cache import CarriedState
 from lmtool.nn.dropout import DropoutRng
 from lmtool.objectives.checks.language import CausalInspector, LanesInspector, StreamInspector
 from lmtool.objectives.configs import NextTokenConfig
-from lmtool.objectives.examples.windows import CarriedWindows, CausalSegments, CausalWindows, Stream
+from lmtool.objectives.examples.language import CarriedWindows, CausalSegments, CausalWindows
+from lmtool.objectives.examples.windows import Stream
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Scores, StepOutput
 

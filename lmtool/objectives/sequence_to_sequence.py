@@ -24,7 +24,8 @@ from lmtool.objectives.checks.language import EncodedPrefixesInspector, MaskedPr
 from lmtool.objectives.clm import SAMPLED, CausalLanguageModel, TextObjective, TextWindows, unigram
 from lmtool.objectives.configs import DenoisingConfig, NextTokenConfig, PrefixLmConfig, SpanCorruptionConfig
 from lmtool.objectives.examples.denoising import CorruptedSpans, NoisyWindows
-from lmtool.objectives.examples.windows import EncodedPrefixes, MaskedPrefixes, Sides
+from lmtool.objectives.examples.language import EncodedPrefixes, MaskedPrefixes
+from lmtool.objectives.examples.windows import Sides
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Packed, Scores, StepOutput, send
 

@@ -143,7 +143,7 @@ BROKEN: dict[str, tuple[str, Callable[..., Any], list[str], str]] = {
         "replaced fraction of tokens",
     ),
     "split": (
-        f"{EXAMPLES}.windows.prefix_lengths", lambda lengths, *_: np.ones_like(lengths, dtype=np.int64),
+        f"{EXAMPLES}.language.prefix_lengths", lambda lengths, *_: np.ones_like(lengths, dtype=np.int64),
         ["objective=prefix_lm", "model=gpt_tiny"], "position of the split",
     ),
     "sentinel order": (

@@ -105,7 +105,7 @@ OFFSETS = {"token": 0, "previous": -1, "next": 1}
 def windows_of(store: TokenStore, max_tokens: int) -> np.ndarray:
     """Returns consecutive windows of text as records (D,) with `start` and `length`. Each window has at most
     `max_tokens` tokens of one document."""
-    return windows(Stream.of(store, None), max_tokens, joined=False)
+    return windows(Stream.from_store(store, None), max_tokens, joined=False)
 
 
 def frequent_types(store: TokenStore, windows_D: np.ndarray, tokenizer: Tokenizer, count: int) -> np.ndarray:

@@ -54,7 +54,7 @@ class NoisyWindows(FixedPlan):
         special_count = sides.template.special_count
         self.capacity = text_capacity(max_length, special_count, 1)
         # Without separators or empty documents, stream positions are store positions.
-        self.stream = Stream.of(data.text, None)
+        self.stream = Stream.from_store(data.text, None)
         joined, infilling = data.documents == "joined", config.text_infilling
         plan = planned(noisy_windows, self.stream, self.capacity, joined, infilling, special_count)
         super().__init__(data.text, data.split, plan)
@@ -123,7 +123,7 @@ class CorruptedSpans(FixedPlan):
         self.config, self.sides, self.seed = config, sides, seed
         special_count = sides.template.special_count
         self.text_length = text_length(max_length, special_count, config)
-        self.stream = Stream.of(data.text, None)
+        self.stream = Stream.from_store(data.text, None)
         joined = data.documents == "joined"
         plan = planned(corrupted_windows, self.stream, self.text_length, joined, config, special_count)
         super().__init__(data.text, data.split, plan)

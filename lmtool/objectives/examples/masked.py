@@ -184,7 +184,7 @@ class MaskedWindows(MaskedExamples):
     ):  # fmt: skip
         super().__init__(config, tokenizer, format_name, data, max_length, seed, masks)
         self.joined = data.documents == "joined"
-        self.stream = Stream.of(self.store, tokenizer.role("sep") if self.joined else None)
+        self.stream = Stream.from_store(self.store, tokenizer.role("sep") if self.joined else None)
 
     def planned_epoch(self, epoch: int) -> int:
         return self.config.sampling_epoch(epoch) if self.config.short_window_probability else 0

@@ -50,7 +50,7 @@ class WordWindows(FixedPlan):
     ):
         self.reads = reads
         self.begins_V, self.unknown = tokenizer.starts_word, tokenizer.role("unk")
-        self.stream = Stream.of(store, tokenizer.role("eos"))
+        self.stream = Stream.from_store(store, tokenizer.role("eos"))
         size, joined = text_capacity(max_length, 0, 1), documents == "joined"
         super().__init__(store, split, planned(word_windows, self.stream, self.begins_V, size, joined))
 
@@ -215,7 +215,7 @@ class WordPairs(FixedPlan):
     ):
         """The plan has lengths before subsampling."""
         self.config, self.seed, self.counts = config, seed, counts
-        self.stream = Stream.of(store, None)
+        self.stream = Stream.from_store(store, None)
         plan = planned(text_windows, self.stream, text_capacity(max_length, 0, 1), False, 1, 0)
         super().__init__(store, split, plan)
         self._distributions: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
