@@ -19,7 +19,7 @@ from lmtool.cli import main as cli
 from lmtool.data.formats import PackedArrays, truncate_texts
 from lmtool.objectives import checks
 from lmtool.objectives.corruption.noises import corrupt_spans, delete, mask_each, poisson_probabilities, rotate
-from lmtool.objectives.examples.pairs import _Builder
+from lmtool.objectives.examples.pairs import _PairPlanner
 from lmtool.objectives.examples.windows import windows
 from lmtool.reporting.text import cells
 from lmtool.types import Packed
@@ -123,12 +123,12 @@ BROKEN: dict[str, tuple[str, Callable[..., Any], list[str], str]] = {
         ["objective=mlm_nsp"], "pairs truncated although they fit",
     ),
     "nsp balance": (
-        f"{EXAMPLES}.pairs._Builder._uniform",
+        f"{EXAMPLES}.pairs._PairPlanner._uniform",
         lambda self, active, number, which: UNIFORM(self, active, number, which) ** 3, ["objective=mlm_nsp"],
         "random second segments where there is a choice",
     ),
     "sop balance": (
-        f"{EXAMPLES}.pairs._Builder._uniform",
+        f"{EXAMPLES}.pairs._PairPlanner._uniform",
         lambda self, active, number, which: UNIFORM(self, active, number, which) ** 3, ["objective=mlm_sop"],
         "pairs that are swapped",
     ),
@@ -176,7 +176,7 @@ BROKEN: dict[str, tuple[str, Callable[..., Any], list[str], str]] = {
         ["objective=denoising_masking", "objective.random=0.1", "model=bart_tiny"], "masked tokens that are a random",
     ),
 }  # fmt: skip
-UNIFORM = _Builder._uniform
+UNIFORM = _PairPlanner._uniform
 
 
 def padded(whole: PackedArrays) -> Packed:

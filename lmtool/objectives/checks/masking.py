@@ -186,7 +186,7 @@ class MaskedPairsInspector(MaskingInspector):
 
     def check_pairs(self, stats: RunningStatistics, sample: SampledBatch) -> None:
         """Checks the documents that segments come from, and that only pairs that are too long are truncated."""
-        truncated = self.examples.cut(sample.rows)
+        truncated = self.examples.truncated(sample.rows)
         length = sample.rows["a_length"].astype(np.int64) + sample.rows["b_length"]
         stats.report("truncated fraction", truncated.sum(), len(sample.rows))
         stats.never("pairs truncated although they fit", (truncated & (length != self.examples.capacity)).sum())
