@@ -1,1 +1,1 @@
-"""Learners: the interface that the training loop and all commands use; mixtures of learners, and the evaluator."""
+"""Learners: the interface of everything that can be trained; mixtures of learners, and the evaluator."""

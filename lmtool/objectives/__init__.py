@@ -1,1 +1,1 @@
-"""Pretraining objectives: masked, permutation, causal and sequence-to-sequence language modeling, and skip-gram."""
+"""Pretraining objectives: masked, permutation, causal and sequence-to-sequence modeling, skip-gram."""

@@ -1,4 +1,4 @@
-"""Metrics: scores computed from plain data, which tests compare with the reference implementations."""
+"""Metrics, computed from plain data; tests compare them with the reference implementations."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Representations of texts: vectors from hidden states, attention weights, and probes."""
+"""Representations of texts: vectors from hidden states, attention weights, probes."""
