@@ -247,6 +247,7 @@ class Inspector:
             first = self.examples.batch(plan.rows[:1], np.arange(1), 0)
             stats.report("truncated fraction", metadata["truncated"], metadata["examples"])
             if len(first.inputs.lengths) == 1:
+                # A truncated example has max_length tokens on each side that it has.
                 sides = 1 if first.outputs is None else 2
                 full = (plan.lengths >= sides * self.max_length).sum()
                 stats.never("truncated rows that are shorter than max_length", max(0, metadata["truncated"] - full))
@@ -261,7 +262,7 @@ class Inspector:
             entry: dict[str, object] = {"example": int(sample.numbers[number]), "epoch": sample.epoch}
             if texts:
                 entry["text"] = "\n".join(texts[number])
-                # Offsets at which another document, or the second text of a pair, begins.
+                # Offsets in the text at which another document, or the second text of a pair, begins.
                 entry["boundaries"] = (np.cumsum([len(text) + 1 for text in texts[number]])[:-1]).tolist()
             documents = range(*sample.boundaries[number : number + 2])
             entry["input"] = self.side(batch.inputs, documents)

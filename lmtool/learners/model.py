@@ -70,9 +70,11 @@ def hidden_at(
 class Tuning(Protocol):
     """The interface of a tuning method, such as LoRA, to the model that it edits; see `lmtool.tuning.base`."""
 
-    def edit(self, learner: object, seed: int, new: Collection[str] | None = None) -> None: ...
+    def edit(self, learner: object, seed: int, new: Collection[str] | None = None) -> None:
+        """Edits the model after its weights are loaded: freezes, adds or replaces parameters."""
 
-    def merge(self, learner: object) -> None: ...
+    def merge(self, learner: object) -> None:
+        """Merges added parameters into the weights that the model had before, which gives a plain model."""
 
     def parameter_groups(self, learner: object) -> list[ParameterGroup]: ...
 
@@ -80,9 +82,12 @@ class Tuning(Protocol):
 
     def on_step(self, learner: object, step: int) -> None: ...
 
-    def delta(self, learner: object) -> set[str]: ...
+    def delta(self, learner: object) -> set[str]:
+        """Returns the names of the tensors by which the tuned model differs from the model before."""
+        ...
 
-    def fold(self, learner: Any) -> Any: ...
+    def fold(self, learner: Any) -> Any:
+        """Replaces parameters that only training needs by their result. Returns the configuration of the new model."""
 
 
 class TuningScheme(Protocol):
@@ -253,7 +258,7 @@ def _replace_children(module: nn.Module, **children: object) -> None:
 
 
 class Segment(Tap):
-    """A tap that makes a forward run only some of the layers: it starts from the states of an earlier forward over the
+    """A tap with which a forward skips the first layers: it continues from the states of an earlier forward over the
     same texts, and records the states after a deeper layer.
 
     Args:
@@ -321,7 +326,7 @@ def select_documents(batch: Batch, selected_N: Tensor) -> Batch:
 
 
 def normalized_entropy(logits_MC: Tensor) -> Tensor:
-    """Returns the entropy (M,) of each prediction, divided by the maximum entropy of C classes: 0 for a certain
-    prediction, 1 for a uniform one."""
+    """Returns the entropy (M,) of each predicted distribution, divided by the maximum entropy of C classes: 0 if all
+    probability is on one class, 1 if the distribution is uniform."""
     logs_MC = logits_MC.float().log_softmax(-1)
     return -(logs_MC.exp() * logs_MC).sum(-1) / math.log(max(logits_MC.shape[-1], 2))

@@ -38,11 +38,12 @@ class Permuted(Masked):
     """Permuted texts. The tokens are unchanged.
 
     Attributes:
-        ranks: (T,) the position of each token in the random order of its example. single: (M,) whether a predicted
-        token is a single token instead of part of an n-gram. sampled_lengths: (D,) the sampled n-gram lengths, before
-        truncation. starts: (S,) the flat index of each n-gram's first token. blocks: (T,) the block of its example that
-        each token belongs to: 0 for the first `reuse` tokens, otherwise 1; all
-            0 if `reuse` is 0.
+        ranks: (T,) the position of each token in the random order of its example.
+        single: (M,) whether a predicted token is a single token instead of part of an n-gram.
+        sampled_lengths: (D,) the sampled n-gram lengths, before truncation.
+        starts: (S,) the flat index of each n-gram's first token.
+        blocks: (T,) the block of its example that each token belongs to: 0 for the first `reuse` tokens, otherwise 1;
+            all 0 if `reuse` is 0.
     """
 
     ranks: np.ndarray

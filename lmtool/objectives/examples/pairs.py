@@ -23,11 +23,11 @@ from lmtool.types import Target
 # How segment pairs are made, for all documents at once. A pair has two segments, A and B.
 #
 # Next-sentence prediction, as in BERT's data script (google-research/bert, create_pretraining_data.py): the sentences
-# of a document are gathered until they reach a target length. Some of them become A. B is the rest or, half of the time
-# and whenever there is no rest, consecutive sentences of another document; then the rest is used for the next pair. Two
-# details differ from the script on purpose: the other document is never the same document (the script tries ten times),
-# and short target lengths are sampled per pair instead of per document, so that a corpus of a few books has the
-# configured fraction of short pairs.
+# of a document are gathered until they reach a target length. The first of them become A. B is the rest or, half of the
+# time and whenever there is no rest, consecutive sentences of another document; in this case the rest is used for the
+# next pair. Two details differ from the script on purpose: the other document is never the same document (the script
+# tries ten times), and short target lengths are sampled per pair instead of per document, so that a corpus of a few
+# books has the configured fraction of short pairs.
 #
 # Sentence-order prediction (Lan et al., "ALBERT", 2020, section 3.1): the same procedure, but B is always the rest, and
 # the segments are swapped half of the time. A single sentence is split in two, where ALBERT's script uses a random
