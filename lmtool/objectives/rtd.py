@@ -34,9 +34,10 @@ from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Packed, Scores, StepOutput, Target, send
 
 # Clark, Luong, Le, Manning, "ELECTRA: Pre-training Text Encoders as Discriminators Rather Than Generators", ICLR 2020.
-# The generator learns to predict the masked tokens only: no gradient passes through its samples. Shape letters: T
-# tokens, M positions, H hidden width of the model, G hidden width of the generator, V vocabulary, W width of the token
-# table.
+# The generator learns to predict the masked tokens only: no gradient passes through its samples.
+#
+# Shape letters: T tokens, M positions, H hidden width of the model, G hidden width of the generator, V vocabulary, W
+# width of the token table.
 
 
 @dataclass(frozen=True)

@@ -125,8 +125,9 @@ def total(scores: dict[str, EntityScores]) -> EntityScores:
 # Answers to questions, scored as in the official scripts of SQuAD 1.1 and 2.0 (Rajpurkar et al. 2016, section 6.1;
 # Rajpurkar, Jia, Liang 2018, section 5), but as fractions instead of percentages.
 #
-# Each question has a list of gold answers; an empty list means that the question has no answer. Shape letters: N
-# questions.
+# Each question has a list of gold answers; an empty list means that the question has no answer.
+#
+# Shape letters: N questions.
 
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")

@@ -15,7 +15,8 @@ from lmtool.tokenizers.tokenizer import Tokenizer
 # Shape letters: T tokens of the packed batch, N examples in it, M predicted positions, W words, V vocabulary.
 
 
-# The random numbers of each position: for the selection, for the choice of the replacement, and for the random token.
+# Each position has four random numbers, of which three are used: for the selection, for the kind of replacement, and
+# for the random token.
 _DRAWS = 4
 _SELECT, _BRANCH, _RANDOM = 0, 1, 2
 
@@ -220,13 +221,14 @@ def _choose(
     return chosen
 
 
-# Masks over spans of words: SpanBERT's spans and ALBERT's n-grams. Joshi, Chen, Liu, Weld, Zettlemoyer, Levy,
-# "SpanBERT: Improving Pre-training by Representing and Predicting Spans", TACL 2020, section 3.1, and masking.py of its
-# published code. Until ceil(probability x tokens) tokens are masked, a length in words is sampled, and a token that is
-# not masked yet. The span begins with the word of this token, and has the sampled number of words, unless the text or
-# the budget ends before. The lengths have a geometric distribution, *renormalized* over 1 to `longest`: the mean is
-# 3.80 words for 0.2 and 10. Adjacent spans become one span. For ALBERT's n-grams (Lan et al. 2020, section 4.1), the
-# probability of length n is proportional to 1/n.
+# Masks over spans of words: SpanBERT's spans (Joshi, Chen, Liu, Weld, Zettlemoyer, Levy, "SpanBERT: Improving
+# Pre-training by Representing and Predicting Spans", TACL 2020, section 3.1; masking.py of the published code), and
+# ALBERT's n-grams (Lan et al. 2020, section 4.1).
+#
+# Until ceil(probability x tokens) tokens are masked, a length in words is sampled, and a token that is not masked yet.
+# The span begins with the word of this token, and has the sampled number of words, unless the text or the budget ends
+# before. Adjacent spans become one span. SpanBERT's lengths have a geometric distribution, *renormalized* over 1 to
+# `longest`: the mean is 3.80 words for 0.2 and 10. In ALBERT, the probability of length n is proportional to 1/n.
 #
 # Shape letters: T tokens, N examples, P tokens that may be masked, W words, M masked positions, S spans, D sampled
 # lengths, K lengths.

@@ -13,13 +13,16 @@ from lmtool.errors import UserError
 from lmtool.objectives.configs import SpanCorruptionConfig
 from lmtool.objectives.corruption.masking import PackedTexts, Vocabulary, budget
 
-# BART's five noises. Lewis et al., "BART: Denoising Sequence-to-Sequence Pre-training for Natural Language Generation,
-# Translation, and Comprehension", ACL 2020, section 2.2. Text infilling masks exactly ceil(fraction x words) words of a
-# text: span lengths are sampled until their sum is large enough, the last length is truncated, and the spans are placed
-# among the other words without overlap, where all arrangements are equally likely. (fairseq samples the starts one by
-# one and lets spans overlap, so it masks fewer words.) A length of 0 inserts a mask between two words or at an end of
-# the text. Shape letters: N examples, T original tokens, W words, S spans, D sampled lengths, U units (a span or an
-# unmasked word).
+# BART's five noises (Lewis et al., "BART: Denoising Sequence-to-Sequence Pre-training for Natural Language Generation,
+# Translation, and Comprehension", ACL 2020, section 2.2).
+#
+# Text infilling masks exactly ceil(fraction x words) words of a text: span lengths are sampled until their sum is large
+# enough, the last length is truncated, and the spans are placed among the other words without overlap, where all
+# arrangements are equally likely. (fairseq samples the starts one by one and lets spans overlap, so it masks fewer
+# words.) A length of 0 inserts a mask between two words or at an end of the text.
+#
+# Shape letters: N examples, T original tokens, W words, S spans, D sampled lengths, U units (a span or an unmasked
+# word).
 
 
 # The offset of each use of random numbers, so that no two uses share random numbers.
@@ -246,14 +249,18 @@ def _randomized(
     return texts.with_tokens(tokens, texts.lengths)
 
 
-# T5's span corruption. Raffel et al., "Exploring the Limits of Transfer Learning with a Unified Text-to-Text
-# Transformer", JMLR 2020, section 3.1.4, and random_spans_helper, random_spans_noise_mask of
-# google-research/text-to-text-transfer-transformer. Of n tokens, round(density x n) are noise, in round(noise /
-# mean_length) spans. The noise and the other tokens are both split into as many pieces as there are spans, where all
-# splits are equally likely. The pieces alternate, beginning with a piece that is not noise. The lengths of inputs and
-# targets depend on n only. Shape letters: N examples, T tokens of all examples, S spans of all examples.
+# T5's span corruption (Raffel et al., "Exploring the Limits of Transfer Learning with a Unified Text-to-Text
+# Transformer", JMLR 2020, section 3.1.4; random_spans_helper and random_spans_noise_mask in the published code,
+# google-research/text-to-text-transfer-transformer).
+#
+# Of n tokens, round(density x n) are noise, in round(noise / mean_length) spans. The noise and the other tokens are
+# both split into as many pieces as there are spans, where all splits are equally likely. The pieces alternate,
+# beginning with a piece that is not noise. The lengths of inputs and targets depend on n only.
+#
+# Shape letters: N examples, T tokens of all examples, S spans of all examples.
 
 
+# Each gap between two items has two random numbers: one for splitting the other tokens, one for splitting the noise.
 _DRAWS = 2
 _REST, _NOISE = 0, 1
 
