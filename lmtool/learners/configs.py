@@ -46,23 +46,26 @@ class Mixed(Protocol):
     def fractions(self) -> tuple[float, ...]: ...
 
 
-# --- offers that objectives and tasks depend on -------------------------------------------------------------------
+# --- offers that objectives and tasks require ---------------------------------------------------------------------
 
 SEGMENTS: Offer[ModelConfig] = Offer(
     "model",
     lambda model: model.segment_types > 1 and (model.text_format not in FORMATS or FORMATS[model.text_format].segments),
-    "does not",
+    "has none",
 )
+"""A model with segment embeddings."""
 _PARALLEL_DDP = "or parallel=ddp, where each process holds all weights"
 WHOLE_WEIGHTS: Offer[str] = Offer(
     "parallel", lambda parallel: parallel != "fsdp", lambda parallel: f"parallel={parallel} shards them", _PARALLEL_DDP
 )
+"""All weights of the model in every process."""
 FORWARDS_OF_ONE_PROCESS: Offer[str] = Offer(
     "parallel",
     lambda parallel: parallel != "fsdp",
     lambda parallel: f"parallel={parallel} needs the same forwards in all processes",
     _PARALLEL_DDP,
 )
+"""Forwards whose number may differ between processes."""
 
 
 def special_token(*roles: str) -> Offer[frozenset[str]]:
@@ -142,26 +145,32 @@ class LearnedConfig(Component):
 # --- offers of objectives and tasks -------------------------------------------------------------------------------
 
 A_TASK: Offer[LearnedConfig] = Offer("learned", lambda learned: learned.of_rows_with_labels, "is not a task")
+"""A task instead of a pretraining objective."""
 ONE_TASK: Offer[LearnedConfig] = Offer(
     "learned",
     lambda learned: learned.of_rows_with_labels and [*learned.parts()] == [learned],
     lambda learned: f"{learned.typed} is a mixture" if len(learned.parts()) > 1 else f"{learned.name} is not a task",
 )
+"""A single task instead of a mixture of tasks."""
 ONE_DOMAIN: Offer[LearnedConfig] = Offer(
     "learned", lambda learned: learned.adapts is None, "has a loss over two domains"
 )
+"""Texts of one domain, without domain adaptation."""
 LABELS: Offer[LearnedConfig] = Offer(
     "task",
     lambda task: task.has_classes,
     lambda task: f"{task.typed_kind} has no labels",
     wording="{reason}: {lacking}",
 )
+"""Classes with names."""
 NO_TEXTS: Offer[LearnedConfig] = Offer("learned", lambda learned: not learned.writes_text, "trains a language model")
+"""Predictions that do not come from a language-model head."""
 TEXTS: Offer[LearnedConfig] = Offer(
     "learned",
     lambda learned: learned.of_rows_with_labels and learned.learns_texts,
     lambda learned: f"{learned.name} has none",
 )
+"""A task whose targets are texts."""
 
 
 class ObjectiveConfig(LearnedConfig):

@@ -112,6 +112,8 @@ def _pooled(mode: str, states_TH: Tensor, inputs: Packed) -> Tensor:
 
 
 class _Normalize(nn.Module):
+    """Scales vectors to length 1."""
+
     def forward(self, vectors_ND: Tensor) -> Tensor:
         return nn.functional.normalize(vectors_ND, dim=-1)
 
@@ -177,7 +179,7 @@ class HiddenStates:
         if any(widths[layer] != self.width for layer in self.layers):
             first = next(layer for layer in self.layers if widths[layer] != self.width)
             message = (
-                f"the states of layer {first} are {widths[first]} wide, those of layer {self.layers[-1]} {self.width}"
+                f"layer {first} has states of width {widths[first]}, but layer {self.layers[-1]} of width {self.width}"
             )
             raise UserError(f"model={backbone.config.name}: {message}", "set layers=last, or the number of a layer")
 

@@ -43,6 +43,7 @@ class Masks:
     selected: np.ndarray
 
 
+# The names of the statistics that count the replacements of predicted tokens.
 BRANCHES = (
     "predicted tokens replaced by [MASK]",
     "predicted tokens replaced by another token",
