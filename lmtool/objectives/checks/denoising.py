@@ -13,7 +13,7 @@ import numpy as np
 from lmtool.data.formats import ragged_ranges
 from lmtool.learners.inspection import RunningStatistics, SampledBatch
 from lmtool.learners.model import labels_of
-from lmtool.objectives.checks.language import StreamInspector, within
+from lmtool.objectives.checks.language import StreamInspector, without_special_tokens
 from lmtool.objectives.corruption.masking import PackedTexts, budget
 from lmtool.objectives.corruption.noises import (
     Corrupted,
@@ -188,8 +188,8 @@ class CorruptedSpansInspector(StreamInspector):
         template, outputs = examples.sides.template, cast(Packed, batch.outputs)
         corrupted = replace(
             corrupted,
-            inputs=within(template, batch.inputs, batch.inputs.tokens),
-            targets=within(template, outputs, labels_of(batch, examples.config.name)),
+            inputs=without_special_tokens(template, batch.inputs, batch.inputs.tokens),
+            targets=without_special_tokens(template, outputs, labels_of(batch, examples.config.name)),
         )
         noise, spans = noise_counts(lengths, examples.config)
         stats.exact("corrupted fraction of text", corrupted.noise.sum(), noise.sum(), lengths.sum())

@@ -140,7 +140,7 @@ class LanesInspector(StreamInspector):
 # Texts that are split into a prefix and a rest.
 
 
-def within(template: FormatTemplate, packed: Packed, ids: Tensor) -> np.ndarray:
+def without_special_tokens(template: FormatTemplate, packed: Packed, ids: Tensor) -> np.ndarray:
     """Returns the ids of texts without the special tokens of the text format.
 
     Args:
@@ -211,8 +211,8 @@ class EncodedPrefixesInspector(PrefixesInspector):
     ) -> None:
         batch, examples, start = sample.batch, self.examples, sample.rows["start"]
         template, outputs = examples.sides.template, cast(Packed, batch.outputs)
-        before = within(template, batch.inputs, batch.inputs.tokens)
-        after = within(template, outputs, labels_of(batch, "prefix_lm"))
+        before = without_special_tokens(template, batch.inputs, batch.inputs.tokens)
+        after = without_special_tokens(template, outputs, labels_of(batch, "prefix_lm"))
         equal = np.array_equal(before, examples.stream.read(start, prefixes))
         equal = equal and np.array_equal(after, examples.stream.read(start + prefixes, lengths - prefixes))
         stats.never("batches from which the text cannot be restored", not equal)
