@@ -32,7 +32,7 @@ from lmtool.data.configs import TextConfig
 from lmtool.data.loader import PackedLoader, assign
 from lmtool.data.shared import UNSHARED, ArrayCache
 from lmtool.data.store import TokenStore
-from lmtool.objectives.examples.windows import CausalWindows
+from lmtool.objectives.examples.language import CausalWindows
 from lmtool.reporting.text import count, duration, flops, percent, size
 from lmtool.training.devices import DEVICES, NETWORK, NODE, UTILISATION
 

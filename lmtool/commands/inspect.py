@@ -18,7 +18,7 @@ from lmtool.data.loader import PackedLoader
 from lmtool.errors import CheckFailed
 from lmtool.learners.base import BaseLearner
 from lmtool.learners.inspection import FAMILY, Inspector, RunningStatistics, Statistic
-from lmtool.learners.mixed_examples import examples_of, inspector_of
+from lmtool.learners.mixed_sources import examples_of, inspector_of
 from lmtool.reporting.console import Output, print_table
 from lmtool.reporting.inspection import InspectionScreen, print_inspection, write_inspection
 from lmtool.reporting.text import number, percent
@@ -83,7 +83,7 @@ def _looked_into(
             inspector = inspector_of(inspector.learner, loader.examples, config.max_length)
     stats = inspector.measured(looking.tokens)
     if loader is not None:
-        stats.note("padding that packing avoids, share", loader.metadata()["padding_avoided"], 1)
+        stats.report("padding that packing avoids, share", loader.metadata()["padding_avoided"], 1)
     learned = config.objective.name if isinstance(config, PretrainConfig) else config.task.name
     heading = f"{verb} · {learned} · model={config.model.name}"
     screen = _screen_of(stats, heading, inspector.fact(stats), list(inspector.described(looking.n)))
@@ -129,7 +129,7 @@ def _inspector(learner: BaseLearner, data: SplitData, max_length: int) -> Inspec
 def _screen_of(stats: RunningStatistics, heading: str, fact: str, examples: list[JsonObject]) -> InspectionScreen:
     """The screen of statistics. Checks whose subject never occurred are listed in the summary only."""
     statistics = list(stats.statistics.values())
-    never = [statistic.name for statistic in statistics if statistic.checks_itself and statistic.holds(0)]
+    never = [statistic.name for statistic in statistics if statistic.must_be_zero and statistic.holds(0)]
     visible_statistics = [statistic for statistic in statistics if statistic.name not in never]
     broken = frozenset(
         number for number, statistic in enumerate(visible_statistics) if not statistic.holds(stats.tested)
@@ -154,7 +154,7 @@ def _screen_of(stats: RunningStatistics, heading: str, fact: str, examples: list
 def _row(statistic: Statistic, tested: int) -> list[str]:
     """The name, measured and defined value, interval and number of samples; fractions as percentages."""
     named_fraction = "share" in statistic.name or "fraction" in statistic.name
-    is_fraction = statistic.count > 0 and (statistic.is_share or named_fraction)
+    is_fraction = statistic.count > 0 and (statistic.is_fraction or named_fraction)
     format_value = _percent if is_fraction else _mean
     defined = interval = ""
     if statistic.defined is not None:

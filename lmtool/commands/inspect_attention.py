@@ -12,7 +12,7 @@ from lmtool.config.saved import JsonObject
 from lmtool.data.formats import text_format
 from lmtool.errors import UserError
 from lmtool.learners.representations.attention import Head, attention_of, heads_of
-from lmtool.learners.representations.reading import longest_of, text_format_of, tokenizer_of
+from lmtool.learners.representations.reading import max_length_of, text_format_of, tokenizer_of
 from lmtool.reporting.console import Output
 from lmtool.reporting.looks import print_heads, write_heads
 from lmtool.resolver.schema.use import InspectAttentionConfig
@@ -30,7 +30,7 @@ def run(config: InspectAttentionConfig) -> list[JsonObject]:
     loaded = load(config.checkpoint, str(precision.device), config.offline)
     tokenizer, backbone = tokenizer_of(loaded, config.checkpoint), loaded.model.parts.backbone
     ids, columns = text_format(text_format_of(loaded), tokenizer).join(tokenizer.encode(config.text))
-    longest = min(MOST, longest_of(loaded))
+    longest = min(MOST, max_length_of(loaded))
     if len(ids) > longest:
         raise UserError(f"text= has {len(ids)} tokens, and at most {longest} can be drawn", "use a sentence")
     tensors = {name: torch.from_numpy(np.asarray(column)) for name, column in columns.items()}
@@ -45,15 +45,15 @@ def run(config: InspectAttentionConfig) -> list[JsonObject]:
     path = Path(config.output).expanduser()
     write_heads(path, config.checkpoint, heads, pieces, attention)
     output.line(f"page: {path}")
-    return [{"layer": head.layer, "head": head.number, "mostly": head.mostly, **head.fractions} for head in heads]
+    return [{"layer": head.layer, "head": head.number, "mostly": head.pattern, **head.fractions} for head in heads]
 
 
 def _clearest(heads: list[Head]) -> list[Head]:
     """The heads with a pattern: first the clearest head of each pattern, then the second clearest, and so on."""
-    ranked = sorted((head for head in heads if head.mostly), key=lambda head: -head.fractions[head.mostly])
+    ranked = sorted((head for head in heads if head.pattern), key=lambda head: -head.fractions[head.pattern])
     before: Counter[str] = Counter()
     turns = {}
     for head in ranked:
-        turns[head] = before[head.mostly]
-        before[head.mostly] += 1
+        turns[head] = before[head.pattern]
+        before[head.pattern] += 1
     return sorted(ranked, key=lambda head: turns[head])

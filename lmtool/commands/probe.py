@@ -22,7 +22,7 @@ from lmtool.learners.representations.layers import (
     TERM,
     LabeledStates,
     TokenTargets,
-    cached,
+    collect_states,
     frequent_types,
     majority,
     score_layers,
@@ -129,8 +129,8 @@ class _Probed:
         config, states, of_text = self.config, HiddenStates(backbone, self.precision), self.task is None
         train, held_out, term, classes = self._text(tokenizer) if of_text else self._rows(backbone, tokenizer)
         read = (term, config.pooling)
-        learned = cached(states, train, *read, config.examples, config.seed, config.batch_tokens)
-        scored = cached(states, held_out, *read, config.held_out, config.seed, config.batch_tokens)
+        learned = collect_states(states, train, *read, config.examples, config.seed, config.batch_tokens)
+        scored = collect_states(states, held_out, *read, config.held_out, config.seed, config.batch_tokens)
         return score_layers(learned, scored, classes, progress), learned, scored, classes
 
     def _text(self, tokenizer: Tokenizer) -> tuple[Examples, Examples, str, int]:

@@ -124,7 +124,7 @@ def _planned_device(config: RunConfig, where: Precision | PlannedDevice) -> Plan
 def _of_one_step(config: RunConfig, learner: BaseLearner, metadata: JsonMapping, device: PlannedDevice) -> RunPlan:
     """The plan of a single step."""
     predicted = metadata.get("predicted_fraction", 0.0)
-    fractions = config.objective.places if isinstance(config, PretrainConfig) else {}
+    fractions = config.objective.token_fractions if isinstance(config, PretrainConfig) else {}
     # In a task, encoder and decoder read the same text: half of the tokens are outputs.
     outputs, length, teachers = predicted or 0.5, metadata["mean_length"], planned_teachers(config)
     works = list(
@@ -198,7 +198,7 @@ def _forward(config: RunConfig, learner: BaseLearner, metadata: JsonMapping, dev
         tokens = min(tokens, config.micro_batch_tokens / lengthening(learner, length))
     if isinstance(config, PretrainConfig):
         memory = config.model.remembers * reads_lanes(config.model, config.objective, config.data)
-        of_heads = [share for name, share in config.objective.places.items() if name.startswith("heads.")]
+        of_heads = [share for name, share in config.objective.token_fractions.items() if name.startswith("heads.")]
         read = min(1.0, max(of_heads, default=1.0))
     else:
         read, memory = 1.0 if learner.scores_tokens else 1 / length, 0

@@ -193,7 +193,7 @@ class Standard(Distilled):
 
 def _members_of(learner: BaseLearner) -> list[str]:
     """The members of a mixture, or the learner itself."""
-    return [name for name, _ in learner.named()] if isinstance(learner, Mixture) else []
+    return [name for name, _ in learner.named_members()] if isinstance(learner, Mixture) else []
 
 
 def _joined(taps: Sequence[Tap | None]) -> Tap | None:

@@ -34,7 +34,8 @@ from lmtool.distillation.store.outputs import (
     require_rows,
 )
 from lmtool.errors import UserError
-from lmtool.learners.mixed_examples import MixedExamples, examples_of
+from lmtool.learners.mixed_examples import MixedExamples
+from lmtool.learners.mixed_sources import examples_of
 from lmtool.models.heads.predicted import Averaged, Classes, TargetProbabilities, cut
 from lmtool.nn.configs import Side
 from lmtool.nn.stack import Tap, TapPoint

@@ -1,1 +1,1 @@
-"""The contract of everything that learns, mixtures, and the one evaluator."""
+"""Learners: the interface of everything that can be trained; mixtures of learners, and the evaluator."""

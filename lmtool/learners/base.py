@@ -1,7 +1,7 @@
-"""The base class of learners: a backbone with heads, and the interface of the loop, the evaluator and the commands.
+"""The base class of learners: a model with heads, and the methods that the loop, the evaluator and the commands call.
 
-Objectives, tasks and mixtures are subclasses. In a checkpoint, tensors are named `backbone.`,
-`heads.NAME.` and `objective.` (additional networks of an objective).
+Objectives, tasks and mixtures are subclasses. In a checkpoint, the names of tensors begin with `backbone.`,
+`heads.NAME.` or `objective.` (additional networks of an objective).
 """
 
 from __future__ import annotations
@@ -34,23 +34,30 @@ from lmtool.types import Batch, ParameterGroup, Scores, StepOutput
 
 
 def no_warning(text: str) -> None:
-    """Ignores a warning."""
+    """Ignores a warning; the default of `Inference.warn`."""
 
 
 def no_progress(done: int, total: int) -> None:
-    """Ignores progress."""
+    """Ignores progress; the default of `Inference.progress`."""
 
 
-# Tokens of a forward on a CPU. Larger ones are not faster (BERT, 2 layers, width 256: 13.2 calls of 128 texts a second
-# of CPU time at 8,192 tokens, 12.8 at 2,048), and the heap keeps growing: 688 MB after 250 calls and growing, against
-# 456 MB from the 90th call on.
+# Maximum tokens of a forward on a CPU. Larger forwards are hardly faster (BERT, 2 layers, width 256: 13.2 calls with
+# 128 texts per second of CPU time at 8,192 tokens, 12.8 at 2,048), but need more memory: the heap had 688 MB after 250
+# calls and was still growing, compared with a constant 456 MB from the 90th call on.
 CPU_TOKENS = 2048
 
 
 @dataclass(frozen=True)
 class Inference:
-    """Settings of inference. max_length: maximum tokens of an example. batch_tokens: maximum tokens of a forward. warn:
-    receives warnings for the user. progress: receives (done, total)."""
+    """Settings of inference.
+
+    Attributes:
+        max_length: Maximum tokens of an example.
+        batch_tokens: Maximum tokens of a forward.
+        precision: Number format and device.
+        warn: Called with each warning for the user.
+        progress: Called with the number of finished rows and the number of all rows.
+    """
 
     max_length: int
     batch_tokens: int
@@ -66,8 +73,13 @@ class Inference:
 
 @dataclass(frozen=True)
 class Answers:
-    """A trained model's predictions. records: plain data, one per row. labelled: number of rows with labels. scores: by
-    metric, over those rows."""
+    """The predictions of a trained model.
+
+    Attributes:
+        records: The prediction of each row, as plain data.
+        scores: The score of each metric, over the rows with labels.
+        labelled: The number of rows with labels.
+    """
 
     records: Iterator[dict[str, object]]
     scores: Mapping[str, float] = field(default_factory=dict)
@@ -75,32 +87,34 @@ class Answers:
 
 
 def decayed_groups(learner: nn.Module) -> list[ParameterGroup]:
-    """The trainable parameters in two groups: matrices with weight decay, vectors (norms and biases) without."""
-    decay, rest = ParameterGroup("decay", []), ParameterGroup("no_decay", [], weight_decay_scale=0.0)
+    """Returns the trainable parameters in two groups: matrices, with weight decay, and vectors (norms and biases),
+    without."""
+    decay, no_decay = ParameterGroup("decay", []), ParameterGroup("no_decay", [], weight_decay_scale=0.0)
     for name, parameter in learner.named_parameters():
         if parameter.requires_grad:
-            (decay if parameter.ndim >= 2 else rest).parameters.append((name, parameter))
-    return [group for group in (decay, rest) if group.parameters]
+            (decay if parameter.ndim >= 2 else no_decay).parameters.append((name, parameter))
+    return [group for group in (decay, no_decay) if group.parameters]
 
 
 class BaseLearner(ModelWithHeads, ABC):
     """A trainable model: `backbone`, `heads`, and optional networks in `objective`.
 
     Attributes:
-        seed: of the run; initializes new heads and dropout.
-        weights: coefficient of each term in the loss.
-        metric: selects the best checkpoint; for text the `loss`, or the loss of one term, TERM_loss.
-        reads: the columns that `respond` reads.
-        predicts_rows: whether its scorer stores a prediction for each row.
-        makes_inputs: whether the model generates part of its inputs, so that examples need its weights.
-        scores_part: whether evaluations during training score only part of the rows.
-        slides: whether it can be scored over overlapping windows, see `SplitData.stride`.
-        pretrained: heads that are useless until loaded from a checkpoint.
-        reads_text: whether its examples are made from the text of a split.
-        query_stream: whether it also predicts with a query stream.
-        scores_tokens: whether its heads read every token of a text.
-        trained_beside: description of predictions that count in training but not in evaluation.
-        objective: additional trainable networks.
+        seed: The seed of the run, which initializes new heads and determines dropout.
+        weights: The coefficient of each term in the loss. A term is one summand of the loss, such as `mlm` or `nsp`.
+        metric: The metric that selects the best checkpoint. Objectives use `loss`, or the loss of one term, TERM_loss.
+        reads: The names of the columns that `respond` reads.
+        predicts_rows: Whether the scorer stores a prediction for each row.
+        makes_inputs: Whether the model generates part of its own inputs, so that inspecting them needs its weights.
+        scores_part: Whether evaluations during training score only a fraction of the rows.
+        slides: Whether the learner can be scored over overlapping windows, see `SplitData.stride`.
+        pretrained: The names of heads that are useless unless a checkpoint provides their weights.
+        reads_text: Whether the examples are made from the text of a split.
+        query_stream: Whether the learner predicts with a second stream of hidden states, the query stream of XLNet.
+        scores_tokens: Whether the heads read every token of a text.
+        extra_training_targets: A description of the targets that count in training but not in evaluation; "" if there
+            are none.
+        objective: Additional trainable networks.
     """
 
     weights: dict[str, float]
@@ -113,7 +127,7 @@ class BaseLearner(ModelWithHeads, ABC):
     reads_text: bool = True
     query_stream: bool = False
     scores_tokens: bool = True
-    trained_beside: str = ""
+    extra_training_targets: str = ""
     pretrained: tuple[str, ...] = ()
 
     def __init__(self, config: Config, backbone: Backbone, tokenizer: Tokenizer | None, seed: int):
@@ -126,47 +140,57 @@ class BaseLearner(ModelWithHeads, ABC):
 
     @abstractmethod
     def counts(self, batch: Batch) -> dict[str, float]:
-        """The number of targets of each term in a batch, known without a forward."""
+        """Returns the number of targets of each term in a batch, without a forward."""
 
     @abstractmethod
     def forward(self, batch: Batch, step: int) -> StepOutput:
-        """The sum of each term's losses over a batch. step: the optimizer step, from 1."""
+        """Returns the sum of each term's losses over a batch. step: the number of the optimizer step, from 1."""
 
     def penalties(self) -> dict[str, Tensor]:
-        """Terms added once per step, independent of the batch: those of the tuning method and the schemes."""
+        """Returns the terms of the loss that do not depend on the batch and are added once per step: the regularization
+        of the tuning method and its schemes."""
         terms = {} if self.tuning is None else dict(self.tuning.penalties(self))
         for scheme in self.schemes:
             terms |= scheme.penalties(self)
         return terms
 
     def begin(self, steps_in_epoch: Callable[[int], int]) -> None:
-        """Called before training. steps_in_epoch: the optimizer steps of each epoch, counted from 0."""
+        """Called before training. steps_in_epoch: returns the number of optimizer steps in an epoch; the first epoch
+        has the number 0."""
         for scheme in self.schemes:
             scheme.begin(steps_in_epoch)
 
     def first_step(self, name: str, steps: int) -> int | None:
-        """The first step that trains a parameter; None if it stays frozen for `steps` steps."""
+        """Returns the first step that trains a parameter, or None if the parameter stays frozen.
+
+        Args:
+            name: The name of the parameter.
+            steps: The number of steps of the run.
+        """
         first_steps = [scheme.first_step(name, steps) for scheme in self.schemes]
         return max((first or 0 for first in first_steps), default=1) if None not in first_steps else None
 
     def on_step(self, step: int) -> None:
-        """Called before the forward of each optimizer step, counted from 1."""
+        """Called before the forward of each optimizer step. step: the number of the step, from 1."""
         if self.tuning is not None:
             self.tuning.on_step(self, step)
         for scheme in self.schemes:
             scheme.on_step(self, step)
 
     def parameter_groups(self) -> list[ParameterGroup]:
-        """The trainable parameters, each tensor once."""
+        """Returns the trainable parameters in groups, as the optimizer needs them; each tensor occurs once."""
         groups = decayed_groups(self) if self.tuning is None else self.tuning.parameter_groups(self)
         for scheme in self.schemes:
             groups = scheme.groups(groups)
         return groups
 
     def dropout_rng(self, batch: Batch, step: int) -> DropoutRng | None:
-        """The dropout of a batch in a step, for its inputs (and `for_outputs`); None in evaluation. On a CPU it is
-        keyed by token; on CUDA it uses the device's generator, seeded by the step and the batch's first example. A
-        model that runs twice per step samples `at` another index in its second forward."""
+        """Returns the random numbers of dropout for a batch in a step, for inputs and outputs; None in evaluation.
+
+        On a CPU, dropout is a function of the example and the position of each token, so it does not depend on how
+        examples are batched. On CUDA, it uses the device's generator, seeded by the step and the batch's first example.
+        A learner that runs its model twice per step uses `rng_at` for the second forward.
+        """
         if not self.training:
             return None
         device = batch.inputs.tokens.device
@@ -180,30 +204,41 @@ class BaseLearner(ModelWithHeads, ABC):
         return DeviceRng(key(self.seed, "dropout", step, *first), device)
 
     def hidden_of(self, batch: Batch, rng: DropoutRng | None, read_M: Tensor | None = None) -> Tensor:
-        """The hidden states of a batch, see `hidden`."""
+        """Returns the hidden states of a batch that the heads read, see `hidden`."""
         return self.hidden(batch.inputs, batch.outputs, rng, read_M)
 
     # Data.
 
     def is_in(self, data: SplitData) -> bool:
-        """Whether a split has data for it."""
+        """Returns whether a split has data for this learner."""
         return True
 
     @abstractmethod
     def examples(self, data: SplitData, max_length: int) -> Examples:
-        """The examples of a split. An example may have several parts: windows of a long text, choices."""
+        """Returns the examples of a split. An example may have several parts: the windows of a long text, or
+        choices."""
 
     def inspector(self, examples: Any, max_length: int) -> Inspector:
-        """The inspector of examples that `examples` returned for this max_length."""
+        """Returns the inspector of examples, which `lmtool inspect` uses.
+
+        Args:
+            examples: The examples, as the method `examples` returned them.
+            max_length: Maximum tokens of an example.
+        """
         return Inspector(self, examples, max_length)
 
     # Distillation.
 
     def predicted(self, head: str, logits: Tensor | TokenLogits, batch: Batch) -> tuple[str, Predicted] | None:
-        """Interprets the logits of a head for a batch.
+        """Interprets the logits of a head, so that another model can learn from them.
+
+        Args:
+            head: The name of the head.
+            logits: The logits that the head computed.
+            batch: The batch.
 
         Returns:
-            The predicted term, and the predictions; None if no other model can learn from them.
+            The term that the head predicts, and its predictions; None if no other model can learn from them.
         """
         term = head if head in self.weights or len(self.weights) > 1 else next(iter(self.weights))
         if term not in self.weights:
@@ -216,29 +251,40 @@ class BaseLearner(ModelWithHeads, ABC):
 
     @abstractmethod
     def score(self, batch: Batch) -> dict[str, Scores]:
-        """The loss and prediction of each target, by term, in evaluation mode."""
+        """Returns the loss and the prediction of each target, by term, in evaluation mode."""
 
     def scorer(self, data: SplitData, examples: Any, predictors: Mapping[str, Predictor]) -> Scorer:
-        """Returns the scorer of a split. examples: from `examples(data)`. predictors: from `predictors`."""
+        """Returns the scorer of a split.
+
+        Args:
+            data: The data of the split.
+            examples: The examples of the split, as `examples` returned them.
+            predictors: The constant predictors, as `predictors` returned them.
+        """
         return TermScorer(self, predictors)
 
     @abstractmethod
     def predictors(self, train: SplitData, examples: Any) -> Mapping[str, Predictor]:
-        """The best constant predictor of each term, fitted on the training data. examples: from `examples(train)`."""
+        """Returns the best constant predictor of each term, fitted on the training data.
+
+        Args:
+            train: The training data.
+            examples: The examples of the training data, as `examples` returned them.
+        """
 
     def baseline(
         self, train: SplitData, held_out: SplitData, batches: Iterable[Batch], predictors: Mapping[str, Predictor]
     ) -> dict[str, object]:
-        """The score of the constant predictors on a held-out split.
+        """Returns the score of the constant predictors on a held-out split.
 
         Args:
-            train: the training data.
-            held_out: the split.
-            batches: of the split.
-            predictors: fitted on `train`.
+            train: The training data.
+            held_out: The data of the held-out split.
+            batches: The batches of the held-out split.
+            predictors: The constant predictors, fitted on `train`.
 
         Returns:
-            Plain data: `name`, `metric`, `value`.
+            The `name` of the baseline, its `metric`, and the `value` of the metric.
         """
         weights = {term: weight for term, weight in self.headline.items() if term in predictors}
         losses = mean_losses({term: predictors[term] for term in weights}, batches)
@@ -250,35 +296,40 @@ class BaseLearner(ModelWithHeads, ABC):
 
     @property
     def headline(self) -> dict[str, float]:
-        """The terms that its metric sums, with their coefficients."""
+        """The terms whose losses the metric sums, with their coefficients."""
         term = self.metric.name.removesuffix("_loss")
         return {term: 1.0} if term in self.weights else self.weights
 
     def baseline_loss(self, batches: Iterable[Batch], predictors: Mapping[str, Predictor]) -> float:
-        """The weighted loss of the constant predictors on batches."""
+        """Returns the weighted loss of the constant predictors on batches."""
         return sum(self.weights[term] * loss for term, loss in mean_losses(predictors, batches).items())
 
     # Inference.
 
     def samples(self, batch: Batch, n: int) -> list[dict[str, Any]]:
-        """The model's outputs for the first n examples of a held-out batch, as plain data."""
+        """Returns the model's outputs for the first n examples of a held-out batch, as plain data for the report."""
         return []
 
     def read_rows(self, columns: dict[str, list[Any]], origin: list[tuple[str, int]]) -> Rows:
-        """Unlabeled rows of a table, for `respond`. UserError if a column is missing or is not text."""
+        """Returns the rows of a table without labels, for `respond`. Raises UserError if a column is missing.
+
+        Args:
+            columns: The columns of the table, by name.
+            origin: The file and the line of each row.
+        """
         missing = [name for name in self.reads if name not in columns]
         if missing:
             raise UserError(
-                f"{origin[0][0]}: no column {missing[0]} to read; there are {', '.join(columns)}",
-                f"name its text columns {', '.join(self.reads)}",
+                f"{origin[0][0]}: the column {missing[0]} is missing; the columns are {', '.join(columns)}",
+                f"name the text columns of the file {', '.join(self.reads)}",
             )
         return Rows(list(range(len(origin))), {name: columns[name] for name in self.reads}, None, origin)
 
     def respond(self, rows: Rows, inference: Inference) -> Iterator[dict[str, Any]]:
-        """The model's predictions for rows of texts: filled masks, continuations, labels. Plain data, one per row.
+        """Yields the model's prediction for each row, as plain data: filled masks, a continuation, or a label.
 
         Raises:
-            UserError: the learner predicts nothing.
+            UserError: The learner has no predictions for texts.
         """
         raise UserError(
             f"a model trained on {self.config.name} has no predictions for texts",
@@ -286,26 +337,27 @@ class BaseLearner(ModelWithHeads, ABC):
         )
 
     def writer(self) -> Writer:
-        """The writer that generates text with this model. UserError if it cannot."""
+        """Returns the writer that generates text with this model. Raises UserError if the model cannot generate
+        text."""
         raise UserError(
             f"a model trained on {self.config.name} cannot generate text",
-            "lmtool predict labels texts and fills their masks; a decoder or an encoder-decoder generates",
+            "use a checkpoint of a decoder or an encoder-decoder; or use lmtool predict for labels and filled masks",
         )
 
     def writes(self) -> GenerationConfig:
-        """The settings for generating a text per row. UserError if it cannot."""
+        """Returns the settings for generating a text per row. Raises UserError if the model cannot."""
         raise UserError(
             f"a model trained on {self.config.name} cannot generate a text per row", "choose a task= or head that can"
         )
 
     def label_of(self, text: str) -> object:
-        """The label that a generated text stands for; None for none."""
+        """Returns the label that a generated text represents; None if it represents no label."""
         return None
 
     def answers(self, rows: Rows, inference: Inference) -> Answers:
-        """The records of `respond`, with scores if the rows are labeled."""
+        """Returns the predictions for rows, see `respond`, with scores if the rows have labels."""
         return Answers(self.respond(rows, inference))
 
     def line(self, record: dict[str, Any]) -> str:
-        """A record of `respond` as a line of output."""
+        """Returns a record of `respond` as a line of output."""
         return str(record)

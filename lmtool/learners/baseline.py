@@ -1,7 +1,7 @@
-"""Constant predictors, which ignore the input: the baseline that a language model must beat.
+"""Constant predictors, which ignore the input: the baseline that a model must beat.
 
-Each term has a fixed distribution over its classes, from add-one smoothed counts in the training text. The loss of a
-target is its negative log-probability.
+The predictor of a term, one summand of the loss, is a fixed distribution over the term's classes, from add-one smoothed
+counts in the training text. The loss of a target is its negative log-probability.
 """
 
 from __future__ import annotations
@@ -17,36 +17,51 @@ from lmtool.errors import NotFinite, UserError
 from lmtool.learners.metrics import paired_standard_error, ratio_standard_error
 from lmtool.types import Batch, Scores
 
-# Tokens counted at a time: a store larger than memory is read in chunks.
+# Number of tokens counted at a time: a token store may be larger than memory.
 _CHUNK_TOKENS = 1 << 20
 
 
 @dataclass(frozen=True)
 class ConstantPredictor:
-    """A distribution over the C classes of one term. name: its name on screens. losses_C: (C,) nats."""
+    """A constant distribution over the C classes of one term.
+
+    Attributes:
+        name: The name on screens.
+        losses_C: The loss of each class in nats, its negative log-probability.
+    """
 
     name: str
     losses_C: np.ndarray
 
     @classmethod
     def of_counts(cls, name: str, counts_C: np.ndarray, never: Collection[int] = ()) -> ConstantPredictor:
-        """From the counts of each class, plus one each (add-one smoothing). never: classes that are no targets."""
+        """Builds the predictor from the counts of classes, with add-one smoothing.
+
+        Args:
+            name: The name on screens.
+            counts_C: The count of each class.
+            never: The classes that are never targets, and have probability 0.
+        """
         probabilities_C = np.asarray(counts_C, dtype=np.float64) + 1
         probabilities_C[list(never)] = 0
         with np.errstate(divide="ignore"):
             return cls(name, np.log(probabilities_C.sum()) - np.log(probabilities_C))
 
     def losses(self, labels_M: np.ndarray) -> np.ndarray:
-        """(M,) float64 nats of each target."""
+        """Returns the loss (M,) of each target in nats, float64."""
         return self.losses_C[labels_M]
 
 
 @dataclass(frozen=True)
 class BestConstant:
-    """The best constant distribution over C classes in hindsight, for labels that only exist after a step, such as
-    those of replaced tokens.
+    """The constant distribution over C classes that fits the evaluated labels best.
 
-    name: its name on screens. expected: (C,) class probabilities to assume before there are labels.
+    It is used for labels that the model itself makes in a step, such as which tokens are replaced, so that a
+    distribution cannot be fitted on the training data.
+
+    Attributes:
+        name: The name on screens.
+        expected: (C,) the class probabilities to assume before there are labels.
     """
 
     name: str
@@ -54,50 +69,69 @@ class BestConstant:
 
     @property
     def expected_loss(self) -> float:
-        """Loss of a target in nats, under the expected probabilities."""
+        """The mean loss of a target in nats, if the classes have the expected probabilities."""
         return self.least_loss(np.array(self.expected))
 
     @staticmethod
     def least_losses(counts_C: np.ndarray) -> np.ndarray:
-        """(C,) the loss of each class in nats, for classes with these counts; 0 for absent classes."""
+        """Returns the loss (C,) of each class in nats under the best distribution; 0 for a class without targets.
+        counts_C: the number of targets of each class."""
         probabilities_C = np.asarray(counts_C, dtype=np.float64) / max(float(np.sum(counts_C)), 1e-300)
         return -np.log(np.where(probabilities_C > 0, probabilities_C, 1.0))
 
     @classmethod
     def least_loss(cls, counts_C: np.ndarray) -> float:
-        """Mean loss of a target in nats: the entropy of the class frequencies."""
+        """Returns the mean loss of a target in nats under the best distribution: the entropy of the class
+        frequencies."""
         return float(np.sum(counts_C * cls.least_losses(counts_C)) / max(float(np.sum(counts_C)), 1e-300))
 
 
 @dataclass(frozen=True)
 class ConstantValue:
-    """One number for every target, with the squared error as loss. name: its name on screens. unit: of the errors."""
+    """Predicts the same number for every target; the loss is the squared error.
+
+    Attributes:
+        name: The name on screens.
+        value: The predicted number.
+        unit: The unit of the errors: an error is divided by this number before it is squared.
+    """
 
     name: str
     value: float
     unit: float = 1.0
 
     def losses(self, labels_M: np.ndarray) -> np.ndarray:
-        """(M,) float64 squared error of each target."""
+        """Returns the squared error (M,) of each target, float64."""
         return ((np.asarray(labels_M, dtype=np.float64) - self.value) / self.unit) ** 2
 
 
 @dataclass(frozen=True)
 class ConstantRates:
-    """A probability for each of C independent labels. name: its name on screens. losses_2C: (2, C) nats if a label does
-    not apply, and if it does."""
+    """A constant probability for each of C independent labels.
+
+    Attributes:
+        name: The name on screens.
+        losses_2C: The loss of each label in nats: row 0 if the label does not apply, row 1 if it does.
+    """
 
     name: str
     losses_2C: np.ndarray
 
     @classmethod
     def of_counts(cls, name: str, counts_C: np.ndarray, rows: int) -> ConstantRates:
-        """From the number of rows with each label, with add-one smoothing."""
+        """Builds the predictor from counts, with add-one smoothing.
+
+        Args:
+            name: The name on screens.
+            counts_C: The number of rows with each label.
+            rows: The number of rows.
+        """
         probabilities_C = (np.asarray(counts_C, dtype=np.float64) + 1) / (rows + 2)
         return cls(name, -np.log(np.stack([1 - probabilities_C, probabilities_C])))
 
     def losses(self, labels: np.ndarray) -> np.ndarray:
-        """(N x C,) float64 nats of labels 0 or 1, C adjacent ones for each text."""
+        """Returns the losses (N * C,) in nats, float64. labels: (N * C,) 0 or 1, the C labels of each text in
+        sequence."""
         labels_NC = np.asarray(labels).reshape(-1, self.losses_2C.shape[1]) > 0
         return np.where(labels_NC, self.losses_2C[1], self.losses_2C[0]).reshape(-1)
 
@@ -106,18 +140,18 @@ Predictor = ConstantPredictor | ConstantValue | ConstantRates | BestConstant
 
 
 def mean_losses(predictors: Mapping[str, Predictor], batches: Iterable[Batch]) -> dict[str, float]:
-    """Mean loss of each term's predictor over the targets of batches, without running a model. Raises UserError if a
-    term has no targets."""
+    """Returns the mean loss of each term's predictor over the targets of batches, without running a model. Raises
+    UserError if a term has no targets."""
     constants = {term: predictor for term, predictor in predictors.items() if not isinstance(predictor, BestConstant)}
     sums, counts = dict.fromkeys(constants, 0.0), dict.fromkeys(constants, 0)
-    targets: dict[str, int] = {}  # by term, for terms whose labels exist before the step
+    targets: dict[str, int] = {}  # the number of targets of each term whose labels exist before the step
     for batch in batches:
         for term, predictor in constants.items():
             labels = batch.targets[term].labels if term in batch.targets else None
             if labels is not None:
                 targets[term] = targets.get(term, 0) + len(labels)
                 losses = predictor.losses(labels.numpy())
-                # Classes that the predictor considers impossible are not scored: sentinels, the ends of outputs.
+                # Targets to which the predictor gives probability 0 are not scored: sentinels, the ends of outputs.
                 losses = losses[np.isfinite(losses)]
                 sums[term] += float(losses.sum())
                 counts[term] += len(losses)
@@ -131,12 +165,12 @@ def mean_losses(predictors: Mapping[str, Predictor], batches: Iterable[Batch]) -
 
 
 def nothing_predicted(term: str) -> UserError:
-    """The error for held-out text in which a term has no target."""
+    """Returns the error for held-out text in which a term has no targets."""
     return UserError(f"the held-out text has nothing that {term} predicts", "use more text with data.validation=")
 
 
 def token_counts(tokens: np.ndarray, vocabulary: int) -> np.ndarray:
-    """(V,) int64: the count of each id."""
+    """Returns the count (V,) of each token id, int64. vocabulary: the number of ids, V."""
     counts = np.zeros(vocabulary, dtype=np.int64)
     for start in range(0, len(tokens), _CHUNK_TOKENS):
         counts += np.bincount(tokens[start : start + _CHUNK_TOKENS], minlength=vocabulary)
@@ -144,15 +178,22 @@ def token_counts(tokens: np.ndarray, vocabulary: int) -> np.ndarray:
     return counts
 
 
-# --- the losses of one term over a held-out split -----------------------------------------------------------------
+# --- the evaluation of one term on a held-out split ---------------------------------------------------------------
 #
 # Shape letters: E examples, N documents of a batch, M targets, C classes.
 
 
 @dataclass(frozen=True)
 class TermEvaluation:
-    """One term over E examples: sums of losses in nats, numbers of targets, the number of correct predictions (None for
-    values), and sums of baseline losses (None without a baseline)."""
+    """The evaluation of one term over E examples.
+
+    Attributes:
+        sums_E: The sum of the losses of each example, in nats.
+        counts_E: The number of targets of each example.
+        right: The number of correct predictions; None for regression.
+        baseline_sums_E: The sum of the baseline's losses of each example; None without a baseline.
+        baseline_name: The name of the baseline.
+    """
 
     sums_E: np.ndarray
     counts_E: np.ndarray
@@ -162,37 +203,39 @@ class TermEvaluation:
 
     @property
     def count(self) -> int:
+        """The number of targets."""
         return int(self.counts_E.sum())
 
     @property
     def loss(self) -> float:
-        """Mean loss per target in nats."""
+        """The mean loss of a target, in nats."""
         return float(self.sums_E.sum() / self.count)
 
     @property
     def accuracy(self) -> float | None:
+        """The fraction of correct predictions; None for regression."""
         return None if self.right is None else self.right / self.count
 
     @property
     def standard_error(self) -> float:
-        """Standard error of the mean loss, over examples."""
+        """The standard error of the mean loss, over examples."""
         return ratio_standard_error(self.sums_E, self.counts_E)
 
     @property
     def baseline(self) -> float | None:
-        """Mean loss of the constant predictor on the same targets."""
+        """The mean loss of the constant predictor on the same targets; None without a baseline."""
         return None if self.baseline_sums_E is None else float(self.baseline_sums_E.sum() / self.count)
 
     @property
     def gain_standard_error(self) -> float | None:
-        """Standard error of baseline minus loss, paired by example."""
+        """The standard error of the gain (baseline minus loss), paired by example; None without a baseline."""
         if self.baseline_sums_E is None:
             return None
         return paired_standard_error(self.baseline_sums_E, self.sums_E, self.counts_E)
 
 
 class TermSums:
-    """Accumulates the losses of a term by example; an example may be split over several batches."""
+    """Accumulates the losses of a term for each example. The parts of an example may be in several batches."""
 
     def __init__(self) -> None:
         self.sums: list[np.ndarray] = []
@@ -203,7 +246,13 @@ class TermSums:
         self.right: int | None = 0
 
     def add(self, batch: Batch, scores: Scores, baseline: Predictor | None) -> None:
-        """Add a batch. Raises NotFinite if a loss is not finite."""
+        """Adds a batch. Raises NotFinite if a loss is not finite.
+
+        Args:
+            batch: The batch.
+            scores: The losses, labels and predictions of the term in the batch.
+            baseline: The constant predictor of the term, or None.
+        """
         if not bool(torch.isfinite(scores.losses).all()):
             raise NotFinite("losses", batch)
         documents = scores.documents.cpu().numpy()
@@ -224,12 +273,14 @@ class TermSums:
             self.baseline.append(np.bincount(documents, losses, count))
 
     def result(self, name: str, baseline: Predictor | None) -> TermEvaluation:
+        """Returns the evaluation of all batches. Raises UserError if there were no targets. name: the name of the
+        term."""
         examples, inverse = np.unique(np.concatenate(self.examples), return_inverse=True)
 
-        def by_example(chunks: list[np.ndarray]) -> np.ndarray:
+        def sum_by_example(chunks: list[np.ndarray]) -> np.ndarray:
             return np.bincount(inverse, np.concatenate(chunks), len(examples))
 
-        counts = by_example(self.counts)
+        counts = sum_by_example(self.counts)
         if not counts.sum():
             raise nothing_predicted(name)
         if self.classes:
@@ -237,6 +288,6 @@ class TermSums:
             losses_C = BestConstant.least_losses(np.sum([counts_NC.sum(axis=0) for counts_NC in self.classes], axis=0))
             self.baseline = [counts_NC @ losses_C for counts_NC in self.classes]
         return TermEvaluation(
-            by_example(self.sums), counts, self.right,
-            by_example(self.baseline) if baseline else None, baseline.name if baseline else None,
+            sum_by_example(self.sums), counts, self.right,
+            sum_by_example(self.baseline) if baseline else None, baseline.name if baseline else None,
         )  # fmt: skip

@@ -1,4 +1,8 @@
-"""Configurations of objectives and tasks: their base classes, and mixtures. Imports no torch."""
+"""The base classes of the configurations of objectives and tasks, and the configuration of mixtures. Imports no torch.
+
+An `Offer` is a property that a component may have, such as a special token or a segment embedding; other components may
+require it (`config/needs.py`).
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ from lmtool.nn.configs import Side
 
 
 class Member(Protocol):
-    """A member of a mixture. title: its name there."""
+    """The interface of a mixture's member, an objective or a task. title: the name of the member in the mixture."""
 
     @property
     def title(self) -> str: ...
@@ -26,8 +30,13 @@ class Member(Protocol):
 
 
 class Mixed(Protocol):
-    """The configuration of a mixture. members_key: the key of its members. repeats: whether an epoch has as many
-    examples as all members together, so that some are repeated; otherwise it ends before any example would be."""
+    """The interface of a mixture's configuration.
+
+    Attributes:
+        members_key: The key that lists the members, for messages.
+        repeats: Whether an epoch has as many examples as all members together, so that some examples are repeated.
+            Otherwise an epoch ends before any example would be repeated.
+    """
 
     members_key: ClassVar[str]
     repeats: ClassVar[bool]
@@ -37,27 +46,30 @@ class Mixed(Protocol):
     def fractions(self) -> tuple[float, ...]: ...
 
 
-# --- offers that objectives and tasks depend on -------------------------------------------------------------------
+# --- offers that objectives and tasks require ---------------------------------------------------------------------
 
 SEGMENTS: Offer[ModelConfig] = Offer(
     "model",
     lambda model: model.segment_types > 1 and (model.text_format not in FORMATS or FORMATS[model.text_format].segments),
-    "does not",
+    "has none",
 )
-_OTHERWISE = "or parallel=ddp, where each process holds all weights"
+"""A model with segment embeddings."""
+_PARALLEL_DDP = "or parallel=ddp, where each process holds all weights"
 WHOLE_WEIGHTS: Offer[str] = Offer(
-    "parallel", lambda parallel: parallel != "fsdp", lambda parallel: f"parallel={parallel} shards them", _OTHERWISE
+    "parallel", lambda parallel: parallel != "fsdp", lambda parallel: f"parallel={parallel} shards them", _PARALLEL_DDP
 )
+"""All weights of the model in every process."""
 FORWARDS_OF_ONE_PROCESS: Offer[str] = Offer(
     "parallel",
     lambda parallel: parallel != "fsdp",
     lambda parallel: f"parallel={parallel} needs the same forwards in all processes",
-    _OTHERWISE,
+    _PARALLEL_DDP,
 )
+"""Forwards whose number may differ between processes."""
 
 
 def special_token(*roles: str) -> Offer[frozenset[str]]:
-    """A special token of the vocabulary with one of these roles."""
+    """Returns the offer of a special token that has one of these roles (mask, sep, ...) in the tokenizer."""
     return Offer(
         "roles",
         lambda known: bool(known & set(roles)),
@@ -67,18 +79,18 @@ def special_token(*roles: str) -> Offer[frozenset[str]]:
 
 
 class LearnedConfig(Component):
-    """The base of objectives and tasks, with the properties that tuning and distillation depend on."""
+    """The base class of the configurations of objectives and tasks: their properties that other components require."""
 
     architectures: ClassVar[tuple[str, ...]] = ()
-    """The architectures that it trains: encoder, decoder, encoder_decoder, bidirectional_lm."""
+    """The architectures of the models that can be trained: encoder, decoder, encoder_decoder, bidirectional_lm."""
     of_rows_with_labels: ClassVar[bool] = False
-    """Whether it is a task, learned from labeled rows."""
+    """Whether this is a task, which is learned from rows with labels."""
     has_classes: ClassVar[bool] = False
-    """Whether it has a field `labels` with the names of its classes."""
+    """Whether there is a field `labels` with the names of classes."""
 
     @property
     def title(self) -> str:
-        """Its name among the members of a mixture."""
+        """The name of this objective or task as a member of a mixture."""
         return self.name
 
     @property
@@ -87,106 +99,119 @@ class LearnedConfig(Component):
         return self.typed
 
     def parts(self) -> tuple[LearnedConfig, ...]:
-        """The members of a mixture; otherwise only itself."""
+        """Returns the members of a mixture; any other objective or task returns only itself."""
         return (self,)
 
     @property
     def makes_inputs(self) -> bool:
-        """Whether its learner generates part of its inputs, so that no other model reads the same inputs."""
+        """Whether the model generates part of its own inputs, so that no other model reads the same inputs."""
         return False
 
     @property
     def of_rows(self) -> bool:
-        """Whether it predicts rows, independently of their tokenization."""
+        """Whether there is one prediction per row, which does not depend on how the row is tokenized."""
         return False
 
     @property
     def writes_text(self) -> bool:
-        """Whether it predicts with a language-model head: generated text, or the probabilities of words."""
+        """Whether predictions come from a language-model head, as generated text or as the probabilities of words."""
         return False
 
     @property
     def learns_texts(self) -> bool:
-        """Whether its targets are texts."""
+        """Whether the targets are texts."""
         return self.writes_text
 
     @property
     def adapts(self) -> str | None:
-        """The auxiliary loss for domain adaptation, or None."""
+        """The name of the auxiliary loss for domain adaptation, or None."""
         return None
 
     @property
     def class_names(self) -> tuple[str, ...] | None:
-        """The names of its classes; None if it has none, or they are not known yet."""
+        """The names of the classes; None if there are no classes, or if their names are not known yet."""
         return None
 
     @property
     def language_model_weight(self) -> float:
-        """Weight of an auxiliary language-model loss."""
+        """The weight of an auxiliary language-model loss; 0 for none."""
         return 0.0
 
     def states_read(self, model: ModelConfig) -> Side:
-        """The side of a batch whose hidden states its head reads."""
+        """Returns the side of a batch (inputs or outputs) whose hidden states the head reads."""
         return "outputs" if model.architecture == "encoder_decoder" else "inputs"
 
 
 # --- offers of objectives and tasks -------------------------------------------------------------------------------
 
 A_TASK: Offer[LearnedConfig] = Offer("learned", lambda learned: learned.of_rows_with_labels, "is not a task")
+"""A task instead of a pretraining objective."""
 ONE_TASK: Offer[LearnedConfig] = Offer(
     "learned",
     lambda learned: learned.of_rows_with_labels and [*learned.parts()] == [learned],
     lambda learned: f"{learned.typed} is a mixture" if len(learned.parts()) > 1 else f"{learned.name} is not a task",
 )
+"""A single task instead of a mixture of tasks."""
 ONE_DOMAIN: Offer[LearnedConfig] = Offer(
     "learned", lambda learned: learned.adapts is None, "has a loss over two domains"
 )
+"""Texts of one domain, without domain adaptation."""
 LABELS: Offer[LearnedConfig] = Offer(
     "task",
     lambda task: task.has_classes,
     lambda task: f"{task.typed_kind} has no labels",
     wording="{reason}: {lacking}",
 )
+"""Classes with names."""
 NO_TEXTS: Offer[LearnedConfig] = Offer("learned", lambda learned: not learned.writes_text, "trains a language model")
+"""Predictions that do not come from a language-model head."""
 TEXTS: Offer[LearnedConfig] = Offer(
     "learned",
     lambda learned: learned.of_rows_with_labels and learned.learns_texts,
     lambda learned: f"{learned.name} has none",
 )
+"""A task whose targets are texts."""
 
 
 class ObjectiveConfig(LearnedConfig):
-    """The base of every pretraining objective."""
+    """The base class of the configurations of pretraining objectives."""
 
     group: ClassVar[str] = "objective"
     contextual: ClassVar[bool] = True
-    """Whether it trains models with contextual hidden states; False: models of single tokens."""
+    """Whether the model must compute contextual hidden states; otherwise it must be a model of single tokens, such as
+    word vectors."""
     roles: ClassVar[tuple[str | tuple[str, ...], ...]] = ()
-    """The special tokens that it needs in addition to those of the model's text format; one token of each tuple."""
+    """The roles of special tokens that the tokenizer must have, in addition to the tokens of the model's text format.
+    Of a tuple of roles, one is enough."""
     query_stream: ClassVar[bool] = False
-    """Whether it predicts with a query stream, which does not read the predicted tokens (XLNet)."""
+    """Whether predictions come from a second stream of hidden states, which does not read the predicted tokens (the
+    query stream of XLNet)."""
     prefixes: ClassVar[bool] = False
-    """Whether a decoder's texts have a prefix with bidirectional attention."""
+    """Whether texts have a prefix, in which a decoder's attention is bidirectional."""
     reads_lanes: ClassVar[bool] = False
-    """Whether it reads joined text as parallel streams (data/loader.py) if the model carries state."""
+    """Whether a model that carries state from batch to batch reads joined text in lanes: contiguous streams that are
+    read in parallel (`data/loader.py`)."""
     phase_fields: ClassVar[tuple[str, ...]] = ()
-    """The fields that may differ between phases: they change examples, but neither parameters nor losses."""
+    """The fields that may differ between the phases of a run. They change the examples, but neither the parameters nor
+    the losses."""
 
     name: str = Field(description="name of the objective")
 
     @property
     def reuses_nothing(self) -> bool:
-        """Whether it reuses no tokens, although a model's memory consists of reused tokens."""
+        """Whether a model's memory would remain empty, because the objective reuses no tokens of the previous
+        example."""
         return False
 
     @property
     def steps_without_model(self) -> int:
-        """Steps before the model is trained, in which only the objective's networks are."""
+        """The number of steps at the beginning that train only additional networks of the objective, and not the
+        model."""
         return 0
 
     @property
     def pairs_of_segments(self) -> str | None:
-        """The name of its loss over pairs of segments, or None."""
+        """The value of the field `pairs`, if the examples are pairs of segments; otherwise None."""
         return None
 
     def needs(self) -> Iterator[Requirement]:
@@ -210,35 +235,46 @@ class ObjectiveConfig(LearnedConfig):
 
     @property
     def predicted_fraction(self) -> float:
-        """Fraction of the tokens (in an encoder-decoder, of the outputs) for which logits are computed."""
+        """The fraction of the tokens for which logits are computed; for an encoder-decoder, of all tokens of both
+        sides."""
         return 1.0
 
     def learner(self, *arguments: Any) -> Any:
-        """Build the learner. arguments: backbone, tokenizer, seed."""
+        """Builds the learner. arguments: the backbone, the tokenizer and the seed."""
         return build(self, *arguments)
 
     def parts(self) -> tuple[ObjectiveConfig, ...]:
-        """The members of a mixture; otherwise only itself."""
+        """Returns the members of a mixture; any other objective returns only itself."""
         return (self,)
 
     def with_parts(self, parts: tuple[ObjectiveConfig, ...]) -> ObjectiveConfig:
-        """A copy with other parts, in the same order."""
+        """Returns a copy whose members are replaced. parts: the new configuration of each member, in the same order."""
         return parts[0]
 
     def of_parts(self, parts: Sequence[ObjectiveConfig]) -> ObjectiveConfig:
-        """A copy with only some of its parts, which may be modified."""
+        """Returns a copy that has only some of the members. parts: the configurations of these members, which may be
+        modified."""
         return parts[0]
 
     @property
-    def places(self) -> dict[str, float]:
-        """Fraction of the tokens at which a part of the learner (`heads.lm`) runs, for the plan of a run. Unnamed heads
-        with a vocabulary run at `predicted_fraction`, other unnamed heads once per example."""
+    def token_fractions(self) -> dict[str, float]:
+        """The fraction of the tokens that a submodule of the learner, such as `heads.lm`, processes; `lmtool plan` uses
+        it.
+
+        Heads that are not listed process `predicted_fraction` of the tokens if they predict tokens of the vocabulary,
+        otherwise one position per example.
+        """
         return {}
 
 
 def one_forward(key: str, members: Sequence[str]) -> Iterator[Requirement]:
-    """The requirement of a mixture: the number of forwards per batch differs between processes, because it is the
-    number of members in the batch."""
+    """Yields the requirement of a mixture that processes need not run equally many forwards. A batch needs one forward
+    for each member that has examples in the batch, so the number differs between processes.
+
+    Args:
+        key: The key that selects the mixture.
+        members: The names of the members.
+    """
     if len(members) > 1:
         reason = f"{key} mixes {', '.join(members)}, and the number of forwards depends on the batch"
         yield Requirement(FORWARDS_OF_ONE_PROCESS, key, reason, f"set one {key}")
@@ -255,12 +291,12 @@ class MixtureConfig(ObjectiveConfig):
     members: tuple[str | dict[str, Any], ...] = Field(
         ("mlm", "span"),
         min_length=1,
-        description="names, or sections: [{name: mlm, whole_word: true}, span]; tasks by name, [mlm, sst2], or as in "
-        "objective=task; objective.with.NAME.KEY=VALUE sets a key of one member. Each name occurs once; tasks are "
-        "listed by their own name: sst2, or {name: task, task: {kind: classification, name: reviews, path: FOLDER}}",
+        description="names, or sections with a name and further keys: [{name: mlm, whole_word: true}, span]. Tasks are "
+        "listed by their own name, [mlm, sst2], or as a section: {name: task, task: {kind: classification, name: "
+        "reviews, path: FOLDER}}. Each name occurs once. objective.with.NAME.KEY=VALUE sets a key of one member",
     )
     weights: tuple[float, ...] | None = Field(
-        None, description="one number per member: its share of the examples and of the loss; null: equal weights"
+        None, description="one weight per member, for both its examples and its loss; null: equal weights"
     )
 
     @classmethod
@@ -268,11 +304,11 @@ class MixtureConfig(ObjectiveConfig):
         return with_member_values(data)
 
     def needs(self) -> Iterator[Requirement]:
-        """The requirement of a mixture; the matcher asks its members for theirs."""
+        """Yields the requirement of the mixture itself; the matcher (`resolver/matcher.py`) also checks each member."""
         yield from one_forward("objective", [part.title for part in self.parts()])
 
     def parts(self) -> tuple[ObjectiveConfig, ...]:
-        """The members."""
+        """Returns the configurations of the members."""
         choice = Choice("objective")
         members = (choice.validate({"name": member} if isinstance(member, str) else member) for member in self.members)
         return tuple(member for member in members if isinstance(member, ObjectiveConfig))
@@ -286,21 +322,26 @@ class MixtureConfig(ObjectiveConfig):
         return self.with_parts(tuple(parts)).model_copy(update={"weights": weights})
 
     def fractions(self) -> tuple[float, ...]:
-        """The weights, adding up to 1."""
+        """Returns the weights of the members, scaled so that their sum is 1."""
         weights = (1.0,) * len(self.members) if self.weights is None else self.weights
         return tuple(weight / sum(weights) for weight in weights)
 
     @property
     def predicted_fraction(self) -> float:
         return sum(
-            fraction * part.predicted_fraction for fraction, part in zip(self.fractions(), self.parts(), strict=True)
+            fraction * member.predicted_fraction
+            for fraction, member in zip(self.fractions(), self.parts(), strict=True)
         )
 
     @property
-    def places(self) -> dict[str, float]:
-        members = [(share, part.places) for share, part in zip(self.fractions(), self.parts(), strict=True)]
-        names = {name for _, places in members for name in places}
-        return {name: sum(share * places.get(name, 0.0) for share, places in members) for name in sorted(names)}
+    def token_fractions(self) -> dict[str, float]:
+        weighted = [
+            (weight, member.token_fractions) for weight, member in zip(self.fractions(), self.parts(), strict=True)
+        ]
+        names = {name for _, fractions in weighted for name in fractions}
+        return {
+            name: sum(weight * fractions.get(name, 0.0) for weight, fractions in weighted) for name in sorted(names)
+        }
 
     @model_validator(mode="after")
     def _members_fit(self) -> MixtureConfig:
@@ -310,15 +351,24 @@ class MixtureConfig(ObjectiveConfig):
             raise ValueError(f"members: {member_problem(error, names('objective'))}") from error
         titles = [member.title for member in members]
         if len(set(titles)) < len(titles) or any(isinstance(member, MixtureConfig) for member in members):
-            written = ", ".join(titles)
-            raise ValueError(f"members=[{written}]: name each objective once, tasks by their own names, and no mixture")
+            title_list = ", ".join(titles)
+            raise ValueError(
+                f"members=[{title_list}]: name each objective once, tasks by their own names, and no mixture"
+            )
         if self.weights is not None and (len(self.weights) != len(titles) or min(self.weights) <= 0):
-            raise ValueError(f"weights={list(self.weights)}: a number above 0 for each of the {len(titles)} members")
+            raise ValueError(
+                f"weights={list(self.weights)} must have a number above 0 for each of the {len(titles)} members"
+            )
         return self
 
 
 def member_problem(error: ValidationError | PydanticCustomError, known: Sequence[str]) -> str:
-    """Describes why a member is invalid. known: the valid names."""
+    """Returns a text that says why a member is invalid.
+
+    Args:
+        error: The error that validation raised.
+        known: The valid names of members.
+    """
     if isinstance(error, PydanticCustomError):
         name = (error.context or {}).get("given")
         valid = f"one of {', '.join(known)}"

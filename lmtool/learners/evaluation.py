@@ -23,9 +23,12 @@ from lmtool.types import Batch, Scores
 class Evaluation:
     """The evaluation of one split.
 
-    terms: the evaluation of each loss term by name. weights: the weight of each term in the loss. scores: further
-    scores by name. warnings: caveats about the scores for the user. details: plain data for the report (a confusion
-    matrix, ...).
+    Attributes:
+        terms: The evaluation of each term of the loss, by name.
+        weights: The weight of each term in the loss.
+        scores: Further scores by name.
+        warnings: Caveats about the scores, for the user.
+        details: Plain data for the report, such as a confusion matrix.
     """
 
     terms: dict[str, TermEvaluation]
@@ -36,13 +39,13 @@ class Evaluation:
 
     @property
     def loss(self) -> float:
-        """Weighted sum of the terms' mean losses, the same as in training."""
+        """The weighted sum of the terms' mean losses, as in training."""
         return sum(self.weights[name] * term.loss for name, term in self.terms.items())
 
     @property
     def standard_error(self) -> float:
-        """Standard error of the gain over the baseline, or of the loss if any term has no baseline. Terms are treated
-        as independent."""
+        """The standard error of the gain over the baseline, or of the loss if a term has no baseline. The errors of the
+        terms are treated as independent."""
         gains = {name: term.gain_standard_error for name, term in self.terms.items()}
         errors = {name: gain for name, gain in gains.items() if gain is not None}
         if len(errors) < len(gains):
@@ -50,9 +53,9 @@ class Evaluation:
         return float(np.sqrt(sum((self.weights[name] * error) ** 2 for name, error in errors.items())))
 
     def metrics(self) -> dict[str, float]:
-        """The numbers of metrics.jsonl and result.json: `loss`, `standard_error`, the scores, and for each term NAME
-        `NAME_loss`, `NAME_accuracy`, `NAME_count`, `NAME_standard_error` and, with a baseline, `NAME_baseline` and
-        `NAME_gain_standard_error`."""
+        """Returns the numbers for metrics.jsonl and result.json: `loss`, `standard_error`, the scores, and for each
+        term NAME `NAME_loss`, `NAME_accuracy`, `NAME_count`, `NAME_standard_error` and, with a baseline,
+        `NAME_baseline` and `NAME_gain_standard_error`."""
         values: dict[str, float | None] = {"loss": self.loss, "standard_error": self.standard_error, **self.scores}
         for name, term in self.terms.items():
             values |= {
@@ -67,19 +70,21 @@ class Evaluation:
         return {name: value for name, value in values.items() if value is not None and np.isfinite(value)}
 
     def records(self) -> Iterator[dict[str, object]]:
-        """The predictions of the rows, as lines of predictions.jsonl; empty for learners that predict no rows."""
+        """Yields the prediction of each row, for predictions.jsonl; nothing for learners that do not predict rows."""
         yield from ()
 
 
 class Scorer(ABC):
-    """Accumulates the scores of a learner on one split, batch by batch, with a few numbers per example.
+    """Accumulates the scores of a learner on one split, batch by batch. It stores only a few numbers per example.
 
-    A batch is scored in two steps: `outputs` runs the learner, `take` adds the result. Each process runs the learner on
-    its own batches and adds the results of all processes in order, so all have the same scores.
+    A batch is scored in two steps: `outputs` runs the learner, and `take` adds the result. Each process runs the
+    learner on its own batches and adds the results of all processes in the same order, so all have the same scores.
 
-    calibrates: whether the result may tune decision thresholds: in training, on the rows that select the best
-    checkpoint. selects: whether the scores select checkpoints during training, so that expensive scores may be computed
-    for part of the rows.
+    Attributes:
+        calibrates: Whether the result may tune decision thresholds. It may in training, on the rows that select the
+            best checkpoint.
+        selects: Whether the scores select checkpoints during training. If so, expensive scores may be computed for a
+            fraction of the rows.
     """
 
     calibrates: bool = False
@@ -87,20 +92,28 @@ class Scorer(ABC):
 
     @abstractmethod
     def outputs(self, batch: Batch) -> object:
-        """Run the learner on a batch on its device, in evaluation mode, without gradients and under autocast. Returns
-        plain data and tensors on the host, and does not change the scorer."""
+        """Runs the learner on a batch, and returns plain data and tensors on the host. Does not change the scorer.
+
+        `evaluate` calls this method in evaluation mode, without gradients and under autocast. batch: on the learner's
+        device.
+        """
 
     @abstractmethod
     def take(self, batch: Batch, outputs: Any) -> None:
-        """Add the `outputs` of a batch. batch: on the host. Raises NotFinite."""
+        """Adds the outputs of a batch to the scores. Raises NotFinite if a loss is not finite.
+
+        Args:
+            batch: The batch, on the host.
+            outputs: The result of the method `outputs` for this batch.
+        """
 
     @abstractmethod
     def result(self) -> Evaluation:
-        """The evaluation of all batches. Raises UserError if there is nothing to score."""
+        """Returns the evaluation of all batches. Raises UserError if there was nothing to score."""
 
 
 class ScoresTargets(Protocol):
-    """The part of a learner that `TermScorer` uses."""
+    """The interface of a learner that `TermScorer` uses."""
 
     weights: dict[str, float]
 
@@ -108,7 +121,12 @@ class ScoresTargets(Protocol):
 
 
 class TermScorer(Scorer):
-    """Mean losses by term. predictors: constant predictors by term, scored on the same targets."""
+    """Accumulates the mean loss of each term, for the learner and for its baseline.
+
+    Args:
+        learner: The learner to score.
+        predictors: The constant predictor of each term, which is scored on the same targets.
+    """
 
     def __init__(self, learner: ScoresTargets, predictors: Mapping[str, Predictor] | None = None):
         self.learner, self.predictors = learner, predictors or {}
@@ -119,15 +137,17 @@ class TermScorer(Scorer):
 
     def take(self, batch: Batch, outputs: Mapping[str, Scores]) -> None:
         for name, scores in outputs.items():
-            self.enter(name, batch, scores)
+            self.add_term(name, batch, scores)
 
-    def enter(self, name: str, batch: Batch, scores: Scores) -> None:
-        """Add the scores of one term."""
+    def add_term(self, name: str, batch: Batch, scores: Scores) -> None:
+        """Adds the scores of one term of a batch. name: the name of the term."""
         self.sums.setdefault(name, TermSums()).add(batch, scores, self.predictors.get(name))
 
     def result(self) -> Evaluation:
         if not self.sums:
-            raise UserError("there is no held-out text to evaluate on", "use some with data.validation=")
+            raise UserError(
+                "there is no held-out text to evaluate on", "set data.validation= to a file with held-out text"
+            )
         terms = {name: sums.result(name, self.predictors.get(name)) for name, sums in self.sums.items()}
         return Evaluation(terms, {name: float(self.learner.weights[name]) for name in terms})
 
@@ -139,28 +159,30 @@ def evaluate(
     precision: Precision = FP32_CPU,
     group: ProcessGroup = ALONE,
 ) -> Evaluation:
-    """Evaluate a split without gradients. The learner's mode and carried state are restored afterwards.
+    """Evaluates a learner on a split. Its mode (training or evaluation) and carried state are restored afterwards.
 
     Args:
-        learner: The learner, which is set to evaluation mode.
+        learner: The learner.
         scorer: Accumulates the scores.
         batches: The batches of the split, the same in all processes.
         precision: Number format and device.
-        group: The processes that share the work: each runs every size-th batch, and all return the same result.
+        group: The processes that share the work. With N processes, each runs every N-th batch, and all return the same
+            result.
 
     Raises:
-        NotFinite: The learner's output is not finite.
+        NotFinite: An output of the learner is not finite.
     """
     was_training, remaining = learner.training, iter(batches)
     learner.eval()
     try:
         with torch.no_grad(), set_aside(learner):
-            while one_each := list(islice(remaining, group.size)):
-                # If fewer batches than processes remain, some processes repeat one, since all must run equally many.
-                local_batch = one_each[min(group.rank, len(one_each) - 1)].to(precision.device)
+            while round_of_batches := list(islice(remaining, group.size)):
+                # Each process runs one batch of a round. If fewer batches than processes remain, several processes run
+                # the last batch, since all processes must do equally many forwards.
+                local_batch = round_of_batches[min(group.rank, len(round_of_batches) - 1)].to(precision.device)
                 with precision.autocast():
                     outputs = scorer.outputs(local_batch)
-                for batch, gathered in zip(one_each, group.all(outputs), strict=False):
+                for batch, gathered in zip(round_of_batches, group.all(outputs), strict=False):
                     scorer.take(batch, gathered)
     finally:
         learner.train(was_training)
@@ -169,7 +191,7 @@ def evaluate(
 
 @dataclass(frozen=True)
 class SplitEvaluations:
-    """The evaluations of all held-out splits of a run; the first one is the main one."""
+    """The evaluations of all held-out splits of a run; the first split gives the main score."""
 
     splits: dict[str, Evaluation]
 
@@ -178,8 +200,8 @@ class SplitEvaluations:
         return next(iter(self.splits.values()))
 
     def metrics(self) -> dict[str, float]:
-        """The metrics of the first split by name; with several splits, also those of every split, with its name as a
-        prefix."""
+        """Returns the metrics of the first split by name. If there are several splits, the metrics of each split are
+        added as SPLIT_NAME."""
         metrics = dict(self.first.metrics())
         if len(self.splits) > 1:
             for split, evaluation in self.splits.items():
@@ -192,6 +214,6 @@ class SplitEvaluations:
         return [f"{split}: {text}" for split, evaluation in self.splits.items() for text in evaluation.warnings]
 
     def records(self) -> Iterator[dict[str, Any]]:
-        """The predictions of all splits."""
+        """Yields the predictions of all splits, see `Evaluation.records`."""
         for evaluation in self.splits.values():
             yield from evaluation.records()

@@ -1,4 +1,4 @@
-"""The held-out splits of a run: their examples, their baseline, and the scores of a learner."""
+"""The held-out splits of a run: their examples, the constant baseline, and the evaluation of a learner on them."""
 
 from __future__ import annotations
 
@@ -14,26 +14,37 @@ from lmtool.learners.base import BaseLearner
 from lmtool.learners.baseline import Predictor
 from lmtool.learners.evaluation import SplitEvaluations, evaluate
 from lmtool.learners.metrics import LOSS
-from lmtool.learners.mixed_examples import examples_of, scorer_of
+from lmtool.learners.mixed_sources import examples_of, scorer_of
 from lmtool.training.group import ALONE, ProcessGroup
 from lmtool.training.precision import Precision
 from lmtool.types import Batch
 
 EVALUATION_TOKENS = 8192
-# Maximum number of parallel streams of joined text, and minimum segments of each. The number of streams changes the
-# scores slightly, so it does not depend on the batch size.
+"""Maximum tokens of a forward in evaluation, if the configuration sets no limit in tokens."""
+# For models that carry state from batch to batch: the maximum number of lanes (contiguous streams of text that are read
+# in parallel), and the minimum number of segments in a lane. The number of lanes changes the scores slightly, because
+# every lane starts with the initial state, so it does not depend on the batch size.
 EVALUATION_LANES, SEGMENTS_OF_LANE = 10, 16
-# Enough for a standard error of .02 over examples, but limited for long examples.
+# Maximum examples and tokens of the sample for slow computations. 512 examples give a standard error of about 0.02; the
+# second limit applies to long examples.
 SAMPLE_EXAMPLES, SAMPLE_TOKENS = 512, 32_768
 
 
 def evaluation_tokens(config: Any) -> int:
-    """Maximum tokens of a forward pass in evaluation."""
+    """Returns the maximum number of tokens of a forward in evaluation. config: the configuration of a run."""
     return config.micro_batch_tokens or config.batch_tokens or EVALUATION_TOKENS
 
 
 class EvaluationSplit:
-    """A held-out split: its data, and all of its examples in order."""
+    """A held-out split: its data, and a loader that reads all of its examples in order.
+
+    Args:
+        learner: The learner that makes the examples.
+        data: The data of the split.
+        max_length: Maximum tokens of an example.
+        batch_tokens: Maximum tokens of a batch; raised to the length of one example if it is smaller.
+        seed: Seed of the random choices in the examples.
+    """
 
     def __init__(self, learner: BaseLearner, data: SplitData, max_length: int, batch_tokens: int, seed: int):
         self.data = data
@@ -47,7 +58,7 @@ class EvaluationSplit:
         self.loader = PackedLoader(examples, seed, None, self.budget, shuffle=False, virtual_tokens=virtual)
 
     def sample(self) -> Iterator[Batch]:
-        """Batches of a random sample of examples, for slow computations."""
+        """Yields the batches of a random sample of the examples, for slow computations."""
         plan = self.examples.plan(0)
         order = random_streams.Permutation(len(plan), self.seed, "sample", 0)(
             np.arange(min(len(plan), SAMPLE_EXAMPLES))
@@ -60,10 +71,16 @@ class EvaluationSplit:
 
 
 class HeldOutSplits:
-    """Every split of `data` except train; the first gives the main score.
+    """All held-out splits of a run; the first one gives the main score.
 
-    predictors: constant predictors by term, scored on the same targets. batch_tokens: maximum tokens of a forward pass.
-    example_learner: makes the examples, if it is another learner.
+    Args:
+        learner: The learner to evaluate.
+        data: The data of each split by name. The split "train" is ignored.
+        max_length: Maximum tokens of an example.
+        batch_tokens: Maximum tokens of a forward.
+        seed: Seed of the random choices in the examples.
+        predictors: The constant predictors of each term, which are scored on the same targets.
+        example_learner: The learner that makes the examples; None means `learner`.
     """
 
     def __init__(
@@ -78,44 +95,54 @@ class HeldOutSplits:
     ):
         self.learner, self.predictors = learner, predictors or {}
         self.splits = {
-            split: EvaluationSplit(example_learner or learner, part, max_length, batch_tokens, seed)
-            for split, part in data.items()
+            split: EvaluationSplit(example_learner or learner, split_data, max_length, batch_tokens, seed)
+            for split, split_data in data.items()
             if split != "train"
         }
 
     @property
     def first(self) -> EvaluationSplit:
+        """The split that gives the main score."""
         return next(iter(self.splits.values()))
 
     @property
     def tokens(self) -> int:
-        """Tokens per evaluation."""
-        return sum(int(part.loader.metadata()["tokens_per_epoch"]) for part in self.splits.values())
+        """The number of tokens that one evaluation of all splits reads."""
+        return sum(int(split.loader.metadata()["tokens_per_epoch"]) for split in self.splits.values())
 
     def metadata(self) -> dict[str, Any]:
-        """The metadata of the loader of each split."""
-        return {split: part.loader.metadata() for split, part in self.splits.items()}
+        """Returns the metadata of the loader of each split, by the split's name."""
+        return {name: split.loader.metadata() for name, split in self.splits.items()}
 
     def score(self, precision: Precision, calibrates: bool = False, group: ProcessGroup = ALONE) -> SplitEvaluations:
-        """Score all splits, shared by the processes of a group. calibrates: whether the scores select a checkpoint, and
-        the first split tunes the decision thresholds."""
+        """Scores the learner on all splits.
+
+        Args:
+            precision: Number format and device.
+            calibrates: Whether the scores select the best checkpoint. If so, the first split also tunes the decision
+                thresholds.
+            group: The processes that share the work.
+        """
         evaluations = {}
-        for split, part in self.splits.items():
-            scorer = scorer_of(self.learner, part.data, part.examples, self.predictors)
-            scorer.calibrates, scorer.selects = calibrates and part is self.first, calibrates
-            batches = part.loader.epoch_batches()
-            evaluations[split] = evaluate(self.learner, scorer, batches, precision, group)
+        for name, split in self.splits.items():
+            scorer = scorer_of(self.learner, split.data, split.examples, self.predictors)
+            scorer.calibrates, scorer.selects = calibrates and split is self.first, calibrates
+            batches = split.loader.epoch_batches()
+            evaluations[name] = evaluate(self.learner, scorer, batches, precision, group)
         return SplitEvaluations(evaluations)
 
     def baseline(self, train: SplitData) -> dict[str, object]:
-        """The score of the constant predictors on the first split."""
+        """Returns the score of the constant predictors on the first split, see `BaseLearner.baseline`."""
         return self.learner.baseline(train, self.first.data, self.first.loader.epoch_batches(), self.predictors)
 
     def baseline_loss(self, baseline: Mapping[str, Any]) -> float:
-        """The largest loss of the constant predictors over splits. For a language model it is the baseline itself;
-        otherwise all held-out text is read."""
+        """Returns the largest loss of the constant predictors over the splits.
+
+        baseline: the result of the method `baseline`. If the learner's metric is its loss, the value of `baseline` is
+        returned; otherwise this method reads all splits.
+        """
         if self.learner.metric is LOSS:
             return float(baseline["value"])
         return max(
-            self.learner.baseline_loss(part.loader.epoch_batches(), self.predictors) for part in self.splits.values()
+            self.learner.baseline_loss(split.loader.epoch_batches(), self.predictors) for split in self.splits.values()
         )

@@ -1,7 +1,8 @@
-"""Inspection: the examples of a learner as plain data, and their statistics compared with the definitions.
+"""Inspection of training examples, for `lmtool inspect`: the examples as plain data, and measured statistics.
 
-The checks here apply to all examples. Checks of an objective are in a subclass of `Inspector`, which the learner's
-`inspector` returns.
+A statistic is compared with its definition: the value that the configuration or the paper prescribes, such as 15%
+masked tokens. The checks in this module apply to the examples of every learner. Checks of one objective are in a
+subclass of `Inspector`, which the learner's method `inspector` returns.
 
 Shape letters: N examples of a batch.
 """
@@ -20,16 +21,23 @@ from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Packed, Target
 
 FAMILY = 0.001
-"""Family-wise error rate: probability that any interval of a measurement misses its definition."""
+"""Family-wise error rate: the probability that at least one of the intervals of an inspection does not contain the
+defined value, although the examples are correct."""
 
 
 @dataclass
 class Statistic:
-    """One measured statistic.
+    """A measured statistic, and the value that its definition requires.
 
-    total, count: the sum of the samples and their number; 0 samples for a plain number. expected, variance, bound:
-    expectation and variance of the sum, and the maximum deviation of one sample; `expected` is None for a statistic
-    without a definition. exact: the sum must equal its expectation. is_share: whether it is between 0 and 1.
+    Attributes:
+        name: The name on the screen.
+        total: The sum of the samples.
+        count: The number of samples; 0 if `total` is a plain number instead of a sum of samples.
+        expected: The expectation of the sum, by definition; None for a statistic without a definition.
+        variance: The variance of the sum, by definition.
+        bound: The maximum deviation of one sample from its expectation.
+        exact: Whether the sum must equal its expectation exactly.
+        is_fraction: Whether the statistic is between 0 and 1.
     """
 
     name: str
@@ -39,36 +47,37 @@ class Statistic:
     variance: float = 0.0
     bound: float = 0.0
     exact: bool = False
-    is_share: bool = False
+    is_fraction: bool = False
 
     @property
     def measured(self) -> float:
-        """The mean of the samples."""
+        """The mean of the samples, or the plain number."""
         return self.total / (self.count or 1.0)
 
     @property
     def defined(self) -> float | None:
-        """The value that its definition requires, or None."""
+        """The value that the definition requires; None without a definition."""
         return None if self.expected is None else self.expected / (self.count or 1.0)
 
     def half_width(self, tested: int) -> float:
-        """Half width of the interval around the measured mean (Bernstein), for `tested` simultaneous intervals."""
-        spread = log(2 * max(tested, 1) / FAMILY)
-        return (sqrt(2 * self.variance * spread) + self.bound * spread / 3) / (self.count or 1.0)
+        """Returns half the width of the interval around the measured mean, from Bernstein's inequality. tested: the
+        number of simultaneous intervals, over which the error rate is divided (Bonferroni)."""
+        log_term = log(2 * max(tested, 1) / FAMILY)
+        return (sqrt(2 * self.variance * log_term) + self.bound * log_term / 3) / (self.count or 1.0)
 
     def interval(self, tested: int) -> tuple[float, float]:
-        """The interval around the measured mean, for `tested` simultaneous intervals."""
-        half = self.half_width(tested)
-        low, high = self.measured - half, self.measured + half
-        return (max(low, 0.0), min(high, 1.0)) if self.is_share else (low, high)
+        """Returns the interval around the measured mean. tested: the number of simultaneous intervals."""
+        half_width = self.half_width(tested)
+        low, high = self.measured - half_width, self.measured + half_width
+        return (max(low, 0.0), min(high, 1.0)) if self.is_fraction else (low, high)
 
     @property
-    def checks_itself(self) -> bool:
-        """Whether it counts events that must never occur."""
+    def must_be_zero(self) -> bool:
+        """Whether the statistic counts events that must never occur."""
         return self.exact and self.expected == 0
 
     def holds(self, tested: int) -> bool:
-        """Whether the definition is within the interval."""
+        """Returns whether the statistic agrees with its definition. tested: the number of simultaneous intervals."""
         if self.expected is None or self.defined is None:
             return True
         if self.exact:
@@ -77,74 +86,111 @@ class Statistic:
 
 
 class RunningStatistics:
-    """Statistics accumulated over batches, in the order of their first entry."""
+    """Statistics that are accumulated over batches, in the order in which they first occur.
+
+    Attributes:
+        statistics: The statistics by name.
+        remarks: For some statistics, how the defined value is computed if no key of the configuration has it.
+    """
 
     def __init__(self) -> None:
         self.statistics: dict[str, Statistic] = {}
         self.remarks: dict[str, str] = {}
-        """Explanations of definitions that are not a value of the configuration, by name."""
 
-    def _of(self, name: str) -> Statistic:
+    def _statistic(self, name: str) -> Statistic:
+        """Returns a statistic by name, which is created if it is new."""
         return self.statistics.setdefault(name, Statistic(name))
 
-    def share(self, name: str, hits: float, of: float, share: float | np.ndarray) -> None:
-        """`hits` among `of` samples, whose probability is `share`, or an array of probabilities."""
-        chances = np.full(1, share) if np.isscalar(share) else np.asarray(share)
-        times = of / max(len(chances), 1)
-        self.mean(name, hits, of, float(chances.sum() * times), float((chances * (1 - chances)).sum() * times), 1.0)
-        self.statistics[name].is_share = True
+    def fraction(self, name: str, hits: float, count: float, probability: float | np.ndarray) -> None:
+        """Adds independent samples of an event.
+
+        Args:
+            name: The name of the statistic.
+            hits: The number of samples in which the event occurred.
+            count: The number of samples.
+            probability: The defined probability of the event: one for all samples, or an array with one per sample.
+        """
+        probabilities = np.full(1, probability) if np.isscalar(probability) else np.asarray(probability)
+        times = count / max(len(probabilities), 1)
+        variance = float((probabilities * (1 - probabilities)).sum() * times)
+        self.mean(name, hits, count, float(probabilities.sum() * times), variance, 1.0)
+        self.statistics[name].is_fraction = True
 
     def mean(self, name: str, total: float, count: float, expected: float, variance: float, bound: float) -> None:
-        """A sum of samples with its expectation and variance. bound: maximum deviation of one sample from its mean."""
-        statistic = self._of(name)
+        """Adds samples whose mean has a definition.
+
+        Args:
+            name: The name of the statistic.
+            total: The sum of the samples.
+            count: The number of samples.
+            expected: The expectation of the sum.
+            variance: The variance of the sum.
+            bound: The maximum deviation of one sample from its expectation.
+        """
+        statistic = self._statistic(name)
         statistic.total += float(total)
         statistic.count += float(count)
         statistic.expected = (statistic.expected or 0.0) + expected
         statistic.variance += variance
         statistic.bound = max(statistic.bound, bound)
 
-    def exact(self, name: str, total: float, expected: float, of: float = 0.0) -> None:
-        """A number that must equal its expectation. of: the number that it is a fraction of."""
-        statistic = self._of(name)
+    def exact(self, name: str, total: float, expected: float, count: float = 0.0) -> None:
+        """Adds a number that must equal its expectation.
+
+        Args:
+            name: The name of the statistic.
+            total: The number.
+            expected: The number that the definition requires.
+            count: If the number is shown as a fraction, the number to divide it by.
+        """
+        statistic = self._statistic(name)
         statistic.exact, statistic.expected = True, (statistic.expected or 0.0) + float(expected)
         statistic.total += float(total)
-        statistic.count += float(of)
+        statistic.count += float(count)
 
-    def none(self, name: str, times: float, of: float = 0.0) -> None:
-        """The number of events that must never occur."""
-        self.exact(name, times, 0.0, of)
+    def never(self, name: str, times: float, count: float = 0.0) -> None:
+        """Adds the number of times that an event occurred which must never occur. count: see `exact`."""
+        self.exact(name, times, 0.0, count)
 
-    def note(self, name: str, total: float, count: float, is_share: bool = False) -> None:
-        """A mean without a definition, which is only reported."""
-        statistic = self._of(name)
-        statistic.is_share = is_share
+    def report(self, name: str, total: float, count: float, is_fraction: bool = False) -> None:
+        """Adds the sum and the number of samples without a definition, whose mean is only reported. is_fraction:
+        whether the mean is shown as a percentage."""
+        statistic = self._statistic(name)
+        statistic.is_fraction = is_fraction
         statistic.total += float(total)
         statistic.count += float(count)
 
     def measured(self, name: str) -> float | None:
-        """The mean of a statistic by name; None without samples."""
+        """Returns the mean of a statistic by name; None if it has no samples."""
         statistic = self.statistics.get(name)
         return statistic.measured if statistic is not None and statistic.count else None
 
     @property
     def tested(self) -> int:
-        """The number of simultaneous intervals."""
+        """The number of statistics that are tested by an interval."""
         return sum(statistic.expected is not None and not statistic.exact for statistic in self.statistics.values())
 
     def broken(self) -> list[Statistic]:
-        """The statistics that violate their definitions."""
+        """Returns the statistics that do not agree with their definitions."""
         return [statistic for statistic in self.statistics.values() if not statistic.holds(self.tested)]
 
 
-# Examples measured at a time.
+# Number of examples measured at a time.
 _EXAMPLES = 256
-# Placeholder for labels that are not known before a step.
+# Shown instead of labels that the model itself makes in a step, such as which tokens are replaced.
 _UNKNOWN_LABELS = "made in the step"
 
 
 @dataclass(frozen=True)
 class SampledBatch:
-    """Some examples of an epoch: their rows (N,) in its plan, their numbers (N,), and their batch."""
+    """Some examples of an epoch, and their batch.
+
+    Attributes:
+        rows: The rows (N,) of the examples in the plan of the epoch.
+        numbers: The numbers (N,) of the examples, their indices in the plan.
+        epoch: The number of the epoch.
+        batch: The batch of these examples.
+    """
 
     rows: np.ndarray
     numbers: np.ndarray
@@ -153,7 +199,8 @@ class SampledBatch:
 
     @cached_property
     def boundaries(self) -> np.ndarray:
-        """(N+1,) the first document of each example in the batch; an example may have several adjacent ones."""
+        """The index (N+1,) of each example's first document in the batch, and the number of documents. An example may
+        have several documents."""
         examples = self.batch.examples.numpy()
         return np.append(np.flatnonzero(np.diff(examples, prepend=-1)), len(examples))
 
@@ -161,59 +208,63 @@ class SampledBatch:
 class Inspector:
     """Describes and measures the examples of a learner.
 
-    learner: on the meta device, unless it generates part of its inputs. examples: its examples of a split. max_length:
-    maximum tokens of an example.
+    Args:
+        learner: The learner. It is on the meta device (without weights), unless it generates part of its inputs.
+        examples: The examples that the learner made from a split.
+        max_length: Maximum tokens of an example.
     """
 
     def __init__(self, learner: Any, examples: Any, max_length: int):
         self.learner, self.examples, self.max_length = learner, examples, max_length
         self.tokenizer: Tokenizer = learner.tokenizer
 
-    # Overridden by subclasses.
+    # Methods that subclasses override.
 
-    def texts(self, drawn: SampledBatch) -> list[list[str]]:
-        """The original texts of each example: documents of a window, segments of a pair, columns of a row. Empty if the
-        examples have none."""
+    def texts(self, sample: SampledBatch) -> list[list[str]]:
+        """Returns the original texts of each example: the documents of a window, the segments of a pair, or the columns
+        of a row. Returns an empty list if the original texts are not available."""
         return []
 
     def fact(self, stats: RunningStatistics) -> str:
-        """The most important measurement as a sentence; "" if nothing is notable."""
-        share = stats.measured("predicted share of text")
-        return "" if share is None else f"{share:.1%} of the tokens are predicted"
+        """Returns the most important measurement as a sentence; "" if there is none."""
+        fraction = stats.measured("predicted fraction of text")
+        return "" if fraction is None else f"{fraction:.1%} of the tokens are predicted"
 
-    def label(self, value: Any, describe_position: bool) -> Any:
-        """A label as text. describe_position: whether it belongs to a position (a token) or to the example."""
-        return self.tokenizer.readable([value])[0] if describe_position else value
+    def label(self, value: Any, of_token: bool) -> Any:
+        """Returns a label in readable form. of_token: whether it belongs to a token; otherwise it belongs to the
+        example."""
+        return self.tokenizer.readable([value])[0] if of_token else value
 
     def repeats(self, epoch: int) -> bool:
-        """Whether an epoch has the same random choices as an earlier one, so that measuring it adds nothing."""
+        """Returns whether an epoch has the same random choices as an earlier epoch, so that it need not be measured."""
         return False
 
     def check_plan(self, stats: RunningStatistics) -> None:
-        """Adds statistics of truncated or omitted examples in the first epoch."""
+        """Adds the statistics of the first epoch's plan, such as how many examples are truncated."""
         metadata = self.examples.metadata()
         if "truncated" in metadata:
             plan = self.examples.plan(0)
             first = self.examples.batch(plan.rows[:1], np.arange(1), 0)
-            stats.note("truncated fraction", metadata["truncated"], metadata["examples"])
+            stats.report("truncated fraction", metadata["truncated"], metadata["examples"])
             if len(first.inputs.lengths) == 1:
+                # A truncated example has max_length tokens on each side that it has.
                 sides = 1 if first.outputs is None else 2
                 full = (plan.lengths >= sides * self.max_length).sum()
-                stats.none("truncated rows that are shorter than max_length", max(0, metadata["truncated"] - full))
+                stats.never("truncated rows that are shorter than max_length", max(0, metadata["truncated"] - full))
 
-    def check(self, stats: RunningStatistics, drawn: SampledBatch) -> None:
-        """Adds the statistics of the objective, with their definitions."""
+    def check(self, stats: RunningStatistics, sample: SampledBatch) -> None:
+        """Adds the statistics of the learner's objective for some examples."""
 
-    def entries(self, drawn: SampledBatch) -> Iterator[dict[str, Any]]:
-        """Each example as plain data, see `described`."""
-        batch, texts = drawn.batch, self.texts(drawn)
-        for number in range(len(drawn.numbers)):
-            entry: dict[str, object] = {"example": int(drawn.numbers[number]), "epoch": drawn.epoch}
+    def entries(self, sample: SampledBatch) -> Iterator[dict[str, Any]]:
+        """Yields each example as plain data, see `described`."""
+        batch, texts = sample.batch, self.texts(sample)
+        for number in range(len(sample.numbers)):
+            entry: dict[str, object] = {"example": int(sample.numbers[number]), "epoch": sample.epoch}
             if texts:
                 entry["text"] = "\n".join(texts[number])
-                # Offsets at which another document, or the second text of a pair, begins.
+                # Offsets in the text at which another document, or the second text of a pair, begins.
                 entry["boundaries"] = (np.cumsum([len(text) + 1 for text in texts[number]])[:-1]).tolist()
-            documents = range(*drawn.boundaries[number : number + 2])
+            documents = range(*sample.boundaries[number : number + 2])
             entry["input"] = self.side(batch.inputs, documents)
             if drawing := self.learner.backbone.diagram(batch.inputs.lengths[documents[0]]):
                 entry["drawing"] = drawing
@@ -222,20 +273,24 @@ class Inspector:
             entry["targets"] = {
                 term: self._target(batch, target, documents)
                 if target.at is not None
-                else self._labels(target, number, len(drawn.numbers))
+                else self._labels(target, number, len(sample.numbers))
                 for term, target in batch.targets.items()
             }
             yield entry
 
     def first(self, n: int) -> np.ndarray:
-        """The numbers of the first n examples, or fewer."""
+        """Returns the numbers of the first n examples, or of fewer if there are not that many."""
         return np.arange(min(n, len(self.examples.plan(0)), _EXAMPLES))
 
-    # Called by `inspect`.
+    # Methods that `lmtool inspect` calls.
 
     def described(self, n: int) -> Iterator[dict[str, object]]:
-        """The first n examples as plain data: `example` (its number), `epoch`, the `text` and the `boundaries` within
-        it, the model's `input` and `output`, the `targets` by term, and a `drawing` for some families."""
+        """Yields the first n examples as plain data.
+
+        The keys are `example` (the number of the example), `epoch`, `text` and the `boundaries` of documents or
+        segments in it, the `input` and `output` of the model, the `targets` of each term, and for some families a
+        `drawing`.
+        """
         if n < 1:
             return
         numbers = self.first(n)
@@ -243,16 +298,16 @@ class Inspector:
         yield from self.entries(SampledBatch(rows, numbers, 0, self.examples.batch(rows, numbers, 0)))
 
     def measured(self, tokens: int) -> RunningStatistics:
-        """The statistics of examples with at least `tokens` tokens."""
+        """Measures the statistics of as many examples as have `tokens` tokens together."""
         stats = RunningStatistics()
         self.check_plan(stats)
         self.check_batches(stats, tokens)
         return stats
 
-    # Shared by both.
+    # Helper methods.
 
-    def drawn(self, tokens: int) -> Iterator[SampledBatch]:
-        """Examples in the order of the plan, from as many epochs as `tokens` tokens need."""
+    def sampled_batches(self, tokens: int) -> Iterator[SampledBatch]:
+        """Yields examples in the order of the plan, with `tokens` tokens together, from as many epochs as necessary."""
         processed = epoch = 0
         while processed < tokens and not self.repeats(epoch):
             plan = self.examples.plan(epoch)
@@ -266,46 +321,55 @@ class Inspector:
             epoch += 1
 
     def check_batches(self, stats: RunningStatistics, tokens: int) -> None:
-        """Adds the statistics of any batch, and those of `check`."""
+        """Adds the statistics that apply to all examples, and the statistics of the objective, see `check`. tokens: how
+        many tokens to measure."""
         pad = self._pad()
-        for drawn in self.drawn(tokens):
-            batch = drawn.batch
+        for sample in self.sampled_batches(tokens):
+            batch = sample.batch
             sides = [batch.inputs, *([batch.outputs] if batch.outputs is not None else [])]
-            stats.note("tokens an example", batch.tokens, len(drawn.numbers))
-            stats.none("padding fraction", _padding(batch, pad), batch.tokens)
+            stats.report("tokens per example", batch.tokens, len(sample.numbers))
+            stats.never("padding fraction", _padding(batch, pad), batch.tokens)
             longest = max(max(side.lengths) for side in sides)
-            stats.none("sequences longer than max_length", longest > self.max_length)
-            lengths = np.add.reduceat(np.sum([side.lengths for side in sides], axis=0), drawn.boundaries[:-1])
-            planned = self.examples.plan(drawn.epoch).lengths[drawn.numbers]
-            stats.none("examples longer than planned", (lengths > planned).sum())
-            self.check(stats, drawn)
+            stats.never("sequences longer than max_length", longest > self.max_length)
+            lengths = np.add.reduceat(np.sum([side.lengths for side in sides], axis=0), sample.boundaries[:-1])
+            planned = self.examples.plan(sample.epoch).lengths[sample.numbers]
+            stats.never("examples longer than planned", (lengths > planned).sum())
+            self.check(stats, sample)
 
     def side(self, packed: Packed, documents: range) -> dict[str, object]:
-        """One side of an example: its readable `pieces`, its `ids`, further columns, and the length of its `prefix`."""
+        """Returns one side of an example as plain data: readable `pieces`, token `ids`, further columns, and the length
+        of the `prefix` if there is one.
+
+        Args:
+            packed: The inputs or the outputs of the batch.
+            documents: The indices of the example's documents in the batch.
+        """
         first, last = documents[0], documents[-1]
-        part = slice(packed.starts[first], packed.starts[last] + packed.lengths[last])
-        ids = packed.tokens[part].tolist()
-        columns = {name: column[part].tolist() for name, column in packed.columns.items()}
+        tokens = slice(packed.starts[first], packed.starts[last] + packed.lengths[last])
+        ids = packed.tokens[tokens].tolist()
+        columns = {name: column[tokens].tolist() for name, column in packed.columns.items()}
         prefix = {"prefix": packed.prefixes[first]} if packed.prefixes else {}
         return {"pieces": self.tokenizer.readable(ids), "ids": ids, **columns, **prefix}
 
     def _labels(self, target: Target, number: int, count: int) -> object:
-        """The label of one of `count` examples: a class, a value, or a list of them."""
+        """Returns the label of an example: a class, a value, or a list of them. number: the index of the example among
+        the `count` examples of the batch."""
         if target.labels is None:
             return _UNKNOWN_LABELS
         values = target.labels.reshape(count, -1)[number].tolist()
         return self.label(values[0] if len(values) == 1 else values, False)
 
     def _target(self, batch: Batch, target: Target, documents: range) -> object:
-        """The position, label and, for spans, boundaries of each target."""
+        """Returns each target of an example: its `position`, its `label` and, for spans, the boundaries (`borders`).
+        documents: the indices of the example's documents in the batch."""
         if target.labels is None or target.at is None:
             return _UNKNOWN_LABELS
         side = batch.inputs if target.side == "inputs" else batch.outputs
         assert side is not None
         start, targets = side.starts[documents[0]], []
         document_M = side.documents[target.at]
-        of_example = (document_M >= documents[0]) & (document_M <= documents[-1])
-        for row in of_example.nonzero()[:, 0].tolist():
+        in_example_M = (document_M >= documents[0]) & (document_M <= documents[-1])
+        for row in in_example_M.nonzero()[:, 0].tolist():
             label = self.label(target.labels[row].item(), True)
             entry = {"position": int(target.at[row]) - start, "label": label}
             if target.span is not None:
@@ -314,14 +378,15 @@ class Inspector:
         return targets
 
     def _pad(self) -> int | None:
-        """The id of the padding token; None if it has another role too."""
+        """Returns the id of the padding token; None if the token has another role too, so that it may be real text."""
         pad = self.tokenizer.roles.get("pad")
         shared_with = [name for name, number in self.tokenizer.roles.items() if number == pad and name != "pad"]
         return None if shared_with else pad
 
 
 def _padding(batch: Batch, pad: int | None) -> int:
-    """Number of positions without a token: after the sequences, or padding; outputs may start with the padding id."""
+    """Returns the number of positions that have padding or no token. The first output token does not count, because
+    some families use the padding token as the start token. pad: the id of the padding token."""
     positions = 0
     for side, first in ((batch.inputs, 0), (batch.outputs, 1)):
         if side is not None:

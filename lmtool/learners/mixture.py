@@ -1,7 +1,8 @@
-"""A weighted mixture of objectives: each step has examples of all of them, and each is logged separately.
+"""A weighted mixture of learners (objectives or tasks), which are trained together on one backbone.
 
-As in T5 (Raffel et al. 2020, section 3.5.2), examples are sampled in proportion to the weights. The loss is the
-weighted sum of each objective's mean loss over its own targets.
+The learners in a mixture are its *members*. Each step has examples of all members, sampled in proportion to their
+weights, as in T5 (Raffel et al. 2020, section 3.5.2). The loss is the weighted sum of the members' mean losses, and
+each member's loss is also logged separately.
 """
 
 from __future__ import annotations
@@ -23,41 +24,42 @@ from lmtool.learners.mixed_examples import (
     MixedBatch,
     MixedExamples,
     MixedInspector,
-    MixedSources,
-    examples_of,
-    inspector_of,
-    predictors_of,
-    scorer_of,
     term_of,
 )
+from lmtool.learners.mixed_sources import MixedSources, examples_of, inspector_of, predictors_of, scorer_of
 from lmtool.learners.writing import Writer
 from lmtool.models.base import Backbone
 from lmtool.nn.stack import Side
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Scores, StepOutput
 
-# Prefix of the members' parameters, removed in checkpoints.
+# The prefix of the members' parameters in PyTorch; their names in checkpoints do not have it.
 _MEMBERS = "members."
 
 
 class Mixture(BaseLearner):
-    """A learner with the terms of all members, named by `term_of`. Members share the backbone and heads of the same
-    name.
+    """A learner that combines several learners, its members.
 
-    In a checkpoint, the tensors of a member have the same names as without the mixture, and shared tensors occur once.
+    Its loss has the terms of all members, named by `term_of`. Members share the backbone, and all heads that have the
+    same name. In a checkpoint, the tensors of a member have the same names as without a mixture, and shared tensors
+    occur once.
+
+    Attributes:
+        members: The learner of each member, by name.
+        fractions: The fraction of the examples that belong to each member, by name.
     """
 
-    reads_text = False  # its members may
+    # Members may read text, but the examples of the mixture are not made from one text.
+    reads_text = False
 
     @property
-    def joins(self) -> type[MixedScorer]:
-        """The scorer class that combines the members' scorers."""
+    def scorer_class(self) -> type[MixedScorer]:
+        """The class of the scorer that combines the members' scorers."""
         return MixedScorer
 
     def __init__(self, config: Mixed, backbone: Backbone, tokenizer: Tokenizer, seed: int):
         super().__init__(cast(Config, config), backbone, tokenizer, seed)
-        parts = config.parts()
-        learners = {part.title: part.learner(backbone, tokenizer, seed) for part in parts}
+        learners = {member.title: member.learner(backbone, tokenizer, seed) for member in config.parts()}
         self.fractions = dict(zip(learners, config.fractions(), strict=True))
         self.weights = {
             term_of(name, term): self.fractions[name] * weight
@@ -69,25 +71,35 @@ class Mixture(BaseLearner):
             if member.objective is not None:
                 if self.objective is not None:
                     raise UserError(
-                        f"{config.members_key}: two members, {name} among them, have additional networks",
-                        "train them in two runs, one after the other",
+                        f"{config.members_key}: {name} and another member each have additional networks, but a mixture "
+                        "allows only one such member",
+                        "train these members in separate runs, one after the other",
                     )
                 self.objective = member.objective
         self.makes_inputs = any(member.makes_inputs for member in learners.values())
         self.pretrained = tuple(dict.fromkeys(name for member in learners.values() for name in member.pretrained))
-        # After the shared parts, because a shared tensor is named after its first occurrence.
+        # Assigned after the backbone and the heads, because PyTorch names a shared tensor after its first occurrence.
         self.members = nn.ModuleDict(learners)
         self.register_state_dict_post_hook(_without_members)
         self.register_load_state_dict_pre_hook(_with_members)
 
     def _share_heads(self, name: str, member: BaseLearner, learners: Mapping[str, BaseLearner]) -> None:
-        """Add the heads of a member, or let it share existing heads of the same name. Raises UserError if a task has
-        the name of another member's head."""
+        """Adds the heads of a member to the mixture. If there already is a head of the same name, the member uses this
+        head instead of its own.
+
+        Args:
+            name: The name of the member.
+            member: The learner of the member.
+            learners: The learners of all members, by name.
+
+        Raises:
+            UserError: A task has the name of another member's head.
+        """
         for head in list(member.heads):
             if head in self.heads and head in learners:
                 raise UserError(
                     f"{self.config.members_key}: the task {head} has the name of another member's head",
-                    "give it another task.name",
+                    "choose another task.name for this task",
                 )
             if head in self.heads:
                 member.heads[head] = self.heads[head]
@@ -95,99 +107,105 @@ class Mixture(BaseLearner):
                 self.heads[head] = member.heads[head]
 
     def add_head(self, name: str, head: nn.Module) -> None:
-        """Add a head to every member, for a tuning method."""
+        """Adds a head to the mixture and to every member; tuning methods call this method."""
         super().add_head(name, head)
-        for _, member in self.named():
+        for _, member in self.named_members():
             member.heads[name] = self.heads[name]
 
     @property
     def head_side(self) -> Side:
-        """The side of the first member; compatible tasks have the same."""
-        return next(member.head_side for _, member in self.named())
+        """The side of a batch whose hidden states the heads read. It is the same for all members."""
+        return next(member.head_side for _, member in self.named_members())
 
-    def named(self) -> Iterator[tuple[str, BaseLearner]]:
-        """The members by name."""
+    def named_members(self) -> Iterator[tuple[str, BaseLearner]]:
+        """Yields the name and the learner of each member."""
         yield from ((name, cast(BaseLearner, member)) for name, member in self.members.items())
 
     def on_step(self, step: int) -> None:
         super().on_step(step)
-        for _, member in self.named():
+        for _, member in self.named_members():
             member.on_step(step)
 
     def examples(self, data: SplitData, max_length: int) -> MixedExamples:
-        """The examples of all members; for a held-out split, all examples of each member that has some."""
-        examples = {name: examples_of(member, data, max_length) for name, member in self.named() if member.is_in(data)}
-        for number, part in enumerate(examples.values()):
-            if isinstance(part, MixedSources):
-                part.apart = len(examples), number
+        """Returns the mixed examples of all members that have data in the split."""
+        examples = {
+            name: examples_of(member, data, max_length) for name, member in self.named_members() if member.is_in(data)
+        }
+        for number, member_examples in enumerate(examples.values()):
+            if isinstance(member_examples, MixedSources):
+                member_examples.nesting = len(examples), number
         fractions = [self.fractions[name] for name in examples]
         return MixedExamples(examples, fractions, self.seed, data.split != "train", self.config.repeats)
 
     def inspector(self, examples: MixedExamples, max_length: int) -> MixedInspector:
-        """The inspectors of all members."""
-        members = {name: inspector_of(member, examples.members[name], max_length) for name, member in self.named()}
+        """Returns an inspector that combines the inspectors of all members."""
+        members = {
+            name: inspector_of(member, examples.members[name], max_length) for name, member in self.named_members()
+        }
         return MixedInspector(self, examples, max_length, members)
 
     def predictors(self, train: SplitData, examples: MixedExamples) -> dict[str, Predictor]:
-        """The constant predictors of all members."""
+        """Returns the constant predictor of each term of all members."""
         return {
             term_of(name, term): predictor
-            for name, member in self.named()
+            for name, member in self.named_members()
             for term, predictor in predictors_of(member, train, examples.members[name]).items()
         }
 
-    def of_members(self, batch: Batch) -> Iterator[tuple[str, BaseLearner, Batch]]:
-        """Name, learner and batch of each member in a batch."""
+    def members_in(self, batch: Batch) -> Iterator[tuple[str, BaseLearner, Batch]]:
+        """Yields the name, the learner and the batch of each member that has examples in a mixed batch."""
         if not isinstance(batch, MixedBatch):
-            raise TypeError("a mixture reads the batches of its own examples")
-        yield from ((name, cast(BaseLearner, self.members[name]), member) for name, member in batch.members)
+            raise TypeError("a mixture needs a MixedBatch, as its own examples make")
+        yield from ((name, cast(BaseLearner, self.members[name]), member_batch) for name, member_batch in batch.members)
 
     def counts(self, batch: Batch) -> dict[str, float]:
         return {
             term_of(name, term): count
-            for name, member, part in self.of_members(batch)
-            for term, count in member.counts(part).items()
+            for name, member, member_batch in self.members_in(batch)
+            for term, count in member.counts(member_batch).items()
         }
 
     def forward(self, batch: Batch, step: int) -> StepOutput:
         sums = {
             term_of(name, term): total
-            for name, member, part in self.of_members(batch)
-            for term, total in member(part, step).sums.items()
+            for name, member, member_batch in self.members_in(batch)
+            for term, total in member(member_batch, step).sums.items()
         }
         return StepOutput(sums, self.weights)
 
     def score(self, batch: Batch) -> dict[str, Scores]:
-        scores, before = {}, 0
-        for name, member, part in self.of_members(batch):
-            for term, part_scores in member.score(part).items():
-                scores[term_of(name, term)] = replace(part_scores, documents=part_scores.documents + before)
-            before += len(part.inputs.lengths)
+        # Documents are counted over the batches of all members.
+        scores, first_document = {}, 0
+        for name, member, member_batch in self.members_in(batch):
+            for term, term_scores in member.score(member_batch).items():
+                scores[term_of(name, term)] = replace(term_scores, documents=term_scores.documents + first_document)
+            first_document += len(member_batch.inputs.lengths)
         return scores
 
     def scorer(self, data: SplitData, examples: MixedExamples, predictors: Mapping[str, Predictor]) -> Scorer:
-        """The scorers of all members, each with its own predictors."""
+        """Returns a scorer that combines the scorers of all members."""
         scorers = {}
-        for name, member in self.named():
+        for name, member in self.named_members():
             if name not in examples.members:
                 continue
             names = {term: term_of(name, term) for term in member.weights}
-            of_member = {term: predictors[mixed] for term, mixed in names.items() if mixed in predictors}
-            scorers[name] = scorer_of(member, data, examples.members[name], of_member)
-        return self.joins(scorers, self.weights)
+            own_predictors = {term: predictors[mixed] for term, mixed in names.items() if mixed in predictors}
+            scorers[name] = scorer_of(member, data, examples.members[name], own_predictors)
+        return self.scorer_class(scorers, self.weights)
 
     def samples(self, batch: Batch, n: int) -> list[dict[str, object]]:
-        """Some examples of each member."""
-        parts = list(self.of_members(batch))
-        each = -(-n // max(len(parts), 1))
-        return [sample for _, member, part in parts for sample in member.samples(part, each)][:n]
+        """Returns n examples as plain data, about equally many of each member, see `BaseLearner.samples`."""
+        members = list(self.members_in(batch))
+        per_member = -(-n // max(len(members), 1))
+        samples = [sample for _, member, member_batch in members for sample in member.samples(member_batch, per_member)]
+        return samples[:n]
 
     def respond(self, rows: Rows, inference: Inference) -> Iterator[dict[str, object]]:
-        """The predictions of the first member."""
+        """Yields the predictions of the first member."""
         return self._first.respond(rows, inference)
 
     def writer(self) -> Writer:
-        """The first member's."""
+        """Returns the writer of the first member."""
         return self._first.writer()
 
     def line(self, record: dict[str, object]) -> str:
@@ -195,29 +213,34 @@ class Mixture(BaseLearner):
 
     @property
     def _first(self) -> BaseLearner:
-        return next(member for _, member in self.named())
+        return next(member for _, member in self.named_members())
 
 
 class MixedScorer(Scorer):
-    """Scores each member's part of a batch, and combines the results under the mixture's term names."""
+    """Scores the batch of each member in a mixed batch, and combines the evaluations of the members.
+
+    Args:
+        members: The scorer of each member, by name.
+        weights: The weight of each term of the mixture, by the name that `term_of` returns.
+    """
 
     def __init__(self, members: Mapping[str, Scorer], weights: Mapping[str, float]):
         self.members, self.weights = members, weights
 
     def outputs(self, batch: Batch) -> list[object]:
-        return [scorer.outputs(part) for scorer, part in self._parts(batch)]
+        return [scorer.outputs(member_batch) for scorer, member_batch in self._member_batches(batch)]
 
     def take(self, batch: Batch, outputs: Sequence[object]) -> None:
-        for (scorer, part), part_outputs in zip(self._parts(batch), outputs, strict=True):
-            scorer.take(part, part_outputs)
+        for (scorer, member_batch), member_outputs in zip(self._member_batches(batch), outputs, strict=True):
+            scorer.take(member_batch, member_outputs)
 
-    def _parts(self, batch: Batch) -> Iterator[tuple[Scorer, Batch]]:
-        """The scorer and the part of the batch of each member."""
+    def _member_batches(self, batch: Batch) -> Iterator[tuple[Scorer, Batch]]:
+        """Yields the scorer and the batch of each member that has examples in a mixed batch."""
         if not isinstance(batch, MixedBatch):
-            raise TypeError("a mixture scores the batches of its own examples")
-        for name, part in batch.members:
+            raise TypeError("a mixture needs a MixedBatch, as its own examples make")
+        for name, member_batch in batch.members:
             self.members[name].selects = self.selects
-            yield self.members[name], part
+            yield self.members[name], member_batch
 
     def result(self) -> Evaluation:
         for scorer in self.members.values():
@@ -225,7 +248,8 @@ class MixedScorer(Scorer):
         return self.combine({name: scorer.result() for name, scorer in self.members.items()})
 
     def combine(self, evaluations: Mapping[str, Evaluation]) -> Evaluation:
-        """The combined evaluation of the members, under the mixture's term names."""
+        """Combines the evaluations of the members. Terms have the names that `term_of` returns, scores the name
+        MEMBER_SCORE."""
         terms = {
             term_of(name, term): value
             for name, evaluation in evaluations.items()
@@ -241,7 +265,8 @@ class MixedScorer(Scorer):
 
 
 def _without_members(module: nn.Module, state: dict[str, object], prefix: str, metadata: object) -> None:
-    """Remove shared tensors of members from a state dict, which contains them under the mixture's names."""
+    """Removes the members' shared tensors from a state dict, which also has them as tensors of the mixture; a hook of
+    `state_dict`."""
     for name in [name for name in state if name.startswith(prefix + _MEMBERS)]:
         member_name = name.removeprefix(prefix + _MEMBERS).partition(".")[2]
         if prefix + member_name in state:
@@ -249,7 +274,7 @@ def _without_members(module: nn.Module, state: dict[str, object], prefix: str, m
 
 
 def _with_members(module: nn.Module, state: dict[str, object], prefix: str, *_: object) -> None:
-    """The reverse: add the tensors of members under their names in the checkpoint."""
+    """Adds the members' tensors to a state dict, from their names in the checkpoint; a hook of `load_state_dict`."""
     for name, member in cast(Mixture, module).members.items():
         for member_name in member.state_dict():
             if prefix + member_name in state:

@@ -25,7 +25,7 @@ from lmtool.types import Batch, Packed, ParameterGroup, Target, send
 
 
 def labels_of(batch: Batch, term: str) -> Tensor:
-    """(M,) classes of a term."""
+    """Returns the labels (M,) of a term's targets."""
     labels = batch.targets[term].labels
     if labels is None:
         raise ValueError(f"the batch has no labels for {term}")
@@ -33,7 +33,7 @@ def labels_of(batch: Batch, term: str) -> Tensor:
 
 
 def indices_of(batch: Batch, term: str) -> Tensor:
-    """(M,) flat indices of the tokens at which a term predicts."""
+    """Returns the flat indices (M,) of the tokens at which a term predicts."""
     at = batch.targets[term].at
     if at is None:
         raise ValueError(f"the batch has no positions for {term}")
@@ -43,33 +43,38 @@ def indices_of(batch: Batch, term: str) -> Tensor:
 def hidden_at(
     read: Callable[..., Tensor], batch: Batch, indices: dict[str, Tensor], rng: DropoutRng | None
 ) -> dict[str, Tensor]:
-    """The hidden states at the positions of each term, in one forward whose last layer computes each of them once.
+    """Returns the hidden states that each term reads, from a single forward.
+
+    A position that several terms read is computed once in the last layer.
 
     Args:
-        read: a backbone, or a function with its signature.
-        batch: the batch, on its device.
-        indices: flat token indices (...) by term, from `batch.host`: their number is needed without synchronization.
-        rng: dropout; None in evaluation.
+        read: A backbone, or a function with its signature.
+        batch: The batch, on its device.
+        indices: Flat token indices (...) by term. They come from `batch.host`, because a tensor's size must be known
+            without waiting for the device.
+        rng: The dropout; None in evaluation.
 
     Returns:
-        (..., H) by term.
+        The states (..., H) by term.
     """
     read_M, at = torch.cat([index.flatten() for index in indices.values()]).unique(return_inverse=True)
     device = batch.inputs.tokens.device
     hidden_MH = read(batch.inputs, rng, read_M=send(read_M, device))
-    parts = send(at, device).split([index.numel() for index in indices.values()])
+    rows_by_term = send(at, device).split([index.numel() for index in indices.values()])
     return {
-        term: hidden_MH.index_select(0, part).view(*index.shape, hidden_MH.shape[-1])
-        for (term, index), part in zip(indices.items(), parts, strict=True)
+        term: hidden_MH.index_select(0, rows).view(*index.shape, hidden_MH.shape[-1])
+        for (term, index), rows in zip(indices.items(), rows_by_term, strict=True)
     }
 
 
 class Tuning(Protocol):
-    """The tuning method's interface to a learner, see `lmtool.tuning.base`."""
+    """The interface of a tuning method, such as LoRA, to the model that it edits; see `lmtool.tuning.base`."""
 
-    def edit(self, learner: object, seed: int, new: Collection[str] | None = None) -> None: ...
+    def edit(self, learner: object, seed: int, new: Collection[str] | None = None) -> None:
+        """Edits the model after its weights are loaded: freezes, adds or replaces parameters."""
 
-    def merge(self, learner: object) -> None: ...
+    def merge(self, learner: object) -> None:
+        """Merges added parameters into the weights that the model had before, which gives a plain model."""
 
     def parameter_groups(self, learner: object) -> list[ParameterGroup]: ...
 
@@ -77,13 +82,17 @@ class Tuning(Protocol):
 
     def on_step(self, learner: object, step: int) -> None: ...
 
-    def delta(self, learner: object) -> set[str]: ...
+    def delta(self, learner: object) -> set[str]:
+        """Returns the names of the tensors by which the tuned model differs from the model before."""
+        ...
 
-    def fold(self, learner: Any) -> Any: ...
+    def fold(self, learner: Any) -> Any:
+        """Replaces parameters that only training needs by their result. Returns the configuration of the new model."""
 
 
 class TuningScheme(Protocol):
-    """The interface of a scheme added to the tuning method, see `lmtool.tuning.schemes`."""
+    """The interface of a tuning scheme, such as gradual unfreezing, which is combined with a tuning method; see
+    `lmtool.tuning.schemes`."""
 
     def attach(self, learner: object, new: Collection[str] | None) -> None: ...
 
@@ -99,7 +108,7 @@ class TuningScheme(Protocol):
 
 
 class ModelWithHeads(nn.Module):
-    """A backbone with heads, and optionally a tuning method. seed: initializes new heads."""
+    """A backbone with heads, and optionally a tuning method. seed: the seed that initializes new heads."""
 
     def __init__(self, backbone: Backbone, seed: int):
         super().__init__()
@@ -110,23 +119,23 @@ class ModelWithHeads(nn.Module):
         self.tuning: Tuning | None = None
         self.schemes: tuple[TuningScheme, ...] = ()
         self.added: frozenset[str] = frozenset()  # names of the parameters that the tuning method adds
-        self.learning: frozenset[str] = frozenset()  # names of trainable parameters, from whatever step
+        self.learning: frozenset[str] = frozenset()  # names of parameters that train at some step
 
     @property
     def device(self) -> torch.device:
-        """The device of its parameters."""
+        """The device of the parameters."""
         return next(self.backbone.parameters()).device
 
     @property
     def head_side(self) -> Side:
-        """The side of a batch whose hidden states the heads read."""
+        """The side of a batch (inputs or outputs) whose hidden states the heads read."""
         return "outputs" if isinstance(self.backbone, EncoderDecoder) else "inputs"
 
     @property
     def extracts(self) -> bool:
-        """Whether the backbone is frozen, so that it only extracts features."""
-        read = [*self.backbone.parameters(), *(table.weight for table in self.backbone.embed.further)]
-        return not any(parameter.requires_grad for parameter in read)
+        """Whether the backbone only extracts features, because all of its parameters are frozen."""
+        parameters = [*self.backbone.parameters(), *(table.weight for table in self.backbone.embed.further)]
+        return not any(parameter.requires_grad for parameter in parameters)
 
     def hidden(
         self,
@@ -136,17 +145,17 @@ class ModelWithHeads(nn.Module):
         read_M: Tensor | None = None,
         tap: Tap | None = None,
     ) -> Tensor:
-        """The hidden states that heads read. A frozen backbone runs without gradient and without dropout.
+        """Returns the hidden states that the heads read. A frozen backbone runs without gradients and without dropout.
 
         Args:
-            inputs: the inputs.
-            outputs: the decoder's side of an encoder-decoder; without it, the encoder's states are returned.
-            rng: dropout; None in evaluation.
-            read_M: flat indices of the tokens to return; None for all.
-            tap: reads or replaces states between layers.
+            inputs: The inputs.
+            outputs: The decoder's side of an encoder-decoder. Without it, the states of the encoder are returned.
+            rng: The dropout; None in evaluation.
+            read_M: Flat indices of the tokens whose states are returned; None means all tokens.
+            tap: An object that reads or replaces the states between layers.
 
         Returns:
-            (T, F), or (M, F) with `read_M`. F is the backbone's `feature_size`.
+            The states (T, F), or (M, F) with `read_M`. F is the backbone's `feature_size`.
         """
         features = next((head for head in self.heads.values() if isinstance(head, LayerFeatures)), None)
         recorder = None if features is None else LayerRecorder(features, self.head_side, read_M, tap)
@@ -163,12 +172,12 @@ class ModelWithHeads(nn.Module):
 
     @property
     def virtual_tokens(self) -> int:
-        """Number of virtual tokens that a tuning method adds to every text."""
+        """The number of virtual tokens that a tuning method, such as prompt tuning, adds to every text."""
         return self.backbone.embed.virtual_count
 
     def add_head(self, name: str, head: nn.Module) -> None:
-        """Adds a head, initialized like the backbone's family. UserError if the name is taken: users name the heads of
-        tasks."""
+        """Adds a head and initializes it as the backbone's family does. Raises UserError if a head has this name
+        already, since the name of a task, which users choose, becomes the name of its head."""
         if name in self.heads:
             raise UserError(
                 f"task.name={name} is the name of an existing head of the model", "choose another task.name"
@@ -177,12 +186,12 @@ class ModelWithHeads(nn.Module):
         self.backbone.initialize(head, self.seed, f"heads.{name}.")
 
     def tune(self, tuning: Tuning, new: Collection[str] | None = None, schemes: Sequence[TuningScheme] = ()) -> None:
-        """Applies a tuning method, which decides from then on what is trainable, and schemes.
+        """Applies a tuning method, which from then on selects the trainable parameters, and then tuning schemes.
 
         Args:
-            tuning: edits the model.
-            new: names of parts that were not loaded from a checkpoint; None if unknown.
-            schemes: attached after the tuning method.
+            tuning: The tuning method.
+            new: Names of the submodules that were not loaded from a checkpoint; None if unknown.
+            schemes: The tuning schemes.
         """
         before = {name for name, _ in self.named_parameters()}
         tuning.edit(self, self.seed, new)
@@ -206,7 +215,8 @@ AnyLearner = TypeVar("AnyLearner", bound=ModelWithHeads)
 
 
 def add_exits(learner: ModelWithHeads, depths: Collection[int]) -> None:
-    """Adds newly initialized copies of a learner's heads after these layers, counted from 1."""
+    """Adds exits to a learner: copies of its heads with new weights, each after another layer. depths: the numbers of
+    these layers, counted from 1."""
     final_heads = dict(learner.heads.items())
     for depth in depths:
         heads = nn.ModuleDict({name: copy.deepcopy(head) for name, head in final_heads.items()})
@@ -214,43 +224,49 @@ def add_exits(learner: ModelWithHeads, depths: Collection[int]) -> None:
 
 
 def exits_of(learner: ModelWithHeads) -> list[int]:
-    """The numbers of the layers with exits, sorted."""
+    """Returns the numbers of the layers that have an exit, sorted."""
     names = (name.removeprefix(_EXIT) for name in learner.heads if name.startswith(_EXIT))
     return sorted(int(name) for name in names if name.isdecimal())
 
 
 def is_exit(part: str) -> bool:
-    """Whether a part of a learner (`heads.NAME`) belongs to an exit."""
+    """Returns whether a submodule of a learner belongs to an exit. part: its name, such as `heads.NAME`."""
     return part.startswith(f"heads.{_EXIT}")
 
 
 def at_exit(learner: AnyLearner, depth: int | None) -> AnyLearner:
-    """A view of a learner that ends at an exit. It shares the tensors, and the current training mode.
+    """Returns a copy of a learner that predicts at an exit. The copy shares the tensors of the learner.
 
-    depth: the layer of the exit; None for the last layer.
+    Args:
+        learner: The learner with exits.
+        depth: The number of the layer with the exit; None means the last layer.
     """
     if depth is None:
         return copy.copy(learner)
     backbone = cast(OneStack, learner.backbone)
-    short = copy.copy(backbone)
-    short.config = backbone.config.model_copy(update={"num_layers": depth})
-    _replace(short, layers=nn.ModuleList(list(backbone.layers)[:depth]))
+    truncated_backbone = copy.copy(backbone)
+    truncated_backbone.config = backbone.config.model_copy(update={"num_layers": depth})
+    _replace_children(truncated_backbone, layers=nn.ModuleList(list(backbone.layers)[:depth]))
     view = copy.copy(learner)
-    _replace(view, backbone=short, heads=learner.heads[f"{_EXIT}{depth}"])
+    _replace_children(view, backbone=truncated_backbone, heads=learner.heads[f"{_EXIT}{depth}"])
     return view
 
 
-def _replace(module: nn.Module, **children: object) -> None:
-    """Replaces submodules of a shallow copy without changing the original."""
+def _replace_children(module: nn.Module, **children: object) -> None:
+    """Replaces submodules of a shallow copy, without changing the module that it was copied from."""
     module.__dict__["_modules"] = {**module.__dict__["_modules"], **children}
 
 
 class Segment(Tap):
-    """A forward that continues after a layer, from the states of an earlier forward over the same texts, and records
-    the states after a deeper layer.
+    """A tap with which a forward skips the first layers: it continues from the states of an earlier forward over the
+    same texts, and records the states after a deeper layer.
 
-    first: the layer of `states`, (T, H); 0 for the embedding. last: the layer whose output becomes `recorded`, (T, H)
-    before the final norm; None to record nothing."""
+    Args:
+        first: The number of the layer that computed `states`; 0 for the embedding.
+        states: The states (T, H) to start from; None to start from the embedding of the inputs.
+        last: The number of the layer whose output becomes `recorded`, (T, H), before the final norm; None to record
+            nothing.
+    """
 
     def __init__(self, first: int, states: Tensor | None, last: int | None):
         self.first, self.states, self.last = first, states, last
@@ -267,9 +283,13 @@ class Segment(Tap):
         return x_TH
 
 
-def some_documents(batch: Batch, selected_N: Tensor) -> Batch:
-    """A batch of the documents that a mask on the host selects, on the same device. The batch must have inputs only,
-    and targets without spans."""
+def select_documents(batch: Batch, selected_N: Tensor) -> Batch:
+    """Returns a batch that has only the selected documents, on the same device.
+
+    Args:
+        batch: A batch without outputs, whose targets have no spans.
+        selected_N: (N,) bool on the host, which documents are selected.
+    """
     host, device = batch.host, batch.inputs.tokens.device
     inputs = host.inputs
     selected_T = selected_N[inputs.documents]
@@ -282,30 +302,31 @@ def some_documents(batch: Batch, selected_N: Tensor) -> Batch:
     )
     new_index_T = selected_T.cumsum(0) - 1
 
-    def of(target: Target) -> Target:
+    def select_targets(target: Target) -> Target:
         if target.at is None:
             return target if target.labels is None else replace(target, labels=target.labels[selected_N])
         selected_M = selected_T[target.at]
         labels = None if target.labels is None else target.labels[selected_M]
         return replace(target, labels=labels, at=new_index_T[target.at[selected_M]])
 
-    def rows(values: Tensor | None) -> Tensor | None:
+    def select_rows(values: Tensor | None) -> Tensor | None:
         return None if values is None else values[selected_N]
 
-    some = replace(
+    selected = replace(
         host,
         inputs=packed,
-        targets={name: of(target) for name, target in host.targets.items()},
+        targets={name: select_targets(target) for name, target in host.targets.items()},
         examples=host.examples[selected_N],
         parts=host.parts[selected_N],
-        rows=rows(host.rows),
-        groups=rows(host.groups),
+        rows=select_rows(host.rows),
+        groups=select_rows(host.groups),
         source=None,
     )
-    return some.to(device)
+    return selected.to(device)
 
 
 def normalized_entropy(logits_MC: Tensor) -> Tensor:
-    """(M,) the entropy of the classes divided by its maximum: 0 for a certain class, 1 for a uniform prediction."""
+    """Returns the entropy (M,) of each predicted distribution, divided by the maximum entropy of C classes: 0 if all
+    probability is on one class, 1 if the distribution is uniform."""
     logs_MC = logits_MC.float().log_softmax(-1)
     return -(logs_MC.exp() * logs_MC).sum(-1) / math.log(max(logits_MC.shape[-1], 2))

@@ -1,4 +1,4 @@
-"""Perplexity of language models on held-out text, and writers, which generate text from prompts."""
+"""Scorers of language models on held-out text (perplexity), and writers, which generate text from prompts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lmtool.learners.evaluation import Evaluation, ScoresTargets, TermScorer
 from lmtool.learners.generation.configs import GenerationConfig
 from lmtool.learners.generation.generate import BATCH_TOKENS, GenerativeModel
 from lmtool.learners.generation.strategies import Watch
-from lmtool.learners.metrics.texts import of_text, perplexity
+from lmtool.learners.metrics.texts import perplexity, word_and_byte_rates
 from lmtool.models.base import Backbone, Decoder
 from lmtool.models.encoder_decoder import EncoderDecoder
 from lmtool.models.heads.lm import LMHead
@@ -28,16 +28,16 @@ from lmtool.types import Batch, Scores
 
 # --- perplexity ---------------------------------------------------------------------------------------------------
 #
-# The end token of a document is predicted like any other token and counts in the loss and the token perplexity. Words
-# and bytes are those of the original text, so their scores include neither end tokens nor blank lines between
-# documents. The first token of the stream (or of each separate document) is not predicted; in the scores of words and
-# bytes it counts with the mean loss of the other tokens.
+# The end token of a document is predicted like any other token, and counts in the loss and in the perplexity per token.
+# Words and bytes are counted in the original text, so perplexity per word and bits per byte include neither end tokens
+# nor blank lines between documents. The first token of the stream (or of each separate document) is not predicted; in
+# perplexity per word and bits per byte, it counts with the mean loss of the other tokens.
 #
 # Shape letters: M targets.
 
 
 class PerplexityScorer(TermScorer):
-    """Adds the token perplexity of a learner with one term: exp of its loss."""
+    """The scorer of a learner with one term. Adds the perplexity per token, exp of the loss."""
 
     def result(self) -> Evaluation:
         evaluation = super().result()
@@ -45,8 +45,14 @@ class PerplexityScorer(TermScorer):
 
 
 class TextScorer(PerplexityScorer):
-    """Adds the scores of words and bytes, if their number is known. text: metadata of the token store. end: the end
-    token of documents."""
+    """Adds the perplexity per word and the bits per byte, if the number of words and bytes is known.
+
+    Args:
+        learner: The learner to score.
+        predictors: The constant predictor of each term.
+        text: The metadata of the token store, with the number of tokens, words and bytes.
+        end: The id of the token that ends documents.
+    """
 
     def __init__(
         self, learner: ScoresTargets, predictors: Mapping[str, Predictor] | None, text: Mapping[str, Any], end: int
@@ -55,36 +61,44 @@ class TextScorer(PerplexityScorer):
         self.text, self.end = text, end
         self.loss, self.count = 0.0, 0
 
-    def enter(self, name: str, batch: Batch, scores: Scores) -> None:
-        super().enter(name, batch, scores)
-        of_text_M = scores.labels != self.end
-        self.loss += float(scores.losses[of_text_M].double().sum())
-        self.count += int(of_text_M.sum())
+    def add_term(self, name: str, batch: Batch, scores: Scores) -> None:
+        super().add_term(name, batch, scores)
+        is_text_M = scores.labels != self.end
+        self.loss += float(scores.losses[is_text_M].double().sum())
+        self.count += int(is_text_M.sum())
 
     def result(self) -> Evaluation:
         evaluation, text = super().result(), self.text
         if not (text.get("words") and text.get("bytes") and self.count):
             return evaluation
-        scores = of_text(self.loss / self.count, text["tokens"], text["words"], text["bytes"])
+        scores = word_and_byte_rates(self.loss / self.count, text["tokens"], text["words"], text["bytes"])
         warnings = evaluation.warnings
         if text.get("unknown_fraction"):
             percent = f"{text['unknown_fraction']:.2%}"
             warnings = (
                 *warnings,
-                f"{percent} of the tokens are unknown: their text is not predicted, so the scores of words and bytes "
-                "are too good",
+                f"{percent} of the tokens are unknown: their text is not predicted, so word_perplexity and "
+                "bits_per_byte are too good",
             )
         return replace(evaluation, scores={**evaluation.scores, **scores}, warnings=warnings)
 
 
-# --- writers: a decoder continues a text, an encoder-decoder answers one ---------------------------------------------
+# --- writers: a decoder continues a text, an encoder-decoder generates an answer ----------------------------------
 #
 # Shape letters: L tokens of a text.
 
 
 class Writer(ABC):
-    """Generates text from prompts. prefix: whether a decoder's attention within the prompt is bidirectional. start: the
-    first token of an answer. before: text that precedes every prompt."""
+    """The base class of writers, which generate text from prompts.
+
+    Args:
+        backbone: The model.
+        head: The language-model head.
+        tokenizer: The tokenizer.
+        prefix: Whether a decoder's attention within the prompt is bidirectional.
+        start: The first token of an encoder-decoder's answer; None for a decoder.
+        before: A text that is put before every prompt.
+    """
 
     def __init__(
         self,
@@ -102,14 +116,22 @@ class Writer(ABC):
 
     @abstractmethod
     def encode_with_template(self, ids_L: np.ndarray) -> np.ndarray:
-        """A prompt with its special tokens."""
+        """Returns the tokens of a prompt with special tokens. ids_L: its tokens without special tokens."""
 
     def prompt(self, text: str) -> list[int]:
-        """The tokens of a prompt, special tokens included."""
+        """Returns the tokens of a prompt, including special tokens. text: the prompt."""
         return self.encode_with_template(self.encode(self.before + text)).tolist()
 
     def prompts(self, texts: Sequence[str], origin: Sequence[tuple[str, int]]) -> list[list[int]]:
-        """The tokens of several prompts. Raises UserError with file:line for a prompt that is too long."""
+        """Returns the tokens of several prompts, including special tokens.
+
+        Args:
+            texts: The prompts.
+            origin: The file and the line of each prompt, for messages.
+
+        Raises:
+            UserError: A prompt is empty or too long.
+        """
         prompts = [self.prompt(text) for text in texts]
         for prompt, (file, line) in zip(prompts, origin, strict=True):
             try:
@@ -119,7 +141,7 @@ class Writer(ABC):
         return prompts
 
     def encode(self, text: str) -> np.ndarray:
-        """(L,) tokens of a text."""
+        """Returns the tokens (L,) of a text, without special tokens."""
         return self.tokenizer.encode(text)
 
     def write(
@@ -130,25 +152,37 @@ class Writer(ABC):
         batch_tokens: int = BATCH_TOKENS,
         watch: Watch | None = None,
     ) -> list[list[int]]:
-        """The new tokens of each prompt, see `GenerativeModel.generate`."""
-        watching = {} if watch is None else {"watch": watch}
-        return self.model.generate(prompts, config, seed, batch_tokens, **watching)
+        """Returns the new tokens for each prompt, see `GenerativeModel.generate`."""
+        callbacks = {} if watch is None else {"watch": watch}
+        return self.model.generate(prompts, config, seed, batch_tokens, **callbacks)
 
     @abstractmethod
     def text(self, prompt: Sequence[int], new: Sequence[int]) -> str:
-        """The text of the new tokens of a prompt."""
+        """Returns the new tokens as text.
+
+        Args:
+            prompt: The tokens of the prompt.
+            new: The new tokens.
+        """
 
     def full_text(self, prompt_text: str, prompt: Sequence[int], new: Sequence[int]) -> str:
-        """The readable result: the prompt together with the new text, or the new text. prompt_text: the prompt."""
+        """Returns the result for a reader: a continuation together with its prompt, or an answer alone.
+
+        Args:
+            prompt_text: The prompt as text.
+            prompt: The tokens of the prompt.
+            new: The new tokens.
+        """
         return self.text(prompt, new)
 
     def is_streamable(self, prompt: Sequence[int]) -> bool:
-        """Whether `full_text` only grows at its end, so that it can be printed while it is generated."""
+        """Returns whether new tokens only extend `full_text` at its end, so that it can be printed during
+        generation."""
         return True
 
 
 class ContinuationWriter(Writer):
-    """A decoder that continues a text."""
+    """Continues texts with a decoder. An empty prompt becomes the end-of-text token."""
 
     def encode_with_template(self, ids_L: np.ndarray) -> np.ndarray:
         return ids_L if len(ids_L) else np.array([self.tokenizer.role("eos")])
@@ -161,7 +195,8 @@ class ContinuationWriter(Writer):
 
 
 class ReplyWriter(ContinuationWriter):
-    """A decoder that generates a target after a source and an end token."""
+    """Generates targets with a decoder that was finetuned on pairs of a source and a target. The prompt is the source,
+    followed by the end-of-text token."""
 
     def encode_with_template(self, ids_L: np.ndarray) -> np.ndarray:
         return np.append(ids_L, self.tokenizer.role("eos"))
@@ -174,8 +209,8 @@ class ReplyWriter(ContinuationWriter):
 
 
 class AnswerWriter(Writer):
-    """An encoder-decoder. Gaps in prompts are written as in the tokenizer: <extra_id_0>, <extra_id_1>, ... (T5), <mask>
-    (BART)."""
+    """Generates answers with an encoder-decoder. A prompt may have gaps, which the model fills. In the prompt, a gap is
+    the tokenizer's sentinel or mask token: <extra_id_0>, <extra_id_1>, ... (T5), or <mask> (BART)."""
 
     def __init__(
         self,
@@ -187,23 +222,18 @@ class AnswerWriter(Writer):
         self._format = text_format(backbone.config.text_format, tokenizer)
         start = tokenizer.role(backbone.config.start_role)
         super().__init__(backbone, head, tokenizer, start=start, before=before)
-        sentinels_by_text = [
-            *tokenizer.sentinels,
-            *(number for role, number in tokenizer.roles.items() if role == "mask"),
-        ]
-        self.sentinels_by_text = dict(zip(tokenizer.pieces(sentinels_by_text), sentinels_by_text, strict=True))
-        self._gap = re.compile(
-            "(" + "|".join(map(re.escape, sorted(self.sentinels_by_text, key=len, reverse=True))) + ")"
-        )
+        gap_ids = [*tokenizer.sentinels, *(number for role, number in tokenizer.roles.items() if role == "mask")]
+        self.gap_id_by_text = dict(zip(tokenizer.pieces(gap_ids), gap_ids, strict=True))
+        self._gap = re.compile("(" + "|".join(map(re.escape, sorted(self.gap_id_by_text, key=len, reverse=True))) + ")")
 
     def encode_with_template(self, ids_L: np.ndarray) -> np.ndarray:
         return self._format.join(ids_L)[0]
 
     def encode(self, text: str) -> np.ndarray:
-        if not self.sentinels_by_text:
+        if not self.gap_id_by_text:
             return super().encode(text)
         runs = [
-            np.array([self.sentinels_by_text[run]]) if run in self.sentinels_by_text else self.tokenizer.encode(run)
+            np.array([self.gap_id_by_text[run]]) if run in self.gap_id_by_text else self.tokenizer.encode(run)
             for run in self._gap.split(text)
         ]
         return np.concatenate(runs)
@@ -212,7 +242,8 @@ class AnswerWriter(Writer):
         return self._plain(new)
 
     def full_text(self, prompt_text: str, prompt: Sequence[int], new: Sequence[int]) -> str:
-        """For a prompt with sentinels, the prompt with each gap filled."""
+        """Returns the answer; for a prompt with sentinels, the prompt in which each gap is replaced by [its
+        filling]."""
         if self.is_streamable(prompt):
             return self.text(prompt, new)
         fillings: dict[int, list[int]] = {}
@@ -222,17 +253,16 @@ class AnswerWriter(Writer):
                 current = fillings.setdefault(token, [])
             else:
                 current.append(token)
-        filled = {piece: self._plain(fillings.get(number, ())) for piece, number in self.sentinels_by_text.items()}
-        parts = (
-            f"[{filled[run].strip()}]" if run in self.sentinels_by_text else run for run in self._gap.split(prompt_text)
+        filled = {piece: self._plain(fillings.get(number, ())) for piece, number in self.gap_id_by_text.items()}
+        return "".join(
+            f"[{filled[run].strip()}]" if run in self.gap_id_by_text else run for run in self._gap.split(prompt_text)
         )
-        return "".join(parts)
 
     def is_streamable(self, prompt: Sequence[int]) -> bool:
         return not {*self.tokenizer.sentinels} & {*prompt}
 
     def _plain(self, ids: Sequence[int]) -> str:
-        """Text without special tokens except sentinels."""
+        """Returns the text of tokens, without special tokens except sentinels."""
         hidden = self.tokenizer.special_ids - set(self.tokenizer.sentinels)
         return self.tokenizer.decode([number for number in ids if number not in hidden], skip_special=False)
 
@@ -240,25 +270,36 @@ class AnswerWriter(Writer):
 def writer_of(
     backbone: Backbone, head: LMHead, tokenizer: Tokenizer, task: Mapping[str, object] | None = None
 ) -> Writer:
-    """The writer of a language model. task: the section of its sequence-to-sequence task, with `prefix` and `mask`;
-    None without a task. Raises UserError for an encoder."""
+    """Returns the writer of a model.
+
+    Args:
+        backbone: The model.
+        head: The language-model head.
+        tokenizer: The tokenizer.
+        task: The configuration of the sequence-to-sequence task on which the model was finetuned, with the keys
+            `prefix` and `mask`; None if it was not finetuned.
+
+    Raises:
+        UserError: The model is an encoder, which generates no text.
+    """
     section = task or {}
     before = str(section.get("prefix", ""))
     if isinstance(backbone, EncoderDecoder):
         return AnswerWriter(backbone, head, tokenizer, before)
     if not isinstance(backbone, Decoder):
         raise UserError(
-            f"model={backbone.config.name} is an encoder, which generates no text", "lmtool predict fills its masks"
+            f"model={backbone.config.name} is an encoder, which generates no text",
+            "use lmtool predict to fill masks in a text",
         )
     if not section:
         return ContinuationWriter(backbone, head, tokenizer)
     return ReplyWriter(backbone, head, tokenizer, section.get("mask") == "prefix", before=before)
 
 
-def written(
+def generate_continuations(
     writer: Writer, rows: Rows, config: GenerationConfig, seed: int, batch_tokens: int, precision: Precision
 ) -> Iterator[dict[str, str]]:
-    """For each row of one column of texts, the `text` and its `continuation`."""
+    """Yields for each row of a table with one text column the `text` and its `continuation`, see `Writer.write`."""
     (texts,) = rows.columns.values()
     prompts = writer.prompts(texts, rows.origin)
     with precision.autocast():

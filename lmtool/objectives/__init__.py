@@ -1,1 +1,1 @@
-"""Pretraining objectives."""
+"""Pretraining objectives: masked, permutation, causal and sequence-to-sequence modeling, skip-gram."""

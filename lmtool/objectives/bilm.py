@@ -1,10 +1,10 @@
-"""Bidirectional language modeling: predicts each word from the preceding words, and from the following ones.
+"""Bidirectional language modeling: predicts each word from the preceding words, and again from the following words.
 
 Peters, Neumann, Iyyer, Gardner, Clark, Lee, Zettlemoyer, "Deep Contextualized Word Representations", 2018, section 3.1:
-both directions share the word vectors and the softmax, with separate LSTMs. A word that is not in the vocabulary is
-read by its characters, and predicted as the unknown word.
+the two directions have separate LSTMs, and share the word vectors and the softmax. The model reads every word by its
+characters; as a target, a word that is not in the vocabulary is the unknown word.
 
-Shape letters: T tokens, M predicting positions, P width of a direction's states.
+Shape letters: T tokens, M predicting positions, P width of the states of one direction.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _TERMS = (FORWARD, BACKWARD)
 
 
 class DirectionsScorer(TermScorer):
-    """Adds the perplexity of each direction, and that of their mean loss."""
+    """Adds the perplexity of each direction, and the perplexity of the mean loss of both directions."""
 
     def result(self) -> Evaluation:
         evaluation = super().result()
@@ -43,8 +43,8 @@ class DirectionsScorer(TermScorer):
 
 
 class BidirectionalLanguageModel(BaseLearner):
-    """The terms `forward` and `backward`, with weight 1/2 each: the first half of a word's states predicts the next
-    word, the second half the previous one."""
+    """Bidirectional language modeling, with the terms `forward` and `backward`, each of weight 1/2. The first half of a
+    word's hidden state predicts the next word, the second half predicts the previous word."""
 
     backbone: Elmo
 
@@ -56,8 +56,8 @@ class BidirectionalLanguageModel(BaseLearner):
 
     def examples(self, data: SplitData, max_length: int) -> WordWindows:
         reader = self.backbone.reader
-        reads = reader.longest, reader.entry_lengths()
-        return WordWindows(self.tokenizer, data.text, max_length, data.documents, data.split, reads)
+        byte_limits = reader.longest, reader.entry_lengths()
+        return WordWindows(self.tokenizer, data.text, max_length, data.documents, data.split, byte_limits)
 
     def scorer(self, data: SplitData, examples: Examples, predictors: Mapping[str, Predictor]) -> DirectionsScorer:
         return DirectionsScorer(self, predictors)
@@ -66,10 +66,10 @@ class BidirectionalLanguageModel(BaseLearner):
         return WordInspector(self, examples, max_length)
 
     def predictors(self, train: SplitData, examples: WordWindows) -> dict[str, ConstantPredictor]:
-        """Unigrams of the words in the training store, the same for both directions."""
+        """Returns the unigram predictor of the words in the training text, the same for both directions."""
         words = self.tokenizer.vocab_size
-        within = set(range(words)) - set(examples.begins_V.nonzero()[0].tolist())
-        never = (within | self.tokenizer.special_ids) - {self.tokenizer.role("eos"), examples.unknown}
+        continuations = set(range(words)) - set(examples.begins_V.nonzero()[0].tolist())
+        never = (continuations | self.tokenizer.special_ids) - {self.tokenizer.role("eos"), examples.unknown}
         predictor = ConstantPredictor.of_counts("unigram", examples.counts(words), never)
         return dict.fromkeys(_TERMS, predictor)
 
@@ -92,7 +92,7 @@ class BidirectionalLanguageModel(BaseLearner):
 
     @torch.no_grad()
     def score(self, batch: Batch) -> dict[str, Scores]:
-        """Each target's loss over all words, and its best prediction."""
+        """Returns the loss and the best prediction of each target, with the full softmax."""
         scores = {}
         for term, hidden_MP in self._states(batch).items():
             labels = labels_of(batch, term)
@@ -101,8 +101,8 @@ class BidirectionalLanguageModel(BaseLearner):
         return scores
 
     def _states(self, batch: Batch, step: int | None = None) -> dict[str, Tensor]:
-        """By term, (M, P) states of its direction at the predicting positions. step: seeds the dropout; None for no
-        dropout."""
+        """Returns, for each term, the states (M, P) of its direction at the predicting positions. step: the step, which
+        seeds dropout; None for no dropout."""
         hidden_TH = self.backbone(batch.inputs, None if step is None else self.dropout_rng(batch, step))
         directions = dict(zip(_TERMS, hidden_TH.chunk(2, 1), strict=True))
         return {term: states.index_select(0, indices_of(batch, term)) for term, states in directions.items()}

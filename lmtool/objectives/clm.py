@@ -1,4 +1,4 @@
-"""Causal language modeling: predicts the next token from all preceding ones.
+"""Causal language modeling: predicts each token from all preceding tokens.
 
 Radford, Wu, Child, Luan, Amodei, Sutskever, "Language Models are Unsupervised Multitask Learners", 2019.
 
@@ -19,43 +19,49 @@ from lmtool.learners.base import BaseLearner, Inference
 from lmtool.learners.baseline import ConstantPredictor, Predictor, token_counts
 from lmtool.learners.generation.configs import GenerationConfig
 from lmtool.learners.model import indices_of, labels_of
-from lmtool.learners.writing import ContinuationWriter, PerplexityScorer, TextScorer, written
+from lmtool.learners.writing import ContinuationWriter, PerplexityScorer, TextScorer, generate_continuations
 from lmtool.models.base import Decoder, read_streams
 from lmtool.models.heads.lm import LMHead, lm_head
 from lmtool.nn.cache import CarriedState
 from lmtool.nn.dropout import DropoutRng
 from lmtool.objectives.checks.language import CausalInspector, LanesInspector, StreamInspector
 from lmtool.objectives.configs import NextTokenConfig
-from lmtool.objectives.examples.windows import CarriedWindows, CausalSegments, CausalWindows, Stream
+from lmtool.objectives.examples.language import CarriedWindows, CausalSegments, CausalWindows
+from lmtool.objectives.examples.windows import Stream
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Scores, StepOutput
 
-# Tokens of a sample's prompt.
+# Number of tokens in the prompt of a sample.
 _PROMPT = 12
-# Sampling settings: a paragraph, neither repetitive nor arbitrary.
+# How samples are generated: about a paragraph. A temperature below 1 and top_k avoid improbable words; sampling avoids
+# repetition.
 SAMPLED = GenerationConfig(max_new_tokens=80, temperature=0.8, top_k=40)
 
 
 class TextWindows(Examples, Protocol):
-    """Examples that window a document stream."""
+    """The interface of examples that are windows of a document stream."""
 
     stream: Stream
 
 
 def unigram(train: SplitData, tokenizer: Tokenizer) -> ConstantPredictor:
-    """Predicts the unigrams of the training store, without special tokens."""
+    """Returns the predictor of the unigram distribution of the training text, without special tokens."""
     counts = token_counts(train.text.tokens, tokenizer.vocab_size)
     return ConstantPredictor.of_counts("unigram", counts, tokenizer.special_ids)
 
 
 class LanguageModelLearner(BaseLearner):
-    """A learner with one term, and a language model's head over the token table."""
+    """The base class of language models with a single term and a language-model head, which uses the token table.
+
+    Attributes:
+        term: The name of the term.
+    """
 
     term: str
 
     @property
     def lm(self) -> LMHead:
-        """The head."""
+        """The language-model head."""
         return cast(LMHead, self.heads["lm"])
 
     @property
@@ -68,19 +74,22 @@ class LanguageModelLearner(BaseLearner):
 
 
 class TextObjective(LanguageModelLearner):
-    """A language model that responds by generating text."""
+    """The base class of language models that respond to a text by generating text."""
 
     def respond(self, rows: Rows, inference: Inference) -> Iterator[JsonObject]:
-        """Generates for each row the `text` and its `continuation`, up to the end of text if the vocabulary has one
-        (GPT's of 2018 has none), or 80 tokens."""
-        yield from written(self.writer(), rows, SAMPLED, self.seed, inference.batch_tokens, inference.precision)
+        """Yields for each row the `text` and its `continuation`, which has at most 80 tokens. It ends earlier at an
+        end-of-text token, if the vocabulary has one (the vocabulary of the GPT of 2018 has none)."""
+        yield from generate_continuations(
+            self.writer(), rows, SAMPLED, self.seed, inference.batch_tokens, inference.precision
+        )
 
     def line(self, record: JsonObject) -> str:
         return str(record["text"] + record["continuation"])
 
 
 class CausalLanguageModel(TextObjective):
-    """The one term `clm`: every position of a window but its last predicts the next token."""
+    """Causal language modeling, with the single term `clm`: every position of a window except the last predicts the
+    next token."""
 
     backbone: Decoder
     term = "clm"
@@ -106,7 +115,8 @@ class CausalLanguageModel(TextObjective):
         return CausalInspector(self, examples, max_length)
 
     def predictors(self, train: SplitData, examples: TextWindows) -> dict[str, ConstantPredictor]:
-        """Unigrams of the training store, ends of documents included; unlisted words count as in the vocabulary."""
+        """Returns the unigram predictor of the training text. Ends of documents and unknown tokens count as tokens;
+        other special tokens are never predicted."""
         counts = token_counts(train.text.tokens, self.tokenizer.vocab_size)
         end = self.tokenizer.role("eos")
         counts[end] += len(examples.stream.offsets) - 1
@@ -121,25 +131,25 @@ class CausalLanguageModel(TextObjective):
 
     @torch.no_grad()
     def score(self, batch: Batch) -> dict[str, Scores]:
-        """Each target's loss and best prediction, in evaluation."""
+        """Returns the loss and the best prediction of each target, in evaluation mode."""
         at, labels = indices_of(batch, self.term), labels_of(batch, self.term)
         hidden_MH = self._states(batch, None)
         each, best = self.lm.scores(hidden_MH, self.table_VH, labels)
         return {self.term: Scores(each, labels, best, batch.inputs.documents[at])}
 
     def _states(self, batch: Batch, rng: DropoutRng | None) -> Tensor:
-        """(M, H) hidden states at the predicting positions."""
+        """Returns the hidden states (M, H) at the predicting positions."""
         return read_streams(self.backbone, self.carried, batch, rng, indices_of(batch, self.term))
 
     def writer(self) -> ContinuationWriter:
         return ContinuationWriter(self.backbone, self.lm, self.tokenizer)
 
     def samples(self, batch: Batch, n: int) -> list[JsonObject]:
-        """The first n documents of a batch as plain data: the `prompt`, their first tokens, and the `text` generated
-        from it."""
+        """Returns samples for the first n documents of a batch: the `prompt`, which is the first tokens of a document,
+        and the `text` that the model generates after it."""
         texts = batch.inputs.tokens.split(list(batch.inputs.lengths))[:n]
         prompts = [text[:_PROMPT].tolist() for text in texts if len(text)]
-        # A document at the model's maximum length leaves no capacity to continue.
+        # No token fits after a prompt of the model's maximum length.
         prompts = [prompt for prompt in prompts if len(prompt) <= self.writer().model.longest_prompt]
         new = self.writer().write(prompts, SAMPLED, self.seed)
         return [

@@ -1,4 +1,4 @@
-"""Configuration of pretraining objectives. Imports no torch."""
+"""The configurations of pretraining objectives. Imports no torch."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from lmtool.learners.configs import ObjectiveConfig
 
 
 class MaskingConfig(ObjectiveConfig):
-    """Shared by objectives with masked tokens: how many tokens are masked, their replacements, and how often the masks
-    change."""
+    """The base class for objectives that mask tokens: how many tokens are masked, what replaces them, and how often the
+    masks change."""
 
     architectures: ClassVar[tuple[str, ...]] = ("encoder",)
     roles: ClassVar[tuple[str | tuple[str, ...], ...]] = ("sep", "mask")
@@ -21,16 +21,16 @@ class MaskingConfig(ObjectiveConfig):
     )  # fmt: skip
 
     probability: float = Field(0.15, gt=0, lt=1, description="fraction of the non-special tokens that are predicted")
-    mask: float = Field(0.8, ge=0, le=1, description="of these: replaced by [MASK]")
+    mask: float = Field(0.8, ge=0, le=1, description="fraction of the predicted tokens that are replaced by [MASK]")
     random: float = Field(
         0.1,
         ge=0,
         le=1,
-        description="of these: replaced by a random non-special token; the others stay unchanged. Sampled uniformly "
-        "from the vocabulary without special tokens; it may be the original token",
+        description="fraction of the predicted tokens replaced by a random token; the others stay unchanged. Sampled "
+        "uniformly from the vocabulary without special tokens; it may be the original token",
     )
     masking: Literal["dynamic", "static"] = Field(
-        "dynamic", description="dynamic: new masks every epoch; static: `duplicates` fixed sets of masks in turn"
+        "dynamic", description="dynamic: new masks every epoch; static: `duplicates` sets of masks, used in turn"
     )
     duplicates: int = Field(10, ge=1, description="number of mask sets under masking=static (BERT's dupe_factor)")
     short_window_probability: float = Field(
@@ -38,12 +38,12 @@ class MaskingConfig(ObjectiveConfig):
         ge=0,
         le=1,
         description="fraction of windows shortened to a random length; with pairs=none only. The random length is at "
-        "least 2 tokens; pairs of segments use short_sequence_probability",
+        "least 2 tokens; for pairs of segments, set short_sequence_probability",
     )
     enhanced_decoder: bool = Field(
         False,
-        description="predict masked tokens with DeBERTa's enhanced mask decoder (deberta, deberta_v3). Absolute "
-        "positions enter there, and the last layer is applied twice",
+        description="predict masked tokens with DeBERTa's enhanced mask decoder (deberta, deberta_v3). It adds "
+        "absolute positions, and applies the last layer twice",
     )
 
     @property
@@ -51,15 +51,16 @@ class MaskingConfig(ObjectiveConfig):
         return self.probability
 
     @property
-    def places(self) -> dict[str, float]:
+    def token_fractions(self) -> dict[str, float]:
         return {"heads.enhanced_masked_lm" if self.enhanced_decoder else "heads.masked_lm": self.probability}
 
     def sampling_epoch(self, epoch: int) -> int:
-        """The epoch whose random numbers an epoch uses."""
+        """Returns the epoch whose random numbers an epoch uses. With masking=static, epochs repeat after
+        `duplicates`."""
         return epoch % self.duplicates if self.masking == "static" else epoch
 
     @model_validator(mode="after")
-    def _branches_fit(self) -> MaskingConfig:
+    def _require_replacement_fractions(self) -> MaskingConfig:
         if self.mask + self.random > 1 + 1e-9:
             raise ValueError(f"mask={self.mask} and random={self.random} sum to more than 1")
         return self
@@ -72,18 +73,18 @@ class MaskingConfig(ObjectiveConfig):
 
 
 class TokenMaskingConfig(MaskingConfig):
-    """Masks over single tokens or words, chosen independently."""
+    """The base class for objectives that mask single tokens or words, each independently of the others."""
 
     phase_fields: ClassVar[tuple[str, ...]] = (*MaskingConfig.phase_fields, "select", "whole_word")
 
     select: Literal["exact", "bernoulli"] = Field(
-        "exact", description="exact: round(probability x tokens) per example, at least one; bernoulli: independent"
+        "exact", description="exact: round(probability x tokens) per example, at least one; bernoulli: independently"
     )
     whole_word: bool = Field(False, description="mask all subwords of a word together")
 
 
 class PairsConfig(MaskingConfig):
-    """Masks over running text, or over segment pairs with a second loss."""
+    """The base class for objectives over single texts, or over pairs of segments with a second loss."""
 
     phase_fields: ClassVar[tuple[str, ...]] = (
         *MaskingConfig.phase_fields, "pair_of", "short_sequence_probability"
@@ -92,13 +93,13 @@ class PairsConfig(MaskingConfig):
     pairs: Literal["none", "nsp", "sop"] = Field(
         "none",
         description="nsp, sop: segment pairs, with next-sentence or sentence-order prediction. nsp: the second "
-        "segment is random in half of the pairs; sop: two consecutive segments, swapped in half of them; none: one "
-        "segment and no second loss",
+        "segment is random in half of the pairs; sop: two consecutive segments, swapped in half of the pairs; none: "
+        "one segment and no second loss",
     )
     pair_of: Literal["segments", "sentences"] = Field(
         "segments",
-        description="segments: several sentences each; sentences: one each; with pairs=nsp or sop only. segments fill "
-        "the maximum length (BERT); with sentences the examples are short (RoBERTa's sentence pairs)",
+        description="segments of several sentences, or single sentences; with pairs=nsp or sop only. Segments fill the "
+        "maximum length (BERT); pairs of sentences are short (RoBERTa's sentence pairs)",
     )
     short_sequence_probability: float = Field(
         0.1, ge=0, le=1, description="fraction of pairs shortened to a random length; with pairs=nsp or sop only"
@@ -120,8 +121,8 @@ class MlmConfig(TokenMaskingConfig, PairsConfig):
 
 @component("objective", "span", builder="lmtool.objectives.mlm:SpanLanguageModel")
 class SpanConfig(PairsConfig):
-    """Masked language modeling over spans of words, with the span boundary objective (SpanBERT, Joshi et al. 2020), or
-    over n-grams (ALBERT, Lan et al. 2020)."""
+    """Masked language modeling with masks over spans of words and the span boundary objective (SpanBERT, Joshi et al.
+    2020), or with masks over n-grams (ALBERT, Lan et al. 2020)."""
 
     descriptions: ClassVar[dict[str, str]] = {
         "probability": "fraction of the non-special tokens that are masked, rounded up (section 3.1)",
@@ -138,30 +139,32 @@ class SpanConfig(PairsConfig):
     name: Literal["span"] = Field("span", description="Span masking.")
     lengths: Literal["geometric", "harmonic"] = Field(
         "geometric",
-        description="geometric, or harmonic: n words in proportion to 1/n (ALBERT). In words, from 1 to `longest`",
+        description="distribution of span lengths in words: geometric (SpanBERT), or harmonic, 1/n (ALBERT). From 1 to "
+        "`longest` words",
     )
     geometric: float = Field(0.2, gt=0, lt=1, description="parameter of the geometric distribution (section 3.1)")
     longest: int = Field(
         10,
         ge=1,
         le=10_000,
-        description="maximum span length in words; renormalized over 1..10, a mean of 3.80 (section 3.1)",
+        description="maximum span length in words; with 10, the mean is 3.80 (section 3.1). The distribution is "
+        "renormalized over the lengths from 1 to this maximum",
     )
     replace: Literal["span", "token"] = Field(
-        "span", description="span: [MASK], random or unchanged is decided per span; token: per token"
+        "span", description="span: [MASK], random or unchanged is chosen once per span; token: for each token"
     )
     boundary: bool = Field(
-        True, description="span boundary objective: predict each span from its two neighbors, too (section 3.2)"
+        True, description="span boundary objective: also predict each span from its two neighbors (section 3.2)"
     )
     boundary_targets: int = Field(
-        15, ge=1, le=10_000, description="maximum tokens per span (max-pair-targets of the published command)"
+        15, ge=1, le=10_000, description="maximum tokens predicted per span (max-pair-targets of the published command)"
     )
     boundary_position_size: int = Field(
         200, ge=1, le=1_000_000, description="width of the embedding of a token's position in its span (published code)"
     )
 
     @model_validator(mode="after")
-    def _decoder_predicts_no_boundaries(self) -> SpanConfig:
+    def _require_no_boundary_for_decoder(self) -> SpanConfig:
         if self.enhanced_decoder and self.boundary:
             raise ValueError("enhanced_decoder=true applies to masked tokens only: set boundary=false")
         return self
@@ -171,8 +174,8 @@ class SpanConfig(PairsConfig):
         return self.probability * (2 if self.boundary else 1)
 
     @property
-    def places(self) -> dict[str, float]:
-        return {**super().places, "heads.span_boundary": self.probability}
+    def token_fractions(self) -> dict[str, float]:
+        return {**super().token_fractions, "heads.span_boundary": self.probability}
 
 
 RtdVariant = Literal["electra", "electra_15", "replace_mlm", "all_tokens_mlm"]
@@ -181,7 +184,7 @@ RtdVariant = Literal["electra", "electra_15", "replace_mlm", "all_tokens_mlm"]
 @component("objective", "rtd", builder="lmtool.objectives.rtd:build")
 class RtdConfig(TokenMaskingConfig):
     """Replaced-token detection (ELECTRA, Clark et al. 2020): a small generator fills masks, and the model detects which
-    tokens are not the original ones."""
+    tokens differ from the original text."""
 
     descriptions: ClassVar[dict[str, str]] = {
         "probability": "fraction of the non-special tokens that are masked; 0.25 for large (table 6)",
@@ -190,46 +193,48 @@ class RtdConfig(TokenMaskingConfig):
 
     name: Literal["rtd"] = Field("rtd", description="Replaced-token detection.")
     mask: float = Field(
-        0.85, ge=0, le=1, description="of these: replaced by [MASK] (pretrain_helpers.py); the others stay unchanged"
+        0.85, ge=0, le=1, description="fraction of the predicted tokens replaced by [MASK] (pretrain_helpers.py)"
     )
     random: float = Field(
-        0.0, ge=0, le=1, description="of these: replaced by a random token (none in the published code)"
+        0.0, ge=0, le=1, description="fraction of the predicted tokens replaced by a random token (published code: 0)"
     )
     variant: RtdVariant = Field(
         "electra",
         description="electra, or an ablation of section 3.4: electra_15, replace_mlm, all_tokens_mlm. electra: "
-        "predict at every token whether it was replaced. electra_15: the same at the masked positions only. "
-        "replace_mlm: the original tokens at the masked positions. all_tokens_mlm: the original token at every "
-        "position, with a copy mechanism",
+        "predict for every token whether it was replaced. electra_15: the same for the masked positions only. "
+        "replace_mlm: predict the original tokens at the masked positions. all_tokens_mlm: predict the original token "
+        "at every position, with a copy mechanism",
     )
     weight: float = Field(50.0, gt=0, description="weight of the detection loss (table 6: lambda)")
     generator_size: float = Field(
-        0.25,
-        gt=0,
-        le=2,
-        description="generator width over the model's: 1/4 for small and large, 1/3 for base (table 6)",
+        0.25, gt=0, le=2, description="width of the generator relative to the model: 1/4, or 1/3 for base (table 6)"
     )
     generator_layers: float = Field(
-        1.0, gt=0, le=4, description="generator layers over the model's (configure_pretraining.py: generator_layers)"
+        1.0, gt=0, le=4, description="layers of the generator, relative to the model (configure_pretraining.py)"
     )
     training: Literal["joint", "two_stage"] = Field(
         "joint",
-        description="joint, or two_stage: generator first, then the model from its weights (section 3.2). two_stage: "
-        "only the generator trains for generator_steps, and the model starts from its weights wherever shapes match; "
-        "nothing is tied",
+        description="joint: both together; two_stage: first the generator, then the model (section 3.2). With "
+        "two_stage, only the generator trains for generator_steps. Then the model starts from the generator's weights "
+        "wherever shapes match, and only the model trains; no weights are shared",
     )
-    generator_steps: int = Field(10000, ge=1, description="steps of generator-only training under training=two_stage")
+    generator_steps: int = Field(
+        10000, ge=1, description="number of steps that train only the generator, with training=two_stage"
+    )
 
     sharing: Literal["tied", "gdes", "none"] = Field(
         "tied",
-        description="of embeddings, training=joint: tied; gdes (DeBERTa V3: generator's + delta); none. gdes: the "
-        "model adds its own table to the generator's without passing gradients to it",
+        description="how the embeddings are shared with training=joint: tied, gdes (DeBERTa V3) or none. gdes: the "
+        "model's token table is the generator's table plus a difference, and the model passes no gradients to the "
+        "generator's table",
     )
 
     @model_validator(mode="after")
-    def _two_stages_share_nothing(self) -> RtdConfig:
+    def _require_joint_training_for_gdes(self) -> RtdConfig:
         if self.training == "two_stage" and self.sharing == "gdes":
-            raise ValueError("sharing=gdes: training=two_stage shares nothing; set sharing=tied or training=joint")
+            raise ValueError(
+                "sharing=gdes shares weights, but training=two_stage does not: set sharing=tied or training=joint"
+            )
         return self
 
     @property
@@ -242,42 +247,41 @@ class RtdConfig(TokenMaskingConfig):
 
     @property
     def predicted_fraction(self) -> float:
-        """The generator predicts and samples; the variants that restore tokens predict with the model too."""
-        more = {"replace_mlm": self.probability, "all_tokens_mlm": 1.0}.get(self.variant, 0.0)
-        return 2 * self.probability + more
+        """The generator computes logits twice, to predict and to sample; some variants also predict tokens with the
+        model."""
+        by_model = {"replace_mlm": self.probability, "all_tokens_mlm": 1.0}.get(self.variant, 0.0)
+        return 2 * self.probability + by_model
 
     @property
-    def places(self) -> dict[str, float]:
-        """An additional forward, to sample or to recompute logits, is a third of a training pass."""
-        again = 4 / 3
-        generator = {"objective.generator": 1.0, "objective.masked_lm": self.probability * again}
+    def token_fractions(self) -> dict[str, float]:
+        """Sampling, and recomputing logits, need a second forward of a head. A forward costs a third of a training
+        step, which is a forward and a backward."""
+        with_second_forward = 4 / 3
+        generator = {"objective.generator": 1.0, "objective.masked_lm": self.probability * with_second_forward}
         head = {
             "electra": {"heads.replaced_token": 1.0},
             "electra_15": {"heads.replaced_token": self.probability},
             "replace_mlm": {"heads.masked_lm": self.probability},
-            "all_tokens_mlm": {"heads.masked_lm": again, "heads.copy": 1.0},
+            "all_tokens_mlm": {"heads.masked_lm": with_second_forward, "heads.copy": 1.0},
         }[self.variant]
         return generator | head
 
 
 class NextTokenConfig(ObjectiveConfig):
-    """The loss settings of objectives that predict text token by token."""
+    """The base class for objectives that predict text token by token."""
 
     label_smoothing: float = Field(
-        0.0,
-        ge=0,
-        lt=1,
-        description="fraction of each training target spread over the vocabulary; 0.1 in Vaswani et al. 2017",
+        0.0, ge=0, lt=1, description="probability spread from the target over the vocabulary; Vaswani et al. 2017: 0.1"
     )
 
     @property
-    def places(self) -> dict[str, float]:
+    def token_fractions(self) -> dict[str, float]:
         return {"heads.lm": self.predicted_fraction}
 
 
 @component("objective", "clm", builder="lmtool.objectives.clm:CausalLanguageModel")
 class ClmConfig(NextTokenConfig):
-    """Causal language modeling: predicts every token from the preceding ones (GPT, GPT-2)."""
+    """Causal language modeling: predicts every token from the preceding tokens (GPT, GPT-2)."""
 
     architectures: ClassVar[tuple[str, ...]] = ("decoder",)
     roles: ClassVar[tuple[str | tuple[str, ...], ...]] = ("eos",)
@@ -289,7 +293,7 @@ class ClmConfig(NextTokenConfig):
 @component("objective", "prefix_lm", builder="lmtool.objectives.sequence_to_sequence:build_prefix_lm")
 class PrefixLmConfig(NextTokenConfig):
     """Prefix language modeling (Liu et al. 2018; Raffel et al. 2020, section 3.2): a text is split at a random
-    position; the prefix is read with full attention, the rest is predicted token by token."""
+    position. Attention within the prefix is bidirectional, and the rest is predicted token by token."""
 
     architectures: ClassVar[tuple[str, ...]] = ("decoder", "encoder_decoder")
     prefixes: ClassVar[bool] = True
@@ -299,14 +303,14 @@ class PrefixLmConfig(NextTokenConfig):
 
     @property
     def predicted_fraction(self) -> float:
-        """The split is uniform."""
+        """One half, because the position of the split is uniformly distributed."""
         return 0.5
 
 
 @component("objective", "span_corruption", builder="lmtool.objectives.sequence_to_sequence:SpanCorruption")
 class SpanCorruptionConfig(NextTokenConfig):
-    """T5's objective (Raffel et al. 2020, section 3.1.4): spans are replaced by sentinels; the outputs are the
-    sentinels, each followed by its span."""
+    """T5's objective (Raffel et al. 2020, section 3.1.4): in the inputs, each span is replaced by a sentinel; the
+    outputs are the sentinels, each followed by its span."""
 
     architectures: ClassVar[tuple[str, ...]] = ("encoder_decoder",)
     roles: ClassVar[tuple[str | tuple[str, ...], ...]] = ("eos", "sentinel")
@@ -314,29 +318,26 @@ class SpanCorruptionConfig(NextTokenConfig):
 
     name: Literal["span_corruption"] = Field("span_corruption", description="Span corruption.")
     density: float = Field(
-        0.15,
-        gt=0,
-        lt=1,
-        description="fraction of the tokens that are masked out (section 3.3.4, and unsupervised.gin of the published "
-        "code)",
+        0.15, gt=0, lt=1, description="fraction of the tokens that are replaced (section 3.3.4; unsupervised.gin)"
     )
     mean_length: float = Field(
         3.0,
         ge=1,
-        description="mean span length in tokens (section 3.3.4); 568 tokens give 512 of inputs and 114 of outputs",
+        description="mean span length in tokens (section 3.3.4); 568 tokens give 512 input and 114 output tokens",
     )
 
     @property
     def predicted_fraction(self) -> float:
-        """Output tokens as a fraction of both sides' tokens."""
+        """The number of output tokens divided by the number of input and output tokens."""
         outputs = self.density * (1 + 1 / self.mean_length)
         return outputs / (1 + 2 * self.density / self.mean_length)
 
 
 @component("objective", "denoising", builder="lmtool.objectives.sequence_to_sequence:Denoising")
 class DenoisingConfig(NextTokenConfig):
-    """BART's objective (Lewis et al. 2020, section 2.2): noise on the inputs, the original text as outputs. Each of the
-    five noises has a rate, 0 for none; they are applied in the order of the fields."""
+    """BART's objective (Lewis et al. 2020, section 2.2): the inputs are a text with noise, and the outputs are the
+    original text. Each of the five kinds of noise has a rate, where 0 means none. They are applied in the order of the
+    fields."""
 
     architectures: ClassVar[tuple[str, ...]] = ("encoder_decoder",)
     roles: ClassVar[tuple[str | tuple[str, ...], ...]] = ("eos", ("mask", "sentinel"))
@@ -347,21 +348,21 @@ class DenoisingConfig(NextTokenConfig):
 
     name: Literal["denoising"] = Field("denoising", description="Denoising.")
     sentence_permutation: float = Field(
-        1.0, ge=0, le=1, description="fraction of the sentences that are shuffled (section 5.1: all)"
+        1.0, ge=0, le=1, description="fraction of the sentences of a text that are shuffled (section 5.1: all)"
     )
     text_infilling: float = Field(
-        0.3, ge=0, lt=1, description="fraction of the words in spans, each of which becomes one mask (section 5.1: 30%)"
+        0.3, ge=0, lt=1, description="fraction of the words masked in spans, one mask per span (section 5.1: 30%)"
     )
     poisson_mean: float = Field(
         3.0,
         gt=0,
         le=20,
-        description="mean span length in words; length 0 inserts a mask (section 2.2); 3.5 in released command",
+        description="mean span length in words (section 2.2); 3.5 in the released command. Length 0 inserts a mask",
     )
-    token_masking: float = Field(0.0, ge=0, lt=1, description="fraction of the tokens replaced by one mask each")
+    token_masking: float = Field(0.0, ge=0, lt=1, description="fraction of the tokens that are each replaced by a mask")
     token_deletion: float = Field(0.0, ge=0, lt=1, description="fraction of the tokens that are deleted")
     document_rotation: float = Field(
-        0.0, ge=0, le=1, description="fraction of the texts rotated to begin at a random token"
+        0.0, ge=0, le=1, description="fraction of the texts that are rotated, so that they begin at a random token"
     )
     random: float = Field(
         0.0, ge=0, le=1, description="fraction of the masks replaced by a random token; 0.1 in the released command"
@@ -374,8 +375,8 @@ class DenoisingConfig(NextTokenConfig):
 
 @component("objective", "bilm", builder="lmtool.objectives.bilm:BidirectionalLanguageModel")
 class BilmConfig(ObjectiveConfig):
-    """Bidirectional language modeling (Peters et al. 2018): predicts every word from the preceding words, and from the
-    following ones."""
+    """Bidirectional language modeling (ELMo, Peters et al. 2018): predicts every word from the preceding words, and
+    once more from the following words."""
 
     architectures: ClassVar[tuple[str, ...]] = ("bidirectional_lm",)
     roles: ClassVar[tuple[str | tuple[str, ...], ...]] = ("eos", "unk")
@@ -384,12 +385,12 @@ class BilmConfig(ObjectiveConfig):
     negatives: int | None = Field(
         8192,
         ge=1,
-        description="sampled words in the training softmax, the same in both directions; null: the full softmax. "
-        "Sampled log-uniformly at each step from a vocabulary sorted by frequency; a number above the vocabulary size "
-        "means the full softmax. Evaluation always uses the full softmax",
+        description="number of sampled words in the training softmax; null: the full softmax. Words are sampled "
+        "log-uniformly at each step from a vocabulary sorted by frequency, the same words for both directions. A "
+        "number above the vocabulary size means the full softmax. Evaluation always uses the full softmax",
     )
 
     @property
-    def places(self) -> dict[str, float]:
-        """Each word in two directions."""
+    def token_fractions(self) -> dict[str, float]:
+        """The head predicts each word in two directions."""
         return {"heads.lm": 2.0}

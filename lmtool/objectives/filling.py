@@ -1,4 +1,4 @@
-"""Mask filling: for the report's samples, and for texts from users.
+"""Mask filling: predictions of masked tokens, for the samples in a report and for texts of users.
 
 Shape letters: T tokens, M masked positions, V vocabulary.
 """
@@ -23,39 +23,60 @@ from lmtool.objectives.examples.masked import MaskedExamples, TokenMasks
 from lmtool.types import Batch, Packed
 
 GUESSES = 5
+"""Number of predictions shown for each mask."""
 LogitsAt = Callable[[Packed, Tensor], Tensor]
-"""Logits (M, V) of the vocabulary at positions (M,) of a packed batch."""
+"""A function from a packed batch and positions (M,) in it to the logits (M, V) of the vocabulary."""
 AnyExamples = TypeVar("AnyExamples", bound=MaskedExamples)
 
 
 class MaskFiller(BaseLearner):
-    """A learner with masked examples, which responds to a text by filling its masks."""
+    """The base class of learners with masked examples, which respond to a text by filling its masks.
+
+    Attributes:
+        masks: The class that masks the examples.
+    """
 
     masks: ClassVar[type[TokenMasks]] = TokenMasks
 
     def masked_examples(self, kind: type[AnyExamples], data: SplitData, max_length: int) -> AnyExamples:
-        """Examples of a split with the learner's masks."""
+        """Returns the examples of a split, masked by the class `masks`.
+
+        Args:
+            kind: The class of the examples: windows of text, or pairs.
+            data: The data of the split.
+            max_length: Maximum tokens of an example.
+        """
         format_name = self.backbone.config.text_format
         return kind(self.config, self.tokenizer, format_name, data, max_length, self.seed, self.masks)
 
     @abstractmethod
     def logits_at(self, packed: Packed, at: Tensor) -> Tensor:
-        """(M, V) logits of the vocabulary at positions (M,) of a packed batch."""
+        """Returns the logits (M, V) of the vocabulary at positions (M,) of a packed batch."""
 
     @torch.no_grad()
     def samples(self, batch: Batch, n: int) -> list[JsonObject]:
-        """The first n examples of a batch as plain data: `pieces` of the original text, and `masked`: for each masked
-        position its `position` among them, the `truth`, the token `shown` to the model, and `guesses`: the five most
-        probable pieces with probabilities."""
+        """Returns the first n examples of a batch as plain data.
+
+        Each has the `pieces` (tokens as text) of the original text, and `masked`: for each masked position its
+        `position` in the text, the original piece (`truth`), the piece in the input (`shown`), and `guesses`: the five
+        most probable pieces with their probabilities.
+        """
         return self.samples_of(batch, "mlm", self.logits_at, n)
 
     def samples_of(self, batch: Batch, term: str, logits_at: LogitsAt, n: int) -> list[JsonObject]:
-        """See `samples`. term: of the masked positions."""
+        """Returns samples as in `samples`.
+
+        Args:
+            batch: The batch.
+            term: The term whose targets are the masked positions.
+            logits_at: Computes the logits at masked positions.
+            n: The number of examples.
+        """
         at, labels, pieces = indices_of(batch, term), labels_of(batch, term), self.tokenizer.pieces
         requested = batch.inputs.documents[at] < n
         at, labels = at[requested], labels[requested]
         guesses = self._guesses(logits_at(batch.inputs, at))
-        tokens, visible = batch.inputs.tokens.cpu().clone(), batch.inputs.tokens.cpu()[at.cpu()]
+        tokens, input_tokens = batch.inputs.tokens.cpu().clone(), batch.inputs.tokens.cpu()[at.cpu()]
         tokens[at.cpu()] = labels.cpu()
         samples = []
         for start, length in list(zip(batch.inputs.starts, batch.inputs.lengths, strict=True))[:n]:
@@ -63,7 +84,7 @@ class MaskFiller(BaseLearner):
                 {
                     "position": index - start,
                     "truth": pieces([int(labels[row])])[0],
-                    "shown": pieces([int(visible[row])])[0],
+                    "shown": pieces([int(input_tokens[row])])[0],
                     "guesses": guesses[row],
                 }
                 for row, index in enumerate(at.tolist())
@@ -73,8 +94,8 @@ class MaskFiller(BaseLearner):
         return samples
 
     def _guesses(self, logits_MV: Tensor) -> list[list[list[object]]]:
-        """For each of M rows, the most probable pieces with their probabilities."""
-        # Table rows beyond the vocabulary have no piece.
+        """Returns for each of M positions the most probable pieces with their probabilities."""
+        # The token table may have padding rows after the vocabulary, which are no pieces.
         probability_MV = logits_MV.float().softmax(-1)[:, : self.tokenizer.vocab_size]
         best, tokens = probability_MV.topk(min(GUESSES, self.tokenizer.vocab_size))
         rows = zip(tokens.tolist(), best.tolist(), strict=True)
@@ -82,9 +103,14 @@ class MaskFiller(BaseLearner):
 
     @torch.no_grad()
     def respond(self, rows: Rows, inference: Inference) -> Iterator[JsonObject]:
-        """Fills the masks of texts, written as the tokenizer's mask token. For each `text`: the `filled` text with the
-        best pieces, and `masks`, for each the five `guesses` with their probabilities. UserError if there is no mask,
-        or the text is longer than the model supports."""
+        """Fills the masks of texts. In a text, a mask is the mask token of the tokenizer, such as [MASK].
+
+        Yields for each `text` the `filled` text with the most probable pieces, and `masks`: for each mask the five
+        `guesses` with their probabilities.
+
+        Raises:
+            UserError: A text has no mask, or is longer than the model supports.
+        """
         tokenizer, backbone = self.tokenizer, self.backbone
         mask = tokenizer.role("mask")
         mask_text = tokenizer.pieces([mask])[0]
@@ -98,7 +124,7 @@ class MaskFiller(BaseLearner):
             tokens, columns = layout.join(np.concatenate([runs[0], *(np.append(mask, run) for run in runs[1:])]))
             if len(tokens) > backbone.longest_text:
                 raise UserError(
-                    f"the text has {len(tokens)} tokens, but the model reads {backbone.longest_text}",
+                    f"the text has {len(tokens)} tokens, but the model reads at most {backbone.longest_text}",
                     "shorten the text",
                 )
             packed = Packed(

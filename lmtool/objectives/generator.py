@@ -1,10 +1,14 @@
-"""The small masked language model that generates the text for replaced-token detection.
+"""The generator of replaced-token detection: a small masked language model, which fills the masks.
 
 Clark, Luong, Le, Manning, "ELECTRA: Pre-training Text Encoders as Discriminators Rather Than Generators", ICLR 2020.
-Embeddings are shared with the model (section 3.2): the same parameters, with a separate projection to the generator's
-width if the family has a single width, as in google-research/electra.
+The generator and the model share their embeddings (section 3.2). If their widths differ, the generator projects the
+shared embeddings to its own width, as in google-research/electra.
 
-Shape letters: T tokens, M masked positions, H hidden width of the model, G of the generator, V vocabulary.
+With sharing=gdes, gradient-disentangled embedding sharing (He, Gao, Chen, "DeBERTaV3", ICLR 2023), the model's token
+table is E_G + E_delta, where E_G is the generator's table, which gets no gradients from the model.
+
+Shape letters: T tokens, M masked positions, H hidden width of the model, G hidden width of the generator, V vocabulary,
+W width of the token table.
 """
 
 from __future__ import annotations
@@ -26,11 +30,12 @@ from lmtool.objectives.configs import RtdConfig
 from lmtool.types import Packed
 
 DELTA = "objective.sharing.delta"
-"""The name of E_delta in a checkpoint. The model's table is stored as the sum, from which finetuning starts."""
+"""The name of E_delta in a checkpoint. The model's own table is stored as the sum E_G + E_delta, from which finetuning
+starts."""
 
 
 class TableDelta(nn.Module):
-    """E_delta. `delta`: (V, W), zeros."""
+    """The parameter E_delta (V, W), initialized with zeros."""
 
     def __init__(self, rows: int, width: int, device: torch.device):
         super().__init__()
@@ -38,26 +43,31 @@ class TableDelta(nn.Module):
 
 
 class DisentangledTable(nn.Module):
-    """The model's token table under gradient-disentangled sharing: the parameters belong to the generator and to
-    `difference`, and are named there."""
+    """The model's token table E_G + E_delta under gradient-disentangled sharing. It has no parameters of its own.
+
+    Args:
+        generator: The generator's token table, E_G.
+        difference: The parameter E_delta.
+    """
 
     def __init__(self, generator: nn.Embedding, difference: TableDelta):
         super().__init__()
-        self._parts = generator, difference  # in a tuple: they are registered elsewhere
+        # A tuple, so that PyTorch does not register them here: the generator and `sharing` have these parameters.
+        self._tables = generator, difference
 
     @property
     def num_embeddings(self) -> int:
-        return self._parts[0].num_embeddings
+        return self._tables[0].num_embeddings
 
     @property
     def weight(self) -> Tensor:
-        """(V, W) the sum."""
-        generator, difference = self._parts
+        """The table (V, W), the sum."""
+        generator, difference = self._tables
         return generator.weight.detach() + difference.delta
 
     def forward(self, ids_T: Tensor) -> Tensor:
-        """(T,) ids to (T, W)."""
-        generator, difference = self._parts
+        """Returns the vectors (T, W) of token ids (T,)."""
+        generator, difference = self._tables
         return F.embedding(ids_T, generator.weight.detach()) + F.embedding(ids_T, difference.delta)
 
     def _save_to_state_dict(self, destination: dict[str, Tensor], prefix: str, keep_vars: bool) -> None:
@@ -67,25 +77,34 @@ class DisentangledTable(nn.Module):
         self, state_dict: Mapping[str, Tensor], prefix: str, metadata: object, strict: bool, missing: list[str],
         unexpected: list[str], errors: list[str],
     ) -> None:  # fmt: skip
-        """A checkpoint with this sharing has both parts; the table of any other initializes both."""
+        """Loads the table. A checkpoint with gdes has E_G and E_delta under their own names. From any other checkpoint,
+        the model's table becomes E_G, and E_delta becomes 0."""
         table_VW = state_dict.get(f"{prefix}weight")
         if table_VW is None:
             missing.append(f"{prefix}weight")
         elif DELTA not in state_dict:
             with torch.no_grad():
-                self._parts[0].weight.copy_(table_VW)
-                self._parts[1].delta.zero_()
+                self._tables[0].weight.copy_(table_VW)
+                self._tables[1].delta.zero_()
 
 
-# The shared parts of an embedding, without projections to the hidden width.
+# The submodules of an embedding that are shared. A projection to the hidden width is not shared.
 _SHARED = ("token", "position", "segment", "norm")
-# Rows of logits in memory at a time.
+# Number of positions whose logits are in memory at a time.
 _ROWS = 256
 
 
 class MappedEmbeddings(nn.Module):
-    """The model's embeddings, projected to the width of the generator. Virtual tokens are added by tuning."""
+    """The model's embeddings, projected to the width of the generator.
 
+    Args:
+        shared: The embeddings of the model.
+        own: The embeddings that the generator would have without sharing.
+        width: The hidden width of the generator.
+        device: The device of the projection.
+    """
+
+    # The interface of `Embeddings`: the generator has no virtual tokens, which only tuning methods add.
     virtual = None
     virtual_count = 0
 
@@ -93,73 +112,88 @@ class MappedEmbeddings(nn.Module):
         super().__init__()
         self.shared = shared
         self.project = nn.Linear(shared.token.weight.shape[1], width, device=device)
-        # Positions within the attention depend on its heads, so the generator has its own.
+        # Positions that act in the attention depend on the number of heads, so they are not shared.
         self.position = shared.position if _embeds(shared.position) else own.position
 
     @property
     def token(self) -> nn.Embedding:
-        """The shared table."""
+        """The shared token table."""
         return self.shared.token
 
     @property
     def norm(self) -> nn.Module | None:
-        """The shared norm, with its dropout."""
+        """The shared norm."""
         return self.shared.norm
 
     @property
     def dropout(self) -> Dropout:
+        """The dropout after the shared norm."""
         return self.shared.dropout
 
     def tokens(self, ids_T: Tensor) -> Tensor:
-        """(T,) ids to (T, H)."""
+        """Returns the vectors (T, W) of token ids (T,)."""
         return self.shared.tokens(ids_T)
 
     def finish(self, vectors_TH: Tensor, packed: Packed, positions_T: Tensor, rng: DropoutRng | None = None) -> Tensor:
-        """(T, H) to (T, G)."""
+        """Returns the inputs (T, G) of the generator's first layer, see `Embeddings.finish`."""
         return self.project(self.shared.finish(vectors_TH, packed, positions_T, rng))
 
 
 def _embeds(position: nn.Module) -> bool:
-    """Whether positions are learned vectors added to those of the tokens."""
+    """Returns whether positions are learned vectors, which are added to the token vectors."""
     return not getattr(position, "scores", False) and any(True for _ in position.parameters())
 
 
 def build_generator(config: RtdConfig, model: Backbone, seed: int) -> nn.ModuleDict:
-    """`generator`, a backbone of the model's family with a fraction of its widths and layers, and `masked_lm`, its
-    head. Under training=joint the embeddings are shared as configured."""
+    """Builds the networks of the generator. With training=joint, embeddings are shared as configured.
+
+    Args:
+        config: The configuration of replaced-token detection.
+        model: The model, whose family the generator belongs to.
+        seed: The seed that initializes the weights.
+
+    Returns:
+        `generator`, a backbone with a fraction of the model's widths and layers; `masked_lm`, its head; and with
+        sharing=gdes `sharing`, which has E_delta.
+    """
     generator: Backbone = build(model.config.scaled(config.generator_size, config.generator_layers), seed)
     device = next(model.parameters()).device
     generator.to(device)
-    # Initialized under its own name: at the model's size it would equal the model.
+    # Initial weights depend on the names of parameters. With the names of the model, a generator of the same size would
+    # be initialized with the same weights as the model.
     generator.initialize(generator, seed, "objective.generator.")
-    parts: dict[str, nn.Module] = {"generator": generator}
+    networks: dict[str, nn.Module] = {"generator": generator}
     if config.training == "joint" and config.sharing == "tied":
         _share_embeddings(generator, model, seed, device)
     if config.training == "joint" and config.sharing == "gdes":
-        parts["sharing"] = _disentangle(generator, model, device)
-    parts["masked_lm"] = masked_lm_head(generator, config.enhanced_decoder).to(device)
-    model.initialize(parts["masked_lm"], seed, "objective.masked_lm.")
-    return nn.ModuleDict(parts)
+        networks["sharing"] = _disentangle(generator, model, device)
+    networks["masked_lm"] = masked_lm_head(generator, config.enhanced_decoder).to(device)
+    model.initialize(networks["masked_lm"], seed, "objective.masked_lm.")
+    return nn.ModuleDict(networks)
 
 
 def _disentangle(generator: Backbone, model: Backbone, device: torch.device) -> TableDelta:
-    """Makes the model read the generator's token table, initialized as the model's. UserError if the widths differ."""
-    own, generator_table = model.embed.token.weight, generator.embed.token.weight
-    if own.shape != generator_table.shape:
+    """Replaces the model's token table by E_G + E_delta, where E_G is initialized with the model's table.
+
+    Returns E_delta. Raises UserError if the widths of the two tables differ.
+    """
+    model_table, generator_table = model.embed.token.weight, generator.embed.token.weight
+    if model_table.shape != generator_table.shape:
         raise UserError(
-            f"objective.sharing=gdes adds to the generator's token table, which has width {generator_table.shape[1]}; "
-            f"the model's has {own.shape[1]}",
+            f"objective.sharing=gdes needs token tables of the same width, but the generator's table has width "
+            f"{generator_table.shape[1]} and the model's table has width {model_table.shape[1]}",
             "set objective.generator_size=1 (and objective.generator_layers=0.5), or objective.sharing=tied",
         )
-    if not own.is_meta:
+    if not model_table.is_meta:
         with torch.no_grad():
-            generator_table.copy_(own)
-    difference = TableDelta(own.shape[0], own.shape[1], device)
+            generator_table.copy_(model_table)
+    difference = TableDelta(model_table.shape[0], model_table.shape[1], device)
     model.embed.token = DisentangledTable(generator.embed.token, difference)  # type: ignore[assignment]
     return difference
 
 
 def _share_embeddings(generator: Backbone, model: Backbone, seed: int, device: torch.device) -> None:
+    """Makes the generator use the model's embeddings, with a projection if the widths of the token tables differ."""
     own, shared = generator.embed, model.embed
     if own.token.weight.shape != shared.token.weight.shape:
         mapped = MappedEmbeddings(shared, own, generator.hidden_size, device)
@@ -167,14 +201,15 @@ def _share_embeddings(generator: Backbone, model: Backbone, seed: int, device: t
         generator.embed = mapped  # type: ignore[assignment]
         return
     for name in _SHARED:
-        part = getattr(shared, name, None)
-        if part is not None and (name != "position" or _embeds(part)):
-            setattr(own, name, part)
+        module = getattr(shared, name, None)
+        if module is not None and (name != "position" or _embeds(module)):
+            setattr(own, name, module)
 
 
 def start_from_generator(model: Backbone, generator: Backbone) -> list[str]:
-    """Copies the generator's tensors into the model if names and shapes match, and returns their names. Two-stage
-    training (section 3.2): with a generator of the model's size, all of them."""
+    """Initializes the model with the generator's weights, for two-stage training (section 3.2). Copies every tensor
+    whose name and shape agree, and returns the names. If the generator has the size of the model, these are all
+    tensors."""
     sources = dict(generator.named_parameters())
     copied = []
     with torch.no_grad():
@@ -189,32 +224,41 @@ def start_from_generator(model: Backbone, generator: Backbone) -> list[str]:
 def sample_tokens(
     head: MaskedLMHead, hidden_MG: Tensor, table_VW: Tensor, uniform_M: Tensor, vocabulary: int
 ) -> Tensor:
-    """(M,) a token for each position, sampled from the head's probabilities: where their cumulative sum exceeds the
-    random number.
+    """Samples a token (M,) for each position from the probabilities that the generator's head predicts.
 
-    uniform_M: in [0, 1). vocabulary: larger ids are table rows without a piece.
+    Args:
+        head: The head of the generator.
+        hidden_MG: The generator's states at the positions.
+        table_VW: The token table of the generator.
+        uniform_M: A random number in [0, 1) for each position.
+        vocabulary: The number of rows of the table that are tokens; rows after them are padding.
     """
-    drawn = [torch.zeros(0, dtype=torch.int64, device=hidden_MG.device)]
+    samples = [torch.zeros(0, dtype=torch.int64, device=hidden_MG.device)]
     for hidden, uniform in zip(hidden_MG.split(_ROWS), uniform_M.split(_ROWS), strict=True):
-        drawn.append(draw_from(head(hidden, table_VW)[:, :vocabulary], uniform))
-    return torch.cat(drawn)
+        samples.append(sample_from(head(hidden, table_VW)[:, :vocabulary], uniform))
+    return torch.cat(samples)
 
 
-def draw_from(logits_MV: Tensor, uniform_M: Tensor) -> Tensor:
-    """(M,) the class of each row that contains the random number."""
+def sample_from(logits_MV: Tensor, uniform_M: Tensor) -> Tensor:
+    """Samples a class (M,) from each row of logits: the first class whose cumulative probability exceeds the random
+    number (inverse transform sampling)."""
     cumulative_MV = logits_MV.float().softmax(-1).cumsum(-1)
-    reached = uniform_M.to(cumulative_MV)[:, None] * cumulative_MV[:, -1:]
-    drawn = torch.searchsorted(cumulative_MV, reached, right=True)[:, 0]
-    return drawn.clamp_(max=logits_MV.shape[1] - 1)
+    thresholds = uniform_M.to(cumulative_MV)[:, None] * cumulative_MV[:, -1:]
+    samples = torch.searchsorted(cumulative_MV, thresholds, right=True)[:, 0]
+    return samples.clamp_(max=logits_MV.shape[1] - 1)
 
 
 @dataclass(frozen=True)
 class Sampled:
-    """Samples and their distributions.
+    """Sampled tokens, and statistics of the distributions they were sampled from, for `lmtool inspect`.
 
-    filled: the text with the samples. other_M: probability that a sample is not the original token. surprise_M: -log of
-    the sample's probability, in nats; entropy_M, variance_M: its expectation and variance; bound: maximum deviation
-    from the expectation.
+    Attributes:
+        filled: The text with the sampled tokens.
+        other_M: The probability that a sample differs from the original token.
+        surprise_M: The negative log-probability of each sample, in nats.
+        entropy_M: The expectation of `surprise_M`, which is the entropy of the distribution.
+        variance_M: The variance of `surprise_M`.
+        bound: The maximum deviation of a surprise from its expectation.
     """
 
     filled: Packed
@@ -225,22 +269,22 @@ class Sampled:
     bound: float
 
     @classmethod
-    def of(
+    def from_states(
         cls, filled: Packed, head: MaskedLMHead, hidden_MG: Tensor, table_VW: Tensor, sampled_M: Tensor,
         labels_M: Tensor, vocabulary: int,
     ) -> Sampled:  # fmt: skip
-        """Computed from the hidden states of `sample_tokens`, in double precision: large sums are compared with narrow
-        intervals."""
+        """Computes the statistics from the arguments of `sample_tokens`, the samples and the original tokens
+        (labels_M). Double precision is needed, because large sums are compared with narrow intervals."""
         columns, bound = [torch.zeros(0, 4, dtype=torch.float64, device=hidden_MG.device)], 0.0
         for hidden, sampled, labels in zip(
             *(tensor.split(_ROWS) for tensor in (hidden_MG, sampled_M, labels_M)), strict=True
         ):
             surprise_MV = -head(hidden, table_VW)[:, :vocabulary].double().log_softmax(-1)
-            share_MV = (-surprise_MV).exp()
-            entropy = (share_MV * surprise_MV).sum(-1)
-            variance = (share_MV * (surprise_MV - entropy[:, None]) ** 2).sum(-1)
-            own, original = (surprise_MV.gather(1, ids[:, None])[:, 0] for ids in (sampled, labels))
-            columns.append(torch.stack([1 - (-original).exp(), own, entropy, variance], dim=1))
+            probability_MV = (-surprise_MV).exp()
+            entropy = (probability_MV * surprise_MV).sum(-1)
+            variance = (probability_MV * (surprise_MV - entropy[:, None]) ** 2).sum(-1)
+            sample_surprise, label_surprise = (surprise_MV.gather(1, ids[:, None])[:, 0] for ids in (sampled, labels))
+            columns.append(torch.stack([1 - (-label_surprise).exp(), sample_surprise, entropy, variance], dim=1))
             bound = max(bound, float((surprise_MV - entropy[:, None]).abs().max()))
-        other, own, entropy, variance = torch.cat(columns).unbind(1)
-        return cls(filled, other, own, entropy, variance, bound)
+        other, surprise, entropy, variance = torch.cat(columns).unbind(1)
+        return cls(filled, other, surprise, entropy, variance, bound)

@@ -1,4 +1,4 @@
-"""Masked language modeling, over tokens or spans, with or without next-sentence or sentence-order prediction."""
+"""Masked language modeling over tokens or spans, alone or together with next-sentence or sentence-order prediction."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from lmtool.types import Batch, Packed, Scores, StepOutput
 # Devlin, Chang, Lee, Toutanova, "BERT: Pre-training of Deep Bidirectional Transformers for Language Understanding",
 # NAACL 2019, section 3.1; dynamic masks: Liu et al., "RoBERTa", 2019, section 4.1; sentence order: Lan et al.,
 # "ALBERT", 2020, section 3.1.
-# Shape letters: T tokens, N examples, M predicted positions, H hidden width, V vocabulary, W width of its table.
+# Shape letters: T tokens, N examples, M predicted positions, H hidden width, V vocabulary, W width of the token table.
 
 
-# The head of each term over pairs.
+# The name of the head for each term over segment pairs.
 _PAIR_HEADS = {"nsp": "next_sentence", "sop": "sentence_order"}
-# The term of each head.
+# The term that each head predicts.
 _TERMS = {
     "masked_lm": "mlm", "enhanced_masked_lm": "mlm", "span_boundary": "sbo",
     **{head: term for term, head in _PAIR_HEADS.items()},
@@ -44,8 +44,9 @@ _TERMS = {
 
 
 class MaskedLanguageModel(MaskFiller):
-    """Terms `mlm` and, with pairs=nsp or sop, one of that name; the loss is their sum. Class 1 of `nsp` is a random
-    second segment, of `sop` a second segment that precedes the first."""
+    """Masked language modeling. The loss is the sum of the term `mlm` and, with pairs=nsp or pairs=sop, of the term
+    `nsp` or `sop`. Class 1 of `nsp` means that the second segment is random, class 1 of `sop` that the segments are
+    swapped."""
 
     config: PairsConfig
 
@@ -66,8 +67,8 @@ class MaskedLanguageModel(MaskFiller):
         return kind(self, examples, max_length)
 
     def predictors(self, train: SplitData, examples: MaskedExamples) -> dict[str, ConstantPredictor]:
-        """Unigrams of the training store without special tokens, which are never predicted, and the frequencies of the
-        pairs' classes."""
+        """Returns the unigram predictor of the training text, without special tokens, which are never predicted; and
+        the frequencies of the two classes of pairs."""
         predictors = {"mlm": unigram(train, self.tokenizer)}
         if self.config.pairs != "none":
             classes = np.bincount(examples.plan(0).rows["label"], minlength=2)
@@ -78,19 +79,19 @@ class MaskedLanguageModel(MaskFiller):
         return {name: float(len(labels_of(batch, name))) for name in self.weights}
 
     def forward(self, batch: Batch, step: int) -> StepOutput:
-        hidden = hidden_at(self._read, batch, self.places(batch.host), self.dropout_rng(batch, step))
+        hidden = hidden_at(self._read, batch, self.read_indices(batch.host), self.dropout_rng(batch, step))
         return StepOutput(self.sums(hidden, batch), self.weights)
 
-    def places(self, batch: Batch) -> dict[str, Tensor]:
-        """By term, the flat indices of the tokens whose hidden states it reads."""
-        places = {"mlm": indices_of(batch, "mlm")}
+    def read_indices(self, batch: Batch) -> dict[str, Tensor]:
+        """Returns, for each term, the flat indices of the tokens whose hidden states it reads."""
+        indices = {"mlm": indices_of(batch, "mlm")}
         if self.config.pairs != "none":
-            at_end = self.backbone.config.summary == "pooled_last"
-            places[self.config.pairs] = summary_index(batch.inputs, "last" if at_end else "first")
-        return places
+            reads_last = self.backbone.config.summary == "pooled_last"
+            indices[self.config.pairs] = summary_index(batch.inputs, "last" if reads_last else "first")
+        return indices
 
     def sums(self, hidden: dict[str, Tensor], batch: Batch) -> dict[str, Tensor]:
-        """By term, the sum of its losses. hidden: by term, the states at its positions."""
+        """Returns the sum of each term's losses. hidden: the hidden states that each term reads."""
         sums = {"mlm": self.masked_lm.loss_sum(hidden["mlm"], self.table_VW, labels_of(batch, "mlm"))}
         if self.config.pairs != "none":
             logits_NC = self._pair_logits(hidden)
@@ -102,11 +103,11 @@ class MaskedLanguageModel(MaskFiller):
 
     @torch.no_grad()
     def score(self, batch: Batch) -> dict[str, Scores]:
-        """Each target's loss and best prediction, in evaluation."""
-        return self.scores(hidden_at(self._read, batch, self.places(batch.host), None), batch)
+        """Returns the loss and the best prediction of each target, in evaluation mode."""
+        return self.scores(hidden_at(self._read, batch, self.read_indices(batch.host), None), batch)
 
     def scores(self, hidden: dict[str, Tensor], batch: Batch) -> dict[str, Scores]:
-        """By term, its scores. hidden: by term, the states at its positions."""
+        """Returns the scores of each term. hidden: the hidden states that each term reads."""
         at, labels = indices_of(batch, "mlm"), labels_of(batch, "mlm")
         each, best = self.masked_lm.scores(hidden["mlm"], self.table_VW, labels)
         scores = {"mlm": Scores(each, labels, best, batch.inputs.documents[at])}
@@ -118,19 +119,22 @@ class MaskedLanguageModel(MaskFiller):
 
     @property
     def masked_lm(self) -> MaskedLMHead:
+        """The head that predicts masked tokens."""
         return cast(MaskedLMHead, self.heads[_masked_lm_name(self.config)])
 
     @property
     def _read(self) -> Callable[..., Tensor]:
-        """The states that the terms read, of a packed batch."""
+        """The function from a packed batch to the hidden states that the terms read: the backbone, followed by the
+        enhanced mask decoder if there is one."""
         return partial(self.masked_lm.states, self.backbone)
 
     @property
     def table_VW(self) -> Tensor:
+        """The token table of the model."""
         return self.backbone.embed.token.weight
 
     def _pair_logits(self, hidden: dict[str, Tensor]) -> Tensor:
-        """(N, 2) logits of the two pair classes."""
+        """Returns the logits (N, 2) of the two classes of pairs."""
         pooled_NH = self.heads["pooler"](hidden[self.config.pairs])
         return self.heads[_PAIR_HEADS[self.config.pairs]](pooled_NH)
 
@@ -139,7 +143,8 @@ class MaskedLanguageModel(MaskFiller):
 
 
 def _masked_lm_name(config: PairsConfig) -> str:
-    """The name of the head. After a mask decoder it differs, since such a head cannot read the last layer."""
+    """Returns the name of the head that predicts masked tokens. With an enhanced mask decoder, the name differs,
+    because a head that was trained with it cannot be used without it."""
     return "enhanced_masked_lm" if config.enhanced_decoder else "masked_lm"
 
 
@@ -150,7 +155,8 @@ def _masked_lm_name(config: PairsConfig) -> str:
 
 
 class SpanLanguageModel(MaskedLanguageModel):
-    """Terms `mlm`, `sbo` with the boundary objective, and that of the pairs."""
+    """Masked language modeling over spans. In addition to the terms of `MaskedLanguageModel`, the loss has the term
+    `sbo`, the span boundary objective, unless boundary=false."""
 
     config: SpanConfig
     masks = SpanMasks
@@ -171,14 +177,16 @@ class SpanLanguageModel(MaskedLanguageModel):
         return kind(self, examples, max_length)
 
     def predictors(self, train: SplitData, examples: MaskedExamples) -> dict[str, ConstantPredictor]:
-        """As in masked language modeling; the boundary predicts the same tokens as the masks."""
+        """Returns the predictors of masked language modeling. The unigram predictor also serves the term `sbo`, which
+        predicts the same tokens."""
         predictors = super().predictors(train, examples)
         return predictors | {"sbo": predictors["mlm"]} if self.config.boundary else predictors
 
-    def places(self, batch: Batch) -> dict[str, Tensor]:
-        """As in masked language modeling; the boundary reads the (M, 2) boundaries of each target's span."""
-        places = super().places(batch)
-        return places | {"sbo": self._boundaries(batch)} if self.config.boundary else places
+    def read_indices(self, batch: Batch) -> dict[str, Tensor]:
+        """Returns the indices as in masked language modeling; for the term `sbo`, the indices (M, 2) of the two tokens
+        next to each target's span."""
+        indices = super().read_indices(batch)
+        return indices | {"sbo": self._boundaries(batch)} if self.config.boundary else indices
 
     def sums(self, hidden: dict[str, Tensor], batch: Batch) -> dict[str, Tensor]:
         sums = super().sums(hidden, batch)
@@ -200,11 +208,12 @@ class SpanLanguageModel(MaskedLanguageModel):
         return cast(SpanBoundaryHead, self.heads["span_boundary"])
 
     def _features(self, hidden: dict[str, Tensor], batch: Batch) -> Tensor:
-        """The inputs of the head for each position of `sbo`."""
+        """Returns the inputs of the span boundary head for each target of `sbo`."""
         return self._boundary.features(hidden["sbo"], indices_of(batch, "sbo") - self._boundaries(batch)[:, 0] - 1)
 
     @staticmethod
     def _boundaries(batch: Batch) -> Tensor:
+        """Returns the flat indices (M, 2) of the two tokens next to each target's span."""
         boundaries_M2 = batch.targets["sbo"].span
         if boundaries_M2 is None:
             raise ValueError("the batch has no span boundaries")

@@ -1,4 +1,4 @@
-"""Permutation language modeling: predicts tokens from the preceding ones in a random order.
+"""Permutation language modeling: predicts tokens in a random order, each from the tokens before it in this order.
 
 Yang, Dai, Yang, Carbonell, Salakhutdinov, Le, "XLNet: Generalized Autoregressive Pretraining for Language
 Understanding", NeurIPS 2019, section 2.
@@ -33,7 +33,8 @@ from lmtool.types import Batch, Packed, Scores, StepOutput, on_host
 
 
 class PermutationLanguageModel(MaskFiller, LanguageModelLearner):
-    """The one term `plm`. The query stream runs for the predicted tokens only, and no others are scored."""
+    """Permutation language modeling, with the single term `plm`. Only predicted tokens are in the query stream, the
+    second stream of hidden states, from which tokens are predicted; only they are scored."""
 
     config: PlmConfig
     term = "plm"
@@ -57,7 +58,7 @@ class PermutationLanguageModel(MaskFiller, LanguageModelLearner):
         return kind(self, examples, max_length)
 
     def predictors(self, train: SplitData, examples: MaskedExamples) -> dict[str, ConstantPredictor]:
-        """Special tokens are never predicted."""
+        """Returns the unigram predictor without special tokens, which are never predicted."""
         return {"plm": unigram(train, self.tokenizer)}
 
     def forward(self, batch: Batch, step: int) -> StepOutput:
@@ -66,14 +67,18 @@ class PermutationLanguageModel(MaskFiller, LanguageModelLearner):
 
     @torch.no_grad()
     def score(self, batch: Batch) -> dict[str, Scores]:
-        """Each target's loss and best prediction, in evaluation."""
+        """Returns the loss and the best prediction of each target, in evaluation mode."""
         at, labels = indices_of(batch, "plm"), labels_of(batch, "plm")
         hidden_MH = self._states(batch, None)
         each, best = self.lm.scores(hidden_MH, self.table_VH, labels)
         return {"plm": Scores(each, labels, best, batch.inputs.documents[at])}
 
     def _states(self, batch: Batch, rng: DropoutRng | None) -> Tensor:
-        """(M, H) states of the query stream. In lanes, the first tokens' states are cached for the next windows."""
+        """Returns the states (M, H) of the query stream.
+
+        If the model has a memory and the batch is read in lanes, the states of each window's first `reuse` tokens are
+        cached for the next window.
+        """
         query_M = indices_of(batch.host, "plm")
         if self.carried is None or batch.lanes is None:
             return cast(Tensor, self.backbone(batch.inputs, rng, query_M=query_M))
@@ -85,14 +90,15 @@ class PermutationLanguageModel(MaskFiller, LanguageModelLearner):
 
     @torch.no_grad()
     def samples(self, batch: Batch, n: int) -> list[JsonObject]:
-        """Predicted tokens are shown as masks, although other tokens may attend to them."""
+        """Returns samples as in `MaskFiller.samples`. Predicted tokens are shown as masks, although other tokens may
+        attend to them."""
         tokens = batch.inputs.tokens.clone()
         tokens[indices_of(batch, "plm")] = self.tokenizer.role("mask")
         visible_batch = replace(batch, inputs=replace(batch.inputs, tokens=tokens))
         return self.samples_of(visible_batch, "plm", lambda _, at: self._logits(batch.inputs, at), n)
 
     def logits_at(self, packed: Packed, at: Tensor) -> Tensor:
-        """From all tokens that are not masked."""
+        """Returns logits (M, V) at masked positions, predicted from all tokens that are not masked."""
         rank_T = torch.zeros_like(packed.tokens).index_fill(0, at, 1)
         return self._logits(replace(packed, columns={**packed.columns, "rank": rank_T}), at)
 

@@ -1,4 +1,5 @@
-"""Replaced-token detection: a generator fills masks, and the model detects which tokens are not the original ones."""
+"""Replaced-token detection: a generator fills masks, and the model detects which tokens differ from the original
+text."""
 
 from __future__ import annotations
 
@@ -33,15 +34,22 @@ from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Packed, Scores, StepOutput, Target, send
 
 # Clark, Luong, Le, Manning, "ELECTRA: Pre-training Text Encoders as Discriminators Rather Than Generators", ICLR 2020.
-# The generator learns from its masks only: no gradient passes through its samples. Subclasses define what the model
-# learns.
-# Shape letters: T tokens, M positions, H hidden width, G of the generator, V vocabulary, W width of its table.
+# The generator learns to predict the masked tokens only: no gradient passes through its samples.
+#
+# Shape letters: T tokens, M positions, H hidden width of the model, G hidden width of the generator, V vocabulary, W
+# width of the token table.
 
 
 @dataclass(frozen=True)
-class Read:
-    """The model's forward over a batch. original, filled: (T,) tokens before and after the generator. at: (M,) flat
-    positions of the model's term; hidden_MH: its states there."""
+class ModelForward:
+    """The model's forward over a text with the generator's samples.
+
+    Attributes:
+        original: (T,) the tokens of the original text.
+        filled: (T,) the tokens of the text with samples.
+        at: (M,) the flat indices of the tokens at which the model predicts.
+        hidden_MH: The hidden states of the model at these tokens.
+    """
 
     original: Tensor
     filled: Tensor
@@ -50,7 +58,13 @@ class Read:
 
 
 class GeneratedTextLearner(MaskFiller):
-    """Terms `mlm` of the generator, and `term` of the model."""
+    """The base class of learners with a generator. The loss has the term `mlm` of the generator and one term of the
+    model.
+
+    Attributes:
+        term: The name of the model's term. Subclasses define it.
+        objective: The networks of the generator, see `build_generator`.
+    """
 
     makes_inputs = True
     objective: nn.ModuleDict
@@ -61,25 +75,26 @@ class GeneratedTextLearner(MaskFiller):
         self.objective = build_generator(config, backbone, seed)
         self.weights = {"mlm": 1.0, self.term: 1.0}
 
-    # Defined by each variant.
+    # Methods that each variant defines.
 
     @abstractmethod
-    def places(self, batch: Batch) -> Tensor:
-        """(M,) flat positions of the model's term."""
+    def predicting_indices(self, batch: Batch) -> Tensor:
+        """Returns the flat indices (M,) of the tokens at which the model predicts."""
 
     @abstractmethod
     def predictor(self, unigrams: ConstantPredictor) -> ConstantPredictor | BestConstant:
-        """The best constant prediction of the model's term. unigrams: of the training text."""
+        """Returns the best constant predictor of the model's term. unigrams: the unigram predictor of the training
+        text."""
 
     @abstractmethod
-    def loss_sum(self, read: Read) -> Tensor:
-        """The sum of the losses of the model's term."""
+    def loss_sum(self, forward: ModelForward) -> Tensor:
+        """Returns the sum of the losses of the model's term."""
 
     @abstractmethod
-    def scored(self, read: Read) -> tuple[Tensor, Tensor, Tensor]:
-        """(M,) losses, labels and best predictions of the model's term, in evaluation."""
+    def scored(self, forward: ModelForward) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns the losses (M,), labels (M,) and best predictions (M,) of the model's term."""
 
-    # Shared by all variants.
+    # Methods that all variants share.
 
     def examples(self, data: SplitData, max_length: int) -> MaskedWindows:
         return self.masked_examples(MaskedWindows, data, max_length)
@@ -88,51 +103,57 @@ class GeneratedTextLearner(MaskFiller):
         return GeneratorInspector(self, examples, max_length)
 
     def predictors(self, train: SplitData, examples: MaskedWindows) -> dict[str, ConstantPredictor | BestConstant]:
-        """Unigrams without special tokens for the generator."""
+        """Returns the unigram predictor without special tokens for the generator, and the predictor of the variant."""
         unigrams = unigram(train, self.tokenizer)
         return {"mlm": unigrams, self.term: self.predictor(unigrams)}
 
     def on_step(self, step: int) -> None:
-        """Under training=two_stage, copies the generator's weights at the model's first step."""
+        """With training=two_stage, copies the generator's weights to the model before the model's first step."""
         super().on_step(step)
         if self.config.training == "two_stage" and step == self.config.generator_steps + 1:
             start_from_generator(self.backbone, self.generator)
 
     def counts(self, batch: Batch) -> dict[str, float]:
-        return {"mlm": float(len(labels_of(batch, "mlm"))), self.term: float(len(self.places(batch)))}
+        return {"mlm": float(len(labels_of(batch, "mlm"))), self.term: float(len(self.predicting_indices(batch)))}
 
     def forward(self, batch: Batch, step: int) -> StepOutput:
         rng = self.dropout_rng(batch, step)
-        two_stage, first = self.config.training == "two_stage", step <= self.config.generator_steps
-        frozen = two_stage and not first
+        two_stage, first_stage = self.config.training == "two_stage", step <= self.config.generator_steps
+        generator_frozen = two_stage and not first_stage
         sums = {}
-        with torch.no_grad() if frozen else nullcontext():
-            hidden_MG = self._generator_hidden(batch, None if frozen else rng)
-            if not frozen:
+        with torch.no_grad() if generator_frozen else nullcontext():
+            hidden_MG = self._generator_hidden(batch, None if generator_frozen else rng)
+            if not generator_frozen:
                 sums["mlm"] = self._generator_head.loss_sum(hidden_MG, self._generator_table, labels_of(batch, "mlm"))
-        if not (two_stage and first):
-            # A separate forward: the shared embedding resamples its dropout.
-            read = self.read(batch, self.filled(batch, hidden_MG, step), rng_at(rng, 1))
-            sums[self.term] = self.loss_sum(read)
+        if not (two_stage and first_stage):
+            # The shared embedding runs twice per step, and needs different dropout in the second forward.
+            forward = self.model_forward(batch, self.filled(batch, hidden_MG, step), rng_at(rng, 1))
+            sums[self.term] = self.loss_sum(forward)
         return StepOutput(sums, self.weights)
 
     def original(self, batch: Batch) -> Tensor:
-        """(T,) the original text."""
+        """Returns the tokens (T,) of the original text."""
         return batch.inputs.tokens.index_copy(0, indices_of(batch, "mlm"), labels_of(batch, "mlm"))
 
     @torch.no_grad()
     def sampled(self, batch: Batch, step: int) -> Sampled:
-        """The model's inputs for a batch in a step, without dropout, and the probabilities they were sampled from."""
+        """Returns the inputs of the model for a batch in a step, without dropout, and statistics of the distributions
+        that the generator samples from."""
         hidden_MG = self._generator_hidden(batch, None)
         filled = self.filled(batch, hidden_MG, step)
-        return Sampled.of(
+        return Sampled.from_states(
             filled, self._generator_head, hidden_MG, self._generator_table, filled.tokens[indices_of(batch, "mlm")],
             labels_of(batch, "mlm"), self.tokenizer.vocab_size,
         )  # fmt: skip
 
     def filled(self, batch: Batch, hidden_MG: Tensor, step: int) -> Packed:
-        """The text with the generator's samples at the masked positions; random numbers are keyed by (seed, step,
-        example, position). hidden_MG: the generator's states there. Without gradients."""
+        """Fills the masks of a batch with samples from the generator, without gradients.
+
+        Args:
+            batch: The batch.
+            hidden_MG: The generator's states at the masked positions.
+            step: The step, which keys the random numbers together with the seed, the example and the position.
+        """
         inputs, at = batch.host.inputs, indices_of(batch.host, "mlm")
         documents, positions = inputs.documents[at].numpy(), inputs.positions[at].numpy()
         uniform = random_streams.uniform_at(self.seed, "sample", step, batch.examples.numpy()[documents], positions)
@@ -142,26 +163,27 @@ class GeneratedTextLearner(MaskFiller):
         )  # fmt: skip
         return replace(batch.inputs, tokens=batch.inputs.tokens.index_copy(0, indices_of(batch, "mlm"), sampled))
 
-    def read(self, batch: Batch, filled: Packed, rng: DropoutRng | None) -> Read:
-        """The model's forward over the generator's text."""
-        at = self.places(batch)
+    def model_forward(self, batch: Batch, filled: Packed, rng: DropoutRng | None) -> ModelForward:
+        """Runs the model on the text with the generator's samples."""
+        at = self.predicting_indices(batch)
         hidden_MH = self.backbone(filled, rng, read_M=at)
-        return Read(self.original(batch), filled.tokens, at, hidden_MH)
+        return ModelForward(self.original(batch), filled.tokens, at, hidden_MH)
 
     @torch.no_grad()
     def score(self, batch: Batch) -> dict[str, Scores]:
-        """Each target's loss and best prediction, in evaluation; the generator's samples are those of step 0."""
+        """Returns the loss and the best prediction of each target, in evaluation mode. The generator samples with the
+        random numbers of step 0, so that evaluations can be compared."""
         at, labels = indices_of(batch, "mlm"), labels_of(batch, "mlm")
         hidden_MG = self._generator_hidden(batch, None)
         each, best = self._generator_head.scores(hidden_MG, self._generator_table, labels)
         documents = batch.inputs.documents
         scores = {"mlm": Scores(each, labels, best, documents[at])}
-        read = self.read(batch, self.filled(batch, hidden_MG, 0), None)
-        return {**scores, self.term: Scores(*self.scored(read), documents[read.at])}
+        forward = self.model_forward(batch, self.filled(batch, hidden_MG, 0), None)
+        return {**scores, self.term: Scores(*self.scored(forward), documents[forward.at])}
 
     @property
     def generator(self) -> Backbone:
-        """The network that fills the masks."""
+        """The backbone of the generator."""
         return cast(Backbone, self.objective["generator"])
 
     @property
@@ -173,33 +195,34 @@ class GeneratedTextLearner(MaskFiller):
         return self.generator.embed.token.weight
 
     def _generator_hidden(self, batch: Batch, rng: DropoutRng | None) -> Tensor:
-        """(M, G) the generator's states at the masked positions."""
+        """Returns the generator's states (M, G) at the masked positions."""
         return self._generator_head.states(self.generator, batch.inputs, rng, indices_of(batch, "mlm"))
 
     @property
     def table_VW(self) -> Tensor:
-        """The model's token table."""
+        """The token table of the model."""
         return self.backbone.embed.token.weight
 
     def logits_at(self, packed: Packed, at: Tensor) -> Tensor:
+        """Returns the logits (M, V) that the generator predicts at masked positions."""
         hidden_MG = self._generator_head.states(self.generator, packed, read_M=at)
         return self._generator_head(hidden_MG, self._generator_table)
 
 
-# L = L_MLM(generator) + 50 L_RTD(model). A sample that equals the original token counts as original. The variants are
-# those of section 3.4 of the paper, each a learner over the same generator.
+# The variants of section 3.4 of the paper. For variant=electra, the loss is L_MLM(generator) + 50 L_RTD(model), and a
+# sample that equals the original token counts as original.
 
 
 class DetectedMasks(TokenMasks):
-    """The term `rtd` covers every token; its labels are computed in the step."""
+    """Adds the term `rtd` for all tokens. Its labels are None, because the generator makes them in each step."""
 
     def targets(self, whole: PackedArrays, masked: Masked) -> dict[str, Target]:
         return {**super().targets(whole, masked), "rtd": Target(None)}
 
 
 class ReplacedTokenDetection(GeneratedTextLearner):
-    """variant=electra. Class 1 of the term `rtd` is a replaced token. Only its loss is the score: the weighted sum, in
-    which it counts 50 times, is not meaningful."""
+    """variant=electra: predicts for every token whether it was replaced; class 1 of the term `rtd` means replaced. The
+    metric is the loss of `rtd` alone, because a weighted sum in which it counts 50 times is not meaningful."""
 
     term = "rtd"
     metric = Metric("rtd_loss", smaller_is_better=True)
@@ -210,43 +233,45 @@ class ReplacedTokenDetection(GeneratedTextLearner):
         self.weights[self.term] = config.weight
         self.add_head("replaced_token", ReplacedTokenHead(backbone.hidden_size, backbone.head_activation))
 
-    def places(self, batch: Batch) -> Tensor:
+    def predicting_indices(self, batch: Batch) -> Tensor:
         return torch.arange(len(batch.inputs.tokens), device=batch.inputs.tokens.device)
 
     @property
-    def replaced_share(self) -> float:
-        """The expected fraction of replaced positions before evaluation: all masked ones."""
+    def replaced_fraction(self) -> float:
+        """The fraction of replaced tokens to assume before an evaluation, as if every masked token were replaced."""
         return self.config.probability
 
     def predictor(self, unigrams: ConstantPredictor) -> BestConstant:
-        """The fraction of replaced tokens in the evaluated text: the generator makes the labels."""
-        return BestConstant("base rate", (1 - self.replaced_share, self.replaced_share))
+        """Returns the best constant probability for the evaluated text itself, because the generator makes the
+        labels."""
+        return BestConstant("base rate", (1 - self.replaced_fraction, self.replaced_fraction))
 
-    def loss_sum(self, read: Read) -> Tensor:
-        return self.scored(read)[0].sum()
+    def loss_sum(self, forward: ModelForward) -> Tensor:
+        return self.scored(forward)[0].sum()
 
-    def scored(self, read: Read) -> tuple[Tensor, Tensor, Tensor]:
-        replaced_M = (read.filled != read.original)[read.at]
-        logits_M = self.heads["replaced_token"](read.hidden_MH)
+    def scored(self, forward: ModelForward) -> tuple[Tensor, Tensor, Tensor]:
+        replaced_M = (forward.filled != forward.original)[forward.at]
+        logits_M = self.heads["replaced_token"](forward.hidden_MH)
         each = F.binary_cross_entropy_with_logits(logits_M.float(), replaced_M.float(), reduction="none")
         return each, replaced_M.long(), (logits_M > 0).long()
 
     @torch.no_grad()
     def samples(self, batch: Batch, n: int) -> list[JsonObject]:
-        """Adds the `sampled` piece of each position, and the probability that the model gives to `replaced` pieces."""
+        """Adds the `sampled` piece at each masked position, and for each piece of the text the probability of the model
+        that it was `replaced`."""
         samples = super().samples(batch, n)
         filled = self.filled(batch, self._generator_hidden(batch, None), 0)
-        suspicion_T = self.heads["replaced_token"](self.backbone(filled)).float().sigmoid().cpu()
+        probability_T = self.heads["replaced_token"](self.backbone(filled)).float().sigmoid().cpu()
         tokens = filled.tokens.cpu()
         for start, sample in zip(batch.inputs.starts, samples, strict=False):
-            sample["replaced"] = suspicion_T[start : start + len(sample["pieces"])].tolist()
+            sample["replaced"] = probability_T[start : start + len(sample["pieces"])].tolist()
             for position in sample["masked"]:
                 position["sampled"] = self.tokenizer.pieces([int(tokens[start + position["position"]])])[0]
         return samples
 
 
 class MaskedDetectedMasks(TokenMasks):
-    """The term `rtd` covers the masked positions only."""
+    """Adds the term `rtd` for the masked positions only."""
 
     def targets(self, whole: PackedArrays, masked: Masked) -> dict[str, Target]:
         targets = super().targets(whole, masked)
@@ -254,17 +279,18 @@ class MaskedDetectedMasks(TokenMasks):
 
 
 class MaskedTokenDetection(ReplacedTokenDetection):
-    """variant=electra_15: detection at the masked positions only."""
+    """variant=electra_15: predicts only at the masked positions whether the token was replaced."""
 
     masks = MaskedDetectedMasks
-    replaced_share = 0.5
+    # Before an evaluation, assume that half of the samples differ from the original token.
+    replaced_fraction = 0.5
 
-    def places(self, batch: Batch) -> Tensor:
+    def predicting_indices(self, batch: Batch) -> Tensor:
         return indices_of(batch, "mlm")
 
 
 class RestoredMasks(TokenMasks):
-    """The term `replace_mlm` has the generator's positions."""
+    """Adds the term `replace_mlm` with the same targets as the generator's term."""
 
     def targets(self, whole: PackedArrays, masked: Masked) -> dict[str, Target]:
         targets = super().targets(whole, masked)
@@ -272,7 +298,7 @@ class RestoredMasks(TokenMasks):
 
 
 class ReplacedTokenRestoration(GeneratedTextLearner):
-    """variant=replace_mlm: predicts the original tokens at the masked positions, from a text without masks."""
+    """variant=replace_mlm: predicts the original tokens at the masked positions, from the text with samples."""
 
     term = "replace_mlm"
     masks: ClassVar[type[TokenMasks]] = RestoredMasks
@@ -283,26 +309,26 @@ class ReplacedTokenRestoration(GeneratedTextLearner):
 
     @property
     def head(self) -> MaskedLMHead:
-        """The head that predicts the original token."""
+        """The head that predicts original tokens."""
         return cast(MaskedLMHead, self.heads["masked_lm"])
 
-    def places(self, batch: Batch) -> Tensor:
+    def predicting_indices(self, batch: Batch) -> Tensor:
         return indices_of(batch, self.term)
 
     def predictor(self, unigrams: ConstantPredictor) -> ConstantPredictor:
         return unigrams
 
-    def loss_sum(self, read: Read) -> Tensor:
-        return self.head.loss_sum(read.hidden_MH, self.table_VW, read.original[read.at])
+    def loss_sum(self, forward: ModelForward) -> Tensor:
+        return self.head.loss_sum(forward.hidden_MH, self.table_VW, forward.original[forward.at])
 
-    def scored(self, read: Read) -> tuple[Tensor, Tensor, Tensor]:
-        labels_M = read.original[read.at]
-        each, best = self.head.scores(read.hidden_MH, self.table_VW, labels_M)
+    def scored(self, forward: ModelForward) -> tuple[Tensor, Tensor, Tensor]:
+        labels_M = forward.original[forward.at]
+        each, best = self.head.scores(forward.hidden_MH, self.table_VW, labels_M)
         return each, labels_M, best
 
 
 class AllTokensMasks(TokenMasks):
-    """The term `all_tokens_mlm` covers all maskable tokens."""
+    """Adds the term `all_tokens_mlm` for all tokens that are not special."""
 
     def targets(self, whole: PackedArrays, masked: Masked) -> dict[str, Target]:
         text = np.flatnonzero(~self.vocabulary.special[whole.tokens])
@@ -311,7 +337,8 @@ class AllTokensMasks(TokenMasks):
 
 
 class AllTokensRestoration(ReplacedTokenRestoration):
-    """variant=all_tokens_mlm: predicts the original token at every position, copied or generated, mixed by a gate."""
+    """variant=all_tokens_mlm: predicts the original token at every position. A gate mixes two distributions: copying
+    the input token, and predicting from the vocabulary."""
 
     term, masks = "all_tokens_mlm", AllTokensMasks
 
@@ -319,18 +346,18 @@ class AllTokensRestoration(ReplacedTokenRestoration):
         super().__init__(config, backbone, tokenizer, seed)
         self.add_head("copy", CopyGate(backbone.hidden_size))
 
-    def loss_sum(self, read: Read) -> Tensor:
-        return self._losses(read).sum()
+    def loss_sum(self, forward: ModelForward) -> Tensor:
+        return self._losses(forward).sum()
 
-    def _losses(self, read: Read) -> Tensor:
-        gate_M = self.heads["copy"](read.hidden_MH)
-        labels_M, copied_M = read.original[read.at], read.filled[read.at]
-        return copy_losses(self.head, gate_M, read.hidden_MH, self.table_VW, copied_M, labels_M)
+    def _losses(self, forward: ModelForward) -> Tensor:
+        gate_M = self.heads["copy"](forward.hidden_MH)
+        labels_M, copied_M = forward.original[forward.at], forward.filled[forward.at]
+        return copy_losses(self.head, gate_M, forward.hidden_MH, self.table_VW, copied_M, labels_M)
 
-    def scored(self, read: Read) -> tuple[Tensor, Tensor, Tensor]:
-        gate_M = self.heads["copy"](read.hidden_MH)
-        best = copy_best(self.head, gate_M, read.hidden_MH, self.table_VW, read.filled[read.at])
-        return self._losses(read), read.original[read.at], best
+    def scored(self, forward: ModelForward) -> tuple[Tensor, Tensor, Tensor]:
+        gate_M = self.heads["copy"](forward.hidden_MH)
+        best = copy_best(self.head, gate_M, forward.hidden_MH, self.table_VW, forward.filled[forward.at])
+        return self._losses(forward), forward.original[forward.at], best
 
 
 VARIANTS: dict[RtdVariant, type[GeneratedTextLearner]] = {
@@ -342,5 +369,5 @@ VARIANTS: dict[RtdVariant, type[GeneratedTextLearner]] = {
 
 
 def build(config: RtdConfig, backbone: Backbone, tokenizer: Tokenizer, seed: int) -> GeneratedTextLearner:
-    """The learner of the configuration's variant."""
+    """Builds the learner of the configured variant."""
     return VARIANTS[config.variant](config, backbone, tokenizer, seed)

@@ -1,7 +1,7 @@
-"""Objectives whose texts have a source and a target: denoising (BART), span corruption (T5), and prefix language
-modeling, for encoder-decoders and for decoders.
+"""Objectives whose examples have a source and a target: denoising (BART) and span corruption (T5) for encoder-decoders,
+and prefix language modeling for encoder-decoders and decoders.
 
-Shape letters: T tokens of the outputs, M of them text, H hidden width.
+Shape letters: T output tokens, M output tokens that are not special, H hidden width.
 """
 
 from __future__ import annotations
@@ -24,17 +24,19 @@ from lmtool.objectives.checks.language import EncodedPrefixesInspector, MaskedPr
 from lmtool.objectives.clm import SAMPLED, CausalLanguageModel, TextObjective, TextWindows, unigram
 from lmtool.objectives.configs import DenoisingConfig, NextTokenConfig, PrefixLmConfig, SpanCorruptionConfig
 from lmtool.objectives.examples.denoising import CorruptedSpans, NoisyWindows
-from lmtool.objectives.examples.windows import EncodedPrefixes, MaskedPrefixes, Sides
+from lmtool.objectives.examples.language import EncodedPrefixes, MaskedPrefixes
+from lmtool.objectives.examples.windows import Sides
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Packed, Scores, StepOutput, send
 
 
 class SequenceToSequence(TextObjective):
-    """One term with the objective's name: the cross entropy of every output token, special ones included. Evaluation
-    scores text only: the positions of sentinels and ends say little about the language."""
+    """The base class of objectives for encoder-decoders. The single term has the name of the objective, and is the
+    cross entropy of all output tokens, including special tokens. Evaluation ignores special tokens, because it is easy
+    to predict where a sentinel or an end is."""
 
     backbone: EncoderDecoder
-    trained_beside = "special tokens (sentinels, ends)"
+    extra_training_targets = "special tokens (sentinels, ends)"
 
     def __init__(self, config: NextTokenConfig, backbone: EncoderDecoder, tokenizer: Tokenizer, seed: int):
         super().__init__(config, backbone, tokenizer, seed)
@@ -43,7 +45,8 @@ class SequenceToSequence(TextObjective):
         self.add_head("lm", lm_head(backbone))
 
     def sides(self) -> Sides:
-        """The layout of the backbone's family. UserError if the tokenizer lacks one of its special tokens."""
+        """Returns the format of inputs and outputs of the backbone's family. Raises UserError if the tokenizer lacks
+        one of its special tokens."""
         return Sides(self.backbone, self.tokenizer)
 
     def predictors(self, train: SplitData, examples: Examples) -> dict[str, ConstantPredictor]:
@@ -57,7 +60,7 @@ class SequenceToSequence(TextObjective):
 
     @torch.no_grad()
     def score(self, batch: Batch) -> dict[str, Scores]:
-        """Each text token's loss and best prediction, in evaluation."""
+        """Returns the loss and the best prediction of each output token that is not special, in evaluation mode."""
         outputs = cast(Packed, batch.outputs)
         labels, special = labels_of(batch, self.term), torch.tensor(sorted(self.tokenizer.special_ids))
         at = send((~torch.isin(labels_of(batch.host, self.term), special)).nonzero()[:, 0], labels.device)
@@ -69,8 +72,8 @@ class SequenceToSequence(TextObjective):
         return AnswerWriter(self.backbone, self.lm, self.tokenizer)
 
     def samples(self, batch: Batch, n: int) -> list[JsonObject]:
-        """The first n examples of a batch as plain data: the encoder's `prompt`, and the generated `text`; special
-        tokens are written out."""
+        """Returns samples for the first n examples of a batch: the `prompt`, which is the input of the encoder, and the
+        generated `text`, both with their special tokens."""
         inputs = [ids.tolist() for ids in batch.inputs.tokens.split(list(batch.inputs.lengths))[:n]]
         new = self.writer().write(inputs, SAMPLED, self.seed)
         return [
@@ -83,12 +86,12 @@ class SequenceToSequence(TextObjective):
 
 
 class Denoising(SequenceToSequence):
-    """Predicts the original text from the text with noise (Lewis et al. 2020, section 2.2)."""
+    """Denoising: predicts a text from the same text with noise (Lewis et al. 2020, section 2.2)."""
 
     config: DenoisingConfig
 
     def examples(self, data: SplitData, max_length: int) -> NoisyWindows:
-        """Neither side is longer than max_length."""
+        """Returns the examples. Neither inputs nor outputs are longer than max_length."""
         return NoisyWindows(self.config, self.tokenizer, self.sides(), data, max_length, self.seed)
 
     def inspector(self, examples: NoisyWindows, max_length: int) -> NoisyInspector:
@@ -96,26 +99,26 @@ class Denoising(SequenceToSequence):
 
 
 class SpanCorruption(SequenceToSequence):
-    """Predicts masked spans, each after its sentinel (Raffel et al. 2020, section 3.1.4)."""
+    """Span corruption: predicts the replaced spans, each after its sentinel (Raffel et al. 2020, section 3.1.4)."""
 
     config: SpanCorruptionConfig
 
     def examples(self, data: SplitData, max_length: int) -> CorruptedSpans:
-        """Neither side is longer than max_length."""
+        """Returns the examples. Neither inputs nor outputs are longer than max_length."""
         return CorruptedSpans(self.config, self.tokenizer, self.sides(), data, max_length, self.seed)
 
     def inspector(self, examples: CorruptedSpans, max_length: int) -> CorruptedSpansInspector:
         return CorruptedSpansInspector(self, examples, max_length)
 
 
-# Prefix language modeling: the first part of a text is read with full attention, and the rest is predicted.
-# Liu et al., "Generating Wikipedia by Summarizing Long Sequences", ICLR 2018; Raffel et al. 2020, section 3.2: the
-# position of the split is uniform. A decoder reads the prefix with an attention mask, an encoder-decoder with its
-# encoder.
+# Prefix language modeling: attention within the first part of a text, the prefix, is bidirectional, and the rest is
+# predicted (Liu et al., "Generating Wikipedia by Summarizing Long Sequences", ICLR 2018; Raffel et al. 2020, section
+# 3.2). The position of the split is uniformly distributed. In a decoder, an attention mask makes the prefix
+# bidirectional; in an encoder-decoder, the encoder reads the prefix.
 
 
 class PrefixDecoder(CausalLanguageModel):
-    """The one term `prefix_lm`, on a decoder."""
+    """Prefix language modeling with a decoder; the single term is `prefix_lm`."""
 
     term = "prefix_lm"
     slides = False
@@ -124,7 +127,8 @@ class PrefixDecoder(CausalLanguageModel):
         return MaskedPrefixes(self.tokenizer, data, max_length, self.seed)
 
     def scorer(self, data: SplitData, examples: Examples, predictors: Mapping[str, Predictor]) -> PerplexityScorer:
-        """Scores without words and bytes: tokens of the prefix are not predicted."""
+        """Returns a scorer without perplexity per word and bits per byte, because the words of the prefix are not
+        predicted."""
         return PerplexityScorer(self, predictors)
 
     def inspector(self, examples: TextWindows, max_length: int) -> MaskedPrefixesInspector:
@@ -132,10 +136,10 @@ class PrefixDecoder(CausalLanguageModel):
 
 
 class PrefixSequenceToSequence(SequenceToSequence):
-    """The one term `prefix_lm`, on an encoder-decoder."""
+    """Prefix language modeling with an encoder-decoder; the single term is `prefix_lm`."""
 
     def examples(self, data: SplitData, max_length: int) -> EncodedPrefixes:
-        """Neither side is longer than max_length."""
+        """Returns the examples. Neither inputs nor outputs are longer than max_length."""
         return EncodedPrefixes(self.sides(), data, max_length, self.seed)
 
     def scorer(self, data: SplitData, examples: Examples, predictors: Mapping[str, Predictor]) -> PerplexityScorer:
@@ -148,7 +152,7 @@ class PrefixSequenceToSequence(SequenceToSequence):
 def build_prefix_lm(
     config: PrefixLmConfig, backbone: Decoder | EncoderDecoder, tokenizer: Tokenizer, seed: int
 ) -> PrefixDecoder | PrefixSequenceToSequence:
-    """The prefix language model for the backbone's architecture."""
+    """Builds the prefix language model for the architecture of the backbone."""
     if isinstance(backbone, EncoderDecoder):
         return PrefixSequenceToSequence(config, backbone, tokenizer, seed)
     return PrefixDecoder(config, backbone, tokenizer, seed)

@@ -1,10 +1,11 @@
-"""Skip-gram with negative sampling: word vectors from text.
+"""Skip-gram with negative sampling: learns word vectors from text.
 
 Mikolov, Sutskever, Chen, Corrado, Dean, "Distributed Representations of Words and Phrases and their Compositionality",
-NeurIPS 2013, section 2.2. Words are subsampled with the paper's probability, 1 - sqrt(t / f); the published code's
-differs. A negative may equal the predicted word, as in the paper's equation 4.
+NeurIPS 2013, section 2.2. A word of frequency f is dropped with the probability of the paper,
+1 - sqrt(t / f); the published code uses another formula. A negative sample may equal the predicted word, as in equation
+4 of the paper.
 
-Shape letters: T tokens, M pairs, J negatives of a pair, H hidden width, V vocabulary.
+Shape letters: T tokens, M pairs of a word and a context word, J negatives of a pair, H hidden width, V vocabulary.
 """
 
 from __future__ import annotations
@@ -31,12 +32,16 @@ from lmtool.objectives.permutation_configs import SkipGramConfig
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Scores, StepOutput
 
-_NEIGHBOURS = 5
+_NEIGHBORS = 5
+"""Number of nearest words shown for a word."""
 
 
 class SkipGram(BaseLearner):
-    """Terms `skip_gram`, the mean over pairs of -log sigmoid of their score, and `negatives`, J times the mean over
-    negatives of -log sigmoid of the negated score: together the paper's objective, as a mean over pairs."""
+    """Skip-gram with negative sampling.
+
+    The loss has two terms, whose sum is the objective of the paper as a mean over pairs: `skip_gram` is the mean over
+    pairs of -log sigmoid(score), and `negatives` is J times the mean over negatives of -log sigmoid(-score).
+    """
 
     config: SkipGramConfig
 
@@ -52,8 +57,8 @@ class SkipGram(BaseLearner):
         return cast(WordPairsHead, self.heads["skip_gram"])
 
     def examples(self, data: SplitData, max_length: int) -> WordPairs:
-        """Subsamples words and samples negatives by the counts of the training text, or of the split if these are not
-        available."""
+        """Returns the word pairs of a split. Words are subsampled and negatives are sampled by the word counts of the
+        training text, or by the counts of the split itself if those are not available."""
         if self._counts is None:
             self._counts = WordCounts(self.config, self.tokenizer)
         counts, saved = self._counts, self._head.counts
@@ -62,17 +67,18 @@ class SkipGram(BaseLearner):
             if not saved.is_meta:
                 saved[: len(counts.counts)] = torch.from_numpy(counts.counts)
         elif not counts.counts.any():
-            trained = not saved.is_meta and bool(saved.any())
+            has_saved_counts = not saved.is_meta and bool(saved.any())
             size = self.tokenizer.vocab_size
             counts = WordCounts(self.config, self.tokenizer)
-            counts.add(saved[:size].cpu().numpy() if trained else token_counts(data.text.tokens, size))
+            counts.add(saved[:size].cpu().numpy() if has_saved_counts else token_counts(data.text.tokens, size))
         return WordPairs(self.config, data.text, max_length, data.split, self.seed, counts)
 
     def inspector(self, examples: WordPairs, max_length: int) -> WordPairsInspector:
         return WordPairsInspector(self, examples, max_length)
 
     def predictors(self, train: SplitData, examples: WordPairs) -> dict[str, ConstantPredictor]:
-        """A constant score for each word: the log of its frequency in pairs relative to negatives."""
+        """Returns the predictor that gives each word a constant score: the log of its frequency among context words
+        divided by its frequency among negatives."""
         counts, negatives = examples.counts, self.config.negatives
         text_V = counts.counts * counts.retention
         odds_V = (text_V + 1) / (text_V + 1).sum() / (negatives * np.maximum(counts.noise, 1e-12))
@@ -90,7 +96,7 @@ class SkipGram(BaseLearner):
         return StepOutput(sums, self.weights)
 
     def _scores(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """(M,) of the pairs, and (M, J) of their negatives."""
+        """Returns the scores (M,) of pairs, and the scores (M, J) of their negatives."""
         labels_M, negatives = labels_of(batch, "skip_gram"), self.config.negatives
         words_MJ = torch.cat([labels_M[:, None], labels_of(batch, "negatives").view(-1, negatives)], 1)
         scores = self._head(self.backbone(batch.inputs), indices_of(batch, "skip_gram"), words_MJ)
@@ -98,42 +104,46 @@ class SkipGram(BaseLearner):
 
     @torch.no_grad()
     def score(self, batch: Batch) -> dict[str, Scores]:
-        """Each pair's and each negative's loss. A pair is right if its score exceeds those of all its negatives; a
-        negative is right if its score is below that of its pair."""
+        """Returns the loss of each pair and of each negative.
+
+        A pair counts as correct if its score is above the scores of all of its negatives; a negative counts as correct
+        if its score is below the score of its pair.
+        """
         pairs_M, negatives_MJ = self._scores(batch)
         signed = {"skip_gram": pairs_M, "negatives": -negatives_MJ.reshape(-1)}
         above_MJ = pairs_M[:, None] > negatives_MJ
-        right = {"skip_gram": above_MJ.all(1), "negatives": above_MJ.reshape(-1)}
+        correct = {"skip_gram": above_MJ.all(1), "negatives": above_MJ.reshape(-1)}
         scores = {}
         for term, scores_M in signed.items():
             labels, documents = labels_of(batch, term), batch.inputs.documents[indices_of(batch, term)]
-            predictions = torch.where(right[term], labels, -1)
+            predictions = torch.where(correct[term], labels, -1)
             scores[term] = Scores(F.softplus(-scores_M.float()), labels, predictions, documents)
         return scores
 
     @torch.no_grad()
-    def _neighbours(self, ids: Sequence[int]) -> list[list[object]]:
-        """The nearest words by the cosine of their vectors, or of the mean vector of several words."""
+    def _nearest_words(self, ids: Sequence[int]) -> list[list[object]]:
+        """Returns the words with the largest cosine between their vector and the mean vector of some words, and the
+        cosines. ids: the ids of the words."""
         table_VH = self.backbone.embed.token.weight[: self.tokenizer.vocab_size].float()
         mean_H = F.normalize(table_VH[list(ids)].mean(0), dim=0)
         cosine_V = F.normalize(table_VH, dim=1) @ mean_H
         cosine_V[[*self.tokenizer.special_ids, *ids]] = -2.0
-        values, best = cosine_V.topk(min(_NEIGHBOURS, len(cosine_V)))
+        values, best = cosine_V.topk(min(_NEIGHBORS, len(cosine_V)))
         return list(map(list, zip(self.tokenizer.pieces(best.tolist()), values.tolist(), strict=True)))
 
     def samples(self, batch: Batch, n: int) -> list[JsonObject]:
-        """The first n distinct words of a batch with their nearest words, as in `respond`."""
+        """Returns the first n distinct words of a batch with their nearest words, as in `respond`."""
         ids = list(dict.fromkeys(batch.inputs.tokens.tolist()))[:n]
-        return [{"text": self.tokenizer.pieces([word])[0], "neighbours": self._neighbours([word])} for word in ids]
+        return [{"text": self.tokenizer.pieces([word])[0], "neighbours": self._nearest_words([word])} for word in ids]
 
     def respond(self, rows: Rows, inference: Inference) -> Iterator[JsonObject]:
-        """The nearest words of each text: `text` and `neighbours`, each a word and its cosine. UserError for a text
-        without a known word."""
+        """Yields for each `text` its nearest words (`neighbours`), each with its cosine. Raises UserError if a text has
+        no word of the vocabulary."""
         for text in rows.columns["text"]:
             ids = [token for token in self.tokenizer.encode(text).tolist() if token not in self.tokenizer.special_ids]
             if not ids:
                 raise UserError(f"{text[:80]!r} has no word of the vocabulary", "use a word of the training text")
-            yield {"text": text, "neighbours": self._neighbours(ids)}
+            yield {"text": text, "neighbours": self._nearest_words(ids)}
 
     def line(self, record: JsonObject) -> str:
         return record["text"] + "  " + ", ".join(f"{word} {cosine:.2f}" for word, cosine in record["neighbours"])

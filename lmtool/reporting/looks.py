@@ -200,7 +200,7 @@ class _Head(Protocol):
     @property
     def fractions(self) -> Mapping[str, float]: ...
     @property
-    def mostly(self) -> str: ...
+    def pattern(self) -> str: ...
     @property
     def entropy(self) -> float: ...
 
@@ -218,7 +218,7 @@ def _head_table(heads: Sequence[_Head]) -> tuple[list[str], list[list[str]]]:
     """Header and rows: the mean attention weight of each head on each pattern."""
     patterns = list(heads[0].fractions)
     rows = [
-        [f"{head.layer}.{head.number}", head.mostly, *(percent(head.fractions[name]) for name in patterns),
+        [f"{head.layer}.{head.number}", head.pattern, *(percent(head.fractions[name]) for name in patterns),
          percent(head.entropy)]
         for head in heads
     ]  # fmt: skip
@@ -240,7 +240,7 @@ def print_heads(
     print_table(output, *_head_table(heads), heading)
     for head, weights in maps:
         output.line()
-        output.paragraph(f"head {head.layer}.{head.number}, pattern: {head.mostly}", "bold")
+        output.paragraph(f"head {head.layer}.{head.number}, pattern: {head.pattern}", "bold")
         _print_picture(output, [plain(token, _PIECE) for token in tokens], weights)
     if maps:
         legend = f"{_SHADES[0]}: no attention weight, {_SHADES[-1]}: most of it."

@@ -127,7 +127,7 @@ class MixtureFractions(Companion):
         last = examples[-1]
         counts = dict.fromkeys(last.members, 0)
         for rows in session.loader.read(training.steps):
-            for name, count in last.drawn(rows).items():
+            for name, count in last.member_counts(rows).items():
                 counts[name] += count
         total = sum(counts.values())
         return {

@@ -145,7 +145,7 @@ def begin(session: Session, metadata: Mapping[str, JsonMapping], plan: RunPlan, 
         "learns": learns,
         "rates": learning_rates,
         "baseline": dict(baseline),
-        **({"trained_beside": learner.trained_beside} if learner.trained_beside else {}),
+        **({"trained_beside": learner.extra_training_targets} if learner.extra_training_targets else {}),
         **metadata["run"],
     }
     opened.folder.write_json("facts.json", report)

@@ -20,7 +20,7 @@ from lmtool.distillation.distilled import Distilled
 from lmtool.distillation.recording import StudentData
 from lmtool.learners.base import BaseLearner
 from lmtool.learners.held_out import HeldOutSplits, evaluation_tokens
-from lmtool.learners.mixed_examples import examples_of, predictors_of
+from lmtool.learners.mixed_sources import examples_of, predictors_of
 from lmtool.reporting.costs import RunPlan
 from lmtool.resolver.schema.run import PretrainConfig, RunConfig
 from lmtool.session.open_run import OpenRun

@@ -14,7 +14,7 @@ from torch import Tensor
 from lmtool.config.saved import JsonObject
 from lmtool.errors import UserError
 from lmtool.learners.metrics import interval, resample_count, resampled_rows
-from lmtool.learners.model import Segment, at_exit, exits_of, some_documents
+from lmtool.learners.model import Segment, at_exit, exits_of, select_documents
 from lmtool.models.base import OneStack
 from lmtool.tasks.kinds.learner import TaskEvaluation, TaskLearner, TaskOutputs, TaskScorer
 from lmtool.types import Batch
@@ -130,7 +130,7 @@ class EarlyExitScorer(TaskScorer):
             left_N = ~sure_N
             left_T = left_N.repeat_interleave(torch.tensor(batch.inputs.lengths))
             first, states_TH = depth, segment.recorded[left_T.to(segment.recorded.device)]
-            batch = some_documents(batch, left_N)
+            batch = select_documents(batch, left_N)
         return exited
 
     def take(self, batch: Batch, outputs: list[tuple[TaskOutputs, Tensor]]) -> None:
@@ -140,7 +140,7 @@ class EarlyExitScorer(TaskScorer):
             for row in batch.rows[sure_N].tolist():
                 self.depths[row] = max(self.depths[row], depth)
             if not bool(sure_N.all()):
-                batch = some_documents(batch, ~sure_N)
+                batch = select_documents(batch, ~sure_N)
 
     def result(self) -> EarlyEvaluation:
         evaluation = super().result()

@@ -132,24 +132,24 @@ class TaskMixture(Mixture):
     metric = AVERAGE
 
     @property
-    def joins(self) -> type[MixedScorer]:
+    def scorer_class(self) -> type[MixedScorer]:
         return MixedTaskScorer
 
     @property
     def tasks(self) -> Iterator[tuple[str, TaskLearner]]:
         """The members by their names."""
-        yield from ((name, cast(TaskLearner, member)) for name, member in self.named())
+        yield from ((name, cast(TaskLearner, member)) for name, member in self.named_members())
 
     @property
     def scores_part(self) -> bool:  # type: ignore[override]
         """Whether a member scores a sample of its rows in training."""
-        return any(member.scores_part for _, member in self.named())
+        return any(member.scores_part for _, member in self.named_members())
 
     def baseline(
         self, train: SplitData, held_out: SplitData, batches: Iterable[Batch], predictors: Mapping[str, Predictor]
     ) -> JsonObject:
         """The mean of the members' baselines. `members` has the baseline of each."""
-        parts = {name: list[Batch]() for name, _ in self.named()}
+        parts = {name: list[Batch]() for name, _ in self.named_members()}
         for batch in batches:
             for name, entry in cast(MixedBatch, batch).members:
                 parts[name].append(entry)
@@ -168,7 +168,7 @@ class TaskMixture(Mixture):
 
     def writer(self) -> Writer:
         """Raises UserError, because a prompt does not say which task it is for."""
-        names = [name for name, _ in self.named()]
+        names = [name for name, _ in self.named_members()]
         raise UserError(
             f"a model of {len(names)} tasks ({', '.join(names)}) cannot tell which task a prompt is for",
             f"lmtool predict task={names[0]} generates the answers of a task's rows",

@@ -17,8 +17,8 @@ from lmtool.data.sources import documents
 from lmtool.data.store import open_store
 from lmtool.data.vocabulary import trained_tokenizer
 from lmtool.objectives.configs import MlmConfig
+from lmtool.objectives.examples.language import CausalWindows
 from lmtool.objectives.examples.masked import MaskedWindows
-from lmtool.objectives.examples.windows import CausalWindows
 from lmtool.random_streams import Permutation
 from lmtool.tasks.configs import ClassificationConfig, ExtractiveQaConfig
 from lmtool.tasks.kinds.answers import QuestionWindows

@@ -169,7 +169,10 @@ def test_words_without_a_key_are_checkpoint_and_text(place: Path) -> None:
     assert with_positional_keys(CommandLine("predict", ("runs/first", "a = b is text", "seed=1"))) == [
         "checkpoint=runs/first", "text=a = b is text", "seed=1",
     ]  # fmt: skip
-    assert with_positional_keys(CommandLine("generate", ("prompt=a", "runs/first"))) == ["prompt=a", "checkpoint=runs/first"]
+    assert with_positional_keys(CommandLine("generate", ("prompt=a", "runs/first"))) == [
+        "prompt=a",
+        "checkpoint=runs/first",
+    ]
 
 
 def test_runs_lists_runs_and_sweeps(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -78,7 +78,7 @@ def test_one_enormous_line_is_counted_and_whole(
     line = (f"{SENTENCE} " * 25_000).encode()
     assert len(line) > 1_000_000 and inspected(line, objective) == 0
     printed = " ".join(capsys.readouterr().out.split())
-    assert re.search(r"all \d+ checks hold: .*zero, as required: .*left out share of text", printed)
+    assert re.search(r"all \d+ checks hold: .*zero, as required: .*fraction of text in no example", printed)
 
 
 def test_long_lines_are_told(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -95,7 +95,7 @@ def test_texts_too_short_to_mask(
     content = "\n\n".join(["A.", "No", "I", "It is."] * 40).encode()
     assert inspected(content, objective, f"data.documents={documents}") == 0
     out = capsys.readouterr().out
-    assert "DOES NOT HOLD" not in out and "left out share of text" in out
+    assert "DOES NOT HOLD" not in out and "fraction of text in no example" in out
 
 
 def test_documents_of_one_sentence(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

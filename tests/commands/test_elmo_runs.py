@@ -63,8 +63,8 @@ def test_inspect_draws_characters_and_both_directions(runs, monkeypatch, capsys)
     shown = " ".join(capsys.readouterr().out.split())
     assert "<W> t h e </W>" in shown and "→" in shown and "←" in shown
     for name in (
-        "share of words predicted as unknown",
-        "share of words cut to",
+        "fraction of words predicted as unknown",
+        "fraction of words truncated to",
         "forward labels that are not the next word",
     ):
         assert name in shown

@@ -19,7 +19,7 @@ from lmtool.cli import main as cli
 from lmtool.data.formats import PackedArrays, truncate_texts
 from lmtool.objectives import checks
 from lmtool.objectives.corruption.noises import corrupt_spans, delete, mask_each, poisson_probabilities, rotate
-from lmtool.objectives.examples.pairs import _Builder
+from lmtool.objectives.examples.pairs import _PairPlanner
 from lmtool.objectives.examples.windows import windows
 from lmtool.reporting.text import cells
 from lmtool.types import Packed
@@ -92,19 +92,19 @@ CORRUPTION, EXAMPLES = f"{OBJECTIVES}.corruption", f"{OBJECTIVES}.examples"
 BROKEN: dict[str, tuple[str, Callable[..., Any], list[str], str]] = {
     "budget": (
         f"{CORRUPTION}.masking.budget", lambda eligible, _: np.minimum(eligible, 2), ["objective=mlm"],
-        "examples off their budget",
+        "examples with a wrong number of predicted tokens",
     ),
     "mask share": (
         f"{CORRUPTION}.masking.replace_tokens", changed(f"{CORRUPTION}.masking.replace_tokens", mask=0.6),
-        ["objective=mlm"], "of these, [MASK]",
+        ["objective=mlm"], "predicted tokens replaced by [MASK]",
     ),
     "random share": (
         f"{CORRUPTION}.masking.replace_tokens", changed(f"{CORRUPTION}.masking.replace_tokens", random=0.0),
-        ["objective=mlm"], "of these, another token",
+        ["objective=mlm"], "predicted tokens replaced by another token",
     ),
     "bernoulli share": (
         f"{EXAMPLES}.masked.mask_tokens", changed(f"{CORRUPTION}.masking.mask_tokens", probability=0.2),
-        ["objective=mlm", "objective.select=bernoulli"], "predicted share of text",
+        ["objective=mlm", "objective.select=bernoulli"], "predicted fraction of text",
     ),
     "whole words": (
         f"{EXAMPLES}.masked.mask_tokens", changed(f"{CORRUPTION}.masking.mask_tokens", whole_word=False),
@@ -112,7 +112,7 @@ BROKEN: dict[str, tuple[str, Callable[..., Any], list[str], str]] = {
     ),
     "text": (
         f"{EXAMPLES}.masked.windows", lambda *rest: windows(*rest)[::2], ["objective=mlm"],
-        "left out share of text",
+        "fraction of text in no example",
     ),
     "padding": (
         "lmtool.data.formats.PackedArrays.packed", lambda whole, *_: padded(whole), ["objective=mlm"],
@@ -120,31 +120,31 @@ BROKEN: dict[str, tuple[str, Callable[..., Any], list[str], str]] = {
     ),
     "truncation": (
         f"{EXAMPLES}.pairs.truncate_texts", lambda lengths, limit: truncate_texts(lengths, limit - 3),
-        ["objective=mlm_nsp"], "pairs cut although they fit",
+        ["objective=mlm_nsp"], "pairs truncated although they fit",
     ),
     "nsp balance": (
-        f"{EXAMPLES}.pairs._Builder._uniform",
+        f"{EXAMPLES}.pairs._PairPlanner._uniform",
         lambda self, active, number, which: UNIFORM(self, active, number, which) ** 3, ["objective=mlm_nsp"],
         "random second segments where there is a choice",
     ),
     "sop balance": (
-        f"{EXAMPLES}.pairs._Builder._uniform",
+        f"{EXAMPLES}.pairs._PairPlanner._uniform",
         lambda self, active, number, which: UNIFORM(self, active, number, which) ** 3, ["objective=mlm_sop"],
         "pairs that are swapped",
     ),
     "span lengths": (
         f"{CORRUPTION}.masking.length_probabilities",
         changed(f"{CORRUPTION}.masking.length_probabilities", geometric=0.4),
-        ["objective=span"], "words of a span as drawn",
+        ["objective=span"], "words of a span, as sampled",
     ),
     "replaced": (
         f"{OBJECTIVES}.rtd.GeneratedTextLearner.filled",
         lambda self, batch, *_: replace(batch.inputs, tokens=self.original(batch)), ["objective=rtd"],
-        "replaced share of tokens",
+        "replaced fraction of tokens",
     ),
     "split": (
-        f"{EXAMPLES}.windows.prefix_lengths", lambda lengths, *_: np.ones_like(lengths, dtype=np.int64),
-        ["objective=prefix_lm", "model=gpt_tiny"], "place of the split",
+        f"{EXAMPLES}.language.prefix_lengths", lambda lengths, *_: np.ones_like(lengths, dtype=np.int64),
+        ["objective=prefix_lm", "model=gpt_tiny"], "position of the split",
     ),
     "sentinel order": (
         f"{EXAMPLES}.denoising.corrupt_spans",
@@ -153,11 +153,11 @@ BROKEN: dict[str, tuple[str, Callable[..., Any], list[str], str]] = {
     ),
     "spans cut": (
         f"{EXAMPLES}.denoising.corrupt_spans", changed(f"{CORRUPTION}.noises.corrupt_spans", density=0.3),
-        ["objective=span_corruption", "model=t5_tiny"], "corrupted share of text",
+        ["objective=span_corruption", "model=t5_tiny"], "corrupted fraction of text",
     ),
     "poisson": (
         f"{CORRUPTION}.noises.poisson_probabilities", lambda mean: poisson_probabilities(mean * 1.5),
-        ["objective=denoising", "model=bart_tiny"], "words of a span as drawn",
+        ["objective=denoising", "model=bart_tiny"], "words of a span, as sampled",
     ),
     "permutation": (
         f"{EXAMPLES}.denoising.permute_sentences", lambda texts, *_: texts,
@@ -165,18 +165,18 @@ BROKEN: dict[str, tuple[str, Callable[..., Any], list[str], str]] = {
     ),
     "rotation": (
         f"{EXAMPLES}.denoising.rotate", lambda texts, share: rotate(texts, share / 2),
-        ["objective=denoising_rotation", "model=bart_tiny"], "texts that begin as they did",
+        ["objective=denoising_rotation", "model=bart_tiny"], "texts that are not rotated",
     ),
     "deletion": (
         f"{EXAMPLES}.denoising.delete", lambda texts, share: delete(texts, share * 2),
-        ["objective=denoising_deletion", "model=bart_tiny"], "deleted share of tokens",
+        ["objective=denoising_deletion", "model=bart_tiny"], "deleted fraction of tokens",
     ),
     "random masks": (
         f"{EXAMPLES}.denoising.mask_each", lambda *rest: mask_each(*rest[:3], 0.5),
-        ["objective=denoising_masking", "objective.random=0.1", "model=bart_tiny"], "masked tokens that show a random",
+        ["objective=denoising_masking", "objective.random=0.1", "model=bart_tiny"], "masked tokens that are a random",
     ),
 }  # fmt: skip
-UNIFORM = _Builder._uniform
+UNIFORM = _PairPlanner._uniform
 
 
 def padded(whole: PackedArrays) -> Packed:
@@ -209,7 +209,7 @@ def test_the_generator_of_a_run_fills_the_masks(place: Path, capsys: pytest.Capt
     assert inspect("pretrain", "objective=rtd", f"checkpoint={run}", *DATA, "n=2", "output=seen.jsonl") == 0
     printed = capsys.readouterr().out
     assert "weights of the generator: loaded: backbone" in printed and "new: nothing" in printed
-    assert "replaced share of tokens: defined as masked share x" in printed
+    assert "replaced fraction of tokens: defined as masked fraction x" in printed
     for example in map(json.loads, Path("seen.jsonl").read_text().splitlines()):
         original = {place["position"]: place["label"] for place in example["targets"]["mlm"]}
         replaced = {place["position"] for place in example["targets"]["rtd"]}
@@ -232,7 +232,7 @@ def test_members_of_a_mixture_are_shown_apart(place: Path, capsys: pytest.Captur
     words = ["model=bert_tiny", "objective=mixture", "objective.members=[mlm,rtd]", "objective.weights=[3,1]"]
     assert inspect("pretrain", *words, *DATA, "n=1", "output=seen.jsonl") == 0
     printed = capsys.readouterr().out
-    assert "rtd: replaced share of tokens" in printed and "share of mlm" in printed
+    assert "rtd: replaced fraction of tokens" in printed and "fraction of mlm" in printed
     examples = [json.loads(line) for line in Path("seen.jsonl").read_text().splitlines()]
     assert [example["member"] for example in examples] == ["mlm", "rtd"] and "filled" in examples[1]
 
@@ -256,7 +256,7 @@ def test_lines_continue_below_their_text(
     assert all(line.startswith(" " * 8) for line in lines[first + 1 : after])
     assert "␣" in lines[first] and "Ġ" not in "".join(lines) and any("␣ a space" in line for line in lines)
     page = Path("seen.html").read_text()
-    assert "every token is predicted from those before it" in page and "␣ a space" in page and "<table" in page
+    assert "every token is predicted from the tokens before it" in page and "␣ a space" in page and "<table" in page
 
 
 def test_brief_says_what_stands_out_and_whether_all_holds(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

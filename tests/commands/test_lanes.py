@@ -88,7 +88,7 @@ def test_inspect_draws_lanes_and_memory(place: Path, capsys: pytest.CaptureFixtu
     words = ["inspect", "pretrain", *words, "cache_dir=cache", "model.memory_length=48", "batch_tokens=128", "n=3"]
     assert cli.main([*words, "tokens=1000", "output=seen.jsonl"]) == 0
     printed = " ".join(capsys.readouterr().out.split())
-    assert "DOES NOT HOLD" not in printed and "left out share of text" in printed
+    assert "DOES NOT HOLD" not in printed and "fraction of text in no example" in printed
     assert "1 of 4, 64 tokens read before, continues from 48 tokens of memory ..mmmmmmxxxx" in printed
     rows = [json.loads(line) for line in Path("seen.jsonl").read_text().splitlines()]
     assert [row["lane"]["read"] for row in rows] == [0, 32, 64]

@@ -126,7 +126,7 @@ def test_flops_are_those_that_torch_counts(case: str) -> None:
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         sum(learner(batch, 1).sums.values()).backward()
     predicted = examples.metadata()["predicted_fraction"]
-    works = works_of(learner, config.places, predicted, batch.tokens / len(plan), config.predicted_fraction)
+    works = works_of(learner, config.token_fractions, predicted, batch.tokens / len(plan), config.predicted_fraction)
     assert sum(work.flops for work in works) * batch.tokens == pytest.approx(counter.get_total_flops(), rel=0.05)
 
 
@@ -145,7 +145,7 @@ def test_flops_of_published_sizes(
     """6 L (4 d^2 + 2 d f) + 12 L d S, half of it where causal, + 6 (V d + d^2) p, in billions a token."""
     with torch.device("meta"):
         learner = build(objective, build(family, 0), None, 0)
-    works = works_of(learner, objective.places, objective.predicted_fraction, length)
+    works = works_of(learner, objective.token_fractions, objective.predicted_fraction, length)
     assert sum(work.flops for work in works) / 1e9 == pytest.approx(gigaflops, rel=3e-3)
 
 
@@ -264,7 +264,7 @@ def test_a_forward_keeps_what_is_planned(case: str) -> None:
     plan = examples.plan(0)
     batch = examples.batch(plan.rows, np.arange(len(plan)), 0)
     predicted = examples.metadata()["predicted_fraction"]
-    of_heads = [share for name, share in config.places.items() if name.startswith("heads.")]
+    of_heads = [share for name, share in config.token_fractions.items() if name.startswith("heads.")]
     kept = saved_activations(
         learner, Formats(), batch.tokens / len(plan), config.predicted_fraction, min(1.0, max(of_heads))
     )
@@ -293,7 +293,7 @@ def test_a_memory_and_a_query_stream_are_kept(
     for _, step in zip(range(5), loader.steps(), strict=False):
         (batch,) = step.batches
         saved = saved_bytes(learner, lambda batch=batch: learner(batch, 1))
-    (read,) = [share for name, share in config.places.items() if name.startswith("heads.")] or [1.0]
+    (read,) = [share for name, share in config.token_fractions.items() if name.startswith("heads.")] or [1.0]
     kept = saved_activations(learner, Formats(), 24, 0.5, read, memory)
     planned = batch.tokens * (kept.activations + kept.scores) + copied_bytes(learner, Formats())
     assert planned == pytest.approx(saved, rel=0.25)

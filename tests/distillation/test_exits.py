@@ -13,7 +13,7 @@ from lmtool.cli import main as cli
 from lmtool.distillation.configs import SelfConfig
 from lmtool.distillation.self_distillation import SelfDistillation
 from lmtool.errors import UserError
-from lmtool.learners.model import add_exits, at_exit, some_documents
+from lmtool.learners.model import add_exits, at_exit, select_documents
 from lmtool.tuning.configs import HeadConfig
 from tests.commands.conftest import working_in
 from tests.distillation.runs import assert_resumes_bitwise, run, weights
@@ -89,7 +89,7 @@ def test_a_part_of_a_batch_gives_the_outputs_of_its_documents():
     learner = tuned(model_config("bert"), None)
     batch = batch_for(learner)
     kept = torch.tensor([True, False, True, True])
-    assert torch.allclose(outputs_of(learner, some_documents(batch, kept)), outputs_of(learner)[kept], atol=1e-6)
+    assert torch.allclose(outputs_of(learner, select_documents(batch, kept)), outputs_of(learner)[kept], atol=1e-6)
 
 
 OF_ROWS = [*READ, "auxiliary_lm", "multiple_choice"]
@@ -136,7 +136,7 @@ def test_the_least_sure_token_says_how_sure_a_text_is(tokens, tmp_path):
     documents = batch.inputs.documents[batch.targets[learner.term].at]
     expected = torch.stack([unsure[documents == number].max() for number in range(4)])
     assert torch.allclose(learner.uncertainty(outputs, batch), expected, atol=1e-6)
-    some = some_documents(batch, kept)
+    some = select_documents(batch, kept)
     assert torch.allclose(learner.outputs(some, 0), outputs[kept[documents]], atol=1e-5)
     assert torch.equal(learner.labels(some), learner.labels(batch)[kept[documents]])
 

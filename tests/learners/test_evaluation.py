@@ -14,7 +14,7 @@ from lmtool.data.examples import SplitData
 from lmtool.data.loader import PackedLoader
 from lmtool.errors import NotFinite
 from lmtool.learners.evaluation import evaluate
-from lmtool.learners.mixed_examples import predictors_of, scorer_of
+from lmtool.learners.mixed_sources import predictors_of, scorer_of
 from tests.breadth import slow_but
 from tests.distillation.test_every_kind import TASKS, corpora
 from tests.learners.test_mixed_sources import CASES, built

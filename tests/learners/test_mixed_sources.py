@@ -13,7 +13,7 @@ from lmtool.data.examples import SplitData
 from lmtool.data.loader import PackedLoader
 from lmtool.learners import configs as learner_configs  # noqa: F401  enters the mixture into its table
 from lmtool.learners.evaluation import TermScorer, evaluate
-from lmtool.learners.mixed_examples import MixedSources, concatenated, examples_of, predictors_of, scorer_of
+from lmtool.learners.mixed_sources import MixedSources, concatenated, examples_of, predictors_of, scorer_of
 from lmtool.objectives import configs as objective_configs  # noqa: F401  enters the others
 from tests.objectives.objective_fixtures import backbone, gradients, sentences, store, tokenizer
 
@@ -122,7 +122,7 @@ class OneText:
                 scores, losses=scores.losses[own], labels=scores.labels[own], predictions=scores.predictions[own],
                 documents=scores.documents[own],
             )  # fmt: skip
-            self.scorer.enter(name, batch, kept)
+            self.scorer.add_term(name, batch, kept)
 
     def result(self):
         return self.scorer.result()
@@ -140,7 +140,7 @@ def test_shares_decide_and_repeated_examples_are_drawn_anew():
     assert len({tuple(batch.inputs.tokens.tolist()) for batch in drawn}) > 1
     assert len({int(batch.examples[0]) for batch in drawn}) == len(drawn)
     _, _, whole = built("mlm", None)
-    assert whole.drawn(whole.plan(0).rows) == dict(zip(examples.members, sizes, strict=True))
+    assert whole.member_counts(whole.plan(0).rows) == dict(zip(examples.members, sizes, strict=True))
     assert whole.fractions == pytest.approx(np.array(sizes) / sum(sizes))
     assert (examples.plan(1).rows["row"] != rows["row"]).any()
     assert np.array_equal(built("mlm", (0.2, 0.8))[2].plan(1).rows, examples.plan(1).rows)

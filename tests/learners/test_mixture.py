@@ -100,7 +100,7 @@ def test_errors():
         ({"members": ("mlm", "mlm")}, "each objective once"),
         ({"members": ("mlm", "nothing")}, "nothing is not one of .*clm, "),
         ({"members": ({"name": "mlm", "probability": 2},)}, "probability"),
-        ({"members": ("mlm", "span"), "weights": (1.0,)}, "a number above 0 for each of the 2"),
+        ({"members": ("mlm", "span"), "weights": (1.0,)}, "must have a number above 0 for each of the 2"),
     ):
         with pytest.raises(ValidationError, match=message):
             MixtureConfig(**fields)

@@ -17,7 +17,7 @@ from lmtool.learners.evaluation import TermScorer, evaluate
 from lmtool.models.configs import BertConfig
 from lmtool.models.encoder_configs import ElectraConfig
 from lmtool.objectives.configs import RtdConfig
-from lmtool.objectives.generator import DELTA, draw_from
+from lmtool.objectives.generator import DELTA, sample_from
 
 
 @pytest.fixture(scope="module")
@@ -45,12 +45,12 @@ def gradients(learner, batch, step=1, terms=None):
 def test_samples_follow_the_probabilities():
     logits = torch.tensor([[0.0, 1.0, -2.0, -torch.inf, 3.0]]).expand(20000, 5)
     uniform = torch.from_numpy(np.random.default_rng(0).random(20000))
-    counts = torch.bincount(draw_from(logits, uniform), minlength=5).numpy()
+    counts = torch.bincount(sample_from(logits, uniform), minlength=5).numpy()
     fractions = logits[0].softmax(0).double().numpy()
     assert counts[3] == 0
     kept = fractions > 0
     assert stats.chisquare(counts[kept], 20000 * fractions[kept] / fractions[kept].sum()).pvalue > 1e-3
-    ends = draw_from(torch.zeros(2, 7), torch.tensor([0.0, 1 - 2**-53], dtype=torch.float64))
+    ends = sample_from(torch.zeros(2, 7), torch.tensor([0.0, 1 - 2**-53], dtype=torch.float64))
     assert ends.tolist() == [0, 6]
 
 

@@ -113,9 +113,14 @@ def test_statistics_at_a_million_tokens(words):
     examples = learner.examples(split(of_tokens(documents)), 64)
     stats = learner.inspector(examples, 64).measured(1_000_000)
     assert not stats.broken()
-    kept = stats.statistics["words kept"]
+    kept = stats.statistics["retained words"]
     assert kept.count >= 1_000_000 and 0.2 < kept.measured < 0.9
-    for name in ("special tokens kept", "pairs across documents", "pairs out of reach", "pairs of a word with itself"):
+    for name in (
+        "retained special tokens",
+        "pairs across documents",
+        "pairs outside of the windows",
+        "pairs of a word with itself",
+    ):
         assert stats.statistics[name].exact and stats.statistics[name].total == 0
     windows = [stats.statistics[f"windows of {reach} on either side"].measured for reach in ("1 word", "2 words")]
     assert np.allclose(windows, 0.5, atol=0.005)

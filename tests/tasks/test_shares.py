@@ -48,11 +48,11 @@ def test_what_is_read_is_what_was_planned(sampling) -> None:
     loader = PackedLoader(examples, 3, batch_examples=10)
     counts = np.array([len(rows) for rows in loader.read(7)])
     assert counts.sum() == 70
-    read = sum((np.array([*examples.drawn(rows).values()]) for rows in loader.read(50)), np.zeros(3))
+    read = sum((np.array([*examples.member_counts(rows).values()]) for rows in loader.read(50)), np.zeros(3))
     wanted = 500 * np.array(fractions)
     assert read.sum() == 500 and np.sum((read - wanted) ** 2 / wanted) < 13.8  # two degrees of freedom
     rows = examples.plan(0).rows
-    assert [*examples.drawn(rows).values()] == [round(sum(SIZES) * share) for share in fractions]
+    assert [*examples.member_counts(rows).values()] == [round(sum(SIZES) * share) for share in fractions]
     for number, size in enumerate(SIZES):
         times = np.bincount(rows["row"][rows["member"] == number], minlength=size)
         assert times.max() - times.min() <= 1, "none comes twice more than another"

@@ -148,7 +148,7 @@ def mixture(*members):
 def test_the_members_of_a_mixture_read_one_mix(layers):
     task = mixture(member("first"), member("second"))
     learner = tuned(model_config("bert", num_layers=4), {"name": "head", "layers": layers}, None, task)
-    first, second = (part for _, part in learner.named())
+    first, second = (part for _, part in learner.named_members())
     assert first.heads[LAYERS] is second.heads[LAYERS] is learner.heads[LAYERS]
     whole = first.hidden(side())
     assert whole.shape == (27, 64 if layers == "concat_last_4" else 16)

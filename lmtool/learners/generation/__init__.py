@@ -1,1 +1,1 @@
-"""Text from a decoder, token by token, with a key/value cache."""
+"""Text generation, token by token, with a key/value cache; and scores of candidate texts."""

@@ -1,4 +1,4 @@
-"""The configuration of text generation, shared by the command and by tasks. Imports no torch."""
+"""The configuration of text generation, which `lmtool generate` and generative tasks use. Imports no torch."""
 
 from __future__ import annotations
 
@@ -16,19 +16,22 @@ HF_FORMAT = {
     "no_repeat_ngram_size": "no_repeat_ngram", "repetition_penalty": "repetition_penalty",
     "forced_eos_token_id": "forced_eos", "min_new_tokens": "min_new_tokens", "max_new_tokens": "max_new_tokens",
 }  # fmt: skip
-"""Fields by the keys of a published generation_config.json."""
+"""The field of GenerationConfig for each key of a published generation_config.json that has one."""
 _SAMPLING_DEFAULTS = {"temperature": 1.0, "top_k": 50, "top_p": 1.0}
-"""Fields of sampling, with the defaults of transformers."""
+"""The sampling fields, with the defaults that transformers uses for keys that generation_config.json omits."""
 
 
 class GenerationConfig(Config):
-    """Greedy decoding by default; sampling with a temperature above 0, beam search with several beams."""
+    """How tokens are chosen: greedily by default, by sampling if temperature is above 0, by beam search if beams is
+    above 1."""
 
     max_new_tokens: int = Field(
         80, ge=1, description="maximum number of new tokens; fewer if the model's maximum length is reached"
     )
     min_new_tokens: int = Field(0, ge=0, description="minimum number of new tokens before the text may end")
-    temperature: float = Field(0.0, ge=0, description="0: greedy; above 0: sample with the logits divided by it")
+    temperature: float = Field(
+        0.0, ge=0, description="0: greedy decoding; above 0: sample from the logits divided by this number"
+    )
     top_k: int | None = Field(None, ge=1, description="sample from the k most probable tokens; null: all tokens")
     top_p: float | None = Field(
         None,
@@ -40,10 +43,11 @@ class GenerationConfig(Config):
     length_penalty: float = Field(1.0, description="beam search: the score is log-probability / length^length_penalty")
     early_stopping: bool | Literal["never"] = Field(
         False,
-        description="beam search: true (stop at as many ended texts as beams), false, never. false: stop when no "
-        "continuation of the current length would score better; never: when none of any length would",
+        description="when beam search stops: true, false or never. true: as soon as `beams` texts are finished; false: "
+        "when no unfinished text would score better than the finished ones if it ended at its current length; never: "
+        "when no unfinished text can score better at any length",
     )
-    no_repeat_ngram: int = Field(0, ge=0, description="no n-gram of this length occurs twice; 0: no restriction")
+    no_repeat_ngram: int = Field(0, ge=0, description="length of n-grams that may occur only once; 0: no restriction")
 
     repetition_penalty: float | None = Field(
         None,
@@ -57,8 +61,10 @@ class GenerationConfig(Config):
     )
 
     def with_published(self, settings: Mapping[str, object]) -> GenerationConfig:
-        """The configuration with null fields filled from a published checkpoint. settings: see `published_settings`.
-        Raises UserError for an invalid value."""
+        """Returns a copy in which fields that are null have the values of a published checkpoint.
+
+        settings: the result of `published_settings`. Raises UserError if a value is invalid.
+        """
         nulls = {name for name in ("repetition_penalty", "forced_eos") if self.__dict__[name] is None}
         published = {name: value for name, value in settings.items() if name in nulls}
         try:
@@ -69,7 +75,8 @@ class GenerationConfig(Config):
             raise UserError(message, "set repetition_penalty=1.0") from problem
 
     def differences(self, settings: Mapping[str, object]) -> list[str]:
-        """The settings of a published checkpoint that differ from this configuration, as overrides."""
+        """Returns the settings of a published checkpoint that differ from this configuration, as overrides (KEY=VALUE).
+        settings: the result of `published_settings`."""
         plain = {name: value for name, value in settings.items() if isinstance(value, bool | int | float)}
         return [f"{name}={str(value).lower()}" for name, value in plain.items() if value != self.__dict__[name]]
 
@@ -78,18 +85,20 @@ class GenerationConfig(Config):
         if self.min_new_tokens > self.max_new_tokens:
             raise ValueError(f"min_new_tokens={self.min_new_tokens} is more than max_new_tokens={self.max_new_tokens}")
         if self.temperature == 0 and (self.top_k is not None or self.top_p is not None):
-            raise ValueError("top_k and top_p are for sampling: set temperature=1.0 too")
+            raise ValueError("top_k and top_p apply to sampling only: set temperature=1.0 too")
         if self.temperature > 0 and self.beams > 1:
             raise ValueError(
-                f"beams={self.beams} searches but temperature={self.temperature} samples: set only one of them"
+                f"beams={self.beams} selects beam search, but temperature={self.temperature} selects sampling: set "
+                "only one of them"
             )
         if self.beams == 1 and (self.length_penalty != 1.0 or self.early_stopping is not False):
-            raise ValueError("length_penalty and early_stopping are for beam search: set beams=4 too")
+            raise ValueError("length_penalty and early_stopping apply to beam search only: set beams=4 too")
         return self
 
 
 def published_settings(data: Mapping[str, object]) -> dict[str, object]:
-    """The fields that a published generation_config.json sets, or a config.json from before that file existed."""
+    """Returns the fields that a published checkpoint sets. data: its generation_config.json, or the config.json of a
+    checkpoint from the time before that file existed."""
     settings = {field: data[key] for key, field in HF_FORMAT.items() if data.get(key) is not None}
     if "forced_eos" in settings:
         settings["forced_eos"] = True

@@ -1,7 +1,7 @@
-"""Incremental decoding over a key/value cache: each step returns the logits of the next token of each text.
+"""Incremental decoding with a key/value cache: each step returns the logits of the next token of each text.
 
-A decoder continues its prompts, an encoder-decoder answers its inputs. Prompts of different lengths are packed, and
-each text has its own length in the cache, so its tokens do not depend on the other texts of the batch.
+A decoder continues prompts; an encoder-decoder generates answers to inputs. Prompts of different lengths are packed,
+and each text has its own length in the cache, so its tokens do not depend on the other texts of the batch.
 
 Shape letters: N prompts, R unfinished texts, H hidden width, V rows of the token table.
 """
@@ -23,10 +23,12 @@ from lmtool.types import Packed, send
 
 
 class Decoding(ABC):
-    """Incremental decoding of a batch of prompts.
+    """The state of incremental decoding for a batch of prompts.
 
-    head: the language-model head. vocabulary: number of rows of its table that are tokens; any rows after them are
-    never chosen.
+    Args:
+        backbone: The model.
+        head: The language-model head.
+        vocabulary: The number of rows of the token table that are tokens. Rows after them are padding.
     """
 
     def __init__(self, backbone: Backbone, head: LMHead, vocabulary: int):
@@ -38,18 +40,21 @@ class Decoding(ABC):
 
     @abstractmethod
     def begin(self) -> Tensor:
-        """Read the prompts and return the logits of their first new tokens: (N, V) fp32, all rows of the table."""
+        """Reads the prompts, and returns the logits of the first new tokens: (N, V) fp32, for all rows of the table."""
 
     @abstractmethod
     def advance(self, tokens_R: Tensor, rows: Sequence[int] | None = None) -> Tensor:
-        """Append a token to each text and return the logits (R, V) of the next tokens.
+        """Appends a token to each text, and returns the logits (R, V) of the next tokens.
 
-        rows: for each text, the row of the previous step that it continues; None: the same rows as before. Rows that
-        are not listed leave the batch. Texts of one prompt are adjacent, and each prompt has equally many.
+        Args:
+            tokens_R: The tokens to append.
+            rows: For each text, the row of the previous step that it continues; None means that row i continues row i.
+                Rows that are not listed leave the batch. Texts that continue the same prompt are adjacent, and each
+                prompt has equally many texts.
         """
 
     def logits(self, hidden_RH: Tensor) -> Tensor:
-        """The logits of hidden states: (R, V) fp32. Raises NotFinite."""
+        """Returns the logits (R, V) of hidden states, fp32. Raises NotFinite if a logit is not finite."""
         logits_RV = self.head(hidden_RH, self.backbone.embed.token.weight).float()
         # Testing the sum is several times faster than testing each value.
         if not bool(torch.isfinite(logits_RV.sum())):
@@ -57,19 +62,26 @@ class Decoding(ABC):
         return logits_RV
 
     def packed(self, texts: Sequence[Sequence[int]], prefixes: tuple[int, ...] = ()) -> Packed:
-        """Concatenated texts."""
+        """Packs texts. prefixes: for each text, how many of its first tokens attend to each other bidirectionally."""
         tokens_T = torch.tensor([token for text in texts for token in text], dtype=torch.int64)
         return Packed(send(tokens_T, self.device), tuple(map(len, texts)), prefixes=prefixes)
 
     @staticmethod
     def single_tokens(tokens_R: Tensor) -> Packed:
+        """Packs one token for each of R texts."""
         return Packed(tokens_R, (1,) * len(tokens_R))
 
 
 class ContinuationDecoding(Decoding):
-    """A decoder continues N prompts.
+    """Decoding with a decoder, which continues N prompts.
 
-    capacity: maximum tokens of a prompt and its text. prefix: whether attention within the prompt is bidirectional.
+    Args:
+        backbone: The decoder.
+        head: See `Decoding`.
+        vocabulary: See `Decoding`.
+        prompts: The token ids of each prompt.
+        capacity: Maximum tokens of a prompt together with its continuation.
+        prefix: Whether attention within the prompt is bidirectional.
     """
 
     def __init__(
@@ -98,9 +110,15 @@ class ContinuationDecoding(Decoding):
 
 
 class EncoderDecoderDecoding(Decoding):
-    """An encoder-decoder answers N inputs, which the encoder reads once.
+    """Decoding with an encoder-decoder, which generates answers to N inputs. The encoder reads each input once.
 
-    start: the first token of an answer. capacity: maximum tokens of an answer.
+    Args:
+        backbone: The encoder-decoder.
+        head: See `Decoding`.
+        vocabulary: See `Decoding`.
+        inputs: The token ids of each input.
+        start: The first token of an answer.
+        capacity: Maximum tokens of an answer.
     """
 
     def __init__(
@@ -115,7 +133,7 @@ class EncoderDecoderDecoding(Decoding):
         super().__init__(backbone, head, vocabulary)
         self.inputs, self.start = inputs, start
         self.cache = backbone.new_cache(len(inputs), capacity)
-        self.input_of = list(range(len(inputs)))  # for each text, the index of its input among those still in use
+        self.input_of = list(range(len(inputs)))  # for each text, the index of its input in `self.encoded`
 
     def begin(self) -> Tensor:
         backbone = cast(EncoderDecoder, self.backbone)
@@ -126,9 +144,9 @@ class EncoderDecoderDecoding(Decoding):
         if rows is not None:
             self.cache.select(rows)
             inputs = [self.input_of[row] for row in rows]
-            left = list(dict.fromkeys(inputs))
-            self.encoded.select(left, len(rows) // len(left))
-            self.input_of = [left.index(number) for number in inputs]
+            unfinished = list(dict.fromkeys(inputs))
+            self.encoded.select(unfinished, len(rows) // len(unfinished))
+            self.input_of = [unfinished.index(number) for number in inputs]
         return self._step(tokens_R)
 
     def _step(self, tokens_R: Tensor) -> Tensor:
@@ -137,9 +155,12 @@ class EncoderDecoderDecoding(Decoding):
 
 
 def groups_by_length(lengths: Sequence[int], sizes: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
-    """Indices of texts to process together: of similar length, and within `batch_tokens`.
+    """Yields groups of texts to process together: the indices of texts with similar lengths.
 
-    lengths: tokens by which the texts are sorted. sizes: tokens that each text needs in the cache.
+    Args:
+        lengths: The number of tokens of each text, by which texts are sorted.
+        sizes: The number of tokens that each text needs in the cache.
+        batch_tokens: Maximum tokens of a group in the cache. A single text may exceed this number.
     """
     group: list[int] = []
     for number in sorted(range(len(lengths)), key=lengths.__getitem__):

@@ -1,6 +1,6 @@
-"""Text generation: prompts in, tokens out, in batches over a key/value cache.
+"""Text generation in batches, with a key/value cache: from the tokens of prompts to the tokens of generated texts.
 
-Prompts of similar length are generated together. Each text is the same as if its prompt were generated alone.
+Prompts of similar length are processed together. Each text is the same as if its prompt were processed alone.
 """
 
 from __future__ import annotations
@@ -21,26 +21,31 @@ from lmtool.models.encoder_decoder import EncoderDecoder
 from lmtool.models.heads.lm import LMHead
 
 BATCH_TOKENS = 8192
+"""Approximate number of tokens in the cache at a time, by default."""
 
 
 def strategy_of(config: GenerationConfig) -> Strategy:
-    """The strategy that a configuration selects."""
+    """Returns the decoding strategy that a configuration selects."""
     if config.beams > 1:
         return BeamSearch(config)
     return Sampling(config) if config.temperature > 0 else Greedy(config)
 
 
 def _ignore(number: int, token: int) -> None:
-    """The default `watch`."""
+    """Ignores a generated token; the default of `watch`."""
 
 
 @dataclass(frozen=True)
 class GenerativeModel:
-    """A generative model with its language-model head.
+    """A decoder or an encoder-decoder with its language-model head, which generates text.
 
-    ends: tokens that end a text and are not part of it. start: the first token of an encoder-decoder's answer.
-    vocab_size: number of rows of the token table that are tokens; None: all. prefix: whether a decoder's attention
-    within the prompt is bidirectional, as in a prefix language model.
+    Attributes:
+        backbone: The model.
+        head: The language-model head.
+        ends: The tokens that end a text; they are not part of the text.
+        start: The first token of an encoder-decoder's answer; None for a decoder.
+        vocab_size: The number of rows of the token table that are tokens; None means all rows.
+        prefix: Whether a decoder's attention within the prompt is bidirectional, as in a prefix language model.
     """
 
     backbone: Backbone
@@ -51,20 +56,20 @@ class GenerativeModel:
     prefix: bool = False
 
     def limit(self, length: int, new: int) -> int:
-        """The number of new tokens, at most `new`, that fit after a prompt of `length` tokens."""
+        """Returns how many new tokens, at most `new`, fit after a prompt of `length` tokens."""
         if isinstance(self.backbone, EncoderDecoder):
             return min(new, self.backbone.longest_answer)
         return min(new, self.backbone.longest_text - length)
 
     @property
     def longest_prompt(self) -> int:
-        """Maximum tokens of a prompt after which one more token fits."""
+        """Maximum tokens of a prompt, so that at least one new token fits after it."""
         return self.backbone.longest_text - (not isinstance(self.backbone, EncoderDecoder))
 
     def require_capacity(self, length: int) -> None:
-        """Raise UserError for a prompt that has no tokens, or after which no token fits."""
+        """Raises UserError if a prompt is empty, or if no new token fits after it. length: tokens of the prompt."""
         if not length:
-            raise UserError("the prompt has no tokens", "use a text")
+            raise UserError("the prompt is empty: it has no tokens", "write a text as the prompt")
         if length > self.longest_prompt:
             raise UserError(
                 f"the prompt has {length} tokens, more than the maximum of {self.longest_prompt}",
@@ -80,17 +85,17 @@ class GenerativeModel:
         batch_tokens: int = BATCH_TOKENS,
         watch: Watch = _ignore,
     ) -> list[list[int]]:
-        """The new tokens of each prompt: a decoder's continuation, an encoder-decoder's answer.
+        """Returns the new tokens for each prompt: a decoder's continuation, or an encoder-decoder's answer.
 
         Args:
-            prompts: Token ids of each prompt.
-            config: How tokens are chosen, and their maximum number. A text also ends at the model's last position.
-            seed: Seed of sampling. A text depends only on it and on its own prompt.
+            prompts: The token ids of each prompt.
+            config: How tokens are chosen, and how many at most. A text also ends at the last position of the model.
+            seed: The seed of sampling. A sampled text depends only on the seed and on its prompt.
             batch_tokens: Approximate number of tokens in the cache at a time.
-            watch: Called with the number of a prompt and each token as soon as that token is certain.
+            watch: Called with the index of a prompt and a token, for each token as soon as it is final.
 
         Raises:
-            UserError: A prompt has no tokens, or is too long.
+            UserError: A prompt is empty or too long.
         """
         strategy = strategy_of(config)
         for prompt in prompts:
@@ -105,14 +110,14 @@ class GenerativeModel:
                 batch = [[int(token) for token in prompts[number]] for number in group]
                 batch_limits = [limits[number] for number in group]
                 starts = batch if self.start is None else [[self.start]] * len(group)
-                request = Request(starts, batch_limits, frozenset(self.ends), keys[group], _numbered(watch, group))
+                request = Request(starts, batch_limits, frozenset(self.ends), keys[group], _with_indices(watch, group))
                 decoding = self._decoding(batch, max(batch_limits))
                 for number, text in zip(group, strategy.run(decoding, request), strict=True):
                     texts[number] = text
         return texts
 
     def _decoding(self, prompts: Sequence[Sequence[int]], limit: int) -> Decoding:
-        """The decoding of prompts with a new cache."""
+        """Returns a new decoding of prompts. limit: maximum new tokens of a prompt."""
         vocab_size = self.vocab_size or self.backbone.config.vocab_size
         if isinstance(self.backbone, EncoderDecoder):
             if self.start is None:
@@ -125,6 +130,7 @@ class GenerativeModel:
 
 @contextmanager
 def _evaluating(backbone: nn.Module) -> Iterator[None]:
+    """Sets a model to evaluation mode, and afterwards back to its previous mode."""
     was_training = backbone.training
     backbone.eval()
     try:
@@ -133,5 +139,7 @@ def _evaluating(backbone: nn.Module) -> Iterator[None]:
         backbone.train(was_training)
 
 
-def _numbered(watch: Watch, group: list[int]) -> Watch:
+def _with_indices(watch: Watch, group: list[int]) -> Watch:
+    """Returns a callback for one group, which calls `watch` with the index of a prompt among all prompts. group: the
+    indices of the prompts in the group."""
     return lambda row, token: watch(group[row], token)

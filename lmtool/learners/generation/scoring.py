@@ -1,7 +1,7 @@
-"""Scoring: the log-probabilities of candidate texts after prompts, in batches, without generating text.
+"""Log-probabilities of candidate texts after prompts, in batches, without generating text.
 
-A shared beginning of the prompts is read once, and so is each prompt for all its candidates. The score of a candidate
-does not depend on the other texts of a batch.
+Tokens that all prompts begin with are processed once, and each prompt is processed once for all of its candidates. The
+score of a candidate does not depend on the other texts of a batch.
 
 Shape letters: N prompts, R candidates, T their tokens, V rows of the token table, H hidden width.
 """
@@ -32,9 +32,12 @@ Ids = Sequence[int]
 class CandidateScorer:
     """Scores candidate texts with a language model.
 
-    head: the language-model head. start: the first token of an encoder-decoder's answer. prefix: whether a decoder's
-    attention within the prompt is bidirectional. batch_tokens: approximate tokens of one forward pass, and in the
-    cache.
+    Attributes:
+        backbone: The model, a decoder or an encoder-decoder.
+        head: The language-model head.
+        start: The first token of an encoder-decoder's answer; None for a decoder.
+        prefix: Whether a decoder's attention within the prompt is bidirectional.
+        batch_tokens: Approximate number of tokens of a forward, and of tokens in the cache.
     """
 
     backbone: Backbone
@@ -45,25 +48,28 @@ class CandidateScorer:
 
     @torch.no_grad()
     def score(self, shared: Ids, prompts: Sequence[Ids], candidates: Sequence[Sequence[Ids]]) -> list[np.ndarray]:
-        """For each prompt, the log-probabilities of its candidates in nats, float64: sums over their tokens, given
-        `shared` and the prompt.
+        """Returns, for each prompt, the log-probabilities of its candidates in nats, float64.
+
+        The log-probability of a candidate is the sum over its tokens, given `shared` and the prompt.
 
         Args:
-            shared: Tokens that all prompts begin with.
-            prompts: The rest of each prompt; not empty together with `shared`.
-            candidates: The candidates of each prompt, none of them empty.
+            shared: The token ids that all prompts begin with.
+            prompts: The remaining token ids of each prompt. Together with `shared`, a prompt must not be empty.
+            candidates: The token ids of the candidates of each prompt. A candidate must not be empty.
         """
         if isinstance(self.backbone, EncoderDecoder):
             return self._answers(self.backbone, [[*shared, *prompt] for prompt in prompts], candidates)
         assert isinstance(self.backbone, Decoder)
         if self.prefix or not all(map(len, prompts)):
-            # With bidirectional attention the shared tokens depend on the prompt; an empty prompt needs its last one.
+            # With bidirectional attention, the states of the shared tokens depend on the prompt. If a prompt is empty,
+            # the last shared token predicts the first token of its candidates.
             shared, prompts = (), [[*shared, *prompt] for prompt in prompts]
         return self._continuations(self.backbone, shared, prompts, candidates)
 
     def _continuations(
         self, backbone: Decoder, shared: Ids, prompts: Sequence[Ids], candidates: Sequence[Sequence[Ids]]
     ) -> list[np.ndarray]:
+        """Returns the scores of a decoder, see `score`."""
         scores = [np.zeros(len(texts)) for texts in candidates]
         longest = [max(map(len, texts), default=1) - 1 for texts in candidates]
         sizes = [len(shared) + len(prompt) + more for prompt, more in zip(prompts, longest, strict=True)]
@@ -72,16 +78,16 @@ class CandidateScorer:
             prefix_cache = backbone.new_cache(1, max(sizes))
             backbone(self._packed([shared]), cache=prefix_cache, read_M=self._index([len(shared) - 1]))
         for group in groups_by_length(sizes, sizes, self.batch_tokens):
-            chosen = [prompts[number] for number in group]
-            lengths = tuple(map(len, chosen))
+            group_prompts = [prompts[number] for number in group]
+            lengths = tuple(map(len, group_prompts))
             if prefix_cache is None:
                 cache = backbone.new_cache(len(group), max(sizes[number] for number in group))
             else:
                 cache = _branch(prefix_cache, [0] * len(group))
-            packed = self._packed(chosen, lengths if self.prefix else ())
+            packed = self._packed(group_prompts, lengths if self.prefix else ())
             hidden_NH = backbone(packed, cache=cache, read_M=self._index(np.cumsum(lengths) - 1))
             self._first_tokens(hidden_NH, group, candidates, scores)
-            pairs = _longer(group, candidates)
+            pairs = _multi_token_candidates(group, candidates)
             size = max(1, self.batch_tokens // max(sizes[number] for number in group))
             for start in range(0, len(pairs), size):
                 batch = pairs[start : start + size]
@@ -96,6 +102,7 @@ class CandidateScorer:
     def _answers(
         self, backbone: EncoderDecoder, prompts: Sequence[Ids], candidates: Sequence[Sequence[Ids]]
     ) -> list[np.ndarray]:
+        """Returns the scores of an encoder-decoder, see `score`."""
         if self.start is None:
             raise ValueError("an encoder-decoder's answer begins with a start token; start is None")
         scores = [np.zeros(len(texts)) for texts in candidates]
@@ -104,7 +111,7 @@ class CandidateScorer:
             encoded = backbone.encode(self._packed([prompts[number] for number in group]))
             hidden_NH = backbone.decode(encoded, self._packed([[self.start]] * len(group)))
             self._first_tokens(hidden_NH, group, candidates, scores)
-            pairs = _longer(group, candidates)
+            pairs = _multi_token_candidates(group, candidates)
             if not pairs:
                 continue
             texts = [candidates[number][index] for _, number, index in pairs]
@@ -117,8 +124,15 @@ class CandidateScorer:
     def _first_tokens(
         self, hidden_NH: Tensor, group: Sequence[int], candidates: Sequence[Sequence[Ids]], scores: list[np.ndarray]
     ) -> None:
-        """Add the log-probabilities of the first tokens: one hidden state scores those of all candidates of a
-        prompt."""
+        """Adds the log-probabilities of the candidates' first tokens to `scores`. One hidden state per prompt is enough
+        for the first tokens of all of its candidates.
+
+        Args:
+            hidden_NH: The hidden state that predicts the token after each prompt of the group.
+            group: The indices of the prompts in the group.
+            candidates: The candidates of all prompts.
+            scores: The scores of all prompts, which are changed in place.
+        """
         table_VH = self.backbone.embed.token.weight
         log_probs_NV = self.head(hidden_NH, table_VH).float().log_softmax(-1)
         rows = [row for row, number in enumerate(group) for _ in candidates[number]]
@@ -132,13 +146,18 @@ class CandidateScorer:
             scores[number] += [next(remaining) for _ in candidates[number]]
 
     def _sums(self, hidden_TH: Tensor, labels: Sequence[Ids]) -> list[float]:
-        """The log-probability of each text. hidden_TH: the state before each of its tokens."""
+        """Returns the log-probability of each text.
+
+        Args:
+            hidden_TH: For each token of the texts, the hidden state that predicts the token.
+            labels: The token ids of each text.
+        """
         labels_T = self._index([token for text in labels for token in text])
         losses_T, _ = self.head.scores(hidden_TH, self.backbone.embed.token.weight, labels_T)
         if not bool(torch.isfinite(losses_T.sum())):
             raise NotFinite("predictions")
-        parts = losses_T.double().cpu().split([len(text) for text in labels])
-        return [-float(part.sum()) for part in parts]
+        losses_by_text = losses_T.double().cpu().split([len(text) for text in labels])
+        return [-float(losses.sum()) for losses in losses_by_text]
 
     def _packed(self, texts: Sequence[Ids], prefixes: tuple[int, ...] = ()) -> Packed:
         tokens_T = self._index([token for text in texts for token in text])
@@ -149,21 +168,22 @@ class CandidateScorer:
 
 
 def _branch(cache: Cache, rows: Sequence[int]) -> Cache:
-    """A copy of a cache with only these documents."""
+    """Returns a copy of a cache with the given rows; a row may occur several times."""
     branch_cache = deepcopy(cache)
     branch_cache.select(rows)
     return branch_cache
 
 
 def _repeated(encoded: EncoderState, rows: Sequence[int]) -> EncoderState:
-    """The encoded inputs of these rows, which share the hidden states."""
+    """Returns the encoded inputs of the given rows. A row may occur several times; the copies share hidden states."""
     segments = encoded.segments
     starts, lengths = ([side[row] for row in rows] for side in (segments.starts, segments.lengths))
     return EncoderState(encoded.hidden_SH, Segments(tuple(starts), tuple(lengths), segments.device))
 
 
-def _longer(group: Sequence[int], candidates: Sequence[Sequence[Ids]]) -> list[tuple[int, int, int]]:
-    """The candidates of more than one token: row in the group, number of the prompt, index of the candidate."""
+def _multi_token_candidates(group: Sequence[int], candidates: Sequence[Sequence[Ids]]) -> list[tuple[int, int, int]]:
+    """Returns the candidates with more than one token. For each: the row of the prompt in the group, the index of the
+    prompt, and the index of the candidate."""
     return [
         (row, number, index)
         for row, number in enumerate(group)

@@ -19,14 +19,20 @@ from lmtool.errors import UserError
 from lmtool.learners.generation.configs import GenerationConfig
 from lmtool.learners.generation.decoding import Decoding
 
-_PADDING = -1  # before texts that are shorter than others
+_PADDING = -1  # fills the history of texts that are shorter than others; no token has this id
 
 
 class Constraints:
-    """Tokens that may not come next, applied in the same order as in transformers' `generate`.
+    """Changes the logits of a step: makes repeated tokens less likely, and excludes tokens that may not come next.
 
-    ends: tokens that end a text. prompts: the beginnings of the texts, which count as repetition (for an answer, its
-    start token). limits: maximum tokens of each text.
+    The constraints are applied in the same order as in transformers' `generate`.
+
+    Args:
+        config: The configured constraints.
+        ends: The tokens that end a text.
+        prompts: The first tokens of each text (for an answer, its start token). Repetition of these counts too.
+        limits: Maximum new tokens of each text.
+        device: The device of the logits.
     """
 
     def __init__(
@@ -47,7 +53,7 @@ class Constraints:
             self.history_RT = torch.tensor(rows, device=device)
 
     def apply(self, logits_RV: Tensor) -> Tensor:
-        """Logits, or log-probabilities, with -inf for tokens that may not come next."""
+        """Returns the constrained logits, or log-probabilities: -inf for tokens that may not come next."""
         if self.history_RT is not None and self.penalty != 1.0:
             logits_RV = _penalized(logits_RV, self.history_RT, self.penalty)
         if self.step < self.config.min_new_tokens and self.ends:
@@ -63,47 +69,52 @@ class Constraints:
         return logits_RV
 
     def advance(self, tokens_R: Tensor, rows: Sequence[int] | None = None) -> None:
-        """Append a token to each text. rows: as in `Decoding.advance`."""
+        """Appends a token to each text. rows: see `Decoding.advance`."""
         self.step += 1
-        from_R = slice(None) if rows is None else torch.tensor(rows, device=tokens_R.device)
+        rows_R = slice(None) if rows is None else torch.tensor(rows, device=tokens_R.device)
         if self.limits_R is not None:
-            self.limits_R = self.limits_R[from_R]
+            self.limits_R = self.limits_R[rows_R]
         if self.history_RT is not None:
-            self.history_RT = torch.cat([self.history_RT[from_R], tokens_R[:, None]], 1)
+            self.history_RT = torch.cat([self.history_RT[rows_R], tokens_R[:, None]], 1)
 
 
 def _penalized(logits_RV: Tensor, history_RT: Tensor, penalty: float) -> Tensor:
-    """Logits in which tokens of the text are less probable (Keskar et al. 2019, section 4.1; negative logits as in
-    transformers)."""
-    seen_RV = torch.zeros_like(logits_RV, dtype=torch.bool)
+    """Returns logits in which tokens that the text already contains are less likely (Keskar et al. 2019, section 4.1;
+    negative logits are multiplied, as in transformers)."""
+    repeated_RV = torch.zeros_like(logits_RV, dtype=torch.bool)
     row, column = ((history_RT != _PADDING) & (history_RT < logits_RV.shape[1])).nonzero(as_tuple=True)
-    seen_RV[row, history_RT[row, column]] = True
-    return torch.where(seen_RV, torch.where(logits_RV < 0, logits_RV * penalty, logits_RV / penalty), logits_RV)
+    repeated_RV[row, history_RT[row, column]] = True
+    return torch.where(repeated_RV, torch.where(logits_RV < 0, logits_RV * penalty, logits_RV / penalty), logits_RV)
 
 
 def _without_repetition(logits_RV: Tensor, history_RT: Tensor, size: int) -> Tensor:
-    """Logits with -inf for tokens that would repeat an n-gram of `size` tokens (Paulus et al. 2018, section 2.5)."""
+    """Returns logits with -inf for tokens that would repeat an n-gram (Paulus et al. 2018, section 2.5). size: the
+    n."""
     if history_RT.shape[1] < size:
         return logits_RV
     grams_RWG = history_RT.unfold(1, size, 1)
     last_RG = history_RT[:, history_RT.shape[1] - size + 1 :]
-    again_RW = (grams_RWG[..., :-1] == last_RG[:, None]).all(-1) & (grams_RWG != _PADDING).all(-1)
-    row, window = again_RW.nonzero(as_tuple=True)
+    matches_RW = (grams_RWG[..., :-1] == last_RG[:, None]).all(-1) & (grams_RWG != _PADDING).all(-1)
+    row, window = matches_RW.nonzero(as_tuple=True)
     logits_RV = logits_RV.clone()
     logits_RV[row, grams_RWG[row, window, -1]] = -torch.inf
     return logits_RV
 
 
 Watch = Callable[[int, int], None]
-"""Called with the number of a prompt and its next token, as soon as the token is certain."""
+"""A callback that receives the index of a prompt and its next token, as soon as the token is final."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """N prompts that are generated together.
+    """N texts that are generated together.
 
-    starts: the first tokens of each text. limits: maximum tokens of each text. ends: tokens that end a text. keys: (N,)
-    int64 keys of random numbers, see `sampling_keys`. watch: called with each token.
+    Attributes:
+        starts: The first tokens of each text: a decoder's prompt, or the start token of an answer.
+        limits: Maximum new tokens of each text.
+        ends: The tokens that end a text.
+        keys: (N,) int64, the key of each text's random numbers, see `sampling_keys`.
+        watch: Called with each new token.
     """
 
     starts: Sequence[Sequence[int]]
@@ -114,25 +125,32 @@ class Request:
 
 
 class Strategy(ABC):
-    """A decoding strategy."""
+    """The base class of decoding strategies, which choose the tokens of texts from the logits."""
 
     def __init__(self, config: GenerationConfig):
         self.config = config
 
     @abstractmethod
     def run(self, decoding: Decoding, request: Request) -> list[list[int]]:
-        """The new tokens of each prompt, without the token that ended it."""
+        """Returns the new tokens of each text, without the token that ended the text."""
 
     def constraints(self, decoding: Decoding, request: Request) -> Constraints:
+        """Returns the configured constraints for the texts of a request."""
         return Constraints(self.config, request.ends, request.starts, request.limits, decoding.device)
 
 
 class TokenByToken(Strategy):
-    """Base of strategies that choose one token after the other, without search."""
+    """The base class of strategies that choose one token after another, without search."""
 
     @abstractmethod
     def choose(self, logits_RV: Tensor, keys_R: np.ndarray, step: int) -> Tensor:
-        """The next tokens (R,). keys_R: keys of random numbers. step: number of tokens generated before."""
+        """Returns the next tokens (R,).
+
+        Args:
+            logits_RV: The logits, -inf for tokens that may not come next.
+            keys_R: The keys of the texts' random numbers.
+            step: How many tokens were generated before.
+        """
 
     def run(self, decoding: Decoding, request: Request) -> list[list[int]]:
         constraints = self.constraints(decoding, request)
@@ -153,15 +171,16 @@ class TokenByToken(Strategy):
                     rows.append(row)
             if not rows:
                 return texts
-            left = None
+            # None keeps all rows, which is faster than selecting them.
+            remaining = None
             if len(rows) < len(active):
-                active, tokens_R, left = [active[row] for row in rows], tokens_R[rows], rows
-            constraints.advance(tokens_R, left)
-            logits_RV = decoding.advance(tokens_R, left)
+                active, tokens_R, remaining = [active[row] for row in rows], tokens_R[rows], rows
+            constraints.advance(tokens_R, remaining)
+            logits_RV = decoding.advance(tokens_R, remaining)
 
 
 class Greedy(TokenByToken):
-    """The most probable token each time."""
+    """Always chooses the most probable token."""
 
     def choose(self, logits_RV: Tensor, keys_R: np.ndarray, step: int) -> Tensor:
         return logits_RV.argmax(-1)
@@ -187,33 +206,44 @@ class Sampling(TokenByToken):
 
 
 def sampling_keys(seed: int, prompts: Sequence[Sequence[int]]) -> np.ndarray:
-    """(N,) int64: the key of each prompt's random numbers, a function of the seed and the prompt's tokens only, so that
-    its position and the other prompts do not matter. A repeated prompt gets another key."""
-    seen: dict[int, int] = {}
+    """Returns the key of each prompt's random numbers, (N,) int64.
+
+    A key depends only on the seed and on the tokens of the prompt, not on the other prompts. If several prompts are
+    equal, each gets a different key.
+    """
+    occurrences: dict[int, int] = {}
     keys = np.empty(len(prompts), dtype=np.uint64)
     for number, prompt in enumerate(prompts):
         content = np.asarray(prompt, dtype="<i8").tobytes()
         digest = int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
-        seen[digest] = seen.get(digest, -1) + 1
-        keys[number] = random_streams.key(seed, "sample", digest, seen[digest])
+        occurrences[digest] = occurrences.get(digest, -1) + 1
+        keys[number] = random_streams.key(seed, "sample", digest, occurrences[digest])
     return keys.view(np.int64)
 
 
 # --- beam search --------------------------------------------------------------------------------------------------
 #
-# The results equal those of Hugging Face's `generate`: there are twice as many candidates as beams, so that enough
-# remain when the best ones end, and finished texts are compared by log-probability / length ** length_penalty.
+# The results equal the results of Hugging Face's `generate`. There are at least twice as many candidates as beams, so
+# that enough unfinished texts remain if the best candidates end. Finished texts are compared by
+# log-probability / length ** length_penalty.
 #
 # Shape letters: N prompts, B beams, C candidates, V vocabulary, L tokens of the longest text.
 
 
-# The score of an invalid text: below any log-probability, but finite.
-_NEVER = -1e9
+# The score of a candidate that does not count: below any log-probability, but finite.
+_INVALID = -1e9
 
 
 @dataclass
 class FinishedTexts:
-    """The best finished texts of N prompts: normalized scores, tokens, lengths, and which of them exist."""
+    """The best finished texts of N prompts, at most B per prompt.
+
+    Attributes:
+        scores_NB: The length-normalized log-probabilities.
+        tokens_NBL: The tokens.
+        lengths_NB: The numbers of tokens.
+        valid_NB: Whether there is a text; a prompt may have fewer than B finished texts.
+    """
 
     scores_NB: Tensor
     tokens_NBL: Tensor
@@ -221,15 +251,23 @@ class FinishedTexts:
     valid_NB: Tensor
 
     @classmethod
-    def none(cls, prompts: int, beams: int, longest: int, device: torch.device) -> FinishedTexts:
+    def empty(cls, prompts: int, beams: int, longest: int, device: torch.device) -> FinishedTexts:
+        """Returns an instance without any text. longest: maximum tokens of a text."""
         zeros = torch.zeros(prompts, beams, longest, dtype=torch.int64, device=device)
-        scores = torch.full((prompts, beams), _NEVER, device=device)
+        scores = torch.full((prompts, beams), _INVALID, device=device)
         return cls(scores, zeros, zeros[..., 0].clone(), zeros[..., 0].bool())
 
     def merge(self, scores_NC: Tensor, tokens_NCL: Tensor, length: int, finished_NC: Tensor) -> None:
-        """Keep the best of the finished texts and the new candidates."""
+        """Retains the best B of the finished texts and new candidates.
+
+        Args:
+            scores_NC: The length-normalized log-probabilities of the candidates.
+            tokens_NCL: The tokens of the candidates.
+            length: The number of tokens of every candidate.
+            finished_NC: Whether a candidate is finished; the others are ignored.
+        """
         beams = self.scores_NB.shape[1]
-        scores = torch.cat([self.scores_NB, torch.where(finished_NC, scores_NC, _NEVER)], 1)
+        scores = torch.cat([self.scores_NB, torch.where(finished_NC, scores_NC, _INVALID)], 1)
         self.scores_NB, best_NB = scores.topk(beams)
         tokens = torch.cat([self.tokens_NBL, tokens_NCL], 1)
         self.tokens_NBL = tokens.gather(1, best_NB[..., None].expand(-1, -1, tokens.shape[2]))
@@ -237,18 +275,24 @@ class FinishedTexts:
         self.lengths_NB = lengths.gather(1, best_NB)
         self.valid_NB = torch.cat([self.valid_NB, finished_NC], 1).gather(1, best_NB)
 
-    def select(self, left_M: Tensor) -> None:
-        self.scores_NB, self.tokens_NBL = self.scores_NB[left_M], self.tokens_NBL[left_M]
-        self.lengths_NB, self.valid_NB = self.lengths_NB[left_M], self.valid_NB[left_M]
+    def select(self, rows_M: Tensor) -> None:
+        """Retains the prompts with these rows."""
+        self.scores_NB, self.tokens_NBL = self.scores_NB[rows_M], self.tokens_NBL[rows_M]
+        self.lengths_NB, self.valid_NB = self.lengths_NB[rows_M], self.valid_NB[rows_M]
 
     def best(self, row: int, ends: frozenset[int]) -> list[int]:
-        """The tokens of a prompt's best text, without the one that ended it."""
+        """Returns the tokens of a prompt's best text, without the token that ended the text.
+
+        Args:
+            row: The row of the prompt.
+            ends: The tokens that end a text.
+        """
         tokens = self.tokens_NBL[row, 0, : int(self.lengths_NB[row, 0])].tolist()
         return tokens[:-1] if tokens and tokens[-1] in ends else tokens
 
 
 class BeamSearch(Strategy):
-    """Beam search with `beams` texts per prompt."""
+    """Beam search: continues the `beams` most probable texts of each prompt."""
 
     def run(self, decoding: Decoding, request: Request) -> list[list[int]]:
         beams, ends, device = self.config.beams, frozenset(request.ends), decoding.device
@@ -257,63 +301,66 @@ class BeamSearch(Strategy):
         active, longest = list(range(len(texts))), max(request.limits)
 
         def scored(logits_RV: Tensor) -> Tensor:
-            # The softmax includes all rows of the table, as in training, also rows that are no tokens.
+            # As in training, the softmax includes all rows of the table, even padding rows, which are no tokens.
             return constraints.apply(logits_RV.log_softmax(-1)[:, : decoding.vocabulary])
 
         log_probs_RV = scored(decoding.begin())
         candidates = max(2, 1 + len(ends)) * beams
         if candidates > log_probs_RV.shape[1]:
             raise UserError(
-                f"beams={beams} needs {candidates} candidates, but there are {log_probs_RV.shape[1]} tokens",
+                f"beams={beams} needs {candidates} candidates per step, but the vocabulary has only "
+                f"{log_probs_RV.shape[1]} tokens",
                 "set a smaller beams=",
             )
-        # At first there is one text per prompt.
+        # In the first step, there is one text per prompt.
         scores_NB = torch.zeros(len(active), 1, device=device)
         tokens_NBL = torch.zeros(len(active), 1, longest, dtype=torch.int64, device=device)
-        finished = FinishedTexts.none(len(active), beams, longest, device)
+        finished = FinishedTexts.empty(len(active), beams, longest, device)
         step = 0
         while True:
-            prompts, wide = len(active), scores_NB.shape[1]
-            sums = (scores_NB[..., None] + log_probs_RV.view(prompts, wide, -1)).flatten(1)
+            prompts, width = len(active), scores_NB.shape[1]
+            sums = (scores_NB[..., None] + log_probs_RV.view(prompts, width, -1)).flatten(1)
             sums_NC, index_NC = sums.topk(candidates)
             parent_NC, token_NC = index_NC // log_probs_RV.shape[1], index_NC % log_probs_RV.shape[1]
             tokens_NCL = tokens_NBL.gather(1, parent_NC[..., None].expand(-1, -1, longest)).clone()
             tokens_NCL[..., step] = token_NC
             step += 1
-            full_N1 = torch.tensor([request.limits[number] <= step for number in active], device=device)[:, None]
-            end_NC = torch.isin(token_NC, ends_E) | full_N1
-            # A candidate that ends counts only if it is among the best `beams`.
-            counts_NC = end_NC & (torch.arange(candidates, device=device) < beams)
-            finished.merge(sums_NC / step**self.config.length_penalty, tokens_NCL, step, counts_NC)
-            live_NB, next_NB = (sums_NC + end_NC * _NEVER).topk(beams)
-            done = (self._is_finished(finished, live_NB, step, active, request) | full_N1[:, 0]).tolist()
+            at_limit_N1 = torch.tensor([request.limits[number] <= step for number in active], device=device)[:, None]
+            end_NC = torch.isin(token_NC, ends_E) | at_limit_N1
+            # As in transformers, a candidate that ends counts as finished only if it is among the best `beams`.
+            finished_NC = end_NC & (torch.arange(candidates, device=device) < beams)
+            finished.merge(sums_NC / step**self.config.length_penalty, tokens_NCL, step, finished_NC)
+            live_NB, next_NB = (sums_NC + end_NC * _INVALID).topk(beams)
+            done = (self._is_finished(finished, live_NB, step, active, request) | at_limit_N1[:, 0]).tolist()
             for row, number in enumerate(active):
                 if done[row]:
                     texts[number] = finished.best(row, ends)
                     for token in texts[number]:
                         request.watch(number, token)
-            left = [row for row in range(prompts) if not done[row]]
-            if not left:
+            remaining = [row for row in range(prompts) if not done[row]]
+            if not remaining:
                 return texts
-            left_M = torch.tensor(left, device=device)
-            finished.select(left_M)
-            active, next_NB, scores_NB = [active[row] for row in left], next_NB[left_M], live_NB[left_M]
-            tokens_NBL = tokens_NCL[left_M].gather(1, next_NB[..., None].expand(-1, -1, longest))
-            rows = (parent_NC[left_M].gather(1, next_NB) + left_M[:, None] * wide).flatten().tolist()
-            chosen_R = token_NC[left_M].gather(1, next_NB).flatten()
+            remaining_M = torch.tensor(remaining, device=device)
+            finished.select(remaining_M)
+            active = [active[row] for row in remaining]
+            next_NB, scores_NB = next_NB[remaining_M], live_NB[remaining_M]
+            tokens_NBL = tokens_NCL[remaining_M].gather(1, next_NB[..., None].expand(-1, -1, longest))
+            rows = (parent_NC[remaining_M].gather(1, next_NB) + remaining_M[:, None] * width).flatten().tolist()
+            chosen_R = token_NC[remaining_M].gather(1, next_NB).flatten()
             constraints.advance(chosen_R, rows)
             log_probs_RV = scored(decoding.advance(chosen_R, rows))
 
     def _is_finished(
         self, finished: FinishedTexts, live_NB: Tensor, step: int, active: list[int], request: Request
     ) -> Tensor:
-        """(N,) whether no unfinished text is expected to beat the finished ones."""
+        """Returns for which prompts (N,) the search ends, because unfinished texts are not expected to get a better
+        score than the finished texts. See the field `early_stopping`."""
         config = self.config
         lengths = [float(step)] * len(active)
         if config.early_stopping == "never" and config.length_penalty > 0:
             lengths = [float(request.limits[number]) for number in active]
         lengths_N = torch.tensor(lengths, device=live_NB.device)
         best_N1 = (live_NB[:, 0] / lengths_N**config.length_penalty)[:, None]
-        worst_NB = torch.where(finished.valid_NB, finished.scores_NB.amin(1, keepdim=True), _NEVER)
+        worst_NB = torch.where(finished.valid_NB, finished.scores_NB.amin(1, keepdim=True), _INVALID)
         decided_N = ~(best_N1 > worst_NB).any(1)
         return decided_N | finished.valid_NB.all(1) if config.early_stopping is True else decided_N

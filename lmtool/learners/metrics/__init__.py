@@ -1,4 +1,4 @@
-"""Scores over plain data, proven against the reference implementations."""
+"""Metrics, computed from plain data; tests compare them with the reference implementations."""
 
 from __future__ import annotations
 
@@ -44,6 +44,8 @@ _SMALLER = tuple(
 
 
 def smaller_is_better(name: str) -> bool:
-    """Whether a smaller value of a score is the better one, by its name in result files: of a metric, of a term or of a
-    split (mlm_loss, dev_mse); errors of any kind too."""
+    """Returns whether smaller values of a score are better. Every score whose name ends in "error" is of this kind.
+
+    name: the score's key in result files; it may begin with the name of a loss term or of a split (mlm_loss, dev_mse).
+    """
     return name.endswith("error") or any(name == metric or name.endswith(f"_{metric}") for metric in _SMALLER)

@@ -11,15 +11,21 @@ import numpy as np
 from lmtool.random_streams import uniform
 
 LEVEL = 0.95
-"""The share of intervals that hold the true value."""
+"""Confidence level: the fraction of intervals that contain the true value."""
 
 
 def ratio_standard_error(sums: np.ndarray, counts: np.ndarray) -> float:
-    """Standard error of sum(sums) / sum(counts) over examples drawn as wholes.
+    """Returns the standard error of the mean loss per target, sum(sums) / sum(counts).
 
-    sums: (N,) the sum of an example's losses. counts: (N,) how many targets it has. The targets of one example lean
-    on each other, so the examples are what is independent: the linearised variance of a ratio (Cochran 1977, 6.13).
-    Not a number for fewer than two examples.
+    The targets of one example are not independent, but the examples are. So the variance is that of a ratio estimator
+    over examples, linearized (Cochran 1977, section 6.13).
+
+    Args:
+        sums: (N,) the sum of the losses of each example.
+        counts: (N,) the number of targets of each example.
+
+    Returns:
+        The standard error; NaN for fewer than two examples.
     """
     sums, counts = np.asarray(sums, dtype=np.float64), np.asarray(counts, dtype=np.float64)
     examples, total = len(sums), counts.sum()
@@ -30,13 +36,19 @@ def ratio_standard_error(sums: np.ndarray, counts: np.ndarray) -> float:
 
 
 def paired_standard_error(first_sums: np.ndarray, second_sums: np.ndarray, counts: np.ndarray) -> float:
-    """Standard error of the difference of two mean losses over the same examples (a model and its baseline)."""
+    """Returns the standard error of the difference between two mean losses over the same examples.
+
+    Args:
+        first_sums: (N,) the sum of one predictor's losses over each example, such as the model's.
+        second_sums: (N,) the sum of the other predictor's losses, such as the baseline's.
+        counts: (N,) the number of targets of each example.
+    """
     return ratio_standard_error(np.asarray(first_sums, np.float64) - np.asarray(second_sums, np.float64), counts)
 
 
 def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:
-    """The mean of independent values, and its standard error: their sample deviation over the root of their number. No
-    error (None) is known of a single value."""
+    """Returns the mean of independent values, and its standard error: the sample standard deviation divided by the
+    square root of the number of values. The error of a single value is None."""
     mean = math.fsum(values) / len(values)
     if len(values) < 2:
         return mean, None
@@ -45,43 +57,48 @@ def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:
 
 
 def t_quantile(freedom: int, level: float = LEVEL) -> float:
-    """The value that Student's t stays within, on both sides, in this share of draws. freedom: degrees of freedom, 1 at
-    least.
+    """Returns the two-sided quantile of Student's t distribution: the t for which P(|T| <= t) = level.
 
-    Abramowitz and Stegun 1964, 26.7.3 and 26.7.4: the distribution for whole degrees of freedom is a finite sum, which
-    rises with the angle whose tangent is t / sqrt(freedom).
+    For integer degrees of freedom, the distribution is a finite sum that increases with the angle whose tangent is
+    t / sqrt(freedom) (Abramowitz and Stegun 1964, 26.7.3 and 26.7.4). The angle is found by bisection.
+
+    Args:
+        freedom: The degrees of freedom, at least 1.
+        level: The probability between -t and t.
     """
     low, high = 0.0, math.pi / 2
     for _ in range(60):
         angle = (low + high) / 2
-        low, high = (angle, high) if _within(angle, freedom) < level else (low, angle)
+        low, high = (angle, high) if _probability_within(angle, freedom) < level else (low, angle)
     return math.tan((low + high) / 2) * math.sqrt(freedom)
 
 
-def _within(angle: float, freedom: int) -> float:
-    """The probability that |t| is at most sqrt(freedom) times the tangent of the angle."""
+def _probability_within(angle: float, freedom: int) -> float:
+    """Returns the probability that |T| is at most sqrt(freedom) * tan(angle)."""
     sine, cosine, odd = math.sin(angle), math.cos(angle), freedom % 2
     term, total = cosine if odd else 1.0, 0.0
-    for place in range(odd + 1, freedom, 2):
+    for index in range(odd + 1, freedom, 2):
         total += term
-        term *= cosine**2 * place / (place + 1)
+        term *= cosine**2 * index / (index + 1)
     return 2 / math.pi * (angle + sine * total) if odd else sine * total
 
 
-# Intervals of scores by the bootstrap: the score of many samples drawn with replacement from the scored rows.
+# Bootstrap intervals of scores (Efron 1979): the scored rows are resampled with replacement many times, and the
+# interval lies between two percentiles of the scores of the resamples.
 #
-# Efron 1979; percentile intervals. Shape letters: N rows, B resamples.
+# Shape letters: N rows, B resamples.
 
 
 RESAMPLES = 10_000
-"""Leave the end of an interval open by 0.03 standard errors of the score; FEWEST of them by 0.08."""
-FEWEST = 1_000
-# Rows that are scored in about half a second on one core: by counts, and where the score sorts its rows.
+"""Maximum number of resamples: the ends of an interval are then accurate to 0.03 standard errors of the score."""
+MIN_RESAMPLES = 1_000
+"""Minimum number of resamples: the ends of an interval are then accurate to 0.08 standard errors of the score."""
+# Number of rows that one core scores in about half a second: for metrics that count, and for metrics that sort rows.
 _ROWS, _SORTED_ROWS = 20_000_000, 2_000_000
 _SORTING = frozenset({"spearman", "best_exact_match", "best_f1"})
-# The resamples' epoch in the stream of samples: no epoch of training draws from there.
+# The epoch that keys the random numbers of resamples; no training run reaches it, so they share no random numbers.
 _EPOCH = 1 << 40
-# Values that are drawn at once.
+# Number of random values generated at a time.
 _BLOCK = 1 << 14
 
 
@@ -93,15 +110,28 @@ class Interval(NamedTuple):
 
 
 def resample_count(count: int, scores: Collection[str]) -> int:
-    """How often so many rows are resampled: RESAMPLES times where that takes less than about a second, else fewer,
-    FEWEST at least. A function of the rows and of the names of the scores alone, so that a result can be repeated."""
+    """Returns the number of resamples for an interval.
+
+    It is RESAMPLES if these take less than about a second, otherwise fewer, but at least MIN_RESAMPLES. The number
+    depends on the arguments only, not on the machine, so results are reproducible.
+
+    Args:
+        count: The number of rows that are scored.
+        scores: The names of the scores.
+    """
     affordable = (_ROWS if _SORTING.isdisjoint(scores) else _SORTED_ROWS) // count
-    return min(max(affordable, FEWEST), RESAMPLES)
+    return min(max(affordable, MIN_RESAMPLES), RESAMPLES)
 
 
 def resampled_rows(count: int, resamples: int, seed: int = 0) -> Iterator[np.ndarray]:
-    """(N,) int64 numbers of the rows of each resample. The same for the same count, so that two systems scored on the
-    same rows are resampled alike."""
+    """Yields the row indices (N,) of each resample, int64. They depend on the count and the seed only, so two models
+    that are scored on the same rows get the same resamples.
+
+    Args:
+        count: The number of rows, N.
+        resamples: The number of resamples, B.
+        seed: The seed of the random numbers.
+    """
     block = max(_BLOCK // count, 1)
     for first in range(0, resamples, block):
         fractions_BN = uniform(seed, "sample", _EPOCH, np.arange(first, min(first + block, resamples)), count)
@@ -109,8 +139,11 @@ def resampled_rows(count: int, resamples: int, seed: int = 0) -> Iterator[np.nda
 
 
 def interval(values_B: Sequence[float] | np.ndarray) -> Interval:
-    """The percentile interval of a score's resamples; resamples without a score (a correlation with a constant) are
-    left out, and not a number where none has one."""
+    """Returns the percentile interval of a score. values_B: the score of each resample.
+
+    Resamples without a finite score (such as the correlation with a constant) are ignored; both ends are NaN if no
+    resample has a score.
+    """
     values = np.asarray(values_B, dtype=np.float64)
     values = values[np.isfinite(values)]
     if not len(values):

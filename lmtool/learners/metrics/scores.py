@@ -1,4 +1,4 @@
-"""Scores of predictions against gold labels, over numpy arrays."""
+"""Metrics of classification and regression: predictions compared with gold labels, as numpy arrays."""
 
 from __future__ import annotations
 
@@ -9,13 +9,17 @@ import numpy as np
 
 from lmtool.errors import UserError
 
-# A score: its name, how it is computed, and which direction is better.
-
 
 @dataclass(frozen=True)
 class Metric:
-    """name: in result files and on the screens. function: (N,) gold and (N,) predicted values to the score; None where
-    it is no function of single predictions (a loss, F1 over entities): its learner computes it."""
+    """A metric: a score of predictions.
+
+    Attributes:
+        name: The name in result files and on screens.
+        function: Computes the score from (N,) gold values and (N,) predicted values. None if the score needs more than
+            one prediction per row, such as a loss or F1 over entities; then the learner's scorer computes the score.
+        smaller_is_better: Whether smaller values of the score are better.
+    """
 
     name: str
     function: Callable[[np.ndarray, np.ndarray], float] | None = None
@@ -23,21 +27,22 @@ class Metric:
 
     def __call__(self, gold: np.ndarray, predicted: np.ndarray) -> float:
         if self.function is None:
-            raise TypeError(f"{self.name} is no function of single predictions")
+            raise TypeError(f"{self.name} cannot be computed from one prediction per row")
         return self.function(gold, predicted)
 
 
 LOSS = Metric("loss", smaller_is_better=True)
+"""The metric that selects checkpoints in language modeling: the loss."""
 
 
-# Scores of predictions against gold, over numpy arrays of one dimension.
+# Metrics with one prediction per row; all arrays have shape (N,).
 #
-# Classes are numbers from 0; a prediction or gold value of a regression is a float. Conventions are those of
-# scikit-learn (a ratio of nothing is 0) and scipy (a correlation with a constant is not a number).
+# Classes are integers from 0; regression values are floats. As in scikit-learn, 0 divided by 0 is 0; as in scipy, the
+# correlation with a constant is NaN.
 
 
 def confusion(gold: np.ndarray, predicted: np.ndarray, classes: int) -> np.ndarray:
-    """(classes, classes) int64 counts; rows are gold, columns predicted."""
+    """Returns the confusion matrix (classes, classes), int64: rows are gold classes, columns predicted classes."""
     return np.bincount(gold * classes + predicted, minlength=classes * classes).reshape(classes, classes)
 
 
@@ -46,60 +51,60 @@ def _counts(gold: np.ndarray, predicted: np.ndarray) -> np.ndarray:
 
 
 def accuracy(gold: np.ndarray, predicted: np.ndarray) -> float:
-    """Share of predictions that are right."""
+    """Returns the fraction of correct predictions."""
     return float(np.mean(gold == predicted))
 
 
 def f1(gold: np.ndarray, predicted: np.ndarray) -> float:
-    """Harmonic mean of precision and recall of class 1 against class 0; 0 where class 1 is in neither."""
+    """Returns the F1 score of class 1, for the classes 0 and 1; 0 if class 1 occurs in neither array."""
     both, either = np.sum((gold == 1) & (predicted == 1)), np.sum(gold == 1) + np.sum(predicted == 1)
     return float(2 * both / either) if either else 0.0
 
 
 def macro_f1(gold: np.ndarray, predicted: np.ndarray) -> float:
-    """Mean F1 of the classes that occur in gold or predictions."""
+    """Returns the mean F1 score of the classes that occur in gold labels or predictions."""
     counts = _counts(gold, predicted)
     either = counts.sum(0) + counts.sum(1)
-    seen = either > 0
-    return float(np.mean(2 * np.diag(counts)[seen] / either[seen]))
+    present = either > 0
+    return float(np.mean(2 * np.diag(counts)[present] / either[present]))
 
 
 def matthews(gold: np.ndarray, predicted: np.ndarray) -> float:
-    """Matthews correlation of any number of classes (Gorodkin 2004); 0 where gold or predictions are constant."""
+    """Returns the Matthews correlation for any number of classes (Gorodkin 2004); 0 if gold labels or predictions are
+    constant."""
     counts = _counts(gold, predicted)
-    total, predicted_of, gold_of = counts.sum(), counts.sum(0), counts.sum(1)
-    covariance = np.trace(counts) * total - gold_of @ predicted_of
-    spread = (total**2 - predicted_of @ predicted_of) * (total**2 - gold_of @ gold_of)
-    return float(covariance / np.sqrt(spread)) if spread > 0 else 0.0
+    total, predicted_C, gold_C = counts.sum(), counts.sum(0), counts.sum(1)
+    covariance = np.trace(counts) * total - gold_C @ predicted_C
+    variances = (total**2 - predicted_C @ predicted_C) * (total**2 - gold_C @ gold_C)
+    return float(covariance / np.sqrt(variances)) if variances > 0 else 0.0
 
 
 def pearson(gold: np.ndarray, predicted: np.ndarray) -> float:
-    """Linear correlation; not a number where either side is constant."""
+    """Returns the linear correlation; NaN if either array is constant."""
     if len(gold) < 2 or np.all(gold == gold[0]) or np.all(predicted == predicted[0]):
         return float("nan")
     x, y = gold - np.mean(gold, dtype=np.float64), predicted - np.mean(predicted, dtype=np.float64)
-    # Brought to a largest element of 1 first: the squares of small values would underflow.
+    # Scale the largest element to 1 first, because the squares of small values would underflow.
     x, y = x / np.abs(x).max(), y / np.abs(y).max()
     return float(np.clip(x / np.linalg.norm(x) @ (y / np.linalg.norm(y)), -1.0, 1.0))
 
 
 def _ranks(values: np.ndarray) -> np.ndarray:
-    """Ranks from 1, equal values sharing the mean of theirs."""
+    """Returns the rank of each value, from 1. Equal values get the mean of their ranks."""
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     last = np.cumsum(counts)
     return (last - (counts - 1) / 2)[inverse]
 
 
 def spearman(gold: np.ndarray, predicted: np.ndarray) -> float:
-    """Correlation of ranks, ties sharing their mean rank; not a number where either side is constant, or has something
-    that is no number."""
+    """Returns the correlation of ranks, with mean ranks for ties; NaN if either array is constant or contains NaN."""
     if len(gold) < 2 or np.isnan(gold).any() or np.isnan(predicted).any():
         return float("nan")
     return pearson(_ranks(gold), _ranks(predicted))
 
 
 def mse(gold: np.ndarray, predicted: np.ndarray) -> float:
-    """Mean squared error."""
+    """Returns the mean squared error."""
     return float(np.mean(np.square(gold.astype(np.float64) - predicted)))
 
 
@@ -113,10 +118,18 @@ METRICS: dict[str, Metric] = {
 
 
 def compute(names: Sequence[str], gold: Sequence | np.ndarray, predicted: Sequence | np.ndarray) -> dict[str, float]:
-    """The named scores. A correlation with a constant tells nothing and is given as 0, so that runs compare; where
-    anything is no finite number, no score is a number.
+    """Returns the scores by name.
 
-    Raises UserError for an unknown name, no rows, or sides of different length.
+    A correlation with a constant counts as 0, so that runs can be compared. All scores are NaN if any value is not
+    finite.
+
+    Args:
+        names: The names of metrics in METRICS.
+        gold: (N,) gold values.
+        predicted: (N,) predicted values.
+
+    Raises:
+        UserError: A name is unknown, there are no rows, or the lengths of the arrays differ.
     """
     unknown = [name for name in names if name not in METRICS]
     if unknown:
@@ -130,25 +143,28 @@ def compute(names: Sequence[str], gold: Sequence | np.ndarray, predicted: Sequen
     return {name: 0.0 if np.isnan(value) else value for name, value in values.items()}
 
 
-# Scores of a classification by class, and how far its probabilities can be trusted.
+# Scores of each class, and the calibration of predicted probabilities.
 #
 # Shape letters: N rows, C classes.
 
 
 BINS = 15
+"""Number of bins of the calibration error, as in Guo et al. 2017."""
 
 
 def by_class(counts_CC: np.ndarray, labels: Sequence[str]) -> dict[str, dict[str, float]]:
-    """Precision, recall, F1 and the number of gold rows (support) of each class. A ratio of nothing is 0.
+    """Returns the precision, recall, F1 and number of gold rows (support) of each class. 0 divided by 0 is 0.
 
-    counts_CC: the confusion matrix, rows gold and columns predicted.
+    Args:
+        counts_CC: The confusion matrix; rows are gold classes, columns predicted classes.
+        labels: The names of the classes.
     """
-    right, gold, predicted = np.diag(counts_CC), counts_CC.sum(1), counts_CC.sum(0)
+    correct, gold, predicted = np.diag(counts_CC), counts_CC.sum(1), counts_CC.sum(0)
     return {
         label: {
-            "precision": float(right[number] / max(predicted[number], 1)),
-            "recall": float(right[number] / max(gold[number], 1)),
-            "f1": float(2 * right[number] / max(gold[number] + predicted[number], 1)),
+            "precision": float(correct[number] / max(predicted[number], 1)),
+            "recall": float(correct[number] / max(gold[number], 1)),
+            "f1": float(2 * correct[number] / max(gold[number] + predicted[number], 1)),
             "support": int(gold[number]),
         }
         for number, label in enumerate(labels)
@@ -156,45 +172,57 @@ def by_class(counts_CC: np.ndarray, labels: Sequence[str]) -> dict[str, dict[str
 
 
 def calibration(right_N: np.ndarray, confidence_N: np.ndarray, bins: int = BINS) -> dict[str, object]:
-    """The expected calibration error (Guo et al. 2017, equation 3): the mean distance of confidence and accuracy over
-    bins of equal width, weighted by their rows; and of each bin with rows (rows, mean confidence, accuracy)."""
+    """Returns the expected calibration error (Guo et al. 2017, equation 3).
+
+    The error is the mean absolute difference between confidence and accuracy over bins of equal width, weighted by the
+    number of rows in each bin.
+
+    Args:
+        right_N: Whether each prediction is correct.
+        confidence_N: The probability of each predicted class.
+        bins: The number of bins.
+
+    Returns:
+        The `calibration_error`, and `bins`: for each bin with rows, [number of rows, mean confidence, accuracy].
+    """
     right_N, confidence_N = np.asarray(right_N, dtype=np.float64), np.asarray(confidence_N, dtype=np.float64)
-    # Bin b holds the confidences in (b/bins, (b+1)/bins], as in the paper.
+    # Bin b contains the confidences in (b/bins, (b+1)/bins], as in the paper.
     bin_N = np.clip(np.ceil(confidence_N * bins).astype(np.int64) - 1, 0, bins - 1)
     counts = np.bincount(bin_N, minlength=bins)
-    kept = counts > 0
-    accuracy = np.bincount(bin_N, right_N, bins)[kept] / counts[kept]
-    confidence = np.bincount(bin_N, confidence_N, bins)[kept] / counts[kept]
-    error = float(np.sum(counts[kept] * np.abs(accuracy - confidence)) / max(len(right_N), 1))
-    rows = zip(counts[kept].tolist(), confidence.tolist(), accuracy.tolist(), strict=True)
+    filled = counts > 0
+    accuracy = np.bincount(bin_N, right_N, bins)[filled] / counts[filled]
+    confidence = np.bincount(bin_N, confidence_N, bins)[filled] / counts[filled]
+    error = float(np.sum(counts[filled] * np.abs(accuracy - confidence)) / max(len(right_N), 1))
+    rows = zip(counts[filled].tolist(), confidence.tolist(), accuracy.tolist(), strict=True)
     return {"calibration_error": error, "bins": [list(row) for row in rows]}
 
 
-# Scores where a row has any number of classes, and the probability from which on a class is predicted. Conventions
-# are those of scikit-learn: F1 of a class that is neither in gold nor predicted is 0.
+# Metrics of multi-label classification, in which a row has any number of classes, and the thresholds from which on a
+# class is predicted. As in scikit-learn, F1 is 0 for a class that occurs neither in gold labels nor in predictions.
 #
 # Shape letters: N rows, C classes.
 
 
 def _label_counts(gold_NC: np.ndarray, predicted_NC: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(C,) rows that have a class in both, and rows in gold and predictions together."""
+    """Returns for each class (C,) the number of rows that have the class in both arrays, and the sum of the numbers of
+    rows that have it in each array."""
     return np.sum(gold_NC & predicted_NC, axis=0), np.sum(gold_NC, axis=0) + np.sum(predicted_NC, axis=0)
 
 
 def micro_f1(gold_NC: np.ndarray, predicted_NC: np.ndarray) -> float:
-    """F1 over all classes of all rows together; 0 where none is in gold or predicted."""
+    """Returns the F1 score over all pairs of a row and a class; 0 if there are no gold and no predicted classes."""
     both_C, either_C = _label_counts(gold_NC, predicted_NC)
     return float(2 * both_C.sum() / either_C.sum()) if either_C.sum() else 0.0
 
 
 def label_macro_f1(gold_NC: np.ndarray, predicted_NC: np.ndarray) -> float:
-    """Mean of the classes' F1."""
+    """Returns the mean over classes of the F1 score."""
     both_C, either_C = _label_counts(gold_NC, predicted_NC)
     return float(np.mean(2 * both_C / np.maximum(either_C, 1)))
 
 
 def subset_accuracy(gold_NC: np.ndarray, predicted_NC: np.ndarray) -> float:
-    """Share of the rows all of whose classes are right."""
+    """Returns the fraction of rows for which exactly the gold classes are predicted."""
     return float(np.mean((gold_NC == predicted_NC).all(axis=1)))
 
 
@@ -206,14 +234,23 @@ MULTI_LABEL: dict[str, Metric] = {
 
 
 def compute_multi_label(names: Sequence[str], gold_NC: np.ndarray, predicted_NC: np.ndarray) -> dict[str, float]:
-    """The named scores of 0 or 1 for each row and class."""
+    """Returns the scores by name.
+
+    Args:
+        names: The names of metrics in MULTI_LABEL.
+        gold_NC: 1 if a row has a class, otherwise 0.
+        predicted_NC: 1 if a class is predicted for a row, otherwise 0.
+    """
     gold_NC, predicted_NC = np.asarray(gold_NC) > 0, np.asarray(predicted_NC) > 0
     return {name: MULTI_LABEL[name](gold_NC, predicted_NC) for name in names}
 
 
 def best_thresholds(gold_NC: np.ndarray, probabilities_NC: np.ndarray) -> np.ndarray:
-    """(C,) for each class the probability from which on predicting it has the best F1, midway between two that occur;
-    of equally good ones that nearest to .5. A class that no row has stays at .5."""
+    """Returns the decision threshold (C,) of each class that maximizes its F1 score.
+
+    A threshold is halfway between two neighboring predicted probabilities. If several thresholds are equally good, the
+    one closest to 0.5 is chosen. The threshold of a class that no row has is 0.5.
+    """
     return np.array(
         [_best_threshold(*pair) for pair in zip(np.asarray(gold_NC).T > 0, probabilities_NC.T, strict=True)]
     )
@@ -224,10 +261,10 @@ def _best_threshold(gold_N: np.ndarray, probabilities_N: np.ndarray) -> float:
         return 0.5
     order = np.argsort(-probabilities_N, kind="stable")
     values = np.asarray(probabilities_N, dtype=np.float64)[order]
-    right = np.cumsum(gold_N[order])
-    # Predicting the first k rows; k ends a run of equal probabilities.
+    correct = np.cumsum(gold_N[order])
+    # A threshold predicts the class for the first k rows. Rows with equal probabilities are on the same side of it.
     ends = np.flatnonzero(np.append(values[1:] != values[:-1], True))
-    scores = 2 * right[ends] / (ends + 1 + right[-1])
+    scores = 2 * correct[ends] / (ends + 1 + correct[-1])
     thresholds = (values[ends] + np.append(values, 0.0)[ends + 1]) / 2
     best = np.flatnonzero(scores == scores.max())
     return float(thresholds[best[np.argmin(np.abs(thresholds[best] - 0.5))]])

@@ -1,4 +1,4 @@
-"""Scores of spans of text: entities in sequences of tags, and answers against gold answers."""
+"""Metrics of spans of text: entities in sequences of tags, and answers to questions."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ import numpy as np
 
 from lmtool.learners.metrics.scores import Metric
 
-# Entities in sequences of tags, and how many of them are found: the scores of conlleval (Tjong Kim Sang and Buchholz
-# 2000; its chunk rules are those of the published script of CoNLL-2000).
+# Precision, recall and F1 of entities, as in the script conlleval of CoNLL-2000 (Tjong Kim Sang and Buchholz 2000).
 #
-# An entity is right where its first word, its last word and its type are. Tags are `O`, or one of B, I, E, S, a
-# hyphen and a type; one that continues nothing (I after O, or after another type) begins an entity.
+# A predicted entity is correct if its first word, its last word and its type are correct. A tag is `O`, or one of B, I,
+# E, S, followed by a hyphen and a type. An I or E that does not continue an entity of its type begins a new one.
 #
 # Shape letters: M words, S sentences, C tags, E entities, K types.
 
@@ -29,7 +28,7 @@ _PREFIXES = {"B": _BEGIN, "I": _INSIDE, "E": _END, "S": _SINGLE}
 
 @dataclass(frozen=True)
 class EntityScores:
-    """Entities in gold, in the predictions, and in both."""
+    """The numbers of gold entities, of predicted entities, and of correctly predicted entities (`right`)."""
 
     gold: int
     predicted: int
@@ -37,22 +36,23 @@ class EntityScores:
 
     @property
     def precision(self) -> float:
-        """Of the predicted entities the share that is right; 0 where there are none."""
+        """The fraction of predicted entities that are correct; 0 if no entity is predicted."""
         return self.right / self.predicted if self.predicted else 0.0
 
     @property
     def recall(self) -> float:
-        """Of the gold entities the share that is found; 0 where there are none."""
+        """The fraction of gold entities that are predicted; 0 if there are no gold entities."""
         return self.right / self.gold if self.gold else 0.0
 
     @property
     def f1(self) -> float:
-        """Harmonic mean of both."""
+        """The harmonic mean of precision and recall."""
         return 2 * self.right / (self.gold + self.predicted) if self.right else 0.0
 
 
 class EntityTags:
-    """C tags by number, read as prefix and type."""
+    """Finds the entities in sequences of tags, and compares gold and predicted entities. labels: the C tags, in the
+    order of their ids."""
 
     def __init__(self, labels: Sequence[str]):
         parts = [("O", "", "") if label == "O" else label.partition("-") for label in labels]
@@ -62,7 +62,12 @@ class EntityTags:
         self._type_C = np.array([number[kind] if dash else -1 for _, dash, kind in parts])
 
     def begins(self, tags_M: np.ndarray, lengths_S: np.ndarray) -> np.ndarray:
-        """(M,) bool: where an entity begins. lengths_S: words of each sentence, laid end to end."""
+        """Returns whether an entity begins at each word, (M,) bool.
+
+        Args:
+            tags_M: The tag ids of the words of all sentences, concatenated.
+            lengths_S: The number of words of each sentence.
+        """
         prefix_M, type_M = self._prefix_C[tags_M], self._type_C[tags_M]
         before_M, type_before_M = np.roll(prefix_M, 1), np.roll(type_M, 1)
         firsts = (np.cumsum(lengths_S) - lengths_S)[lengths_S > 0]
@@ -72,7 +77,8 @@ class EntityTags:
         return (prefix_M == _BEGIN) | (prefix_M == _SINGLE) | (continues_M & ended_M)
 
     def entities(self, tags_M: np.ndarray, lengths_S: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(E,) first words, words behind the last ones, and types, in order."""
+        """Returns the entities in order: the index of the first word (E,), the index after the last word (E,), and the
+        type (E,)."""
         begins_M = self.begins(tags_M, lengths_S)
         breaks_M = begins_M | (self._prefix_C[tags_M] == _OUTSIDE)
         breaks_M[(np.cumsum(lengths_S) - lengths_S)[lengths_S > 0]] = True
@@ -80,12 +86,12 @@ class EntityTags:
         return start_E, breaks[np.searchsorted(breaks, start_E, side="right")], self._type_C[tags_M][start_E]
 
     def stray(self, tags_M: np.ndarray, lengths_S: np.ndarray) -> int:
-        """How many entities begin with I (or E) though nothing comes before it: they count as beginning there."""
+        """Returns the number of entities that begin with an I or E tag, instead of B or S."""
         prefix_M = self._prefix_C[tags_M][self.begins(tags_M, lengths_S)]
         return int(np.sum((prefix_M == _INSIDE) | (prefix_M == _END)))
 
     def score(self, gold_M: np.ndarray, predicted_M: np.ndarray, lengths_S: np.ndarray) -> dict[str, EntityScores]:
-        """The entities of each type."""
+        """Returns the scores of each type of entity."""
         if not self.types:
             return {}
         gold, predicted = self.entities(gold_M, lengths_S), self.entities(predicted_M, lengths_S)
@@ -94,7 +100,8 @@ class EntityTags:
         return {kind: EntityScores(*(int(count[index]) for count in counts)) for index, kind in enumerate(self.types)}
 
     def counts(self, gold_M: np.ndarray, predicted_M: np.ndarray, lengths_S: np.ndarray) -> np.ndarray:
-        """(S, 3) entities of each sentence: gold, predicted, in both. Those of several sentences add up."""
+        """Returns for each sentence the numbers (S, 3) of gold entities, predicted entities, and correctly predicted
+        entities, which can be summed over any sentences."""
         gold, predicted = self.entities(gold_M, lengths_S), self.entities(predicted_M, lengths_S)
         words = len(gold_M)
         both = np.intersect1d(self._keys(*gold, words), self._keys(*predicted, words))
@@ -104,20 +111,23 @@ class EntityTags:
         return np.stack([np.bincount(sentence_M[start_E], minlength=len(lengths_S)) for start_E in starts], axis=1)
 
     def _keys(self, start_E: np.ndarray, end_E: np.ndarray, type_E: np.ndarray, words: int) -> np.ndarray:
-        """(E,) int64, the same for the same entity alone."""
+        """Returns a number (E,) for each entity, int64, which is unique to its boundaries and type. words: the number
+        of words of all sentences."""
         return (start_E.astype(np.int64) * (words + 1) + end_E) * len(self.types) + type_E
 
 
 def total(scores: dict[str, EntityScores]) -> EntityScores:
-    """Of all types together: what the official F1 is of."""
+    """Returns the scores over all types, as the official F1 counts them. scores: the scores of each type."""
     values = scores.values()
     return EntityScores(*(sum(getattr(value, name) for value in values) for name in ("gold", "predicted", "right")))
 
 
-# Answers against gold answers, as the official scripts of SQuAD 1.1 and 2.0 score them (Rajpurkar et al. 2016,
-# section 6.1; Rajpurkar, Jia, Liang 2018, section 5), as fractions instead of percentages.
+# Answers to questions, scored as in the official scripts of SQuAD 1.1 and 2.0 (Rajpurkar et al. 2016, section 6.1;
+# Rajpurkar, Jia, Liang 2018, section 5), but as fractions instead of percentages.
 #
-# A gold answer is a list of texts; none at all: the question has no answer. Shape letters: N questions.
+# Each question has a list of gold answers; an empty list means that the question has no answer.
+#
+# Shape letters: N questions.
 
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -127,9 +137,10 @@ ANSWER_METRICS: dict[str, Metric] = {
     metric.name: metric
     for metric in (
         Metric("exact_match"), Metric("f1"),
-        # Of the questions that have an answer, and of those that have none (where both scores are the same).
+        # Restricted to the questions that have an answer, and to the questions that have none. For the latter, exact
+        # match and F1 are equal.
         Metric("has_answer_exact_match"), Metric("has_answer_f1"), Metric("no_answer_accuracy"),
-        # With the threshold that is the best one for this score on these very questions.
+        # With the threshold that gives the best score on the scored questions themselves.
         Metric("best_exact_match"), Metric("best_f1"),
     )
 }  # fmt: skip
@@ -137,37 +148,43 @@ ANSWER_METRICS: dict[str, Metric] = {
 
 @lru_cache(maxsize=1 << 16)
 def normalized(text: str) -> str:
-    """Lower case, without ASCII punctuation, without articles, single spaces."""
+    """Returns a text in lower case, without ASCII punctuation and articles, and with single spaces."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
 def exact_match(predicted: str, gold: str) -> float:
-    """Whether two answers are the same once normalized."""
+    """Returns 1.0 if two answers are equal after `normalized`, otherwise 0.0."""
     return float(normalized(predicted) == normalized(gold))
 
 
 def token_f1(predicted: str, gold: str, empty_agree: bool = False) -> float:
-    """Harmonic mean of precision and recall of words, counted as often as they come.
+    """Returns the harmonic mean of precision and recall of the words of an answer, as multisets.
 
-    empty_agree: two answers without a word agree, as in SQuAD 2.0; in 1.1 they share none.
+    Args:
+        predicted: The predicted answer.
+        gold: A gold answer.
+        empty_agree: Whether the score of two answers without any word is 1, as in SQuAD 2.0. In SQuAD 1.1 it is 0.
     """
     predicted_words, gold_words = normalized(predicted).split(), normalized(gold).split()
     if empty_agree and not (predicted_words and gold_words):
         return float(predicted_words == gold_words)
-    same = sum((Counter(predicted_words) & Counter(gold_words)).values())
-    if not same:
+    common = sum((Counter(predicted_words) & Counter(gold_words)).values())
+    if not common:
         return 0.0
-    precision, recall = same / len(predicted_words), same / len(gold_words)
+    precision, recall = common / len(predicted_words), common / len(gold_words)
     return 2 * precision * recall / (precision + recall)
 
 
 def answer_scores(
     gold: Sequence[Sequence[str]], predicted: Sequence[str], unanswerable: bool = False
 ) -> dict[str, np.ndarray]:
-    """(N,) exact_match and f1, each the best over the gold answers.
+    """Returns the exact_match (N,) and f1 (N,) of each question: the best score over its gold answers.
 
-    unanswerable: by the rules of SQuAD 2.0: an empty prediction says that there is no answer; gold answers without a
-    word do not count.
+    Args:
+        gold: The gold answers of each question.
+        predicted: The predicted answer of each question.
+        unanswerable: Whether questions may have no answer, as in SQuAD 2.0: an empty prediction means that there is no
+            answer, and gold answers without a word are ignored.
     """
     exact, f1 = np.zeros(len(gold)), np.zeros(len(gold))
     for number, (answers, text) in enumerate(zip(gold, predicted, strict=True)):
@@ -179,35 +196,47 @@ def answer_scores(
 
 
 def threshold_scores(gold: Sequence[Sequence[str]], predicted: Sequence[str]) -> dict[str, np.ndarray]:
-    """(N,) scores by the rules of SQuAD 2.0, as its search for the best threshold counts them: where there is no
-    answer any text scores 0, even one that normalizes to nothing ("the"), to which `answer_scores` gives 1."""
+    """Returns scores (N,) by name, as SQuAD 2.0 computes them for its search of the best threshold.
+
+    They differ from `answer_scores` for questions without an answer: any text scores 0, even a text such as "the", from
+    which `normalized` removes all words.
+    """
     wrong_N = np.array([bool(text) and not answers for answers, text in zip(gold, predicted, strict=True)], bool)
     return {name: np.where(wrong_N, 0.0, values) for name, values in answer_scores(gold, predicted, True).items()}
 
 
 class Threshold(NamedTuple):
-    """value: a question whose null difference is above it has no answer. score: the mean with it."""
+    """A threshold for predicting that a question has no answer.
+
+    Attributes:
+        value: The threshold. A question whose null difference is larger is predicted to have no answer. The null
+            difference is the score of "no answer" minus the score of the best answer.
+        score: The mean score of all questions with this threshold.
+    """
 
     value: float
     score: float
 
 
 def best_threshold(scores_N: np.ndarray, answered_N: np.ndarray, null_N: np.ndarray) -> Threshold:
-    """The threshold of the best mean score, as `find_best_thresh` of evaluate-v2.0 finds it.
+    """Returns the threshold with the best mean score, found as by `find_best_thresh` of evaluate-v2.0.
 
-    scores_N: of each prediction where it is given, see `threshold_scores`. answered_N: whether there is a gold answer.
-    null_N: how much better the null answer is than the prediction. Where giving none is best, the value is below all of
-    null_N.
+    If it is best to predict no answer for every question, the threshold is below all null differences.
+
+    Args:
+        scores_N: The score of the best answer of each question, see `threshold_scores`.
+        answered_N: Whether the question has a gold answer.
+        null_N: The null difference of each question, see `Threshold`.
     """
     if not len(null_N):
         return Threshold(0.0, 0.0)
     order = np.argsort(null_N, kind="stable")
-    none_given = float(np.sum(~answered_N))
-    # What a question changes when its answer is given, as the threshold rises to its null difference.
-    sums = none_given + np.cumsum(scores_N[order] - ~answered_N[order])
+    no_answer_sum = float(np.sum(~answered_N))
+    # As the threshold rises to the null difference of a question, its answer replaces the prediction of no answer.
+    sums = no_answer_sum + np.cumsum(scores_N[order] - ~answered_N[order])
     best = int(sums.argmax())
-    if sums[best] <= none_given:
-        return Threshold(float(null_N.min()) - 1.0, none_given / len(null_N))
+    if sums[best] <= no_answer_sum:
+        return Threshold(float(null_N.min()) - 1.0, no_answer_sum / len(null_N))
     return Threshold(float(null_N[order[best]]), float(sums[best]) / len(null_N))
 
 
@@ -218,13 +247,20 @@ def summarized(
     answered_N: np.ndarray,
     null_N: np.ndarray,
 ) -> dict[str, float]:
-    """The named scores. scores: those of the given answers. raw: `threshold_scores` of the best texts, whether given or
-    not."""
+    """Returns the mean scores by name.
+
+    Args:
+        names: The names of metrics in ANSWER_METRICS.
+        scores: The scores (N,) of the predicted answers, see `answer_scores`.
+        raw: The `threshold_scores` (N,) of the best text of each question, even where no answer is predicted.
+        answered_N: Whether the question has a gold answer.
+        null_N: The null difference of each question, see `Threshold`.
+    """
 
     def mean(values: np.ndarray) -> float:
         return float(values.mean()) if len(values) else 0.0
 
-    known: dict[str, Callable[[], float]] = {
+    means: dict[str, Callable[[], float]] = {
         "exact_match": lambda: mean(scores["exact_match"]),
         "f1": lambda: mean(scores["f1"]),
         "has_answer_exact_match": lambda: mean(scores["exact_match"][answered_N]),
@@ -233,4 +269,4 @@ def summarized(
         "best_exact_match": lambda: best_threshold(raw["exact_match"], answered_N, null_N).score,
         "best_f1": lambda: best_threshold(raw["f1"], answered_N, null_N).score,
     }
-    return {name: known[name]() for name in names}
+    return {name: means[name]() for name in names}

@@ -1,9 +1,9 @@
-"""Written texts against right ones: BLEU and chrF by sacrebleu, ROUGE by rouge-score, which are imported when they are
-asked for.
+"""Metrics of generated texts against references, and of language models.
 
-Papineni et al. 2002; Popović 2015; Lin 2004; Post 2018.
+sacrebleu computes BLEU and chrF, and rouge-score computes ROUGE; each package is imported when it is first needed
+(Papineni et al. 2002; Popović 2015; Lin 2004; Post 2018).
 
-Shape letters: N texts, R of them, K numbers that a text adds to a corpus.
+Shape letters: N texts, R selected texts, K statistics of a text, which are summed over the corpus.
 """
 
 from __future__ import annotations
@@ -17,67 +17,80 @@ import numpy as np
 from lmtool.errors import UserError
 from lmtool.learners.metrics.scores import Metric
 
-# By metric, the package that scores it.
-_SCORED_BY = {
+# The package that computes each metric.
+_PACKAGES = {
     **dict.fromkeys(("bleu", "chrf"), "sacrebleu"),
     **dict.fromkeys(("rouge1", "rouge2", "rougeL"), "rouge-score"),
 }
-TEXT_METRICS = {name: Metric(name) for name in (*_SCORED_BY, "exact_match")}
+TEXT_METRICS = {name: Metric(name) for name in (*_PACKAGES, "exact_match")}
 
 
 def require_scorers(names: Sequence[str]) -> None:
-    """UserError where a metric's package is not installed."""
+    """Raises UserError if the package that computes one of the metrics is not installed. names: names of metrics."""
     for name in names:
-        if name in _SCORED_BY:
-            _module(name)
+        if name in _PACKAGES:
+            _import_package(name)
 
 
 class TextScores:
-    """The named scores of N texts, and of any of them. references: of each text at least one.
+    """Scores of N generated texts against their references, for the whole corpus or for a selection of its texts.
 
-    bleu: of the corpus, 0 to 100, sacrebleu's tokenisation 13a and exponential smoothing. chrf: chrF2 of the corpus, 0
-    to 100. rouge1, rouge2, rougeL: mean F of the best reference, 0 to 1, without stemming. exact_match: share of the
-    texts that are one of their references, spaces at the ends aside.
+    The metrics are:
+        bleu: corpus BLEU, 0 to 100, with sacrebleu's tokenization 13a and exponential smoothing.
+        chrf: corpus chrF2, 0 to 100.
+        rouge1, rouge2, rougeL: mean over texts of the F score against the best reference, 0 to 1, without stemming.
+        exact_match: fraction of the texts that equal one of their references, ignoring white space at the ends.
+
+    Args:
+        names: The names of the metrics to compute.
+        texts: The generated texts.
+        references: The references of each text, at least one per text.
     """
 
     def __init__(self, names: Sequence[str], texts: Sequence[str], references: Sequence[Sequence[str]]):
         self.names = tuple(names)
-        # By metric: what scores a corpus, and what each text adds to it; the score of each text.
+        # Corpus metrics: the scorer, and the (N, K) statistics of the texts.
         self._corpus: dict[str, tuple[Any, np.ndarray]] = {}
-        self._each: dict[str, np.ndarray] = {}
+        # Other metrics: the (N,) scores of the texts.
+        self._text_scores: dict[str, np.ndarray] = {}
         pairs = list(zip(texts, references, strict=True))
-        most = max(map(len, references))
-        # The n-th references of all texts; texts have fewer than others.
-        streams = [[others[place] if place < len(others) else None for others in references] for place in range(most)]
+        max_references = max(map(len, references))
+        # sacrebleu expects the first reference of every text, then the second of every text, ...; None if a text has
+        # fewer references.
+        streams = [
+            [candidates[index] if index < len(candidates) else None for candidates in references]
+            for index in range(max_references)
+        ]
         for name in set(names) & {"bleu", "chrf"}:
-            sacrebleu = _module(name)
+            sacrebleu = _import_package(name)
             scorer = sacrebleu.BLEU(force=True) if name == "bleu" else sacrebleu.CHRF()
             self._corpus[name] = scorer, np.array(scorer._extract_corpus_statistics(list(texts), streams))
         rouge = [name for name in names if name.startswith("rouge")]
         if rouge:
-            scorer = _module(rouge[0]).RougeScorer(rouge, use_stemmer=False)
-            rows = [scorer.score_multi(list(others), text) for text, others in pairs]
-            self._each |= {name: np.array([row[name].fmeasure for row in rows]) for name in rouge}
+            scorer = _import_package(rouge[0]).RougeScorer(rouge, use_stemmer=False)
+            rows = [scorer.score_multi(list(candidates), text) for text, candidates in pairs]
+            self._text_scores |= {name: np.array([row[name].fmeasure for row in rows]) for name in rouge}
         if "exact_match" in names:
-            right = [text.strip() in {other.strip() for other in others} for text, others in pairs]
-            self._each["exact_match"] = np.array(right, dtype=np.float64)
+            matches = [text.strip() in {candidate.strip() for candidate in candidates} for text, candidates in pairs]
+            self._text_scores["exact_match"] = np.array(matches, dtype=np.float64)
 
     def scores(self, rows_R: np.ndarray | None = None) -> dict[str, float]:
-        """Of all texts, or of those at these places."""
+        """Returns the scores by name. rows_R: indices of the texts to score; None means all texts."""
         values = {}
         for name in self.names:
             if name in self._corpus:
                 scorer, statistics_NK = self._corpus[name]
-                chosen_RK = statistics_NK if rows_R is None else statistics_NK[rows_R]
-                values[name] = float(scorer._compute_score_from_stats(chosen_RK.sum(0).tolist()).score)
+                selected_RK = statistics_NK if rows_R is None else statistics_NK[rows_R]
+                values[name] = float(scorer._compute_score_from_stats(selected_RK.sum(0).tolist()).score)
             else:
-                values[name] = float((self._each[name] if rows_R is None else self._each[name][rows_R]).mean())
+                scores_N = self._text_scores[name]
+                values[name] = float((scores_N if rows_R is None else scores_N[rows_R]).mean())
         return values
 
 
-def _module(name: str) -> Any:
-    """What scores a metric."""
-    package = _SCORED_BY[name]
+def _import_package(name: str) -> Any:
+    """Returns the module that computes a metric. Raises UserError if its package is not installed."""
+    package = _PACKAGES[name]
     try:
         if package == "sacrebleu":
             import sacrebleu
@@ -88,15 +101,16 @@ def _module(name: str) -> Any:
         return rouge_scorer
     except ModuleNotFoundError as problem:
         raise UserError(
-            f"the metric {name} is scored by the package {package}, which is not installed",
-            "pip install 'lmtool[scores]', or name others with task.metrics= and task.metric=: exact_match needs none",
+            f"the metric {name} needs the package {package}, which is not installed",
+            "pip install 'lmtool[scores]', or set task.metrics=[exact_match] and task.metric=exact_match",
         ) from problem
 
 
-# How well a language model predicts text: perplexity by token and by word, bits by byte.
+# Metrics of language models: perplexity per token, perplexity per word, and bits per byte.
 #
-# The perplexity of a model depends on its vocabulary: those of two tokenizers do not compare. By word and by byte
-# they do: both are of the text itself, whatever it is cut into (Radford et al. 2019, section 3.1).
+# Perplexity per token depends on the tokenizer, so it is not comparable between models with different vocabularies.
+# Perplexity per word and bits per byte are comparable, because words and bytes are properties of the text itself
+# (Radford et al. 2019, section 3.1).
 
 
 LANGUAGE_METRICS: dict[str, Metric] = {
@@ -110,14 +124,18 @@ LANGUAGE_METRICS: dict[str, Metric] = {
 
 
 def perplexity(loss: float) -> float:
-    """exp of a mean loss in nats; infinite where that is no number any more."""
+    """Returns exp(loss) of a mean loss in nats, or infinity if the result is too large for a float."""
+    # math.exp overflows above about 709.
     return math.exp(loss) if loss < 700 else math.inf
 
 
-def of_text(loss: float, tokens: int, words: int, size: int) -> dict[str, float]:
-    """word_perplexity and bits_per_byte of a text.
+def word_and_byte_rates(loss: float, tokens: int, words: int, size: int) -> dict[str, float]:
+    """Returns the word_perplexity and bits_per_byte of a text.
 
-    loss: mean loss of its tokens, in nats. tokens, words, size: how many tokens, words (separated by white space) and
-    bytes it has.
+    Args:
+        loss: The mean loss of the tokens, in nats.
+        tokens: The number of tokens of the text.
+        words: The number of words, separated by white space.
+        size: The number of bytes.
     """
     return {"word_perplexity": perplexity(loss * tokens / words), "bits_per_byte": loss * tokens / size / math.log(2)}

@@ -1,1 +1,1 @@
-"""Hidden states: vectors, attention weights, probes."""
+"""Representations of texts: vectors from hidden states, attention weights, probes."""

@@ -1,5 +1,5 @@
-"""Attention weights of the heads of a model for one text, and their patterns (Clark, Khandelwal, Levy, Manning, "What
-Does BERT Look At?", BlackboxNLP 2019, section 3).
+"""The attention weights of a model for one text, and the pattern of each attention head (Clark, Khandelwal, Levy,
+Manning, "What Does BERT Look At?", BlackboxNLP 2019, section 3).
 
 Shape letters: L tokens of the text, A heads, W layers.
 """
@@ -23,8 +23,9 @@ from lmtool.training.precision import Precision
 from lmtool.types import Packed
 
 
-class _Weights(Tap):
-    """Records the weights of every self-attention over the inputs of one text, and the terms of its scores."""
+class _AttentionRecorder(Tap):
+    """A tap that records the weights of every self-attention over one text, and the summands of its scores before the
+    softmax."""
 
     def __init__(self) -> None:
         self.layers: dict[int, Tensor] = {}
@@ -52,10 +53,12 @@ class _Weights(Tap):
 
 @dataclass(frozen=True, eq=False)
 class HeadAttention:
-    """The self-attention of every layer over one text (in an encoder-decoder, of its encoder).
+    """The self-attention of every layer over one text. For an encoder-decoder, the layers of the encoder.
 
-    weights: (W, A, L, L) float32. terms: by name, the summands of the scores before the softmax, of the same shape, NaN
-    where attention is masked; empty if positions add nothing to the scores.
+    Attributes:
+        weights: The attention weights (W, A, L, L), float32.
+        terms: The summands of the scores before the softmax, by name, with the same shape; NaN where attention is
+            masked. Empty if positions add nothing to the scores.
     """
 
     weights: np.ndarray
@@ -64,8 +67,11 @@ class HeadAttention:
 
 @torch.no_grad()
 def attention_of(backbone: Backbone, inputs: Packed, precision: Precision) -> HeadAttention:
-    """The attention of a model in evaluation mode. Raises UserError for a model without self-attention."""
-    tap = _Weights()
+    """Returns the attention of a model over one text. The model must be in evaluation mode.
+
+    Raises UserError if the model has no self-attention.
+    """
+    tap = _AttentionRecorder()
     with precision.autocast():
         read = backbone.read_inputs if isinstance(backbone, EncoderDecoder) else backbone
         read(inputs, tap=tap)
@@ -79,30 +85,43 @@ def attention_of(backbone: Backbone, inputs: Packed, precision: Precision) -> He
 
 
 def _stacked(layers: dict[int, Tensor]) -> np.ndarray:
+    """Stacks the tensors of layers, by the number of the layer."""
     return torch.stack([layers[layer].float().cpu() for layer in sorted(layers)]).numpy()
 
 
 PATTERNS = ("previous", "next", "first", "itself", "separators")
+"""The tokens that a pattern is named after: the previous token, the next token, the first token, the token itself, or
+the separators."""
 _MINIMUM_WEIGHT = 0.5
+"""The mean weight from which on a head has a pattern."""
 
 
 @dataclass(frozen=True, eq=False)
 class Head:
-    """A head of a layer, both counted from 1.
+    """The pattern of an attention head.
 
-    fractions: the mean weight on each of PATTERNS. mostly: the pattern with at least half of the weight; "" if there is
-    none. entropy: mean over the tokens, as a fraction of the maximum.
+    Attributes:
+        layer: The number of the layer, from 1.
+        number: The number of the head in the layer, from 1.
+        fractions: The mean attention weight on each of PATTERNS.
+        pattern: The pattern with at least half of the weight; "" if there is none.
+        entropy: The mean entropy of the tokens' attention weights, as a fraction of the maximum entropy.
     """
 
     layer: int
     number: int
     fractions: dict[str, float]
-    mostly: str
+    pattern: str
     entropy: float
 
 
 def heads_of(weights_WALL: np.ndarray, special_L: np.ndarray) -> list[Head]:
-    """The patterns of each head, as means over the tokens that are not special. special_L: which tokens are special."""
+    """Returns the pattern of each attention head, from means over the tokens that are not special.
+
+    Args:
+        weights_WALL: The attention weights.
+        special_L: Whether a token is special.
+    """
     length = weights_WALL.shape[-1]
     queries = np.flatnonzero(~special_L)
     separators = np.flatnonzero(special_L & (np.arange(length) > 0))
@@ -111,10 +130,10 @@ def heads_of(weights_WALL: np.ndarray, special_L: np.ndarray) -> list[Head]:
         for number, weights_LL in enumerate(weights_ALL, 1):
             query_QL = weights_LL[queries]
             fractions = {
-                "previous": _mean(query_QL, queries - 1),
-                "next": _mean(query_QL, queries + 1),
+                "previous": _mean_weight(query_QL, queries - 1),
+                "next": _mean_weight(query_QL, queries + 1),
                 "first": float(query_QL[:, 0].mean()),
-                "itself": _mean(query_QL, queries),
+                "itself": _mean_weight(query_QL, queries),
                 "separators": float(query_QL[:, separators].sum(1).mean()),
             }
             best = max(fractions, key=lambda name: fractions[name])
@@ -124,12 +143,13 @@ def heads_of(weights_WALL: np.ndarray, special_L: np.ndarray) -> list[Head]:
     return heads
 
 
-def _mean(weights_QL: np.ndarray, at_Q: np.ndarray) -> float:
-    """The mean weight of queries on one key each. at_Q: the key's index; queries without such a key are skipped."""
-    inside_Q = (at_Q >= 0) & (at_Q < weights_QL.shape[1])
+def _mean_weight(weights_QL: np.ndarray, keys_Q: np.ndarray) -> float:
+    """Returns the mean weight of queries on one key each. keys_Q: the index of each query's key; queries whose key is
+    outside of the text are skipped."""
+    inside_Q = (keys_Q >= 0) & (keys_Q < weights_QL.shape[1])
     if not inside_Q.any():
         return 0.0
-    return float(weights_QL[np.flatnonzero(inside_Q), at_Q[inside_Q]].mean())
+    return float(weights_QL[np.flatnonzero(inside_Q), keys_Q[inside_Q]].mean())
 
 
 # --- the effect of positions alone --------------------------------------------------------------------------------
@@ -139,23 +159,34 @@ def _mean(weights_QL: np.ndarray, at_Q: np.ndarray) -> float:
 
 @torch.no_grad()
 def position_scores(position: Position, length: int, hidden_size: int, num_heads: int) -> np.ndarray | None:
-    """The scores between all positions if all words are equal: (1, L, L), or (A, L, L) if heads differ. Row i, column j
-    is the score of a query at position i for a key at position j: the cosine of both vectors for positions that are
-    added to them, the mean cosine of their rotations for rotary positions, and the bias for queries of ones if
-    positions change the scores. None without positions."""
+    """Returns the attention scores that positions alone cause, as if all words were equal.
+
+    The score of a query at position i for a key at position j is in row i, column j. It is the cosine of the two
+    position vectors if positions are added to the token vectors, the mean cosine of the rotations for rotary positions,
+    and the bias for queries of ones if positions change the scores.
+
+    Args:
+        position: The positions of a model.
+        length: The number of positions, L.
+        hidden_size: The width of the token vectors, H.
+        num_heads: The number of heads, A.
+
+    Returns:
+        The scores (1, L, L), or (A, L, L) if heads differ; None for a model without positions.
+    """
     positions_L = torch.arange(length)
     vectors_LH = position.embed(torch.zeros(length, hidden_size), positions_L)
     if bool(vectors_LH.any()):
         units_LH = torch.nn.functional.normalize(vectors_LH, dim=-1)
         return (units_LH @ units_LH.T)[None].numpy()
-    head = hidden_size // num_heads
+    head_size = hidden_size // num_heads
     turns = position.turns(positions_L, torch.float32)
     if turns is not None:
-        ones_LAD = torch.ones(length, 1, head) / head**0.5
+        ones_LAD = torch.ones(length, 1, head_size) / head_size**0.5
         q_LAD, k_LAD = position.rotate(ones_LAD, ones_LAD, turns)
         return torch.einsum("iad,jad->aij", q_LAD, k_LAD).numpy()
     if position.scores:
-        ones_RALD = torch.ones(1, num_heads, length, head) / head**0.5
+        ones_RALD = torch.ones(1, num_heads, length, head_size) / head_size**0.5
         scores = position.score(ones_RALD, ones_RALD, positions_L[None], positions_L[None])
         scores_ALL = scores.expand(1, num_heads, length, length)[0].float().numpy()
         return scores_ALL[:1] if (scores_ALL == scores_ALL[:1]).all() else scores_ALL

@@ -1,4 +1,4 @@
-"""Linear probes on every layer: targets, classifiers, and accuracy by layer."""
+"""Linear probes: classifiers that are trained on the hidden states of each layer, and their accuracy by layer."""
 
 from __future__ import annotations
 
@@ -28,16 +28,24 @@ from lmtool.types import Batch, Target
 # Shape letters: N examples, H hidden width, C classes.
 
 RIDGE = 1.0
-"""L2 regularization: half of this times the squared weights (not the biases) is added to the sum of the cross
-entropies. States are standardized first, so that it has the same effect in every layer and model."""
+"""The coefficient of L2 regularization: half of it, times the squared weights, is added to the sum of the cross
+entropies. Biases are not regularized. States are standardized first, so that the effect is the same in every layer and
+model."""
 ITERATIONS = 50
-"""Maximum iterations of L-BFGS over all examples."""
+"""Maximum number of iterations of L-BFGS, each over all examples."""
 
 
 @dataclass(frozen=True)
 class Probe:
-    """A fitted probe. mean_H, scale_H: standardize the states. weight_CH, bias_C: apply to standardized states.
-    iterations: iterations of the fit."""
+    """A fitted probe.
+
+    Attributes:
+        mean_H: The mean of the training states, which standardization subtracts.
+        scale_H: The factor of standardization, 1 / standard deviation.
+        weight_CH: The weights, for standardized states.
+        bias_C: The biases.
+        iterations: The number of iterations of the fit.
+    """
 
     mean_H: Tensor
     scale_H: Tensor
@@ -46,16 +54,23 @@ class Probe:
     iterations: int
 
     def logits(self, x_NH: Tensor) -> Tensor:
-        """The logits (N, C) of states."""
+        """Returns the logits (N, C) of states."""
         return ((x_NH - self.mean_H) * self.scale_H) @ self.weight_CH.T + self.bias_C
 
 
 def fit(x_NH: Tensor, labels_N: Tensor, classes: int, iterations: int = ITERATIONS) -> Probe:
-    """Fit a probe. It starts from zero and the loss is convex, so there is no randomness."""
+    """Fits a probe. It starts from zero and the loss is convex, so there is no randomness.
+
+    Args:
+        x_NH: The states.
+        labels_N: The class of each state.
+        classes: The number of classes.
+        iterations: Maximum number of iterations.
+    """
     mean_H = x_NH.mean(0)
-    spread_H = x_NH.std(0, correction=0)
-    # A constant dimension has no information and is not scaled up.
-    scale_H = torch.where(spread_H > 1e-6, 1 / spread_H.clamp(min=1e-6), torch.zeros_like(spread_H))
+    deviation_H = x_NH.std(0, correction=0)
+    # A constant dimension has no information: its factor is 0 instead of a huge number.
+    scale_H = torch.where(deviation_H > 1e-6, 1 / deviation_H.clamp(min=1e-6), torch.zeros_like(deviation_H))
     z_NH = (x_NH - mean_H) * scale_H
     weight_CH = x_NH.new_zeros(classes, x_NH.shape[1], requires_grad=True)
     bias_C = x_NH.new_zeros(classes, requires_grad=True)
@@ -77,37 +92,52 @@ def fit(x_NH: Tensor, labels_N: Tensor, classes: int, iterations: int = ITERATIO
     return Probe(mean_H, scale_H, weight_CH.detach(), bias_C.detach(), iterations_run)
 
 
-# --- token targets: the token at a position, the previous or the next one (Voita et al. 2019) ------------------------
+# --- token targets: the token at a position, the previous token or the next token (Voita et al. 2019) ----------------
 #
 # Shape letters: V vocabulary, D windows of text, N windows in a batch, T tokens of the batch, M predicting positions.
 
 TERM = "target"
+"""The name of the term of `TokenTargets`."""
 OFFSETS = {"token": 0, "previous": -1, "next": 1}
+"""The offset from a position to the token that is predicted there, for each value of the key target."""
 
 
 def windows_of(store: TokenStore, max_tokens: int) -> np.ndarray:
-    """(D,) records `start`, `length`: consecutive windows of at most `max_tokens`, each within one document."""
-    return windows(Stream.of(store, None), max_tokens, joined=False)
+    """Returns consecutive windows of text as records (D,) with `start` and `length`. Each window has at most
+    `max_tokens` tokens of one document."""
+    return windows(Stream.from_store(store, None), max_tokens, joined=False)
 
 
 def frequent_types(store: TokenStore, windows_D: np.ndarray, tokenizer: Tokenizer, count: int) -> np.ndarray:
-    """(V,) int64: the class of each token, 0 for the most frequent one in these windows; -1 for special tokens and for
-    tokens that are not among the `count` most frequent."""
+    """Returns the class (V,) of each token, int64: its rank by frequency, from 0.
+
+    Args:
+        store: The text.
+        windows_D: The windows in which tokens are counted.
+        tokenizer: The tokenizer.
+        count: The number of classes. Special tokens, and tokens that are not among the `count` most frequent tokens,
+            have the class -1.
+    """
     tokens = store.tokens[ragged_ranges(windows_D["start"], windows_D["length"].astype(np.int64))]
     counts_V = np.bincount(tokens, minlength=tokenizer.vocab_size)
     counts_V[[number for number in tokenizer.special_ids if number < len(counts_V)]] = 0
-    chosen = np.argsort(-counts_V, kind="stable")[:count]
-    chosen = chosen[counts_V[chosen] > 0]
+    frequent = np.argsort(-counts_V, kind="stable")[:count]
+    frequent = frequent[counts_V[frequent] > 0]
     classes_V = np.full(len(counts_V), -1, dtype=np.int64)
-    classes_V[chosen] = np.arange(len(chosen))
+    classes_V[frequent] = np.arange(len(frequent))
     return classes_V
 
 
 class TokenTargets:
-    """Unmasked windows of text in a model's text format, with tokens as classes.
+    """Examples for a probe that predicts tokens: unmasked windows of text in a model's text format.
 
-    template: the text format. offset: from the predicting position to the predicted token. classes_V: the result of
-    `frequent_types`.
+    Args:
+        store: The text.
+        windows_D: The windows, see `windows_of`.
+        tokenizer: The tokenizer.
+        template: The text format.
+        offset: The offset from a position to the token that is predicted there, see OFFSETS.
+        classes_V: The class of each token, see `frequent_types`.
     """
 
     def __init__(
@@ -128,7 +158,7 @@ class TokenTargets:
         return self._plan
 
     def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:
-        """The batch with the term `target`: classes at the M positions that predict one."""
+        """Returns a batch with the term `target`: the classes that the M predicting positions predict."""
         lengths_N = rows["length"].astype(np.int64)
         ids = np.asarray(self.store.tokens[ragged_ranges(rows["start"], lengths_N)], dtype=np.int64)
         assembled = assemble(self.template, [(ids, lengths_N)])
@@ -147,18 +177,23 @@ class TokenTargets:
         return {"windows": len(self._plan)}
 
 
-# --- a probe on every layer ---------------------------------------------------------------------------------------
+# --- a probe for each layer -------------------------------------------------------------------------------------
 #
 # Shape letters: W layers, M positions of a batch, N cached positions, T tokens, C classes, H hidden width.
 
 _SAMPLING_EPOCH = 7
-"""Epoch of the random stream "sample" that selects the examples."""
+"""The epoch that keys the random selection of examples; an arbitrary number."""
 
 
 @dataclass(frozen=True)
 class LabeledStates:
-    """Cached states with their classes. states_WNH: float32. groups_N: the text of each position; positions of one text
-    are not independent."""
+    """Hidden states with their classes, on which probes are trained or scored.
+
+    Attributes:
+        states_WNH: The states of each layer, float32.
+        labels_N: The class of each position.
+        groups_N: The index of the text that each position belongs to. Positions of one text are not independent.
+    """
 
     states_WNH: Tensor
     labels_N: Tensor
@@ -168,7 +203,7 @@ class LabeledStates:
         return len(self.labels_N)
 
 
-def cached(
+def collect_states(
     states: HiddenStates,
     examples: Examples,
     term: str,
@@ -177,24 +212,38 @@ def cached(
     seed: int,
     batch_tokens: int,
 ) -> LabeledStates:
-    """The states of at most `limit` positions of randomly selected examples: the target positions of the term, or the
-    pooled state of each text. Raises UserError if the term does not predict classes."""
+    """Computes the states of randomly selected examples at the target positions of a term, or one pooled state per
+    text.
+
+    Args:
+        states: Computes the hidden states.
+        examples: The examples.
+        term: The term whose targets are the classes. If its targets have positions, the states at these positions are
+            collected; otherwise the pooled state of each text.
+        pooling: How the states of a text are pooled.
+        limit: Maximum number of positions.
+        seed: The seed of the selection.
+        batch_tokens: Maximum tokens of a forward.
+
+    Raises:
+        UserError: The term does not predict classes, or no position has a class.
+    """
     plan, device = examples.plan(0), states.precision.device
     order = Permutation(len(plan), seed, "sample", _SAMPLING_EPOCH)(np.arange(len(plan)))
     boundaries = batch_boundaries(plan.lengths[order], None, batch_tokens)
-    cached_states: list[Tensor] = []
+    collected: list[Tensor] = []
     labels: list[Tensor] = []
     groups: list[np.ndarray] = []
     count = 0
     for start, end in zip(boundaries[:-1], boundaries[1:], strict=True):
         if count >= limit:
             break
-        chosen = order[start:end]
-        batch = examples.batch(plan.rows[chosen], chosen, 0)
+        selected = order[start:end]
+        batch = examples.batch(plan.rows[selected], selected, 0)
         target = batch.targets[term]
-        of_documents = (batch.examples if batch.rows is None else batch.rows).numpy()
+        text_of_document = (batch.examples if batch.rows is None else batch.rows).numpy()
         classes_M = target.labels
-        expected = len(of_documents) if target.at is None else len(target.at)
+        expected = len(text_of_document) if target.at is None else len(target.at)
         if classes_M is None or classes_M.dtype != torch.int64 or classes_M.shape != (expected,):
             raise UserError(
                 f"target={term}: a probe predicts one class per text or per word, but this task has other targets",
@@ -204,25 +253,35 @@ def cached(
         states_WTH = states.read(inputs)
         if target.at is None:
             read_WMH = torch.stack([summary(states_TH, inputs, pooling) for states_TH in states_WTH])
-            group_M = of_documents
+            group_M = text_of_document
         else:
             read_WMH = states_WTH[:, target.at.to(device)]
-            group_M = of_documents[batch.inputs.documents[target.at].numpy()]
+            group_M = text_of_document[batch.inputs.documents[target.at].numpy()]
         number = min(len(classes_M), limit - count)
-        cached_states.append(read_WMH[:, :number].clone())
+        collected.append(read_WMH[:, :number].clone())
         labels.append(classes_M[:number])
         groups.append(group_M[:number])
         count += number
     if count == 0:
         raise UserError("there is nothing to probe: no position has a class", "use more text or rows")
-    return LabeledStates(torch.cat(cached_states, 1), torch.cat(labels).to(device), np.concatenate(groups))
+    return LabeledStates(torch.cat(collected, 1), torch.cat(labels).to(device), np.concatenate(groups))
 
 
 def score_layers(
     train: LabeledStates, held_out: LabeledStates, classes: int, progress: Callable[[], None]
 ) -> list[dict[str, Any]]:
-    """For each layer, the `accuracy` of its probe on held-out positions, the `standard_error` (clustered by text), and
-    the `iterations` of the fit."""
+    """Trains and scores a probe for each layer.
+
+    Args:
+        train: The states on which probes are trained.
+        held_out: The states on which probes are scored.
+        classes: The number of classes.
+        progress: Called after each layer.
+
+    Returns:
+        For each layer, the `accuracy` of its probe on held-out positions, the `standard_error` (clustered by text), and
+        the `iterations` of the fit.
+    """
     rows = []
     for train_NH, held_out_NH in zip(train.states_WNH, held_out.states_WNH, strict=True):
         probe = fit(train_NH, train.labels_N, classes)
@@ -234,15 +293,16 @@ def score_layers(
 
 
 def majority(train: LabeledStates, held_out: LabeledStates, classes: int) -> dict[str, float]:
-    """The `accuracy` and `standard_error` of the most frequent class in training."""
+    """Returns the `accuracy` and the `standard_error` of always predicting the most frequent class of the training
+    data."""
     best = torch.bincount(train.labels_N, minlength=classes).argmax()
     accuracy, error = _accuracy(held_out.labels_N == best, held_out.groups_N)
     return {"accuracy": accuracy, "standard_error": error}
 
 
 def _accuracy(correct_N: Tensor, groups_N: np.ndarray) -> tuple[float, float]:
-    """The fraction of correct predictions and its standard error."""
+    """Returns the fraction of correct predictions and its standard error, clustered by group."""
     correct = correct_N.cpu().numpy().astype(np.float64)
-    _, number_N = np.unique(groups_N, return_inverse=True)
-    sums, counts = np.bincount(number_N, correct), np.bincount(number_N)
+    _, group_index_N = np.unique(groups_N, return_inverse=True)
+    sums, counts = np.bincount(group_index_N, correct), np.bincount(group_index_N)
     return float(correct.mean()), ratio_standard_error(sums, counts)

@@ -1,4 +1,4 @@
-"""The embedder of a checkpoint: its text format, length, layers and pooling."""
+"""Builds the embedder of a checkpoint: text format, maximum length, layers and pooling."""
 
 from __future__ import annotations
 
@@ -19,28 +19,30 @@ Layers = int | Literal["last", "all", "mean"]
 
 
 def text_format_of(loaded: LoadedCheckpoint) -> str:
-    """The name of the text format: the one of the checkpoint's task, else that of transformers."""
+    """Returns the name of a checkpoint's text format: the format of its task, or without a task the format that
+    transformers uses."""
     model = loaded.config
     if loaded.task is not None:
         return format_of(model, loaded.task)
     return model.sequence_form(None if model.transformers_form is None else "transformers").text_format
 
 
-def longest_of(loaded: LoadedCheckpoint) -> int:
-    """Maximum tokens of a text: as in the training of the checkpoint's task, else the model's maximum."""
+def max_length_of(loaded: LoadedCheckpoint) -> int:
+    """Returns the maximum number of tokens of a text: as in the training of the checkpoint's task, or without a task
+    the maximum of the model."""
     longest, saved = loaded.model.parts.backbone.longest_text, loaded.saved
     return min(longest, int(saved["max_length"])) if loaded.task is not None and "max_length" in saved else longest
 
 
 def pooling_of(loaded: LoadedCheckpoint) -> tuple[Pooling, str]:
-    """The pooling of a checkpoint's task, else the mean; and the reason."""
+    """Returns the pooling of a checkpoint's task, or the mean if there is none; and the reason as text."""
     if loaded.task is not None and "pooling" in loaded.task:
         return form_of(loaded.config, loaded.task).pooling, "as in its task"
     return "mean", "the checkpoint names none"
 
 
 def tokenizer_of(loaded: LoadedCheckpoint, checkpoint: str) -> Tokenizer:
-    """The tokenizer of a checkpoint. Raises UserError if it has none."""
+    """Returns the tokenizer of a checkpoint. Raises UserError if it has none. checkpoint: its name, for the message."""
     if loaded.tokenizer is None:
         raise UserError(f"checkpoint={checkpoint} has no tokenizer", "use a folder with tokenizer.json")
     return loaded.tokenizer
@@ -55,24 +57,41 @@ def embedder_of(
     precision: Precision,
     offline: bool = False,
 ) -> tuple[Embedder, str]:
-    """The embedder of a checkpoint, and a line that describes it. Raises UserError for an invalid layer or pooling."""
+    """Builds the embedder of a checkpoint.
+
+    Args:
+        loaded: The loaded checkpoint.
+        checkpoint: The checkpoint as the user named it.
+        layers: The number of a layer (0 is the embedding), the last layer, all layers, or the mean of all layers.
+        pooling: How the states of a text's tokens become one vector; auto means as the checkpoint prescribes.
+        batch_tokens: Maximum tokens of a forward.
+        precision: Number format and device.
+        offline: Whether downloads are forbidden.
+
+    Returns:
+        The embedder, and a line of text that describes it.
+
+    Raises:
+        UserError: The layer or the pooling is invalid.
+    """
     tokenizer, depth = tokenizer_of(loaded, checkpoint), depth_of(loaded.model.parts.backbone)
     allowed = ("auto", *get_args(Pooling))
     if pooling not in allowed:
         raise UserError(f"pooling={pooling} is not one of {', '.join(allowed)}", "set pooling=mean")
-    states = HiddenStates(loaded.model.parts.backbone, precision, _numbers(layers, depth))
+    states = HiddenStates(loaded.model.parts.backbone, precision, _layer_numbers(layers, depth))
     published = hf_folder(checkpoint, offline) if pooling == "auto" else None
     encoder = None if published is None else sentence_encoder(published, offline)
     if published is not None and encoder is not None and layers == "last":
         return _sentence_embedder(loaded, states, published, encoder, batch_tokens, offline)
-    why, notes = "", list[str]()
+    reason, notes = "", list[str]()
     if encoder is not None:
-        pooling, why = encoder.task_fields(checkpoint)["pooling"], f"the checkpoint's {encoder.file}"
+        pooling, reason = encoder.task_fields(checkpoint)["pooling"], f"the checkpoint's {encoder.file}"
+        # The modules of a sentence encoder apply to its last layer only.
         notes = [f"layers={layers} omits {name}" for name in encoder.extra_steps]
     if pooling == "auto":
-        pooling, why = pooling_of(loaded)
-    format_name, longest = text_format_of(loaded), longest_of(loaded)
-    description = f"layers={layers} of {depth} · pooling={pooling}{f' ({why})' if why else ''}"
+        pooling, reason = pooling_of(loaded)
+    format_name, longest = text_format_of(loaded), max_length_of(loaded)
+    description = f"layers={layers} of {depth} · pooling={pooling}{f' ({reason})' if reason else ''}"
     embedder = Embedder(states, tokenizer, format_name, pooling, layers == "mean", longest, batch_tokens)
     return replace(embedder, notes=tuple(notes)), description
 
@@ -85,8 +104,8 @@ def _sentence_embedder(
     batch_tokens: int,
     offline: bool,
 ) -> tuple[Embedder, str]:
-    """The embedder of a sentence encoder, with the results of sentence-transformers, and a line that describes it.
-    Raises UserError for a feature that lmtool does not support."""
+    """Builds the embedder of a sentence encoder, whose vectors equal the vectors of sentence-transformers, and a line
+    of text that describes it. Raises UserError for a feature that lmtool does not support."""
     tokenizer, format_name = tokenizer_of(loaded, published.checkpoint), text_format_of(loaded)
     model = loaded.config
     tokenizer = tokenizer.parsing(not read_settings(published.path).get("split_special_tokens"))
@@ -98,7 +117,7 @@ def _sentence_embedder(
     if encoder.lowercases and tokenizer.cleaned("ÀB") != tokenizer.cleaned("àb"):
         raise refused(published, "do_lower_case=true is not in its tokenizer.json")
     modules = SentenceModules(encoder, published, states.width, offline).to(states.precision.device)
-    longest = min(longest_of(loaded), encoder.max_length or longest_of(loaded))
+    longest = min(max_length_of(loaded), encoder.max_length or max_length_of(loaded))
     notes = [f"the prompts {', '.join(encoder.prompts)} are not used"] if encoder.prompts else []
     description = (
         f"layers=last of {states.depth} · pooling={' + '.join(encoder.modes)} (the checkpoint's {encoder.file})"
@@ -109,15 +128,16 @@ def _sentence_embedder(
     return replace(embedder, prompt=encoder.prompt, notes=tuple(notes)), description
 
 
-def _numbers(layers: object, depth: int) -> tuple[int, ...]:
-    """The numbers of the selected layers."""
+def _layer_numbers(layers: object, depth: int) -> tuple[int, ...]:
+    """Returns the numbers of the selected layers. depth: the number of layers. Raises UserError for an invalid
+    layer."""
     if layers == "last":
         return (depth,)
     if layers in ("all", "mean"):
         return tuple(range(0 if layers == "all" else 1, depth + 1))
     if not isinstance(layers, int) or isinstance(layers, bool) or not 0 <= layers <= depth:
         raise UserError(
-            f"layers={layers}: the model has layers 1 to {depth}, and 0 is its embedding",
+            f"layers={layers} is not a layer: the model has layers 1 to {depth}, and 0 is its embedding",
             f"set layers=last, all, mean, or a number up to {depth}",
         )
     return (layers,)

@@ -1,6 +1,7 @@
-"""Embeddings of texts: one vector per token or per text.
+"""Vectors of texts from the hidden states of a model: one vector per text, or one per token.
 
-Shape letters: W layers, L tokens of a text, T of a packed batch, N texts of one, H hidden width.
+Shape letters: W layers, L tokens of a text, T tokens of a packed batch, N texts of a batch, H hidden width, D width of
+a vector.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from lmtool.weights.folders import HFFolder
 from lmtool.weights.reading import read_file
 from lmtool.weights.sentence_encoders import Dense, SentenceEncoder, dense_file
 
+# The activations of sentence-transformers' Dense module.
 _ACTIVATIONS: dict[str, type[nn.Module]] = {
     "Tanh": nn.Tanh,
     "ReLU": nn.ReLU,
@@ -40,23 +42,37 @@ _ACTIVATIONS: dict[str, type[nn.Module]] = {
 }
 
 
+# The pooling modes of sentence-transformers that `summary` computes, with their names there.
 _SUMMARIES: dict[str, Literal["first", "last", "max", "mean"]] = {
     "cls": "first", "lasttoken": "last", "max": "max", "mean": "mean",
 }  # fmt: skip
 
 
 class SentenceModules(nn.Module):
-    """Pooling and the modules after it (Reimers and Gurevych 2019; sentence-transformers' Pooling, Dense, Normalize).
-    width: D. Raises UserError for the weights of a linear map with another shape."""
+    """The modules of a sentence encoder after the model: pooling, then linear maps and normalization (Reimers and
+    Gurevych 2019; the modules Pooling, Dense and Normalize of sentence-transformers).
+
+    Attributes:
+        width: The width of the resulting vectors, D.
+
+    Args:
+        encoder: The settings of the sentence encoder.
+        folder: The folder with the weights.
+        hidden_size: The hidden width of the model.
+        offline: Whether downloads are forbidden.
+
+    Raises:
+        UserError: The weights of a linear map have a wrong shape.
+    """
 
     def __init__(self, encoder: SentenceEncoder, folder: HFFolder, hidden_size: int, offline: bool):
         super().__init__()
         self.modes = encoder.modes
-        self.behind = nn.ModuleList()
+        self.layers = nn.ModuleList()
         width = len(self.modes) * hidden_size
         for module in encoder.modules:
             if not isinstance(module, Dense):
-                self.behind.append(_Normalize())
+                self.layers.append(_Normalize())
                 continue
             path = dense_file(folder, module, offline)
             dense = _Dense(module)
@@ -65,42 +81,45 @@ class SentenceModules(nn.Module):
             expected = {name: tuple(tensor.shape) for name, tensor in dense.state_dict().items()}
             if shapes != expected or width != module.inputs:
                 raise UserError(
-                    f"{path} has {shapes}, but {expected} are needed for {width} inputs", "copy the folder again"
+                    f"{path} has tensors of the shapes {shapes}, but {expected} are needed for {width} inputs",
+                    "copy the folder again",
                 )
             dense.load_state_dict(tensors)
-            self.behind.append(dense)
+            self.layers.append(dense)
             width = module.outputs
         self.width = width if encoder.dimensions is None else min(width, encoder.dimensions)
 
     @torch.no_grad()
     def forward(self, states_TH: Tensor, inputs: Packed) -> Tensor:
-        """The vectors (N, D) of texts, float32."""
+        """Returns the vectors (N, D) of packed texts, from the hidden states of the last layer, float32."""
         vectors = torch.cat([_pooled(mode, states_TH, inputs) for mode in self.modes], dim=-1)
-        for module in self.behind:
+        for module in self.layers:
             vectors = module(vectors)
         return vectors[:, : self.width]
 
 
 def _pooled(mode: str, states_TH: Tensor, inputs: Packed) -> Tensor:
-    """The states (N, H) of texts pooled by a mode of sentence-transformers, over all tokens."""
+    """Returns the pooled states (N, H) of texts. mode: a pooling mode of sentence-transformers, over all tokens."""
     if mode in _SUMMARIES:
         return summary(states_TH, inputs, _SUMMARIES[mode])
     lengths_N = inputs.segments.cu_lengths.diff().to(states_TH.dtype)
     if mode == "mean_sqrt_len_tokens":
         return summary(states_TH, inputs, "mean") * lengths_N[:, None].sqrt()
-    # "weightedmean": a token is weighted by its position, counted from 1.
+    # "weightedmean": the weight of a token is its position, counted from 1.
     weights_T = (inputs.positions + 1).to(states_TH.dtype)
     mean_NH = summary(states_TH * weights_T[:, None], inputs, "mean")
     return mean_NH * (2 / (lengths_N + 1))[:, None]
 
 
 class _Normalize(nn.Module):
+    """Scales vectors to length 1."""
+
     def forward(self, vectors_ND: Tensor) -> Tensor:
         return nn.functional.normalize(vectors_ND, dim=-1)
 
 
 class _Dense(nn.Module):
-    """A linear map with its activation. Submodules are named as in the file."""
+    """A linear map with an activation. Its submodules have the same names as the tensors in the file."""
 
     def __init__(self, module: Dense):
         super().__init__()
@@ -115,7 +134,7 @@ class _Dense(nn.Module):
 
 
 class _StateRecorder(Tap):
-    """Records the input-side states of some layers."""
+    """A tap that records the hidden states of some layers; for an encoder-decoder, of the encoder's layers."""
 
     def __init__(self, layers: Sequence[int]):
         self.layers = frozenset(layers)
@@ -128,7 +147,7 @@ class _StateRecorder(Tap):
 
 
 def depth_of(backbone: Backbone) -> int:
-    """The number of layers that read a text. Raises UserError for a model that is not a stack of layers."""
+    """Returns the number of layers that process a text. Raises UserError if the model is not a stack of layers."""
     stack = backbone.encoder if isinstance(backbone, EncoderDecoder) else backbone
     if not isinstance(stack, Stack):
         raise UserError(f"model={backbone.config.name} is not a stack of layers", "use a checkpoint of another model")
@@ -136,10 +155,19 @@ def depth_of(backbone: Backbone) -> int:
 
 
 class HiddenStates:
-    """Reads hidden states of a backbone in evaluation mode.
+    """Computes the hidden states of some layers of a model, which must be in evaluation mode.
 
-    layers: the numbers of the layers; None: all whose states are as wide as the last one's. width: H. Raises UserError
-    if the layers differ in width.
+    Attributes:
+        layers: The numbers of the layers; 0 is the embedding.
+        width: The hidden width of these layers, H.
+
+    Args:
+        backbone: The model.
+        precision: Number format and device.
+        layers: The numbers of the layers; None means all layers whose states have the width of the last layer.
+
+    Raises:
+        UserError: The selected layers have different widths.
     """
 
     def __init__(self, backbone: Backbone, precision: Precision, layers: Sequence[int] | None = None):
@@ -151,19 +179,19 @@ class HiddenStates:
         if any(widths[layer] != self.width for layer in self.layers):
             first = next(layer for layer in self.layers if widths[layer] != self.width)
             message = (
-                f"the states of layer {first} are {widths[first]} wide, those of layer {self.layers[-1]} {self.width}"
+                f"layer {first} has states of width {widths[first]}, but layer {self.layers[-1]} of width {self.width}"
             )
             raise UserError(f"model={backbone.config.name}: {message}", "set layers=last, or the number of a layer")
 
     @torch.no_grad()
     def read(self, inputs: Packed) -> Tensor:
-        """The states (W, T, H) of a packed batch on the device, float32. Raises NotFinite."""
+        """Returns the states (W, T, H) of a packed batch, float32. Raises NotFinite if a state is not finite."""
         tap = _StateRecorder(self.layers)
-        # The last layer alone needs no tap.
-        watching = None if self.layers == (self.depth,) else tap
+        # The model returns the states of its last layer, so this layer needs no tap.
+        recorder = None if self.layers == (self.depth,) else tap
         with self.precision.autocast():
             read = self.backbone.read_inputs if isinstance(self.backbone, EncoderDecoder) else self.backbone
-            tap.states[self.depth] = read(inputs, tap=watching)
+            tap.states[self.depth] = read(inputs, tap=recorder)
         states_WTH = torch.stack([tap.states[layer].float() for layer in self.layers])
         if not bool(torch.isfinite(states_WTH).all()):
             raise NotFinite("hidden states", Batch(inputs, {}, torch.zeros(0), torch.zeros(0)))
@@ -171,13 +199,17 @@ class HiddenStates:
 
 
 Pooling = Literal["none", "first", "mean", "max", "last"]
-# Texts whose vectors are in memory at a time; fewer if each token has a vector.
+# Number of texts whose vectors are in memory at a time: with one vector per text, and with one per token.
 _TEXTS, _TEXTS_OF_TOKENS = 4096, 256
 
 
 class Vectors(NamedTuple):
-    """The vectors of one text. tokens: (L,) ids, special tokens included. vectors: (W, H), or (W, L, H) for each token,
-    float32."""
+    """The vectors of one text.
+
+    Attributes:
+        tokens: The token ids (L,), including special tokens.
+        vectors: One vector per layer (W, H), or one per layer and token (W, L, H), float32.
+    """
 
     tokens: np.ndarray
     vectors: np.ndarray
@@ -187,10 +219,18 @@ class Vectors(NamedTuple):
 class Embedder:
     """Computes vectors of texts.
 
-    states: reads the selected layers. layout: the text format, a name in `lmtool.data.formats`. pooling: over all
-    tokens of a text, special ones included. average: whether the layers are averaged. max_length: maximum tokens of a
-    text; longer texts are truncated. batch_tokens: tokens of one forward pass. modules: of a sentence encoder, used
-    instead of `pooling`. prompt: prefix of every text. notes: remarks for the user.
+    Attributes:
+        states: Computes the states of the selected layers.
+        tokenizer: The tokenizer.
+        layout: The name of the text format in `lmtool.data.formats`.
+        pooling: How the states of all tokens of a text, including special tokens, become one vector; none means one
+            vector per token.
+        average: Whether the vectors of the layers are averaged.
+        max_length: Maximum tokens of a text. Longer texts are truncated.
+        batch_tokens: Maximum tokens of a forward.
+        modules: The modules of a sentence encoder, which replace `pooling`; None for other models.
+        prompt: A text that is put before every text.
+        notes: Remarks for the user.
     """
 
     states: HiddenStates
@@ -206,35 +246,35 @@ class Embedder:
 
     @property
     def width(self) -> int:
-        """The size of a vector."""
+        """The width of a vector."""
         return self.states.width if self.modules is None else self.modules.width
 
     def vectors(
         self, rows: Rows, progress: Callable[[int, int], None], warn: Callable[[str], None]
     ) -> Iterator[Vectors]:
-        """The vectors of rows of one text or two, in order. Except for rounding, they do not depend on the other rows.
+        """Yields the vectors of each row, in order. Except for rounding, they do not depend on the other rows.
 
         Args:
-            rows: Rows of one or two texts.
-            progress: Called with the number of finished rows and of all rows.
+            rows: Rows with one text or two texts each.
+            progress: Called with the number of finished rows and the number of all rows.
             warn: Called with a message if texts were truncated.
 
         Raises:
-            UserError: A text without tokens, with its file and line.
+            UserError: A text has no tokens; the message names its file and line.
         """
         portion = _TEXTS_OF_TOKENS if self.pooling == "none" else _TEXTS
         truncated = 0
         for start in range(0, len(rows), portion):
-            part = rows.take(np.arange(start, min(start + portion, len(rows))))
+            selected = rows.take(np.arange(start, min(start + portion, len(rows))))
             layout = InputFormat(self.tokenizer, self.layout, self.max_length)
-            examples = SequenceExamples(self._prompted(part), layout, "text", "input")
+            examples = SequenceExamples(self._with_prompt(selected), layout, "text", "input")
             truncated += examples.truncated
             yield from self._in_order(examples, start, len(rows), progress)
         if truncated:
             warn(f"{truncated:,} of {len(rows):,} texts are truncated to {self.max_length} tokens")
 
-    def _prompted(self, rows: Rows) -> Rows:
-        """The rows with the prompt before their first texts."""
+    def _with_prompt(self, rows: Rows) -> Rows:
+        """Returns rows with the prompt put before the first text of each row."""
         if not self.prompt:
             return rows
         first = next(iter(rows.columns))
@@ -243,7 +283,8 @@ class Embedder:
     def _in_order(
         self, examples: SequenceExamples, before: int, total: int, progress: Callable[[int, int], None]
     ) -> Iterator[Vectors]:
-        """The vectors of some examples, in the order of their rows."""
+        """Yields the vectors of some examples, in the order of their rows. before: the number of rows that were
+        finished before them, out of `total` rows."""
         done: dict[int, Vectors] = {}
         budget = max(self.batch_tokens, self.max_length)
         for batch in PackedLoader(examples, 0, None, budget, shuffle=False).epoch_batches():
@@ -261,7 +302,7 @@ class Embedder:
             yield done.pop(number)
 
     def _pooled(self, states_WTH: Tensor, inputs: Packed) -> list[np.ndarray]:
-        """The vectors of each text: (W, H), or (W, L, H)."""
+        """Returns the vectors of each text, (W, H), or (W, L, H) with one vector per token."""
         if self.pooling == "none":
             return np.split(states_WTH.cpu().numpy(), np.cumsum(inputs.lengths)[:-1], axis=1)
         if self.modules is not None:
@@ -272,8 +313,8 @@ class Embedder:
 
 # --- one word in several sentences --------------------------------------------------------------------------------
 #
-# Self-similarity of a word, compared with different words (Ethayarajh, "How Contextual are Contextualized Word
-# Representations?", EMNLP 2019).
+# The similarity of a word's vectors in different sentences, compared with the similarity of different words
+# (Ethayarajh, "How Contextual are Contextualized Word Representations?", EMNLP 2019).
 #
 # Shape letters: W layers, S sentences, O other words, H hidden width.
 
@@ -282,8 +323,13 @@ _WORD = re.compile(r"\w+")
 
 @dataclass(frozen=True)
 class WordStates:
-    """Similarity of a word's vectors between sentences. layers: their numbers; 0 is the embedding. similarity_WSS:
-    cosines of the word's vectors. others_W: the mean cosine of two different words of the sentences."""
+    """The similarity of a word's vectors in different sentences.
+
+    Attributes:
+        layers: The numbers of the layers; 0 is the embedding.
+        similarity_WSS: The cosine of the word's vectors, for each pair of sentences.
+        others_W: The mean cosine of two different words of the sentences.
+    """
 
     layers: tuple[int, ...]
     similarity_WSS: np.ndarray
@@ -291,7 +337,7 @@ class WordStates:
 
     @property
     def same_W(self) -> np.ndarray:
-        """The mean cosine of the word with itself in another sentence."""
+        """The mean cosine of the word's vectors in two different sentences."""
         count = self.similarity_WSS.shape[-1]
         return (self.similarity_WSS.sum((1, 2)) - count) / (count * (count - 1))
 
@@ -299,16 +345,28 @@ class WordStates:
 def word_vectors(
     states: HiddenStates, tokenizer: Tokenizer, layout: str, sentences: Sequence[str], word: str
 ) -> WordStates:
-    """Compare the first occurrence of a word in each sentence. Raises UserError for a sentence without the word."""
-    of_word, of_others = [], []
+    """Compares the vectors of a word in several sentences; in each sentence, its first occurrence counts.
+
+    Args:
+        states: Computes the hidden states.
+        tokenizer: The tokenizer.
+        layout: The name of the text format in `lmtool.data.formats`.
+        sentences: The sentences.
+        word: The word.
+
+    Raises:
+        UserError: A sentence does not contain the word.
+    """
+    word_vectors, other_vectors = [], []
     for sentence in sentences:
-        vectors = _of_sentence(states, tokenizer, layout, sentence)
+        vectors = _sentence_vectors(states, tokenizer, layout, sentence)
         index = next((index for index, (text, _) in enumerate(vectors) if text.lower() == word.lower()), None)
         if index is None:
             raise UserError(f"text: no {word!r} in {sentence!r}", "use sentences that contain the word, separated by |")
-        of_word.append(vectors[index][1])
-        of_others += [vector for text, vector in vectors if text.lower() != word.lower()]
-    word_WSH, others_WOH = (_units(np.stack(part, 1)) for part in (of_word, [*of_others, of_word[0]]))
+        word_vectors.append(vectors[index][1])
+        other_vectors += [vector for text, vector in vectors if text.lower() != word.lower()]
+    word_WSH = _unit_vectors(np.stack(word_vectors, 1))
+    others_WOH = _unit_vectors(np.stack([*other_vectors, word_vectors[0]], 1))
     similarity_WSS = word_WSH @ word_WSH.transpose(0, 2, 1)
     between_WOO = others_WOH @ others_WOH.transpose(0, 2, 1)
     count = between_WOO.shape[-1]
@@ -316,24 +374,26 @@ def word_vectors(
     return WordStates(states.layers, similarity_WSS, (between_WOO.sum((1, 2)) - count) / pairs)
 
 
-def _of_sentence(
+def _sentence_vectors(
     states: HiddenStates, tokenizer: Tokenizer, layout: str, sentence: str
 ) -> list[tuple[str, np.ndarray]]:
-    """The words of a sentence, each with the mean state (W, H) of its tokens."""
+    """Returns the words of a sentence, each with the mean state (W, H) of its tokens."""
     sentence_ids, spans = tokenizer.encode_aligned(sentence)
     ids, columns = text_format(layout, tokenizer).join(sentence_ids)
+    # The text format puts special tokens around the sentence.
     starts = range(len(ids) - len(sentence_ids) + 1)
-    before = next(at for at in starts if np.array_equal(ids[at : at + len(sentence_ids)], sentence_ids))
+    before = next(start for start in starts if np.array_equal(ids[start : start + len(sentence_ids)], sentence_ids))
     tensors = {name: torch.from_numpy(np.asarray(column)) for name, column in columns.items()}
     inputs = Packed(torch.from_numpy(np.asarray(ids, dtype=np.int64)), (len(ids),), tensors)
     states_WTH = states.read(inputs.to(states.precision.device)).cpu().numpy()
     words = []
     for match in _WORD.finditer(sentence):
-        inside = np.flatnonzero((spans[:, 0] < match.end()) & (spans[:, 1] > match.start()))
-        if len(inside):
-            words.append((match[0], states_WTH[:, before + inside].mean(1)))
+        tokens_of_word = np.flatnonzero((spans[:, 0] < match.end()) & (spans[:, 1] > match.start()))
+        if len(tokens_of_word):
+            words.append((match[0], states_WTH[:, before + tokens_of_word].mean(1)))
     return words
 
 
-def _units(vectors: np.ndarray) -> np.ndarray:
+def _unit_vectors(vectors: np.ndarray) -> np.ndarray:
+    """Scales vectors to length 1."""
     return vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-30)

@@ -1,1 +1,1 @@
-"""Measured statistics of an objective against its definition: the report of `lmtool inspect`."""
+"""Checks of each objective's examples, for `lmtool inspect`: measured statistics compared with their definitions."""

@@ -17,263 +17,299 @@ from lmtool.models.characters import FILL, TEXT_BEGINS, TEXT_ENDS, WORD_BEGINS, 
 from lmtool.objectives.examples.words import BACKWARD, FORWARD, Pairs
 from lmtool.types import Packed
 
-# Windows of a document stream: their text, and their coverage of every token.
+# Windows of a document stream: their text, and whether they cover all tokens.
 
 
 class StreamInspector(Inspector):
-    """Inspects examples that window a `stream`.
+    """Inspects examples that are windows of a document stream, their attribute `stream`.
 
-    drops_single_tokens: whether a window needs two tokens, so that a single last token of a text is in no window.
+    Attributes:
+        drops_single_tokens: Whether a window needs two tokens, so that a single token at the end of a document is in no
+            window.
     """
 
     drops_single_tokens = False
 
-    def texts(self, drawn: SampledBatch) -> list[list[str]]:
-        """The documents of each window, without separators."""
-        return [self._documents(int(row["start"]), int(row["length"])) for row in drawn.rows]
+    def texts(self, sample: SampledBatch) -> list[list[str]]:
+        """Returns the documents in each window, without separators."""
+        return [self._documents(int(row["start"]), int(row["length"])) for row in sample.rows]
 
     def _documents(self, start: int, length: int) -> list[str]:
+        """Returns the documents in one window. start: the first position of the window in the stream."""
         stream = self.examples.stream
         ids = stream.read(np.array([start]), np.array([length]))
-        within = stream.boundaries[(stream.boundaries > start) & (stream.boundaries < start + length)] - start
-        return [self.tokenizer.decode(part.tolist()) for part in np.split(ids, within)]
+        boundaries = stream.boundaries[(stream.boundaries > start) & (stream.boundaries < start + length)] - start
+        return [self.tokenizer.decode(document.tolist()) for document in np.split(ids, boundaries)]
 
     def check_plan(self, stats: RunningStatistics) -> None:
-        """Checks the fraction of text outside of all windows."""
+        """Checks how much text is in no window."""
         rows, boundaries = self.examples.plan(0).rows, self.examples.stream.boundaries
-        rows = rows[np.argsort(rows["start"], kind="stable")]  # rows of lanes are in the order of steps
+        rows = rows[np.argsort(rows["start"], kind="stable")]  # segments of lanes are planned in the order of steps
         start = rows["start"]
         ends = np.maximum.accumulate(start + rows["length"])
         gaps = np.maximum(np.append(start, boundaries[-1]) - np.append(0, ends), 0)
-        left = ragged_ranges(np.append(0, ends), gaps)
-        single = np.isin(left + 1, boundaries).sum() if self.drops_single_tokens else 0
-        stats.exact("left out share of text", len(left), single, boundaries[-1])
+        uncovered = ragged_ranges(np.append(0, ends), gaps)
+        single = np.isin(uncovered + 1, boundaries).sum() if self.drops_single_tokens else 0
+        stats.exact("fraction of text in no example", len(uncovered), single, boundaries[-1])
         super().check_plan(stats)
 
 
-# Next-token prediction: every token but a window's first is predicted by the previous one.
+# Next-token prediction: every token of a window except the first is predicted at the previous position.
 
 
 class CausalInspector(StreamInspector):
     """Inspects `CausalWindows`."""
 
     def fact(self, stats: RunningStatistics) -> str:
-        return "every token is predicted from those before it, all of a text in one pass"
+        return "every token is predicted from the tokens before it, all tokens of a text in one pass"
 
-    def check(self, stats: RunningStatistics, drawn: SampledBatch) -> None:
-        batch = drawn.batch
+    def check(self, stats: RunningStatistics, sample: SampledBatch) -> None:
+        batch = sample.batch
         at, labels = indices_of(batch, "clm").numpy(), labels_of(batch, "clm").numpy()
         tokens = batch.inputs.tokens.numpy()
-        stats.note("predicted share of tokens", len(at), len(tokens))
-        stats.none("labels that are not the next token", (tokens[at + 1] != labels).sum())
-        stats.none("tokens without a prediction", len(tokens) - len(drawn.rows) - len(np.unique(at)))
+        stats.report("predicted fraction of tokens", len(at), len(tokens))
+        stats.never("labels that are not the next token", (tokens[at + 1] != labels).sum())
+        stats.never("tokens without a prediction", len(tokens) - len(sample.rows) - len(np.unique(at)))
 
 
-# Maximum segments in a diagram.
-_SEGMENTS_SHOWN = 24
+# Maximum letters in the diagram of a lane.
+_DIAGRAM_LETTERS = 24
 
 
 class LanesInspector(StreamInspector):
-    """Inspects `CausalSegments`: each lane is one piece of the text, every token but the first is predicted once, and
-    each segment follows the carried state. The first examples are consecutive segments of one lane."""
+    """Inspects `CausalSegments`, for models that carry state from one segment of text to the next.
+
+    A lane is a contiguous piece of the text, which is read segment by segment. The checks are that each segment
+    directly follows the previous segment of its lane, and that every token of the text except the first is predicted
+    once. The examples shown first are consecutive segments of one lane.
+    """
 
     def fact(self, stats: RunningStatistics) -> str:
         return (
-            f"every token is predicted from those before it; the text is read in {self.examples.lanes} lanes, each "
-            "continuing from its state"
+            f"every token is predicted from the tokens before it; the text is read in {self.examples.lanes} lanes "
+            "(contiguous pieces), and each segment continues with the state of the previous one"
         )
 
     def first(self, n: int) -> np.ndarray:
         return np.flatnonzero(self.examples.plan(0).rows["lane"] == 0)[:n]
 
-    def entries(self, drawn: SampledBatch) -> Iterator[JsonObject]:
+    def entries(self, sample: SampledBatch) -> Iterator[JsonObject]:
         memory = self.learner.backbone.config.memory_states
-        for entry, row in zip(super().entries(drawn), drawn.rows, strict=True):
-            read = int(row["before"])
-            lane = {"number": int(row["lane"]) + 1, "of": self.examples.lanes, "read": read}
-            carried = "the state" if memory is None else f"{min(read, memory)} tokens of memory"
-            title = f"{lane['number']} of {lane['of']}, {read:,} tokens read before, continues from {carried}"
+        for entry, row in zip(super().entries(sample), sample.rows, strict=True):
+            tokens_before = int(row["before"])
+            lane = {"number": int(row["lane"]) + 1, "of": self.examples.lanes, "read": tokens_before}
+            carried = "the state" if memory is None else f"{min(tokens_before, memory)} tokens of memory"
+            title = f"{lane['number']} of {lane['of']}, {tokens_before:,} tokens read before, continues from {carried}"
             drawing = [("lane", f"{title}  {self._drawing(row, memory)}")]
             yield {**entry, "lane": lane, "drawing": drawing}
 
     def _drawing(self, row: np.void, memory: int | None) -> str:
-        """A diagram of a lane up to a segment, in which each letter represents the same number of tokens: read before
-        (.), in the memory (m), read now (x). A recurrent state carries all previous tokens in part (~)."""
+        """Returns a diagram of a lane up to a segment. Each letter represents the same number of tokens: tokens read
+        before (.), tokens in the memory (m), tokens of this segment (x). For a recurrent state, all tokens read before
+        are shown as ~, because the state depends on all of them. memory: the memory length; None for a recurrent
+        state."""
         before, unit = int(row["before"]), max(1, self.max_length // 4)
-        positions = np.arange(0, before + int(row["length"]), unit)[-_SEGMENTS_SHOWN:]
+        positions = np.arange(0, before + int(row["length"]), unit)[-_DIAGRAM_LETTERS:]
         carried = "~" if memory is None else "m"
         start = 0 if memory is None else max(0, before - memory)
-        return "".join("x" if at >= before else carried if at >= start else "." for at in positions)
+        return "".join("x" if position >= before else carried if position >= start else "." for position in positions)
 
     def check_plan(self, stats: RunningStatistics) -> None:
-        """Checks for text that is skipped or read twice, and that each segment directly follows the previous one."""
+        """Checks that no text is skipped or read twice, and that segments directly follow each other in a lane."""
         rows, predicted = self.examples.plan(0).rows, len(self.examples.stream) - 1
         ordered = rows[np.argsort(rows["start"], kind="stable")]
         ends = ordered["start"] + ordered["length"]
         gaps = np.append(ordered["start"], predicted) - np.append(0, ends)
-        stats.exact("left out share of text", np.abs(gaps).sum(), 0, predicted)
+        stats.exact("fraction of text in no example", np.abs(gaps).sum(), 0, predicted)
         follows = ordered["lane"][1:] == ordered["lane"][:-1]
         carried = ordered["before"][1:] == np.where(follows, ordered["before"][:-1] + ordered["length"][:-1], 0)
-        stats.none("segments that do not follow the one before in their lane", (~carried).sum())
-        stats.note("lanes", self.examples.lanes, 0)
+        stats.never("segments that do not follow the previous segment of their lane", (~carried).sum())
+        stats.report("lanes", self.examples.lanes, 0)
         super(StreamInspector, self).check_plan(stats)
 
-    def check(self, stats: RunningStatistics, drawn: SampledBatch) -> None:
-        rows, labels = drawn.rows, labels_of(drawn.batch, "clm").numpy()
-        stats.note("predicted share of tokens", len(labels), drawn.batch.tokens)
+    def check(self, stats: RunningStatistics, sample: SampledBatch) -> None:
+        rows, labels = sample.rows, labels_of(sample.batch, "clm").numpy()
+        stats.report("predicted fraction of tokens", len(labels), sample.batch.tokens)
         after = self.examples.stream.read(rows["start"] + 1, rows["length"].astype(np.int64))
-        stats.none("labels that are not the next token", (after != labels).sum())
-        lanes = drawn.batch.lanes
-        read_rows = () if lanes is None else lanes.read
-        stats.none("tokens read before of which a batch knows nothing", rows["before"].sum() - sum(read_rows))
+        stats.never("labels that are not the next token", (after != labels).sum())
+        lanes = sample.batch.lanes
+        tokens_before = () if lanes is None else lanes.read
+        stats.never("tokens read before that a batch does not count", rows["before"].sum() - sum(tokens_before))
 
 
-# The sides of an encoder-decoder's examples without the format's special tokens.
+# Texts that are split into a prefix and a rest.
 
 
-def within(template: FormatTemplate, packed: Packed, ids: Tensor) -> np.ndarray:
-    """The ids of one side without the format's special tokens before and after the text."""
-    before, behind = (len(piece) for piece in template.pieces)
+def without_special_tokens(template: FormatTemplate, packed: Packed, ids: Tensor) -> np.ndarray:
+    """Returns the ids of texts without the special tokens of the text format.
+
+    Args:
+        template: The text format.
+        packed: The packed texts, with special tokens.
+        ids: The ids of the same texts, which may be labels instead of inputs.
+    """
+    before, after = (len(piece) for piece in template.pieces)
     positions = packed.positions.numpy()
     lengths = np.repeat(packed.lengths, packed.lengths)
-    return ids.numpy()[(positions >= before) & (positions < lengths - behind)]
+    return ids.numpy()[(positions >= before) & (positions < lengths - after)]
 
 
 class PrefixesInspector(StreamInspector):
-    """The base for split texts: the position of the split is uniform, and the text after it is predicted."""
+    """The base class of inspectors of split texts: the position of the split is uniformly distributed, and the text
+    after it is predicted."""
 
     drops_single_tokens = True
 
     def fact(self, stats: RunningStatistics) -> str:
         return "a text is split at a random position: the part before it is read, the part after it is predicted"
 
-    def check(self, stats: RunningStatistics, drawn: SampledBatch) -> None:
-        lengths = drawn.rows["length"].astype(np.int64)
-        prefixes = self.examples.prefixes(drawn.rows, drawn.numbers, drawn.epoch)
-        stats.none("splits that leave a side empty", ((prefixes < 1) | (prefixes >= lengths)).sum())
-        free = lengths > 2
-        fractions = (prefixes[free] - 1) / (lengths[free] - 2)
-        variance = float((lengths[free] / (12 * (lengths[free] - 2))).sum())
-        stats.mean("place of the split, 0 to 1", fractions.sum(), free.sum(), free.sum() / 2, variance, 0.5)
-        self.check_sides(stats, drawn, lengths, prefixes)
+    def check(self, stats: RunningStatistics, sample: SampledBatch) -> None:
+        lengths = sample.rows["length"].astype(np.int64)
+        prefixes = self.examples.prefixes(sample.rows, sample.numbers, sample.epoch)
+        stats.never("splits that leave a side empty", ((prefixes < 1) | (prefixes >= lengths)).sum())
+        # A text of two tokens has only one possible split. The variance is that of a discrete uniform distribution.
+        several = lengths > 2
+        fractions = (prefixes[several] - 1) / (lengths[several] - 2)
+        variance = float((lengths[several] / (12 * (lengths[several] - 2))).sum())
+        count = several.sum()
+        stats.mean("position of the split, 0 to 1", fractions.sum(), count, count / 2, variance, 0.5)
+        self.check_sides(stats, sample, lengths, prefixes)
 
     def check_sides(
-        self, stats: RunningStatistics, drawn: SampledBatch, lengths: np.ndarray, prefixes: np.ndarray
+        self, stats: RunningStatistics, sample: SampledBatch, lengths: np.ndarray, prefixes: np.ndarray
     ) -> None:
-        """Checks both sides of the splits, for texts of `lengths` (N,) with `prefixes` (N,)."""
+        """Checks the text before and after the split.
+
+        Args:
+            stats: The statistics to add to.
+            sample: The examples.
+            lengths: The number of tokens of each text, (N,).
+            prefixes: The number of tokens before the split, (N,).
+        """
 
 
 class MaskedPrefixesInspector(PrefixesInspector):
     """Inspects `MaskedPrefixes`."""
 
     def check_sides(
-        self, stats: RunningStatistics, drawn: SampledBatch, lengths: np.ndarray, prefixes: np.ndarray
+        self, stats: RunningStatistics, sample: SampledBatch, lengths: np.ndarray, prefixes: np.ndarray
     ) -> None:
-        batch = drawn.batch
+        batch = sample.batch
         at, labels = indices_of(batch, "prefix_lm").numpy(), labels_of(batch, "prefix_lm").numpy()
         tokens = batch.inputs.tokens.numpy()
         positions, documents = batch.inputs.positions.numpy()[at], batch.inputs.documents.numpy()[at]
-        stats.none("labels that are not the next token", (tokens[at + 1] != labels).sum())
-        stats.none("labels within the prefix", (positions + 1 < prefixes[documents]).sum())
-        stats.none("tokens behind the split without a prediction", (lengths - prefixes).sum() - len(at))
+        stats.never("labels that are not the next token", (tokens[at + 1] != labels).sum())
+        stats.never("labels within the prefix", (positions + 1 < prefixes[documents]).sum())
+        stats.never("tokens after the split without a prediction", (lengths - prefixes).sum() - len(at))
 
 
 class EncodedPrefixesInspector(PrefixesInspector):
     """Inspects `EncodedPrefixes`."""
 
     def check_sides(
-        self, stats: RunningStatistics, drawn: SampledBatch, lengths: np.ndarray, prefixes: np.ndarray
+        self, stats: RunningStatistics, sample: SampledBatch, lengths: np.ndarray, prefixes: np.ndarray
     ) -> None:
-        batch, examples, start = drawn.batch, self.examples, drawn.rows["start"]
+        batch, examples, start = sample.batch, self.examples, sample.rows["start"]
         template, outputs = examples.sides.template, cast(Packed, batch.outputs)
-        before = within(template, batch.inputs, batch.inputs.tokens)
-        behind = within(template, outputs, labels_of(batch, "prefix_lm"))
-        both = np.array_equal(before, examples.stream.read(start, prefixes))
-        both = both and np.array_equal(behind, examples.stream.read(start + prefixes, lengths - prefixes))
-        stats.none("batches whose sides do not give back the text", not both)
+        before = without_special_tokens(template, batch.inputs, batch.inputs.tokens)
+        after = without_special_tokens(template, outputs, labels_of(batch, "prefix_lm"))
+        equal = np.array_equal(before, examples.stream.read(start, prefixes))
+        equal = equal and np.array_equal(after, examples.stream.read(start + prefixes, lengths - prefixes))
+        stats.never("batches from which the text cannot be restored", not equal)
 
 
-# Words in windows, read by their characters, and predicted in both directions.
+# Windows of words, which the model reads by their characters, and predicts in both directions.
 
 
-_SIGNS = {TEXT_BEGINS: "<S>", TEXT_ENDS: "</S>", WORD_BEGINS: "<W>", WORD_ENDS: "</W>"}
-# Words shown per example.
-_CHECKED_WORDS = 12
+# How the special symbols of the character vocabulary are shown.
+_SYMBOLS = {TEXT_BEGINS: "<S>", TEXT_ENDS: "</S>", WORD_BEGINS: "<W>", WORD_ENDS: "</W>"}
+# Maximum words shown per example.
+_MAX_WORDS = 12
 
 
 class WordInspector(StreamInspector):
     """Inspects `WordWindows`."""
 
     def fact(self, stats: RunningStatistics) -> str:
-        return "every word is predicted twice: from the words before it (→), and from those after it (←)"
+        return "every word is predicted twice: from the words before it (→), and from the words after it (←)"
 
-    def check(self, stats: RunningStatistics, drawn: SampledBatch) -> None:
-        inputs = drawn.batch.inputs
+    def check(self, stats: RunningStatistics, sample: SampledBatch) -> None:
+        inputs = sample.batch.inputs
         tokens, starts = inputs.tokens.numpy(), np.array(inputs.starts)
         first_W, number_W = self.examples.words(tokens, starts)
         unknown = self.examples.unknown
         texts = len(inputs.lengths)
-        stats.note("tokens a word", len(tokens), len(first_W))
-        stats.note("share of words predicted as unknown", (number_W == unknown).sum(), len(first_W))
+        stats.report("tokens per word", len(tokens), len(first_W))
+        stats.report("fraction of words predicted as unknown", (number_W == unknown).sum(), len(first_W))
         reader = self.learner.backbone.reader
         bytes_W = np.add.reduceat(reader.entry_lengths()[tokens], first_W)
-        stats.note(f"share of words cut to {reader.longest} bytes", (bytes_W > reader.longest).sum(), len(first_W))
+        stats.report(
+            f"fraction of words truncated to {reader.longest} bytes", (bytes_W > reader.longest).sum(), len(first_W)
+        )
         for term, ahead in ((FORWARD, 1), (BACKWARD, -1)):
-            at, labels = indices_of(drawn.batch, term).numpy(), labels_of(drawn.batch, term).numpy()
+            at, labels = indices_of(sample.batch, term).numpy(), labels_of(sample.batch, term).numpy()
             word_M = np.searchsorted(first_W, at)
-            stats.none(
-                f"{term} labels that are not the next word on its way", (number_W[word_M + ahead] != labels).sum()
+            stats.never(
+                f"{term} labels that are not the next word in this direction",
+                (number_W[word_M + ahead] != labels).sum(),
             )
-            stats.none(f"words that {term} lacks", len(first_W) - texts - len(np.unique(word_M + ahead)))
+            stats.never(f"words without a {term} prediction", len(first_W) - texts - len(np.unique(word_M + ahead)))
 
-    def entries(self, drawn: SampledBatch) -> Iterator[JsonObject]:
-        """Adds the words of each example: their symbols, and the prediction targets of each direction."""
-        inputs = drawn.batch.inputs
+    def entries(self, sample: SampledBatch) -> Iterator[JsonObject]:
+        """Adds the words of each example: their characters, and the word that each direction predicts there."""
+        inputs = sample.batch.inputs
         tokens, starts = inputs.tokens.numpy(), np.array(inputs.starts)
         first_W, _ = self.examples.words(tokens, starts)
         reader = self.learner.backbone.reader
         symbols_UL, number_W = reader.symbols(inputs, reader.words(inputs))
         symbols_WL = symbols_UL[number_W].tolist()
         targets = {
-            term: dict(zip(indices_of(drawn.batch, term).tolist(), labels_of(drawn.batch, term).tolist(), strict=True))
+            term: dict(
+                zip(indices_of(sample.batch, term).tolist(), labels_of(sample.batch, term).tolist(), strict=True)
+            )
             for term in (FORWARD, BACKWARD)
         }
-        for number, entry in enumerate(super().entries(drawn)):
+        for number, entry in enumerate(super().entries(sample)):
             start, length = starts[number], inputs.lengths[number]
-            window_words = np.flatnonzero((first_W >= start) & (first_W < start + length))[:_CHECKED_WORDS]
+            window_words = np.flatnonzero((first_W >= start) & (first_W < start + length))[:_MAX_WORDS]
             entry["drawing"] = [
-                [_word(symbols_WL[word]), self._predicted(targets, at)]
+                [_readable_word(symbols_WL[word]), self._targets_at(targets, at)]
                 for word, at in zip(window_words.tolist(), first_W[window_words].tolist(), strict=True)
             ]
             yield entry
 
-    def _predicted(self, targets: Mapping[str, Mapping[int, int]], at: int) -> str:
-        """The target of each direction at a position, by its arrow."""
+    def _targets_at(self, targets: Mapping[str, Mapping[int, int]], at: int) -> str:
+        """Returns the words that the two directions predict at a token, each after an arrow.
+
+        Args:
+            targets: The label of each token index, by term.
+            at: The index of the token.
+        """
         arrows = ((FORWARD, "→"), (BACKWARD, "←"))
         directions = [(arrow, targets[term][at]) for term, arrow in arrows if at in targets[term]]
         return "  ".join(f"{arrow} {self.tokenizer.readable([label])[0]}" for arrow, label in directions)
 
 
-def _word(symbols: list[int]) -> str:
-    """The symbols of a word as text, without padding."""
-    shown, run = [], bytearray()
+def _readable_word(symbols: list[int]) -> str:
+    """Returns the symbols of a word as text, without padding. Symbols 1 to 256 are bytes."""
+    texts, run = [], bytearray()
     for symbol in [*symbols, FILL]:
         if 1 <= symbol <= 256:
             run.append(symbol - 1)
             continue
         if run:
-            shown.append(" ".join(run.decode("utf-8", "backslashreplace")))
+            texts.append(" ".join(run.decode("utf-8", "backslashreplace")))
             run.clear()
-        if symbol in _SIGNS:
-            shown.append(_SIGNS[symbol])
-    return " ".join(shown)
+        if symbol in _SYMBOLS:
+            texts.append(_SYMBOLS[symbol])
+    return " ".join(texts)
 
 
-# Words left out by subsampling, context windows of the retained words, and negatives, compared with their definitions.
+# Skip-gram: the words that subsampling drops, the context windows of the retained words, and the negatives.
 # Shape letters: V vocabulary, T tokens, K retained tokens, M pairs.
 
 
-# Rank bins of the distribution of negatives: 1, 2 to 10, 11 to 100, ...
+# Number of bins in which the frequencies of negatives are checked, by the rank of the word: 1, 2 to 10, 11 to 100, ...
 _DECADES = 8
 
 
@@ -281,7 +317,7 @@ class WordPairsInspector(StreamInspector):
     """Inspects `WordPairs`."""
 
     def fact(self, stats: RunningStatistics) -> str:
-        retained, pairs = stats.measured("words kept"), stats.measured("pairs of a word that is kept")
+        retained, pairs = stats.measured("retained words"), stats.measured("pairs per retained word")
         if retained is None or pairs is None:
             return ""
         negatives = self.examples.config.negatives
@@ -292,46 +328,49 @@ class WordPairsInspector(StreamInspector):
 
     @cached_property
     def _ranks(self) -> np.ndarray:
-        """(V,) the decade of each word's rank by count, in descending order."""
+        """The bin (V,) of each word, by its rank in descending order of counts."""
         counts_V = self.examples.counts.counts
         rank_V = np.empty(len(counts_V), dtype=np.int64)
         rank_V[np.argsort(-counts_V, kind="stable")] = np.arange(len(counts_V))
         return np.searchsorted(10 ** np.arange(_DECADES), rank_V, side="right")
 
-    def check(self, stats: RunningStatistics, drawn: SampledBatch) -> None:
-        pairs = self.examples.pairs(drawn.rows, drawn.numbers, drawn.epoch)
+    def check(self, stats: RunningStatistics, sample: SampledBatch) -> None:
+        pairs = self.examples.pairs(sample.rows, sample.numbers, sample.epoch)
         tokens, config = pairs.tokens, self.examples.config
         special = np.isin(tokens, sorted(self.tokenizer.special_ids))
-        stats.note("unknown words, left out of the text", special.sum(), len(tokens), is_share=True)
-        stats.none("special tokens kept", (special & pairs.retained).sum())
-        chance_T = self.examples.counts.retention[tokens[~special]]
-        stats.share("words kept", pairs.retained.sum(), len(chance_T), chance_T)
-        frequent = chance_T < 1
-        stats.share("frequent words kept", pairs.retained[~special][frequent].sum(), frequent.sum(), chance_T[frequent])
+        stats.report("unknown words, dropped from the text", special.sum(), len(tokens), is_fraction=True)
+        stats.never("retained special tokens", (special & pairs.retained).sum())
+        probability_T = self.examples.counts.retention[tokens[~special]]
+        stats.fraction("retained words", pairs.retained.sum(), len(probability_T), probability_T)
+        frequent = probability_T < 1
+        stats.fraction(
+            "retained frequent words", pairs.retained[~special][frequent].sum(), frequent.sum(), probability_T[frequent]
+        )
         for words in range(1, config.window + 1):
             side = "1 word" if words == 1 else f"{words} words"
             reaches = (pairs.reach == words).sum()
-            stats.share(f"windows of {side} on either side", reaches, len(pairs.reach), 1 / config.window)
+            stats.fraction(f"windows of {side} on either side", reaches, len(pairs.reach), 1 / config.window)
         self._check_pairs(stats, pairs)
         self._check_negatives(stats, pairs.negatives.reshape(-1))
 
     def _check_pairs(self, stats: RunningStatistics, pairs: Pairs) -> None:
-        """Checks that pairs are exactly the words within reach."""
+        """Checks that the pairs are exactly all pairs of words within the sampled windows."""
         row_K = np.repeat(np.arange(len(pairs.lengths)), pairs.lengths)
         position_K = np.arange(len(row_K)) - np.repeat(np.cumsum(pairs.lengths) - pairs.lengths, pairs.lengths)
         distance_M = np.abs(pairs.center - pairs.context)
-        stats.note("pairs of a word that is kept", len(pairs.center), len(row_K))
-        stats.none("pairs across documents", (row_K[pairs.center] != row_K[pairs.context]).sum())
-        stats.none("pairs of a word with itself", (distance_M == 0).sum())
-        stats.none("pairs out of reach", (distance_M > pairs.reach[pairs.center]).sum())
+        stats.report("pairs per retained word", len(pairs.center), len(row_K))
+        stats.never("pairs across documents", (row_K[pairs.center] != row_K[pairs.context]).sum())
+        stats.never("pairs of a word with itself", (distance_M == 0).sum())
+        stats.never("pairs outside of the windows", (distance_M > pairs.reach[pairs.center]).sum())
         before_K = np.minimum(pairs.reach, position_K)
-        behind_K = np.minimum(pairs.reach, pairs.lengths[row_K] - 1 - position_K)
-        stats.exact("pairs, of all within reach", len(pairs.center), *[(before_K + behind_K).sum()] * 2)
+        after_K = np.minimum(pairs.reach, pairs.lengths[row_K] - 1 - position_K)
+        stats.exact("pairs, of all pairs in the windows", len(pairs.center), *[(before_K + after_K).sum()] * 2)
 
-    def _check_negatives(self, stats: RunningStatistics, drawn: np.ndarray) -> None:
+    def _check_negatives(self, stats: RunningStatistics, negatives: np.ndarray) -> None:
+        """Checks the distribution of negatives over the bins of ranks."""
         noise_V, ranks_V = self.examples.counts.noise, self._ranks
-        hits, fractions = np.bincount(ranks_V[drawn], minlength=_DECADES), np.bincount(ranks_V, noise_V, _DECADES)
+        hits, fractions = np.bincount(ranks_V[negatives], minlength=_DECADES), np.bincount(ranks_V, noise_V, _DECADES)
         for decade in range(_DECADES):
             if fractions[decade] > 0:
                 ranks = f"rank {10 ** (decade - 1) + 1:,} to {10**decade:,}" if decade else "rank 1"
-                stats.share(f"negatives of {ranks}", hits[decade], len(drawn), float(fractions[decade]))
+                stats.fraction(f"negatives of {ranks}", hits[decade], len(negatives), float(fractions[decade]))

@@ -1,4 +1,4 @@
-"""Checks of masked examples: masked tokens, segment pairs, and the generator's samples."""
+"""Checks of masked examples: masked tokens, segment pairs, and the tokens that a generator samples."""
 
 from __future__ import annotations
 
@@ -18,28 +18,41 @@ from lmtool.objectives.configs import MaskingConfig, TokenMaskingConfig
 from lmtool.objectives.corruption.masking import Masked, Vocabulary, budget
 from lmtool.objectives.examples.masked import MaskedExamples
 
-# Masked tokens: their number, their replacements, and that nothing else changes.
+# Masked tokens: how many there are, what replaces them, and that no other token changes.
 # Shape letters: N examples of a batch, T their tokens, M predicting positions.
 
 
 @dataclass(frozen=True)
 class Masks:
-    """The masks of a batch. masked: the sampled masks. tokens, shown: (T,) before and after masking. text: (T,) bool,
-    tokens that may be masked. eligible, selected: (N,) how many tokens of an example may be, and are."""
+    """The masks of a batch.
+
+    Attributes:
+        masked: The masks, sampled once more from the same random numbers.
+        tokens: (T,) the original tokens.
+        inputs: (T,) the input tokens of the batch.
+        text: (T,) bool, which tokens may be masked.
+        eligible: (N,) how many tokens of each example may be masked.
+        selected: (N,) how many tokens of each example are masked.
+    """
 
     masked: Masked
     tokens: np.ndarray
-    shown: np.ndarray
+    inputs: np.ndarray
     text: np.ndarray
     eligible: np.ndarray
     selected: np.ndarray
 
 
-BRANCHES = ("of these, [MASK]", "of these, another token", "of these, unchanged")
+# The names of the statistics that count the replacements of predicted tokens.
+BRANCHES = (
+    "predicted tokens replaced by [MASK]",
+    "predicted tokens replaced by another token",
+    "predicted tokens left unchanged",
+)
 
 
 class MaskingInspector(Inspector):
-    """Inspects examples with masks over single tokens or words. config: the expected masks."""
+    """Inspects examples with masks over single tokens or words."""
 
     def __init__(self, learner: nn.Module, examples: MaskedExamples, max_length: int):
         super().__init__(learner, examples, max_length)
@@ -47,43 +60,43 @@ class MaskingInspector(Inspector):
 
     def fact(self, stats: RunningStatistics) -> str:
         fractions = [stats.measured(name) for name in BRANCHES]
-        words = ("[MASK]", "another token", "what was there")
+        words = ("[MASK]", "another token", "the original token")
         read = ", ".join(f"{fraction:.1%} {word}" for fraction, word in zip(fractions, words, strict=True) if fraction)
-        return super().fact(stats) + (f"; of these the model reads {read}" if read else "")
+        return super().fact(stats) + (f"; in their place the model reads {read}" if read else "")
 
     def repeats(self, epoch: int) -> bool:
-        """Static masks repeat."""
+        """Returns whether an epoch repeats the masks of an earlier epoch, as with masking=static."""
         return self.config.sampling_epoch(epoch) != epoch
 
-    def check(self, stats: RunningStatistics, drawn: SampledBatch) -> None:
-        whole = self.examples.assemble(drawn.rows)
-        masked = self.examples.masked(whole, drawn.numbers, drawn.epoch)
-        shown, at = drawn.batch.inputs.tokens.numpy(), masked.at
+    def check(self, stats: RunningStatistics, sample: SampledBatch) -> None:
+        whole = self.examples.assemble(sample.rows)
+        masked = self.examples.masked(whole, sample.numbers, sample.epoch)
+        inputs, at = sample.batch.inputs.tokens.numpy(), masked.at
         documents = np.repeat(np.arange(len(whole.lengths)), whole.lengths)
         text = ~self.vocabulary.special[whole.tokens]
         eligible, selected = (
-            np.bincount(documents[indices], minlength=len(drawn.rows)) for indices in (np.flatnonzero(text), at)
+            np.bincount(documents[indices], minlength=len(sample.rows)) for indices in (np.flatnonzero(text), at)
         )
-        stats.none("special tokens predicted", (~text[at]).sum())
-        stats.none("labels that are not the text", (masked.labels != whole.tokens[at]).sum())
-        changed = np.flatnonzero(shown != whole.tokens)
-        stats.none("tokens changed but not predicted", (~np.isin(changed, at)).sum())
-        self.check_masks(stats, Masks(masked, whole.tokens, shown, text, eligible, selected))
+        stats.never("special tokens predicted", (~text[at]).sum())
+        stats.never("labels that differ from the original tokens", (masked.labels != whole.tokens[at]).sum())
+        changed = np.flatnonzero(inputs != whole.tokens)
+        stats.never("tokens changed but not predicted", (~np.isin(changed, at)).sum())
+        self.check_masks(stats, Masks(masked, whole.tokens, inputs, text, eligible, selected))
 
     def check_masks(self, stats: RunningStatistics, masks: Masks) -> None:
-        """Checks which tokens are masked, and what replaces them."""
+        """Checks which tokens are masked, and which tokens replace them."""
         config, vocabulary = cast(TokenMaskingConfig, self.config), self.vocabulary
         at, text = masks.masked.at, masks.text
-        check_branches(stats, config, vocabulary, masks.shown[at], masks.masked.labels)
+        check_branches(stats, config, vocabulary, masks.inputs[at], masks.masked.labels)
         if config.whole_word:
-            stats.note("predicted share of text", len(at), text.sum())
+            stats.report("predicted fraction of text", len(at), text.sum())
             opens = text & (vocabulary.starts_word[masks.tokens] | ~np.append(False, text[:-1]))
             word = np.cumsum(opens)[text]
             predicted = np.isin(np.flatnonzero(text), at)
             fraction = np.bincount(word, predicted) / np.maximum(np.bincount(word), 1)
-            stats.none("words partly predicted", ((fraction > 0) & (fraction < 1)).sum())
+            stats.never("words partly predicted", ((fraction > 0) & (fraction < 1)).sum())
         elif config.select == "bernoulli":
-            stats.share("predicted share of text", len(at), text.sum(), config.probability)
+            stats.fraction("predicted fraction of text", len(at), text.sum(), config.probability)
         else:
             check_budget(stats, masks.selected, budget(masks.eligible, config.probability), masks.eligible)
 
@@ -91,141 +104,164 @@ class MaskingInspector(Inspector):
 class MaskedWindowsInspector(MaskingInspector, StreamInspector):
     """Inspects `MaskedWindows`."""
 
-    def check(self, stats: RunningStatistics, drawn: SampledBatch) -> None:
-        super().check(stats, drawn)
-        share, rows = self.config.short_window_probability, drawn.rows
-        if not share:
+    def check(self, stats: RunningStatistics, sample: SampledBatch) -> None:
+        super().check(stats, sample)
+        probability, rows = self.config.short_window_probability, sample.rows
+        if not probability:
             return
         short, capacity = rows["short"] == 1, self.examples.capacity
-        stats.share("windows that aim at a shorter length", short.sum(), len(rows), share)
+        stats.fraction("windows with a shorter target length", short.sum(), len(rows), probability)
         ends = np.isin(rows["start"] + rows["length"], self.examples.stream.boundaries)
-        stats.none("windows cut although there is text", (~short & ~ends & (rows["length"] != capacity)).sum())
-        stats.note(
-            "length of the shorter ones, as a share of the longest", rows["length"][short].sum(), short.sum() * capacity
+        stats.never("windows that end too early", (~short & ~ends & (rows["length"] != capacity)).sum())
+        stats.report(
+            "mean length of the shorter windows, as a fraction of the maximum",
+            rows["length"][short].sum(),
+            short.sum() * capacity,
         )
 
 
 def check_budget(
     stats: RunningStatistics, selected_N: np.ndarray, budget_N: np.ndarray, eligible_N: np.ndarray
 ) -> None:
-    """Checks the number of predicted tokens of each example, if it is exact."""
-    stats.exact("predicted share of text", selected_N.sum(), budget_N.sum(), eligible_N.sum())
-    stats.none("examples off their budget", (selected_N != budget_N).sum())
+    """Checks the number of predicted tokens of each example.
+
+    Args:
+        stats: The statistics to add to.
+        selected_N: How many tokens of each example are predicted.
+        budget_N: How many tokens of each example must be predicted.
+        eligible_N: How many tokens of each example may be predicted.
+    """
+    stats.exact("predicted fraction of text", selected_N.sum(), budget_N.sum(), eligible_N.sum())
+    stats.never("examples with a wrong number of predicted tokens", (selected_N != budget_N).sum())
 
 
 def check_branches(
     stats: RunningStatistics, config: MaskingConfig, vocabulary: Vocabulary, visible_M: np.ndarray, labels_M: np.ndarray
 ) -> None:
-    """Checks the replacements of predicted tokens. A random token that equals the original one counts as unchanged."""
+    """Checks the replacements of predicted tokens. A random token that equals the original token counts as unchanged.
+
+    Args:
+        stats: The statistics to add to.
+        config: The configured probability of each replacement.
+        vocabulary: The vocabulary.
+        visible_M: The input token at each predicted position.
+        labels_M: The original token at each predicted position.
+    """
     mask, random, regular = config.mask, config.random, len(vocabulary.regular)
-    hidden, same = visible_M == vocabulary.mask, visible_M == labels_M
-    stats.share(BRANCHES[0], hidden.sum(), len(labels_M), mask)
-    stats.share(BRANCHES[1], (~hidden & ~same).sum(), len(labels_M), random * (1 - 1 / regular))
-    stats.share(BRANCHES[2], (~hidden & same).sum(), len(labels_M), 1 - mask - random + random / regular)
+    is_mask, unchanged = visible_M == vocabulary.mask, visible_M == labels_M
+    stats.fraction(BRANCHES[0], is_mask.sum(), len(labels_M), mask)
+    stats.fraction(BRANCHES[1], (~is_mask & ~unchanged).sum(), len(labels_M), random * (1 - 1 / regular))
+    stats.fraction(BRANCHES[2], (~is_mask & unchanged).sum(), len(labels_M), 1 - mask - random + random / regular)
 
 
-# Segment pairs: their classes, the origin of their segments, and truncation.
+# Segment pairs: their classes, the documents that their segments come from, and truncation.
 
 
-# Names of class 0 and class 1.
+# How the classes 0 and 1 of each term are shown.
 _CLASSES = {"nsp": ("the second follows", "the second is random"), "sop": ("in order", "swapped")}
 
 
 class MaskedPairsInspector(MaskingInspector):
     """Inspects `MaskedPairs`."""
 
-    def label(self, value: int, describe_position: bool) -> object:
-        return super().label(value, True) if describe_position else _CLASSES[self.examples.config.pairs][value]
+    def label(self, value: int, of_token: bool) -> object:
+        return super().label(value, True) if of_token else _CLASSES[self.examples.config.pairs][value]
 
-    def texts(self, drawn: SampledBatch) -> list[list[str]]:
-        """The two segments of each pair."""
+    def texts(self, sample: SampledBatch) -> list[list[str]]:
+        """Returns the two segments of each pair."""
         tokens = self.examples.store.tokens
-        spans = [[(int(row[f"{side}_start"]), int(row[f"{side}_length"])) for side in "ab"] for row in drawn.rows]
+        spans = [[(int(row[f"{side}_start"]), int(row[f"{side}_length"])) for side in "ab"] for row in sample.rows]
         return [[self.tokenizer.decode(tokens[at : at + length].tolist()) for at, length in pair] for pair in spans]
 
     def fact(self, stats: RunningStatistics) -> str:
-        """Adds the fraction of pairs of the second class."""
+        """Adds how many pairs belong to class 1."""
         names = {"nsp": "random second segments in all", "sop": "pairs that are swapped"}
         fraction = stats.measured(names[self.examples.config.pairs])
         pairs = {"nsp": "the second text of {} of the pairs is a random one", "sop": "{} of the pairs are swapped"}
         words = "" if fraction is None else pairs[self.examples.config.pairs].format(f"{fraction:.1%}")
         return "; ".join(filter(None, (super().fact(stats), words)))
 
-    def check(self, stats: RunningStatistics, drawn: SampledBatch) -> None:
-        super().check(stats, drawn)
-        self.check_pairs(stats, drawn)
+    def check(self, stats: RunningStatistics, sample: SampledBatch) -> None:
+        super().check(stats, sample)
+        self.check_pairs(stats, sample)
 
-    def check_pairs(self, stats: RunningStatistics, drawn: SampledBatch) -> None:
-        """Checks the origin of segments, and that only pairs too long for an example lose tokens."""
-        truncated = self.examples.cut(drawn.rows)
-        length = drawn.rows["a_length"].astype(np.int64) + drawn.rows["b_length"]
-        stats.note("truncated fraction", truncated.sum(), len(drawn.rows))
-        stats.none("pairs cut although they fit", (truncated & (length != self.examples.capacity)).sum())
-        self._check_classes(stats, drawn.rows)
+    def check_pairs(self, stats: RunningStatistics, sample: SampledBatch) -> None:
+        """Checks the documents that segments come from, and that only pairs that are too long are truncated."""
+        truncated = self.examples.truncated(sample.rows)
+        length = sample.rows["a_length"].astype(np.int64) + sample.rows["b_length"]
+        stats.report("truncated fraction", truncated.sum(), len(sample.rows))
+        stats.never("pairs truncated although they fit", (truncated & (length != self.examples.capacity)).sum())
+        self._check_classes(stats, sample.rows)
         config = self.examples.config
         if config.pair_of == "segments":
             probability = config.short_sequence_probability
-            stats.share("pairs that aim at a shorter length", drawn.rows["short"].sum(), len(drawn.rows), probability)
+            stats.fraction(
+                "pairs with a shorter target length", sample.rows["short"].sum(), len(sample.rows), probability
+            )
 
     def _check_classes(self, stats: RunningStatistics, rows: np.ndarray) -> None:
+        """Checks the fraction of each class, and that the segments of a pair agree with its class."""
         label, choice = rows["label"] == 1, rows["choice"] == 1
         offsets = self.examples.store.document_offsets
-        a, b = (np.searchsorted(offsets, rows[f"{side}_start"], side="right") for side in "ab")
+        document_a, document_b = (np.searchsorted(offsets, rows[f"{side}_start"], side="right") for side in "ab")
         if self.examples.config.pairs == "sop":
-            stats.share("pairs that are swapped", label.sum(), len(rows), 0.5)
-            stats.none("pairs of two documents", (a != b).sum())
+            stats.fraction("pairs that are swapped", label.sum(), len(rows), 0.5)
+            stats.never("pairs from two documents", (document_a != document_b).sum())
             in_order = rows["a_start"] < rows["b_start"]
-            backward = rows["b_start"] < rows["a_start"]
-            stats.none("pairs in another order than their class says", (~np.where(label, backward, in_order)).sum())
+            swapped = rows["b_start"] < rows["a_start"]
+            stats.never("pairs whose order contradicts their class", (~np.where(label, swapped, in_order)).sum())
             return
-        stats.share("random second segments where there is a choice", (label & choice).sum(), choice.sum(), 0.5)
-        stats.note("random second segments in all", label.sum(), len(rows), is_share=True)
-        stats.none("pairs without a choice that follow", (~choice & ~label).sum())
-        stats.none("random segments of the same document", (label & (a == b)).sum())
-        stats.none("following segments of another document", (~label & (a != b)).sum())
+        stats.fraction("random second segments where there is a choice", (label & choice).sum(), choice.sum(), 0.5)
+        stats.report("random second segments in all", label.sum(), len(rows), is_fraction=True)
+        stats.never("pairs without a choice whose second segment is not random", (~choice & ~label).sum())
+        stats.never("random segments of the same document", (label & (document_a == document_b)).sum())
+        stats.never("following segments of another document", (~label & (document_a != document_b)).sum())
 
 
-# The generator's current samples, compared with its own probabilities.
+# Replaced-token detection: the tokens that the generator samples, compared with the generator's own probabilities.
 
 
 class GeneratorInspector(MaskedWindowsInspector):
-    """Inspects a learner with weights, whose `sampled` and `original` return the text that its model reads, and the
-    original text."""
+    """Inspects the examples of a learner with a generator, which needs its weights. The learner's methods `sampled` and
+    `original` return the text that the model reads, and the original text."""
 
     def fact(self, stats: RunningStatistics) -> str:
-        fraction = stats.measured("replaced share of tokens")
+        fraction = stats.measured("replaced fraction of tokens")
         words = super().fact(stats).replace("the model reads", "it reads")
         if fraction is None:
             return words
-        return f"{fraction:.1%} of the tokens that the model reads are replaced, by a generator for which {words}"
+        return f"{fraction:.1%} of the tokens that the model reads are replaced by a generator, for which {words}"
 
-    def entries(self, drawn: SampledBatch) -> Iterator[JsonObject]:
-        """Adds `filled`, the text that the model reads; if the model detects replaced tokens, these are its targets."""
-        batch, host = drawn.batch, torch.device("cpu")
-        filled = self.learner.sampled(batch.to(self.learner.device), drawn.epoch).filled.to(host)
-        other_T = filled.tokens != self.learner.original(batch)
+    def entries(self, sample: SampledBatch) -> Iterator[JsonObject]:
+        """Adds `filled`, the text that the model reads. If the model detects replaced tokens, the targets are the
+        replaced tokens."""
+        batch, host = sample.batch, torch.device("cpu")
+        filled = self.learner.sampled(batch.to(self.learner.device), sample.epoch).filled.to(host)
+        replaced_T = filled.tokens != self.learner.original(batch)
         made_in_step = [term for term, target in batch.targets.items() if target.labels is None]
-        for number, entry in enumerate(super().entries(drawn)):
+        for number, entry in enumerate(super().entries(sample)):
             start = batch.inputs.starts[number]
-            replaced = (other_T & (batch.inputs.documents == number)).nonzero()[:, 0]
+            replaced = (replaced_T & (batch.inputs.documents == number)).nonzero()[:, 0]
             positions = [{"position": int(at) - start, "label": "replaced"} for at in replaced]
             targets = entry.pop("targets") | dict.fromkeys(made_in_step, positions)
             yield {**entry, "filled": self.side(filled, range(number, number + 1)), "targets": targets}
 
-    def check(self, stats: RunningStatistics, drawn: SampledBatch) -> None:
-        super().check(stats, drawn)
-        stats.remarks["replaced share of tokens"] = "masked share x the generator's probability of another token there"
-        stats.remarks["surprise of a sample, nats"] = "entropy of the generator's probabilities"
-        batch = drawn.batch.to(self.learner.device)
-        sampled = self.learner.sampled(batch, drawn.epoch)
-        other = (sampled.filled.tokens != self.learner.original(batch)).cpu().numpy()
+    def check(self, stats: RunningStatistics, sample: SampledBatch) -> None:
+        super().check(stats, sample)
+        stats.remarks["replaced fraction of tokens"] = (
+            "masked fraction x the generator's probability that a sample differs from the original token"
+        )
+        stats.remarks["negative log-probability of a sample, nats"] = "entropy of the generator's probabilities"
+        batch = sample.batch.to(self.learner.device)
+        sampled = self.learner.sampled(batch, sample.epoch)
+        replaced = (sampled.filled.tokens != self.learner.original(batch)).cpu().numpy()
         at = indices_of(batch, "mlm").cpu().numpy()
-        chances = sampled.other_M.cpu().numpy()
-        variance = (chances * (1 - chances)).sum()
-        stats.mean("replaced share of tokens", other.sum(), len(other), chances.sum(), variance, 1.0)
-        stats.note("samples that are the original token", (~other[at]).sum(), len(at), is_share=True)
-        stats.none("tokens replaced that were not masked", other.sum() - other[at].sum())
+        probabilities = sampled.other_M.cpu().numpy()
+        variance = (probabilities * (1 - probabilities)).sum()
+        stats.mean("replaced fraction of tokens", replaced.sum(), len(replaced), probabilities.sum(), variance, 1.0)
+        stats.report("samples that are the original token", (~replaced[at]).sum(), len(at), is_fraction=True)
+        stats.never("replaced tokens that were not masked", replaced.sum() - replaced[at].sum())
         surprise, entropy, variance = (
             float(values.sum()) for values in (sampled.surprise_M, sampled.entropy_M, sampled.variance_M)
         )
-        stats.mean("surprise of a sample, nats", surprise, len(at), entropy, variance, sampled.bound)
+        stats.mean("negative log-probability of a sample, nats", surprise, len(at), entropy, variance, sampled.bound)

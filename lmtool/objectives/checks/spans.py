@@ -1,4 +1,4 @@
-"""Checks of masked spans and of permutations."""
+"""Checks of examples with masked spans, and of permuted examples."""
 
 from __future__ import annotations
 
@@ -22,179 +22,224 @@ from lmtool.objectives.configs import SpanConfig
 from lmtool.objectives.corruption.masking import MaskedSpans, budget, length_probabilities
 from lmtool.objectives.corruption.permutation import Permuted, ngram_probabilities
 
-# Masked spans: their sampled lengths, their replacements, and their first tokens.
-# Shape letters: M masked positions, D sampled lengths.
+# Masked spans: their sampled lengths, what replaces them, and where they begin.
+# Shape letters: M masked positions, D sampled lengths, K possible lengths.
 
 
 class SpanInspector(MaskingInspector):
-    """Inspects examples with masks over runs of words."""
+    """Inspects examples with masks over spans of words."""
 
     config: SpanConfig
 
     def fact(self, stats: RunningStatistics) -> str:
-        mean = stats.measured("words of a span as drawn")
+        mean = stats.measured("words of a span, as sampled")
         return super().fact(stats) + ("" if mean is None else f"; in spans of {mean:.1f} words on average")
 
     def check_masks(self, stats: RunningStatistics, masks: Masks) -> None:
         spans = cast(MaskedSpans, masks.masked)
-        check_lengths(stats, "words of a span", "spans", spans.drawn, length_probabilities(self.config))
-        self._check_branches(stats, spans, masks.shown[spans.at])
+        check_lengths(stats, "words of a span", "spans", spans.sampled_lengths, length_probabilities(self.config))
+        self._check_branches(stats, spans, masks.inputs[spans.at])
         starts = self.vocabulary.starts_word[spans.labels[np.searchsorted(spans.at, spans.spans[:, 0])]]
-        # A window may begin within a word, and so may a span at its start.
-        within = ~starts & masks.text[spans.spans[:, 0] - 1]
-        stats.none("spans that begin within a word", within.sum())
+        # A window may begin within a word. If so, a span at the start of the window begins within the word too.
+        within_word = ~starts & masks.text[spans.spans[:, 0] - 1]
+        stats.never("spans that begin within a word", within_word.sum())
         expected = np.ceil(masks.eligible * self.config.probability - 1e-9)
         check_budget(stats, masks.selected, expected, masks.eligible)
 
     def _check_branches(self, stats: RunningStatistics, spans: MaskedSpans, visible_M: np.ndarray) -> None:
-        """Checks the replacements, which are chosen per token or per span."""
+        """Checks the replacements, which are chosen per token or per span. visible_M: the input token at each masked
+        position."""
         config, mask = self.config, self.vocabulary.mask
         if config.replace == "token":
             check_branches(stats, config, self.vocabulary, visible_M, spans.labels)
             return
         count, regular = len(spans.spans), len(self.vocabulary.regular)
         sizes = np.bincount(spans.span_of, minlength=count)
-        hidden = np.bincount(spans.span_of, visible_M == mask, count)
-        same = np.bincount(spans.span_of, visible_M == spans.labels, count)
-        stats.none("spans partly [MASK]", ((hidden > 0) & (hidden < sizes)).sum())
-        stats.share("spans that are [MASK]", (hidden > 0).sum(), count, config.mask)
-        chances = 1 - config.mask - config.random + config.random * float(regular) ** -sizes.astype(float)
-        stats.share("spans that are unchanged", ((hidden == 0) & (same == sizes)).sum(), count, chances)
+        masked = np.bincount(spans.span_of, visible_M == mask, count)
+        unchanged = np.bincount(spans.span_of, visible_M == spans.labels, count)
+        stats.never("spans partly replaced by [MASK]", ((masked > 0) & (masked < sizes)).sum())
+        stats.fraction("spans replaced by [MASK]", (masked > 0).sum(), count, config.mask)
+        # A span is unchanged by decision, or if all of its random tokens happen to equal the original tokens.
+        probabilities = 1 - config.mask - config.random + config.random * float(regular) ** -sizes.astype(float)
+        stats.fraction("unchanged spans", ((masked == 0) & (unchanged == sizes)).sum(), count, probabilities)
 
 
 def check_lengths(
     stats: RunningStatistics, length_name: str, plural: str, sampled_D: np.ndarray, probabilities_K: np.ndarray
 ) -> None:
-    """Checks that the (D,) sampled lengths follow the (K,) probabilities of the lengths from 1.
+    """Checks that sampled lengths have the defined distribution.
 
-    Lengths are sampled until their sum suffices, so their number depends on them: each is compared with its conditional
-    distribution given the previous ones.
+    Lengths are sampled until their sum is large enough, so their number depends on them. The intervals remain valid,
+    because each length has the same distribution given the previous lengths.
+
+    Args:
+        stats: The statistics to add to.
+        length_name: The name of the mean length, such as "words of a span".
+        plural: The name of the sampled items, such as "spans".
+        sampled_D: The sampled lengths.
+        probabilities_K: The probability of each length, from length 1.
     """
     lengths, count = np.arange(1, len(probabilities_K) + 1), len(sampled_D)
     mean = float(probabilities_K @ lengths)
     variance = float(probabilities_K @ lengths**2 - mean**2)
     total, bound = sampled_D.sum(), len(lengths)
-    stats.mean(f"{length_name} as drawn", total, count, count * mean, count * variance, bound)
+    stats.mean(f"{length_name}, as sampled", total, count, count * mean, count * variance, bound)
     for length, probability in zip(lengths, probabilities_K, strict=True):
-        stats.share(f"{plural} of {length} as drawn", (sampled_D == length).sum(), count, float(probability))
+        stats.fraction(
+            f"{plural} of length {length}, as sampled", (sampled_D == length).sum(), count, float(probability)
+        )
 
 
 class SpanWindowsInspector(SpanInspector, MaskedWindowsInspector):
-    """Inspects `MaskedWindows`."""
+    """Inspects `MaskedWindows` with masked spans."""
 
 
 class SpanPairsInspector(SpanInspector, MaskedPairsInspector):
-    """Inspects `MaskedPairs`."""
+    """Inspects `MaskedPairs` with masked spans."""
 
 
-# Permutations: the number of predicted tokens, the lengths of their n-grams, their order, and the attention masks.
+# Permuted examples: the number of predicted tokens, the lengths of n-grams, the random order, and attention masks.
 # Shape letters: N examples of a batch, T their tokens, M predicted positions, L tokens of a diagram.
 
 
-# Maximum tokens of an attention diagram.
-_DRAWN = 32
+# Maximum tokens in an attention diagram.
+_DIAGRAM_TOKENS = 32
 
 
 class PermutationInspector(Inspector):
-    """Inspects examples with permutation ranks."""
+    """Inspects permuted examples, in which the column `rank` is the position of each token in a random order."""
 
     def fact(self, stats: RunningStatistics) -> str:
         words = super().fact(stats)
         return (
-            f"{words}, each from all unpredicted tokens and the predicted ones before it in a random order"
+            f"{words}, each from all unpredicted tokens and from the predicted tokens before it in a random order"
             if words
             else ""
         )
 
-    def entries(self, drawn: SampledBatch) -> Iterator[JsonObject]:
-        """Adds `drawing`, the order and both streams' attention masks for the first tokens."""
+    def entries(self, sample: SampledBatch) -> Iterator[JsonObject]:
+        """Adds a `drawing` of the first tokens: the random order, and the attention masks of both streams."""
         memory = self.learner.backbone.config.remembers
-        retained = f"up to {memory} reused tokens of the previous windows, to which all tokens attend"
-        for entry in super().entries(drawn):
+        memory_line = f"up to {memory} reused tokens of the previous windows, to which all tokens attend"
+        for entry in super().entries(sample):
             side = entry["input"]
             predicted_positions = {target["position"] for target in entry["targets"]["plm"]}
-            drawing = draw_streams(side["pieces"][:_DRAWN], side["rank"][:_DRAWN], predicted_positions)
-            yield {**entry, "drawing": [*([("memory", retained)] if memory else []), *drawing]}
+            drawing = draw_streams(
+                side["pieces"][:_DIAGRAM_TOKENS], side["rank"][:_DIAGRAM_TOKENS], predicted_positions
+            )
+            yield {**entry, "drawing": [*([("memory", memory_line)] if memory else []), *drawing]}
 
-    def check_permutations(self, stats: RunningStatistics, drawn: SampledBatch) -> None:
-        """Checks the properties that the objective guarantees."""
+    def check_permutations(self, stats: RunningStatistics, sample: SampledBatch) -> None:
+        """Checks the predicted tokens, the n-grams and the random order."""
         config, vocabulary = self.examples.config, self.examples.masks.vocabulary
-        whole = self.examples.assemble(drawn.rows)
-        permuted: Permuted = self.examples.masked(whole, drawn.numbers, drawn.epoch)
-        at, inputs = permuted.at, drawn.batch.inputs
+        whole = self.examples.assemble(sample.rows)
+        permuted: Permuted = self.examples.masked(whole, sample.numbers, sample.epoch)
+        at, inputs = permuted.at, sample.batch.inputs
         documents = np.repeat(np.arange(len(whole.lengths)), whole.lengths)
         text = ~vocabulary.special[whole.tokens]
         block = 2 * documents + permuted.blocks
-        eligible, selected = (np.bincount(block[tokens], minlength=2 * len(drawn.rows)) for tokens in (text, at))
+        eligible, selected = (np.bincount(block[tokens], minlength=2 * len(sample.rows)) for tokens in (text, at))
         check_budget(stats, selected, budget(eligible, 1 / config.context), eligible)
-        stats.none("special tokens predicted", (~text[at]).sum())
-        stats.none("tokens that are not the text", (inputs.tokens.numpy() != whole.tokens).sum())
+        stats.never("special tokens predicted", (~text[at]).sum())
+        stats.never("input tokens that differ from the original text", (inputs.tokens.numpy() != whole.tokens).sum())
         probabilities_K = ngram_probabilities(config.longest)
-        check_lengths(stats, "tokens of an n-gram", "n-grams", permuted.drawn, probabilities_K)
-        left = "predicted tokens that make up for what n-grams left"
-        stats.note(left, permuted.single.sum(), len(permuted.at), is_share=True)
+        check_lengths(stats, "tokens of an n-gram", "n-grams", permuted.sampled_lengths, probabilities_K)
+        single_tokens = "predicted single tokens, added to reach the number"
+        stats.report(single_tokens, permuted.single.sum(), len(permuted.at), is_fraction=True)
         starts = vocabulary.starts_word[whole.tokens[permuted.starts]]
         opening = (
             (permuted.starts == 0) | ~text[permuted.starts - 1] | (np.diff(block, prepend=-1)[permuted.starts] != 0)
         )
-        stats.none("n-grams that begin within a word", (~starts & ~opening).sum())
+        stats.never("n-grams that begin within a word", (~starts & ~opening).sum())
         _check_order(stats, permuted, inputs.columns["rank"].numpy(), ~text, block)
 
 
 class PermutedWindowsInspector(PermutationInspector, StreamInspector):
-    """Inspects windows of text."""
+    """Inspects permuted windows of text."""
 
-    def check(self, stats: RunningStatistics, drawn: SampledBatch) -> None:
-        self.check_permutations(stats, drawn)
+    def check(self, stats: RunningStatistics, sample: SampledBatch) -> None:
+        self.check_permutations(stats, sample)
 
 
 class PermutedPairsInspector(PermutationInspector, MaskedPairsInspector):
-    """Inspects segment pairs without a loss over them."""
+    """Inspects permuted segment pairs, over which there is no loss."""
 
-    def check(self, stats: RunningStatistics, drawn: SampledBatch) -> None:
-        self.check_permutations(stats, drawn)
-        self.check_pairs(stats, drawn)
+    def check(self, stats: RunningStatistics, sample: SampledBatch) -> None:
+        self.check_permutations(stats, sample)
+        self.check_pairs(stats, sample)
 
 
 def _check_order(
     stats: RunningStatistics, permuted: Permuted, ranks_T: np.ndarray, special_T: np.ndarray, block_T: np.ndarray
 ) -> None:
-    """Checks for uniform orders: either of two neighbors in a block comes first in half of the cases (disjoint pairs
-    are independent). Unpredicted tokens precede all predicted ones, and a first block precedes a second."""
-    ordered = special_T.copy()
-    ordered[permuted.at] = True
-    indices = np.flatnonzero(ordered)
+    """Checks the random order of predicted and special tokens, the permuted tokens.
+
+    In a uniformly random order, each of two neighboring tokens comes first in half of the cases. Disjoint pairs of
+    neighbors are independent, so only these are counted. Unpredicted tokens must precede all permuted tokens of their
+    block, and the first block of an example must precede the second.
+
+    Args:
+        stats: The statistics to add to.
+        permuted: The permutation of the batch.
+        ranks_T: The rank of each token in the batch.
+        special_T: Whether a token is a special token.
+        block_T: The block of each token: 2 i for the first block of example i, 2 i + 1 for the second block.
+    """
+    is_permuted = special_T.copy()
+    is_permuted[permuted.at] = True
+    indices = np.flatnonzero(is_permuted)
     number = np.arange(len(indices)) - np.searchsorted(block_T[indices], block_T[indices])
     first = np.flatnonzero((number[:-1] % 2 == 0) & (block_T[indices[:-1]] == block_T[indices[1:]]))
     earlier = ranks_T[indices[first]] < ranks_T[indices[first + 1]]
-    stats.share("neighbours in the order of the text", earlier.sum(), len(first), 0.5)
-    # The rank of the first one is uniform too.
+    stats.fraction("neighboring tokens in the order of the text", earlier.sum(), len(first), 0.5)
+    # The rank of the first permuted token of a block is uniformly distributed over the block's permuted tokens.
     sizes = np.bincount(block_T[indices])[block_T[indices]]
     leading = np.flatnonzero((number == 0) & (sizes > 1))
-    before = (
+    lower_ranks = (
         ranks_T[indices]
         - np.minimum.reduceat(ranks_T[indices], np.flatnonzero(number == 0))[np.cumsum(number == 0) - 1]
     )
-    others = sizes[leading] - 1
-    rank, variance = before[leading] / others, (others + 2) / (12 * others)
-    stats.mean("place of the first one in the order", rank.sum(), len(rank), len(rank) / 2, variance.sum(), 0.5)
+    maximum = sizes[leading] - 1
+    rank, variance = lower_ranks[leading] / maximum, (maximum + 2) / (12 * maximum)
+    stats.mean(
+        "position of a block's first token in the order, 0 to 1",
+        rank.sum(),
+        len(rank),
+        len(rank) / 2,
+        variance.sum(),
+        0.5,
+    )
     last_B = np.full(int(block_T.max(initial=0)) + 1, -1)
-    np.maximum.at(last_B, block_T[~ordered], ranks_T[~ordered])
-    stats.none("ordered tokens not behind what is not predicted", (ranks_T[indices] <= last_B[block_T[indices]]).sum())
-    both = np.stack([2 * (block_T[indices] // 2), ranks_T[indices]])
-    stats.none("ranks given twice", len(indices) - np.unique(both, axis=1).shape[1])
+    np.maximum.at(last_B, block_T[~is_permuted], ranks_T[~is_permuted])
+    stats.never(
+        "permuted tokens that precede an unpredicted token", (ranks_T[indices] <= last_B[block_T[indices]]).sum()
+    )
+    examples_and_ranks = np.stack([block_T[indices] // 2, ranks_T[indices]])
+    stats.never("ranks that occur twice", len(indices) - np.unique(examples_and_ranks, axis=1).shape[1])
     seconds = (np.diff(block_T, prepend=block_T[:1]) == 1) & (block_T % 2 == 1)
     highest = np.full(len(last_B) + 1, -1)
     np.maximum.at(highest, block_T, ranks_T)
     lowest = np.full(len(last_B) + 1, np.iinfo(np.int64).max)
     np.minimum.at(lowest, block_T, ranks_T)
     second_blocks = block_T[seconds]
-    stats.none("second parts not behind the first", (lowest[second_blocks] <= highest[second_blocks - 1]).sum())
+    stats.never(
+        "second parts that do not come after the first part",
+        (lowest[second_blocks] <= highest[second_blocks - 1]).sum(),
+    )
 
 
 def draw_streams(pieces: list[str], ranks: list[int], predicted_positions: set[int]) -> list[tuple[str, str]]:
-    """Diagram lines (piece, text): the order of the tokens, and the tokens (`x`) to which each attends in the content
-    stream and in the query stream. Only predicted positions have a query."""
+    """Returns the lines of a diagram: the order of the predicted tokens, and for each token of the content stream and
+    of the query stream the tokens to which it attends (`x`). Only predicted tokens are in the query stream.
+
+    Args:
+        pieces: The tokens as text.
+        ranks: The rank of each token.
+        predicted_positions: The positions of the predicted tokens.
+
+    Returns:
+        For each line, its heading (usually a token) and its text.
+    """
     order, count = np.array(ranks), len(pieces)
     content, query = order[None, :] <= order[:, None], order[None, :] < order[:, None]
 
@@ -205,9 +250,9 @@ def draw_streams(pieces: list[str], ranks: list[int], predicted_positions: set[i
     predicted = [position for position in range(count) if position in predicted_positions]
     sequence = sorted(predicted, key=lambda position: int(order[position]))
     return [
-        ("order", " ".join(pieces[position] for position in sequence) or "none of these is predicted"),
+        ("order", " ".join(pieces[position] for position in sequence) or "none of these tokens is predicted"),
         ("content stream", "rank, and tokens attended to"),
         *rows(content, range(count)),
-        ("query stream", "the same, of predicted tokens"),
+        ("query stream", "the same, for predicted tokens"),
         *rows(query, predicted),
     ]

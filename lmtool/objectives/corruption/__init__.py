@@ -1,1 +1,2 @@
-"""Text corruption: pure functions over packed batches, keyed by (seed, epoch, example, position)."""
+"""Text corruption: masks, noises and permutations, as pure functions of packed texts, whose random numbers are keyed by
+(seed, epoch, example, position)."""

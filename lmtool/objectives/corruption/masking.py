@@ -1,5 +1,4 @@
-"""Selection of the tokens that a masked language model predicts: single tokens, whole words, and spans (SpanBERT,
-ALBERT)."""
+"""Masks of masked language models: single tokens, whole words, and spans of words (SpanBERT, ALBERT)."""
 
 from __future__ import annotations
 
@@ -16,7 +15,8 @@ from lmtool.tokenizers.tokenizer import Tokenizer
 # Shape letters: T tokens of the packed batch, N examples in it, M predicted positions, W words, V vocabulary.
 
 
-# Random numbers per position: selection, replacement branch, random token.
+# Each position has four random numbers, of which three are used: for the selection, for the kind of replacement, and
+# for the random token.
 _DRAWS = 4
 _SELECT, _BRANCH, _RANDOM = 0, 1, 2
 
@@ -25,7 +25,10 @@ _SELECT, _BRANCH, _RANDOM = 0, 1, 2
 class Vocabulary:
     """The properties of a vocabulary that masking needs.
 
-    mask: the id of [MASK]. special: (V,) bool, tokens never selected and never sampled. starts_word: (V,) bool.
+    Attributes:
+        mask: The id of the mask token.
+        special: (V,) whether a token is special. Special tokens are never masked, and never sampled as random tokens.
+        starts_word: (V,) whether a token begins a word.
     """
 
     mask: int
@@ -33,8 +36,9 @@ class Vocabulary:
     starts_word: np.ndarray
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer, mask: int | None = None) -> Vocabulary:
-        """mask: the id that masks; None: the tokenizer's mask token."""
+    def from_tokenizer(cls, tokenizer: Tokenizer, mask: int | None = None) -> Vocabulary:
+        """Returns the vocabulary of a tokenizer. mask: the id of the mask token; None means the tokenizer's mask
+        token."""
         special: np.ndarray = np.zeros(tokenizer.vocab_size, dtype=bool)
         special[list(tokenizer.special_ids)] = True
         mask = tokenizer.role("mask") if mask is None else mask
@@ -42,18 +46,26 @@ class Vocabulary:
 
     @cached_property
     def regular(self) -> np.ndarray:
-        """The ids that are not special."""
+        """The ids of the tokens that are not special."""
         return np.flatnonzero(~self.special)
 
     def sample(self, uniform: np.ndarray) -> np.ndarray:
-        """Regular ids for random numbers in [0, 1)."""
+        """Returns random tokens that are not special. uniform: random numbers in [0, 1)."""
         return self.regular[(uniform * len(self.regular)).astype(np.int64)]
 
 
 @dataclass(frozen=True)
 class PackedTexts:
-    """N concatenated texts and the keys of their random numbers, (seed, epoch, example, number), which do not depend on
-    the batch. tokens: (T,). lengths, examples: (N,)."""
+    """N concatenated texts, with the keys of their random numbers: (seed, epoch, example, number). The random numbers
+    of a text do not depend on the other texts of the batch.
+
+    Attributes:
+        tokens: (T,) the tokens of all texts.
+        lengths: (N,) the number of tokens of each text.
+        examples: (N,) the number of the example that each text belongs to.
+        seed: The seed of the run.
+        epoch: The number of the epoch.
+    """
 
     tokens: np.ndarray
     lengths: np.ndarray
@@ -63,31 +75,42 @@ class PackedTexts:
 
     @cached_property
     def owners(self) -> np.ndarray:
-        """(T,) the text of each token."""
+        """The index (T,) of the text that each token belongs to."""
         return np.repeat(np.arange(len(self.lengths)), self.lengths)
 
     @cached_property
     def starts(self) -> np.ndarray:
-        """(N,) first position of each text."""
+        """The index (N,) of the first token of each text."""
         return np.cumsum(self.lengths) - self.lengths
 
     @cached_property
     def positions(self) -> np.ndarray:
-        """(T,) position of each token in its text."""
+        """The position (T,) of each token in its text."""
         return np.arange(len(self.tokens)) - self.starts[self.owners]
 
     def uniform(self, owners: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-        """Random numbers by text and number."""
+        """Returns random numbers in [0, 1).
+
+        Args:
+            owners: The indices of the texts.
+            numbers: Which of the random numbers of these texts.
+        """
         return random_streams.uniform_at(self.seed, "corrupt", self.epoch, self.examples[owners], numbers)
 
-    def of(self, tokens: np.ndarray, lengths: np.ndarray) -> PackedTexts:
-        """Other tokens with the same keys."""
+    def with_tokens(self, tokens: np.ndarray, lengths: np.ndarray) -> PackedTexts:
+        """Returns texts with other tokens and the same random numbers."""
         return replace(self, tokens=tokens, lengths=lengths)
 
 
 @dataclass(frozen=True)
 class Masked:
-    """tokens: (T,) the inputs. at: (M,) flat positions, ascending. labels: (M,) original tokens."""
+    """Masked texts.
+
+    Attributes:
+        tokens: (T,) the tokens after masking.
+        at: (M,) the flat indices of the predicted tokens, ascending.
+        labels: (M,) the original tokens there.
+    """
 
     tokens: np.ndarray
     at: np.ndarray
@@ -95,20 +118,18 @@ class Masked:
 
 
 def budget(eligible_N: np.ndarray, probability: float) -> np.ndarray:
-    """(N,) how many of an example's eligible tokens are predicted: round(probability x n), at least one if any.
-
-    Halves round to even, as Python's round does in BERT's data script.
-    """
+    """Returns how many tokens (N,) of each example are predicted: round(probability x n) of n eligible tokens, but at
+    least one if there are any. Halves are rounded to even, as by Python's round in BERT's data script."""
     return np.minimum(np.maximum(np.rint(eligible_N * probability).astype(np.int64), 1), eligible_N)
 
 
 def mask_tokens(config: TokenMaskingConfig, vocabulary: Vocabulary, texts: PackedTexts) -> Masked:
-    """Selects and replaces tokens of a packed batch, special tokens excepted. Under masking=static the random numbers
-    repeat every `duplicates` epochs."""
+    """Masks tokens or whole words of packed texts, but no special tokens. With masking=static, the masks repeat after
+    `duplicates` epochs."""
     texts = replace(texts, epoch=config.sampling_epoch(texts.epoch))
     tokens_T, count = texts.tokens, len(texts.lengths)
 
-    def draw(which: int, at: np.ndarray) -> np.ndarray:
+    def uniform(which: int, at: np.ndarray) -> np.ndarray:
         return texts.uniform(texts.owners[at], texts.positions[at] * _DRAWS + which)
 
     eligible = np.flatnonzero(~vocabulary.special[tokens_T])
@@ -119,13 +140,13 @@ def mask_tokens(config: TokenMaskingConfig, vocabulary: Vocabulary, texts: Packe
         word_of = np.cumsum(starts) - 1
         first = np.flatnonzero(starts)
         sizes = np.bincount(word_of, minlength=len(first))
-        chosen = _choose(config, draw(_SELECT, eligible[first]), owners[first], sizes, count)
+        chosen = _choose(config, uniform(_SELECT, eligible[first]), owners[first], sizes, count)
         selected = chosen[word_of] if len(first) else np.zeros(0, dtype=bool)
     else:
-        selected = _choose(config, draw(_SELECT, eligible), owners, None, count)
+        selected = _choose(config, uniform(_SELECT, eligible), owners, None, count)
 
     at = eligible[selected]
-    tokens = replace_tokens(config, vocabulary, tokens_T, at, draw(_BRANCH, at), draw(_RANDOM, at))
+    tokens = replace_tokens(config, vocabulary, tokens_T, at, uniform(_BRANCH, at), uniform(_RANDOM, at))
     return Masked(tokens, at, tokens_T[at])
 
 
@@ -137,9 +158,18 @@ def replace_tokens(
     branch_M: np.ndarray,
     uniform_M: np.ndarray,
 ) -> np.ndarray:
-    """(T,) the tokens with [MASK], a random token or the original at the M positions `at`.
+    """Replaces each of some tokens by the mask token or by a random token, or leaves it unchanged.
 
-    branch_M: random numbers that choose the replacement. uniform_M: those of the random tokens.
+    Args:
+        config: The probability of each replacement.
+        vocabulary: The vocabulary.
+        tokens_T: The tokens.
+        at: (M,) the flat indices of the tokens to replace.
+        branch_M: Random numbers, which choose the kind of replacement.
+        uniform_M: Random numbers, which choose the random tokens.
+
+    Returns:
+        (T,) the tokens after replacement.
     """
     unmasked = np.where(branch_M < config.mask + config.random, vocabulary.sample(uniform_M), tokens_T[at])
     tokens = tokens_T.copy()
@@ -150,50 +180,62 @@ def replace_tokens(
 def _choose(
     config: TokenMaskingConfig, uniform: np.ndarray, owners: np.ndarray, sizes: np.ndarray | None, count: int
 ) -> np.ndarray:
-    """Selects units (tokens, or words of these sizes) of `count` examples: a bool per unit.
+    """Chooses the units to mask. A unit is a token or a word.
 
-    exact: units in random order while they fit the rest of the example's budget (BERT's data script). A word larger
-    than the whole budget is selected if nothing else was, so that every example has a target.
+    With select=exact, units are chosen in random order as long as they fit into the remaining budget of the example, as
+    in BERT's data script. If no word of an example fits, the first word is chosen, so that every example has a target.
+
+    Args:
+        config: The configuration of masks.
+        uniform: A random number for each unit.
+        owners: The index of the text that each unit belongs to.
+        sizes: The number of tokens of each word; None if units are tokens.
+        count: The number of texts.
+
+    Returns:
+        Whether each unit is chosen.
     """
     if config.select == "bernoulli":
         return uniform < config.probability
     tokens = np.bincount(owners, weights=sizes, minlength=count).astype(np.int64)
-    left = budget(tokens, config.probability)
+    remaining = budget(tokens, config.probability)
     order = np.lexsort((uniform, owners))
     units = np.bincount(owners, minlength=count)
     first = np.cumsum(units) - units
     chosen = np.zeros(len(uniform), dtype=bool)
     if sizes is None:
         rank = np.arange(len(order)) - first[owners[order]]
-        chosen[order[rank < left[owners[order]]]] = True
+        chosen[order[rank < remaining[owners[order]]]] = True
         return chosen
-    whole = left.copy()
+    full_budget = remaining.copy()
     for rank in range(int(units.max(initial=0))):
-        unfinished = np.flatnonzero((left > 0) & (units > rank))
+        unfinished = np.flatnonzero((remaining > 0) & (units > rank))
         if not len(unfinished):
             break
         unit = order[first[unfinished] + rank]
-        fits = sizes[unit] <= left[unfinished]
+        fits = sizes[unit] <= remaining[unfinished]
         chosen[unit[fits]] = True
-        left[unfinished[fits]] -= sizes[unit[fits]]
-    untouched = np.flatnonzero((left == whole) & (units > 0))
+        remaining[unfinished[fits]] -= sizes[unit[fits]]
+    untouched = np.flatnonzero((remaining == full_budget) & (units > 0))
     chosen[order[first[untouched]]] = True
     return chosen
 
 
-# Masks over runs of words: SpanBERT's spans and ALBERT's n-grams.
-# Joshi, Chen, Liu, Weld, Zettlemoyer, Levy, "SpanBERT: Improving Pre-training by Representing and Predicting Spans",
-# TACL 2020, section 3.1, and masking.py of its published code: until ceil(probability x tokens) are masked, a length
-# in words is sampled, and a token that is not masked yet; the span begins with that token's word, and ends after the
-# sampled number of words or at the end of the text or the budget. Lengths are geometric, *renormalized* over 1 to
-# `longest`: a mean of 3.80 words for 0.2 and 10. Spans that touch are one span. ALBERT's n-grams (Lan et al. 2020,
-# section 4.1): the probability of length n is proportional to 1/n.
+# Masks over spans of words: SpanBERT's spans (Joshi, Chen, Liu, Weld, Zettlemoyer, Levy, "SpanBERT: Improving
+# Pre-training by Representing and Predicting Spans", TACL 2020, section 3.1; masking.py of the published code), and
+# ALBERT's n-grams (Lan et al. 2020, section 4.1).
+#
+# Until ceil(probability x tokens) tokens are masked, a length in words is sampled, and a token that is not masked yet.
+# The span begins with the word of this token, and has the sampled number of words, unless the text or the budget ends
+# before. Adjacent spans become one span. SpanBERT's lengths have a geometric distribution, *renormalized* over 1 to
+# `longest`: the mean is 3.80 words for 0.2 and 10. In ALBERT, the probability of length n is proportional to 1/n.
 #
 # Shape letters: T tokens, N examples, P tokens that may be masked, W words, M masked positions, S spans, D sampled
 # lengths, K lengths.
 
 
-# Random numbers of one round of an example; those of a span or a token are numbered by position, far beyond.
+# Each round of an example has a few random numbers, for the length and for the token that a span begins at. The random
+# numbers of replacements are numbered by position, after those of all rounds.
 _SPAN_DRAWS = 4
 _LENGTH, _ANCHOR = 0, 1
 _BY_POSITION = 1 << 40
@@ -201,28 +243,33 @@ _BY_POSITION = 1 << 40
 
 @dataclass(frozen=True)
 class MaskedSpans(Masked):
-    """spans: (S, 2) flat inclusive boundaries, ascending. span_of: (M,) the span of each position. bordered: (S,)
-    whether both neighbors of a span are text, so that its boundary can predict it. drawn: (D,) sampled lengths in
-    words, before text and budget truncate them."""
+    """Texts with masked spans.
+
+    Attributes:
+        spans: (S, 2) the flat indices of the first and the last token of each span, ascending.
+        span_of: (M,) the index of the span that each masked token belongs to.
+        bordered: (S,) whether both tokens next to a span are text, so that they can predict the span.
+        sampled_lengths: (D,) the sampled lengths in words, before spans are truncated by the text or the budget.
+    """
 
     spans: np.ndarray
     span_of: np.ndarray
     bordered: np.ndarray
-    drawn: np.ndarray
+    sampled_lengths: np.ndarray
 
 
 def length_probabilities(config: SpanConfig) -> np.ndarray:
-    """(K,) probability of each length, from 1 word."""
+    """Returns the probability (K,) of each length in words, from 1."""
     lengths = np.arange(1, config.longest + 1)
     fractions = (1 - config.geometric) ** (lengths - 1.0) if config.lengths == "geometric" else 1.0 / lengths
     return fractions / fractions.sum()
 
 
 def mask_spans(config: SpanConfig, vocabulary: Vocabulary, texts: PackedTexts) -> MaskedSpans:
-    """Masks spans of a packed batch; see `mask_tokens`."""
+    """Masks spans of words in packed texts. With masking=static, the masks repeat after `duplicates` epochs."""
     texts = replace(texts, epoch=config.sampling_epoch(texts.epoch))
     tokens_T, text = texts.tokens, _Text(vocabulary, texts)
-    masked_P, drawn = _draw_spans(config, text, texts)
+    masked_P, sampled_lengths = _sample_spans(config, text, texts)
     inside = np.flatnonzero(masked_P)
     opens = (np.diff(inside, prepend=-2) != 1) | text.broken_P[inside]
     span_of = np.cumsum(opens) - 1
@@ -231,21 +278,30 @@ def mask_spans(config: SpanConfig, vocabulary: Vocabulary, texts: PackedTexts) -
     at = text.indices[inside]
     keyed_by = text.indices[first][span_of] if config.replace == "span" else at
 
-    def draw(which: int, keys_M: np.ndarray) -> np.ndarray:
+    def uniform(which: int, keys_M: np.ndarray) -> np.ndarray:
         return texts.uniform(texts.owners[keys_M], _BY_POSITION + texts.positions[keys_M] * _SPAN_DRAWS + which)
 
-    tokens = replace_tokens(config, vocabulary, tokens_T, at, draw(0, keyed_by), draw(1, at))
+    tokens = replace_tokens(config, vocabulary, tokens_T, at, uniform(0, keyed_by), uniform(1, at))
     ends_P = np.append(text.broken_P[1:], True)
     spans = np.stack([text.indices[first], text.indices[last]], axis=1)
-    return MaskedSpans(tokens, at, tokens_T[at], spans, span_of, ~text.broken_P[first] & ~ends_P[last], drawn)
+    bordered = ~text.broken_P[first] & ~ends_P[last]
+    return MaskedSpans(tokens, at, tokens_T[at], spans, span_of, bordered, sampled_lengths)
 
 
 class _Text:
-    """The maskable tokens of a batch, and their words.
+    """The P tokens of a batch that may be masked, and their words.
 
-    indices: (P,) flat index of each. owners_P: its example. broken_P: whether the previous token is not text of the
-    same example. word_P: its word. word_first: (W+1,) word boundaries among the P. run_end_W: the word after the
-    unbroken run that contains a word.
+    A *run* is a sequence of such tokens without a special token in between.
+
+    Attributes:
+        indices: (P,) the flat index of each token.
+        owners_P: The example that each token belongs to.
+        broken_P: Whether a token begins a run: the previous token is special, or belongs to another example.
+        word_P: The index of each token's word.
+        word_first: (W+1,) the boundaries of words, as indices of the P tokens.
+        run_end_W: The index of the word after the run that contains a word.
+        counts_N: The number of such tokens in each example.
+        starts_N: The index of each example's first such token.
     """
 
     def __init__(self, vocabulary: Vocabulary, texts: PackedTexts):
@@ -262,32 +318,36 @@ class _Text:
         self.starts_N = np.cumsum(self.counts_N) - self.counts_N
 
 
-def _draw_spans(config: SpanConfig, text: _Text, texts: PackedTexts) -> tuple[np.ndarray, np.ndarray]:
-    """(P,) masked tokens, and (D,) sampled lengths: each round samples one span for each example below its budget."""
+def _sample_spans(config: SpanConfig, text: _Text, texts: PackedTexts) -> tuple[np.ndarray, np.ndarray]:
+    """Samples spans in rounds. Each round samples one span for each example whose budget is not exhausted.
+
+    Returns:
+        Whether each token is masked, (P,), and the sampled lengths (D,).
+    """
     cumulative = np.cumsum(length_probabilities(config))[:-1]
     masked_P = np.zeros(len(text.indices), dtype=bool)
-    left_N = np.ceil(text.counts_N * config.probability - 1e-9).astype(np.int64)
-    drawn: list[np.ndarray] = [np.zeros(0, dtype=np.int64)]
+    remaining_N = np.ceil(text.counts_N * config.probability - 1e-9).astype(np.int64)
+    sampled_lengths: list[np.ndarray] = [np.zeros(0, dtype=np.int64)]
     number = 0
-    while len(active := np.flatnonzero(left_N > 0)):
+    while len(active := np.flatnonzero(remaining_N > 0)):
         uniform = [
             texts.uniform(active, np.full(len(active), number * _SPAN_DRAWS + which)) for which in (_LENGTH, _ANCHOR)
         ]
         number += 1
         anchor = text.starts_N[active] + (uniform[1] * text.counts_N[active]).astype(np.int64)
-        fresh = ~masked_P[anchor]
-        active, anchor = active[fresh], anchor[fresh]
-        length = 1 + np.searchsorted(cumulative, uniform[0][fresh], side="right")
-        drawn.append(length)
+        unmasked = ~masked_P[anchor]
+        active, anchor = active[unmasked], anchor[unmasked]
+        length = 1 + np.searchsorted(cumulative, uniform[0][unmasked], side="right")
+        sampled_lengths.append(length)
         word = text.word_P[anchor]
         begin = text.word_first[word]
         size = text.word_first[np.minimum(word + length, text.run_end_W[word])] - begin
         inside = ragged_ranges(begin, size)
         owner = np.repeat(np.arange(len(active)), size)
         new = ~masked_P[inside]
-        before = np.cumsum(new) - new  # new tokens before each, from the start of its own span
+        before = np.cumsum(new) - new  # the number of new tokens before each token, counted from the start of its span
         before = before - before[np.cumsum(size) - size][owner]
-        retained = new & (before < left_N[active][owner])
-        masked_P[inside[retained]] = True
-        left_N[active] -= np.bincount(owner[retained], minlength=len(active))
-    return masked_P, np.concatenate(drawn)
+        within_budget = new & (before < remaining_N[active][owner])
+        masked_P[inside[within_budget]] = True
+        remaining_N[active] -= np.bincount(owner[within_budget], minlength=len(active))
+    return masked_P, np.concatenate(sampled_lengths)

@@ -1,4 +1,4 @@
-"""Corruption of texts for encoder-decoders: BART's noises, T5's sentinels, and prefixes. Pure, vectorized functions."""
+"""Corruption of texts, as pure, vectorized functions: BART's noises, T5's span corruption, and splits into prefixes."""
 
 from __future__ import annotations
 
@@ -13,44 +13,65 @@ from lmtool.errors import UserError
 from lmtool.objectives.configs import SpanCorruptionConfig
 from lmtool.objectives.corruption.masking import PackedTexts, Vocabulary, budget
 
-# BART's five noises.
-# Lewis et al., "BART: Denoising Sequence-to-Sequence Pre-training for Natural Language Generation, Translation, and
-# Comprehension", ACL 2020, section 2.2. Text infilling masks exactly ceil(share x words) words of a text: lengths are
-# sampled until their sum suffices, the last one is truncated, and the spans are placed among the other words without
-# overlap, every arrangement being equally likely. (fairseq samples the starts one by one and lets spans overlap, so
-# it masks fewer words.) A length of 0 inserts a mask between two words or at an end.
-# Shape letters: N examples, T original tokens, W words, S spans, D samples.
+# BART's five noises (Lewis et al., "BART: Denoising Sequence-to-Sequence Pre-training for Natural Language Generation,
+# Translation, and Comprehension", ACL 2020, section 2.2).
+#
+# Text infilling masks exactly ceil(fraction x words) words of a text: span lengths are sampled until their sum is large
+# enough, the last length is truncated, and the spans are placed among the other words without overlap, where all
+# arrangements are equally likely. (fairseq samples the starts one by one and lets spans overlap, so it masks fewer
+# words.) A length of 0 inserts a mask between two words or at an end of the text.
+#
+# Shape letters: N examples, T original tokens, W words, S spans, D sampled lengths, U units (a span or an unmasked
+# word).
 
 
-# Offset of each noise in the random stream, so that no two noises share random numbers.
+# The offset of each use of random numbers, so that no two uses share random numbers.
 _SENTENCE, _LENGTH, _PLACE, _INSERT, _MASK, _DELETE, _ROTATE, _RANDOM, _CHOOSE = (number << 40 for number in range(9))
 
 
 @dataclass(frozen=True)
 class Infilled:
-    """texts: the infilled texts. drawn: (D,) sampled lengths, before truncation. masked: (N,) masked words."""
+    """The result of text infilling.
+
+    Attributes:
+        texts: The infilled texts.
+        sampled_lengths: (D,) the sampled span lengths in words, before truncation.
+        masked: (N,) the number of masked words of each text.
+    """
 
     texts: PackedTexts
-    drawn: np.ndarray
+    sampled_lengths: np.ndarray
     masked: np.ndarray
 
 
 def _index_in_group(counts_N: np.ndarray) -> np.ndarray:
-    """0, 1, ... within each of N groups of these sizes."""
+    """Returns 0, 1, ... within each group, concatenated. counts_N: the sizes of the groups."""
     return ragged_ranges(np.zeros_like(counts_N), counts_N)
 
 
 def _ranks(owners: np.ndarray, uniform: np.ndarray, counts_N: np.ndarray) -> np.ndarray:
-    """The rank of each random number within its text; owners are ascending."""
+    """Returns the rank of each random number within its text, from 0.
+
+    Args:
+        owners: The index of the text that each random number belongs to, ascending.
+        uniform: The random numbers.
+        counts_N: The number of random numbers of each text.
+    """
     order = np.lexsort((uniform, owners))
     ranks = np.empty(len(order), dtype=np.int64)
     ranks[order] = _index_in_group(counts_N)
     return ranks
 
 
-def permute_sentences(texts: PackedTexts, sentences_T: np.ndarray, share: float) -> PackedTexts:
-    """Permutes ceil(share x sentences) sentences of each text among themselves. sentences_T: each token's sentence
-    number, ascending within a text."""
+def permute_sentences(texts: PackedTexts, sentences_T: np.ndarray, fraction: float) -> PackedTexts:
+    """Permutes ceil(fraction x sentences) randomly chosen sentences of each text among themselves. The other sentences
+    stay in place.
+
+    Args:
+        texts: The texts.
+        sentences_T: The number of the sentence that each token belongs to, ascending within a text.
+        fraction: The fraction of sentences.
+    """
     owners = texts.owners
     opens = (np.diff(sentences_T, prepend=-1) != 0) | (texts.positions == 0)
     first = np.flatnonzero(opens)
@@ -58,22 +79,28 @@ def permute_sentences(texts: PackedTexts, sentences_T: np.ndarray, share: float)
     owner_S = owners[first]
     counts_N = np.bincount(owner_S, minlength=len(texts.lengths))
     number_S = _index_in_group(counts_N)
-    chosen_N = np.ceil(counts_N * share - 1e-9).astype(np.int64)
+    chosen_N = np.ceil(counts_N * fraction - 1e-9).astype(np.int64)
     chosen = _ranks(owner_S, texts.uniform(owner_S, _CHOOSE + number_S), counts_N) < chosen_N[owner_S]
-    places = np.flatnonzero(chosen)
+    chosen_S = np.flatnonzero(chosen)
     source = np.arange(len(first))
-    source[places] = places[np.lexsort((texts.uniform(owner_S[places], _SENTENCE + number_S[places]), owner_S[places]))]
-    return texts.of(texts.tokens[ragged_ranges(first[source], sizes[source])], texts.lengths)
+    uniform = texts.uniform(owner_S[chosen_S], _SENTENCE + number_S[chosen_S])
+    source[chosen_S] = chosen_S[np.lexsort((uniform, owner_S[chosen_S]))]
+    return texts.with_tokens(texts.tokens[ragged_ranges(first[source], sizes[source])], texts.lengths)
 
 
 def infill(
-    texts: PackedTexts, vocabulary: Vocabulary, share: float, mean: float, random: float, longest: int
+    texts: PackedTexts, vocabulary: Vocabulary, fraction: float, mean: float, random: float, longest: int
 ) -> Infilled:
-    """Replaces each sampled span of words by a single mask.
+    """Text infilling: replaces spans of words by a single mask each.
 
-    share: fraction of the words. mean: mean of the Poisson-distributed span lengths. random: fraction of the
-    masks that are random tokens instead. longest: maximum length of a text, which may also grow by at most ceil(share x
-    tokens); inserted masks that exceed either limit are dropped.
+    Args:
+        texts: The texts.
+        vocabulary: The vocabulary.
+        fraction: The fraction of words in spans.
+        mean: The mean of the span lengths, which have a Poisson distribution.
+        random: The fraction of masks that are replaced by random tokens.
+        longest: Maximum tokens of a text. A text may also grow by at most ceil(fraction x tokens). Inserted masks that
+            exceed one of these limits are dropped.
     """
     owners = texts.owners
     starts_word = vocabulary.starts_word[texts.tokens] | (texts.positions == 0)
@@ -81,60 +108,72 @@ def infill(
     sizes = np.diff(np.append(first, len(texts.tokens)))
     owner_W = owners[first]
     words_N = np.bincount(owner_W, minlength=len(texts.lengths))
-    masked_N = np.ceil(words_N * share - 1e-9).astype(np.int64)
-    owner_D, drawn = _lengths(texts, masked_N, mean)
-    # The last length of a text is truncated to the number of words that are still to be masked.
-    ends = np.cumsum(drawn)
-    before_N = np.cumsum(np.bincount(owner_D, drawn, len(words_N))) - np.bincount(owner_D, drawn, len(words_N))
-    cut = np.minimum(drawn, masked_N[owner_D] - (ends - drawn - before_N[owner_D])).astype(np.int64)
-    inserts_N = np.bincount(owner_D[cut == 0], minlength=len(words_N))
-    size_S, owner_S = cut[cut > 0], owner_D[cut > 0]
-    # Spans and unmasked words in random order, each span as one unit: span positions are sampled among all units.
+    masked_N = np.ceil(words_N * fraction - 1e-9).astype(np.int64)
+    owner_D, sampled = _sample_lengths(texts, masked_N, mean)
+    # The last length of a text is truncated to the number of words that remain to be masked.
+    ends = np.cumsum(sampled)
+    sums_N = np.bincount(owner_D, sampled, len(words_N))
+    before_N = np.cumsum(sums_N) - sums_N
+    truncated = np.minimum(sampled, masked_N[owner_D] - (ends - sampled - before_N[owner_D])).astype(np.int64)
+    inserts_N = np.bincount(owner_D[truncated == 0], minlength=len(words_N))
+    size_S, owner_S = truncated[truncated > 0], owner_D[truncated > 0]
+    # A text is a sequence of units: spans and unmasked words. Which of the units are the spans is random.
     spans_N = np.bincount(owner_S, minlength=len(words_N))
     units_N = words_N - masked_N + spans_N
     owner_U = np.repeat(np.arange(len(units_N)), units_N)
     is_span = _ranks(owner_U, texts.uniform(owner_U, _PLACE + _index_in_group(units_N)), units_N) < spans_N[owner_U]
-    taken_U = np.ones(len(owner_U), dtype=np.int64)
-    taken_U[is_span] = size_S
-    masked_W = np.repeat(is_span, taken_U)
+    words_U = np.ones(len(owner_U), dtype=np.int64)
+    words_U[is_span] = size_S
+    masked_W = np.repeat(is_span, words_U)
     retained_T = np.repeat(~masked_W, sizes)
     opens_W = np.zeros(len(first), dtype=bool)
-    opens_W[(np.cumsum(taken_U) - taken_U)[is_span]] = True
-    marks_T = np.zeros(len(texts.tokens), dtype=bool)
-    marks_T[first[opens_W]] = True
-    tokens = np.where(marks_T, vocabulary.mask, texts.tokens)[retained_T | marks_T]
-    noised = texts.of(tokens, np.bincount(owners[retained_T | marks_T], minlength=len(words_N)))
-    limits_N = np.minimum(longest, texts.lengths + np.ceil(texts.lengths * share).astype(np.int64))
+    opens_W[(np.cumsum(words_U) - words_U)[is_span]] = True
+    # The first token of each span becomes the mask.
+    is_mask_T = np.zeros(len(texts.tokens), dtype=bool)
+    is_mask_T[first[opens_W]] = True
+    tokens = np.where(is_mask_T, vocabulary.mask, texts.tokens)[retained_T | is_mask_T]
+    noised = texts.with_tokens(tokens, np.bincount(owners[retained_T | is_mask_T], minlength=len(words_N)))
+    limits_N = np.minimum(longest, texts.lengths + np.ceil(texts.lengths * fraction).astype(np.int64))
     noised = _insert(noised, vocabulary.mask, np.minimum(inserts_N, np.maximum(limits_N - noised.lengths, 0)))
-    return Infilled(_randomized(noised, vocabulary, random), drawn, masked_N)
+    return Infilled(_randomized(noised, vocabulary, random), sampled, masked_N)
 
 
 def poisson_probabilities(mean: float) -> np.ndarray:
-    """Probabilities of 0, 1, 2, ... until they vanish in double precision."""
-    fractions = [exp(-mean)]
-    while len(fractions) < mean or fractions[-1] > 1e-17:
-        fractions.append(fractions[-1] * mean / len(fractions))
-    return np.array(fractions)
+    """Returns the Poisson probabilities of 0, 1, 2, ..., until they are negligible in double precision."""
+    probabilities = [exp(-mean)]
+    while len(probabilities) < mean or probabilities[-1] > 1e-17:
+        probabilities.append(probabilities[-1] * mean / len(probabilities))
+    return np.array(probabilities)
 
 
-def _lengths(texts: PackedTexts, enough_N: np.ndarray, mean: float) -> tuple[np.ndarray, np.ndarray]:
-    """(D,) text indices and (D,) sampled lengths: for each text, just enough that their sum is at least `enough_N`."""
+def _sample_lengths(texts: PackedTexts, targets_N: np.ndarray, mean: float) -> tuple[np.ndarray, np.ndarray]:
+    """Samples span lengths for each text, until their sum is at least the target.
+
+    Args:
+        texts: The texts.
+        targets_N: The target of each text.
+        mean: The mean of the lengths.
+
+    Returns:
+        The index (D,) of the text that each length belongs to, and the lengths (D,).
+    """
     cumulative = np.cumsum(poisson_probabilities(mean))[:-1]
-    draws_N = np.where(enough_N > 0, 8 + np.ceil(2 * enough_N / mean).astype(np.int64), 0)
+    # Sample more lengths than are probably needed, and twice as many if these are not enough.
+    samples_N = np.where(targets_N > 0, 8 + np.ceil(2 * targets_N / mean).astype(np.int64), 0)
     while True:
-        owner = np.repeat(np.arange(len(draws_N)), draws_N)
-        lengths = np.searchsorted(cumulative, texts.uniform(owner, _LENGTH + _index_in_group(draws_N)), side="right")
-        sums_N = np.bincount(owner, lengths, len(draws_N)).astype(np.int64)
-        if (sums_N >= enough_N).all():
+        owner = np.repeat(np.arange(len(samples_N)), samples_N)
+        lengths = np.searchsorted(cumulative, texts.uniform(owner, _LENGTH + _index_in_group(samples_N)), side="right")
+        sums_N = np.bincount(owner, lengths, len(samples_N)).astype(np.int64)
+        if (sums_N >= targets_N).all():
             break
-        draws_N = np.where(sums_N < enough_N, 2 * draws_N, draws_N)
+        samples_N = np.where(sums_N < targets_N, 2 * samples_N, samples_N)
     before = np.cumsum(lengths) - lengths - (np.cumsum(sums_N) - sums_N)[owner]
-    needed = before < enough_N[owner]
+    needed = before < targets_N[owner]
     return owner[needed], lengths[needed]
 
 
 def _insert(texts: PackedTexts, mask: int, inserts_N: np.ndarray) -> PackedTexts:
-    """Inserts masks at random positions of each text."""
+    """Inserts masks at random positions of each text. inserts_N: the number of masks to insert."""
     if not inserts_N.any():
         return texts
     lengths = texts.lengths + inserts_N
@@ -142,76 +181,101 @@ def _insert(texts: PackedTexts, mask: int, inserts_N: np.ndarray) -> PackedTexts
     new = _ranks(owners, texts.uniform(owners, _INSERT + _index_in_group(lengths)), lengths) < inserts_N[owners]
     tokens = np.full(len(owners), mask, dtype=np.int64)
     tokens[~new] = texts.tokens
-    return texts.of(tokens, lengths)
+    return texts.with_tokens(tokens, lengths)
 
 
-def mask_each(texts: PackedTexts, vocabulary: Vocabulary, share: float, random: float) -> PackedTexts:
-    """Replaces round(share x tokens) tokens of each text by masks; existing masks are not replaced."""
-    chosen = _chosen(texts, share, _MASK, texts.tokens != vocabulary.mask)
+def mask_each(texts: PackedTexts, vocabulary: Vocabulary, fraction: float, random: float) -> PackedTexts:
+    """Token masking: replaces round(fraction x tokens) tokens of each text by masks. Tokens that are masks already are
+    not chosen. random: the fraction of these masks that are replaced by random tokens."""
+    chosen = _random_subset(texts, fraction, _MASK, texts.tokens != vocabulary.mask)
     tokens = np.where(chosen, vocabulary.mask, texts.tokens)
-    return _randomized(texts.of(tokens, texts.lengths), vocabulary, random, chosen)
+    return _randomized(texts.with_tokens(tokens, texts.lengths), vocabulary, random, chosen)
 
 
-def delete(texts: PackedTexts, share: float) -> PackedTexts:
-    """Deletes round(share x tokens) tokens of each text, but never all of them."""
-    retained = ~_chosen(texts, share, _DELETE, np.ones(len(texts.tokens), dtype=bool))
+def delete(texts: PackedTexts, fraction: float) -> PackedTexts:
+    """Token deletion: deletes round(fraction x tokens) tokens of each text, but never all of them."""
+    retained = ~_random_subset(texts, fraction, _DELETE, np.ones(len(texts.tokens), dtype=bool))
     retained[texts.starts[np.bincount(texts.owners, retained, len(texts.lengths)) == 0]] = True
-    return texts.of(texts.tokens[retained], np.bincount(texts.owners[retained], minlength=len(texts.lengths)))
+    return texts.with_tokens(texts.tokens[retained], np.bincount(texts.owners[retained], minlength=len(texts.lengths)))
 
 
-def rotate(texts: PackedTexts, share: float) -> PackedTexts:
-    """Rotates each text, with probability `share`, to begin with a uniformly sampled token."""
+def rotate(texts: PackedTexts, probability: float) -> PackedTexts:
+    """Document rotation: rotates some texts, so that they begin with a random token. probability: the probability that
+    a text is rotated."""
     numbers = np.arange(len(texts.lengths))
-    turned = texts.uniform(numbers, np.full(len(numbers), _ROTATE)) < share
-    offset_N = (texts.uniform(numbers, np.full(len(numbers), _ROTATE + 1)) * texts.lengths).astype(np.int64) * turned
+    rotated = texts.uniform(numbers, np.full(len(numbers), _ROTATE)) < probability
+    offset_N = (texts.uniform(numbers, np.full(len(numbers), _ROTATE + 1)) * texts.lengths).astype(np.int64) * rotated
     owners = texts.owners
     source = texts.starts[owners] + (texts.positions + offset_N[owners]) % texts.lengths[owners]
-    return texts.of(texts.tokens[source], texts.lengths)
+    return texts.with_tokens(texts.tokens[source], texts.lengths)
 
 
-def _chosen(texts: PackedTexts, share: float, base: int, eligible_T: np.ndarray) -> np.ndarray:
-    """(T,) a random subset of exactly round(share x eligible tokens), at least one, of each text."""
-    places = np.flatnonzero(eligible_T)
-    owners = texts.owners[places]
+def _random_subset(texts: PackedTexts, fraction: float, base: int, eligible_T: np.ndarray) -> np.ndarray:
+    """Chooses a random subset of each text: round(fraction x eligible tokens), but at least one token.
+
+    Args:
+        texts: The texts.
+        fraction: The fraction of eligible tokens.
+        base: The offset of the random numbers.
+        eligible_T: Whether a token may be chosen.
+
+    Returns:
+        Whether each token is chosen, (T,).
+    """
+    indices = np.flatnonzero(eligible_T)
+    owners = texts.owners[indices]
     counts_N = np.bincount(owners, minlength=len(texts.lengths))
-    ranks = _ranks(owners, texts.uniform(owners, base + texts.positions[places]), counts_N)
+    ranks = _ranks(owners, texts.uniform(owners, base + texts.positions[indices]), counts_N)
     chosen = np.zeros(len(texts.tokens), dtype=bool)
-    chosen[places[ranks < budget(counts_N, share)[owners]]] = True
+    chosen[indices[ranks < budget(counts_N, fraction)[owners]]] = True
     return chosen
 
 
 def _randomized(
-    texts: PackedTexts, vocabulary: Vocabulary, share: float, among: np.ndarray | None = None
+    texts: PackedTexts, vocabulary: Vocabulary, fraction: float, among: np.ndarray | None = None
 ) -> PackedTexts:
-    """Replaces a fraction of the masks by random tokens."""
-    if share == 0:
+    """Replaces a fraction of the masks by random tokens. among: (T,) which tokens are masks that may be replaced; None
+    means all masks."""
+    if fraction == 0:
         return texts
     masks = texts.tokens == vocabulary.mask if among is None else among
     at = np.flatnonzero(masks)
     owners, positions = texts.owners[at], texts.positions[at]
+    # Token masking may follow text infilling, and needs other random numbers.
     base = _RANDOM if among is None else _RANDOM + (1 << 38)
     sampled = vocabulary.sample(texts.uniform(owners, base + 2 * positions + 1))
     tokens = texts.tokens.copy()
-    tokens[at] = np.where(texts.uniform(owners, base + 2 * positions) < share, sampled, tokens[at])
-    return texts.of(tokens, texts.lengths)
+    tokens[at] = np.where(texts.uniform(owners, base + 2 * positions) < fraction, sampled, tokens[at])
+    return texts.with_tokens(tokens, texts.lengths)
 
 
-# T5's span corruption.
-# Raffel et al., "Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer", JMLR 2020, 3.1.4,
-# and random_spans_helper, random_spans_noise_mask of google-research/text-to-text-transfer-transformer: round(density
-# n) of n tokens are noise, in round(noise / mean_length) spans; both the noise and the rest are split into that many
-# pieces, every split being equally likely, and interleaved, the rest first. Lengths of both sides depend on n only.
-# Shape letters: N examples, T their tokens, S spans of all of them.
+# T5's span corruption (Raffel et al., "Exploring the Limits of Transfer Learning with a Unified Text-to-Text
+# Transformer", JMLR 2020, section 3.1.4; random_spans_helper and random_spans_noise_mask in the published code,
+# google-research/text-to-text-transfer-transformer).
+#
+# Of n tokens, round(density x n) are noise, in round(noise / mean_length) spans. The noise and the other tokens are
+# both split into as many pieces as there are spans, where all splits are equally likely. The pieces alternate,
+# beginning with a piece that is not noise. The lengths of inputs and targets depend on n only.
+#
+# Shape letters: N examples, T tokens of all examples, S spans of all examples.
 
 
+# Each gap between two items has two random numbers: one for splitting the other tokens, one for splitting the noise.
 _DRAWS = 2
 _REST, _NOISE = 0, 1
 
 
 @dataclass(frozen=True)
 class Corrupted:
-    """inputs, targets: concatenated ids of both sides, without the format's special tokens; *_lengths: (N,). noise:
-    (T,) the replaced tokens of the text."""
+    """Texts after span corruption.
+
+    Attributes:
+        inputs: The concatenated inputs of all texts, without the special tokens of the text format.
+        input_lengths: (N,) the number of input tokens of each text.
+        targets: The concatenated targets of all texts, without the special tokens of the text format.
+        target_lengths: (N,) the number of target tokens of each text.
+        noise: (T,) whether each token of the original texts is replaced.
+    """
 
     inputs: np.ndarray
     input_lengths: np.ndarray
@@ -221,7 +285,8 @@ class Corrupted:
 
 
 def noise_counts(lengths_N: np.ndarray, config: SpanCorruptionConfig) -> tuple[np.ndarray, np.ndarray]:
-    """(N,) noise tokens and (N,) spans, for texts of two tokens or more. Halves round to even."""
+    """Returns the number of noise tokens (N,) and the number of spans (N,), for texts of at least two tokens. Halves
+    are rounded to even."""
     lengths_N = np.asarray(lengths_N, dtype=np.int64)
     noise_N = np.clip(np.rint(lengths_N * config.density).astype(np.int64), 1, lengths_N - 1)
     spans_N = np.rint(noise_N / config.mean_length).astype(np.int64)
@@ -229,9 +294,16 @@ def noise_counts(lengths_N: np.ndarray, config: SpanCorruptionConfig) -> tuple[n
 
 
 def text_length(max_length: int, special_count: int, config: SpanCorruptionConfig) -> int:
-    """The longest text whose two sides are within max_length: 568 tokens for 512, with 114 outputs.
+    """Returns the length of the longest text whose inputs and targets both have at most max_length tokens. By default,
+    it is 568 tokens for a maximum of 512, and the targets have 114 tokens.
 
-    special_count: special tokens of the format around a side. UserError if not even two tokens fit.
+    Args:
+        max_length: Maximum tokens of the inputs, and of the targets.
+        special_count: The number of special tokens that the text format adds to each.
+        config: The configuration of span corruption.
+
+    Raises:
+        UserError: Not even a text of two tokens fits.
     """
     lengths = np.arange(2, 2 + int(np.ceil((max_length + 2) / min(config.density, 1 - config.density))))
     noise, spans = noise_counts(lengths, config)
@@ -245,41 +317,54 @@ def text_length(max_length: int, special_count: int, config: SpanCorruptionConfi
 
 
 def corrupt_spans(config: SpanCorruptionConfig, sentinels: np.ndarray, texts: PackedTexts) -> Corrupted:
-    """Corrupts spans of texts of two tokens or more. sentinels: ids in the order of the spans."""
+    """Applies span corruption to texts of at least two tokens. sentinels: the ids of sentinels, in the order in which
+    the spans of a text get them."""
     tokens_T, lengths_N = texts.tokens, texts.lengths
     noise_N, spans_N = noise_counts(lengths_N, config)
     rest_S = _split(texts, lengths_N - noise_N, spans_N, _REST)
     noise_S = _split(texts, noise_N, spans_N, _NOISE)
     runs = np.stack([rest_S, noise_S], axis=1).ravel()
     noise_T = np.repeat(np.tile([False, True], len(rest_S)), runs)
-    marks_S = np.asarray(sentinels, dtype=np.int64)[_index_in_group(spans_N)]
+    sentinels_S = np.asarray(sentinels, dtype=np.int64)[_index_in_group(spans_N)]
     input_lengths, target_lengths = lengths_N - noise_N + spans_N, noise_N + spans_N
-    # A span's sentinel follows its piece of the rest in the inputs, and precedes its noise in the targets.
+    # In the inputs, a sentinel follows the piece before its span; in the targets, it precedes the tokens of its span.
     at_S = np.cumsum(rest_S + 1) - 1
-    inputs = _with_marks(tokens_T[~noise_T], at_S, marks_S)
-    targets = _with_marks(tokens_T[noise_T], np.cumsum(noise_S + 1) - noise_S - 1, marks_S)
+    inputs = _with_sentinels(tokens_T[~noise_T], at_S, sentinels_S)
+    targets = _with_sentinels(tokens_T[noise_T], np.cumsum(noise_S + 1) - noise_S - 1, sentinels_S)
     return Corrupted(inputs, input_lengths, targets, target_lengths, noise_T)
 
 
 def restore(corrupted: Corrupted, sentinels: np.ndarray) -> np.ndarray:
-    """(T,) the text restored from both sides; proves that nothing is lost."""
-    is_mark, opens = np.isin(corrupted.inputs, sentinels), np.isin(corrupted.targets, sentinels)
+    """Returns the original texts (T,), restored from inputs and targets, which shows that no token is lost."""
+    is_sentinel, opens = np.isin(corrupted.inputs, sentinels), np.isin(corrupted.targets, sentinels)
     spans = np.split(corrupted.targets, np.flatnonzero(opens))[1:]
-    pieces = np.split(corrupted.inputs, np.flatnonzero(is_mark))
+    pieces = np.split(corrupted.inputs, np.flatnonzero(is_sentinel))
     joined = [pieces[0], *(np.concatenate([span[1:], rest[1:]]) for span, rest in zip(spans, pieces[1:], strict=True))]
     return np.concatenate(joined)
 
 
-def _with_marks(tokens: np.ndarray, at_S: np.ndarray, marks_S: np.ndarray) -> np.ndarray:
-    marked = np.empty(len(tokens) + len(at_S), dtype=np.int64)
-    is_mark = np.zeros(len(marked), dtype=bool)
-    is_mark[at_S] = True
-    marked[is_mark], marked[~is_mark] = marks_S, tokens
-    return marked
+def _with_sentinels(tokens: np.ndarray, at_S: np.ndarray, sentinels_S: np.ndarray) -> np.ndarray:
+    """Inserts sentinels into tokens. at_S: the index of each sentinel in the result."""
+    result = np.empty(len(tokens) + len(at_S), dtype=np.int64)
+    is_sentinel = np.zeros(len(result), dtype=bool)
+    is_sentinel[at_S] = True
+    result[is_sentinel], result[~is_sentinel] = sentinels_S, tokens
+    return result
 
 
 def _split(texts: PackedTexts, items_N: np.ndarray, pieces_N: np.ndarray, which: int) -> np.ndarray:
-    """(S,) lengths of the pieces, each of one item or more: splits at the gaps with the smallest random numbers."""
+    """Splits a number of items into pieces of at least one item, where all splits are equally likely: the pieces begin
+    at the gaps between items that have the smallest random numbers.
+
+    Args:
+        texts: The texts.
+        items_N: The number of items of each text.
+        pieces_N: The number of pieces of each text.
+        which: Which random numbers to use: _REST or _NOISE.
+
+    Returns:
+        The number of items (S,) of each piece.
+    """
     gaps_N = items_N - 1
     owner, gap = np.repeat(np.arange(len(items_N)), gaps_N), _index_in_group(gaps_N)
     rank = _ranks(owner, texts.uniform(owner, gap * _DRAWS + which), gaps_N)
@@ -291,6 +376,13 @@ def _split(texts: PackedTexts, items_N: np.ndarray, pieces_N: np.ndarray, which:
 
 
 def prefix_lengths(lengths_N: np.ndarray, examples_N: np.ndarray, seed: int, epoch: int) -> np.ndarray:
-    """(N,) tokens before the split: 1 to length - 1, uniformly."""
+    """Samples the number of tokens (N,) before the split of each text, uniformly from 1 to length - 1.
+
+    Args:
+        lengths_N: The number of tokens of each text.
+        examples_N: The numbers of the examples, which key the random numbers.
+        seed: The seed of the run.
+        epoch: The epoch.
+    """
     uniform = random_streams.uniform(seed, "corrupt", epoch, np.asarray(examples_N), 1)[:, 0]
     return 1 + (uniform * (np.asarray(lengths_N, dtype=np.int64) - 1)).astype(np.int64)

@@ -1,16 +1,19 @@
-"""Selection and order of the tokens predicted by permutation language modeling: a pure, vectorized function.
+"""Permutation language modeling: which tokens are predicted, and their random order, as a pure, vectorized function.
 
 Yang, Dai, Yang, Carbonell, Salakhutdinov, Le, "XLNet", NeurIPS 2019, section 2.3 and data_utils.py of its published
-code. One in K tokens is predicted: an n-gram of n tokens, with probability proportional to 1/n for n <= `longest`,
-within a context of K n tokens, from the start of a word; contexts follow each other until 1/K of the tokens are
-predicted. Single tokens anywhere compensate for the rest at the end of a text. As in that code, n counts tokens,
-whether whole words or not; there the context is extra to its n-gram, so that single tokens are a sixth of all.
+code. One in K tokens is predicted, where K is the field `context`. A text is a sequence of contexts of K n tokens; in
+each context an n-gram of n tokens is predicted, which begins with a word. The probability of n is proportional to 1/n,
+for n <= `longest`. Because the contexts may not reach the end of a text, single tokens are added until 1/K of the
+tokens are predicted. As in the published code, n counts tokens, even if a word has several tokens. In that code,
+however, a context does not include its n-gram, so that a sixth of all predicted tokens are single tokens.
 
-Predicted and special tokens are in a random order, after all other tokens. Ranks determine the attention masks
-(`models.two_streams`). The first `reuse` tokens of an example are ordered separately, before all others.
+Predicted and special tokens are in a random order, after all other tokens. The ranks in this order determine the
+attention masks (`models.two_streams`). The first `reuse` tokens of an example are ordered separately, before all
+others.
 
-Shape letters: T tokens, N examples, B blocks: an example, or its two parts; U runs of text without a special token or a
-boundary in between; P tokens of text, M predicted ones, D sampled lengths.
+Shape letters: T tokens, N examples, B blocks (an example has two: its first `reuse` tokens, and the rest), U runs (text
+without a special token or a boundary of blocks in between), P tokens that are not special, M predicted tokens, D
+sampled lengths, S n-grams.
 """
 
 from __future__ import annotations
@@ -23,8 +26,8 @@ import numpy as np
 from lmtool.objectives.corruption.masking import Masked, PackedTexts, Vocabulary, budget
 from lmtool.objectives.permutation_configs import PlmConfig
 
-# Random numbers of a run are keyed by its first position and their number in it; those of a token by its position, far
-# beyond.
+# The random numbers of a run are keyed by the position of its first token and by the number of the n-gram; the random
+# numbers of a token are keyed by its position, with an offset that no run reaches.
 _ROUND = 1 << 20
 _BY_POSITION = 1 << 50
 _LENGTH, _OFFSET = 0, 1
@@ -32,116 +35,153 @@ _LENGTH, _OFFSET = 0, 1
 
 @dataclass(frozen=True)
 class Permuted(Masked):
-    """tokens: unchanged. ranks: (T,). single: (M,) whether a token was added to compensate for the n-grams. drawn: (D,)
-    sampled n-gram lengths, before truncation. starts: (S,) flat first positions of n-grams. blocks: (T,) part of the
-    example that a token belongs to."""
+    """Permuted texts. The tokens are unchanged.
+
+    Attributes:
+        ranks: (T,) the position of each token in the random order of its example.
+        single: (M,) whether a predicted token is a single token instead of part of an n-gram.
+        sampled_lengths: (D,) the sampled n-gram lengths, before truncation.
+        starts: (S,) the flat index of each n-gram's first token.
+        blocks: (T,) the block of its example that each token belongs to: 0 for the first `reuse` tokens, otherwise 1;
+            all 0 if `reuse` is 0.
+    """
 
     ranks: np.ndarray
     single: np.ndarray
-    drawn: np.ndarray
+    sampled_lengths: np.ndarray
     starts: np.ndarray
     blocks: np.ndarray
 
 
 def ngram_probabilities(longest: int) -> np.ndarray:
-    """(longest,) probability of each n from 1, proportional to 1/n."""
-    fractions = 1 / np.arange(1, longest + 1)
-    return fractions / fractions.sum()
+    """Returns the probability (longest,) of each n from 1, proportional to 1/n."""
+    weights = 1 / np.arange(1, longest + 1)
+    return weights / weights.sum()
 
 
 def permute(config: PlmConfig, vocabulary: Vocabulary, texts: PackedTexts) -> Permuted:
-    """Targets and ranks of a packed batch."""
+    """Selects the predicted tokens of packed texts, and samples the order of each text."""
     tokens_T, owners_T, positions_T = texts.tokens, texts.owners, texts.positions
     blocks_T = (positions_T >= config.reuse).astype(np.int64) if config.reuse else np.zeros(len(tokens_T), np.int64)
     text_T = ~vocabulary.special[tokens_T]
 
-    def draw(at: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+    def uniform(at: np.ndarray, numbers: np.ndarray) -> np.ndarray:
         return texts.uniform(owners_T[at], numbers)
 
     indices_P = np.flatnonzero(text_T)
     block_P = 2 * owners_T[indices_P] + blocks_T[indices_P]
-    left_B = budget(np.bincount(block_P, minlength=2 * len(texts.lengths)), 1 / config.context)
-    runs = _Runs(indices_P, block_P, vocabulary.starts_word[tokens_T[indices_P]], left_B)
-    chosen_P, drawn, starts = _ngrams(config, runs, lambda at, number: draw(at, positions_T[at] * _ROUND + number))
-    left_B = left_B - np.bincount(block_P[chosen_P], minlength=len(left_B))
-    free = np.flatnonzero(~chosen_P & (left_B[block_P] > 0))
-    order = free[np.lexsort((draw(indices_P[free], _BY_POSITION + positions_T[indices_P[free]]), block_P[free]))]
-    single = order[_numbers(block_P[order]) < left_B[block_P[order]]]
+    remaining_B = budget(np.bincount(block_P, minlength=2 * len(texts.lengths)), 1 / config.context)
+    runs = _Runs(indices_P, block_P, vocabulary.starts_word[tokens_T[indices_P]], remaining_B)
+    chosen_P, sampled_lengths, starts = _sample_ngrams(
+        config, runs, lambda at, number: uniform(at, positions_T[at] * _ROUND + number)
+    )
+    # Add single tokens in random order until the budget of each block is used.
+    remaining_B = remaining_B - np.bincount(block_P[chosen_P], minlength=len(remaining_B))
+    free = np.flatnonzero(~chosen_P & (remaining_B[block_P] > 0))
+    uniform_P = uniform(indices_P[free], _BY_POSITION + positions_T[indices_P[free]])
+    order = free[np.lexsort((uniform_P, block_P[free]))]
+    single = order[_index_in_group(block_P[order]) < remaining_B[block_P[order]]]
     chosen_P[single] = True
     at = indices_P[chosen_P]
 
-    ordered_T = ~text_T
-    ordered_T[at] = True
-    ranks_T = _ranks(ordered_T, owners_T, blocks_T, draw(np.arange(len(tokens_T)), 2 * _BY_POSITION + positions_T))
+    permuted_T = ~text_T
+    permuted_T[at] = True
+    order_T = uniform(np.arange(len(tokens_T)), 2 * _BY_POSITION + positions_T)
+    ranks_T = _ranks(permuted_T, owners_T, blocks_T, order_T)
     is_single = np.isin(at, indices_P[single])
-    return Permuted(tokens_T, at, tokens_T[at], ranks_T, is_single, drawn, indices_P[starts], blocks_T)
+    return Permuted(tokens_T, at, tokens_T[at], ranks_T, is_single, sampled_lengths, indices_P[starts], blocks_T)
 
 
-def _numbers(groups: np.ndarray) -> np.ndarray:
-    """0, 1, ... within each group; groups are contiguous."""
+def _index_in_group(groups: np.ndarray) -> np.ndarray:
+    """Returns 0, 1, ... within each group. groups: the group of each element; equal groups are contiguous."""
     first = np.flatnonzero(np.diff(groups, prepend=-1))
     sizes = np.diff(np.append(first, len(groups)))
     return np.arange(len(groups)) - np.repeat(first, sizes)
 
 
 class _Runs:
-    """Runs of text. first, last: (U,) boundaries among the P, the last one exclusive. left: remaining tokens to predict
-    in each. next_start: (P+1,) the next token that begins a word, itself included; P if none. indices: (P,)."""
+    """The runs of text in a batch.
 
-    def __init__(self, indices_P: np.ndarray, block_P: np.ndarray, starts_word_P: np.ndarray, left_B: np.ndarray):
+    Attributes:
+        indices: (P,) the flat index of each token that is not special.
+        first: (U,) the index of each run's first token among the P tokens.
+        last: (U,) the index after each run's last token.
+        budget: (U,) the number of tokens to predict in each run.
+        next_start: (P+1,) for each token, the next token that begins a word, which may be the token itself; P if there
+            is none.
+    """
+
+    def __init__(self, indices_P: np.ndarray, block_P: np.ndarray, starts_word_P: np.ndarray, budget_B: np.ndarray):
         opens = (np.diff(indices_P, prepend=-2) != 1) | (np.diff(block_P, prepend=-1) != 0)
         self.indices, self.first = indices_P, np.flatnonzero(opens)
         self.last = np.append(self.first[1:], len(indices_P))[: len(self.first)]
-        # An exact number per block, distributed over its runs by length.
+        # Each block has an exact budget, which its runs share in proportion to their lengths. Rounding the cumulative
+        # budget at the end of each run preserves the sum.
         block_U = block_P[self.first]
-        whole_B = np.bincount(block_P, minlength=len(left_B))
-        before_B = np.cumsum(whole_B) - whole_B
+        sizes_B = np.bincount(block_P, minlength=len(budget_B))
+        before_B = np.cumsum(sizes_B) - sizes_B
         ends = self.last - before_B[block_U]
-        reached = np.rint(left_B[block_U] * ends / np.maximum(whole_B[block_U], 1)).astype(np.int64)
-        self.left = np.diff(reached, prepend=0)
+        cumulative = np.rint(budget_B[block_U] * ends / np.maximum(sizes_B[block_U], 1)).astype(np.int64)
+        self.budget = np.diff(cumulative, prepend=0)
         opens_block = np.diff(block_U, prepend=-1) != 0
-        self.left[opens_block] = reached[opens_block]
+        self.budget[opens_block] = cumulative[opens_block]
         starts = np.where(starts_word_P | opens, np.arange(len(indices_P)), len(indices_P))
         self.next_start = np.append(np.minimum.accumulate(starts[::-1])[::-1], len(indices_P)).astype(np.int64)
 
 
-def _ngrams(
-    config: PlmConfig, runs: _Runs, draw: Callable[[np.ndarray, int], np.ndarray]
+def _sample_ngrams(
+    config: PlmConfig, runs: _Runs, uniform: Callable[[np.ndarray, int], np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(P,) predicted tokens, (D,) sampled lengths, (S,) n-gram starts: each round samples one n-gram of each unfinished
-    run."""
+    """Samples n-grams in rounds. Each round samples one n-gram of each run whose budget is not used.
+
+    Args:
+        config: The configuration of the objective.
+        runs: The runs of text.
+        uniform: A function from the flat indices of tokens, and a number, to random numbers.
+
+    Returns:
+        Whether each token is predicted (P,), the sampled lengths (D,), and the index of each n-gram's first token (S,)
+        among the P tokens.
+    """
     cumulative = np.cumsum(ngram_probabilities(config.longest))[:-1]
     chosen_P = np.zeros(len(runs.indices), dtype=bool)
-    at, left = runs.first.copy(), runs.left.copy()
-    drawn, starts = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
+    at, remaining = runs.first.copy(), runs.budget.copy()
+    sampled_lengths, starts = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
     number = 0
-    while len(active := np.flatnonzero((left > 0) & (at < runs.last))):
+    while len(active := np.flatnonzero((remaining > 0) & (at < runs.last))):
         opening = runs.indices[runs.first[active]]
-        length, offset = (draw(opening, 2 * number + which) for which in (_LENGTH, _OFFSET))
+        length, offset = (uniform(opening, 2 * number + which) for which in (_LENGTH, _OFFSET))
         number += 1
         length = 1 + np.searchsorted(cumulative, length, side="right")
-        drawn.append(length)
-        length = np.minimum(length, left[active])
-        capacity = config.context * length
-        begin = at[active] + (offset * (capacity - length + 1)).astype(np.int64)
+        sampled_lengths.append(length)
+        length = np.minimum(length, remaining[active])
+        context = config.context * length
+        begin = at[active] + (offset * (context - length + 1)).astype(np.int64)
         begin = runs.next_start[np.minimum(begin, len(runs.indices))]
         end = begin + length
         fits = end <= runs.last[active]
-        at[active] = np.where(fits, np.maximum(at[active] + capacity, end), runs.last[active])
-        left[active[fits]] -= length[fits]
+        at[active] = np.where(fits, np.maximum(at[active] + context, end), runs.last[active])
+        remaining[active[fits]] -= length[fits]
         starts.append(begin[fits])
         for step in range(int(length[fits].max(initial=0))):
             chosen_P[begin[fits & (step < length)] + step] = True
-    return chosen_P, np.concatenate(drawn), np.concatenate(starts)
+    return chosen_P, np.concatenate(sampled_lengths), np.concatenate(starts)
 
 
-def _ranks(ordered_T: np.ndarray, owners_T: np.ndarray, blocks_T: np.ndarray, uniform_T: np.ndarray) -> np.ndarray:
-    """(T,) ranks from 0: in each example, the tokens of its first block that are not `ordered`, then its ordered ones
-    in random order, then the same for the second block."""
-    ordered = np.flatnonzero(ordered_T)
-    block = 2 * owners_T[ordered] + blocks_T[ordered]
-    order = ordered[np.lexsort((uniform_T[ordered], block))]
-    ranks_T = np.zeros(len(ordered_T), dtype=np.int64)
-    ranks_T[order] = 1 + _numbers(2 * owners_T[order] + blocks_T[order])
-    in_first = np.bincount(owners_T[ordered_T & (blocks_T == 0)], minlength=owners_T.max(initial=0) + 1)
+def _ranks(permuted_T: np.ndarray, owners_T: np.ndarray, blocks_T: np.ndarray, uniform_T: np.ndarray) -> np.ndarray:
+    """Returns the rank (T,) of each token in the order of its example. The order of a block is: all tokens that are not
+    permuted, which have the same rank, then the permuted tokens in random order. The first block precedes the second.
+
+    Args:
+        permuted_T: Whether each token is permuted: predicted and special tokens.
+        owners_T: The index of the text that each token belongs to.
+        blocks_T: The block of each token.
+        uniform_T: A random number for each token, which determines the order.
+    """
+    permuted = np.flatnonzero(permuted_T)
+    block = 2 * owners_T[permuted] + blocks_T[permuted]
+    order = permuted[np.lexsort((uniform_T[permuted], block))]
+    ranks_T = np.zeros(len(permuted_T), dtype=np.int64)
+    ranks_T[order] = 1 + _index_in_group(2 * owners_T[order] + blocks_T[order])
+    in_first = np.bincount(owners_T[permuted_T & (blocks_T == 0)], minlength=owners_T.max(initial=0) + 1)
     return ranks_T + blocks_T * (1 + in_first[owners_T])

@@ -1,1 +1,1 @@
-"""Plans and batches of pretraining examples from a token store: windows, pairs, and their corruption."""
+"""Pretraining examples from a token store: how windows and pairs are planned, corrupted and batched."""

@@ -1,6 +1,7 @@
-"""Windows of text with BART's noises or T5's span corruption, with the original text.
+"""Examples of denoising: windows of text with BART's noises or T5's span corruption as inputs, and the original text as
+outputs.
 
-Shape letters: N examples of a batch, T their tokens.
+Shape letters: N examples of a batch, T tokens of these examples.
 """
 
 from __future__ import annotations
@@ -30,17 +31,36 @@ from lmtool.types import Batch
 
 
 def noisy_windows(stream: Stream, size: int, joined: bool, infilling: float, special_count: int) -> Plan:
-    """The windows of `windows`, and their lengths on both sides. infilling: fraction of the words in spans."""
+    """Builds a plan from the windows of `windows`. The length of an example is the sum of its input and output tokens.
+
+    Args:
+        stream: The stream of text.
+        size: Maximum tokens of text in a window.
+        joined: Whether windows continue across documents.
+        infilling: The fraction of words that text infilling masks.
+        special_count: The number of special tokens that each side gets.
+    """
     rows = windows(stream, size, joined)
     lengths = rows["length"].astype(np.int64)
-    # An inserted mask may lengthen a short text.
+    # Text infilling may insert masks, so that the text with noise is longer than the original text.
     noisy = np.minimum(lengths + np.ceil(lengths * infilling).astype(np.int64), size)
     return Plan(rows, lengths + noisy + 2 * special_count)
 
 
 class NoisyWindows(FixedPlan):
-    """Windows of text, with BART's noises on the input side and the original text on the output side. joined: across
-    documents, without separators; separate: within each document."""
+    """Windows of text with BART's noises as inputs, and the original windows as outputs.
+
+    With data.documents=joined, windows continue across documents, without separators. With data.documents=separate, a
+    window has tokens of one document.
+
+    Args:
+        config: The configuration of the noises.
+        tokenizer: The tokenizer.
+        sides: Makes the batches.
+        data: The data of the split.
+        max_length: Maximum tokens of the inputs, and of the outputs.
+        seed: The seed of the run.
+    """
 
     predicted_fraction = 0.5
 
@@ -48,26 +68,33 @@ class NoisyWindows(FixedPlan):
         self, config: DenoisingConfig, tokenizer: Tokenizer, sides: Sides, data: SplitData, max_length: int, seed: int
     ):
         self.config, self.sides, self.seed = config, sides, seed
-        # Without a mask token (T5), the first sentinel masks.
+        # If the tokenizer has no mask token (T5), the first sentinel replaces it.
         sentinel = next(iter(tokenizer.sentinels), None)
-        self.vocabulary = Vocabulary.of(tokenizer, None if "mask" in tokenizer.roles else sentinel)
+        self.vocabulary = Vocabulary.from_tokenizer(tokenizer, None if "mask" in tokenizer.roles else sentinel)
         special_count = sides.template.special_count
         self.capacity = text_capacity(max_length, special_count, 1)
-        # Without separators or empty documents, stream positions are store positions.
-        self.stream = Stream.of(data.text, None)
+        # Because there is no separator, positions in the stream are positions in the store, see `sentences`.
+        self.stream = Stream.from_store(data.text, None)
         joined, infilling = data.documents == "joined", config.text_infilling
         plan = planned(noisy_windows, self.stream, self.capacity, joined, infilling, special_count)
         super().__init__(data.text, data.split, plan)
 
     def texts(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> PackedTexts:
-        """The original windows."""
+        """Returns the original windows of examples."""
         lengths = rows["length"].astype(np.int64)
         tokens = self.stream.read(rows["start"], lengths)
         return PackedTexts(tokens, lengths, np.asarray(examples), self.seed, epoch)
 
     def stages(self, texts: PackedTexts, starts: np.ndarray) -> dict[str, PackedTexts]:
-        """The texts after each configured noise, by its field, in order. starts: (N,) first positions of the windows in
-        the store."""
+        """Applies the configured noises, one after another.
+
+        Args:
+            texts: The original texts.
+            starts: (N,) the first position of each window in the store.
+
+        Returns:
+            The original texts, under the key "", and the texts after each noise, under the name of its field.
+        """
         config, stages = self.config, {"": texts}
         if config.sentence_permutation:
             sentences = self.sentences(texts, starts)
@@ -84,37 +111,58 @@ class NoisyWindows(FixedPlan):
         return stages
 
     def sentences(self, texts: PackedTexts, starts: np.ndarray) -> np.ndarray:
-        """(T,) the sentence of each token in the store."""
+        """Returns the index (T,) of the sentence that each token belongs to. starts: see `stages`."""
         positions = ragged_ranges(starts, texts.lengths)
         return np.searchsorted(self.store.sentence_offsets, positions, side="right")
 
     def infilled(self, texts: PackedTexts) -> Infilled:
-        """The texts after infilling."""
+        """Applies text infilling."""
         config = self.config
         return infill(texts, self.vocabulary, config.text_infilling, config.poisson_mean, config.random, self.capacity)
 
     def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:
-        whole = self.texts(rows, examples, epoch)
-        noisy = list(self.stages(whole, rows["start"]).values())[-1]
-        source, target = (noisy.tokens, noisy.lengths), (whole.tokens, whole.lengths)
+        original = self.texts(rows, examples, epoch)
+        noisy = list(self.stages(original, rows["start"]).values())[-1]
+        source, target = (noisy.tokens, noisy.lengths), (original.tokens, original.lengths)
         return self.sides.batch(source, target, self.config.name, examples)
 
 
 def corrupted_windows(
     stream: Stream, size: int, joined: bool, config: SpanCorruptionConfig, special_count: int
 ) -> Plan:
-    """The windows of `windows` with two tokens or more, and their lengths on both sides."""
+    """Builds a plan from the windows of `windows` that have at least two tokens. The length of an example is the sum of
+    its input and output tokens.
+
+    Args:
+        stream: The stream of text.
+        size: Maximum tokens of text in a window.
+        joined: Whether windows continue across documents.
+        config: The configuration of span corruption.
+        special_count: The number of special tokens that each side gets.
+    """
     rows = windows(stream, size, joined)
     rows = rows[rows["length"] >= 2]
     lengths = rows["length"].astype(np.int64)
     _, spans = noise_counts(lengths, config)
-    # Each span has a sentinel on both sides.
+    # Each span adds a sentinel to the inputs and a sentinel to the outputs.
     return Plan(rows, lengths + 2 * spans + 2 * special_count)
 
 
 class CorruptedSpans(FixedPlan):
-    """Windows of text with T5's span corruption. joined: across documents, without separators, as in T5's data;
-    separate: within each document, without a single last token."""
+    """Windows of text with T5's span corruption.
+
+    With data.documents=joined, windows continue across documents, without separators, as in T5's data. With
+    data.documents=separate, a window has tokens of one document, and a single token at the end of a document is
+    dropped.
+
+    Args:
+        config: The configuration of span corruption.
+        tokenizer: The tokenizer.
+        sides: Makes the batches.
+        data: The data of the split.
+        max_length: Maximum tokens of the inputs, and of the outputs.
+        seed: The seed of the run.
+    """
 
     def __init__(
         self, config: SpanCorruptionConfig, tokenizer: Tokenizer, sides: Sides, data: SplitData, max_length: int,
@@ -123,7 +171,7 @@ class CorruptedSpans(FixedPlan):
         self.config, self.sides, self.seed = config, sides, seed
         special_count = sides.template.special_count
         self.text_length = text_length(max_length, special_count, config)
-        self.stream = Stream.of(data.text, None)
+        self.stream = Stream.from_store(data.text, None)
         joined = data.documents == "joined"
         plan = planned(corrupted_windows, self.stream, self.text_length, joined, config, special_count)
         super().__init__(data.text, data.split, plan)
@@ -133,7 +181,7 @@ class CorruptedSpans(FixedPlan):
             raise UserError(
                 f"span corruption needs {spans} sentinel tokens at max_length={max_length}; the tokenizer has "
                 f"{len(self.sentinels)}",
-                "set tokenizer=sentencepiece with a larger tokenizer.sentinels=, or a smaller max_length=",
+                "set tokenizer=sentencepiece with a larger tokenizer.sentinels=, or set a smaller max_length=",
             )
 
     @property
@@ -141,7 +189,7 @@ class CorruptedSpans(FixedPlan):
         return self.config.predicted_fraction
 
     def corrupted(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Corrupted:
-        """Both sides of some windows."""
+        """Returns the inputs and the targets of examples."""
         lengths = rows["length"].astype(np.int64)
         tokens = self.stream.read(rows["start"], lengths)
         texts = PackedTexts(tokens, lengths, np.asarray(examples), self.seed, epoch)

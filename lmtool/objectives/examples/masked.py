@@ -1,4 +1,4 @@
-"""Masked and permuted examples: windows of text, and the base of segment pairs.
+"""Masked and permuted examples: windows of text, and the base class that segment pairs share.
 
 Shape letters: T tokens of a batch, N examples in it, M masked positions.
 """
@@ -36,34 +36,46 @@ from lmtool.objectives.permutation_configs import PlmConfig
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Lanes, Packed, Target
 
-# Masks of assembled examples, and the targets.
+# How examples are masked, and which targets they get.
 
 
 class TokenMasks:
-    """Masks over single tokens or words; the term `mlm` predicts every masked position.
+    """Masks single tokens or words. The term `mlm` predicts the original token at every masked position.
 
-    config: how many tokens are masked, and their replacements.
+    Args:
+        config: How many tokens are masked, and what replaces them.
+        vocabulary: The vocabulary.
     """
 
     def __init__(self, config: MaskingConfig | PlmConfig, vocabulary: Vocabulary):
         self.config, self.vocabulary = config, vocabulary
 
     def masked(self, texts: PackedTexts) -> Masked:
-        """The assembled examples with masks."""
+        """Masks the texts of a batch, which already have special tokens."""
         return mask_tokens(cast(TokenMaskingConfig, self.config), self.vocabulary, texts)
 
     def packed(self, whole: PackedArrays, masked: Masked) -> Packed:
-        """The inputs."""
+        """Returns the inputs of the batch.
+
+        Args:
+            whole: The texts before masking.
+            masked: The masks.
+        """
         return whole.packed(masked.tokens)
 
     def targets(self, whole: PackedArrays, masked: Masked) -> dict[str, Target]:
-        """By term, the targets of the examples."""
+        """Returns the targets of each term.
+
+        Args:
+            whole: The texts before masking.
+            masked: The masks.
+        """
         return {"mlm": Target(torch.from_numpy(masked.labels), at=torch.from_numpy(masked.at))}
 
 
 class SpanMasks(TokenMasks):
-    """Masks over runs of words. With the boundary objective, the term `sbo` predicts the positions of spans whose
-    neighbors are text, each with the flat indices of these neighbors."""
+    """Masks spans of words. With the span boundary objective, the term `sbo` also predicts the tokens of each span from
+    the two tokens next to the span, unless one of these two is not text."""
 
     config: SpanConfig
 
@@ -75,15 +87,16 @@ class SpanMasks(TokenMasks):
         if self.config.boundary:
             assert isinstance(masked, MaskedSpans)
             boundaries = masked.spans[masked.span_of] + np.array([-1, 1])
-            within = masked.at - boundaries[:, 0] - 1
-            retained = masked.bordered[masked.span_of] & (within < self.config.boundary_targets)
-            labels, at, span = (torch.from_numpy(values[retained]) for values in (masked.labels, masked.at, boundaries))
+            position_in_span = masked.at - boundaries[:, 0] - 1
+            selected = masked.bordered[masked.span_of] & (position_in_span < self.config.boundary_targets)
+            labels, at, span = (torch.from_numpy(values[selected]) for values in (masked.labels, masked.at, boundaries))
             targets["sbo"] = Target(labels, at=at, span=span)
         return targets
 
 
 class Permutations(TokenMasks):
-    """No token is hidden: the column "rank" determines the attention masks, and the term `plm` predicts some tokens."""
+    """Permutes tokens instead of masking them. All tokens stay in the input; the column `rank`, the position of each
+    token in a random order, determines which tokens may attend to which. The term `plm` predicts some of the tokens."""
 
     config: PlmConfig
 
@@ -100,7 +113,21 @@ class Permutations(TokenMasks):
 
 
 class MaskedExamples(ABC):
-    """The base of masked examples in the format of the backbone. texts: number of texts of an example."""
+    """The base class of masked examples.
+
+    Attributes:
+        texts: The number of texts in an example: 1 for windows, 2 for pairs.
+        masks: Masks the examples.
+
+    Args:
+        config: The configuration of the objective.
+        tokenizer: The tokenizer.
+        format_name: The name of the backbone's text format in `lmtool.data.formats`.
+        data: The data of the split.
+        max_length: Maximum tokens of an example.
+        seed: The seed of the run.
+        masks: The class that masks the examples.
+    """
 
     texts: ClassVar[int]
 
@@ -109,7 +136,7 @@ class MaskedExamples(ABC):
         max_length: int, seed: int, masks: type[TokenMasks] = TokenMasks,
     ):  # fmt: skip
         self.config, self.store, self.split, self.seed = config, data.text, data.split, seed
-        self.masks = masks(config, Vocabulary.of(tokenizer))
+        self.masks = masks(config, Vocabulary.from_tokenizer(tokenizer))
         self.template = FormatTemplate.of(text_format(format_name, tokenizer), self.texts)
         self.capacity = text_capacity(max_length, self.template.special_count, self.texts)
         self._plans: dict[int, Plan] = {}
@@ -118,32 +145,38 @@ class MaskedExamples(ABC):
         sampled = self.planned_epoch(epoch)
         if sampled not in self._plans:
             plan = require_examples(self.new_plan(sampled), self.split)
-            # Plans of two epochs stay, because a prefetching loader reads across the boundary.
+            # The previous plan stays in memory, because a prefetching loader reads from two epochs at their boundary.
             self._plans = dict([*self._plans.items()][-1:]) | {sampled: plan}
         return self._plans[sampled]
 
     def planned_epoch(self, epoch: int) -> int:
-        """The epoch whose plan an epoch uses."""
+        """Returns the epoch whose plan an epoch uses."""
         return self.config.sampling_epoch(epoch)
 
     @abstractmethod
     def new_plan(self, epoch: int) -> Plan:
-        """The plan of an epoch."""
+        """Builds the plan of an epoch."""
 
     @abstractmethod
     def assemble(self, rows: np.ndarray) -> PackedArrays:
-        """The examples before masking."""
+        """Returns examples before masking, with special tokens. rows: rows of a plan."""
 
     def masked(self, whole: PackedArrays, examples: np.ndarray, epoch: int) -> Masked:
-        """The masks of examples in an epoch."""
+        """Masks examples.
+
+        Args:
+            whole: The examples before masking.
+            examples: The numbers of the examples, which key the random numbers.
+            epoch: The epoch, which keys the random numbers.
+        """
         return self.masks.masked(PackedTexts(whole.tokens, whole.lengths, np.asarray(examples), self.seed, epoch))
 
     def extra_targets(self, rows: np.ndarray) -> dict[str, Target]:
-        """By term, the targets besides those of masked positions."""
+        """Returns the targets of additional terms, which do not predict masked tokens."""
         return {}
 
     def lanes_of(self, rows: np.ndarray) -> Lanes | None:
-        """The lanes of the examples, if they are segments of lanes."""
+        """Returns the lanes of examples that are read in lanes; None for other examples."""
         return None
 
     def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:
@@ -153,7 +186,7 @@ class MaskedExamples(ABC):
         return Batch(self.masks.packed(whole, masked), targets, *numbers_of(examples), lanes=self.lanes_of(rows))
 
     def metadata(self) -> JsonObject:
-        """Size of the first epoch, and the fraction of tokens that are predicted."""
+        """Returns the size of the first epoch, and the fraction of tokens that are predicted."""
         fraction = self.config.predicted_fraction
         return {**plan_metadata(self.plan(0), self.store, self.split), "predicted_fraction": fraction}
 
@@ -164,16 +197,27 @@ class MaskedExamples(ABC):
 def masked_windows(
     stream: Stream, size: int, joined: bool, short: float, seed: int, epoch: int, special_count: int
 ) -> Plan:
-    """The windows of `sampled_windows`, or of `windows` if `short` is 0."""
+    """Builds a plan from the windows of `sampled_windows`, or of `windows` if no windows are short.
+
+    Args:
+        stream: The stream of text.
+        size: Maximum tokens of text in a window.
+        joined: Whether windows continue across documents.
+        short: The probability of a short window.
+        seed: The seed of the run.
+        epoch: The epoch.
+        special_count: The number of special tokens in an example.
+    """
     rows = sampled_windows(stream, size, joined, short, seed, epoch) if short else windows(stream, size, joined)
     return Plan(rows, rows["length"].astype(np.int64) + special_count)
 
 
 class MaskedWindows(MaskedExamples):
-    """Masked language modeling over windows of text: `[CLS] text [SEP]` in the backbone's format.
+    """Masked windows of text in the backbone's text format, such as `[CLS] text [SEP]`.
 
-    joined: windows across documents, with a separator after each (RoBERTa's full sentences); separate: within each
-    document. Random shorter windows are resampled each epoch.
+    With data.documents=joined, windows continue across documents, and a separator follows each document (RoBERTa's full
+    sentences). With data.documents=separate, a window has tokens of one document. If some windows are short, each epoch
+    samples other windows.
     """
 
     texts = 1
@@ -184,7 +228,7 @@ class MaskedWindows(MaskedExamples):
     ):  # fmt: skip
         super().__init__(config, tokenizer, format_name, data, max_length, seed, masks)
         self.joined = data.documents == "joined"
-        self.stream = Stream.of(self.store, tokenizer.role("sep") if self.joined else None)
+        self.stream = Stream.from_store(self.store, tokenizer.role("sep") if self.joined else None)
 
     def planned_epoch(self, epoch: int) -> int:
         return self.config.sampling_epoch(epoch) if self.config.short_window_probability else 0
@@ -197,29 +241,37 @@ class MaskedWindows(MaskedExamples):
         return assemble(self.template, [(self.stream.read(rows["start"], rows["length"]), rows["length"])])
 
 
-# Permuted windows in lanes, for a model that caches states of their first tokens. The windows of a lane start `reuse`
-# tokens after each other, and overlap: the cached states of a window belong to the text right before the next one (Yang
-# et al. 2019, "XLNet", section 2.4; data_utils.py and `reuse_len` of its published code).
+# Permuted windows for a model that caches hidden states (XLNet). The stream is divided into lanes, contiguous parts
+# that are read in parallel, window by window. Each window starts `reuse` tokens after the previous window of its lane,
+# so windows overlap. The states of a window's first `reuse` tokens, the text right before the next window, are cached
+# for the next window (Yang et al. 2019, "XLNet", section 2.4; data_utils.py and `reuse_len` of its published code).
 
 
 class PermutedWindows(MaskedWindows):
-    """Windows across documents for a model that carries state; the loader reads them in lanes."""
+    """Permuted windows across documents for a model that caches states. The loader reads the text in lanes instead, see
+    `PermutedSegments`."""
 
     config: PlmConfig
 
     def in_lanes(self, lanes: int) -> PermutedSegments:
-        """See `data.lanes.CutInLanes`. UserError if a window holds only reused tokens."""
+        """Returns the windows in lanes, see `CutInLanes` in `data/loader.py`. Raises UserError if a window has only
+        reused tokens."""
         reuse = self.config.reuse
         if reuse >= self.capacity:
             raise UserError(
-                f"objective.reuse={reuse} covers all of the {self.capacity} tokens of text of a window",
+                f"objective.reuse={reuse} covers all of the {self.capacity} tokens of text in a window",
                 f"set objective.reuse={max(1, self.capacity // 2)}, or a longer max_length=",
             )
         return PermutedSegments(self, lanes)
 
 
 class PermutedSegments(MaskedExamples):
-    """The same windows in lanes."""
+    """The windows of `PermutedWindows` in lanes.
+
+    Args:
+        windows: The text and the settings.
+        lanes: The number of lanes.
+    """
 
     config: PlmConfig
 
@@ -230,7 +282,7 @@ class PermutedSegments(MaskedExamples):
         self._plans = {}
 
     def _text_lengths(self, rows: np.ndarray) -> np.ndarray:
-        """(N,) tokens of text in the windows."""
+        """Returns the number of tokens of text (N,) in windows. A window at the end of the stream may be shorter."""
         return np.minimum(self._windows.capacity, len(self.stream) - rows["start"])
 
     def planned_epoch(self, epoch: int) -> int:
@@ -249,5 +301,5 @@ class PermutedSegments(MaskedExamples):
         return lanes_of(rows, self.lanes)
 
     def metadata(self) -> JsonObject:
-        """Adds the lanes, their windows, and the distance between window starts."""
+        """Adds the number of lanes, the windows per lane, and the distance between the starts of windows."""
         return {**super().metadata(), **lane_metadata(self.plan(0), self.lanes), "segments_apart": self.config.reuse}

@@ -1,4 +1,4 @@
-"""Segment pairs for next-sentence and sentence-order prediction, masked."""
+"""Masked segment pairs, for next-sentence prediction and sentence-order prediction."""
 
 from __future__ import annotations
 
@@ -20,38 +20,45 @@ from lmtool.objectives.examples.masked import MaskedExamples
 from lmtool.objectives.permutation_configs import PlmConfig
 from lmtool.types import Target
 
-# Segment pairs for next-sentence and sentence-order prediction, for all documents at once.
-# Next sentence, as in BERT's data script: a document's sentences are gathered until they reach a target length; a first
-# part becomes A, and B is the rest or, half of the time and whenever there is no rest, a run of sentences from another
-# document; then unused sentences are put back (google-research/bert, create_pretraining_data.py). Two things differ on
-# purpose: the other document is never the same one (the script tries ten times), and the short target is sampled per
-# pair rather than per document, so that a corpus of a few books has the configured fraction.
-# Sentence order (Lan et al., "ALBERT", 2020, section 3.1): the same walk, but B is always the rest, and the two are
-# swapped half of the time. Where ALBERT's script falls back to a random segment for a single sentence, that sentence is
-# split in two: the term remains as the paper defines it.
-# Sentence pairs (Liu et al., "RoBERTa", 2019, section 4.2, SENTENCE-PAIR) are the same walk with one sentence on each
-# side: two sentences are gathered, whatever their length.
+# How segment pairs are made, for all documents at once. A pair has two segments, A and B.
+#
+# Next-sentence prediction, as in BERT's data script (google-research/bert, create_pretraining_data.py): the sentences
+# of a document are gathered until they reach a target length. The first of them become A. B is the rest or, half of the
+# time and whenever there is no rest, consecutive sentences of another document; in this case the rest is used for the
+# next pair. Two details differ from the script on purpose: the other document is never the same document (the script
+# tries ten times), and short target lengths are sampled per pair instead of per document, so that a corpus of a few
+# books has the configured fraction of short pairs.
+#
+# Sentence-order prediction (Lan et al., "ALBERT", 2020, section 3.1): the same procedure, but B is always the rest, and
+# the segments are swapped half of the time. A single sentence is split in two, where ALBERT's script uses a random
+# segment, so that the term is always what the paper defines.
+#
+# Pairs of sentences (Liu et al., "RoBERTa", 2019, section 4.2, SENTENCE-PAIR): the same procedure with one sentence per
+# segment, whatever its length.
+#
 # Shape letters: D documents, S sentences, E pairs.
 
 
 Pairs = Literal["nsp", "sop"]
+"""Next-sentence prediction, or sentence-order prediction."""
 Boundaries = tuple[np.ndarray, np.ndarray]
+"""The first positions of segments in the token store, and the positions after the last."""
 
-# One pair: flat boundaries of both segments in the token store, its class, and A's document. label: 1 if B is random
-# (nsp), or if the two are swapped, so that A is the later one (sop). choice: whether it could have been 0. short:
-# whether it aims at a shorter length.
+# The record of a pair: the first positions and lengths of both segments in the token store, the class, and the document
+# of A. label: 1 if B is random (nsp), or if the segments are swapped, so that A is the later segment (sop). choice:
+# whether the label could have been 0. short: whether the target length is short.
 PAIR = np.dtype(
     [
         ("a_start", "i8"), ("a_length", "i4"), ("b_start", "i8"), ("b_length", "i4"), ("label", "i1"), ("choice", "i1"),
         ("short", "i1"), ("document", "i4"),
     ]
 )  # fmt: skip
-# Random numbers of one round of a document: the target length, A's end, the class, the other document, the position in
-# it.
+# The random numbers of one round of a document: whether the target is short, the target length, the end of A, the
+# class, the other document, the first sentence in it, and how A and B are truncated.
 _DRAWS = 8
 _SHORT, _TARGET, _END, _LABEL, _DOCUMENT, _START, _CUT_A, _CUT_B = range(_DRAWS)
-_BLOCK = 1 << 16  # documents at a time
-# Random bits beyond these choose the end at which a token is truncated.
+_BLOCK = 1 << 16  # number of documents processed at a time
+# Offset between the random numbers of the 64-bit words that decide at which end tokens are truncated.
 _MORE_BITS = 1 << 40
 
 
@@ -65,38 +72,39 @@ def sentence_pairs(
     kind: Pairs = "nsp",
     sentences: bool = False,
 ) -> np.ndarray:
-    """Plans segment pairs: a pure function of its arguments.
+    """Plans the segment pairs of an epoch, as a pure function of the arguments.
 
     Args:
-        sentence_offsets: (S+1,) flat sentence boundaries in the token store.
-        document_sentences: (D+1,) document boundaries among the sentences.
+        sentence_offsets: (S+1,) the boundaries of sentences, as positions in the token store.
+        document_sentences: (D+1,) the boundaries of documents, as indices of sentences.
         limit: Maximum tokens of both segments together.
-        short_probability: Fraction of pairs that aim at a shorter length; unused with `sentences`.
-        seed: Of the run.
-        epoch: Keys the random numbers.
-        kind: Next sentence or sentence order. A single sentence of one token has no order and is skipped.
-        sentences: Pairs of single sentences instead of segments.
+        short_probability: Fraction of pairs with a short target length; ignored if `sentences`.
+        seed: The seed of the run.
+        epoch: The epoch, which keys the random numbers together with the seed.
+        kind: Next-sentence or sentence-order prediction. The latter skips a sentence that has one token and is alone,
+            because it cannot be split.
+        sentences: Whether a segment is a single sentence.
 
     Returns:
-        (E,) records of `PAIR`, by document and position within it.
+        (E,) records of `PAIR`, sorted by document and by position in the document.
 
     Raises:
-        ValueError: If fewer than two documents have text (nsp).
+        ValueError: Fewer than two documents have text (nsp).
     """
     sentence_offsets = np.asarray(sentence_offsets, dtype=np.int64)
     boundaries = np.asarray(document_sentences, dtype=np.int64)
     starts, ends = boundaries[:-1], boundaries[1:]
-    full = ends > starts
-    documents = None if full.all() else np.flatnonzero(full)
+    has_text = ends > starts
+    documents = None if has_text.all() else np.flatnonzero(has_text)
     if documents is not None:
         starts, ends = starts[documents], ends[documents]
     if kind == "nsp" and len(starts) < 2:
         raise ValueError(f"next-sentence prediction needs two documents with text; there are {len(starts)}")
-    build = _Builder(sentence_offsets, starts, ends, limit, short_probability, seed, epoch, kind, sentences)
-    # A round uses some 25 arrays of the length of its documents.
-    blocks = deque(build.pairs(first, min(first + _BLOCK, len(starts))) for first in range(0, len(starts), _BLOCK))
+    planner = _PairPlanner(sentence_offsets, starts, ends, limit, short_probability, seed, epoch, kind, sentences)
+    # A round needs about 25 arrays with an element per document, so only a block of documents is processed at a time.
+    blocks = deque(planner.pairs(first, min(first + _BLOCK, len(starts))) for first in range(0, len(starts), _BLOCK))
     pairs, filled = np.empty(sum(map(len, blocks)), dtype=PAIR), 0
-    while blocks:  # one at a time, so that all pairs are never in memory twice
+    while blocks:  # block by block, so that there are never two copies of all pairs in memory
         block = blocks.popleft()
         pairs[filled : filled + len(block)] = block
         filled += len(block)
@@ -106,8 +114,12 @@ def sentence_pairs(
 
 
 @dataclass(frozen=True)
-class _Builder:
-    """One round plans the next pair of every document that has sentences left."""
+class _PairPlanner:
+    """Plans the pairs of documents in rounds. Each round plans the next pair of every document that has unused
+    sentences.
+
+    See `sentence_pairs`. starts, ends: (D,) the boundaries of each document, as indices of sentences.
+    """
 
     offsets: np.ndarray
     starts: np.ndarray
@@ -120,7 +132,7 @@ class _Builder:
     sentences: bool
 
     def pairs(self, first: int, last: int) -> np.ndarray:
-        """The pairs of the documents from first to last (exclusive), by document."""
+        """Returns the pairs of the documents with indices from `first` to `last` (exclusive), sorted by document."""
         at, active = np.array(self.starts[first:last]), np.arange(first, last)
         rounds: list[np.ndarray] = []
         while len(active):
@@ -133,79 +145,102 @@ class _Builder:
         return pairs[np.argsort(pairs["document"], kind="stable")]
 
     def _uniform(self, active: np.ndarray, number: int, which: int) -> np.ndarray:
+        """Returns one of the random numbers of a round for each active document. number: the number of the round."""
         return random_streams.uniform_at(
             self.seed, "sample", self.epoch, active, np.full(len(active), number * _DRAWS + which)
         )
 
-    def _reach(self, first: np.ndarray, length: np.ndarray, last: np.ndarray, most: int) -> np.ndarray:
-        """The sentence after the run that starts at `first`, has at least `length` tokens, and ends by `last`; for
-        single sentences, after at most `most` of them."""
+    def _segment_end(self, first: np.ndarray, length: np.ndarray, last: np.ndarray, max_sentences: int) -> np.ndarray:
+        """Returns the index of the sentence after a segment. The segment begins with the sentence `first`, ends when it
+        has `length` tokens, and ends before the sentence `last` at the latest. If segments are single sentences, it
+        ends after `max_sentences`."""
         if self.sentences:
-            return np.minimum(first + most, last)
+            return np.minimum(first + max_sentences, last)
         return np.clip(np.searchsorted(self.offsets, self.offsets[first] + length), first + 1, last)
 
     def round(self, active: np.ndarray, at: np.ndarray, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """Pairs of the active documents with next sentences `at`; and their next sentences afterwards."""
+        """Plans one pair of each active document.
 
-        def below(bound: np.ndarray | int, which: int) -> np.ndarray:
+        Args:
+            active: The indices of the active documents.
+            at: The first unused sentence of each.
+            number: The number of the round.
+
+        Returns:
+            The pairs, and the first unused sentence of each document after this round.
+        """
+
+        def random_integer(bound: np.ndarray | int, which: int) -> np.ndarray:
             return (self._uniform(active, number, which) * bound).astype(np.int64)
 
         short = self._uniform(active, number, _SHORT) < self.short
-        target = np.where(short, 2 + below(self.limit - 1, _TARGET), self.limit)
-        chunk_end = self._reach(at, target, self.ends[active], 2)
+        target = np.where(short, 2 + random_integer(self.limit - 1, _TARGET), self.limit)
+        chunk_end = self._segment_end(at, target, self.ends[active], 2)
         sentences = chunk_end - at
-        a_end = at + np.where(sentences > 1, 1 + below(np.maximum(sentences - 1, 1), _END), 1)
+        a_end = at + np.where(sentences > 1, 1 + random_integer(np.maximum(sentences - 1, 1), _END), 1)
         label = self._uniform(active, number, _LABEL) < 0.5
         if self.kind == "sop":
             first, last = self.offsets[at], self.offsets[chunk_end]
-            split_at = first + 1 + below(np.maximum(last - first - 1, 1), _END)
+            split_at = first + 1 + random_integer(np.maximum(last - first - 1, 1), _END)
             boundary = np.where(sentences > 1, self.offsets[a_end], split_at)
             pairs = self._pairs(active, number, (first, boundary), (boundary, last), label)
             pairs["short"] = short
             return pairs, chunk_end
         label |= sentences == 1
-        other = below(len(self.starts) - 1, _DOCUMENT)
-        other += other >= active  # skips the document itself
-        b_first = self.starts[other] + below(self.ends[other] - self.starts[other], _START)
+        other = random_integer(len(self.starts) - 1, _DOCUMENT)
+        other += other >= active  # the document itself is skipped
+        b_first = self.starts[other] + random_integer(self.ends[other] - self.starts[other], _START)
         a_length = self.offsets[a_end] - self.offsets[at]
         b_first = np.where(label, b_first, a_end)
-        b_end = np.where(label, self._reach(b_first, target - a_length, self.ends[other], 1), chunk_end)
+        b_end = np.where(label, self._segment_end(b_first, target - a_length, self.ends[other], 1), chunk_end)
         a, b = (self.offsets[at], self.offsets[a_end]), (self.offsets[b_first], self.offsets[b_end])
         pairs = self._pairs(active, number, a, b, label)
         pairs["choice"], pairs["short"] = sentences > 1, short
         return pairs, np.where(label, a_end, chunk_end)
 
     def _pairs(self, active: np.ndarray, number: int, a: Boundaries, b: Boundaries, label: np.ndarray) -> np.ndarray:
-        """Records of segments with these flat boundaries, truncated to the limit; sop swaps them by their label."""
+        """Returns the records of pairs, truncated to the limit. With sop, pairs with label 1 are swapped.
+
+        Args:
+            active: The indices of the documents.
+            number: The number of the round.
+            a: The boundaries of the segments A.
+            b: The boundaries of the segments B.
+            label: The classes.
+        """
         pairs = np.empty(len(active), dtype=PAIR)
         pairs["label"], pairs["choice"] = label, 1
         swapped = label & (self.kind == "sop")
         a_length, b_length = a[1] - a[0], b[1] - b[0]
         retained_a, retained_b = truncate_texts(np.stack([a_length, b_length]), self.limit)
-        a_start = a[0] + self._cut(active, number, _CUT_A, a_length - retained_a)
-        b_start = b[0] + self._cut(active, number, _CUT_B, b_length - retained_b)
+        a_start = a[0] + self._truncated_at_front(active, number, _CUT_A, a_length - retained_a)
+        b_start = b[0] + self._truncated_at_front(active, number, _CUT_B, b_length - retained_b)
         pairs["a_start"], pairs["b_start"] = np.where(swapped, (b_start, a_start), (a_start, b_start))
         pairs["a_length"], pairs["b_length"] = np.where(swapped, (retained_b, retained_a), (retained_a, retained_b))
         return pairs
 
-    def _cut(self, active: np.ndarray, number: int, which: int, tokens: np.ndarray) -> np.ndarray:
-        """How many of the truncated tokens come from the front: a fair coin per token, so a binomial number."""
+    def _truncated_at_front(self, active: np.ndarray, number: int, which: int, tokens: np.ndarray) -> np.ndarray:
+        """Returns how many of the truncated tokens are removed from the front of a segment. As in BERT's script, a fair
+        coin decides for each token, so the number is binomial. tokens: the number of truncated tokens of each
+        segment."""
         front = np.zeros(len(active), dtype=np.int64)
-        some = np.flatnonzero(tokens > 0)
-        words = -(-tokens[some] // 64)
-        index = np.repeat(np.arange(len(some)), words)
+        truncated = np.flatnonzero(tokens > 0)
+        # One random bit per token, in words of 64 bits.
+        words = -(-tokens[truncated] // 64)
+        index = np.repeat(np.arange(len(truncated)), words)
         word = np.arange(len(index)) - np.repeat(np.cumsum(words) - words, words)
         bits = random_streams.bits_at(
-            self.seed, "sample", self.epoch, active[some][index], number * _DRAWS + which + word * _MORE_BITS
+            self.seed, "sample", self.epoch, active[truncated][index], number * _DRAWS + which + word * _MORE_BITS
         )
-        used = np.minimum(tokens[some][index] - 64 * word, 64).astype(np.uint64)
-        heads = np.bitwise_count(bits >> (np.uint64(64) - used))
-        front[some] = np.bincount(index, weights=heads, minlength=len(some)).astype(np.int64)
+        used_bits = np.minimum(tokens[truncated][index] - 64 * word, 64).astype(np.uint64)
+        heads = np.bitwise_count(bits >> (np.uint64(64) - used_bits))
+        front[truncated] = np.bincount(index, weights=heads, minlength=len(truncated)).astype(np.int64)
         return front
 
 
-# Second segments are random half of the time, and whenever a document runs out of sentences: in total 52% for documents
-# of a hundred, 60% for those of five and 68% for those of two.
+# The fraction of random second segments from which on there is a warning. Second segments are random half of the time,
+# and whenever a document has no more sentences: in total 52% for documents of 100 sentences, 60% for documents of five
+# sentences, and 68% for documents of two sentences.
 _MOSTLY_RANDOM = 0.7
 
 
@@ -213,7 +248,8 @@ def masked_pairs(
     store: TokenStore, limit: int, short_probability: float, seed: int, epoch: int, kind: Pairs, sentences: bool,
     special_count: int,
 ) -> Plan:  # fmt: skip
-    """The pairs of `sentence_pairs`."""
+    """Builds a plan from the pairs of `sentence_pairs`, which documents the arguments. special_count: the number of
+    special tokens in an example."""
     rows = sentence_pairs(
         store.sentence_offsets, store.document_sentences, limit, short_probability, seed, epoch, kind, sentences
     )
@@ -221,8 +257,8 @@ def masked_pairs(
 
 
 class MaskedPairs(MaskedExamples):
-    """Masked segment pairs, `[CLS] a [SEP] b [SEP]` in the backbone's format, resampled each epoch; with or without a
-    loss over them."""
+    """Masked segment pairs in the backbone's text format, such as `[CLS] a [SEP] b [SEP]`. Each epoch samples other
+    pairs. The class of a pair is a target, unless pairs=unscored."""
 
     config: PairsConfig | PlmConfig
     texts = 2
@@ -248,9 +284,9 @@ class MaskedPairs(MaskedExamples):
             return {}
         return {self.config.pairs: Target(torch.from_numpy(rows["label"].astype(np.int64)))}
 
-    def cut(self, rows: np.ndarray) -> np.ndarray:
-        """(N,) bool: pairs that were too long and lost tokens at the ends of their segments, so that a segment does not
-        begin and end with a sentence. For sentence order, the halves of a single sentence are adjacent."""
+    def truncated(self, rows: np.ndarray) -> np.ndarray:
+        """Returns whether each pair was truncated, (N,) bool: one of its segments does not begin or end at a sentence
+        boundary. With sop, the two halves of a split sentence do not count as truncated."""
         starts, lengths = (
             np.stack([rows[f"{side}_{field}"].astype(np.int64) for side in "ab"]) for field in ("start", "length")
         )
@@ -262,30 +298,31 @@ class MaskedPairs(MaskedExamples):
         return ~(opens & closes).all(0)
 
     def metadata(self) -> JsonObject:
-        """Adds the fraction of pairs with a random (nsp) or an earlier (sop) second segment."""
+        """Adds the fraction of truncated pairs, and the fraction of pairs whose second segment is random (nsp) or whose
+        segments are swapped (sop)."""
         plan = self.plan(0)
         fraction = float(plan.rows["label"].mean())
         full = plan.rows[plan.lengths == self.capacity + self.template.special_count]
-        metadata = {**super().metadata(), "truncated_fraction": int(self.cut(full).sum()) / len(plan)}
+        metadata = {**super().metadata(), "truncated_fraction": int(self.truncated(full).sum()) / len(plan)}
         if self.config.pairs == "sop":
             return {**metadata, "swapped_fraction": fraction}
-        single = self._single
+        single = self._has_single_sentence
         metadata |= {"random_next_fraction": fraction, "documents_of_one_sentence": int(single.sum())}
         if fraction > _MOSTLY_RANDOM and self.config.pairs == "nsp":
             metadata["warnings"] = [
                 f"{fraction:.0%} of the second segments are random, where next-sentence prediction intends half: "
-                f"{single.mean():.0%} of the {self.split} documents have a single sentence without a next one; "
-                "data.document=file makes longer documents, objective.pairs=none needs none"
+                f"{single.mean():.0%} of the {self.split} documents have a single sentence, which has no next one; "
+                "set data.document=file for longer documents, or objective.pairs=none"
             ]
         return metadata
 
     @property
-    def _single(self) -> np.ndarray:
-        """(D,) bool: documents with a single sentence, whose next one can only be random."""
+    def _has_single_sentence(self) -> np.ndarray:
+        """Whether each document (D,) has a single sentence, so that its second segment is always random."""
         return np.diff(self.store.document_sentences) == 1
 
     def _require_choices(self) -> None:
-        """UserError if next-sentence prediction has only one class."""
+        """Raises UserError if all second segments would be random, or none could be."""
         hint = f"or use objective.pairs=none{' or sop' if self.config.pairs == 'nsp' else ''}"
         if self.config.pairs != "sop" and len(self.store) < 2:
             more = "" if self.split == "train" else ", a larger data.validation_fraction=, or data.validation="
@@ -294,7 +331,7 @@ class MaskedPairs(MaskedExamples):
                 f"{learned} two documents with text; the {self.split} text has one",
                 f"split the text into more documents (text files: data.document=block or line){more}, {hint}",
             )
-        if self.config.pairs == "nsp" and self.split == "train" and self._single.all():
+        if self.config.pairs == "nsp" and self.split == "train" and self._has_single_sentence.all():
             raise UserError(
                 "next-sentence prediction has nothing to learn: no document has two sentences, so every second segment "
                 "is a random one",

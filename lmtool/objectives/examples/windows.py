@@ -1,22 +1,18 @@
-"""Windows of running text: the planner of every objective that reads one text, and examples for language models."""
+"""Windows of running text: how text is split into windows, and what all examples from text share."""
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 import numpy as np
 import torch
 
 from lmtool import random_streams
 from lmtool.config.saved import JsonObject
-from lmtool.data.examples import Plan, SplitData, planned
-from lmtool.data.formats import FormatTemplate, PackedArrays, assemble, ragged_ranges, text_format
-from lmtool.data.loader import segments
+from lmtool.data.examples import Plan
+from lmtool.data.formats import FormatTemplate, assemble, ragged_ranges, text_format
 from lmtool.data.shared import UNSHARED, ArrayCache
 from lmtool.data.store import TokenStore
 from lmtool.errors import UserError
 from lmtool.models.encoder_decoder import EncoderDecoder, shifted
-from lmtool.objectives.corruption.noises import prefix_lengths
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Lanes, Target
 
@@ -24,43 +20,50 @@ from lmtool.types import Batch, Lanes, Target
 
 
 def text_capacity(max_length: int, special_count: int, texts: int) -> int:
-    """Tokens of text that fit. UserError if a text would have fewer than two."""
+    """Returns how many tokens of text fit into an example. Raises UserError if fewer than two fit per text.
+
+    Args:
+        max_length: Maximum tokens of an example.
+        special_count: The number of special tokens in an example.
+        texts: The number of texts in an example.
+    """
     capacity = max_length - special_count
     if capacity < 2 * texts:
         raise UserError(
-            f"max_length={max_length} leaves {max(capacity, 0)} tokens of text after {special_count} special tokens",
-            f"max_length={special_count + 2 * texts} or more",
+            f"max_length={max_length} is too short: with {special_count} special tokens, only {max(capacity, 0)} "
+            "tokens of text fit",
+            f"set max_length={special_count + 2 * texts} or more",
         )
     return capacity
 
 
 def require_examples(plan: Plan, split: str) -> Plan:
-    """The plan. UserError if it is empty."""
+    """Returns the plan. Raises UserError if it is empty. split: the name of the split, for the message."""
     if not len(plan.lengths):
         raise UserError(f"the {split} text has no window of two tokens", "use more text with data.path=")
     return plan
 
 
 def numbers_of(examples_N: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
-    """The examples and parts of a batch; examples have a single part here."""
+    """Returns the fields `examples` and `parts` of a batch, in which every example has a single part."""
     examples_N = np.asarray(examples_N, dtype=np.int64)
     return torch.from_numpy(examples_N), torch.zeros(len(examples_N), dtype=torch.int32)
 
 
 def plan_metadata(plan: Plan, store: TokenStore, split: str) -> JsonObject:
-    """Metadata of an objective's examples, and of their store, for the screens."""
+    """Returns the metadata of the examples of a split and of its token store, for the screens."""
     return {
         "split": split,
         "documents": int(len(store.document_offsets) - 1),
         "documents_without_tokens": int(store.metadata.get("documents_without_tokens", 0)),
         "store_tokens": int(store.document_offsets[-1]),
-        "truncated_fraction": 0.0,  # long documents are split
+        "truncated_fraction": 0.0,  # long documents are split into windows instead
         **plan.metadata(),
     }
 
 
 class FixedPlan:
-    """Examples whose plan is the same in every epoch. UserError if the plan is empty."""
+    """The base class of examples whose plan is the same in every epoch. Raises UserError if the plan is empty."""
 
     def __init__(self, store: TokenStore, split: str, plan: Plan):
         self.store, self.split = store, split
@@ -75,79 +78,99 @@ class FixedPlan:
         return None
 
     def metadata(self) -> JsonObject:
-        """Size of an epoch, and the fraction of its tokens that are predicted."""
+        """Returns the size of an epoch, and the fraction of its tokens that are predicted."""
         fraction = self.predicted_fraction
         metadata = plan_metadata(self._plan, self.store, self.split)
         return metadata if fraction is None else {**metadata, "predicted_fraction": fraction}
 
 
 def lanes_of(rows: np.ndarray, count: int) -> Lanes:
-    """The lanes, out of `count`, to which the segments of a batch belong."""
+    """Returns the lanes to which the segments of a batch belong. rows: the segments. count: the number of lanes."""
     return Lanes(tuple(rows["lane"].tolist()), tuple(rows["before"].tolist()), count)
 
 
 def lane_metadata(plan: Plan, lanes: int) -> JsonObject:
-    """The lanes, and the segments of each, for the screens."""
+    """Returns the number of lanes, and the number of segments per lane, for the screens."""
     return {"lanes": lanes, "segments_per_lane": -(-len(plan) // lanes)}
 
 
-# Windows of running text: the planner of every objective that reads one text per example. The text of a split is a
-# *stream*: its documents concatenated, each followed by an optional separator. Windows are cut within documents
-# (`separate`) or across them (`joined`).
+# The text of a split is a *stream*: its documents concatenated, each followed by an optional separator. Windows are
+# parts of single documents (data.documents=separate), or of the stream regardless of documents (data.documents=joined).
 
 
-# One window: its first position in the stream, and its length.
+# The record of a window: its first position in the stream, and its length.
 WINDOW = np.dtype([("start", "i8"), ("length", "i4")])
-# short: whether its length was sampled; it is reached unless the text ends before.
+# The record of a window whose length may be sampled. short: whether it was sampled. The window is shorter than the
+# sampled length if the text ends before.
 SAMPLED_WINDOW = np.dtype([*WINDOW.descr, ("short", "i1")])
-# Random numbers of a window: whether it is short, and its length.
+# Number of random numbers per window: whether it is short, and its length.
 _DRAWS = 2
 
 
 class Stream:
-    """The documents of a token store as one stream of ids, without copying.
+    """The documents of a token store as one stream of token ids. The tokens are not copied.
 
-    separator: the id after each document, or None. Empty documents are dropped. cache: that of the store.
+    Args:
+        tokens: The tokens of the store.
+        document_offsets: The boundaries of documents in the store. Empty documents are dropped.
+        separator: The id of the token after each document; None for no separator.
+        cache: The cache of the store.
     """
 
     def __init__(
         self, tokens: np.ndarray, document_offsets: np.ndarray, separator: int | None, cache: ArrayCache = UNSHARED
     ):
         offsets = np.asarray(document_offsets, dtype=np.int64)
-        full = offsets[1:] > offsets[:-1]
-        if not full.all():
-            offsets = offsets[np.append(True, full)]
+        has_tokens = offsets[1:] > offsets[:-1]
+        if not has_tokens.all():
+            offsets = offsets[np.append(True, has_tokens)]
         self.tokens, self.offsets, self.separator = tokens, offsets, separator
         self.cache = cache.of("stream", separator)
         # Without separators, stream positions are store positions, and only the memory map is used.
         self.boundaries = offsets if separator is None else self.cache.load(self._with_separators)["boundaries"]
 
     @classmethod
-    def of(cls, store: TokenStore, separator: int | None) -> Stream:
-        """The documents of a store."""
+    def from_store(cls, store: TokenStore, separator: int | None) -> Stream:
+        """Returns the stream of the documents in a store."""
         return cls(store.tokens, store.document_offsets, separator, store.cache)
 
     def _with_separators(self) -> dict[str, np.ndarray]:
+        """Returns the boundaries of documents in the stream, where each document is followed by a separator."""
         return {"boundaries": self.offsets + np.arange(len(self.offsets))}
 
     def __len__(self) -> int:
         return int(self.boundaries[-1])
 
     def read(self, starts_N: np.ndarray, lengths_N: np.ndarray) -> np.ndarray:
-        """(T,) int64: the concatenated ids of N runs."""
+        """Returns the concatenated ids (T,) of N parts of the stream, int64.
+
+        Args:
+            starts_N: The first position of each part.
+            lengths_N: The number of tokens of each part.
+        """
         positions = ragged_ranges(starts_N, lengths_N)
         document = np.searchsorted(self.boundaries, positions, side="right") - 1
         first, within = self.offsets[document], positions - self.boundaries[document]
-        ended = within == self.offsets[document + 1] - first
-        ids = np.asarray(self.tokens[first + np.where(ended, 0, within)], dtype=np.int64)
-        return ids if self.separator is None else np.where(ended, self.separator, ids)
+        is_separator = within == self.offsets[document + 1] - first
+        ids = np.asarray(self.tokens[first + np.where(is_separator, 0, within)], dtype=np.int64)
+        return ids if self.separator is None else np.where(is_separator, self.separator, ids)
 
 
 def windows(stream: Stream, size: int, joined: bool, overlap: int = 0) -> np.ndarray:
-    """(E,) records of `WINDOW`: consecutive windows of at most `size` positions, each sharing `overlap` with the next.
+    """Splits a stream into consecutive windows.
 
-    joined: across documents, so that only the last window is shorter; else within each document. A final window that
-    would hold only the overlap is dropped; so is a single token, if windows overlap.
+    A last window that would have only tokens of the previous window is dropped. If windows overlap, a single token is
+    dropped too.
+
+    Args:
+        stream: The stream.
+        size: Maximum tokens of a window.
+        joined: Whether windows continue across documents, so that only the last window is shorter. Otherwise, each
+            window has tokens of one document.
+        overlap: The number of tokens that a window shares with the next window.
+
+    Returns:
+        (E,) records of `WINDOW`.
     """
     boundaries = np.array([0, len(stream)]) if joined else stream.boundaries
     stride = size - overlap
@@ -162,204 +185,84 @@ def windows(stream: Stream, size: int, joined: bool, overlap: int = 0) -> np.nda
 
 
 def text_windows(stream: Stream, size: int, joined: bool, shortest: int, special_count: int) -> Plan:
-    """The windows of `windows` with at least `shortest` positions. special_count: special tokens of an example."""
+    """Builds a plan from the windows of `windows` that have at least `shortest` tokens. special_count: the number of
+    special tokens in an example."""
     rows = windows(stream, size, joined)
     rows = rows[rows["length"] >= shortest]
     return Plan(rows, rows["length"].astype(np.int64) + special_count)
 
 
 def sampled_windows(stream: Stream, size: int, joined: bool, short: float, seed: int, epoch: int) -> np.ndarray:
-    """(E,) records of `SAMPLED_WINDOW`: consecutive windows as in `windows`, but each aims, with probability `short`,
-    at a length sampled uniformly from 2 to `size`, as in BERT's script for pairs (short_seq_prob of
-    create_pretraining_data.py). A pure function of its arguments."""
+    """Splits a stream into consecutive windows, some of which are short.
+
+    With probability `short`, the length of a window is sampled uniformly from 2 to `size`, as in BERT's script for
+    pairs (short_seq_prob of create_pretraining_data.py); otherwise it is `size`.
+
+    Args:
+        stream: The stream.
+        size: Maximum tokens of a window.
+        joined: Whether windows continue across documents.
+        short: The probability of a short window.
+        seed: The seed of the run.
+        epoch: The epoch, which keys the random numbers together with the seed.
+
+    Returns:
+        (E,) records of `SAMPLED_WINDOW`.
+    """
     boundaries = np.array([0, len(stream)]) if joined else stream.boundaries
     lengths = np.diff(boundaries)
-    mean = (1 - short) * size + short * (size + 2) / 2
-    counts = np.ceil(1.1 * lengths / mean).astype(np.int64) + 4
-    documents, cut = np.arange(len(lengths)), [np.empty(0, dtype=SAMPLED_WINDOW)]
+    # Sample more windows than a document probably needs: 10% and 4 windows above the expected number. The documents
+    # whose windows do not reach their end are sampled again, with twice as many windows.
+    mean_length = (1 - short) * size + short * (size + 2) / 2
+    counts = np.ceil(1.1 * lengths / mean_length).astype(np.int64) + 4
+    documents, finished = np.arange(len(lengths)), [np.empty(0, dtype=SAMPLED_WINDOW)]
     while len(documents):
-        # More windows than each document needs; twice as many for documents that need still more.
         owner = np.repeat(documents, counts)
         last = np.cumsum(counts)
         number = np.arange(len(owner)) - np.repeat(last - counts, counts)
-        drawn, length = (
+        short_uniform, length_uniform = (
             random_streams.uniform_at(seed, "sample", epoch, owner, number * _DRAWS + which) for which in (0, 1)
         )
         rows = np.empty(len(owner), dtype=SAMPLED_WINDOW)
-        rows["short"] = drawn < short
-        aim = np.where(rows["short"] == 1, 2 + (length * (size - 1)).astype(np.int64), size)
-        ends = np.cumsum(aim)
-        start = ends - aim - np.repeat(ends[last - counts] - aim[last - counts], counts)
-        rows["start"], rows["length"] = boundaries[owner] + start, np.minimum(aim, lengths[owner] - start)
-        whole = (start + aim)[last - 1] >= lengths[documents]
-        cut.append(rows[np.repeat(whole, counts) & (start < lengths[owner])])
-        documents, counts = documents[~whole], 2 * counts[~whole]
-    windows_of_all = np.concatenate(cut)
-    return windows_of_all[np.argsort(windows_of_all["start"], kind="stable")]
+        rows["short"] = short_uniform < short
+        target = np.where(rows["short"] == 1, 2 + (length_uniform * (size - 1)).astype(np.int64), size)
+        ends = np.cumsum(target)
+        start = ends - target - np.repeat(ends[last - counts] - target[last - counts], counts)
+        rows["start"], rows["length"] = boundaries[owner] + start, np.minimum(target, lengths[owner] - start)
+        complete = (start + target)[last - 1] >= lengths[documents]
+        finished.append(rows[np.repeat(complete, counts) & (start < lengths[owner])])
+        documents, counts = documents[~complete], 2 * counts[~complete]
+    all_windows = np.concatenate(finished)
+    return all_windows[np.argsort(all_windows["start"], kind="stable")]
 
 
 RaggedTexts = tuple[np.ndarray, np.ndarray]
-"""The concatenated ids of N texts, and their (N,) lengths."""
+"""The concatenated ids of N texts, and the lengths (N,) of the texts."""
 
 
 class Sides:
-    """The layout of an encoder-decoder's two sides: each in the family's text format, and the outputs shifted after its
-    start token."""
+    """Makes the batches of an encoder-decoder. Inputs and outputs both have the family's text format; the decoder's
+    inputs are the outputs, shifted by one position after the start token.
+
+    Args:
+        backbone: The encoder-decoder.
+        tokenizer: The tokenizer. Raises UserError if it lacks a special token of the format.
+    """
 
     def __init__(self, backbone: EncoderDecoder, tokenizer: Tokenizer):
         self.template = FormatTemplate.of(text_format(backbone.config.text_format, tokenizer), 1)
         self.start = tokenizer.role(backbone.config.start_role)
 
     def batch(self, source: RaggedTexts, target: RaggedTexts, term: str, examples_N: np.ndarray) -> Batch:
-        """A batch whose encoder reads the source, and whose decoder predicts the target."""
+        """Returns a batch in which the encoder reads the source, and the decoder predicts the target.
+
+        Args:
+            source: The source texts.
+            target: The target texts.
+            term: The name of the term that predicts the target.
+            examples_N: The numbers of the examples.
+        """
         inputs, outputs = (assemble(self.template, [texts]) for texts in (source, target))
         labels = torch.from_numpy(outputs.tokens)
         targets = {term: Target(labels, at=torch.arange(len(labels)), side="outputs")}
         return Batch(inputs.packed(), targets, *numbers_of(examples_N), shifted(outputs.packed(), self.start))
-
-
-# Windows of a document stream for next-token prediction.
-
-
-# A window, and how many of its first positions are not predicted in it: those of previous windows, or the first of all.
-_CAUSAL = np.dtype([*WINDOW.descr, ("known", "i4")])
-
-
-def causal_windows(stream: Stream, size: int, joined: bool, overlap: int) -> Plan:
-    """The windows of `windows`, with the number of their first positions that are not predicted in them."""
-    plain = windows(stream, size, joined, overlap)
-    rows = np.empty(len(plain), dtype=_CAUSAL)
-    for name in WINDOW.names or ():
-        rows[name] = plain[name]
-    boundaries = stream.boundaries[:1] if joined else stream.boundaries
-    rows["known"] = np.where(np.isin(plain["start"], boundaries), 1, overlap)
-    return Plan(rows, rows["length"].astype(np.int64))
-
-
-class CausalWindows(FixedPlan):
-    """Next-token prediction over the stream of documents, each closed by the end-of-text token.
-
-    Every token but the first of a document (separate) or of the whole stream (joined) is predicted exactly once.
-    Consecutive windows share one token, the last of one being the first of the next. stride: distance between window
-    starts, so that windows share max_length - stride positions and every token is predicted from at least that many
-    before it, except near the beginning (Baevski and Auli 2019); None: max_length - 1.
-    """
-
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        store: TokenStore,
-        max_length: int,
-        documents: str,
-        split: str,
-        stride: int | None = None,
-    ):
-        self.stream = Stream.of(store, tokenizer.role("eos"))
-        size = text_capacity(max_length, 0, 1)
-        overlap = 1 if stride is None else size - stride
-        if overlap < 1:
-            raise UserError(
-                f"stride={stride} is too long: windows of max_length={max_length} would not be contiguous",
-                f"stride={size - 1} at most",
-            )
-        super().__init__(store, split, planned(causal_windows, self.stream, size, documents == "joined", overlap))
-
-    def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:
-        lengths, known = rows["length"].astype(np.int64), rows["known"].astype(np.int64)
-        tokens = self.stream.read(rows["start"], lengths)
-        starts = np.cumsum(lengths) - lengths
-        at = ragged_ranges(starts + known - 1, lengths - known)
-        targets = {"clm": Target(torch.from_numpy(tokens[at + 1]), at=torch.from_numpy(at))}
-        return Batch(PackedArrays(tokens, lengths, {}).packed(), targets, *numbers_of(examples))
-
-    @property
-    def predicted_fraction(self) -> float:
-        rows = self._plan.rows
-        predicted = int(rows["length"].sum(dtype=np.int64) - rows["known"].sum(dtype=np.int64))
-        return predicted / int(self._plan.lengths.sum(dtype=np.int64))
-
-
-class CausalSegments(FixedPlan):
-    """Next-token prediction in lanes, for a model with carried state: every token predicts the next one; the target of
-    a segment's last token is in the next segment. So every token of the text but its first is predicted exactly once,
-    as in joined windows."""
-
-    def __init__(self, windows: CausalWindows, size: int, lanes: int):
-        self.stream = windows.stream
-        predicted = len(self.stream) - 1
-        self.lanes = min(lanes, predicted)
-        rows = segments(predicted, self.lanes, size)
-        super().__init__(windows.store, windows.split, Plan(rows, rows["length"].astype(np.int64)))
-
-    def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:
-        lengths = rows["length"].astype(np.int64)
-        tokens, labels = (self.stream.read(rows["start"] + ahead, lengths) for ahead in (0, 1))
-        return Batch(
-            PackedArrays(tokens, lengths, {}).packed(),
-            {"clm": Target(torch.from_numpy(labels), at=torch.arange(len(tokens)))},
-            *numbers_of(examples),
-            lanes=lanes_of(rows, self.lanes),
-        )
-
-    predicted_fraction = 1.0
-
-    def metadata(self) -> JsonObject:
-        return {**super().metadata(), **lane_metadata(self._plan, self.lanes)}
-
-
-class CarriedWindows(CausalWindows):
-    """Joined windows of a model with carried state: a loader reads them in lanes."""
-
-    def __init__(self, tokenizer: Tokenizer, store: TokenStore, max_length: int, split: str):
-        super().__init__(tokenizer, store, max_length, "joined", split)
-        self._size = max_length
-
-    def in_lanes(self, lanes: int) -> CausalSegments:
-        """See `data.lanes.CutInLanes`."""
-        return CausalSegments(self, self._size, lanes)
-
-
-class _Splits(FixedPlan):
-    """Windows of text, split anew in each epoch. special_count: special tokens of each side of the split."""
-
-    predicted_fraction = 0.5
-
-    def __init__(self, data: SplitData, separator: int | None, max_length: int, special_count: int, seed: int):
-        self.stream, self.seed = Stream.of(data.text, separator), seed
-        size, joined = text_capacity(max_length, special_count, 1), data.documents == "joined"
-        plan = planned(text_windows, self.stream, size, joined, 2, 2 * special_count)
-        super().__init__(data.text, data.split, plan)
-
-    def prefixes(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> np.ndarray:
-        """(N,) where the windows are split."""
-        return prefix_lengths(rows["length"], examples, self.seed, epoch)
-
-
-class MaskedPrefixes(_Splits):
-    """For decoders: one text with `Packed.prefixes`; every token after the split is predicted by the previous one. Each
-    document ends with the end-of-text token."""
-
-    def __init__(self, tokenizer: Tokenizer, data: SplitData, max_length: int, seed: int):
-        super().__init__(data, tokenizer.role("eos"), max_length, 0, seed)
-
-    def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:
-        lengths = rows["length"].astype(np.int64)
-        tokens, prefixes = self.stream.read(rows["start"], lengths), self.prefixes(rows, examples, epoch)
-        at = ragged_ranges(np.cumsum(lengths) - lengths + prefixes - 1, lengths - prefixes)
-        packed = replace(PackedArrays(tokens, lengths, {}).packed(), prefixes=tuple(prefixes.tolist()))
-        target = Target(torch.from_numpy(tokens[at + 1]), at=torch.from_numpy(at))
-        return Batch(packed, {"prefix_lm": target}, *numbers_of(examples))
-
-
-class EncodedPrefixes(_Splits):
-    """For encoder-decoders: the prefix on the input side, the rest on the output side, both in the family's format."""
-
-    def __init__(self, sides: Sides, data: SplitData, max_length: int, seed: int):
-        self.sides = sides
-        super().__init__(data, None, max_length, sides.template.special_count, seed)
-
-    def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:
-        lengths, prefixes = rows["length"].astype(np.int64), self.prefixes(rows, examples, epoch)
-        before = self.stream.read(rows["start"], prefixes)
-        behind = self.stream.read(rows["start"] + prefixes, lengths - prefixes)
-        return self.sides.batch((before, prefixes), (behind, lengths - prefixes), "prefix_lm", examples)

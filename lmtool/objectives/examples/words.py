@@ -1,4 +1,4 @@
-"""Windows of whole words, and pairs of words for skip-gram."""
+"""Windows of whole words for bidirectional language models, and pairs of words for skip-gram."""
 
 from __future__ import annotations
 
@@ -20,23 +20,35 @@ from lmtool.objectives.permutation_configs import SkipGramConfig
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Packed, Target
 
-# Windows of whole words, with each word predicted from the preceding and from the following words. A word that its
-# vocabulary spells has several tokens: a window never begins or ends within one, except for words longer than a window.
-# Shape letters: V entries of the vocabulary, T tokens of a batch, W its words.
+# Windows of whole words. A word that is not in the vocabulary has several tokens, which spell the word. A window never
+# begins or ends within a word, except if the word is longer than a window. Each word is predicted twice: from the
+# preceding and from the following words.
+# Shape letters: V entries of the vocabulary, T tokens of a batch, W words of a batch.
 
 
 FORWARD, BACKWARD = "forward", "backward"
-# Stream positions read at a time.
-_PIECE = 1 << 20
+# Number of tokens read at a time.
+_CHUNK = 1 << 20
 
 
 class WordWindows(FixedPlan):
-    """Windows over the stream of documents, each closed by the end-of-text token. Adjacent windows share a word:
-    forwards, every word but the first of a document (separate) or of the stream (joined) is predicted once; backwards,
-    every word but the last.
+    """Windows of whole words over a stream of documents that end with the end-of-text token.
 
-    tokenizer: that of the store. reads: maximum bytes of a word that the model reads, and the bytes of each entry;
-    None: no limit. begins_V: whether an entry begins a word.
+    Consecutive windows share a word. The forward direction predicts every word once, except the first word of each
+    document (separate) or of the stream (joined); the backward direction predicts every word once, except the last.
+
+    Attributes:
+        begins_V: Whether an entry of the vocabulary begins a word.
+        unknown: The id of the unknown word.
+
+    Args:
+        tokenizer: The tokenizer of the store.
+        store: The token store of the split.
+        max_length: Maximum tokens of a window.
+        documents: "separate" or "joined", the value of data.documents.
+        split: The name of the split.
+        byte_limits: How many bytes of a word the model reads, and the number of bytes of each entry of the vocabulary
+            (V,); None if there is no limit.
     """
 
     def __init__(
@@ -46,17 +58,25 @@ class WordWindows(FixedPlan):
         max_length: int,
         documents: str,
         split: str,
-        reads: tuple[int, np.ndarray] | None = None,
+        byte_limits: tuple[int, np.ndarray] | None = None,
     ):
-        self.reads = reads
+        self.byte_limits = byte_limits
         self.begins_V, self.unknown = tokenizer.starts_word, tokenizer.role("unk")
-        self.stream = Stream.of(store, tokenizer.role("eos"))
+        self.stream = Stream.from_store(store, tokenizer.role("eos"))
         size, joined = text_capacity(max_length, 0, 1), documents == "joined"
         super().__init__(store, split, planned(word_windows, self.stream, self.begins_V, size, joined))
 
     def words(self, tokens_T: np.ndarray, starts_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(W,) the first token of each word, and (W,) its number in the vocabulary: the unknown word if it has several
-        tokens. starts_N: starts of texts, each at a word boundary."""
+        """Finds the words in packed texts.
+
+        Args:
+            tokens_T: The tokens of the texts.
+            starts_N: The index of the first token of each text, where a word begins.
+
+        Returns:
+            The index (W,) of each word's first token, and the id (W,) of each word, which is the unknown word if the
+            word has several tokens.
+        """
         begins_T = self.begins_V[tokens_T]
         is_word_T = begins_T.copy()
         is_word_T[starts_N] = True
@@ -70,7 +90,7 @@ class WordWindows(FixedPlan):
         starts = np.cumsum(lengths) - lengths
         first_W, number_W = self.words(tokens, starts)
         text_W = np.searchsorted(starts, first_W, side="right")
-        # A word and the next one in the same text.
+        # The words that have a next word in the same text.
         before = np.flatnonzero(text_W[:-1] == text_W[1:])
         targets = {
             FORWARD: _target(number_W[before + 1], first_W[before]),
@@ -79,35 +99,36 @@ class WordWindows(FixedPlan):
         return Batch(PackedArrays(tokens, lengths, {}).packed(), targets, *numbers_of(examples))
 
     def counts(self, words: int) -> np.ndarray:
-        """(words,) counts of the vocabulary's words in the stream, including the ends of documents."""
+        """Returns the count of each word of the vocabulary in the stream, where the end of a document counts as a word.
+        words: the size of the vocabulary."""
         counts = np.zeros(words, dtype=np.int64)
         tokens = self.stream.tokens
-        for start in range(0, len(tokens), _PIECE):
-            # With the token after the piece, which may continue its last word; and those before it, if it begins within
-            # a word.
-            piece = np.asarray(tokens[start : start + _PIECE + 1], dtype=np.int64)
+        for start in range(0, len(tokens), _CHUNK):
+            # One more token than the chunk: it shows whether the last word of the chunk continues.
+            piece = np.asarray(tokens[start : start + _CHUNK + 1], dtype=np.int64)
             begins = self.begins_V[piece]
             continued = np.append(~begins[1:], False)
-            begins[_PIECE:] = False
+            begins[_CHUNK:] = False
             counts += np.bincount(np.where(continued, self.unknown, piece)[begins], minlength=words)[:words]
         counts[self.stream.separator] += len(self.stream.offsets) - 1
         return counts
 
-    def _longer(self, limit: int, lengths_V: np.ndarray) -> int:
-        """The number of words of the text with more bytes than the limit. lengths_V: bytes of each entry."""
+    def _long_words(self, limit: int, lengths_V: np.ndarray) -> int:
+        """Returns the number of words in the text with more bytes than `limit`. lengths_V: the number of bytes of each
+        entry."""
         count, tokens = 0, self.stream.tokens
-        for start in range(0, len(tokens), _PIECE):
-            piece = np.asarray(tokens[start : start + _PIECE], dtype=np.int64)
-            first = np.flatnonzero(self.begins_V[piece])  # the rest of a word from the previous piece is skipped
+        for start in range(0, len(tokens), _CHUNK):
+            piece = np.asarray(tokens[start : start + _CHUNK], dtype=np.int64)
+            first = np.flatnonzero(self.begins_V[piece])  # the rest of a word from the previous chunk is skipped
             if len(first):
                 count += int((np.add.reduceat(lengths_V[piece], first) > limit).sum())
         return count
 
     def metadata(self) -> JsonObject:
-        """Adds a warning if words are truncated."""
+        """Adds a warning if the model does not read all bytes of some words."""
         metadata = super().metadata()
-        if self.reads is not None and (count := self._longer(*self.reads)):
-            limit = self.reads[0]
+        if self.byte_limits is not None and (count := self._long_words(*self.byte_limits)):
+            limit = self.byte_limits[0]
             metadata["warnings"] = [
                 f"{self.split}: {count:,} words have more than {limit} bytes, of which the model reads the first "
                 f"{limit} (model.word_length)"
@@ -120,83 +141,104 @@ def _target(labels: np.ndarray, at: np.ndarray) -> Target:
 
 
 def word_windows(stream: Stream, begins_V: np.ndarray, size: int, joined: bool) -> Plan:
-    """Records of `WINDOW`: consecutive windows of at most `size` positions that begin and end with whole words,
-    each sharing a word with the next. joined: across documents; else within each."""
+    """Builds a plan from consecutive windows of whole words. A window shares its last word with the next window.
+
+    Args:
+        stream: The stream of text.
+        begins_V: Whether an entry of the vocabulary begins a word.
+        size: Maximum tokens of a window.
+        joined: Whether windows continue across documents. Otherwise, each window has tokens of one document.
+    """
     boundaries = np.array([0, len(stream)]) if joined else stream.boundaries
     lengths = np.diff(boundaries)
     long = lengths > size
     rows = [np.zeros(int((~long).sum()), dtype=WINDOW)]
     rows[0]["start"], rows[0]["length"] = boundaries[:-1][~long], lengths[~long]
     for first, length in zip(boundaries[:-1][long].tolist(), lengths[long].tolist(), strict=True):
-        rows.append(np.array(list(_cut(stream, begins_V, size, first, first + length)), dtype=WINDOW))
+        rows.append(np.array(list(_split_at_words(stream, begins_V, size, first, first + length)), dtype=WINDOW))
     windows = np.concatenate(rows)
     windows = windows[np.argsort(windows["start"], kind="stable")]
     return Plan(windows, windows["length"].astype(np.int64))
 
 
-def _cut(stream: Stream, begins_V: np.ndarray, size: int, first: int, last: int) -> Iterator[tuple[int, int]]:
-    """Starts and lengths of the windows of one run of text that is longer than a window."""
+def _split_at_words(
+    stream: Stream, begins_V: np.ndarray, size: int, first: int, last: int
+) -> Iterator[tuple[int, int]]:
+    """Yields the starts and the lengths of the windows of one text, the positions from `first` to `last` (exclusive) of
+    the stream. The text is longer than a window."""
     start = read = first
     begins: list[int] = []
     while last - start > size:
         if start + size >= read:
-            read = min(last, start + max(_PIECE, 2 * size))
+            read = min(last, start + max(_CHUNK, 2 * size))
             ids = stream.read(np.array([start]), np.array([read - start]))
             begins = (np.flatnonzero(begins_V[ids]) + start).tolist()
-        at = bisect_right(begins, start + size) - 1
-        if at < 0 or begins[at] <= start:  # a word longer than a window
+        end = bisect_right(begins, start + size) - 1  # the index of the last word boundary that the window reaches
+        if end < 0 or begins[end] <= start:  # a word longer than a window
             yield start, size
             start += size
             continue
-        yield start, begins[at] - start
-        start = begins[at - 1] if at and begins[at - 1] > start else begins[at]
+        yield start, begins[end] - start
+        # The next window begins with the last word of this window, unless this window has a single word.
+        start = begins[end - 1] if end and begins[end - 1] > start else begins[end]
     yield start, last - start
 
 
-# Center words with their context words and negatives, for skip-gram. Mikolov, Sutskever, Chen, Corrado, Dean,
-# "Distributed Representations of Words and Phrases and their Compositionality", NeurIPS 2013, sections 2.2 and 2.3. As
-# in the published code, words are subsampled before windows are formed, which widens them, and words outside of the
-# vocabulary are dropped.
-# Shape letters: V vocabulary, N examples of a batch, T tokens of their text, K retained tokens, W words on either side,
-# M pairs, J negatives of a pair.
+# Pairs of a center word and a context word, with negatives, for skip-gram (Mikolov, Sutskever, Chen, Corrado, Dean,
+# "Distributed Representations of Words and Phrases and their Compositionality", NeurIPS 2013, sections 2.2 and 2.3). As
+# in the published code, words are subsampled before context windows are formed, so that windows reach further in the
+# text, and words outside of the vocabulary are dropped.
+# Shape letters: V vocabulary, N examples of a batch, T tokens of the examples, K retained tokens, W maximum words on
+# either side, M pairs, J negatives of a pair.
 
 
 class WordCounts:
-    """(V,) word counts of the training text, without special tokens; of several texts, the sum. The distributions are
-    available once all texts are added."""
+    """The word counts (V,) of the training text, without special tokens, and the two distributions that depend on them.
+    If there are several texts, their counts are added; the distributions are valid after the last text."""
 
     def __init__(self, config: SkipGramConfig, tokenizer: Tokenizer):
         self._config, self._special = config, sorted(tokenizer.special_ids)
         self.counts = np.zeros(tokenizer.vocab_size, dtype=np.int64)
 
     def add(self, counts: np.ndarray) -> None:
-        """Adds the counts of a text. UserError if it has no word."""
+        """Adds the counts of a text. Raises UserError if the text has no word of the vocabulary."""
         regular = np.asarray(counts, dtype=np.int64).copy()
         regular[self._special] = 0
         if not regular.any():
-            raise UserError("the text has no word of the vocabulary", "use the tokenizer that fits it, or more text")
+            raise UserError(
+                "the text has no word of the vocabulary",
+                "use a tokenizer that was trained on such text, or use more text",
+            )
         self.counts = self.counts + regular
 
     @property
     def retention(self) -> np.ndarray:
-        """(V,) float64: the probability that an occurrence of a word is retained; 0 for special tokens."""
-        share_V = self.counts / self.counts.sum()
-        retained_V = np.sqrt(self._config.subsample / np.maximum(share_V, 1e-300)).clip(max=1.0)
-        retained_V[self._special] = 0.0
-        return retained_V
+        """The probability (V,) that an occurrence of a word is retained; 0 for special tokens."""
+        frequency_V = self.counts / self.counts.sum()
+        retention_V = np.sqrt(self._config.subsample / np.maximum(frequency_V, 1e-300)).clip(max=1.0)
+        retention_V[self._special] = 0.0
+        return retention_V
 
     @property
     def noise(self) -> np.ndarray:
-        """(V,) float64: the distribution of negatives."""
+        """The probability (V,) of each word as a negative sample."""
         powers_V = np.where(self.counts > 0, self.counts.astype(np.float64) ** self._config.power, 0.0)
         return powers_V / powers_V.sum()
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """tokens: (T,) the original text. retained: (T,) bool, retained tokens. lengths: (N,) retained tokens per example.
-    reach: (K,) how many words on either side of each retained one are predicted. center, context: (M,) positions among
-    the retained. negatives: (M, J) words."""
+    """The sampled pairs of a batch.
+
+    Attributes:
+        tokens: (T,) the original tokens.
+        retained: (T,) whether subsampling retains a token.
+        lengths: (N,) the number of retained tokens of each example.
+        reach: (K,) for each retained word, how many words on either side are its context.
+        center: (M,) the index of each pair's center word among the retained words.
+        context: (M,) the index of each pair's context word among the retained words.
+        negatives: (M, J) the ids of each pair's negative words.
+    """
 
     tokens: np.ndarray
     retained: np.ndarray
@@ -208,14 +250,23 @@ class Pairs:
 
 
 class WordPairs(FixedPlan):
-    """Examples are windows of single documents with max_length tokens; pairs do not cross them."""
+    """Word pairs of skip-gram. An example is a window of at most max_length tokens of one document; both words of a
+    pair are in the same window. The plan has the lengths of windows before subsampling.
+
+    Args:
+        config: The configuration of skip-gram.
+        store: The token store of the split.
+        max_length: Maximum tokens of a window.
+        split: The name of the split.
+        seed: The seed of the run.
+        counts: The word counts.
+    """
 
     def __init__(
         self, config: SkipGramConfig, store: TokenStore, max_length: int, split: str, seed: int, counts: WordCounts
     ):
-        """The plan has lengths before subsampling."""
         self.config, self.seed, self.counts = config, seed, counts
-        self.stream = Stream.of(store, None)
+        self.stream = Stream.from_store(store, None)
         plan = planned(text_windows, self.stream, text_capacity(max_length, 0, 1), False, 1, 0)
         super().__init__(store, split, plan)
         self._distributions: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
@@ -225,37 +276,37 @@ class WordPairs(FixedPlan):
         return self.config.predicted_fraction
 
     def _probabilities(self) -> tuple[np.ndarray, np.ndarray]:
-        """(V,) the probability of retaining each word, and the cumulative probabilities of negatives."""
+        """Returns the probability (V,) that a word is retained, and the cumulative probabilities (V,) of negatives."""
         if self._distributions is None or self._distributions[0] is not self.counts.counts:
             sums_V = np.cumsum(self.counts.noise)
             self._distributions = self.counts.counts, self.counts.retention, sums_V / sums_V[-1]
         return self._distributions[1:]
 
     def pairs(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Pairs:
-        """The sampled pairs of these examples. Random numbers per position: whether it is retained, its reach, and the
-        negatives of each of its pairs."""
+        """Samples the pairs of examples. Each position of the text has its own random numbers: one for whether the word
+        is retained, one for its reach, and one for each negative of each of its possible pairs."""
         reach, number = self.config.window, self.config.negatives
-        retained_V, sums_V = self._probabilities()
+        retention_V, sums_V = self._probabilities()
         lengths_N = rows["length"].astype(np.int64)
         tokens_T = self.stream.read(rows["start"], lengths_N)
         row_T = np.repeat(np.arange(len(rows)), lengths_N)
         position_T = np.arange(len(tokens_T)) - np.repeat(np.cumsum(lengths_N) - lengths_N, lengths_N)
         first_T, example_T = position_T * (2 + 2 * reach * number), np.asarray(examples, dtype=np.int64)[row_T]
 
-        def drawn(example: np.ndarray, draw: np.ndarray) -> np.ndarray:
-            return random_streams.uniform_at(self.seed, "sample", epoch, example, draw)
+        def uniform(example: np.ndarray, number: np.ndarray) -> np.ndarray:
+            return random_streams.uniform_at(self.seed, "sample", epoch, example, number)
 
-        retained_T = drawn(example_T, first_T) < retained_V[tokens_T]
+        retained_T = uniform(example_T, first_T) < retention_V[tokens_T]
         example_K, first_K, row_K = example_T[retained_T], first_T[retained_T], row_T[retained_T]
-        reach_K = 1 + (drawn(example_K, first_K + 1) * reach).astype(np.int64)
+        reach_K = 1 + (uniform(example_K, first_K + 1) * reach).astype(np.int64)
         offset_2W = np.delete(np.arange(-reach, reach + 1), reach)
         other_K2W = np.arange(len(reach_K))[:, None] + offset_2W
         inside_K2W = (other_K2W >= 0) & (other_K2W < len(reach_K)) & (np.abs(offset_2W) <= reach_K[:, None])
         inside_K2W &= row_K[np.clip(other_K2W, 0, max(len(row_K) - 1, 0))] == row_K[:, None] if len(row_K) else True
         center_M, slot_M = np.nonzero(inside_K2W)
-        draw_MJ = (first_K[center_M] + 2 + slot_M * number)[:, None] + np.arange(number)
-        noise = drawn(np.repeat(example_K[center_M], number), draw_MJ.reshape(-1))
-        negatives_MJ = np.searchsorted(sums_V, noise, side="right").reshape(-1, number)
+        number_MJ = (first_K[center_M] + 2 + slot_M * number)[:, None] + np.arange(number)
+        noise_uniform = uniform(np.repeat(example_K[center_M], number), number_MJ.reshape(-1))
+        negatives_MJ = np.searchsorted(sums_V, noise_uniform, side="right").reshape(-1, number)
         retained_N = np.bincount(row_K, minlength=len(rows))
         return Pairs(tokens_T, retained_T, retained_N, reach_K, center_M, other_K2W[center_M, slot_M], negatives_MJ)
 

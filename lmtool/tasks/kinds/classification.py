@@ -62,10 +62,10 @@ def prompted_texts(config: ClassificationConfig, rows: Rows) -> list[Sequence[st
 class PromptInspector(TaskInspector):
     """Inspects prompts. Shows classes with their words."""
 
-    def label(self, value: Label, describe_position: bool) -> object:
-        if describe_position:  # of the auxiliary masked texts
-            return Inspector.label(self, value, describe_position)
-        return f"{super().label(value, describe_position)}: {self.learner.config.words[int(value)]}"
+    def label(self, value: Label, of_token: bool) -> object:
+        if of_token:  # of the auxiliary masked texts
+            return Inspector.label(self, value, of_token)
+        return f"{super().label(value, of_token)}: {self.learner.config.words[int(value)]}"
 
 
 class DemonstrationScorer(TaskScorer):

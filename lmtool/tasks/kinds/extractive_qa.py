@@ -237,7 +237,7 @@ def _require_different_ids(columns: Columns, origin: Origin) -> None:
 class AnswerInspector(TaskInspector):
     """Inspects questions and windows."""
 
-    def label(self, value: Label, describe_position: bool) -> str:
+    def label(self, value: Label, of_token: bool) -> str:
         return f"tokens {value[0]} to {value[1]}"
 
 

@@ -44,13 +44,13 @@ class TaskInspector(Inspector):
 
     def fact(self, stats: RunningStatistics) -> str:
         """A sentence with the mean length of the examples and the fraction of truncated ones."""
-        length, truncated = stats.measured("tokens an example"), stats.measured("truncated fraction")
+        length, truncated = stats.measured("tokens per example"), stats.measured("truncated fraction")
         if length is None:
             return ""
         sentence = f"an example has {length:.0f} tokens on average"
         return sentence if truncated is None else f"{sentence}; {truncated:.1%} are cut to max_length={self.max_length}"
 
-    def label(self, value: Label, describe_position: bool) -> object:
+    def label(self, value: Label, of_token: bool) -> object:
         return self.learner.kind.shown(value)
 
 

@@ -125,7 +125,7 @@ class ChoiceExamples(TaskExamples):
 class ChoiceInspector(TaskInspector):
     """Inspects the pairs of a row's choices."""
 
-    def label(self, value: Label, describe_position: bool) -> str:
+    def label(self, value: Label, of_token: bool) -> str:
         return "right" if value else "wrong"
 
 

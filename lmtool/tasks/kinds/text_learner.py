@@ -209,10 +209,10 @@ class TextPairInspector(TaskInspector):
         """Notes the fraction of truncated sources. It cannot be inferred from lengths: a truncated source may be
         shorter than max_length, because its target takes part of the capacity."""
         metadata = self.examples.metadata()
-        stats.note("truncated fraction", metadata["truncated"], metadata["examples"])
+        stats.report("truncated fraction", metadata["truncated"], metadata["examples"])
 
-    def label(self, value: Label, describe_position: bool) -> object:
-        return Inspector.label(self, value, describe_position)
+    def label(self, value: Label, of_token: bool) -> object:
+        return Inspector.label(self, value, of_token)
 
 
 def first_predictions(packed: Packed, at_M: Tensor) -> Tensor:

@@ -54,7 +54,7 @@ class Auxiliary:
         self._texts, self.seed = PatternTexts(rows, pattern), seed
         self._retained = truncate_texts(self._texts.lengths, capacity)
         self.lengths = self._retained.sum(axis=0) + template.special_count
-        self._masking, self._vocabulary = MlmConfig(), Vocabulary.of(pattern.tokenizer)
+        self._masking, self._vocabulary = MlmConfig(), Vocabulary.from_tokenizer(pattern.tokenizer)
 
     def sampled(self, row_E: np.ndarray, epoch: int) -> np.ndarray:
         """(E,) the index of the auxiliary text that accompanies each row in an epoch."""

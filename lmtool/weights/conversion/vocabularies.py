@@ -17,7 +17,7 @@ from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.config.tables import build
 from lmtool.errors import CheckFailed, UserError
 from lmtool.learners.held_out import EVALUATION_TOKENS, HeldOutSplits
-from lmtool.learners.metrics.texts import of_text
+from lmtool.learners.metrics.texts import word_and_byte_rates
 from lmtool.learners.model import ModelWithHeads
 from lmtool.models.configs import ModelConfig
 from lmtool.models.heads.lm import LMHead
@@ -254,7 +254,7 @@ def _measured(config: ImportConfig, before: Trained, after: Trained) -> TextLoss
         if "bits_per_byte" in metrics:
             values.append(metrics["bits_per_byte"])
             continue
-        scores = of_text(
+        scores = word_and_byte_rates(
             metrics[f"{term}_loss"], metadata["tokens"], max(metadata["words"], 1), max(metadata["bytes"], 1)
         )
         values.append(scores["bits_per_byte"])

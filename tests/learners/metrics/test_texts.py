@@ -67,6 +67,6 @@ def test_exact_match_and_perfect_texts():
 def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "sacrebleu", None)
     require_scorers(["exact_match", "rouge1"])
-    with pytest.raises(UserError, match="the metric bleu is scored by the package sacrebleu") as caught:
+    with pytest.raises(UserError, match="the metric bleu needs the package sacrebleu") as caught:
         require_scorers(["exact_match", "bleu"])
     assert "lmtool[scores]" in caught.value.hint

@@ -64,6 +64,6 @@ def test_a_head_is_on_what_has_half_of_its_weight() -> None:
     first, last, even = (np.zeros((5, 5)) for _ in range(3))
     first[:, 0], last[:, 4], even[:] = 1, 1, 0.2
     heads = heads_of(np.stack([back, ahead, first, last, even])[None], np.array([True, False, False, False, True]))
-    assert [head.mostly for head in heads] == ["previous", "next", "first", "separators", ""]
+    assert [head.pattern for head in heads] == ["previous", "next", "first", "separators", ""]
     assert heads[0].fractions["previous"] == 1 and heads[3].fractions["separators"] == 1
     assert heads[4].entropy == pytest.approx(1) and heads[0].entropy == pytest.approx(0, abs=1e-9)

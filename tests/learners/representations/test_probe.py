@@ -19,7 +19,7 @@ from lmtool.learners.representations.layers import (
     TERM,
     LabeledStates,
     TokenTargets,
-    cached,
+    collect_states,
     fit,
     frequent_types,
     majority,
@@ -101,8 +101,8 @@ class Texts:
 
 @pytest.mark.parametrize("whole", [True, False])
 def test_layers_are_scored(whole):
-    train = cached(Planted(), Texts(whole), "x", "mean", 30, 0, 20)
-    held_out = cached(Planted(), Texts(whole), "x", "mean", 10_000, 1, 20)
+    train = collect_states(Planted(), Texts(whole), "x", "mean", 30, 0, 20)
+    held_out = collect_states(Planted(), Texts(whole), "x", "mean", 10_000, 1, 20)
     assert len(train) == 30 and len(held_out) == (40 if whole else 200)
     calls = []
     noise, label = score_layers(train, held_out, 3, lambda: calls.append(1))
@@ -128,4 +128,4 @@ def test_values_are_no_classes():
     of_classes = texts.batch
     texts.batch = lambda *given: replace(of_classes(*given), targets=values)
     with pytest.raises(UserError, match="target=x: a probe predicts one class"):
-        cached(Planted(), texts, "x", "mean", 30, 0, 20)
+        collect_states(Planted(), texts, "x", "mean", 30, 0, 20)

@@ -84,7 +84,7 @@ def test_long_texts_are_cut_and_counted(tmp_path):
 @pytest.mark.parametrize("layers", [3, -1, "first"])
 def test_layers_that_are_not_there(tmp_path, layers):
     make("bert", tmp_path)
-    with pytest.raises(UserError, match=f"layers={layers}: the model has layers 1 to 2"):
+    with pytest.raises(UserError, match=f"layers={layers} is not a layer: the model has layers 1 to 2"):
         embedded(tmp_path, layers, "mean")
 
 
@@ -95,5 +95,5 @@ def test_layers_of_other_widths_are_not_read_together():
     for layers, width in (((1, 2), 12), ((0,), 8)):
         states = HiddenStates(backbone, FP32_CPU, layers)
         assert states.read(texts).shape == (len(layers), 9, width) and states.width == width
-    with pytest.raises(UserError, match="the states of layer 0 are 8 wide, those of layer 2 12"):
+    with pytest.raises(UserError, match="layer 0 has states of width 8, but layer 2 of width 12"):
         HiddenStates(backbone, FP32_CPU, (0, 1, 2))

@@ -84,11 +84,11 @@ def test_permutations_are_drawn_and_lanes_measured():
 @pytest.mark.parametrize(
     ("claimed", "done", "broken"),
     [
-        (MlmConfig(mask=0.9, random=0.05), MlmConfig(), "of these, [MASK]"),
-        (MlmConfig(probability=0.3), MlmConfig(), "examples off their budget"),
-        (MlmConfig(select="bernoulli", probability=0.2), MlmConfig(), "predicted share of text"),
-        (SpanConfig(geometric=0.35), SpanConfig(), "words of a span as drawn"),
-        (SpanConfig(), SpanConfig(replace="token"), "spans partly [MASK]"),
+        (MlmConfig(mask=0.9, random=0.05), MlmConfig(), "predicted tokens replaced by [MASK]"),
+        (MlmConfig(probability=0.3), MlmConfig(), "examples with a wrong number of predicted tokens"),
+        (MlmConfig(select="bernoulli", probability=0.2), MlmConfig(), "predicted fraction of text"),
+        (SpanConfig(geometric=0.35), SpanConfig(), "words of a span, as sampled"),
+        (SpanConfig(), SpanConfig(replace="token"), "spans partly replaced by [MASK]"),
     ],
 )
 def test_what_is_off_is_found(claimed, done, broken):
@@ -107,7 +107,8 @@ def test_the_generator_is_measured_against_its_own_probabilities(config, monkeyp
     stats = inspector.measured(12000)
     assert not stats.broken()
     kept, surprise = (
-        stats.statistics[name] for name in ("samples that are the original token", "surprise of a sample, nats")
+        stats.statistics[name]
+        for name in ("samples that are the original token", "negative log-probability of a sample, nats")
     )
     assert surprise.defined < np.log(tokens.vocab_size) - 0.3 and kept.count > 500
 
@@ -115,12 +116,14 @@ def test_the_generator_is_measured_against_its_own_probabilities(config, monkeyp
         return head(hidden, table)[:, :vocabulary].argmax(-1)
 
     monkeypatch.setattr("lmtool.objectives.rtd.sample_tokens", best)
-    assert "surprise of a sample, nats" in {statistic.name for statistic in inspector.measured(12000).broken()}
+    assert "negative log-probability of a sample, nats" in {
+        statistic.name for statistic in inspector.measured(12000).broken()
+    }
 
 
 def test_static_masks_are_measured_once():
     inspector = inspector_of("bert", "wordpiece", MlmConfig(masking="static", duplicates=2))
-    assert {drawn.epoch for drawn in inspector.drawn(10**9)} == {0, 1}
+    assert {sampled.epoch for sampled in inspector.sampled_batches(10**9)} == {0, 1}
 
 
 def test_what_no_example_holds_is_counted():
@@ -131,7 +134,7 @@ def test_what_no_example_holds_is_counted():
     ids = [[[7] * (size + 1)], [[7] * size], [[7] * (2 * size + 1)], [[7]]]
     data = store(Encoded(), ids)
     examples = learner.examples(split(data, "separate", "train"), 32)
-    left = learner.inspector(examples, 32).measured(100).statistics["left out share of text"]
+    left = learner.inspector(examples, 32).measured(100).statistics["fraction of text in no example"]
     assert (left.total, left.expected, left.count) == (3, 3, 4 * size + 3)
 
 
@@ -148,22 +151,22 @@ def test_intervals_hold_as_often_as_they_say_and_are_not_far_too_wide():
     for _ in range(400):
         stats = RunningStatistics()
         for number, share in enumerate((0.8, 0.1, 0.03, 0.5)):
-            stats.share(str(number), draws.binomial(2000, share), 2000, share)
+            stats.fraction(str(number), draws.binomial(2000, share), 2000, share)
         missed += bool(stats.broken())
     assert missed <= 3
     stats = RunningStatistics()
-    stats.share("far", 2000 * 0.5 + 5.5 * np.sqrt(2000 / 4), 2000, 0.5)
+    stats.fraction("far", 2000 * 0.5 + 5.5 * np.sqrt(2000 / 4), 2000, 0.5)
     assert stats.broken(), "five and a half standard deviations are found"
 
 
 def test_chances_of_their_own_add_up():
     stats = RunningStatistics()
-    stats.share("a", 3, 10, np.linspace(0.1, 0.4, 10))
+    stats.fraction("a", 3, 10, np.linspace(0.1, 0.4, 10))
     statistic = stats.statistics["a"]
     assert (statistic.expected, statistic.defined) == (pytest.approx(2.5), pytest.approx(0.25))
     assert statistic.measured == 0.3
-    stats.none("b", 0)
-    stats.note("c", 5, 10)
+    stats.never("b", 0)
+    stats.report("c", 5, 10)
     assert stats.tested == 1 and not stats.broken()
-    stats.none("b", 2)
+    stats.never("b", 2)
     assert [statistic.name for statistic in stats.broken()] == ["b"]

@@ -44,7 +44,7 @@ def test_poisson_lengths():
     # The draw that ends a text is longer than others: all but the last of each are not as drawn either, so the
     # shares are held against texts that need many draws.
     long = PackedTexts(np.full(60000, 8), np.full(6, 10000), np.arange(6), 1, 0)
-    drawn = infill(long, VOCABULARY, 0.3, 3.0, 0.0, 20000).drawn
+    drawn = infill(long, VOCABULARY, 0.3, 3.0, 0.0, 20000).sampled_lengths
     counts = np.bincount(drawn, minlength=12)
     for length in range(12):
         assert holds(counts[length], len(drawn), stats.poisson.pmf(length, 3.0), intervals=12)

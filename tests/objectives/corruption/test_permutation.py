@@ -27,8 +27,8 @@ def test_a_share_of_one_in_k_is_predicted_in_ngrams_of_harmonic_lengths():
     assert np.array_equal(result.tokens, tokens)
     fractions = ngram_probabilities(5)
     assert fractions @ np.arange(1, 6) == pytest.approx(2.19, abs=0.005)
-    for count, share in zip(np.bincount(result.drawn, minlength=6)[1:], fractions, strict=True):
-        assert holds(count, len(result.drawn), share, intervals=5)
+    for count, share in zip(np.bincount(result.sampled_lengths, minlength=6)[1:], fractions, strict=True):
+        assert holds(count, len(result.sampled_lengths), share, intervals=5)
     opens = STARTS[tokens] | np.append(True, SPECIAL[tokens][:-1])
     assert opens[result.starts].all() and np.isin(result.starts, result.at).all()
 

@@ -28,7 +28,7 @@ def test_geometric_lengths_are_renormalised():
 @pytest.mark.parametrize("fields", [{}, {"lengths": "harmonic", "longest": 3}])
 def test_drawn_lengths_have_their_shares(fields):
     tokens, lengths = corpus(longest=160)
-    drawn = masked(tokens, lengths, **fields).drawn
+    drawn = masked(tokens, lengths, **fields).sampled_lengths
     fractions = length_probabilities(SpanConfig(**fields))
     counts = np.bincount(drawn, minlength=len(fractions) + 1)
     assert counts[0] == 0 and len(counts) == len(fractions) + 1

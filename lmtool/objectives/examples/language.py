@@ -1,0 +1,205 @@
+"""Examples of causal and prefix language models: windows of running text, in which tokens are predicted from the tokens
+before them.
+
+Shape letters: N windows of a batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from lmtool.config.saved import JsonObject
+from lmtool.data.examples import Plan, SplitData, planned
+from lmtool.data.formats import PackedArrays, ragged_ranges
+from lmtool.data.loader import segments
+from lmtool.data.store import TokenStore
+from lmtool.errors import UserError
+from lmtool.objectives.corruption.noises import prefix_lengths
+from lmtool.objectives.examples.windows import (
+    WINDOW,
+    FixedPlan,
+    Sides,
+    Stream,
+    lane_metadata,
+    lanes_of,
+    numbers_of,
+    text_capacity,
+    text_windows,
+    windows,
+)
+from lmtool.tokenizers.tokenizer import Tokenizer
+from lmtool.types import Batch, Target
+
+# The record of a window. known: how many tokens at its start are not predicted in this window, because they are
+# predicted in the previous window, or because they are the first token of a document or of the stream.
+_CAUSAL = np.dtype([*WINDOW.descr, ("known", "i4")])
+
+
+def causal_windows(stream: Stream, size: int, joined: bool, overlap: int) -> Plan:
+    """Builds a plan from the windows of `windows`, with the number of tokens that are not predicted, see `_CAUSAL`."""
+    plain = windows(stream, size, joined, overlap)
+    rows = np.empty(len(plain), dtype=_CAUSAL)
+    for name in WINDOW.names or ():
+        rows[name] = plain[name]
+    boundaries = stream.boundaries[:1] if joined else stream.boundaries
+    rows["known"] = np.where(np.isin(plain["start"], boundaries), 1, overlap)
+    return Plan(rows, rows["length"].astype(np.int64))
+
+
+class CausalWindows(FixedPlan):
+    """Windows for next-token prediction, over a stream of documents that end with the end-of-text token.
+
+    Every token is predicted exactly once, except the first token of each document (separate) or of the stream (joined).
+    Consecutive windows share at least one token: the last token of a window is the first token of the next.
+
+    Args:
+        tokenizer: The tokenizer.
+        store: The token store of the split.
+        max_length: Maximum tokens of a window.
+        documents: "separate" or "joined", the value of data.documents.
+        split: The name of the split.
+        stride: The distance between the starts of consecutive windows; None means max_length - 1. With a smaller
+            stride, windows share more tokens, and every token is predicted from at least max_length - stride tokens
+            before it, except near the beginning (Baevski and Auli 2019).
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        store: TokenStore,
+        max_length: int,
+        documents: str,
+        split: str,
+        stride: int | None = None,
+    ):
+        self.stream = Stream.from_store(store, tokenizer.role("eos"))
+        size = text_capacity(max_length, 0, 1)
+        overlap = 1 if stride is None else size - stride
+        if overlap < 1:
+            raise UserError(
+                f"stride={stride} is too long: windows of max_length={max_length} would not overlap by one token",
+                f"set stride={size - 1} or lower",
+            )
+        super().__init__(store, split, planned(causal_windows, self.stream, size, documents == "joined", overlap))
+
+    def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:
+        lengths, known = rows["length"].astype(np.int64), rows["known"].astype(np.int64)
+        tokens = self.stream.read(rows["start"], lengths)
+        starts = np.cumsum(lengths) - lengths
+        at = ragged_ranges(starts + known - 1, lengths - known)
+        targets = {"clm": Target(torch.from_numpy(tokens[at + 1]), at=torch.from_numpy(at))}
+        return Batch(PackedArrays(tokens, lengths, {}).packed(), targets, *numbers_of(examples))
+
+    @property
+    def predicted_fraction(self) -> float:
+        rows = self._plan.rows
+        predicted = int(rows["length"].sum(dtype=np.int64) - rows["known"].sum(dtype=np.int64))
+        return predicted / int(self._plan.lengths.sum(dtype=np.int64))
+
+
+class CausalSegments(FixedPlan):
+    """Segments for next-token prediction with a model that carries state from batch to batch.
+
+    The stream is divided into lanes, contiguous parts that are read in parallel, segment by segment. Every token
+    predicts the next token; the label of a segment's last token is the first token of the next segment. So every token
+    of the stream except the first is predicted exactly once, as in joined windows.
+
+    Args:
+        windows: The same text as windows.
+        size: Maximum tokens of a segment.
+        lanes: The number of lanes.
+    """
+
+    def __init__(self, windows: CausalWindows, size: int, lanes: int):
+        self.stream = windows.stream
+        predicted = len(self.stream) - 1
+        self.lanes = min(lanes, predicted)
+        rows = segments(predicted, self.lanes, size)
+        super().__init__(windows.store, windows.split, Plan(rows, rows["length"].astype(np.int64)))
+
+    def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:
+        lengths = rows["length"].astype(np.int64)
+        tokens, labels = (self.stream.read(rows["start"] + offset, lengths) for offset in (0, 1))
+        return Batch(
+            PackedArrays(tokens, lengths, {}).packed(),
+            {"clm": Target(torch.from_numpy(labels), at=torch.arange(len(tokens)))},
+            *numbers_of(examples),
+            lanes=lanes_of(rows, self.lanes),
+        )
+
+    predicted_fraction = 1.0
+
+    def metadata(self) -> JsonObject:
+        return {**super().metadata(), **lane_metadata(self._plan, self.lanes)}
+
+
+class CarriedWindows(CausalWindows):
+    """Joined windows for a model that carries state from batch to batch. The loader reads the text in lanes instead,
+    see `CausalSegments`."""
+
+    def __init__(self, tokenizer: Tokenizer, store: TokenStore, max_length: int, split: str):
+        super().__init__(tokenizer, store, max_length, "joined", split)
+        self._size = max_length
+
+    def in_lanes(self, lanes: int) -> CausalSegments:
+        """Returns the text as segments in lanes, see `CutInLanes` in `data/loader.py`. lanes: the number of lanes."""
+        return CausalSegments(self, self._size, lanes)
+
+
+class _SplitWindows(FixedPlan):
+    """The base class of windows that are split into a prefix and a rest. Each epoch has other splits.
+
+    Args:
+        data: The data of the split (train, validation, ...).
+        separator: The id of the token after each document; None for no separator.
+        max_length: Maximum tokens of an example.
+        special_count: The number of special tokens that each side gets.
+        seed: The seed of the run.
+    """
+
+    predicted_fraction = 0.5
+
+    def __init__(self, data: SplitData, separator: int | None, max_length: int, special_count: int, seed: int):
+        self.stream, self.seed = Stream.from_store(data.text, separator), seed
+        size, joined = text_capacity(max_length, special_count, 1), data.documents == "joined"
+        plan = planned(text_windows, self.stream, size, joined, 2, 2 * special_count)
+        super().__init__(data.text, data.split, plan)
+
+    def prefixes(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> np.ndarray:
+        """Returns the number of tokens (N,) before the split of each window."""
+        return prefix_lengths(rows["length"], examples, self.seed, epoch)
+
+
+class MaskedPrefixes(_SplitWindows):
+    """Split windows for decoders: a single text with `Packed.prefixes`, which makes attention within the prefix
+    bidirectional. Every token after the split is predicted at the previous position. Each document ends with the
+    end-of-text token."""
+
+    def __init__(self, tokenizer: Tokenizer, data: SplitData, max_length: int, seed: int):
+        super().__init__(data, tokenizer.role("eos"), max_length, 0, seed)
+
+    def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:
+        lengths = rows["length"].astype(np.int64)
+        tokens, prefixes = self.stream.read(rows["start"], lengths), self.prefixes(rows, examples, epoch)
+        at = ragged_ranges(np.cumsum(lengths) - lengths + prefixes - 1, lengths - prefixes)
+        packed = replace(PackedArrays(tokens, lengths, {}).packed(), prefixes=tuple(prefixes.tolist()))
+        target = Target(torch.from_numpy(tokens[at + 1]), at=torch.from_numpy(at))
+        return Batch(packed, {"prefix_lm": target}, *numbers_of(examples))
+
+
+class EncodedPrefixes(_SplitWindows):
+    """Split windows for encoder-decoders: the prefix is the input and the rest is the output, both in the text format
+    of the family."""
+
+    def __init__(self, sides: Sides, data: SplitData, max_length: int, seed: int):
+        self.sides = sides
+        super().__init__(data, None, max_length, sides.template.special_count, seed)
+
+    def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:
+        lengths, prefixes = rows["length"].astype(np.int64), self.prefixes(rows, examples, epoch)
+        before = self.stream.read(rows["start"], prefixes)
+        after = self.stream.read(rows["start"] + prefixes, lengths - prefixes)
+        return self.sides.batch((before, prefixes), (after, lengths - prefixes), "prefix_lm", examples)
