@@ -217,12 +217,10 @@ def collect_states(
 
     Args:
         states: Computes the hidden states.
-        examples: The examples.
         term: The term whose targets are the classes. If its targets have positions, the states at these positions are
             collected; otherwise the pooled state of each text.
         pooling: How the states of a text are pooled.
         limit: Maximum number of positions.
-        seed: The seed of the selection.
         batch_tokens: Maximum tokens of a forward.
 
     Raises:
