@@ -13,7 +13,7 @@ from dataclasses import replace
 from torch import Tensor, nn
 
 from lmtool.config.saved import JsonObject
-from lmtool.distillation.configs import DistillConfig, LayerMap, below_the_last, layer_map
+from lmtool.distillation.configs import DistillConfig, LayerMap, aligned_below_last, layer_map
 from lmtool.distillation.interchange import Site, agreement, unknown, without_interchange
 from lmtool.distillation.recording import StudentData, Teacher
 from lmtool.errors import UserError
@@ -94,7 +94,7 @@ class Distilled(nn.Module, ABC):
         if not teacher.reads_batches:
             return unknown("the teacher cannot read the student's batches")
         layers = self.aligned(teacher)
-        sites = [] if isinstance(layers, str) else below_the_last(layers, self.student.backbone.config)
+        sites = [] if isinstance(layers, str) else aligned_below_last(layers, self.student.backbone.config)
         # The teacher itself, even if training used stored outputs.
         network = Teacher(teacher.learner, teacher.precision, teacher.origin)
         fields = agreement(self.student, network, [Site(*site) for site in sites], batches, precision)

@@ -98,7 +98,7 @@ class Standard(Distilled):
         if len(teachers) > 1:
             self.teacher = TeacherEnsemble(
                 self.teacher.learner, self.teacher.precision, self.teacher.origin,
-                members=teachers, weights=config.weight_of_teacher, average=config.average,
+                members=teachers, weights=config.weight_by_teacher, average=config.average,
             )  # fmt: skip
         self._require_common_teacher()
         self.started = self._start()
@@ -136,7 +136,7 @@ class Standard(Distilled):
         """UserError if states are compared, but no single teacher reads everything that the student reads."""
         members = _members_of(self.student)
         untaught = [name for name in members if name not in _members_of(self.teacher.learner)]
-        names = [name for name, term in self.config.terms.items() if not term.averages]
+        names = [name for name, term in self.config.terms.items() if not term.supports_average]
         if names and (len(self.teachers) > 1 or untaught):
             raise UserError(
                 f"distill.terms.{names[0]} needs one teacher for everything that the student learns",

@@ -57,7 +57,7 @@ def _same_texts(distill: DistillConfig, learned: LearnedConfig) -> bool:
 @rule(RunConfig, "distill", running=True)
 def require_teachers(distill: DistillConfig) -> Iterator[Problem]:
     """Training with a teacher needs one. A trained student is used without it."""
-    problem = distill.untaught()
+    problem = distill.missing_teacher()
     if problem is not None:
         yield problem
 

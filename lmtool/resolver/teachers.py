@@ -132,7 +132,7 @@ def task_of(part: LearnedConfig) -> TaskConfig | None:
 
 def one_vocabulary(distill: DistillConfig, learned: LearnedConfig) -> bool:
     """Whether teacher and student must have the same vocabulary."""
-    rows = distill.of_rows and isinstance(learned, TaskConfig) and all(part.of_rows for part in learned.parts())
+    rows = distill.compares_rows_only and isinstance(learned, TaskConfig) and all(part.of_rows for part in learned.parts())
     return distill.compares and (distill.same_batches or not rows)
 
 
