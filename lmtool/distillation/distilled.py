@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from lmtool.config.saved import JsonObject
 from lmtool.distillation.configs import DistillConfig, LayerMap, aligned_below_last, layer_map
-from lmtool.distillation.interchange import Site, agreement, unknown, without_interchange
+from lmtool.distillation.interchange import Site, agreement, unmeasured, without_interchange
 from lmtool.distillation.recording import StudentData, Teacher
 from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner, decayed_groups
@@ -89,10 +89,10 @@ class Distilled(nn.Module, ABC):
         """The fields of result.json: the student's agreement with its teacher. batches: a sample of the held-out data.
         precision: the run's."""
         if len(self.teachers) != 1:
-            return unknown(f"there are {len(self.teachers)} teachers" if self.teachers else "there is no teacher")
+            return unmeasured(f"there are {len(self.teachers)} teachers" if self.teachers else "there is no teacher")
         (teacher,) = self.teachers
         if not teacher.reads_batches:
-            return unknown("the teacher cannot read the student's batches")
+            return unmeasured("the teacher cannot read the student's batches")
         layers = self.aligned(teacher)
         sites = [] if isinstance(layers, str) else aligned_below_last(layers, self.student.backbone.config)
         # The teacher itself, even if training used stored outputs.

@@ -183,7 +183,7 @@ class Standard(Distilled):
 
     def metadata(self) -> JsonObject:
         layers = {} if self.layers is None else {"layers": self.layers.screen_text()}
-        untaught = [term for term in self.student.weights if term not in self.teacher.teaches]
+        untaught = [term for term in self.student.weights if term not in self.teacher.terms_taught]
         gold_only = {"gold only": ", ".join(untaught)} if untaught else {}
         started = {} if self.started is None else {"started from": self.started}
         heads = {} if self.config.teaches_heads else {"heads": "are not trained, so metrics mean nothing"}

@@ -207,7 +207,7 @@ class Session:
             max_steps=config.max_steps,
             max_epochs=config.max_epochs,
             sizes={"batch_examples": config.batch_examples, "batch_tokens": config.batch_tokens},
-            tokens=evaluation_tokens(config),
+            forward_tokens=evaluation_tokens(config),
             progress=self.run.output.stage,
         )
 

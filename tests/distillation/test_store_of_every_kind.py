@@ -35,7 +35,7 @@ def reading(examples, **budgets):
     sizes = {"batch_examples": 4, "batch_tokens": None}
     loader = PackedLoader(examples, 5, 4)
     budgets = {"max_steps": None, "max_epochs": 1.0, **budgets}
-    return StudentData(SplitData("train"), 32, examples, loader, sizes=sizes, tokens=64, **budgets)
+    return StudentData(SplitData("train"), 32, examples, loader, sizes=sizes, forward_tokens=64, **budgets)
 
 
 STORED = [kind for kind in KINDS if kind != "auxiliary_lm"]
@@ -57,7 +57,7 @@ def test_what_is_stored_is_what_the_teacher_predicts(kind, tokens, tmp_path):
         TopWordsTeacher(learner, FP32_CPU, "", top_k=3, temperatures=TEMPERATURES),
     )
     # Of the batches of its own pass bit by bit.
-    batch = next(iter(Passes.of(read, fixed, 0).batches()))
+    batch = next(iter(Passes.from_student(read, fixed, 0).batches()))
     same(whole.predict(batch).predicted, live.predict(batch).predicted, 0.0)
     batch = next(iter(read.loader.steps(None))).batches[0]
     places = [TapPoint(depth, side) for side, depth in learner.backbone.config.depths.items()]

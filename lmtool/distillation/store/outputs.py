@@ -20,7 +20,7 @@ from torch import Tensor
 
 from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.distillation.configs import TermConfig
-from lmtool.distillation.recording import parts_of
+from lmtool.distillation.recording import member_batches
 from lmtool.errors import NotFinite, UserError
 from lmtool.learners.mixed_examples import MixedBatch, term_of
 from lmtool.models.heads.predicted import (
@@ -112,7 +112,7 @@ def batch_terms(batch: Batch) -> dict[str, TermBatch]:
 def batch_states(batch: Batch) -> Iterator[tuple[str, TermBatch]]:
     """The states of the tokens that each stack reads, in each part of a batch in order, by a name per side."""
     sides: tuple[Side, Side] = ("inputs", "outputs")
-    for part in parts_of(batch):
+    for part in member_batches(batch):
         host = part.host
         for side, packed in zip(sides, (host.inputs, host.outputs), strict=True):
             if packed is not None:
@@ -147,7 +147,7 @@ def _sums(values: np.ndarray, group: np.ndarray, groups: int) -> np.ndarray:
     return totals
 
 
-def order_of(owner_M: np.ndarray, groups: int) -> tuple[np.ndarray, np.ndarray]:
+def group_by_example(owner_M: np.ndarray, groups: int) -> tuple[np.ndarray, np.ndarray]:
     """Groups targets by example: (M,) their order, and (G,) counts."""
     return np.argsort(owner_M, kind="stable"), np.bincount(owner_M, minlength=groups)
 
@@ -214,7 +214,7 @@ class TermWriter:
         if self.inside:
             columns, counts_G = {"values": _flat(columns["values"], part)}, _lengths(part) * 2
         else:
-            order_M, counts_G = order_of(part.owners(len(columns["values"])), len(keys_G))
+            order_M, counts_G = group_by_example(part.owners(len(columns["values"])), len(keys_G))
             columns = {name: values[order_M] for name, values in columns.items()}
         firsts = np.unique(keys_G, return_index=True)[1]
         new_G = np.zeros(len(keys_G), dtype=bool)
@@ -300,7 +300,7 @@ class TermReader:
             mapped = np.memmap(file, dtype=dtype, mode="r", shape=shape) if 0 not in shape else np.zeros(shape, dtype)
             self.arrays[name] = mapped.view(np.ndarray)
 
-    def of(self, part: TermBatch, keys_G: np.ndarray, device: torch.device) -> TargetProbabilities | None:
+    def read(self, part: TermBatch, keys_G: np.ndarray, device: torch.device) -> TargetProbabilities | None:
         """The teacher's predictions for a batch; None if an example is missing."""
         keys_E = self.arrays["keys"]
         at_G = np.minimum(np.searchsorted(keys_E, keys_G), max(len(keys_E) - 1, 0))
@@ -309,7 +309,7 @@ class TermReader:
         first_G, counts_G = self.arrays["first"][at_G], self.arrays["counts"][at_G]
         if self.metadata["inside"]:
             return _padded(self.arrays["values"][ranges(first_G, counts_G)], _lengths(part), self.layout, device)
-        order_M, targets_G = order_of(part.owners(int(counts_G.sum())), len(keys_G))
+        order_M, targets_G = group_by_example(part.owners(int(counts_G.sum())), len(keys_G))
         if not np.array_equal(targets_G, counts_G):
             raise ValueError("the store has another number of targets for an example than the batch")
         rows = np.empty(len(order_M), dtype=np.int64)
