@@ -22,17 +22,8 @@ from lmtool.data.examples import Examples, SplitData
 from lmtool.data.loader import PackedLoader
 from lmtool.distillation.recording import RecordedOutputs, RecordedStates, StudentData, Teacher, TeacherOutputs
 from lmtool.distillation.store.folder import StoreLocation, open_or_make, require_free_space
-from lmtool.distillation.store.outputs import (
-    Format,
-    TermBatch,
-    TermReader,
-    TermWriter,
-    batch_states,
-    batch_terms,
-    group_by_example,
-    ranges,
-    require_rows,
-)
+from lmtool.distillation.store.keys import TermBatch, batch_states, batch_terms, group_by_example, require_rows
+from lmtool.distillation.store.outputs import Format, TermReader, TermWriter, ranges
 from lmtool.errors import UserError
 from lmtool.learners.mixed_examples import MixedExamples, examples_of
 from lmtool.models.heads.predicted import Averaged, Classes, TargetProbabilities, cut

@@ -57,7 +57,7 @@ def test_a_link_in_a_folder_that_was_typed_is_not_followed(tmp_path, target):
     (tmp_path / "disk" / "outputs").symlink_to(tmp_path / target)
     location = StoreLocation(str(tmp_path / "store" / "outputs"), str(tmp_path))
     if target == "mine":
-        with pytest.raises(UserError, match="exists and holds no teacher outputs"):
+        with pytest.raises(UserError, match="is an existing folder or file without stored"):
             open_or_make(location, OF, fill)
         (tmp_path / "disk" / "outputs").unlink()
         (tmp_path / "disk" / ".outputs.lock").unlink(missing_ok=True)

@@ -203,8 +203,8 @@ def _sum_over_queries(losses_RAL: Tensor, tile: TileScores) -> Tensor:
 
 # Terms that compare hidden states: those after the last layer (DistilBERT), after each layer of the layer map
 # (TinyBERT, patient distillation), or after the embedding (TinyBERT). If the widths of the two models differ, a linear
-# projection to the teacher's width is trained with the student. Shape letters: T tokens, R compared tokens, H hidden
-# width.
+# projection to the teacher's width is trained with the student.
+# Shape letters: T tokens, R compared tokens, H hidden width.
 
 
 class StateTerm(LayerTerm):
