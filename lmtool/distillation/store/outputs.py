@@ -72,7 +72,7 @@ class Format:
             )
         return (written.view(torch.int16) if self.dtype == "bfloat16" else written).numpy()
 
-    def to_device(self, values: np.ndarray, device: torch.device) -> Tensor:
+    def to_tensor(self, values: np.ndarray, device: torch.device) -> Tensor:
         """Converts stored values to a tensor: the inverse of `to_numpy`."""
         tensor = to_device(values, device)
         return tensor.view(torch.bfloat16) if self.dtype == "bfloat16" else tensor
