@@ -27,7 +27,7 @@ from lmtool.reporting.evaluations import print_few_shot, write_evaluation
 from lmtool.resolver.schema.run import PretrainConfig
 from lmtool.resolver.schema.use import EvaluateConfig
 from lmtool.session.requests import write_output
-from lmtool.session.session import text_of
+from lmtool.session.session import tokenized_split
 from lmtool.session.trained import Trained
 from lmtool.system.terminal import counted
 from lmtool.tasks.configs.base import PROMPT
@@ -143,7 +143,9 @@ def text_to_score(config: EvaluateConfig, trained: Trained, before: PretrainConf
         source, title = source.complete(), f"all text of {named}"
     _, tasks = read_tasks(before.objective, before.seed, config.cache_dir, config.offline)
     rows, progress = rows_of(tasks, "validation"), Output().stage
-    text = text_of(data, source, "validation", trained.tokenizer, config.cache_dir, progress, rows, config.stride)
+    text = tokenized_split(
+        data, source, "validation", trained.tokenizer, config.cache_dir, progress, rows, config.stride
+    )
     return text, title
 
 

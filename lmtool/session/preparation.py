@@ -20,7 +20,7 @@ from lmtool.session.forgetting import require_measurable
 from lmtool.session.labeled import data_to_learn
 from lmtool.session.open_run import OpenRun, base_of, prior_weights, require_fit, saved_tokenizer, start_weights
 from lmtool.session.provenance import Contents, contents_of, require_same_data
-from lmtool.session.session import PhaseData, Session, phases_of, text_of, tokenized_metadata
+from lmtool.session.session import PhaseData, Session, build_phases, tokenized_metadata, tokenized_split
 from lmtool.session.teachers import distilled, with_texts
 from lmtool.tasks.loading import TaskData
 from lmtool.tasks.mixture import read_tasks, rows_of
@@ -67,7 +67,7 @@ class PretrainPreparation:
             learner=learner,
             tokenizer=tokenizer,
             loaded=loaded,
-            phases=phases_of(config, learner, tokenizer, by_phase),
+            phases=build_phases(config, learner, tokenizer, by_phase),
             metadata=metadata,
             contents=contents,
             next_commands=_after_pretraining(str(run.folder.path), tokenizer, learner, by_phase[-1]["validation"]),
@@ -93,7 +93,7 @@ class PretrainPreparation:
     def split(self, config: PretrainConfig, split: str, tokenizer: Tokenizer, on_stage: OnStage) -> SplitData:
         """The tokenized text of a split. config: the configuration of a phase."""
         source, rows = self.source(config.data, on_stage), rows_of(self.tasks, split)
-        return text_of(config.data, source, split, tokenizer, config.cache_dir, on_stage, rows)
+        return tokenized_split(config.data, source, split, tokenizer, config.cache_dir, on_stage, rows)
 
     def _provenance(self, on_stage: OnStage) -> tuple[Contents, JsonObject]:
         """The hashes of the data, and their metadata for the first screen."""
