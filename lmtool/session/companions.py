@@ -65,7 +65,7 @@ class Companion:
         """Called when a checkpoint is saved. May add files to its folder."""
 
     def after(self, session: Session, training: TrainingResult) -> JsonMapping:
-        """Called after training, when the learner has the weights of the best checkpoint. Returns rows of result.json."""
+        """Called after training, when the learner has the best checkpoint's weights. Returns rows of result.json."""
         return {}
 
 

@@ -28,7 +28,7 @@ from lmtool.learners.held_out import evaluation_tokens
 from lmtool.models.configs import ModelConfig
 from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig
 from lmtool.resolver.teachers import TeacherSpec, one_vocabulary, task_of
-from lmtool.session.labeled import relabelled
+from lmtool.session.labeled import relabel
 from lmtool.session.open_run import OpenRun, prior_weights, start_weights, starting_tokenizer
 from lmtool.session.provenance import Contents
 from lmtool.session.trained import read_trained
@@ -172,7 +172,7 @@ _FILE = "texts.jsonl"
 Splits = Mapping[str, SplitData]
 
 
-def with_texts(
+def with_teacher_texts(
     run: OpenRun, student: BaseLearner, distilled: Distilled | None, splits: Splits, contents: Contents
 ) -> tuple[Splits, JsonObject]:
     """The splits with the teacher's texts for the training rows, and metadata for the first screen. contents: hashes of
@@ -314,7 +314,7 @@ def distilled(
         return None
     predictions = config.distill.predictions if isinstance(config.distill, StandardConfig) else None
     if predictions is not None and isinstance(config, FinetuneConfig):
-        labels = HardLabels(student, precision, predictions, relabel=partial(relabelled, config, predictions))
+        labels = HardLabels(student, precision, predictions, relabel=partial(relabel, config, predictions))
         return build(config.distill, student, [labels])
     teachers = [teacher_of(config, path, tokenizer, precision) for path in config.distill.checkpoints]
     return build(config.distill, student, [stored(config, teacher, tokenizer, contents) for teacher in teachers])

@@ -348,7 +348,7 @@ def test_a_language_model_does_a_task_from_prompts(
     capsys.readouterr()
     refused = {
         "has no head for task=sst2": [f"checkpoint={run}", *task],
-        "no task is named": [f"checkpoint={run}", "shots=1"],
+        "no task is set": [f"checkpoint={run}", "shots=1"],
         "fills masks": [f"checkpoint={masked}", *task, "shots=1"],
         "stride=8 does not apply": [f"checkpoint={run}", *task, "shots=1", "stride=8"],
         "without demonstrations": [f"checkpoint={run}", *task, "shots=1", "max_length=8"],
