@@ -22,7 +22,8 @@ from lmtool.session.labeled import data_to_learn
 from lmtool.session.open_run import OpenRun, base_of, prior_weights, require_fit, saved_tokenizer, start_weights
 from lmtool.session.provenance import Contents, contents_of, require_same_data
 from lmtool.session.session import PhaseData, Session, build_phases, tokenized_metadata, tokenized_split
-from lmtool.session.teachers import distilled, with_teacher_texts
+from lmtool.session.teacher_texts import with_teacher_texts
+from lmtool.session.teachers import distilled
 from lmtool.tasks.loading import TaskData
 from lmtool.tasks.mixture import read_tasks, rows_of
 from lmtool.tokenizers.tokenizer import Tokenizer
