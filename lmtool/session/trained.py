@@ -178,7 +178,7 @@ def read_trained(checkpoint: str, offline: bool, precision: Precision) -> Traine
         config = decoded(verb, {**body(complete), "checkpoint": "none"}, reads_checkpoint=False)
     except ConfigError as error:
         raise error.inside(
-            f"checkpoint={checkpoint}", "set another checkpoint=: the error is in its config.json"
+            f"checkpoint={checkpoint}", "use another checkpoint: this value is in its config.json"
         ) from error
     config = config.last if isinstance(config, PretrainConfig) else config  # the configuration of the last phase
     tokenizer = Tokenizer.load(weights.folder, config.tokenizer.parse_special_tokens)
