@@ -18,7 +18,7 @@ from torch import nn
 
 from lmtool.config.saved import JsonMapping
 from lmtool.config.tables import Choice, build
-from lmtool.costs.plan import VALUE_BYTES
+from lmtool.costs.attention import VALUE_BYTES
 from lmtool.distillation.configs import CodistillationConfig
 from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner

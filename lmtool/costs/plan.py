@@ -14,7 +14,8 @@ from typing import cast
 
 from torch import nn
 
-from lmtool.costs.activations import VALUE_BYTES, SavedActivations
+from lmtool.costs.activations import SavedActivations
+from lmtool.costs.attention import VALUE_BYTES
 from lmtool.learners.base import BaseLearner
 from lmtool.models.base import Backbone, OneStack
 from lmtool.models.characters import WordCharacters

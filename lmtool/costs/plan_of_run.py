@@ -16,7 +16,6 @@ from typing import cast
 from lmtool.config.rules import violations
 from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.costs.activations import (
-    Formats,
     backbones_of,
     copied_bytes,
     head_bytes,
@@ -24,6 +23,7 @@ from lmtool.costs.activations import (
     lengthening,
     saved_activations,
 )
+from lmtool.costs.attention import Formats
 from lmtool.costs.memory_of_run import (
     TrainingConfig,
     configuration_of_peers,
