@@ -94,7 +94,7 @@ def _reclaimable_bytes(group: Path) -> int:
 
 
 def _process_bytes() -> Iterator[int]:
-    """Yields what the process's own limit leaves, if there is a limit."""
+    """Yields the limit of the process minus the memory that it uses, if there is a limit."""
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
     if soft != resource.RLIM_INFINITY:
         try:

@@ -125,7 +125,7 @@ def memory_of(sizes: Sizes, forward: Forward, devices: int = 1, sharded: bool = 
             of layers, with the gradients of one layer and of the parameters outside.
 
     Returns:
-        The bytes by the name of what needs them, without those that are 0.
+        The bytes by purpose ("weights", "gradients", ...), without purposes that need none.
     """
     shards = devices if sharded else 1
     # The loss is computed before layers are recomputed in the backward pass: only the larger of the two needs memory.

@@ -58,11 +58,11 @@ class Distilled(nn.Module, ABC):
         """Returns the sums of the student's own loss terms and of the distillation terms over a batch."""
 
     def penalties(self) -> dict[str, Tensor]:
-        """The penalties of the student; modes that train further learners add theirs."""
+        """Returns the student's penalties; modes that train further learners add the penalties of these."""
         return self.student.penalties()
 
     def parameter_groups(self) -> list[ParameterGroup]:
-        """The parameter groups of the student, and of the modules that are trained besides it."""
+        """Returns the parameter groups of the student and of the modules that are trained besides the student."""
         added = (with_prefixes(group, "distill_", "distill.") for group in decayed_groups(self.distill))
         return [*self.student.parameter_groups(), *added]
 
@@ -124,7 +124,7 @@ class Distilled(nn.Module, ABC):
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yields the parameters under their names in a checkpoint: those of the student without `student.`."""
+        """Yields the parameters under their names in a checkpoint: names of the student lose the prefix `student.`."""
         for name, parameter in super().named_parameters(prefix, recurse, remove_duplicate):
             yield name.removeprefix(_STUDENT), parameter
 
@@ -142,7 +142,7 @@ def _without_student(module: nn.Module, state: dict[str, Tensor], prefix: str, m
 
 
 def _with_student(module: nn.Module, state: dict[str, Tensor], prefix: str, *_: object) -> None:
-    """Renames the tensors of a checkpoint to those of the module: the inverse of `_without_student`."""
+    """Renames the tensors of a checkpoint to their names in the module: the inverse of `_without_student`."""
     for name in [name for name in state if name.startswith(prefix)]:
         local_name = name.removeprefix(prefix)
         if not local_name.startswith("distill."):

@@ -133,7 +133,7 @@ def _swap(
 
 
 class Swapped(Tap):
-    """A tap that replaces the states of base tokens by those of source tokens.
+    """A tap that replaces the states of base tokens by the states of source tokens.
 
     Attributes:
         recorded: The states of the ordinary forward of the same model over the same batch.
@@ -237,7 +237,7 @@ PROPORTION = 0.3
 
 @dataclass
 class _Count:
-    """Counts targets (`n`), and those of them for which both models predict the same class (`same`)."""
+    """Counts targets (`n`), and the targets for which both models predict the same class (`same`)."""
 
     same: int = 0
     n: int = 0

@@ -54,7 +54,7 @@ class TeacherEnsemble(Teacher):
         return frozenset().union(*(teacher.terms_taught for teacher in self.members))
 
     def predict(self, batch: Batch, states: Tap | None = None) -> TeacherOutputs:
-        """Returns the averaged predictions. No states are recorded, since each teacher has different ones."""
+        """Returns the averaged predictions. States are not recorded, since each teacher has different states."""
         weighted_by_term: dict[str, list[tuple[float, TargetProbabilities]]] = {}
         for teacher in self.members:
             for term, prediction in teacher.predict(batch).predicted.items():
@@ -215,8 +215,8 @@ class StoredTeacher(Teacher):
 
 
 def _next_states(tap: RecordedStates, point: TapPoint, tokens: int) -> Tensor:
-    """Removes and returns the first states that a tap recorded at a point. Raises UserError if their tokens are not
-    those of the next text, because the learner does not read each text exactly once."""
+    """Removes and returns the first states that a tap recorded at a point. Raises UserError if their number is not that
+    of the tokens, because the learner does not read each text exactly once."""
     states = tap.states[point].pop(0) if tap.states[point] else None
     if states is None or len(states) != tokens:
         raise UserError(

@@ -162,8 +162,8 @@ def _policy(config: EvaluateConfig, max_length: int) -> str:
 def text_to_score(config: EvaluateConfig, trained: Trained, before: PretrainConfig) -> tuple[SplitData, str]:
     """Returns the tokenized text to score and its title.
 
-    It is the held-out text of the training data, or of data=. Other text files than those of training are scored
-    completely, unless data.validation= names files to score.
+    The text is the held-out text of the training data, or of data=. If data= names other files than the training data,
+    they are scored completely, unless data.validation= names files to score.
     """
     data, trained_on = config.data or before.data, before.data
     source, title = open_source(data, config.cache_dir, offline=config.offline), f"validation text of data={data.name}"

@@ -50,7 +50,7 @@ def preparation_of(config: PretrainConfig | FinetuneConfig) -> Preparation:
 
 
 def run(preparation: Preparation) -> JsonObject:
-    """Trains, evaluates and saves a run; prints the result if it is already finished. Returns what result.json says."""
+    """Trains, evaluates and saves a run; prints the result if it is already finished. Returns result.json."""
     with open_run(preparation.verb, preparation.config, preparation.stem) as opened:
         finished = opened.folder.result()
         if finished is not None:

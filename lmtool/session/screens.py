@@ -303,7 +303,7 @@ def result_of(
         training: The result of the training loop.
         subjects: The names of the run's components by section ("model", "task" or "objective", ...).
         metric: The name of the metric that selects the best checkpoint.
-        more: Rows in addition to those of every run.
+        more: Additional rows.
     """
     numbers = asdict(replace(training, best=None, last=None))
     names = (

@@ -107,7 +107,8 @@ def tasks_of_suite(suite: GlueConfig) -> Iterator[TaskConfig]:
 
 
 def _members(suite: GlueConfig) -> Iterator[tuple[str, TaskConfig | None]]:
-    """Yields the name and configuration of each task and of the diagnostic set; None for those without data.
+    """Yields the name and configuration of each task and of the diagnostic set; None instead of the configuration
+    without data.
 
     The configuration is the task's YAML, with its folder below task.path and the suite's overrides for all tasks.
     """

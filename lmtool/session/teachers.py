@@ -282,7 +282,7 @@ def distilled(
 def read_teacher(config: TrainingConfig, path: str, tokenizer: Tokenizer, precision: Precision) -> Teacher:
     """Reads a teacher from its checkpoint.
 
-    The teacher gets the student's objective or tasks, or those members of the student's mixture that the checkpoint was
+    The teacher gets the student's objective or task; of a mixture, it gets only the members that the checkpoint was
     trained for. It reads the student's batches if its tokenizer, layout and maximum length allow it; otherwise it
     tokenizes the texts of the student's examples itself.
 

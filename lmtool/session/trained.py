@@ -100,10 +100,11 @@ class Trained:
         return {part.name: part for part in parts}
 
     def task(self, name: str | None) -> TaskConfig | None:
-        """Returns the task of a name; None if no name is given and the checkpoint does not require one.
+        """Returns the task with this name; None if `name` is None and the checkpoint was not finetuned on several
+        tasks.
 
-        Raises UserError if the checkpoint was not trained for the task, or if it was finetuned on several tasks and no
-        name is given.
+        Raises UserError if the checkpoint was not trained for the task, or if it was finetuned on several tasks and
+        `name` is None.
         """
         tasks = self.tasks
         if name is None and not (isinstance(self.config, FinetuneConfig) and len(tasks) > 1):

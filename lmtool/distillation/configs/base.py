@@ -328,7 +328,7 @@ def requires_same_inputs(key: str, peer: ModelConfig) -> Iterator[Requirement]:
 
 
 def _equal(value: Callable[[ModelConfig], object], peer: ModelConfig) -> Offer[ModelConfig]:
-    """The offer of a run's model with the same value of a field as the peer."""
+    """Returns the offer that a field of the run's model has the same value as the peer's."""
     return Offer(
         "model",
         lambda model: value(model) == value(peer),

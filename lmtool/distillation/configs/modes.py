@@ -102,7 +102,7 @@ class StandardConfig(DistillConfig):
 
     @property
     def same_batches(self) -> bool:
-        """False for stored outputs: the teacher may have read the rows in batches of its own."""
+        """Whether teachers run on the student's batches. A teacher with stored outputs may tokenize rows itself."""
         return self.compares and not self.store
 
     @property

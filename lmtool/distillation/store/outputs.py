@@ -94,7 +94,7 @@ class TermWriter:
         self._dtypes: dict[str, str] = {}
 
     def add(self, part: TermBatch, keys_G: np.ndarray, predicted: TargetProbabilities) -> None:
-        """Writes the predictions for those examples of a batch that are not stored yet."""
+        """Writes the predictions for the examples of a batch, except examples that are already stored."""
         self.kind = next(name for name, kind in _KINDS.items() if type(predicted) is kind)
         self.inside = part.inside
         columns = self._columns(predicted)

@@ -50,7 +50,7 @@ class LayerTerm(Term):
         self._recorded: dict[bool, RecordedStates] = {}
 
     def compared(self, pair: LearnerPair) -> Iterator[PointPair]:
-        """Yields the compared tap points: here, those after the layers in the layer map."""
+        """Yields the compared tap points: in this base class, the points after the layers in the layer map."""
         for side, student_layer, teacher_layer in pair.layers or ():
             yield TapPoint(student_layer, side), TapPoint(teacher_layer, side)
 
@@ -238,7 +238,8 @@ class StateTerm(LayerTerm):
         return self.distance(x_RH.float(), y_RH.float(), pair), len(x_RH)
 
     def read(self, states: Sequence[Tensor], texts: Sequence[Packed]) -> Tensor:
-        """Selects the compared states (R, H) from the states of all runs of a stack: here, those of all tokens.
+        """Selects the compared states (R, H) from the states of all runs of a stack: in this base class, the states of
+        all tokens.
 
         Args:
             states: For each run, the (T, H) states of its tokens.
@@ -330,7 +331,7 @@ class Patience(StateTerm):
 def _final_norms(learner: BaseLearner) -> dict[str, nn.Module | None]:
     """Returns the norm after the last layer of each stack, by the side of the batch that the stack reads.
 
-    The norms are kept in a dict, not registered as submodules of a term, because they belong to the learner.
+    The norms are returned in a dict, so that a term does not register them as submodules: they belong to the learner.
     """
     stacks = [module for module in learner.backbone.modules() if isinstance(module, Stack)]
     return {stack.side: stack.final_norm for stack in stacks}

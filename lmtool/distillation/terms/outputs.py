@@ -135,7 +135,7 @@ class Hard(OutputTerm):
 
 
 class Interchange(OutputTerm):
-    """T^2 KL(teacher || student) of forwards in which both models have states swapped for those of another text.
+    """T^2 KL(teacher || student) of forwards in which both models have some states replaced by states of another text.
 
     The gradient flows through two forwards of the student: the ordinary one, which provides the swapped states, and the
     one with the intervention.
