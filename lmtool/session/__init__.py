@@ -1,1 +1,1 @@
-"""The common part of all training commands: a session, its companions, and `fit`, which trains it."""
+"""The common part of training commands: a session, its companions, and fit."""

@@ -165,7 +165,7 @@ def read_trained(checkpoint: str, offline: bool, precision: Precision) -> Traine
     verb, foreign, complete = saved.get("command"), False, saved
     if published is None and verb not in ("pretrain", "finetune", COMMAND):
         raise UserError(
-            f"checkpoint={checkpoint}: its config.json has command={verb}, which trains no model",
+            f"checkpoint={checkpoint}: its config.json has the command {verb}, which trains no model",
             "use another checkpoint",
         )
     if verb not in ("pretrain", "finetune"):

@@ -232,7 +232,7 @@ def test_a_checkpoint_of_no_command_is_refused(place: Path, capsys: pytest.Captu
         (finetune("forged", "checkpoint=none", "model=bert_tiny", "max_steps=1") / "checkpoints").glob("step_*")
     )
     for change, says in (
-        ({"command": "rm"}, "its config.json has command=rm, which trains no model"),
+        ({"command": "rm"}, "its config.json has the command rm, which trains no model"),
         ({"max_length": 0}, "checkpoint=runs/forged: max_length: given 0"),
     ):
         written = json.loads((folder / "config.json").read_text())

@@ -189,7 +189,7 @@ def entropy(share):
 
 def test_what_has_no_exits_says_so(folder, capsys):
     refused = {
-        "distill.exits=[1,3]": "after layers 1 to 2",
+        "distill.exits=[1,3]": "may follow layers 1 to 2",
         "model.num_layers=1": "there is no layer before the last",
         "model=t5_tiny": "two stacks",
     }

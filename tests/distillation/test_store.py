@@ -66,7 +66,7 @@ def test_a_folder_of_something_else_is_refused(capsys):
     distil("rows", "distill.store=rows", status=2)
     assert "without stored teacher outputs" in capsys.readouterr().err
     distil("states", "distill.store=true", "distill.terms.interchange.weight=1", status=2)
-    assert "distill.terms.interchange needs the teacher itself" in capsys.readouterr().err
+    assert "distill.terms.interchange needs the running teacher" in capsys.readouterr().err
 
 
 def test_a_teacher_of_another_tokenizer_answers_by_row(capsys):

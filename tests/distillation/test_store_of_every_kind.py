@@ -85,17 +85,17 @@ def same(stored, live, tolerance):
 
 def test_what_has_no_targets_is_refused(tokens, tmp_path):
     learner, examples = KINDS["auxiliary_lm"](tmp_path, tokens)
-    with pytest.raises(UserError, match="predictions of lm have no targets"):
+    with pytest.raises(UserError, match="predictions of lm cannot be stored"):
         stored(learner.eval(), tmp_path, Format("float32", None, TEMPERATURES)).begin(reading(examples))
 
 
 def test_what_was_not_read_is_not_answered(tokens, tmp_path):
     learner, examples = KINDS["mlm"](tmp_path, tokens)
     teacher = stored(learner.eval(), tmp_path, Format("float32", None, TEMPERATURES), fixed=False)
-    with pytest.raises(UserError, match="how much is read"):
+    with pytest.raises(UserError, match="neither max_steps nor max_epochs"):
         teacher.begin(reading(examples, max_epochs=None))
     teacher.begin(reading(examples, max_steps=1))
     first, second = (step.batches[0] for step in islice(PackedLoader(examples, 5, 4).steps(None), 2))
     teacher.predict(first)
-    with pytest.raises(UserError, match="lacks examples"):
+    with pytest.raises(UserError, match="for examples that this run reads"):
         teacher.predict(second)

@@ -92,6 +92,7 @@ class TermBatch:
             at = self.target.span[:, 0]
         owners = example_N if at is None else example_N[self.packed.documents.numpy()[at.numpy()]]
         if at is None and targets % len(owners):
+            # The documents of an example share its targets, as in multiple choice.
             owners = np.arange(owners[-1] + 1)
         if len(owners) == 0 and targets == 0:
             return owners
