@@ -48,7 +48,7 @@ class StandardConfig(DistillConfig):
         None, description="weight of each teacher in the average, in the order of teachers; null: equal weights"
     )
     average: Literal["probabilities", "logits"] = Field(
-        "probabilities", description="what is averaged over several teachers: probabilities or logits"
+        "probabilities", description="quantity that is averaged over several teachers: probabilities or logits"
     )
     predictions: str | None = Field(
         None,
@@ -107,6 +107,7 @@ class StandardConfig(DistillConfig):
 
     @property
     def compares_rows_only(self) -> bool:
+        # The terms that can average teachers compare predictions, the others compare states within the text.
         return all(term.supports_average for term in self.comparisons.values())
 
     @property
