@@ -230,10 +230,10 @@ def _forward(config: RunConfig, learner: BaseLearner, metadata: JsonMapping, dev
     if isinstance(config, PretrainConfig):
         memory = config.model.remembers * reads_lanes(config.model, config.objective, config.data)
         head_fractions = [value for name, value in config.objective.places.items() if name.startswith("heads.")]
-        read = min(1.0, max(head_fractions, default=1.0))
+        read_fraction = min(1.0, max(head_fractions, default=1.0))
     else:
-        read, memory = 1.0 if learner.scores_tokens else 1 / length, 0
-    activations = saved_activations(learner, formats, length, predicted or 0.5, read, memory)
+        read_fraction, memory = 1.0 if learner.scores_tokens else 1 / length, 0
+    activations = saved_activations(learner, formats, length, predicted or 0.5, read_fraction, memory)
     return Forward(tokens, activations, head_bytes(learner, formats, predicted * tokens), device.cuda)
 
 

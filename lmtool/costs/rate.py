@@ -234,7 +234,7 @@ def this_machine(config: RunConfig, precision: Precision) -> PlannedDevice:
         estimate = seconds_measured(work, rate, bandwidth, precision.device.type == "cuda")
         return estimate, estimate
 
-    source = f"estimated from {flops(rate)}/s of matrix products of the model's widths, measured here"
+    source = f"estimated from {flops(rate)}/s of matrix products, measured here"
     return PlannedDevice(
         device, precision, precision.device.type == "cuda", available_bytes(precision.device), seconds, source
     )
@@ -253,7 +253,7 @@ def planned_device(config: RunConfig, published: str | None) -> PlannedDevice:
     if config.device.startswith("cuda") and not torch.cuda.is_available():
         precision = Precision(_precision(config.precision, True), torch.device("cuda"), "planned")
         names = ", ".join(name for name, device in DEVICES.items() if device.cuda)
-        rate = f"no rate is known, because this machine has no CUDA device; name a published one: device={names}"
+        rate = f"this machine has no CUDA device; name one: device={names}"
         return PlannedDevice(
             f"{config.device}, not on this machine", precision, True, None, lambda work: None, rate, False
         )

@@ -389,9 +389,9 @@ def _text_indices(target: Target, part: Batch, count: int) -> np.ndarray | None:
     fraction (multiple choice), each target has as many consecutive texts, the first of which is returned.
     """
     packed = part.outputs if target.side == "outputs" and part.outputs is not None else part.inputs
-    at = target.at if target.span is None else target.span[:, 0]
-    if at is not None and len(at) == count:
-        return packed.documents[at].numpy()
+    positions = target.at if target.span is None else target.span[:, 0]
+    if positions is not None and len(positions) == count:
+        return packed.documents[positions].numpy()
     texts = len(packed.lengths)
     if count and texts % count == 0:
         return np.arange(count) * (texts // count)

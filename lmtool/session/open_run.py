@@ -351,8 +351,8 @@ def base_of(
     Returns:
         These tensors' names and the checkpoint that has them; None if the run's checkpoints are complete.
     """
-    own = run.checkpoint
-    if start is None or loaded is None or start.merged or (own is not None and saved_base(own) is None):
+    checkpoint = run.checkpoint
+    if start is None or loaded is None or start.merged or (checkpoint is not None and saved_base(checkpoint) is None):
         return None
     names = left_to_base(learner, loaded.loaded)
     if not names:

@@ -30,8 +30,8 @@ from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import part_of
 from lmtool.weights.assemble import LoadReport, assemble
 
-# The prompt that the last screen suggests: the number of words of the held-out text that it quotes, and a number of
-# tokens that contains at least as many words.
+# The prompt that the last screen suggests: the number of words of the held-out text that it quotes, and the number of
+# tokens to decode for them.
 _PROMPT_WORDS, _PROMPT_TOKENS = 5, 40
 
 

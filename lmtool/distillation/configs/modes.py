@@ -25,6 +25,7 @@ from lmtool.distillation.configs.base import (
 from lmtool.errors import Problem, UserError
 from lmtool.learners.configs import A_TASK, FORWARDS_OF_ONE_PROCESS, NO_TEXTS, ONE_DOMAIN, ONE_TASK, TEXTS
 from lmtool.models.configs import ModelConfig
+from lmtool.system.terminal import counted
 
 _SET_TEACHER = "set distill.teacher=RUN, a run of lmtool or a published folder; or distill=none"
 
@@ -272,8 +273,8 @@ class StandardConfig(DistillConfig):
         if len(set(self.teachers)) < len(self.teachers):
             raise ValueError("teachers names a teacher twice; give it a larger weight with teacher_weights")
         if self.teacher_weights is not None and len(self.teacher_weights) != len(self.teachers):
-            setting, teachers = list(self.teacher_weights), len(self.teachers)
-            raise ValueError(f"teacher_weights={setting}: set one number per teacher, for {teachers} teachers")
+            setting, count = list(self.teacher_weights), counted(len(self.teachers), "teacher")
+            raise ValueError(f"teacher_weights={setting} must have one number per teacher, for {count}")
         return self
 
 

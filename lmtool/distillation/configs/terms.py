@@ -264,5 +264,7 @@ class InterchangeConfig(TermConfig):
     def _dimensions_fit(self) -> InterchangeConfig:
         if not 0 <= self.dimensions[0] < self.dimensions[1] <= 1:
             first, last = self.dimensions
-            raise ValueError(f"dimensions=[{first:g},{last:g}]: set two increasing fractions of the width, from 0 to 1")
+            raise ValueError(
+                f"dimensions=[{first:g},{last:g}] must be two increasing fractions of the width, from 0 to 1"
+            )
         return self

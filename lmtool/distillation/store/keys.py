@@ -87,11 +87,11 @@ class TermBatch:
         Raises:
             ValueError: This number does not match the batch.
         """
-        example_N, at = self.examples(), self.target.at
-        if at is None and self.target.span is not None:
-            at = self.target.span[:, 0]
-        owners = example_N if at is None else example_N[self.packed.documents.numpy()[at.numpy()]]
-        if at is None and targets % len(owners):
+        example_N, positions = self.examples(), self.target.at
+        if positions is None and self.target.span is not None:
+            positions = self.target.span[:, 0]
+        owners = example_N if positions is None else example_N[self.packed.documents.numpy()[positions.numpy()]]
+        if positions is None and targets % len(owners):
             # The documents of an example share its targets, as in multiple choice.
             owners = np.arange(owners[-1] + 1)
         if len(owners) == 0 and targets == 0:
