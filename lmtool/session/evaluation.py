@@ -33,7 +33,7 @@ from lmtool.session.requests import write_output
 from lmtool.session.session import tokenized_split
 from lmtool.session.trained import Trained
 from lmtool.system.terminal import counted
-from lmtool.tasks.configs.base import PROMPT
+from lmtool.tasks.configs.base import PROMPT, TaskConfig
 from lmtool.tasks.kinds.base import TaskKind
 from lmtool.tasks.loading import TaskData, load_task
 from lmtool.tasks.mixture import read_tasks, rows_of
@@ -205,22 +205,11 @@ def evaluate_prompted(config: EvaluateConfig, trained: Trained, output: Output) 
     Raises:
         UserError: The checkpoint is not a generative language model, or no task is set.
     """
-    before, shots = trained.config, config.shots or 0
-    if config.task is None or not isinstance(before, PretrainConfig):
-        reason = "no task is set" if config.task is None else "it was finetuned, so it predicts with its task's head"
-        raise UserError(
-            f"shots={shots} prompts a language model to solve a task, but checkpoint={config.checkpoint}: {reason}",
-            "set task=NAME and the checkpoint of lmtool pretrain, or a published language model",
-        )
-    if before.model.architecture == "encoder":
-        raise UserError(
-            f"shots={shots} needs a generative model, but checkpoint={config.checkpoint} fills masks",
-            f"set shots=0 (classification tasks only), use a decoder or an encoder-decoder, or: lmtool finetune "
-            f"task={config.task.name} checkpoint={config.checkpoint}",
-        )
+    shots = config.shots or 0
+    task, before = _promptable(config, trained)
     require_unset(config, ("against", "stride"), f"{config.checkpoint} is prompted, by shots={shots}")
     # Without demonstrations only the baseline needs training rows.
-    data = load_task(config.task, before.seed, config.cache_dir, config.offline, scoring=not shots)
+    data = load_task(task, before.seed, config.cache_dir, config.offline, scoring=not shots)
     learner, kind = trained.learner(), build(data.config)
     few_shot = FewShot(
         kind, learner.writer(), _prompt_length(config, trained, before), config.normalisation, config.batch_tokens,
@@ -254,6 +243,27 @@ def evaluate_prompted(config: EvaluateConfig, trained: Trained, output: Output) 
     metrics = {name: score["mean"] for name, score in first.items()}
     deviations = {f"{name}_standard_deviation": score["standard_deviation"] for name, score in first.items()}
     return metrics | {name: value for name, value in deviations.items() if value is not None}
+
+
+def _promptable(config: EvaluateConfig, trained: Trained) -> tuple[TaskConfig, PretrainConfig]:
+    """Returns the task to prompt for and the configuration with which the checkpoint was pretrained.
+
+    Raises UserError if no task is set, or if the checkpoint is not a generative language model.
+    """
+    before, shots = trained.config, config.shots or 0
+    if config.task is None or not isinstance(before, PretrainConfig):
+        reason = "no task is set" if config.task is None else "it was finetuned, so it predicts with its task's head"
+        raise UserError(
+            f"shots={shots} prompts a language model to solve a task, but checkpoint={config.checkpoint}: {reason}",
+            "set task=NAME and the checkpoint of lmtool pretrain, or a published language model",
+        )
+    if before.model.architecture == "encoder":
+        raise UserError(
+            f"shots={shots} needs a generative model, but checkpoint={config.checkpoint} fills masks",
+            f"set shots=0 (classification tasks only), use a decoder or an encoder-decoder, or: lmtool finetune "
+            f"task={config.task.name} checkpoint={config.checkpoint}",
+        )
+    return config.task, before
 
 
 @dataclass(frozen=True)
