@@ -20,7 +20,7 @@ import torch
 
 from lmtool.config.groups import conf_dir
 from lmtool.costs.memory_of_run import available_bytes
-from lmtool.costs.rate import STEP_SHARE, measure_rate
+from lmtool.costs.rate import STEP_FRACTION, measure_rate
 from lmtool.errors import CheckFailed, UserError
 from lmtool.nn.kernels import has_flash
 from lmtool.reporting.console import Output
@@ -158,7 +158,7 @@ def _speed(device: torch.device) -> Finding:
     precision = select_precision("auto", device)
     rates = {}
     for name in dict.fromkeys(("fp32", precision.name)):
-        rates[name] = measure_rate(*_WIDTH, name, str(device)) / STEP_SHARE
+        rates[name] = measure_rate(*_WIDTH, name, str(device)) / STEP_FRACTION
     details = ", ".join(f"{name} {rate / 1e9:,.0f} GFLOP/s" for name, rate in rates.items())
     return Finding("speed", f"{details} on {device}; precision=auto selects {precision.name}")
 

@@ -1,4 +1,7 @@
-"""The memory that a run needs, computed from its learner on the meta device, and the available memory."""
+"""The memory that a run needs for its weights and optimizer, and the memory that is available.
+
+The needed memory is computed from the run's learner on the meta device, so before any weight is allocated.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from torch import nn
 
 from lmtool.config.saved import JsonMapping
 from lmtool.config.tables import Choice, build
-from lmtool.costs.plan import VALUE_BYTES
+from lmtool.costs.attention import VALUE_BYTES
 from lmtool.distillation.configs import CodistillationConfig
 from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner
@@ -31,22 +34,22 @@ from lmtool.weights.assemble import assemble
 from lmtool.weights.reading import by_part
 from lmtool.weights.saved_model import saved_config, section
 
-_PROC, _GROUPS = Path("/proc"), Path("/sys/fs/cgroup")
+_PROC, _CONTROL_GROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 
 
 def available_bytes(device: torch.device) -> int | None:
-    """Available bytes on a device; None if the system does not report them.
+    """Returns the available bytes on a device; None if the system does not report them.
 
-    On a CPU, the minimum of the machine's available memory with free swap, the limits of its control groups
-    (containers, batch systems), and the process's own limit (ulimit -v).
+    On a CPU it is the minimum of the machine's available memory with free swap, of what the process's control groups
+    (containers, batch systems) leave, and of the process's own limit (ulimit -v).
     """
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    return min([*_machine(), *_groups(), *_own_limit()], default=None)
+    return min([*_machine_bytes(), *_control_group_bytes(), *_process_bytes()], default=None)
 
 
-def _machine() -> Iterator[int]:
-    """The machine's available memory; on systems other than Linux, all of it."""
+def _machine_bytes() -> Iterator[int]:
+    """Yields the machine's available memory; on systems other than Linux, all of its memory."""
     try:
         lines = (_PROC / "meminfo").read_text().splitlines()
         kilobytes = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines)}
@@ -56,32 +59,33 @@ def _machine() -> Iterator[int]:
             yield os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def _groups() -> Iterator[int]:
-    """Available bytes of the process's control groups: the limit minus memory that cannot be reclaimed."""
+def _control_group_bytes() -> Iterator[int]:
+    """Yields the available bytes of each of the process's control groups: its limit minus memory that it cannot
+    reclaim."""
     try:
         entries = [line.split(":", 2) for line in (_PROC / "self/cgroup").read_text().splitlines()]
     except OSError:
         return
     for _, controllers, path in entries:
         if controllers == "":  # version 2
-            root, names = _GROUPS, ("memory.max", "memory.current", "memory.swap.max", "memory.swap.current")
+            root, names = _CONTROL_GROUPS, ("memory.max", "memory.current", "memory.swap.max", "memory.swap.current")
         elif "memory" in controllers.split(","):
-            root, names = _GROUPS / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes", "", "")
+            root, names = _CONTROL_GROUPS / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes", "", "")
         else:
             continue
         folder = root / path.strip("/")
-        # In a container the path is the host's, and the container's own group is the root.
+        # In a container the path may be the one on the host; the container's own group is then the root.
         for group in [folder, *folder.parents] if folder.is_dir() else [root]:
-            limit, used = _number(group / names[0]), _number(group / names[1])
+            limit, used = _read_number(group / names[0]), _read_number(group / names[1])
             if limit is not None and used is not None:
-                swap = (_number(group / names[2]) or 0) - (_number(group / names[3]) or 0) if names[2] else 0
-                yield limit - used + _cached(group) + max(swap, 0)
+                swap = (_read_number(group / names[2]) or 0) - (_read_number(group / names[3]) or 0) if names[2] else 0
+                yield limit - used + _reclaimable_bytes(group) + max(swap, 0)
             if group == root:
                 break
 
 
-def _cached(group: Path) -> int:
-    """Pages of files, which can be reclaimed."""
+def _reclaimable_bytes(group: Path) -> int:
+    """Returns the bytes of cached files in a control group, which the system frees when memory is needed."""
     try:
         lines = (group / "memory.stat").read_text().splitlines()
         return sum(int(line.split()[1]) for line in lines if line.split()[0] in ("inactive_file", "active_file"))
@@ -89,7 +93,8 @@ def _cached(group: Path) -> int:
         return 0
 
 
-def _own_limit() -> Iterator[int]:
+def _process_bytes() -> Iterator[int]:
+    """Yields the limit of the process minus the memory that it uses, if there is a limit."""
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
     if soft != resource.RLIM_INFINITY:
         try:
@@ -99,8 +104,8 @@ def _own_limit() -> Iterator[int]:
             yield soft
 
 
-def _number(path: Path) -> int | None:
-    """The number in a file; None if it is absent or says "max"."""
+def _read_number(path: Path) -> int | None:
+    """Returns the number in a file; None if the file does not exist or says "max"."""
     try:
         return int(path.read_text())
     except (OSError, ValueError):
@@ -111,7 +116,7 @@ TrainingConfig = PretrainConfig | FinetuneConfig
 
 
 def parameters_by_part(learner: nn.Module) -> dict[str, int]:
-    """Parameters of a learner by part ("backbone", "heads.pooler", ...), tied ones once."""
+    """Counts the parameters of each part of a learner ("backbone", "heads.pooler", ...); tied parameters count once."""
     return {
         part: sum(tensor.numel() for tensor in tensors.values())
         for part, tensors in by_part(dict(learner.named_parameters())).items()
@@ -119,8 +124,13 @@ def parameters_by_part(learner: nn.Module) -> dict[str, int]:
 
 
 def trainable_by_role(learner: ModelWithHeads) -> dict[str, dict[str, int]]:
-    """Parameters by role, tied ones once: trainable at any time of the run (`trainable`), all (`total`), of the
-    backbone, added by the tuning method (`method`), of the heads (`head`), and of the objective."""
+    """Counts the parameters of a learner by role; tied parameters count once.
+
+    Returns:
+        For the `backbone`, the parameters that the tuning method added (`method`), the heads (`head`) and the parts of
+        the objective: the number of parameters that are trained at any time of the run (`trainable`), and of all
+        (`total`).
+    """
     by_role = {role: {"trainable": 0, "total": 0} for role in ("backbone", "method", "head")}
     for name, parameter in learner.named_parameters():
         part = part_of(name)
@@ -132,7 +142,7 @@ def trainable_by_role(learner: ModelWithHeads) -> dict[str, dict[str, int]]:
 
 
 def planned_teachers(config: RunConfig) -> list[BaseLearner]:
-    """The learners of a run's teachers, from their configurations, on the meta device."""
+    """Builds the learners of a run's teachers from their configurations, on the meta device."""
     models = [TeacherSpec(path, saved_teacher(path, config.offline)).model for path in config.distill.checkpoints]
     learned = cast(TrainingConfig, config).learns
     with torch.device("meta"):
@@ -140,29 +150,31 @@ def planned_teachers(config: RunConfig) -> list[BaseLearner]:
 
 
 def configuration_of_peers(config: TrainingConfig, distill: CodistillationConfig) -> TrainingConfig:
-    """The run's configuration with the model of its peers."""
+    """Returns the run's configuration with the model of its peers."""
     return config.model_copy(update={"model": model_of_peers(config, distill)})
 
 
 def planned_learner(config: TrainingConfig) -> BaseLearner:
-    """The learner of a run, on the meta device."""
+    """Builds the learner of a run on the meta device."""
     with torch.device("meta"):
         return assemble(config, None)[0]
 
 
 def require_memory(config: TrainingConfig, precision: Precision) -> None:
-    """Raise UserError, before any allocation, if a run does not fit into memory: see `too_large`."""
+    """Raises UserError, before any weight is allocated, if a run does not fit into memory: see `too_large`."""
     problem = too_large(config, precision)
     if problem is not None:
         raise problem
 
 
 def too_large(config: TrainingConfig, precision: Precision) -> UserError | None:
-    """A message if a run's weights, gradients and optimizer state exceed the available memory: those of all processes
-    on a machine that compute on its CPU, divided under parallel=fsdp. Activations are not counted: they depend on the
-    batch, which can be split."""
+    """Returns an error if a run's weights, gradients and optimizer state exceed the available memory; otherwise None.
+
+    On a CPU the needs of all processes of the machine are added; with parallel=fsdp the processes divide one copy.
+    Activations are not counted, because they depend on the size of a forward pass, which can be reduced.
+    """
     cpu, rank = torch.device("cpu"), rank_info(os.environ)
-    # Weights are created on the host and trained on the device.
+    # Weights are first created on the host, without gradients, and then trained on the device.
     for device, trained in {cpu: False, precision.device: True}.items():
         available = available_bytes(device)
         # All processes of the machine share the host's memory; each has a device.
@@ -173,13 +185,13 @@ def too_large(config: TrainingConfig, precision: Precision) -> UserError | None:
             parts = "weights, gradients and optimizer" if trained else "weights"
             parts = (f"shards of {parts}" if shards > 1 else parts) + (f" in {processes} processes" * (processes > 1))
             sizes = f"{parts} need {size(needed)}, {size(available)} are available"
-            hint = _smaller(config, trained, available * shards // processes)
+            hint = _smaller_model_hint(config, trained, available * shards // processes)
             return UserError(f"model={config.model.name} is too large for {device}: {sizes}", hint)
     return None
 
 
 def _needed_bytes(config: TrainingConfig, trained: bool) -> int:
-    """Bytes of everything a run holds: its learner, its teachers, and its peers with their copies."""
+    """Returns the bytes of all models of a run: its learner, its teachers, and its peers with their copies."""
     needed, distill = _bytes_of_learner(config, trained), config.distill
     needed += VALUE_BYTES * sum(map(values_of, planned_teachers(config)))
     if not isinstance(distill, CodistillationConfig):
@@ -192,12 +204,13 @@ def _needed_bytes(config: TrainingConfig, trained: bool) -> int:
 
 
 def _bytes_of_learner(config: TrainingConfig, trained: bool) -> int:
-    """Bytes of a run's weights; trained: with their gradients and the optimizer's state."""
+    """Returns the bytes of a learner's weights and, if it is trained, of their gradients and the optimizer's state."""
     learner = planned_learner(config)
     weights = VALUE_BYTES * sum(parameter.numel() for parameter in learner.parameters())
     weights += sum(buffer.nbytes for buffer in learner.buffers())
     tuned_by = config.tuned_by
     if tuned_by is not None and tuned_by.needs_start:
+        # Such a method keeps the starting values of the trainable weights.
         weights += VALUE_BYTES * sum(tensor.numel() for tensor in learner.backbone.parameters() if tensor.requires_grad)
     if not trained:
         return weights
@@ -209,13 +222,15 @@ def _bytes_of_learner(config: TrainingConfig, trained: bool) -> int:
 
 
 def values_of(learner: nn.Module) -> int:
-    """Number of values in a module's parameters."""
+    """Counts the values of a module's parameters."""
     return sum(parameter.numel() for parameter in learner.parameters())
 
 
-def _smaller(config: TrainingConfig, trained: bool, available: int) -> str:
-    """Overrides with which a model fits into the available bytes: one larger size at its default, all larger sizes at
-    theirs, or fewer layers."""
+def _smaller_model_hint(config: TrainingConfig, trained: bool, available: int) -> str:
+    """Finds overrides with which the model fits into the available bytes, and returns them as a hint.
+
+    It tries to reset each size that exceeds its default, then all of them, and then finds the largest number of layers.
+    """
     model = config.model
     fields = type(model).model_fields
     larger = {
@@ -227,7 +242,7 @@ def _smaller(config: TrainingConfig, trained: bool, available: int) -> str:
     def fits(sizes: JsonMapping) -> bool:
         try:
             smaller = type(model)(**{key: getattr(model, key) for key in fields} | dict(sizes))
-        except ValidationError:  # a width that the other sizes do not divide
+        except ValidationError:  # the sizes do not fit each other: for example, the heads do not divide the width
             return False
         return _needed_bytes(config.model_copy(update={"model": smaller}), trained) <= available
 
@@ -242,8 +257,10 @@ def _smaller(config: TrainingConfig, trained: bool, available: int) -> str:
 
 
 def saved_values(config: RunConfig, learner: ModelWithHeads) -> int | None:
-    """Number of parameters in a checkpoint of a tuned run, which saves only its delta; None for complete
-    checkpoints."""
+    """Counts the parameters in a checkpoint of a tuned run, which saves only what differs from its starting checkpoint.
+
+    Returns None if checkpoints are complete.
+    """
     tuning = learner.tuning
     if tuning is None or config.checkpoint in (None, "none"):
         return None
@@ -252,7 +269,10 @@ def saved_values(config: RunConfig, learner: ModelWithHeads) -> int | None:
 
 
 def model_of_peers(config: TrainingConfig, distill: CodistillationConfig) -> ModelConfig:
-    """The peers' model: the configured one, that of their checkpoint, or the run's. UserError if it cannot be read."""
+    """Returns the model of codistillation's peers: distill.model, or that of distill.checkpoint, or the run's.
+
+    Raises UserError if the checkpoint cannot be read.
+    """
     if distill.model is not None or distill.checkpoint is None:
         return distill.model or config.model
     saved = saved_config(distill.checkpoint, config.offline)

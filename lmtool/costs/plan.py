@@ -1,8 +1,9 @@
-"""The cost model: FLOPs, memory and disk of a run. Arithmetic over plain numbers.
+"""The cost model of a training step: FLOPs, memory and disk space, computed from plain numbers and a learner's modules.
 
-A multiply and an add count as two FLOPs, and a training step as three forwards (the backward counts two). Every part of
-a learner multiplies each of its positions with its matrices; attention adds, for each layer, the scores and the
-weighted sums over the attended tokens; packed documents attend within themselves only.
+A multiplication with an addition counts as two FLOPs, and a training step as three forward passes, because the backward
+pass costs as much as two. A part of a learner multiplies the vector of each token that it processes with all of its
+matrices. Attention adds, for each layer, the scores and the weighted sums over the attended tokens; the documents of a
+packed batch do not attend to each other.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from typing import cast
 
 from torch import nn
 
-from lmtool.costs.activations import VALUE_BYTES, SavedActivations
+from lmtool.costs.activations import SavedActivations
+from lmtool.costs.attention import VALUE_BYTES
 from lmtool.learners.base import BaseLearner
 from lmtool.models.base import Backbone, OneStack
 from lmtool.models.characters import WordCharacters
@@ -25,20 +27,27 @@ from lmtool.nn.positions import Position
 from lmtool.nn.prefix import VirtualTokens
 from lmtool.reporting.costs import RunPlan
 
-# Other memory of a process: Python, torch, the tokenizer and the loader (390 to 415 MB measured on Linux); on CUDA the
-# context, library workspaces, and unusable fragments of the allocator.
+# Memory of a process besides the model, by whether it uses CUDA: Python, torch, the tokenizer and the loader (390 to
+# 415 MB measured on Linux); on CUDA the context, the workspaces of libraries, and unusable fragments of the allocator.
 RESERVE = {False: 400_000_000, True: 1_500_000_000}
-# A row of metrics.jsonl, and the rest of the run's folder without checkpoints.
+# The size of a row of metrics.jsonl, and of all other files in a run's folder except the checkpoints.
 ROW_BYTES, FOLDER_BYTES = 250, 200_000
 
 
 @dataclass(frozen=True)
 class Work:
-    """The work of a part of a learner. share: fraction of a batch's tokens that it processes. values: matrix elements;
-    matrices used twice count twice. attention: layers times the total width of their heads; context: mean attended
-    tokens per token. passes: 3 with gradients, 2 if the matrices are frozen, 1 without gradients."""
+    """The work of one part of a learner in a training step.
 
-    share: float
+    Attributes:
+        fraction: The fraction of a batch's tokens that the part processes.
+        values: The number of elements of its matrices; a matrix that is used twice counts twice.
+        attention: The total width of the attention heads, summed over layers.
+        context: The mean number of tokens that a token attends to.
+        passes: The cost in forward passes: 3 with gradients, 2 if the matrices are frozen but gradients flow through
+            the part, 1 without gradients.
+    """
+
+    fraction: float
     values: float
     attention: float = 0.0
     context: float = 0.0
@@ -46,16 +55,25 @@ class Work:
 
     @property
     def flops(self) -> float:
-        """FLOPs per token of the batch."""
-        return self.passes * self.share * (2 * self.values + 4 * self.attention * self.context)
+        """The FLOPs per token of the batch."""
+        return self.passes * self.fraction * (2 * self.values + 4 * self.attention * self.context)
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Values that a run holds. parameters: by part. learning: trainable ones. optimizer: its state. in_layers, layer:
-    of all layers, and of the largest one. teachers: of frozen models that run alongside. copied_bytes: copies of
-    weights made by a forward. saved: in a checkpoint (None: all parameters). carried: state carried from batch to
-    batch."""
+    """The numbers of values that a training process holds in memory, apart from activations.
+
+    Attributes:
+        parameters: The parameters of each part of the learner.
+        learning: The trainable parameters.
+        optimizer: The values of the optimizer's state.
+        in_layers: The parameters of all layers together.
+        layer: The parameters of the largest layer.
+        teachers: The parameters of frozen teachers.
+        copied_bytes: The bytes of the copies of weights that a forward pass makes.
+        saved: The parameters in a checkpoint; None means all.
+        carried: The values of the state that is carried from batch to batch.
+    """
 
     parameters: Mapping[str, int]
     learning: int
@@ -69,12 +87,20 @@ class Sizes:
 
     @property
     def total(self) -> int:
+        """The number of parameters of the learner."""
         return sum(self.parameters.values())
 
 
 @dataclass(frozen=True)
 class Forward:
-    """One forward. tokens: their number. activations: per token. head_bytes: of the vocabulary loss."""
+    """One forward pass on one device.
+
+    Attributes:
+        tokens: The number of tokens.
+        activations: The bytes per token that are saved for the backward pass.
+        head_bytes: The bytes that the loss over the vocabulary needs.
+        cuda: Whether the device is a GPU.
+    """
 
     tokens: float
     activations: SavedActivations = field(default_factory=SavedActivations)
@@ -83,28 +109,35 @@ class Forward:
 
     @property
     def activation_bytes(self) -> float:
-        """Saved for its backward."""
+        """The bytes that are saved for the backward pass."""
         return self.tokens * (self.activations.activations + self.activations.scores + self.activations.working)
 
 
 def memory_of(sizes: Sizes, forward: Forward, devices: int = 1, sharded: bool = False) -> dict[str, int]:
-    """Bytes of one device by part, at the peak of a step, without empty parts.
+    """Estimates the memory of one device at the peak of a step.
 
-    sharded: every device holds its fraction of weights, gradients and optimizer state (fsdp), and temporarily two full
-    layers, the active one and the prefetched one, and all parameters outside of layers, with the gradients of one of
-    each.
+    Args:
+        sizes: The values that a process holds.
+        forward: The forward pass.
+        devices: The number of devices.
+        sharded: Whether the weights, gradients and optimizer state are divided among the devices (fsdp). A device then
+            temporarily also holds two complete layers, the current and the prefetched one, and all parameters outside
+            of layers, with the gradients of one layer and of the parameters outside.
+
+    Returns:
+        The bytes by purpose ("weights", "gradients", ...), without purposes that need none.
     """
-    share = devices if sharded else 1
-    # The loss follows the last layer, and recomputation precedes it: only the larger of both is in memory.
+    shards = devices if sharded else 1
+    # The loss is computed before layers are recomputed in the backward pass: only the larger of the two needs memory.
     working = forward.tokens * forward.activations.working
     outside = sizes.total - sizes.in_layers
     parts = {
-        "weights": VALUE_BYTES * sizes.total / share,
-        "gradients": VALUE_BYTES * sizes.learning / share,
-        "optimizer": VALUE_BYTES * sizes.optimizer / share,
-        "gathered weights": VALUE_BYTES * (3 * sizes.layer + 2 * outside) if share > 1 else 0,
+        "weights": VALUE_BYTES * sizes.total / shards,
+        "gradients": VALUE_BYTES * sizes.learning / shards,
+        "optimizer": VALUE_BYTES * sizes.optimizer / shards,
+        "gathered weights": VALUE_BYTES * (3 * sizes.layer + 2 * outside) if shards > 1 else 0,
         "weight copies": sizes.copied_bytes,
-        "carried state": 2 * VALUE_BYTES * sizes.carried,  # including that before a step
+        "carried state": 2 * VALUE_BYTES * sizes.carried,  # before and after a step
         "activations": forward.tokens * forward.activations.activations + working,
         "attention scores": forward.tokens * forward.activations.scores,
         "logits": max(0, forward.head_bytes - working),
@@ -116,8 +149,16 @@ def memory_of(sizes: Sizes, forward: Forward, devices: int = 1, sharded: bool = 
 
 @dataclass(frozen=True)
 class StepCosts:
-    """The costs of a step. works: of every part. tokens: mean real tokens in a step over all devices. forward: of one
-    device. sharded: see `memory_of`."""
+    """The costs of a training step.
+
+    Attributes:
+        works: The work of each part of the learner.
+        tokens: The mean number of real tokens in a step, over all devices.
+        sizes: The values that a process holds.
+        forward: The forward pass of one device.
+        devices: The number of devices.
+        sharded: See `memory_of`.
+    """
 
     works: Sequence[Work]
     tokens: float
@@ -127,7 +168,7 @@ class StepCosts:
     sharded: bool = False
 
     def plan(self) -> RunPlan:
-        """The plan of a run with one step and one checkpoint, without times."""
+        """Returns the plan of a run with one step and one checkpoint, without times."""
         sizes = self.sizes
         saved = sizes.total if sizes.saved is None else sizes.saved
         return RunPlan(
@@ -143,126 +184,161 @@ class StepCosts:
         )
 
 
-# The work of a learner, computed from its modules: that of the architecture, as papers count it, with every layer on
-# every token. Savings of a last layer that computes few tokens are not subtracted.
+# The work of a learner, computed from its modules. It is counted as in papers, with every layer on every token,
+# although the last layer may compute only some tokens.
 
 
 _TABLES = (nn.Embedding, Position)
+"""Modules whose values are looked up, not multiplied."""
 
 
 def works_of(
     learner: BaseLearner, fractions: Mapping[str, float], predicted: float, length: float, outputs: float = 0.5
 ) -> Iterator[Work]:
-    """The work of every part of a learner.
+    """Yields the work of every part of a learner.
 
-    fractions: by part name, the fraction of the tokens that it processes; predicted: that of a vocabulary head without
-    an entry, where every other part runs once per example. length: mean tokens of an example, both sides. outputs: the
-    decoder's fraction of an encoder-decoder's tokens.
+    Args:
+        learner: The learner.
+        fractions: For some parts, by name, the fraction of the tokens that they process. Other parts run once per
+            example, except heads over the vocabulary.
+        predicted: The fraction of the tokens that a head over the vocabulary processes if `fractions` has no entry.
+        length: The mean number of tokens per example, of both sides of an encoder-decoder together.
+        outputs: The decoder's fraction of an encoder-decoder's tokens.
     """
-    yield from _body(learner.backbone, length, outputs, 1.0, _passes(learner.backbone))
+    yield from _backbone_works(learner.backbone, length, outputs, 1.0, _passes(learner.backbone))
     if learner.query_stream:
-        yield _asking(cast(OneStack, learner.backbone), predicted, length)
+        yield _query_stream_work(cast(OneStack, learner.backbone), predicted, length)
     parts = {f"heads.{name}": head for name, head in learner.heads.items()}
     if learner.objective is not None:
         parts |= {f"objective.{name}": module for name, module in learner.objective.items()}
     for name, part in parts.items():
         if isinstance(part, Backbone):
-            yield from _body(part, length, outputs, fractions.get(name, 1.0), 3)
+            yield from _backbone_works(part, length, outputs, fractions.get(name, 1.0), 3)
         else:
             if isinstance(part, EnhancedMaskedLMHead):
                 backbone = parts.get("objective.generator", learner.backbone)
-                yield _decoding(cast(OneStack, backbone), length)
-            share = fractions.get(name, predicted if isinstance(part, LMHead) else 1 / length)
-            yield Work(share, _matrices([part]) + _vocabulary(part, learner.backbone))
+                yield _enhanced_decoder_work(cast(OneStack, backbone), length)
+            fraction = fractions.get(name, predicted if isinstance(part, LMHead) else 1 / length)
+            yield Work(fraction, _matrix_values([part]) + _output_table_values(part, learner.backbone))
 
 
-def _decoding(backbone: OneStack, length: float) -> Work:
-    """The enhanced mask decoder: the last layer a second time."""
+def _enhanced_decoder_work(backbone: OneStack, length: float) -> Work:
+    """The work of an enhanced mask decoder (DeBERTa), which applies the last layer a second time."""
     layers = list(backbone.depth())
     last = layers[-1:]
-    return Work(1.0, _matrices(last), _attention(last), backbone.seen(len(layers) - 1, length))
+    return Work(1.0, _matrix_values(last), _attention_width(last), backbone.seen(len(layers) - 1, length))
 
 
-def _asking(backbone: OneStack, share: float, length: float) -> Work:
-    """A query stream: all layers at the predicted tokens, with queries only."""
+def _query_stream_work(backbone: OneStack, fraction: float, length: float) -> Work:
+    """The work of a query stream (XLNet): all layers at the predicted tokens, which have queries but no keys."""
     layers = list(backbone.depth())
-    projections = _matrices(part for layer in layers for part in _key_value_maps(cast(nn.Module, layer.self_attn)))
-    return Work(share, _matrices(layers) - projections, _attention(layers), backbone.seen(0, length))
+    projections = _matrix_values(part for layer in layers for part in _key_value_maps(cast(nn.Module, layer.self_attn)))
+    return Work(fraction, _matrix_values(layers) - projections, _attention_width(layers), backbone.seen(0, length))
 
 
 def _passes(backbone: Backbone) -> float:
-    """The work of a step over a backbone in forwards: 1, plus 1 for the gradients of states if anything is trained,
-    plus the trained fraction of its matrices for their gradients."""
+    """Returns the cost of a training step over a backbone in forward passes.
+
+    It is 1 for the forward, plus 1 for the gradients of the states if anything is trained, plus the fraction of the
+    matrices that is trained, for the gradients of these.
+    """
     parts = [part for part in backbone.modules() if not isinstance(part, _TABLES)]
     matrices = [parameter for part in parts for parameter in part.parameters(recurse=False) if parameter.ndim > 1]
-    learn = sum(parameter.numel() for parameter in matrices if parameter.requires_grad)
-    learns = any(parameter.requires_grad for parameter in backbone.parameters())
-    return 1 + learns + learn / max(1, sum(parameter.numel() for parameter in matrices))
+    trainable_values = sum(parameter.numel() for parameter in matrices if parameter.requires_grad)
+    trains = any(parameter.requires_grad for parameter in backbone.parameters())
+    return 1 + trains + trainable_values / max(1, sum(parameter.numel() for parameter in matrices))
 
 
-def _body(backbone: Backbone, length: float, outputs: float, share: float, passes: float) -> Iterator[Work]:
-    """A backbone's layers, once per token, including virtual ones; shared layers as often as they are applied. Prefix
-    rows are attended to, without other work."""
+def _backbone_works(
+    backbone: Backbone, length: float, outputs: float, fraction: float, passes: float
+) -> Iterator[Work]:
+    """Yields the work of a backbone's layers on all tokens, including virtual tokens.
+
+    A shared layer counts as often as it is applied. The keys and values of a prefix are attended to, but not computed.
+
+    Args:
+        backbone: The backbone.
+        length: The mean number of tokens per example.
+        outputs: The decoder's fraction of an encoder-decoder's tokens.
+        fraction: The fraction of the tokens that the backbone processes.
+        passes: The cost of a step in forward passes.
+    """
     if isinstance(backbone, EncoderDecoder):
-        embedding = _matrices([backbone.embed])
-        inputs, encoder, decoder = 1 - outputs, backbone.encoder.layers, backbone.decoder.layers
-        crossed = [cast(MultiHead, layer.cross_attn) for layer in decoder]
-        # Keys and values are computed from the inputs.
-        keys = _matrices(part for cross in crossed for part in _key_value_maps(cross))
-        seen, read = inputs * length + backbone.embed.virtual_count, outputs * length
-        contexts = seen + backbone.encoder.ahead, read / 2 + backbone.decoder.ahead, seen + backbone.decoder.crossed
-        inputs = share * seen / length
-        yield Work(inputs, embedding + _matrices(encoder) + keys, _attention(encoder), contexts[0], passes)
-        yield Work(share * outputs, embedding + _matrices(decoder) - keys, _attention(decoder), contexts[1], passes)
-        yield Work(share * outputs, 0, sum(_width(cross) for cross in crossed), contexts[2], passes)
+        embedding = _matrix_values([backbone.embed])
+        encoder, decoder = backbone.encoder.layers, backbone.decoder.layers
+        cross_attentions = [cast(MultiHead, layer.cross_attn) for layer in decoder]
+        # The keys and values of cross-attention are computed from the encoder's tokens, so they count there.
+        cross_keys = _matrix_values(part for cross in cross_attentions for part in _key_value_maps(cross))
+        encoder_length = (1 - outputs) * length + backbone.embed.virtual_count
+        decoder_length = outputs * length
+        # A decoder's token attends to half of its text on average.
+        encoder_context = encoder_length + backbone.encoder.ahead
+        decoder_context = decoder_length / 2 + backbone.decoder.ahead
+        cross_context = encoder_length + backbone.decoder.crossed
+        encoder_values = embedding + _matrix_values(encoder) + cross_keys
+        decoder_values = embedding + _matrix_values(decoder) - cross_keys
+        cross_width = sum(_head_width(cross) for cross in cross_attentions)
+        encoder_fraction = fraction * encoder_length / length
+        yield Work(encoder_fraction, encoder_values, _attention_width(encoder), encoder_context, passes)
+        yield Work(fraction * outputs, decoder_values, _attention_width(decoder), decoder_context, passes)
+        yield Work(fraction * outputs, 0, cross_width, cross_context, passes)
         return
     total_length = length + backbone.embed.virtual_count
     if not isinstance(backbone, OneStack):
-        # A family with its own forward counts as a whole, each of its modules once.
-        yield Work(share * total_length / length, _matrices([backbone]), passes=passes)
+        # A family that is not a stack of layers counts as a whole, each of its modules once.
+        yield Work(fraction * total_length / length, _matrix_values([backbone]), passes=passes)
         return
     layers = list(backbone.depth())
-    widths = [_attention([layer]) for layer in layers]
+    widths = [_attention_width([layer]) for layer in layers]
     weighted = [width * backbone.seen(number, total_length) for number, width in enumerate(widths)]
-    mean = sum(weighted) / max(1, sum(widths)) + backbone.ahead
-    yield Work(share * total_length / length, _matrices([backbone.embed, *layers]), sum(widths), mean, passes)
+    mean_context = sum(weighted) / max(1, sum(widths)) + backbone.ahead
+    values = _matrix_values([backbone.embed, *layers])
+    yield Work(fraction * total_length / length, values, sum(widths), mean_context, passes)
 
 
-def _matrices(modules: Iterable[nn.Module]) -> int:
-    """Elements of the matrices that a token's vector is multiplied with; tables are looked up, and virtual tokens, or
-    position keys and queries, are computed once per batch."""
+def _matrix_values(modules: Iterable[nn.Module]) -> int:
+    """Counts the elements of the matrices that the vector of each token is multiplied with.
+
+    Not counted are tables, which are looked up, and matrices that are used once per batch: those that compute virtual
+    tokens, or the keys and queries of positions.
+    """
     parts = [part for module in modules for part in module.modules()]
-    once = {inner for part in parts if isinstance(part, VirtualTokens) for inner in part.modules()}
+    excluded = {inner for part in parts if isinstance(part, VirtualTokens) for inner in part.modules()}
+    # Character convolutions apply their matrices several times per word, and count their products themselves.
     readers = [part for part in parts if isinstance(part, WordCharacters)]
-    once |= {inner for reader in readers for inner in reader.modules()}
-    once |= {getattr(part, name) for part in parts if isinstance(part, MultiHead) for name in part.table_maps}
+    excluded |= {inner for reader in readers for inner in reader.modules()}
+    excluded |= {getattr(part, name) for part in parts if isinstance(part, MultiHead) for name in part.table_maps}
     return sum(reader.products for reader in readers) + sum(
         values.numel()
         for part in parts
-        if part not in once and not isinstance(part, _TABLES)
+        if part not in excluded and not isinstance(part, _TABLES)
         for values in part.parameters(recurse=False)
         if values.ndim > 1
     )
 
 
 def _key_value_maps(attention: nn.Module) -> Iterator[nn.Module]:
-    """The projections of keys and values, as far as the attention has them (additive attention has no values)."""
+    """Returns the projections of keys and values, if an attention has them (additive attention has no values)."""
     return (part for name, part in attention.named_children() if name in ("k_proj", "v_proj"))
 
 
-def _attention(layers: Iterable[nn.Module]) -> int:
-    """The summed widths of all layers' attention."""
-    return sum(_width(cast(MultiHead, layer.self_attn)) for layer in layers if hasattr(layer, "self_attn"))
+def _attention_width(layers: Iterable[nn.Module]) -> int:
+    """The total width of the attention heads, summed over layers."""
+    return sum(_head_width(cast(MultiHead, layer.self_attn)) for layer in layers if hasattr(layer, "self_attn"))
 
 
-def _width(attention: MultiHead) -> int:
-    """The total width of the heads."""
+def _head_width(attention: MultiHead) -> int:
+    """The total width of the heads of an attention."""
     return attention.q_proj.weight.shape[0]
 
 
-def _vocabulary(head: nn.Module, backbone: Backbone) -> int:
-    """Elements of the table with which a head predicts tokens, plus its own map; for word pairs one row. A head with
-    sampled softmax excludes the words left out."""
+def _output_table_values(head: nn.Module, backbone: Backbone) -> int:
+    """Counts the elements of the table with which a head predicts tokens, as far as `_matrix_values` of the head does
+    not include them.
+
+    Skip-gram multiplies with one row per predicted word. A head with sampled softmax does not multiply with the words
+    that were not sampled, which the result (it may be negative) subtracts.
+    """
     if isinstance(head, WordPairsHead):
         return head.output.token.embedding_dim
     if isinstance(head, SampledLMHead):

@@ -1,4 +1,8 @@
-"""The plan of a run, from its learner and its data."""
+"""The plan of a run: its steps, FLOPs, memory, disk space and time, estimated from its learner and its data.
+
+A plan is first made for one step and then extended to all steps. This module also finds overrides with which a run fits
+into memory (`what_fits`).
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,6 @@ from typing import cast
 from lmtool.config.rules import violations
 from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.costs.activations import (
-    Formats,
     backbones_of,
     copied_bytes,
     head_bytes,
@@ -20,6 +23,7 @@ from lmtool.costs.activations import (
     lengthening,
     saved_activations,
 )
+from lmtool.costs.attention import Formats
 from lmtool.costs.memory_of_run import (
     TrainingConfig,
     configuration_of_peers,
@@ -52,7 +56,14 @@ def _all_works(
     teachers: Sequence[BaseLearner],
     works: Callable[[BaseLearner], Iterator[Work]],
 ) -> Iterator[Work]:
-    """The work of all models: the learner, teachers without gradients, and trained peers."""
+    """Yields the work of all models in a step: the learner, teachers without gradients, and trained peers.
+
+    Args:
+        config: The run's configuration.
+        learner: The run's learner.
+        teachers: The run's teachers.
+        works: Yields the work of the parts of one model.
+    """
     yield from works(learner)
     for teacher in teachers if config.distill.same_batches else ():
         yield from (replace(work, passes=1) for work in works(teacher))
@@ -64,13 +75,20 @@ def _all_works(
 def plan_of(
     config: RunConfig, learner: BaseLearner, metadata: JsonMapping, where: Precision | PlannedDevice
 ) -> RunPlan:
-    """The plan of a run. metadata: the training loader's. where: a planned device, or one of this machine, which is
-    measured for at most a third of a second."""
-    single = _of_one_step(config, learner, metadata, _planned_device(config, where))
-    limits = _limits(config, single, metadata["steps_per_epoch"])
+    """Plans a run without phases.
+
+    Args:
+        config: The run's configuration.
+        learner: The run's learner.
+        metadata: The metadata of the training loader.
+        where: The device to plan for; or the device and number format of this machine, whose speed is then measured for
+            at most a third of a second.
+    """
+    single = _plan_one_step(config, learner, metadata, _planned_device(config, where))
+    limits = _step_limits(config, single, metadata["steps_per_epoch"])
     budget = min(limits, key=lambda name: limits[name])
     steps = _whole_steps(limits[budget])
-    return replace(_of_steps(config, single, steps), ends_by=budget, epochs=steps / metadata["steps_per_epoch"])
+    return replace(_extend_plan(config, single, steps), ends_by=budget, epochs=steps / metadata["steps_per_epoch"])
 
 
 def plan_in_phases(
@@ -79,10 +97,20 @@ def plan_in_phases(
     metadata: Sequence[JsonMapping],
     where: Precision | PlannedDevice,
 ) -> tuple[RunPlan, PhaseFractions]:
-    """The plan of a run in phases, and its phases as numbers. metadata: of the loader of each phase."""
+    """Plans a run with phases.
+
+    Args:
+        config: The run's configuration.
+        learner: The run's learner.
+        metadata: The metadata of each phase's loader.
+        where: See `plan_of`.
+
+    Returns:
+        The plan, and the numbers from which the length of each phase is computed.
+    """
     device = _planned_device(config, where)
     singles = [
-        _of_one_step(phase, learner, loader, device) for phase, loader in zip(config.forms, metadata, strict=True)
+        _plan_one_step(phase, learner, loader, device) for phase, loader in zip(config.forms, metadata, strict=True)
     ]
     fractions = PhaseFractions(
         tuple(phase["share"] for phase in config.phases),
@@ -91,41 +119,42 @@ def plan_in_phases(
         tuple(phase.optimizer.lr / config.optimizer.lr for phase in config.forms),
     )
 
-    def mean(budget: str) -> RunPlan:
-        """A mean step of a run that this budget ends."""
+    def plan_mean_step(budget: str) -> RunPlan:
+        """Returns the plan of a mean step of the run if a budget ends it: budgets weight the phases differently."""
         tokens, flops = (fractions.mean(values, budget) for values in (fractions.tokens, fractions.flops))
         largest = max(singles, key=lambda single: single.needed_bytes)
         seconds = largest.step_seconds
         if seconds is not None:
-            longer = flops / largest.flops_per_step
-            seconds = seconds[0] * longer, seconds[1] * longer
+            ratio = flops / largest.flops_per_step
+            seconds = seconds[0] * ratio, seconds[1] * ratio
         return replace(largest, tokens_per_step=tokens, flops_per_token=flops / tokens, step_seconds=seconds)
 
     limits = {
-        budget: _limits(config, mean(budget), metadata[0]["steps_per_epoch"])[budget]
-        for budget in _limits(config, singles[0], metadata[0]["steps_per_epoch"])
+        budget: _step_limits(config, plan_mean_step(budget), metadata[0]["steps_per_epoch"])[budget]
+        for budget in _step_limits(config, singles[0], metadata[0]["steps_per_epoch"])
     }
     budget = min(limits, key=lambda name: limits[name])
     steps = _whole_steps(limits[budget])
-    lasts = fractions.last_steps(steps, budget)
+    last_steps = fractions.last_steps(steps, budget)
     phases = tuple(
         PhasePlan(words_of(phase), phase["share"], before + 1, last, single.tokens_per_step)
-        for phase, before, last, single in zip(config.phases, [0, *lasts], lasts, singles, strict=False)
+        for phase, before, last, single in zip(config.phases, [0, *last_steps], last_steps, singles, strict=False)
     )
-    run_plan = _of_steps(config, mean(budget), steps)
-    note = f"held-out text is read and scored as in phase {len(phases)}, the last, over the whole run"
+    run_plan = _extend_plan(config, plan_mean_step(budget), steps)
+    note = f"throughout the run, held-out text is processed with the settings of the last phase, phase {len(phases)}"
     return replace(run_plan, ends_by=budget, phases=phases, notes=(*run_plan.notes, note)), fractions
 
 
 def _planned_device(config: RunConfig, where: Precision | PlannedDevice) -> PlannedDevice:
+    """Returns a planned device as it is, or measures the device of this machine."""
     return where if isinstance(where, PlannedDevice) else this_machine(config, where)
 
 
-def _of_one_step(config: RunConfig, learner: BaseLearner, metadata: JsonMapping, device: PlannedDevice) -> RunPlan:
-    """The plan of a single step."""
+def _plan_one_step(config: RunConfig, learner: BaseLearner, metadata: JsonMapping, device: PlannedDevice) -> RunPlan:
+    """Plans a single step of a run. metadata: the metadata of the training loader."""
     predicted = metadata.get("predicted_fraction", 0.0)
     fractions = config.objective.token_fractions if isinstance(config, PretrainConfig) else {}
-    # In a task, encoder and decoder read the same text: half of the tokens are outputs.
+    # In a task without predicted tokens, encoder and decoder read the same text: half of the tokens are the decoder's.
     outputs, length, teachers = predicted or 0.5, metadata["mean_length"], planned_teachers(config)
     works = list(
         _all_works(config, learner, teachers, lambda model: works_of(model, fractions, predicted, length, outputs))
@@ -133,16 +162,16 @@ def _of_one_step(config: RunConfig, learner: BaseLearner, metadata: JsonMapping,
     tokens, devices = metadata["tokens_per_epoch"] / metadata["steps_per_epoch"], devices_of(config)
     sizes, forward = _sizes(config, learner, teachers, device), _forward(config, learner, metadata, device)
     sharded = config.parallel == "fsdp" and devices > 1
-    # Several processes on one CPU share its cores.
-    share = devices if device.cuda else 1
+    # Several processes on one CPU share its cores, so a step takes as long as on one device.
+    computing_devices = devices if device.cuda else 1
     layers = sum(len(layers_of(backbone)) for backbone in backbones_of(learner))
     forwards = max(1.0, tokens / devices / max(forward.tokens, 1))
     work = StepWork(
-        sum(work.flops for work in works) * tokens / share,
-        forward.activation_bytes / max(forward.tokens, 1) * tokens / share,
+        sum(work.flops for work in works) * tokens / computing_devices,
+        forward.activation_bytes / max(forward.tokens, 1) * tokens / computing_devices,
         sizes.learning,
         layers * forwards,
-        share,
+        computing_devices,
         sharded,
         forwards,
     )
@@ -151,11 +180,12 @@ def _of_one_step(config: RunConfig, learner: BaseLearner, metadata: JsonMapping,
 
 
 def devices_of(config: RunConfig) -> int:
-    """The number of training processes: configured, or started by torchrun."""
+    """Returns the number of training processes: the configured number, or that of the processes torchrun started."""
     return config.devices or int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def _sizes(config: RunConfig, learner: BaseLearner, teachers: Sequence[BaseLearner], device: PlannedDevice) -> Sizes:
+    """Counts the values that a training process of the run holds."""
     learned = {
         name: tuple(parameter.shape) for name, parameter in learner.named_parameters() if parameter.requires_grad
     }
@@ -169,12 +199,12 @@ def _sizes(config: RunConfig, learner: BaseLearner, teachers: Sequence[BaseLearn
         teachers=sum(map(values_of, teachers)),
         copied_bytes=copied_bytes(learner, _formats(config, device)),
         saved=saved_values(config, learner),
-        carried=_carried(config, learner),
+        carried=_carried_values(config, learner),
     )
 
 
-def _carried(config: RunConfig, learner: BaseLearner) -> int:
-    """Values of the state that a run carries from batch to batch, of all streams."""
+def _carried_values(config: RunConfig, learner: BaseLearner) -> int:
+    """Counts the values of the state that a run carries from batch to batch, over all streams of text."""
     backbone = learner.backbone
     if not isinstance(config, PretrainConfig) or not isinstance(backbone, StatefulBackbone):
         return 0
@@ -185,29 +215,32 @@ def _carried(config: RunConfig, learner: BaseLearner) -> int:
 
 
 def _formats(config: RunConfig, device: PlannedDevice) -> Formats:
+    """The number formats of the run on a device."""
     return Formats(device.precision.name != "fp32", device.cuda, config.gradient_checkpointing)
 
 
 def _forward(config: RunConfig, learner: BaseLearner, metadata: JsonMapping, device: PlannedDevice) -> Forward:
-    """The activations of one forward on a device."""
+    """Estimates one forward pass of the run on a device."""
     formats, length = _formats(config, device), metadata["mean_length"]
     predicted = metadata.get("predicted_fraction", 0.0)
     tokens = metadata["tokens_per_epoch"] / metadata["steps_per_epoch"] / devices_of(config)
     if config.micro_batch_tokens is not None:
-        # The limit of a forward includes virtual tokens, the size of a step does not.
+        # The limit of a forward pass includes virtual tokens, but the number of tokens per step does not.
         tokens = min(tokens, config.micro_batch_tokens / lengthening(learner, length))
     if isinstance(config, PretrainConfig):
         memory = config.model.remembers * reads_lanes(config.model, config.objective, config.data)
-        of_heads = [share for name, share in config.objective.token_fractions.items() if name.startswith("heads.")]
-        read = min(1.0, max(of_heads, default=1.0))
+        head_fractions = [
+            value for name, value in config.objective.token_fractions.items() if name.startswith("heads.")
+        ]
+        read_fraction = min(1.0, max(head_fractions, default=1.0))
     else:
-        read, memory = 1.0 if learner.scores_tokens else 1 / length, 0
-    activations = saved_activations(learner, formats, length, predicted or 0.5, read, memory)
+        read_fraction, memory = 1.0 if learner.scores_tokens else 1 / length, 0
+    activations = saved_activations(learner, formats, length, predicted or 0.5, read_fraction, memory)
     return Forward(tokens, activations, head_bytes(learner, formats, predicted * tokens), device.cuda)
 
 
-def _limits(config: RunConfig, single: RunPlan, steps_per_epoch: float) -> dict[str, float]:
-    """The steps of a run under each of its budgets. single: the plan of one step."""
+def _step_limits(config: RunConfig, single: RunPlan, steps_per_epoch: float) -> dict[str, float]:
+    """Returns the number of steps after which each budget of a run is exhausted. single: the plan of one step."""
     limits = {"max_steps": float(config.max_steps or "inf")}
     if config.max_epochs is not None:
         limits["max_epochs"] = config.max_epochs * steps_per_epoch
@@ -221,12 +254,12 @@ def _limits(config: RunConfig, single: RunPlan, steps_per_epoch: float) -> dict[
 
 
 def _whole_steps(limit: float) -> int:
-    """The step that exhausts a budget."""
+    """Rounds a limit up to whole steps; the tolerance keeps rounding errors from adding a step."""
     return max(1, math.ceil(min(limit, MOST_STEPS) - 1e-9))
 
 
-def _of_steps(config: RunConfig, single: RunPlan, steps: int) -> RunPlan:
-    """The plan of this many steps. single: that of one."""
+def _extend_plan(config: RunConfig, single: RunPlan, steps: int) -> RunPlan:
+    """Extends the plan of one step to a number of steps."""
     evaluations = math.ceil(steps / (config.evaluate_every or math.ceil(steps / 10)))
     rows = math.ceil(steps * rows_an_interval(config.log_every, steps) / config.log_every)
     logs = FOLDER_BYTES + ROW_BYTES * (rows + evaluations)
@@ -238,18 +271,29 @@ def _of_steps(config: RunConfig, single: RunPlan, steps: int) -> RunPlan:
     )  # fmt: skip
 
 
-# Overrides that make a run fit into memory. Each is verified by planning the run with it.
+# Overrides with which a run fits into memory. Each is verified by planning the run with it.
 
-# Numbers of devices to try.
+# The numbers of devices to try.
 _DEVICES = (2, 4, 8, 16, 32, 64, 128, 256)
 _RECOMPUTE = {"gradient_checkpointing": True}
 
 
 def what_fits(config: RunConfig, planned: Callable[[RunConfig], RunPlan]) -> tuple[str, ...]:
-    """Lines of overrides with which the run fits, with their costs and memory: the smallest of each kind; kinds with
-    other costs than time only if nothing else fits. planned: the plan of a configuration. Empty if nothing fits."""
+    """Finds overrides with which a run fits into memory.
+
+    Of each kind of override the smallest change that fits is returned. Kinds that cost more than time are only tried if
+    no other kind fits.
+
+    Args:
+        config: The run's configuration.
+        planned: Plans a configuration.
+
+    Returns:
+        Lines for the screen, each with the overrides, the memory that the run then needs, and what they cost. Empty if
+        nothing fits.
+    """
     lines = []
-    for kinds in (_cheap(config), _dear(config)):
+    for kinds in (_overrides_costing_time(config), _overrides_changing_run(config)):
         for kind in kinds:
             for text, values, costs in kind:
                 changed = config.model_copy(update=dict(values))
@@ -268,11 +312,12 @@ def _is_legal(config: RunConfig) -> bool:
 
 
 Override = tuple[str, JsonMapping, str]
-"""The override as text, its values, and its costs."""
+"""Overrides as text, their values by key, and what they cost, as text."""
 
 
-def _cheap(config: RunConfig) -> Iterator[Iterable[Override]]:
-    """Smaller forwards, recomputed layers, both: each in increasing order."""
+def _overrides_costing_time(config: RunConfig) -> Iterator[Iterable[Override]]:
+    """Yields the kinds of overrides that leave the result unchanged: smaller forward passes, and recomputed layers
+    without or with smaller forward passes. Within a kind, smaller changes come first."""
     smaller = list(_micro_batches(config))
     yield [(text, values, ", the same result") for text, values in smaller]
     if not config.gradient_checkpointing:
@@ -283,12 +328,13 @@ def _cheap(config: RunConfig) -> Iterator[Iterable[Override]]:
         ]
 
 
-def _dear(config: RunConfig) -> Iterator[Iterable[Override]]:
-    """More devices, or an optimizer with less state, combined with the smallest forwards."""
+def _overrides_changing_run(config: RunConfig) -> Iterator[Iterable[Override]]:
+    """Yields the kinds of overrides that need more devices, or another optimizer with less state, each combined with
+    the smallest forward passes and recomputed layers."""
     text, smallest = [("", {}), *_micro_batches(config)][-1]
     text, values = f"gradient_checkpointing=true {text}".strip(), {**smallest, **_RECOMPUTE}
     yield [
-        (f"devices={number} parallel=fsdp {text}", {**values, "devices": number, "parallel": "fsdp"}, " a device")
+        (f"devices={number} parallel=fsdp {text}", {**values, "devices": number, "parallel": "fsdp"}, " per device")
         for number in _DEVICES
         if number > devices_of(config)
     ]
@@ -297,7 +343,7 @@ def _dear(config: RunConfig) -> Iterator[Iterable[Override]]:
 
 
 def _micro_batches(config: RunConfig) -> Iterator[tuple[str, JsonObject]]:
-    """Forwards of half the tokens, a quarter, and so on, down to one sequence."""
+    """Yields overrides for forward passes of half the tokens, a quarter, and so on, down to one sequence."""
     tokens = config.micro_batch_tokens or config.batch_tokens or (config.batch_examples or 1) * config.max_length
     while (tokens := tokens // 2) >= config.max_length:
         yield f"micro_batch_tokens={tokens}", {"micro_batch_tokens": tokens}

@@ -1,4 +1,4 @@
-"""The speed of a device, measured or published, and the time of a step on it."""
+"""The speed of a device, measured on this machine or published by its maker, and the time of a training step on it."""
 
 from __future__ import annotations
 
@@ -16,35 +16,36 @@ from lmtool.resolver.schema.run import RunConfig
 from lmtool.training.devices import DEVICES, NETWORK, NODE, UTILISATION, Device, device_of
 from lmtool.training.precision import Precision, select_device, select_precision
 
-# The rate of a complete step as a fraction of the rate of its largest matrix products. The plan is an estimate; the
-# progress bar corrects it from the first measured steps.
-STEP_SHARE = 0.7
+# The FLOP/s of a complete step as a fraction of the FLOP/s of its largest matrix products: a rough estimate, which the
+# progress bar replaces after the first measured steps.
+STEP_FRACTION = 0.7
 
-# Maximum runs: small widths are measured well in less than the time.
+# Maximum number of repetitions of a measurement: small widths are measured well enough before the time is used up.
 MAX_RUNS = 50
 
 _TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-# Bytes copied to measure memory bandwidth: more than caches hold. The second level of an H100 is 50 MB, of a B200 126
-# MB.
-_COPIED = {"cpu": 1 << 25, "cuda": 1 << 28}
+# Number of bytes that are copied to measure memory bandwidth: more than fit into a cache. The second-level cache of an
+# H100 has 50 MB, that of a B200 126 MB.
+_COPIED_BYTES = {"cpu": 1 << 25, "cuda": 1 << 28}
 
 
 @cache
 def measure_bandwidth(device: str = "cpu", runs: int = 5) -> float:
-    """Bytes per second that this device reads and writes, from a few copies, of 32 MiB on a CPU: 10 to 50 ms."""
+    """Measures the bytes per second that a device reads and writes, with a few copies; it takes 10 to 50 ms on a
+    CPU."""
     target_device = torch.device(device)
-    size = _COPIED[target_device.type]
+    size = _COPIED_BYTES[target_device.type]
     source = torch.ones(size // 4, device=target_device)
     target = torch.empty_like(source)
     seconds = []
     for _ in range(runs):
-        started = time.perf_counter()
+        start = time.perf_counter()
         target.copy_(source)
         if target_device.type == "cuda":
             torch.cuda.synchronize(target_device)
-        seconds.append(time.perf_counter() - started)
+        seconds.append(time.perf_counter() - start)
     return 2 * size / min(seconds)
 
 
@@ -52,20 +53,26 @@ def measure_bandwidth(device: str = "cpu", runs: int = 5) -> float:
 def measure_rate(
     hidden_size: int, inner_size: int, precision: str = "fp32", device: str = "cpu", seconds: float = 0.3
 ) -> float:
-    """Expected training FLOP/s of a model of these widths on this device, measured in `seconds` or MAX_RUNS runs.
-    inner_size: inside a layer.
+    """Estimates the FLOP/s at which a model trains on a device.
 
-    Forward and backward of one feed-forward part on 512 tokens under autocast, since small widths are slower than large
-    square products; times STEP_SHARE. precision: fp32, bf16 or fp16.
+    It is the measured rate of forward and backward of one feed-forward block on 512 tokens, times STEP_FRACTION. Large
+    square products would be faster than the products of a small model.
+
+    Args:
+        hidden_size: The width of the hidden states.
+        inner_size: The width inside the feed-forward block.
+        precision: fp32, bf16 or fp16.
+        device: The device.
+        seconds: The duration of the measurement, unless MAX_RUNS repetitions are done before.
     """
     tokens = 512
-    # Beyond these widths a machine is no faster, and a product may not fit.
+    # With larger widths a machine is no faster, and a product might not fit into memory.
     hidden_size, inner_size = min(hidden_size, 4096), min(inner_size, 16384)
     with torch.device(device):
         part = nn.Sequential(nn.Linear(hidden_size, inner_size), nn.GELU(), nn.Linear(inner_size, hidden_size))
         x_TH = torch.full((tokens, hidden_size), 0.01, requires_grad=True)
 
-    def once() -> None:
+    def run_once() -> None:
         with torch.autocast(torch.device(device).type, _TYPES.get(precision), enabled=precision in _TYPES):
             out_TH = part(x_TH)
         out_TH.float().sum().backward()
@@ -74,50 +81,67 @@ def measure_rate(
         if torch.device(device).type == "cuda":
             torch.cuda.synchronize(device)
 
-    once()
+    run_once()
     synchronize()
     runs, start = 0, time.perf_counter()
     while (elapsed := time.perf_counter() - start) < seconds and runs < MAX_RUNS or runs == 0:
-        once()
+        run_once()
         synchronize()
         runs += 1
-    return STEP_SHARE * 6 * 2 * hidden_size * inner_size * tokens * runs / elapsed
+    # Two matrices, two FLOPs per element, three passes (forward, and two in the backward).
+    return STEP_FRACTION * 6 * 2 * hidden_size * inner_size * tokens * runs / elapsed
 
 
 def product_rate(precision: str = "fp32", device: str = "cpu", seconds: float = 0.3) -> float:
-    """FLOP/s of large square matrix products on this device in `seconds`: its peak. precision: fp32, bf16 or fp16."""
+    """Measures the peak FLOP/s of a device, with large square matrix products.
+
+    Args:
+        precision: fp32, bf16 or fp16.
+        device: The device.
+        seconds: The approximate duration of the measurement.
+    """
     target_device, kind = torch.device(device), _TYPES.get(precision, torch.float32)
     size = 1024 if target_device.type == "cpu" else 8192
     left, right = (torch.full((size, size), 0.01, dtype=kind, device=target_device) for _ in range(2))
 
     def multiply(times: int) -> float:
-        started = time.perf_counter()
+        start = time.perf_counter()
         for _ in range(times):
             left @ right
         if target_device.type == "cuda":
             torch.cuda.synchronize(target_device)
-        return time.perf_counter() - started
+        return time.perf_counter() - start
 
     multiply(2)
-    once = multiply(1)
-    # The best of several runs: other load on the machine can only slow one down.
-    turns = max(1, min(MAX_RUNS, round(seconds / once / 4)))
-    return 2 * size**3 * turns / min(multiply(turns) for _ in range(4))
+    seconds_per_product = multiply(1)
+    # The best of several rounds counts: other load on the machine can only slow a round down.
+    products = max(1, min(MAX_RUNS, round(seconds / seconds_per_product / 4)))
+    return 2 * size**3 * products / min(multiply(products) for _ in range(4))
 
 
-# How often a saved value passes through memory: written, read by the next operation and by the backward, and its
-# gradient as often. Bytes per parameter that AdamW reads and writes: weight, gradient, two moments.
-_PASSES, _OPTIMIZER_BYTES = 6, 28
-# Kernel calls per layer, forward and backward, and seconds of each on the host: about 1,500 in 20 to 30 ms for twelve
-# layers if launched eagerly, a few microseconds each if captured.
+# How often a saved activation passes through memory: it is written, read by the next operation and read by the backward
+# pass, and its gradient likewise.
+_PASSES = 6
+# Bytes per parameter that AdamW reads and writes in a step: weight, gradient and two moments.
+_OPTIMIZER_BYTES = 28
+# Kernel calls per layer in forward and backward, and the seconds that the host needs to launch one: a few microseconds
+# if the calls are captured in a graph; launched one by one, about 1,500 take 20 to 30 ms for twelve layers.
 _CALLS, _CALL_SECONDS = 125, (5e-6, 20e-6)
 
 
 @dataclass(frozen=True)
 class StepWork:
-    """The work of a step. flops: of its products. activation_bytes: saved by its forwards. learning: trainable
-    parameters. layers: run in all its forwards. devices: that divide the step evenly. sharded: whether the weights are
-    divided too (fsdp). forwards: of a device in the step."""
+    """The work of a training step on one device (on a CPU, whose cores all processes share, the work of all processes).
+
+    Attributes:
+        flops: The FLOPs of its matrix products.
+        activation_bytes: The bytes that its forward passes save for the backward.
+        learning: The number of trainable parameters.
+        layers: The number of layers that are run, summed over its forward passes.
+        devices: The number of devices that divide a step evenly.
+        sharded: Whether the weights are divided among the devices as well (fsdp).
+        forwards: The number of its forward passes in the step.
+    """
 
     flops: float
     activation_bytes: float
@@ -129,25 +153,39 @@ class StepWork:
 
     @property
     def communicated_bytes(self) -> float:
-        """Bytes that a device sends in a step: gradients in a ring, 2 (N-1)/N of them. If sharded, in every forward the
-        weights twice, for the forward and the backward, and a reduction of gradients."""
+        """The bytes that a device sends in a step.
+
+        Averaging gradients over N devices in a ring sends 2 (N-1)/N of them. With sharded weights, every forward pass
+        sends the weights twice (for forward and backward) and reduces the gradients, each (N-1)/N of them.
+        """
         times = 3 * self.forwards if self.sharded else 2
         return times * 4 * self.learning * (self.devices - 1) / self.devices
 
 
 def seconds_measured(work: StepWork, rate: float, bandwidth: float, cuda: bool = False) -> float:
-    """Seconds of a step on this machine. rate: FLOP/s of products at the model's widths; bandwidth: bytes per second;
-    both measured. Kernel calls add to the computation of a CPU, and overlap with that of a GPU."""
+    """Estimates the seconds of a step on this machine from measured rates.
+
+    The time of kernel calls adds to the computation of a CPU, and overlaps with that of a GPU.
+
+    Args:
+        work: The work of a device.
+        rate: The FLOP/s of matrix products at the model's widths.
+        bandwidth: The bytes per second that the device reads and writes.
+        cuda: Whether the device is a GPU.
+    """
     learning = work.learning / (work.devices if work.sharded else 1)
-    moved = _PASSES * work.activation_bytes + _OPTIMIZER_BYTES * learning
-    computation, calls = work.flops / rate + moved / bandwidth, work.layers * _CALLS * _CALL_SECONDS[1]
+    moved_bytes = _PASSES * work.activation_bytes + _OPTIMIZER_BYTES * learning
+    computation, calls = work.flops / rate + moved_bytes / bandwidth, work.layers * _CALLS * _CALL_SECONDS[1]
     return max(computation, calls) if cuda else computation + calls
 
 
 def seconds_on(work: StepWork, device: Device, precision: str) -> tuple[float, float]:
-    """Minimum and maximum seconds of a step on a published device: products at a fraction of the published rate (which
-    includes everything else) and the optimizer, but at least the kernel calls. Communication overlaps with the products
-    fully or not at all."""
+    """Estimates the minimum and maximum seconds of a step on a device whose rates are published.
+
+    Matrix products run at a fraction (UTILISATION) of the published rate, which accounts for all other operations, but
+    take at least as long as the kernel calls; the optimizer is added. Communication overlaps with the products fully in
+    the minimum, and not at all in the maximum.
+    """
     learning = work.learning / (work.devices if work.sharded else 1)
     optimizer = _OPTIMIZER_BYTES * learning / device.bandwidth
     communication = work.communicated_bytes / (device.link if work.devices <= NODE else min(device.link, NETWORK))
@@ -160,19 +198,20 @@ def seconds_on(work: StepWork, device: Device, precision: str) -> tuple[float, f
 
 
 Times = Callable[[StepWork], tuple[float, float] | None]
+"""Estimates the minimum and maximum seconds of a step; None if no rate is known."""
 
 
 @dataclass(frozen=True)
 class PlannedDevice:
-    """The device of a plan: one of this machine, whose rate is measured, or a published one.
+    """The device that a run is planned for: one of this machine, whose rate is measured, or one with published rates.
 
     Attributes:
-        name: On the screen.
-        precision: Its number format.
+        name: The name on the screen.
+        precision: The number format of the run on this device.
         cuda: Whether it is a GPU.
-        capacity_bytes: Its memory, or None if unknown.
-        seconds: Minimum and maximum seconds of a step; None if no rate is known.
-        rate: How the rate was determined, as text.
+        capacity_bytes: The memory that is available on it; None if this is unknown.
+        seconds: Estimates the seconds of a step.
+        rate: How the seconds are estimated, as text for the screen.
         this_machine: Whether this machine has the device.
     """
 
@@ -186,24 +225,29 @@ class PlannedDevice:
 
 
 def this_machine(config: RunConfig, precision: Precision) -> PlannedDevice:
-    """A device of this machine. Measures it for at most a third of a second."""
+    """Returns the device of this machine that a run uses. Measures its rate for at most a third of a second."""
     model, device = config.model, str(precision.device)
-    rate = measure_rate(model.hidden_size, model.inner_size, precision.name, device) / STEP_SHARE
+    rate = measure_rate(model.hidden_size, model.inner_size, precision.name, device) / STEP_FRACTION
     bandwidth = measure_bandwidth(device)
 
     def seconds(work: StepWork) -> tuple[float, float]:
-        each = seconds_measured(work, rate, bandwidth, precision.device.type == "cuda")
-        return each, each
+        estimate = seconds_measured(work, rate, bandwidth, precision.device.type == "cuda")
+        return estimate, estimate
 
-    words = f"estimated from {flops(rate)}/s of products of its widths, measured here"
+    source = f"estimated from {flops(rate)}/s of matrix products, measured here"
     return PlannedDevice(
-        device, precision, precision.device.type == "cuda", available_bytes(precision.device), seconds, words
+        device, precision, precision.device.type == "cuda", available_bytes(precision.device), seconds, source
     )
 
 
 def planned_device(config: RunConfig, published: str | None) -> PlannedDevice:
-    """The device of a plan. published: a device of the table, or None for the one that `config` names. The plan of an
-    absent CUDA device has no rate."""
+    """Returns the device to plan a run for.
+
+    Args:
+        config: The run's configuration.
+        published: The name of a device with published rates; None means the device in the configuration. If that is a
+            CUDA device which this machine does not have, no rate is known.
+    """
     if published is not None:
         return _published(published, config.precision)
     if config.device.startswith("cuda") and not torch.cuda.is_available():
@@ -217,18 +261,20 @@ def planned_device(config: RunConfig, published: str | None) -> PlannedDevice:
 
 
 def _published(name: str, precision_name: str) -> PlannedDevice:
+    """Returns a device with published rates."""
     device: Device = device_of(name)
     precision = Precision(
         _precision(precision_name, device.bf16 is not None), torch.device("cuda" if device.cuda else "cpu"), "planned"
     )
     rate = device.rate(precision.name)
-    low, high = (percent(share) for share in UTILISATION)
-    words = f"estimated, at {low} to {high} of the published {flops(rate)}/s in {precision.name}"
+    low, high = (percent(fraction) for fraction in UTILISATION)
+    source = f"estimated, at {low} to {high} of the published {flops(rate)}/s in {precision.name}"
     return PlannedDevice(
         f"{name}, as published", precision, device.cuda, round(device.memory),
-        lambda work: seconds_on(work, device, precision.name), words, False,
+        lambda work: seconds_on(work, device, precision.name), source, False,
     )  # fmt: skip
 
 
 def _precision(requested: str, has_bf16: bool) -> str:
+    """The name of the number format that a run would use on a device."""
     return requested if requested != "auto" else "bf16" if has_bf16 else "fp32"

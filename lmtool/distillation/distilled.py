@@ -1,7 +1,8 @@
-"""The learner of a distilled run, wrapped around a student that is the same as without a teacher.
+"""The base class of distillation modes: a wrapper around the student, which is the same as without distillation.
 
-The loop trains the wrapper; everything else, such as the evaluator, uses the student. In a checkpoint the student's
-tensors have their usual names; modules trained only for distillation are `distill.`.
+The training loop trains the wrapper, whose loss includes the distillation terms. Everything else, such as evaluation,
+uses the student. In a checkpoint the student's tensors have their usual names, and the names of modules that exist only
+for distillation, such as projections, start with `distill.`.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from dataclasses import replace
 from torch import Tensor, nn
 
 from lmtool.config.saved import JsonObject
-from lmtool.distillation.configs import DistillConfig, LayerMap, below_the_last, layer_map
-from lmtool.distillation.interchange import Site, agreement, unknown, without_interchange
+from lmtool.distillation.configs import DistillConfig, LayerMap, aligned_below_last, layer_map
+from lmtool.distillation.interchange import Site, agreement, unmeasured, without_interchange
 from lmtool.distillation.recording import StudentData, Teacher
 from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner, decayed_groups
@@ -25,12 +26,18 @@ _STUDENT = "student."
 
 
 def none(config: DistillConfig, student: BaseLearner, *_: object) -> BaseLearner:
-    """distill=none: the student itself."""
+    """The builder of distill=none: returns the student unchanged."""
     return student
 
 
 class Distilled(nn.Module, ABC):
-    """The base of every mode. distill: modules trained besides the student, by names of the mode."""
+    """The base of every distillation mode.
+
+    Attributes:
+        config: The mode's configuration.
+        student: The learner that the run trains and saves.
+        distill: The modules that are trained besides the student, under names that the mode chooses.
+    """
 
     def __init__(self, config: DistillConfig, student: BaseLearner):
         super().__init__()
@@ -40,94 +47,102 @@ class Distilled(nn.Module, ABC):
         self.register_state_dict_post_hook(_without_student)
         self.register_load_state_dict_pre_hook(_with_student)
 
-    # The training loop's interface.
+    # Methods that the training loop calls.
 
     @abstractmethod
     def counts(self, batch: Batch) -> dict[str, float]:
-        """The number of predictions or comparisons of each term in this batch, without a forward."""
+        """Returns the number of targets or comparisons of each loss term in a batch, without running a model."""
 
     @abstractmethod
     def forward(self, batch: Batch, step: int) -> StepOutput:
-        """The sums of the student's own terms and of the distillation terms."""
+        """Returns the sums of the student's own loss terms and of the distillation terms over a batch."""
 
     def penalties(self) -> dict[str, Tensor]:
-        """The student's, unless further learners are trained."""
+        """Returns the student's penalties; modes that train further learners add the penalties of these."""
         return self.student.penalties()
 
     def parameter_groups(self) -> list[ParameterGroup]:
-        """The student's, and those of modules trained besides it."""
-        added = (renamed(group, "distill_", "distill.") for group in decayed_groups(self.distill))
+        """Returns the parameter groups of the student and of the modules that are trained besides the student."""
+        added = (with_prefixes(group, "distill_", "distill.") for group in decayed_groups(self.distill))
         return [*self.student.parameter_groups(), *added]
 
     def on_step(self, step: int) -> None:
         """Called before the forward of each optimizer step, counted from 1."""
         self.student.on_step(step)
 
-    # The run's interface.
+    # Methods that the rest of a run calls.
 
     @property
     def teachers(self) -> Sequence[Teacher]:
-        """The frozen teachers in this process."""
+        """The frozen teachers whose networks are loaded; empty for modes without them."""
         return ()
 
     def extra_models(self) -> Mapping[str, BaseLearner]:
-        """By name, further trained learners, evaluated at the end like the student."""
+        """Returns further trained models by name, such as peers; they are evaluated at the end like the student."""
         return {}
 
     def begin(self, student: StudentData) -> JsonObject:
-        """Called before training. Returns a description of the preparation for the first screen."""
+        """Prepares teachers before training. Returns a description of this for the first screen."""
         description: JsonObject = {}
         for teacher in self.teachers:
             description |= teacher.begin(student)
         return description
 
     def metadata(self) -> JsonObject:
-        """Metadata for the first screen."""
+        """Returns a description of the mode for the first screen."""
         return {}
 
     def results(self, batches: Iterable[Batch], precision: Precision) -> JsonObject:
-        """The fields of result.json: the student's agreement with its teacher. batches: a sample of the held-out data.
-        precision: the run's."""
+        """Measures the student's agreement with its teacher.
+
+        Args:
+            batches: A sample of the held-out data.
+            precision: The number format in which the student runs.
+
+        Returns:
+            The fields of result.json.
+        """
         if len(self.teachers) != 1:
-            return unknown(f"there are {len(self.teachers)} teachers" if self.teachers else "there is no teacher")
+            return unmeasured(f"there are {len(self.teachers)} teachers" if self.teachers else "there is no teacher")
         (teacher,) = self.teachers
         if not teacher.reads_batches:
-            return unknown("the teacher cannot read the student's batches")
-        layers = self.aligned(teacher)
-        sites = [] if isinstance(layers, str) else below_the_last(layers, self.student.backbone.config)
-        # The teacher itself, even if training used stored outputs.
+            return unmeasured("the teacher cannot read the student's batches")
+        layers = self.aligned_layers(teacher)
+        sites = [] if isinstance(layers, str) else aligned_below_last(layers, self.student.backbone.config)
+        # The teacher's network runs even if training used its stored outputs, which do not cover the held-out data.
         network = Teacher(teacher.learner, teacher.precision, teacher.origin)
         fields = agreement(self.student, network, [Site(*site) for site in sites], batches, precision)
         return {**fields, **without_interchange(layers)} if isinstance(layers, str) and fields["fidelity"] else fields
 
-    def aligned(self, teacher: Teacher) -> LayerMap | str:
-        """The map of aligned layers of the student and a teacher, or the reason why there is none."""
+    def aligned_layers(self, teacher: Teacher) -> LayerMap | str:
+        """Returns the layers of student and teacher that correspond to each other, or the reason why there are none."""
         try:
             return layer_map("uniform", None, self.student.backbone.config, teacher.learner.backbone.config)
         except UserError as error:
             return error.message
 
-    def named_parameters(  # the names in a checkpoint
+    def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Parameter]]:
+        """Yields the parameters under their names in a checkpoint: names of the student lose the prefix `student.`."""
         for name, parameter in super().named_parameters(prefix, recurse, remove_duplicate):
             yield name.removeprefix(_STUDENT), parameter
 
 
-def renamed(group: ParameterGroup, title: str, prefix: str) -> ParameterGroup:
-    """A parameter group with a title before its name, and a prefix before the names of its parameters."""
-    parameters = [(prefix + name, parameter) for name, parameter in group.parameters]
-    return replace(group, name=title + group.name, parameters=parameters)
+def with_prefixes(group: ParameterGroup, group_prefix: str, parameter_prefix: str) -> ParameterGroup:
+    """Returns a parameter group with a prefix added to its name, and another to the names of its parameters."""
+    parameters = [(parameter_prefix + name, parameter) for name, parameter in group.parameters]
+    return replace(group, name=group_prefix + group.name, parameters=parameters)
 
 
 def _without_student(module: nn.Module, state: dict[str, Tensor], prefix: str, metadata: object) -> None:
-    """Maps names to checkpoint names."""
+    """Renames the tensors of a state dict to their names in a checkpoint: removes `student.`."""
     for name in [name for name in state if name.startswith(prefix + _STUDENT)]:
         state[prefix + name.removeprefix(prefix + _STUDENT)] = state.pop(name)
 
 
 def _with_student(module: nn.Module, state: dict[str, Tensor], prefix: str, *_: object) -> None:
-    """The inverse map."""
+    """Renames the tensors of a checkpoint to their names in the module: the inverse of `_without_student`."""
     for name in [name for name in state if name.startswith(prefix)]:
         local_name = name.removeprefix(prefix)
         if not local_name.startswith("distill."):

@@ -1,5 +1,9 @@
-"""Records a learner's forward from outside: its losses, the predictions of its heads, and the states between its
-layers. A frozen teacher is a learner whose forward is recorded."""
+"""Recording of a forward pass: the losses, the predictions of the heads, and the hidden states between the layers.
+
+A learner (a model with its objective or task) is not changed by this: `record` attaches observers to its heads and
+stacks, runs it, and detaches them. A `Teacher` is a frozen learner whose predictions are recorded. Modes of
+distillation and their terms compare the recordings of a student and a teacher for the same batch.
+"""
 
 from __future__ import annotations
 
@@ -27,16 +31,23 @@ from lmtool.training.precision import Precision
 from lmtool.types import Batch, Loader, StepOutput
 
 
-def parts_of(batch: Batch) -> list[Batch]:
-    """The batches that a learner reads in turn: the members of a mixture, or the batch itself."""
+def member_batches(batch: Batch) -> list[Batch]:
+    """Returns the batches that a learner reads in turn: one per member of a mixture, otherwise only the batch."""
     return [part for _, part in batch.members] if isinstance(batch, MixedBatch) else [batch]
 
 
 class RecordedStates(Tap):
-    """Records the states at some locations, and the attention inputs of the preceding layers: by location, those of
-    each forward of a stack, in order."""
+    """Records hidden states and the inputs of self-attention during a learner's forward.
+
+    A stack may run several times in it, for example once per member of a mixture; each run appends one entry.
+
+    Attributes:
+        states: By tap point, the (T, H) states there.
+        attention_inputs: By tap point, the queries, keys and values of the self-attention in the layer before it.
+    """
 
     def __init__(self, states: Collection[TapPoint] = (), attention: Collection[TapPoint] = ()):
+        """Records the states at the points `states`, and the attention inputs before the points `attention`."""
         self.states: dict[TapPoint, list[Tensor]] = {point: [] for point in states}
         self.attention_inputs: dict[TapPoint, list[AttentionInputs]] = {point: [] for point in attention}
 
@@ -47,8 +58,8 @@ class RecordedStates(Tap):
         self.states[point].append(x_TH)
         return x_TH
 
-    def tokens(self, point: TapPoint) -> list[int]:
-        """Tokens of each forward at a location."""
+    def token_counts(self, point: TapPoint) -> list[int]:
+        """Returns the number of tokens in each recorded run of a stack at a tap point."""
         states = [len(x_TH) for x_TH in self.states.get(point, ())]
         return states + [len(inputs.q_TAD) for inputs in self.attention_inputs.get(point, ())]
 
@@ -64,8 +75,10 @@ class RecordedOutputs(Generic[Prediction]):
     """The recorded outputs of a learner for a batch.
 
     Attributes:
-        predicted: By term, the predictions of its targets.
-        output: The learner's own losses; None if not computed.
+        learner: The learner that ran.
+        batch: The batch that it read.
+        predicted: By loss term, the learner's predictions for the targets of that term.
+        output: The sums of the learner's own losses; None if they were not computed.
     """
 
     learner: BaseLearner
@@ -75,13 +88,16 @@ class RecordedOutputs(Generic[Prediction]):
 
 
 StudentOutputs = RecordedOutputs[Predicted]
+"""The student's predictions, through which gradients flow."""
 TeacherOutputs = RecordedOutputs[TargetProbabilities]
+"""The teacher's predictions, which may also be averaged, truncated or read from disk."""
 
 
-class _Predictions(HeadObserver):
-    """Records the head outputs of a learner for a batch."""
+class _PredictionRecorder(HeadObserver):
+    """Records the predictions of a learner's heads for a batch."""
 
     def __init__(self, learner: BaseLearner, batch: Batch, only: bool):
+        """With `only`, heads over a vocabulary predict without computing the loss."""
         self.learner, self.batch, self.only = learner, batch, only
         self.names: dict[nn.Module, str] = {head: name for name, head in learner.heads.items()}
         self.predicted: dict[str, Predicted] = {}
@@ -94,8 +110,8 @@ class _Predictions(HeadObserver):
 
 
 @contextmanager
-def tapped(learner: BaseLearner, heads: HeadObserver | None, states: Tap | None) -> Iterator[None]:
-    """A learner with taps on its heads and on the stacks of its backbone."""
+def attached(learner: BaseLearner, heads: HeadObserver | None, states: Tap | None) -> Iterator[None]:
+    """Within the context, a learner's heads report to an observer, and the stacks of its backbone to a tap."""
     predicting = [head for head in learner.heads.values() if isinstance(head, PredictingHead)]
     stacks = [module for module in learner.backbone.modules() if isinstance(module, Stack)]
     try:
@@ -114,20 +130,20 @@ def tapped(learner: BaseLearner, heads: HeadObserver | None, states: Tap | None)
 def record(
     learner: BaseLearner, batch: Batch, step: int, states: Tap | None = None, losses: bool = True
 ) -> StudentOutputs:
-    """Runs a training forward and records its outputs.
+    """Runs a learner's forward and records its outputs.
 
     Args:
-        learner: The learner; with a mixture, each of its members that is in the batch, and the terms have the
-            mixture's names.
+        learner: The learner to run. If it is a mixture, each of its members reads its part of the batch, and the
+            recorded terms have their names in the mixture.
         batch: The batch, on the learner's device.
-        step: The step, which keys the dropout.
-        states: Records, or replaces, the states between the layers.
-        losses: Whether to compute the learner's own losses, which take as long as the predictions for heads over a
-            vocabulary.
+        step: The training step, from which the dropout masks are derived.
+        states: A tap that records or replaces the states between the layers; None for none.
+        losses: Whether to compute the learner's own losses. For a head over a vocabulary they cost as much time as the
+            predictions.
     """
     if not isinstance(learner, Mixture):
-        heads = _Predictions(learner, batch, only=not losses)
-        with tapped(learner, heads, states):
+        heads = _PredictionRecorder(learner, batch, only=not losses)
+        with attached(learner, heads, states):
             output = learner(batch, step)
         return RecordedOutputs(learner, batch, heads.predicted, output if losses else None)
     assert isinstance(batch, MixedBatch), "a mixture reads the batches of its own examples"
@@ -135,7 +151,7 @@ def record(
     sums: dict[str, Tensor] = {}
     for name, part in batch.members:
         if name not in learner.members:
-            continue  # a teacher may know only some members
+            continue  # a teacher may have been trained for only some members of the student's mixture
         recorded = record(cast(BaseLearner, learner.members[name]), part, step, states, losses)
         predicted |= {term_of(name, term): prediction for term, prediction in recorded.predicted.items()}
         if recorded.output is not None:
@@ -148,11 +164,15 @@ class StudentData:
     """The data that a run reads in training.
 
     Attributes:
-        examples: The student's, made from `data`.
-        max_steps: Budget, or None; so is `max_epochs`.
-        sizes: The keys that set the step size.
-        tokens: Of a forward without gradients.
-        progress: Shows progress.
+        data: The training split.
+        max_length: Maximum number of tokens per text.
+        examples: The student's examples, made from `data`.
+        loader: Groups the examples into training steps.
+        max_steps: The run's budget of steps, or None.
+        max_epochs: The run's budget of epochs, or None.
+        sizes: The configuration keys that set how many examples or tokens a step has, with their values.
+        forward_tokens: Number of tokens per forward without gradients.
+        progress: Shows the progress of a preparation on the screen, or None.
     """
 
     data: SplitData
@@ -162,18 +182,21 @@ class StudentData:
     max_steps: int | None
     max_epochs: float | None
     sizes: Mapping[str, int | None]
-    tokens: int
+    forward_tokens: int
     progress: OnStage | None = None
 
 
 @dataclass
 class Teacher:
-    """A trained, frozen learner: no gradient, no dropout, its own number format.
+    """A trained, frozen learner that a student learns from: it runs without gradients and without dropout.
 
     Attributes:
-        origin: The user's checkpoint.
-        longest: Maximum tokens of a text that it reads independently; None: as the student.
-        reads_batches: Whether it reads the student's batches, which requires its vocabulary.
+        learner: The trained learner.
+        precision: The number format in which the teacher runs.
+        origin: The checkpoint as the user named it, for messages.
+        longest: Maximum number of tokens per text if the teacher tokenizes texts itself; None means the student's.
+        reads_batches: Whether the teacher reads the student's batches, which requires the student's vocabulary and
+            text format. Otherwise it tokenizes the texts of the student's data itself.
     """
 
     learner: BaseLearner
@@ -183,20 +206,26 @@ class Teacher:
     reads_batches: bool = True
 
     @property
-    def teaches(self) -> frozenset[str]:
-        """The student's terms that it predicts."""
+    def terms_taught(self) -> frozenset[str]:
+        """The student's loss terms that the teacher makes predictions for."""
         return frozenset(self.learner.weights)
 
     def begin(self, student: StudentData) -> JsonObject:
-        """Called before training. Returns a description of the preparation for the first screen."""
+        """Prepares the teacher before training. Returns a description of this for the run's first screen."""
         return {}
 
     @torch.no_grad()
     def predict(self, batch: Batch, states: Tap | None = None) -> TeacherOutputs:
-        """Its predictions for a batch of the student. states: records, or replaces, the states between the layers."""
+        """Returns the teacher's predictions for a batch of the student.
+
+        Args:
+            batch: The student's batch, on its device.
+            states: A tap that records or replaces the teacher's states between the layers; None for none.
+        """
         device = batch.inputs.tokens.device.type
         if isinstance(batch, MixedBatch) and not isinstance(self.learner, Mixture):
-            # Labeled texts paired with texts of another domain, for which a teacher has no predictions.
+            # The student adapts to another domain (task.domain), whose unlabeled texts are the second member of its
+            # batches. The teacher predicts only for the labeled texts.
             batch = dict(batch.members)[self.learner.config.name]
         with torch.autocast(device, enabled=False), self.precision.autocast():
             return record(self.learner, batch, 0, states, losses=False)
@@ -204,8 +233,13 @@ class Teacher:
 
 @dataclass(frozen=True)
 class LearnerPair:
-    """A student and its teacher, with the map from student to teacher layers for terms that compare layers. teacher:
-    None if the student learns from other learners of the run, or from itself."""
+    """The two models that a distillation term compares.
+
+    Attributes:
+        student: The student.
+        teacher: The frozen teacher; None if the student learns from another model in training, or from itself.
+        layers: The map from student layers to teacher layers; None if no term compares layers.
+    """
 
     student: BaseLearner
     teacher: Teacher | None = None
@@ -213,7 +247,7 @@ class LearnerPair:
 
     @property
     def frozen_teacher(self) -> Teacher:
-        """The teacher, for terms that need one."""
+        """The teacher, for terms that work only with a frozen one."""
         assert self.teacher is not None
         return self.teacher
 

@@ -1,10 +1,11 @@
-"""Self-distillation: a model whose early exits learn from its last layer.
+"""distill=self: a model whose early exits learn from its last layer.
 
-Zhang, Song, Gao, Chen, Bao, Ma, "Be Your Own Teacher: Improve the Performance of Convolutional Neural Networks via Self
-Distillation", ICCV 2019, section 3: an exit's loss is (1 - a) of its own loss, a of the divergence from the last
-layer's predictions, and the squared difference of its features from the last layer's, which learns from the labels
-only. The features are hidden states after the final norm, of all tokens; their widths are equal, so no projection is
-needed.
+An early exit predicts with heads after a layer below the last. Zhang, Song, Gao, Chen, Bao, Ma, "Be Your Own Teacher:
+Improve the Performance of Convolutional Neural Networks via Self Distillation", ICCV 2019, section 3: the loss of an
+exit is (1 - a) times its loss on the labels, plus a times its divergence from the predictions of the last layer, plus b
+times the squared difference between its features and those of the last layer. The last layer learns from the labels
+only. Here a is distill.soft and b is distill.states. The features are the hidden states of all tokens after the final
+norm; all layers have the same width, so no projection is needed.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from lmtool.types import Batch, StepOutput
 
 
 class SelfDistillation(Distilled):
-    """One forward through all layers; at each exit the student's own code runs on the states there."""
+    """Trains all exits in one forward through the layers; at each exit the student's heads there read the states."""
 
     config: SelfConfig
 
@@ -36,7 +37,7 @@ class SelfDistillation(Distilled):
         super().__init__(config, student)
         if any(isinstance(head, LayerFeatures) for head in student.heads.values()) or student.backbone.states_read > 1:
             raise UserError(
-                "distill=self: an early exit reads one layer, but with this tuning method heads read several",
+                "distill=self: an early exit reads one layer, but with this tuning method the heads read several",
                 "set tuning.layers=last, another tuning=, or distill=none",
             )
         self.exits = exits_of(student)
@@ -46,10 +47,11 @@ class SelfDistillation(Distilled):
             for term, weight in student.weights.items():
                 self.weights[f"exit_{depth}_{term}"] = (1 - config.soft) * weight
             for part, scale in self.soft.scales(student.weights).items():
-                self.weights[self._soft_title(depth, part)] = config.soft * scale
+                self.weights[self._soft_name(depth, part)] = config.soft * scale
             self.weights[f"exit_{depth}_states"] = config.states
 
-    def _soft_title(self, depth: int, part: str) -> str:
+    def _soft_name(self, depth: int, part: str) -> str:
+        """The name of the loss term with which an exit learns the last layer's predictions."""
         several = part and len(self.student.weights) > 1
         return f"exit_{depth}_soft_{part}" if several else f"exit_{depth}_soft"
 
@@ -58,13 +60,14 @@ class SelfDistillation(Distilled):
         counts = dict(task_counts)
         for depth in self.exits:
             counts |= {f"exit_{depth}_{term}": count for term, count in task_counts.items()}
-            counts |= {self._soft_title(depth, part): count for part, count in soft.items()}
+            counts |= {self._soft_name(depth, part): count for part, count in soft.items()}
             counts[f"exit_{depth}_states"] = float(sum(batch.inputs.lengths))
         return counts
 
     def forward(self, batch: Batch, step: int) -> StepOutput:
         student, first, states = self.student, 0, None
         recorded: dict[int, tuple[StudentOutputs, Tensor]] = {}
+        # Each segment of the forward runs the layers from one exit to the next, starting from the recorded states.
         for depth in (*self.exits, student.backbone.config.num_layers):
             view = at_exit(student, depth) if depth in self.exits else student
             segment = Segment(first, states, depth)
@@ -80,17 +83,17 @@ class SelfDistillation(Distilled):
             assert outputs.output is not None
             sums |= {f"exit_{depth}_{term}": total for term, total in outputs.output.sums.items()}
             for term, predicted in outputs.predicted.items():
-                sums[self._soft_title(depth, term)] = self.soft.target_losses(predicted, deepest.predicted[term])
+                sums[self._soft_name(depth, term)] = self.soft.target_losses(predicted, deepest.predicted[term])
             difference_TH = self._normalized(x_TH).float() - target_TH.float()
             sums[f"exit_{depth}_states"] = difference_TH.square().mean(-1).sum()
         return StepOutput(sums, self.weights)
 
     def _normalized(self, x_TH: Tensor) -> Tensor:
-        """States of a layer after the final norm."""
+        """Applies the final norm to the states after a layer."""
         return cast(Stack, self.student.backbone).leave(x_TH)
 
     def extra_models(self) -> Mapping[str, BaseLearner]:
-        """The exits, the deepest first."""
+        """Returns the model as it predicts at each exit, the deepest exit first."""
         return {f"exit {depth}": at_exit(self.student, depth) for depth in reversed(self.exits)}
 
     def metadata(self) -> JsonObject:

@@ -1,4 +1,7 @@
-"""A student of frozen teachers (Hinton, Vinyals and Dean 2015, "Distilling the Knowledge in a Neural Network")."""
+"""distill=standard: a student that learns from one or several frozen teachers.
+
+Hinton, Vinyals and Dean 2015, "Distilling the Knowledge in a Neural Network".
+"""
 
 from __future__ import annotations
 
@@ -25,27 +28,28 @@ from lmtool.weights.assemble import load_into
 
 
 def start_from(student: BaseLearner, teacher: BaseLearner, origin: str, layers: Mapping[Side, tuple[int, ...]]) -> str:
-    """Copies a teacher's embeddings, the selected layers of its stacks, their final norms, and heads of equal names and
-    shapes.
+    """Initializes a student with a teacher's embeddings, selected layers, final norms, and heads of the same name and
+    shape.
 
-    Parameters that only the student has (a segment table, adapters) keep their initial values.
+    Parameters that only the student has (segment embeddings, adapters) keep their initial values.
 
     Args:
         student: The learner to initialize.
         teacher: The trained learner.
         origin: The teacher's checkpoint, for messages.
-        layers: By side, the teacher's layer for each of the student's, counted from 1.
+        layers: For each stack, by the side of the batch that it reads, the teacher layer to copy to each student layer,
+            counted from 1.
 
     Returns:
         A description for the first screen.
 
     Raises:
-        UserError: The layers have different types, or the teacher has parameters added by tuning, which cannot be
-            copied.
+        UserError: The layers of the two models have different types, or the teacher has parameters that a tuning
+            method added, which cannot be copied.
     """
     if teacher.added:
         raise UserError(
-            f"distill.initialize copies layers, but distill.teacher={origin} has added tuning parameters",
+            f"distill.initialize cannot copy the parameters that a tuning method added to distill.teacher={origin}",
             f"export it, which merges them, and set distill.teacher= to the exported folder; or {DROP_INITIALIZATION}",
         )
     source_tensors = teacher.state_dict()
@@ -66,7 +70,7 @@ def start_from(student: BaseLearner, teacher: BaseLearner, origin: str, layers: 
 def _layer_prefixes(
     student: BaseLearner, teacher: BaseLearner, layers: Mapping[Side, tuple[int, ...]]
 ) -> Iterator[tuple[str, str]]:
-    """Name prefixes of the student's layers, each with that of the teacher's layer to copy."""
+    """Yields the prefix of the parameter names of each student layer, and the prefix of the teacher layer to copy."""
     stacks = [
         {module.side: (name, module) for name, module in learner.named_modules() if isinstance(module, Stack)}
         for learner in (student, teacher)
@@ -86,19 +90,19 @@ def _layer_prefixes(
 
 
 class Standard(Distilled):
-    """The weighted sum of the student's own loss and the terms of its teacher."""
+    """Trains a student on the weighted sum of its own loss and of the distillation terms."""
 
     config: StandardConfig
 
     def __init__(self, config: StandardConfig, student: BaseLearner, teachers: Sequence[Teacher]):
         super().__init__(config, student)
-        # Labels of a file have no network.
+        # A file of labels is a teacher without a network of its own: its learner is the student.
         self._teachers = tuple(teacher for teacher in teachers if teacher.learner is not student)
         self.teacher = teachers[0]
         if len(teachers) > 1:
             self.teacher = TeacherEnsemble(
                 self.teacher.learner, self.teacher.precision, self.teacher.origin,
-                members=teachers, weights=config.weight_of_teacher, average=config.average,
+                members=teachers, weights=config.weight_by_teacher, average=config.average,
             )  # fmt: skip
         self._require_common_teacher()
         self.started = self._start()
@@ -111,15 +115,18 @@ class Standard(Distilled):
         self.weights = {term: config.gold * weight for term, weight in student.weights.items()}
         for name, term in self.terms.items():
             for part, scale in term.scales(student.weights).items():
-                self.weights[self._title(name, part)] = term.config.weight * scale
+                self.weights[self._loss_name(name, part)] = term.config.weight * scale
 
     def _start(self) -> str | None:
-        """Copies layers of the teacher and returns their description; a resumed run loads its checkpoint afterwards.
-        UserError if the vocabularies differ."""
+        """Copies layers of the teacher if distill.initialize says so. Returns a description for the first screen.
+
+        In a resumed run the checkpoint is loaded afterwards and replaces these weights. Raises UserError if the
+        tokenizers differ.
+        """
         if self.config.starts_from_teacher and not self.teacher.reads_batches:
             raise UserError(
-                f"distill.initialize: distill.teacher={self.teacher.origin} has another tokenizer than the student, so "
-                "its embeddings belong to other tokens",
+                f"distill.initialize: the embeddings of distill.teacher={self.teacher.origin} belong to other tokens, "
+                "because its tokenizer differs from the student's",
                 f"{DROP_INITIALIZATION}, or tokenizer=auto",
             )
         learner = self.teacher.learner
@@ -133,13 +140,13 @@ class Standard(Distilled):
         return self._teachers
 
     def _require_common_teacher(self) -> None:
-        """UserError if states are compared, but no single teacher reads everything that the student reads."""
+        """Raises UserError if a term needs a single teacher for all of the student's tasks, and there is none."""
         members = _members_of(self.student)
         untaught = [name for name in members if name not in _members_of(self.teacher.learner)]
-        names = [name for name, term in self.config.terms.items() if not term.averages]
+        names = [name for name, term in self.config.terms.items() if not term.supports_average]
         if names and (len(self.teachers) > 1 or untaught):
             raise UserError(
-                f"distill.terms.{names[0]} needs one teacher for everything that the student learns",
+                f"distill.terms.{names[0]} needs a single teacher trained for everything that the student learns",
                 f"set distill.terms.{names[0]}=null, or use such a teacher; the terms soft and hard learn from several",
             )
 
@@ -151,39 +158,39 @@ class Standard(Distilled):
 
     @property
     def terms(self) -> dict[str, Term]:
-        """The terms by their names."""
+        """The distillation terms by name."""
         return {name: cast(Term, term) for name, term in self.distill.items()}
 
-    def _title(self, name: str, part: str) -> str:
-        """The name of a term's part: the term itself if the student has one term."""
+    def _loss_name(self, name: str, part: str) -> str:
+        """The name under which a part of a distillation term is logged: "soft_mlm", or "soft" if there is one part."""
         return name if not part or len(self.student.weights) == 1 else f"{name}_{part}"
 
     def counts(self, batch: Batch) -> dict[str, float]:
         counts = self.student.counts(batch)
         for name, term in self.terms.items():
-            counts |= {self._title(name, part): count for part, count in term.counts(batch).items()}
+            counts |= {self._loss_name(name, part): count for part, count in term.counts(batch).items()}
         return counts
 
     def forward(self, batch: Batch, step: int) -> StepOutput:
         terms = self.terms
         if not terms:
             return StepOutput(self.student(batch, step).sums, self.weights)
-        teacher = self.teacher.predict(batch, _joined([term.tap(teacher=True) for term in terms.values()]))
-        student_tap = _joined([term.tap(teacher=False) for term in terms.values()])
+        teacher = self.teacher.predict(batch, _combine_taps([term.tap(teacher=True) for term in terms.values()]))
+        student_tap = _combine_taps([term.tap(teacher=False) for term in terms.values()])
         student = record(self.student, batch, step, student_tap, losses=self.config.gold > 0)
         sums: dict[str, Tensor] = {} if student.output is None else dict(student.output.sums)
         for name, term in terms.items():
-            sums |= {self._title(name, part): total for part, total in term.sums(student, teacher, step).items()}
+            sums |= {self._loss_name(name, part): total for part, total in term.sums(student, teacher, step).items()}
         return StepOutput(sums, self.weights)
 
-    def aligned(self, teacher: Teacher) -> LayerMap | str:
+    def aligned_layers(self, teacher: Teacher) -> LayerMap | str:
         if set(_members_of(self.student)) - set(_members_of(teacher.learner)):
-            return "the teacher reads the texts of only some members"
-        return self.layers if self.layers is not None else super().aligned(teacher)
+            return "the teacher was trained for only some members of the student's mixture"
+        return self.layers if self.layers is not None else super().aligned_layers(teacher)
 
     def metadata(self) -> JsonObject:
         layers = {} if self.layers is None else {"layers": self.layers.screen_text()}
-        untaught = [term for term in self.student.weights if term not in self.teacher.teaches]
+        untaught = [term for term in self.student.weights if term not in self.teacher.terms_taught]
         gold_only = {"gold only": ", ".join(untaught)} if untaught else {}
         started = {} if self.started is None else {"started from": self.started}
         heads = {} if self.config.teaches_heads else {"heads": "are not trained, so metrics mean nothing"}
@@ -192,10 +199,10 @@ class Standard(Distilled):
 
 
 def _members_of(learner: BaseLearner) -> list[str]:
-    """The members of a mixture, or the learner itself."""
+    """The names of a mixture's members; empty for a learner that is not a mixture."""
     return [name for name, _ in learner.named_members()] if isinstance(learner, Mixture) else []
 
 
-def _joined(taps: Sequence[Tap | None]) -> Tap | None:
+def _combine_taps(taps: Sequence[Tap | None]) -> Tap | None:
     active = [tap for tap in taps if tap is not None]
     return Taps(*active) if active else None

@@ -1,7 +1,7 @@
-"""Teachers other than one running model: ensembles, teachers truncated to their most probable words, teachers whose
-outputs are stored, and files of hard labels.
+"""Teachers other than a single running model: the average of several teachers, a teacher whose predictions are
+truncated to the most probable words, a teacher whose outputs are stored on disk, and a file of hard labels.
 
-Shape letters: N documents, G examples, M targets.
+Shape letters: N documents of a batch, G examples of a batch (an example has one or several documents), M targets.
 """
 
 from __future__ import annotations
@@ -22,17 +22,8 @@ from lmtool.data.examples import Examples, SplitData
 from lmtool.data.loader import PackedLoader
 from lmtool.distillation.recording import RecordedOutputs, RecordedStates, StudentData, Teacher, TeacherOutputs
 from lmtool.distillation.store.folder import StoreLocation, open_or_make, require_free_space
-from lmtool.distillation.store.outputs import (
-    Format,
-    TermBatch,
-    TermReader,
-    TermWriter,
-    batch_states,
-    batch_terms,
-    order_of,
-    ranges,
-    require_rows,
-)
+from lmtool.distillation.store.keys import TermBatch, batch_states, batch_terms, group_by_example, require_rows
+from lmtool.distillation.store.outputs import Format, TermReader, TermWriter, ranges
 from lmtool.errors import UserError
 from lmtool.learners.mixed_examples import MixedExamples
 from lmtool.learners.mixed_sources import examples_of
@@ -44,12 +35,14 @@ from lmtool.types import Batch
 
 @dataclass(kw_only=True)
 class TeacherEnsemble(Teacher):
-    """Several teachers, whose predictions of the same targets are averaged; each may know different members of a
-    mixture. Learner, precision and origin are the first member's.
+    """Several teachers whose predictions for the same targets are averaged.
+
+    The teachers may have been trained for different members of the student's mixture. The inherited attributes are
+    those of the first teacher.
 
     Attributes:
         members: The teachers, at least one.
-        weights: The weight of each in the average, by origin.
+        weights: The weight of each teacher in the average, by its `origin`.
         average: Whether probabilities or logits are averaged.
     """
 
@@ -58,29 +51,29 @@ class TeacherEnsemble(Teacher):
     average: Literal["probabilities", "logits"]
 
     @property
-    def teaches(self) -> frozenset[str]:
-        return frozenset().union(*(teacher.teaches for teacher in self.members))
+    def terms_taught(self) -> frozenset[str]:
+        return frozenset().union(*(teacher.terms_taught for teacher in self.members))
 
     def predict(self, batch: Batch, states: Tap | None = None) -> TeacherOutputs:
-        """states: not recorded, since they would belong to several teachers."""
-        parts: dict[str, list[tuple[float, TargetProbabilities]]] = {}
+        """Returns the averaged predictions. States are not recorded, since each teacher has different states."""
+        weighted_by_term: dict[str, list[tuple[float, TargetProbabilities]]] = {}
         for teacher in self.members:
             for term, prediction in teacher.predict(batch).predicted.items():
-                parts.setdefault(term, []).append((self.weights[teacher.origin], prediction))
+                weighted_by_term.setdefault(term, []).append((self.weights[teacher.origin], prediction))
         predicted = {
             term: weighted[0][1] if len(weighted) == 1 else Averaged.of(weighted, self.average)
-            for term, weighted in parts.items()
+            for term, weighted in weighted_by_term.items()
         }
         return RecordedOutputs(self.learner, batch, predicted)
 
 
 @dataclass(kw_only=True)
 class TopWordsTeacher(Teacher):
-    """A teacher whose predictions over a vocabulary are truncated.
+    """A teacher whose predictions over a vocabulary are truncated to the most probable words.
 
     Attributes:
-        top_k: Number of most probable words that are retained.
-        temperatures: Temperatures at which they are learned.
+        top_k: Number of words that are retained per target.
+        temperatures: The softmax temperatures of the distillation terms, at which probabilities will be needed.
     """
 
     top_k: int
@@ -95,23 +88,24 @@ class TopWordsTeacher(Teacher):
         return replace(recorded, predicted=predicted)
 
 
-# A teacher whose predictions are read from disk. One pass of the teacher over the data serves every run with the same
-# data: students of other sizes, other term weights, other learning rates.
+# A teacher whose outputs are read from disk. The stored outputs of one pass over the data serve every run with the same
+# teacher and data, for example runs with students of different sizes, or with different learning rates.
 
 
 @dataclass(kw_only=True)
 class StoredTeacher(Teacher):
-    """A teacher whose outputs are stored once, so that its network does not run in training.
+    """A teacher whose outputs are computed once and stored, so that its network does not run in training.
 
     Attributes:
-        location: Where the outputs are stored.
-        layout: Format of the stored outputs.
-        identity: What the outputs depend on besides the data that is read, as plain data.
-        fixed: Whether every epoch has the same examples.
-        seed: Of the run.
-        tokenizers: The teacher's and the student's, for the first screen. If they differ, the teacher tokenizes the
-            student's table itself, and predicts by row.
-        states: Whether to store the last layers' states before the final norm.
+        location: The folder of the stored outputs.
+        layout: The format of the stored outputs.
+        identity: Everything that the outputs depend on besides the examples that are read, as plain data.
+        fixed: Whether an example is the same in every epoch, as in finetuning; in pretraining it may be masked anew.
+        seed: The run's seed.
+        tokenizers: Descriptions of the teacher's and the student's tokenizers for the first screen, if they differ.
+            The teacher then tokenizes the rows of the student's table itself, and its predictions are stored per row.
+        states: Whether to store the states of the last layers before the final norm, besides the predictions.
+        terms: The opened files of each loss term's predictions, and of the states of each stack.
     """
 
     location: StoreLocation
@@ -129,7 +123,7 @@ class StoredTeacher(Teacher):
             examples = examples_of(self.learner, student.data, length)
             require_rows(student.examples.batch(student.examples.plan(0).rows[:1], np.arange(1), 0))
             student = replace(student, examples=examples)
-        passes = Passes.of(student, self.fixed, self.seed)
+        passes = Passes.from_student(student, self.fixed, self.seed)
         identity = {
             **self.identity,
             "dtype": self.layout.dtype,
@@ -145,48 +139,48 @@ class StoredTeacher(Teacher):
 
     @property
     def by_row(self) -> bool:
-        """Whether its examples are identified by row."""
+        """Whether stored examples are identified by their row in the table, instead of by a hash of their tokens."""
         return not self.reads_batches
 
     def predict(self, batch: Batch, states: Tap | None = None) -> TeacherOutputs:
-        """UserError if an example of the batch is missing."""
+        """Reads the predictions from disk. Raises UserError if an example of the batch was not stored."""
         device = batch.inputs.tokens.device
         predicted = {
-            term: self._stored(term, part, device) for term, part in batch_terms(batch).items() if term in self.terms
+            term: self._read(term, part, device) for term, part in batch_terms(batch).items() if term in self.terms
         }
         if self.states and states is not None:
             for name, part in batch_states(batch):
-                point = self._last(part.target.side)
+                point = self._last_layer(part.target.side)
                 if states.wants(point):
-                    stored = self._stored(name, part, device)
+                    stored = self._read(name, part, device)
                     assert isinstance(stored, Classes)
                     states(point, stored.logits_MC.float())
         return RecordedOutputs(self.learner, batch, predicted)
 
-    def _stored(self, term: str, part: TermBatch, device: torch.device) -> TargetProbabilities:
-        stored = self.terms[term].of(part, part.keys(self.by_row), device)
+    def _read(self, term: str, part: TermBatch, device: torch.device) -> TargetProbabilities:
+        stored = self.terms[term].read(part, part.keys(self.by_row), device)
         if stored is None:
             raise UserError(
-                f"the store of the teacher's outputs lacks examples of {term} that this run reads",
+                f"the stored outputs of the teacher lack predictions of {term} for examples that this run reads",
                 "set distill.store=null, so that the teacher runs alongside the student",
             )
         return stored
 
-    def _last(self, side: Side) -> TapPoint:
-        """The last layer of the stack that reads a side."""
+    def _last_layer(self, side: Side) -> TapPoint:
+        """The tap point after the last layer of the teacher's stack that reads a side of the batch."""
         return TapPoint(self.learner.backbone.config.depths[side], side)
 
     def _fill(self, folder: Path, passes: Passes) -> JsonObject:
-        """Writes the teacher's predictions for all examples."""
+        """Runs the teacher over all examples and writes its outputs. Returns the metadata of the files."""
         writers: dict[str, TermWriter] = {}
-        unpredicted: set[str] = set()  # terms that it does not predict
+        unpredicted: set[str] = set()  # the student's terms that the teacher does not predict
         done, progress = 0, passes.student.progress
         for batch in passes.batches():
             done += len(batch.inputs.lengths)
             parts = [(term, part) for term, part in batch_terms(batch).items() if term not in unpredicted]
             parts += batch_states(batch) if self.states else ()
             if not all(term in writers and writers[term].has(part.keys(self.by_row)) for term, part in parts):
-                self._add(batch, parts, writers, folder)
+                self._write_batch(batch, parts, writers, folder)
                 unpredicted |= {term for term, _ in parts} - writers.keys()
                 size = sum(file.stat().st_size for file in folder.iterdir())
                 require_free_space(folder, size, done, passes.documents)
@@ -194,26 +188,27 @@ class StoredTeacher(Teacher):
                 progress("running the teacher", done, passes.documents)
         if not writers:
             raise UserError(
-                f"distill.teacher={self.origin} predicts nothing that can be stored", "set distill.store=null"
+                f"distill.teacher={self.origin} makes no predictions that can be stored", "set distill.store=null"
             )
         return {"terms": {name: writer.close() for name, writer in writers.items()}}
 
-    def _add(
+    def _write_batch(
         self, batch: Batch, parts: Sequence[tuple[str, TermBatch]], writers: dict[str, TermWriter], folder: Path
     ) -> None:
+        """Runs the teacher on a batch and writes the outputs of each term and stack in `parts`."""
         depths = self.learner.backbone.config.depths
         tap = RecordedStates(states=[TapPoint(depth, side) for side, depth in depths.items()]) if self.states else None
         predicted = dict(super().predict(batch.to(self.precision.device), tap).predicted)
-        loose = sorted(predicted.keys() - batch_terms(batch).keys())
-        if loose:
+        without_targets = sorted(predicted.keys() - batch_terms(batch).keys())
+        if without_targets:
             raise UserError(
-                f"the teacher's predictions of {loose[0]} have no targets in the data to index them by",
+                f"the teacher's predictions of {without_targets[0]} cannot be stored: the data lack their targets",
                 "set distill.store=null, so that the teacher runs alongside the student",
             )
         for term, part in parts:
             values = predicted.get(term)
             if tap is not None and term not in batch_terms(batch):
-                values = Classes(_next_states(tap, self._last(part.target.side), len(part.packed.tokens)))
+                values = Classes(_next_states(tap, self._last_layer(part.target.side), len(part.packed.tokens)))
             if values is not None:
                 writer = writers.setdefault(term, TermWriter(folder, len(writers), self.layout))
                 with torch.no_grad(), self.precision.autocast():
@@ -221,18 +216,19 @@ class StoredTeacher(Teacher):
 
 
 def _next_states(tap: RecordedStates, point: TapPoint, tokens: int) -> Tensor:
-    """The states of the next forward recorded by a tap. UserError if a learner does not read each text exactly once."""
+    """Removes and returns the first states that a tap recorded at a point. Raises UserError if their number is not that
+    of the tokens, because the learner does not read each text exactly once."""
     states = tap.states[point].pop(0) if tap.states[point] else None
     if states is None or len(states) != tokens:
         raise UserError(
-            "distill.terms.states: this learner does not read each text exactly once, so its states cannot be stored",
+            "distill.terms.states: the teacher does not read each text exactly once, so its states cannot be stored",
             "set distill.store=null, so that the teacher runs alongside the student",
         )
     return states
 
 
 def _same_every_epoch(examples: Examples) -> bool:
-    """Whether the plan is constant."""
+    """Whether every epoch has the same examples: a plan that never changes is one object for all epochs."""
     if isinstance(examples, MixedExamples):
         return all(map(_same_every_epoch, examples.members.values()))
     return examples.plan(1) is examples.plan(0)
@@ -240,12 +236,14 @@ def _same_every_epoch(examples: Examples) -> bool:
 
 @dataclass(frozen=True)
 class Passes:
-    """The examples that a run reads.
+    """The examples that a run will read, for which a teacher's outputs must be stored.
 
     Attributes:
-        metadata: The same as plain data.
-        epochs: Complete epochs; 0: the first steps of one, up to `steps`.
-        documents: Approximate number, for progress.
+        student: The student's training data.
+        metadata: These examples as plain data, which identifies the stored outputs.
+        epochs: Number of complete epochs; 0 if the run ends within the first epoch.
+        steps: If `epochs` is 0, number of steps of the first epoch.
+        documents: Approximate number of documents, for the progress display.
     """
 
     student: StudentData
@@ -255,30 +253,33 @@ class Passes:
     documents: int
 
     @classmethod
-    def of(cls, student: StudentData, fixed: bool, seed: int) -> Passes:
-        """UserError if no budget determines how much is read."""
+    def from_student(cls, student: StudentData, fixed: bool, seed: int) -> Passes:
+        """Derives the examples from a run's data and budgets. Raises UserError if the number is unlimited."""
         plan = student.examples.plan(0)
         if fixed and _same_every_epoch(student.examples):
             return cls(student, {"epochs": "all"}, 1, 0, len(plan))
         steps, epochs = student.max_steps or math.inf, student.max_epochs or math.inf
         if math.isinf(steps) and math.isinf(epochs):
             raise UserError(
-                "distill.store= needs to know how much is read: every epoch has different examples",
+                "distill.store=: every epoch has different examples, and neither max_steps nor max_epochs limits their "
+                "number",
                 "set max_steps= or max_epochs=, in addition to another budget or instead of it",
             )
-        in_epoch = student.loader.steps_in_epoch(0)
-        steps = min(steps, math.ceil(epochs * in_epoch)) if epochs < 1 else steps
-        if steps < in_epoch:
+        first_epoch_steps = student.loader.steps_in_epoch(0)
+        steps = min(steps, math.ceil(epochs * first_epoch_steps)) if epochs < 1 else steps
+        if steps < first_epoch_steps:
+            # The examples of the first steps depend on how many a step has, so the sizes are part of the identity.
             metadata = {"seed": seed, "steps": int(steps), **student.sizes}
-            return cls(student, metadata, 0, int(steps), round(len(plan) * steps / in_epoch))
-        whole, read = 0, 0.0
-        while whole < math.ceil(epochs) if math.isinf(steps) else read < steps and whole < epochs:
-            read += student.loader.steps_in_epoch(whole)
-            whole += 1
-        return cls(student, {"seed": seed, "epochs": whole}, whole, 0, len(plan) * whole)
+            return cls(student, metadata, 0, int(steps), round(len(plan) * steps / first_epoch_steps))
+        # Complete epochs, until the budget of steps or of epochs is covered.
+        count, steps_covered = 0, 0.0
+        while count < math.ceil(epochs) if math.isinf(steps) else steps_covered < steps and count < epochs:
+            steps_covered += student.loader.steps_in_epoch(count)
+            count += 1
+        return cls(student, {"seed": seed, "epochs": count}, count, 0, len(plan) * count)
 
     def batches(self) -> Iterator[Batch]:
-        """All examples; sorted by length if complete epochs are read."""
+        """Yields batches of all examples, in the order of their lengths if complete epochs are read."""
         examples = self.student.examples
         if not self.epochs:
             for step in islice(self.student.loader.steps(None), self.steps):
@@ -292,17 +293,17 @@ class Passes:
 
 
 def _sorted_loader(examples: Examples, student: StudentData) -> PackedLoader:
-    """Reads examples in the order of their lengths, for forwards without gradients."""
-    longest = int(examples.plan(0).lengths.max())
-    return PackedLoader(examples, 0, None, max(student.tokens, longest), shuffle=False)
+    """Returns a loader that sorts examples by length, so that forwards without gradients have similar sizes."""
+    longest = int(examples.plan(0).lengths.max())  # a batch holds at least the longest example
+    return PackedLoader(examples, 0, None, max(student.forward_tokens, longest), shuffle=False)
 
 
-# A teacher known only by a file of predictions: it provides hard labels and never runs.
+# A teacher of which only a file of predictions is available: it provides hard labels and never runs.
 
 
 @dataclass(frozen=True)
 class FixedLabels(TargetProbabilities):
-    """labels: (M,), returned by `best`."""
+    """Predictions that consist of hard labels only. labels: (M,) the label of each target."""
 
     labels: Tensor
 
@@ -318,7 +319,8 @@ class FixedLabels(TargetProbabilities):
 
 @dataclass(frozen=True)
 class _TermLabels:
-    """By example, the labels of one term. keys_G: sorted. first_G, count_G: its slice of `labels`."""
+    """The labels of one loss term. The example with key keys_G[g] (sorted) has the labels from first_G[g] to
+    first_G[g] + count_G[g]."""
 
     keys_G: np.ndarray
     first_G: np.ndarray
@@ -328,14 +330,20 @@ class _TermLabels:
 
 @dataclass(kw_only=True)
 class HardLabels(Teacher):
-    """The learner is the student's, which turns rows into examples. relabel: replaces the labels of the training data
-    by the predictions, and returns a line for the first screen."""
+    """A file of predictions used as the teacher.
+
+    Attributes:
+        learner: The student's learner, which makes the same examples from the relabeled rows.
+        relabel: Replaces the labels of the training data by the predictions. Returns the relabeled data and metadata
+            for the first screen.
+        terms: The labels of each loss term.
+    """
 
     relabel: Callable[[SplitData], tuple[SplitData, JsonObject]]
     terms: dict[str, _TermLabels] = field(default_factory=dict)
 
     @property
-    def teaches(self) -> frozenset[str]:
+    def terms_taught(self) -> frozenset[str]:
         return frozenset([self.learner.config.name])
 
     def begin(self, student: StudentData) -> JsonObject:
@@ -345,35 +353,38 @@ class HardLabels(Teacher):
         for batch in loader.epoch_batches():
             for term, part in batch_terms(batch).items():
                 labels = part.target.labels
-                if labels is not None and term in self.teaches:
+                if labels is not None and term in self.terms_taught:
                     keys_G = part.keys(by_row=False)
-                    order_M, count_G = order_of(part.owners(len(labels)), len(keys_G))
+                    order_M, count_G = group_by_example(part.owners(len(labels)), len(keys_G))
                     columns.setdefault(term, []).append((keys_G, count_G, labels[torch.from_numpy(order_M)]))
-        self.terms = {term: _joined(batches) for term, batches in columns.items()}
+        self.terms = {term: _concatenate(batches) for term, batches in columns.items()}
         return metadata
 
     def predict(self, batch: Batch, states: Tap | None = None) -> TeacherOutputs:
-        """UserError if it has no labels for an example of the batch."""
+        """Looks up the labels of a batch. Raises UserError if the file has none for an example of the batch."""
         predicted: dict[str, TargetProbabilities] = {}
         for term, part in batch_terms(batch).items():
             stored, target = self.terms.get(term), part.target.labels
             if stored is None or target is None:
                 continue
             keys_G = part.keys(by_row=False)
-            at_G = np.searchsorted(stored.keys_G, keys_G).clip(max=len(stored.keys_G) - 1)
-            order_M, count_G = order_of(part.owners(len(target)), len(keys_G))
-            if (stored.keys_G[at_G] != keys_G).any() or (stored.count_G[at_G] != count_G).any():
+            index_G = np.searchsorted(stored.keys_G, keys_G).clip(max=len(stored.keys_G) - 1)
+            order_M, count_G = group_by_example(part.owners(len(target)), len(keys_G))
+            if (stored.keys_G[index_G] != keys_G).any() or (stored.count_G[index_G] != count_G).any():
                 raise UserError(
-                    f"distill.predictions={self.origin} lacks examples of {term} in this run",
+                    f"distill.predictions={self.origin} has no labels of {term} for examples that this run reads",
                     "use a teacher instead: distill.teacher=RUN",
                 )
             labels = torch.empty_like(target)
-            labels[torch.from_numpy(order_M)] = stored.labels[torch.from_numpy(ranges(stored.first_G[at_G], count_G))]
+            labels[torch.from_numpy(order_M)] = stored.labels[
+                torch.from_numpy(ranges(stored.first_G[index_G], count_G))
+            ]
             predicted[term] = FixedLabels(labels.flatten().to(batch.inputs.tokens.device))
         return RecordedOutputs(self.learner, batch, predicted)
 
 
-def _joined(batches: list[tuple[np.ndarray, np.ndarray, Tensor]]) -> _TermLabels:
+def _concatenate(batches: list[tuple[np.ndarray, np.ndarray, Tensor]]) -> _TermLabels:
+    """Combines the (keys_G, count_G, labels) of several batches; of equal examples the first is retained."""
     keys, counts = (np.concatenate(columns) for columns in list(zip(*batches, strict=True))[:2])
     unique, first_index = np.unique(keys, return_index=True)
     firsts = np.cumsum(counts) - counts

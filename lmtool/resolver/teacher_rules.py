@@ -58,7 +58,7 @@ def _same_texts(distill: DistillConfig, learned: LearnedConfig) -> bool:
 def require_teachers(distill: DistillConfig) -> Iterator[Problem]:
     """A distillation method that needs a teacher has one. Applies only to training: a trained student is used without
     its teacher."""
-    problem = distill.untaught()
+    problem = distill.missing_teacher()
     if problem is not None:
         yield problem
 

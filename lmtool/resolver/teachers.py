@@ -131,8 +131,8 @@ def task_of(part: LearnedConfig) -> TaskConfig | None:
 
 def one_vocabulary(distill: DistillConfig, learned: LearnedConfig) -> bool:
     """Whether teacher and student must have the same vocabulary."""
-    rows = distill.of_rows and isinstance(learned, TaskConfig) and all(part.of_rows for part in learned.parts())
-    return distill.compares and (distill.same_batches or not rows)
+    predicts_rows = isinstance(learned, TaskConfig) and all(part.of_rows for part in learned.parts())
+    return distill.compares and (distill.same_batches or not (distill.compares_rows_only and predicts_rows))
 
 
 def differing_tokenizer(student: TokenizerConfig, teacher: TokenizerConfig | None) -> str | None:

@@ -1,1 +1,1 @@
-"""What every training command shares: a session, its companions and fit."""
+"""The common part of training commands: a session, its companions, and fit."""

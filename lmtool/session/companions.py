@@ -1,6 +1,7 @@
-"""Capabilities around the training loop: one companion class for each, in the order in which they take part.
+"""Companions of a run: objects whose hooks `fit` calls before, during and after training, for everything that is not
+the training loop itself, such as provenance, predictions, forgetting or distillation.
 
-A new capability adds a companion, never a parameter of `fit`.
+The classes are in the order in which they take part. A new capability is a new companion, never a parameter of `fit`.
 """
 
 from __future__ import annotations
@@ -37,37 +38,39 @@ from lmtool.training.progress import TrainingResult
 from lmtool.weights.base import BASE, Base
 
 SAMPLES = 6
-"""Generated examples of a learner that predicts no rows."""
+"""Number of generated examples in samples.json, for a learner that does not predict rows."""
 
 
 class Companion:
-    """A capability around a run. All hooks are optional. excluded: names of tensors that the run's checkpoints leave
-    out."""
+    """The base of all companions, in which every hook does nothing.
+
+    excluded: the names of tensors that the run's checkpoints leave out because of this companion.
+    """
 
     excluded: frozenset[str] = frozenset()
 
     def identity(self) -> Mapping[str, str]:
-        """Digests that must be equal on all ranks, by their names in error messages."""
+        """Returns digests that must be equal in all processes, by their names in error messages."""
         return {}
 
     def begin(self, session: Session) -> Mapping[str, JsonMapping]:
-        """Called before training. Returns metadata for the first screen and facts.json by section ("data", "model",
-        "run"). UserError if the run resumes and differs from its checkpoint."""
+        """Called before training. Returns metadata for the first screen and facts.json, by section ("data", "model" or
+        "run"). Raises UserError if a resumed run differs from its checkpoint."""
         return {}
 
     def on_update(self, step: int) -> None:
-        """Called after each update of the weights. step: counted from 1."""
+        """Called after each update of the weights, with the number of the step, counted from 1."""
 
     def write(self, folder: Path) -> None:
-        """Add files to the folder of a checkpoint."""
+        """Called when a checkpoint is saved. May add files to its folder."""
 
     def after(self, session: Session, training: TrainingResult) -> JsonMapping:
-        """Called after training, with the best weights in the learner. Returns rows of result.json."""
+        """Called after training, when the learner has the best checkpoint's weights. Returns rows of result.json."""
         return {}
 
 
 class DataProvenance(Companion):
-    """The tokenizer and the hashes of the data, saved in every checkpoint."""
+    """Saves the tokenizer and the hashes of the data in every checkpoint."""
 
     def __init__(self, session: Session):
         self.tokenizer, self.contents = session.tokenizer, session.contents
@@ -83,7 +86,7 @@ class DataProvenance(Companion):
 
 
 class TunedBase(Companion):
-    """The base checkpoint of a tuned run, whose tensors are not repeated in the run's checkpoints."""
+    """Excludes the tensors of a tuned run's starting checkpoint from the run's checkpoints, and records its origin."""
 
     def __init__(self, base: Base):
         self.base = base
@@ -99,7 +102,7 @@ class TunedBase(Companion):
 
 
 class Lineage(Companion):
-    """The checkpoints that the run descends from, oldest first."""
+    """Records the checkpoints that the run descends from, oldest first."""
 
     def __init__(self, session: Session):
         self.checkpoints = list(lineage_of(session.run))
@@ -118,12 +121,12 @@ class Lineage(Companion):
 
 
 class MixtureFractions(Companion):
-    """The number of examples read from each member of a mixture."""
+    """Reports how many examples were read from each member of a mixture."""
 
     def after(self, session: Session, training: TrainingResult) -> JsonMapping:
         examples = [phase.examples for phase in session.phases if isinstance(phase.examples, MixedExamples)]
         if len(examples) < len(session.phases) or len({tuple(mixed.members) for mixed in examples}) > 1:
-            return {}
+            return {}  # no mixture, or phases with different members
         last = examples[-1]
         counts = dict.fromkeys(last.members, 0)
         for rows in session.loader.read(training.steps):
@@ -139,7 +142,7 @@ class MixtureFractions(Companion):
 
 
 class Phases(Companion):
-    """The steps of each phase of the run."""
+    """Reports the steps of each phase of the run."""
 
     def after(self, session: Session, training: TrainingResult) -> JsonMapping:
         loader = session.loader
@@ -149,14 +152,14 @@ class Phases(Companion):
 
 
 class LayerMix(Companion):
-    """The learned layer weights of a learner that mixes layers."""
+    """Reports the learned layer weights of a head that reads a weighted mix of all layers."""
 
     def after(self, session: Session, training: TrainingResult) -> JsonMapping:
         return layer_mix(session.learner)
 
 
 class PredictionsFile(Companion):
-    """Writes predictions.jsonl for a learner that predicts rows, otherwise samples.json."""
+    """Writes predictions.jsonl for a learner that predicts labeled rows, otherwise samples.json."""
 
     def after(self, session: Session, training: TrainingResult) -> JsonMapping:
         run, learner, held_out = session.run, session.learner, session.held_out
@@ -173,13 +176,13 @@ class PredictionsFile(Companion):
         classes = final.first.details.get("classes")
         rows = {"validation_examples": sum(map(len, held_out.first.data.rows.values())), "warnings": final.warnings}
         if learner.scores_part:
-            # Evaluations during training scored only a part of the rows.
+            # Evaluations during training scored only a sample of the rows; these metrics replace theirs.
             rows |= {"metrics": final.metrics(), "value": final.metrics()[learner.metric.name]}
         return rows if classes is None else {**rows, "classes": classes}
 
 
 class LabeledTests(Companion):
-    """Scores the best checkpoint once on labeled test splits, which are not used for selection."""
+    """Scores the best checkpoint once on the labeled test splits, which are never used to select a checkpoint."""
 
     def after(self, session: Session, training: TrainingResult) -> JsonMapping:
         config, run = session.config, session.run
@@ -196,7 +199,8 @@ class LabeledTests(Companion):
 
 
 class Forgetting(Companion):
-    """The pretraining loss on held-out text before and after, and the change of the weights."""
+    """Measures forgetting: the pretraining loss on held-out text before and after training, and how far the weights
+    moved."""
 
     def begin(self, session: Session) -> Mapping[str, JsonMapping]:
         config, run = session.config, session.run
@@ -209,8 +213,10 @@ class Forgetting(Companion):
 
 
 class Distillation(Companion):
-    """Scores and agreement of the student and its teachers. Every checkpoint has digests of the teachers' tensors: a
-    resumed run must have the same teachers."""
+    """Prepares the teachers of a distilled run, and reports the scores of student and teachers and their agreement.
+
+    Every checkpoint contains digests of the teachers' tensors, because a resumed run must have the same teachers.
+    """
 
     def __init__(self, distilled: Distilled):
         self.distilled, self.digests = distilled, teacher_digests(distilled)
@@ -220,7 +226,7 @@ class Distillation(Companion):
 
     def begin(self, session: Session) -> Mapping[str, JsonMapping]:
         require_same_teachers(session.run, self.digests)
-        summary = self.distilled.begin(session.reading)
+        summary = self.distilled.begin(session.student_data)
         return {"data": {"distillation": {**self.distilled.metadata(), **summary}}}
 
     def write(self, folder: Path) -> None:
@@ -233,13 +239,13 @@ class Distillation(Companion):
         learners = {"student": session.learner, **self.distilled.extra_models(), **teachers}
         models = [measurements(name, learner, session) for name, learner in reversed(learners.items())]
         if self.digests != teacher_digests(self.distilled):
-            raise RuntimeError(f"training has changed a teacher: {', '.join(self.digests)}")
+            raise RuntimeError(f"training has changed the weights of a frozen teacher: {', '.join(self.digests)}")
         results = self.distilled.results(session.held_out.first.sample(), precision)
         return {"distillation": {"models": models, "teachers": self.digests, **results}}
 
 
 def companions_of(session: Session) -> Sequence[Companion]:
-    """The companions of a run, in their order."""
+    """Returns the companions of a run, in the order in which their hooks are called."""
     forgetting = isinstance(session.config, FinetuneConfig) and session.config.forgetting is not None
     return (
         DataProvenance(session),
@@ -252,15 +258,24 @@ def companions_of(session: Session) -> Sequence[Companion]:
 
 
 def measurements(name: str, learner: BaseLearner, session: Session) -> JsonObject:
-    """The score of a teacher, peer or student on the first held-out split, its standard error, the parameters, bytes
-    of weights, and evaluation speed in tokens per second. A generator's weights are not counted."""
+    """Measures one of the models of a distilled run, for result.json.
+
+    Args:
+        name: The name of the model: "student", or that of a teacher or peer.
+        learner: The model.
+        session: The session, whose first held-out split is scored.
+
+    Returns:
+        The score and its standard error, the number of parameters, the bytes of the weights, and the speed of
+        evaluation in tokens per second. The weights of a generator are not counted.
+    """
     config, first = session.config, session.held_out.first
-    longest = min(config.max_length, learner.backbone.config.max_positions)
-    splits = HeldOutSplits(learner, {first.data.split: first.data}, longest, evaluation_tokens(config), config.seed)
+    max_length = min(config.max_length, learner.backbone.config.max_positions)
+    splits = HeldOutSplits(learner, {first.data.split: first.data}, max_length, evaluation_tokens(config), config.seed)
     learner.eval()
-    started = time.perf_counter()
+    start = time.perf_counter()
     metrics = splits.score(session.run.precision).first.metrics()
-    seconds = time.perf_counter() - started
+    seconds = time.perf_counter() - start
     error = {"standard_error": metrics["standard_error"]} if "standard_error" in metrics else {}
     weights = [*learner.backbone.parameters(), *learner.heads.parameters()]
     return {

@@ -1,4 +1,7 @@
-"""`lmtool evaluate` on text and by prompts."""
+"""`lmtool evaluate` of a pretrained checkpoint: its loss on text, and its scores on a task by prompts.
+
+`lmtool evaluate` of a finetuned checkpoint is in commands/evaluate.py.
+"""
 
 from __future__ import annotations
 
@@ -27,33 +30,46 @@ from lmtool.reporting.evaluations import print_few_shot, write_evaluation
 from lmtool.resolver.schema.run import PretrainConfig
 from lmtool.resolver.schema.use import EvaluateConfig
 from lmtool.session.requests import write_output
-from lmtool.session.session import text_of
+from lmtool.session.session import tokenized_split
 from lmtool.session.trained import Trained
 from lmtool.system.terminal import counted
-from lmtool.tasks.configs.base import PROMPT
+from lmtool.tasks.configs.base import PROMPT, TaskConfig
 from lmtool.tasks.kinds.base import TaskKind
 from lmtool.tasks.loading import TaskData, load_task
 from lmtool.tasks.mixture import read_tasks, rows_of
 from lmtool.tasks.prompting.few_shot import FewShot, PromptedEvaluation, demonstrations
 from lmtool.training.precision import Precision
 
-# `lmtool evaluate` on text: scores of a pretrained checkpoint over windows as in training, or over overlapping windows.
+# Evaluation on text, which is split into windows as in training, or into overlapping windows with stride=.
 
 _ENDS = "the ends of documents count in loss and perplexity, not in word perplexity and bits per byte"
 
 
 def evaluate_text(config: EvaluateConfig, trained: Trained, before: PretrainConfig, output: Output) -> JsonObject:
-    """Score a checkpoint, print the metrics and, with output=, write predictions. Returns the metrics."""
+    """Scores a pretrained checkpoint on text, prints the metrics, and writes predictions if output= is set.
+
+    Args:
+        config: The command's configuration.
+        trained: The checkpoint.
+        before: The configuration with which the checkpoint was trained.
+        output: Prints to the screen.
+
+    Returns:
+        The metrics.
+    """
     if config.task is not None:
         raise UserError(
             f"checkpoint={config.checkpoint} has no head for task={config.task.name}",
-            f"prompt it: shots=4; or train it: lmtool finetune task={config.task.name} checkpoint={config.checkpoint}",
+            f"set shots=4 to prompt the model; or train a head: lmtool finetune task={config.task.name} "
+            f"checkpoint={config.checkpoint}",
         )
-    require_unset(config, ("against", "report"), f"{config.checkpoint} was trained on text", "evaluate each by itself")
+    require_unset(
+        config, ("against", "report"), f"{config.checkpoint} was trained on text", "evaluate each checkpoint separately"
+    )
     require_length(config, before)
     learner, max_length = trained.learner(), config.max_length or before.max_length
     if config.memory_length is not None:
-        remember(config, learner, max_length)
+        set_memory_length(config, learner, max_length)
     if config.stride is not None and not learner.slides:
         raise UserError(
             f"stride={config.stride} needs a causal language model; {config.checkpoint} was trained on "
@@ -81,7 +97,14 @@ def evaluate_text(config: EvaluateConfig, trained: Trained, before: PretrainConf
 
 
 def require_unset(config: EvaluateConfig, keys: Sequence[str], because: str, hint: str | None = None) -> None:
-    """Raise UserError for a key that has no effect."""
+    """Raises UserError if one of some keys is set although it has no effect.
+
+    Args:
+        config: The command's configuration.
+        keys: The keys that must not be set.
+        because: The checkpoint and why the keys have no effect: "runs/NAME was trained on text".
+        hint: What to do; None means to omit the key.
+    """
     for key in keys:
         if getattr(config, key) is not None:
             raise UserError(
@@ -90,7 +113,7 @@ def require_unset(config: EvaluateConfig, keys: Sequence[str], because: str, hin
 
 
 def require_length(config: EvaluateConfig, before: PretrainConfig) -> None:
-    """Raise UserError if max_length exceeds the positions of the model."""
+    """Raises UserError if max_length exceeds the positions of the model."""
     positions = before.model.max_positions
     if config.max_length is not None and config.max_length > positions:
         raise UserError(
@@ -99,8 +122,9 @@ def require_length(config: EvaluateConfig, before: PretrainConfig) -> None:
         )
 
 
-def remember(config: EvaluateConfig, learner: BaseLearner, max_length: int) -> None:
-    """Change the length of a model's memory. UserError if it has none, or too few positions."""
+def set_memory_length(config: EvaluateConfig, learner: BaseLearner, max_length: int) -> None:
+    """Sets the length of a model's memory to memory_length=. Raises UserError if the model has no memory, or too few
+    positions."""
     backbone, tokens, positions = learner.backbone, config.memory_length or 0, learner.backbone.config.max_positions
     if not isinstance(backbone, Remembers):
         raise UserError(
@@ -117,15 +141,17 @@ def remember(config: EvaluateConfig, learner: BaseLearner, max_length: int) -> N
 
 
 def _stream_policy(metadata: JsonMapping, max_length: int, backbone: Backbone) -> str:
+    """Describes, for the screen, how a model that carries state reads the text."""
     memory, distance = backbone.memory_length, metadata.get("segments_apart")
-    state = "the state is carried from one to the next" if memory is None else f"behind a memory of {memory} tokens"
+    state = "state carried from one to the next" if memory is None else f"each with a memory of {memory} tokens"
     windows = f"segments of {max_length} tokens"
     if distance is not None:
         windows = f"windows of {max_length} tokens, {distance} apart"
-    return f"{counted(metadata['lanes'], 'lane')} in {windows}, {state}"
+    return f"{counted(metadata['lanes'], 'stream')} of text in {windows}, {state}"
 
 
 def _policy(config: EvaluateConfig, max_length: int) -> str:
+    """Describes, for the screen, the windows that a model without state reads."""
     stride = config.stride
     windows = f"windows of {max_length} tokens"
     if stride is None:
@@ -134,8 +160,11 @@ def _policy(config: EvaluateConfig, max_length: int) -> str:
 
 
 def text_to_score(config: EvaluateConfig, trained: Trained, before: PretrainConfig) -> tuple[SplitData, str]:
-    """The text to score, and its title: the held-out text of the training data, or the text of data=. Text files of
-    data= are scored completely, unless data.validation= names others."""
+    """Returns the tokenized text to score and its title.
+
+    The text is the held-out text of the training data, or of data=. If data= names other files than the training data,
+    they are scored completely, unless data.validation= names files to score.
+    """
     data, trained_on = config.data or before.data, before.data
     source, title = open_source(data, config.cache_dir, offline=config.offline), f"validation text of data={data.name}"
     if isinstance(source, FileSource) and _names_no_validation(data, trained_on):
@@ -143,46 +172,50 @@ def text_to_score(config: EvaluateConfig, trained: Trained, before: PretrainConf
         source, title = source.complete(), f"all text of {named}"
     _, tasks = read_tasks(before.objective, before.seed, config.cache_dir, config.offline)
     rows, progress = rows_of(tasks, "validation"), Output().stage
-    text = text_of(data, source, "validation", trained.tokenizer, config.cache_dir, progress, rows, config.stride)
+    text = tokenized_split(
+        data, source, "validation", trained.tokenizer, config.cache_dir, progress, rows, config.stride
+    )
     return text, title
 
 
 def _names_no_validation(data: DataConfig, known: DataConfig) -> bool:
-    """Whether data= names other files or another data set than the training data, and nothing to validate on."""
-    typed, trained_on = data.model_dump(), known.model_dump()
-    other = any(typed.get(key) != trained_on.get(key) for key in ("path", "hub", "split"))
-    return other and typed["validation"] in (None, trained_on.get("validation"))
+    """Whether data= names other files or another data set than the training data, but no validation split of them."""
+    requested, trained_on = data.model_dump(), known.model_dump()
+    differs = any(requested.get(key) != trained_on.get(key) for key in ("path", "hub", "split"))
+    return differs and requested["validation"] in (None, trained_on.get("validation"))
 
 
-# `lmtool evaluate shots=`: a task by prompts, over several samples of demonstrations. Nothing is trained.
+# `lmtool evaluate shots=`: prompts with demonstrations, which are labeled training rows. Several random sets of
+# demonstrations are tried, and nothing is trained.
 
 
 def evaluate_prompted(config: EvaluateConfig, trained: Trained, output: Output) -> JsonObject:
-    """Score every sample of demonstrations, print means and standard deviations, and write the files of output= and
-    report=. Returns for the first split the mean of each metric and, over several samples, its
-    `_standard_deviation`."""
-    before, shots = trained.config, config.shots or 0
-    if config.task is None or not isinstance(before, PretrainConfig):
-        reason = "no task is named" if config.task is None else "it was trained for a task, and has its head"
-        raise UserError(
-            f"shots={shots} prompts a language model; checkpoint={config.checkpoint}: {reason}",
-            "set task=NAME and the checkpoint of lmtool pretrain, or a published language model",
-        )
-    if before.model.architecture == "encoder":
-        raise UserError(
-            f"shots={shots} needs a generative model; checkpoint={config.checkpoint} fills masks",
-            f"set shots=0 (classes alone), a decoder or an encoder-decoder, or: lmtool finetune "
-            f"task={config.task.name} checkpoint={config.checkpoint}",
-        )
+    """Scores a task by prompts, once per set of demonstrations.
+
+    Prints means and standard deviations over these sets, and writes the files of output= and report=.
+
+    Args:
+        config: The command's configuration.
+        trained: The checkpoint.
+        output: Prints to the screen.
+
+    Returns:
+        For the first split, the mean of each metric and, with several sets, its `_standard_deviation`.
+
+    Raises:
+        UserError: The checkpoint is not a generative language model, or no task is set.
+    """
+    shots = config.shots or 0
+    task, before = _promptable(config, trained)
     require_unset(config, ("against", "stride"), f"{config.checkpoint} is prompted, by shots={shots}")
-    # Without demonstrations, training rows are only used for the baseline.
-    data = load_task(config.task, before.seed, config.cache_dir, config.offline, scoring=not shots)
+    # Without demonstrations only the baseline needs training rows.
+    data = load_task(task, before.seed, config.cache_dir, config.offline, scoring=not shots)
     learner, kind = trained.learner(), build(data.config)
     few_shot = FewShot(
-        kind, learner.writer(), _longest(config, trained, before), config.normalisation, config.batch_tokens,
+        kind, learner.writer(), _prompt_length(config, trained, before), config.normalisation, config.batch_tokens,
         trained.precision,
     )  # fmt: skip
-    checksum = _checksum(learner)
+    checksum_before = _checksum(learner)
     scored = [*data.validation.values(), *data.test.values()]
     seeds = range(config.prompt_seeds if shots else 1)
     demonstration_sets = [demonstrations(kind, data.train, scored, shots, seed) for seed in seeds]
@@ -190,7 +223,7 @@ def evaluate_prompted(config: EvaluateConfig, trained: Trained, output: Output) 
         split: [few_shot.evaluate(examples, rows, seed) for seed, examples in enumerate(demonstration_sets)]
         for split, rows in data.validation.items()
     }
-    if _checksum(learner) != checksum:
+    if _checksum(learner) != checksum_before:
         raise RuntimeError("prompting changed the model's parameters")
     if config.output is not None:
         write_output(config.output, _records(kind, splits))
@@ -208,13 +241,42 @@ def evaluate_prompted(config: EvaluateConfig, trained: Trained, output: Output) 
         output.line(f"evaluation.json and predictions.jsonl: {Path(config.report).expanduser()}")
     first = next(iter(results.values()))["metrics"]
     metrics = {name: score["mean"] for name, score in first.items()}
-    spread = {f"{name}_standard_deviation": score["standard_deviation"] for name, score in first.items()}
-    return metrics | {name: value for name, value in spread.items() if value is not None}
+    deviations = {f"{name}_standard_deviation": score["standard_deviation"] for name, score in first.items()}
+    return metrics | {name: value for name, value in deviations.items() if value is not None}
+
+
+def _promptable(config: EvaluateConfig, trained: Trained) -> tuple[TaskConfig, PretrainConfig]:
+    """Returns the task to prompt for and the configuration with which the checkpoint was pretrained.
+
+    Raises UserError if no task is set, or if the checkpoint is not a generative language model.
+    """
+    before, shots = trained.config, config.shots or 0
+    if config.task is None or not isinstance(before, PretrainConfig):
+        reason = "no task is set" if config.task is None else "it was finetuned, so it predicts with its task's head"
+        raise UserError(
+            f"shots={shots} prompts a language model to solve a task, but checkpoint={config.checkpoint}: {reason}",
+            "set task=NAME and the checkpoint of lmtool pretrain, or a published language model",
+        )
+    if before.model.architecture == "encoder":
+        raise UserError(
+            f"shots={shots} needs a generative model, but checkpoint={config.checkpoint} fills masks",
+            f"set shots=0 (classification tasks only), use a decoder or an encoder-decoder, or: lmtool finetune "
+            f"task={config.task.name} checkpoint={config.checkpoint}",
+        )
+    return config.task, before
 
 
 @dataclass(frozen=True)
 class FilledPrompts:
-    """A masked language model, and a classification task as prompts with a mask. max_length: tokens of a prompt."""
+    """A masked language model, and a classification task whose rows become prompts with a mask.
+
+    Attributes:
+        learner: The model.
+        task: The task's data.
+        max_length: The maximum number of tokens per prompt.
+        seed: The seed of the checkpoint's run.
+        precision: The device and the number format.
+    """
 
     learner: BaseLearner
     task: TaskData
@@ -224,8 +286,12 @@ class FilledPrompts:
 
 
 def fills_prompts(config: EvaluateConfig, trained: Trained) -> FilledPrompts | None:
-    """Prompts that score a task by the words at a mask, without training (Schick and Schuetze 2021, section 3.1; Gao et
-    al. 2021, table 3); None without shots=0 and for generative models. UserError if the words do not fit."""
+    """Prepares shots=0 with a masked language model: classes are scored by the words that the model predicts at a mask,
+    without training (Schick and Schuetze 2021, section 3.1; Gao et al. 2021, table 3).
+
+    Returns None for other values of shots= and for generative models. Raises UserError if a word of a class does not
+    fit the model's vocabulary.
+    """
     before = trained.config
     if config.shots != 0 or not isinstance(before, PretrainConfig) or before.model.architecture != "encoder":
         return None
@@ -244,21 +310,32 @@ def fills_prompts(config: EvaluateConfig, trained: Trained) -> FilledPrompts | N
         raise UserError(problem.message, problem.hint)
     labels_known = task.class_names is not None
     data = load_task(task, before.seed, config.cache_dir, config.offline, scoring=labels_known)
-    longest = _longest(config, trained, before)
-    return FilledPrompts(trained.learner(data.config), data, longest, before.seed, trained.precision)
+    max_length = _prompt_length(config, trained, before)
+    return FilledPrompts(trained.learner(data.config), data, max_length, before.seed, trained.precision)
 
 
-def _longest(config: EvaluateConfig, trained: Trained, before: PretrainConfig) -> int:
-    """Maximum tokens per prompt: as in training, or all positions of a published model."""
+def _prompt_length(config: EvaluateConfig, trained: Trained, before: PretrainConfig) -> int:
+    """Returns the maximum number of tokens per prompt: max_length=, or that of training; for a published model, the
+    number of its positions."""
     require_length(config, before)
     from_lmtool = trained.saved.get("command") == "pretrain"
     return config.max_length or (before.max_length if from_lmtool else before.model.max_positions)
 
 
 def _summary(kind: TaskKind, train: Rows, evaluations: Sequence[PromptedEvaluation]) -> JsonObject:
-    """Plain data: `n`, `metrics` by name ("mean", "standard_deviation", "draws"), the `baseline` with its `metrics`,
-    the number of `questions`, how many of them were `cut` (had fewer demonstrations than requested), the mean number
-    of demonstrations `kept`, and `warnings`."""
+    """Summarizes the evaluations of a split as plain data.
+
+    Args:
+        kind: The kind of the task.
+        train: The training rows, from which the baseline is made.
+        evaluations: One evaluation of the split per set of demonstrations.
+
+    Returns:
+        `n`: the number of rows. `metrics`: by metric, its "mean", its "standard_deviation", and its value for each set
+        ("draws"). `baseline`: the constant prediction and its metrics. `questions`: the number of prompts over all
+        sets. `cut`: how many of them had room for fewer demonstrations than requested. `kept`: the mean number of
+        demonstrations. `warnings`.
+    """
     rows = evaluations[0].rows
     name, constant = kind.constant(train)
     metrics = {}
@@ -285,6 +362,7 @@ def _summary(kind: TaskKind, train: Rows, evaluations: Sequence[PromptedEvaluati
 
 
 def _records(kind: TaskKind, splits: Mapping[str, Sequence[PromptedEvaluation]]) -> Iterator[JsonObject]:
+    """Yields the predictions of all splits and sets of demonstrations, as rows of a file."""
     for split, evaluations in splits.items():
         for seed, evaluation in enumerate(evaluations):
             for number, prediction in enumerate(evaluation.predictions):
@@ -294,7 +372,7 @@ def _records(kind: TaskKind, splits: Mapping[str, Sequence[PromptedEvaluation]])
 
 
 def _checksum(module: nn.Module) -> str:
-    """A checksum over the bits of all tensors, which reads each only once."""
+    """Returns a checksum of all tensors: a hash over the sum of each tensor's bits, read as integers."""
     digest = hashlib.sha256()
     for name, tensor in module.state_dict().items():
         kind = torch.int32 if tensor.element_size() == 4 else torch.uint8

@@ -1,4 +1,5 @@
-"""Train and score a session, and write the results of its run: shared by pretrain and finetune."""
+"""Trains and scores a session and writes the results of its run: the common part of `lmtool pretrain` and `lmtool
+finetune`."""
 
 from __future__ import annotations
 
@@ -40,16 +41,16 @@ from lmtool.weights.reading import notes
 
 Preparation = PretrainPreparation | FinetunePreparation
 _NEVER = 2**31
-"""More steps than any short training, so that nothing is evaluated or saved."""
+"""An interval in steps that no short training reaches, so that nothing is evaluated or saved."""
 
 
 def preparation_of(config: PretrainConfig | FinetuneConfig) -> Preparation:
-    """The preparation of a configuration's session, which reads the labeled data of a task."""
+    """Returns the preparation of a session. The labeled data of its tasks are read at once, the text later."""
     return PretrainPreparation(config) if isinstance(config, PretrainConfig) else FinetunePreparation(config)
 
 
 def run(preparation: Preparation) -> JsonObject:
-    """Train, evaluate and save a run, or report a finished one. Returns the content of result.json."""
+    """Trains, evaluates and saves a run; prints the result if it is already finished. Returns result.json."""
     with open_run(preparation.verb, preparation.config, preparation.stem) as opened:
         finished = opened.folder.result()
         if finished is not None:
@@ -61,10 +62,20 @@ def run(preparation: Preparation) -> JsonObject:
 
 
 def fit(session: Session, companions: Sequence[Companion]) -> JsonObject:
-    """Train on the "train" split and score on the others, of which the first is the headline. Prints, writes and
-    returns result.json. UserError if the run's data or teachers have changed; errors of the loop pass through."""
+    """Trains a session on its "train" split and scores it on the held-out splits, the first of which is the headline.
+
+    Args:
+        session: The session.
+        companions: What takes part in the run besides the training loop, in order.
+
+    Returns:
+        The content of result.json.
+
+    Raises:
+        UserError: The data or the teachers of a resumed run have changed, or the training loop fails.
+    """
     opened, learner = session.run, session.learner
-    opened.group.wait()  # the rank that builds the data may take hours
+    opened.group.wait()  # all ranks wait here for the rank that builds the data, which may take hours
     require_same(opened.group, {key: value for companion in companions for key, value in companion.identity().items()})
     warn_of_idle_ranks(opened, session.loader)
     warn_of_unused_state(opened)
@@ -107,7 +118,7 @@ def fit(session: Session, companions: Sequence[Companion]) -> JsonObject:
 
 
 def result_rows(session: Session, training: TrainingResult, baseline: Baseline) -> JsonObject:
-    """The rows of result.json that every run has in addition to its scores."""
+    """Returns the rows of result.json that every run has in addition to its scores."""
     learner, loader = session.learner, session.loader
     rows: JsonObject = {"baseline": baseline["value"], "compiled": session.compilation.on}
     rows |= {name: loader.metadata()[name] for name in screens.WASTE if name in loader.metadata()}
@@ -118,7 +129,7 @@ def result_rows(session: Session, training: TrainingResult, baseline: Baseline) 
 
 
 def train_metadata(loader: PackedLoader | PhasedLoader) -> JsonObject:
-    """Metadata of the training data: by phase, or under "train" without phases."""
+    """Returns the metadata of the training data, by phase; for a run without phases, under "train"."""
     metadata = loader.metadata()
     if not isinstance(loader, PhasedLoader):
         return {"train": metadata}
@@ -126,27 +137,27 @@ def train_metadata(loader: PackedLoader | PhasedLoader) -> JsonObject:
 
 
 def warn_of_idle_ranks(opened: OpenRun, loader: PackedLoader | PhasedLoader) -> None:
-    """Warn if a step has fewer examples than there are ranks, so that some ranks contribute nothing."""
+    """Prints a warning if a step has fewer examples than there are processes, so that some have nothing to do."""
     size = opened.group.size
     for name, metadata in train_metadata(loader).items():
         examples = math.ceil(metadata["examples"] / metadata["steps_per_epoch"])
         if examples < size:
             opened.output.line(
-                f"warning: {name}: a step has {counted(examples, 'example')} for {size} processes, so some of them do "
-                f"nothing; set batch_examples={size} or more (or batch_tokens), or devices={examples}",
+                f"warning: {name}: a step has {counted(examples, 'example')} for {size} processes, so some processes "
+                f"have nothing to do; set batch_examples={size} or more (or batch_tokens=), or devices={examples}",
                 "yellow",
             )
 
 
 def warn_of_unused_state(opened: OpenRun) -> None:
-    """Warn if a model could carry state from batch to batch, but its text is not read as contiguous streams."""
+    """Prints a warning if a model could carry state from batch to batch, but its batches do not continue each other."""
     config = opened.config
     if not isinstance(config, PretrainConfig) or not config.model.carries_state or config.data.documents == "separate":
         return
     if not reads_lanes(config.model, config.objective, config.data):
         opened.output.line(
             f"warning: model={config.model.name} carries no state from batch to batch: "
-            f"objective={config.objective.name} with data={config.data.name} is not read in lanes of text",
+            f"objective={config.objective.name} with data={config.data.name} does not read contiguous streams of text",
             "yellow",
         )
 
@@ -154,21 +165,37 @@ def warn_of_unused_state(opened: OpenRun) -> None:
 def load_best_weights(
     opened: OpenRun, training: TrainingResult, learner: nn.Module, excluded: Collection[str] = ()
 ) -> None:
-    """Load the best checkpoint's weights into the learner, for the last evaluation and the samples. excluded: names of
-    tensors that checkpoints leave out. UserError if the checkpoint is damaged."""
+    """Loads the weights of the best checkpoint into the learner, for the final evaluation and the samples.
+
+    Args:
+        opened: The open run.
+        training: The result of the training loop.
+        learner: The trained module.
+        excluded: The names of tensors that checkpoints leave out.
+
+    Raises:
+        UserError: The checkpoint is damaged.
+    """
     if training.best is None or training.best == training.last:
         return
     try:
         weights = read_weights(training.best)
     except UserError as error:
         resume = command_line("resume", str(opened.folder.path))
-        raise UserError(error.message, f"{resume} sets it aside and ends with the best remaining checkpoint") from error
+        raise UserError(
+            error.message, f"{resume} sets this checkpoint aside and ends with the best of the others"
+        ) from error
     load_weights(learner, weights, training.best, excluded)
 
 
 @contextmanager
 def temporary_session(config: PretrainConfig | FinetuneConfig, parent: Path | None = None) -> Iterator[Session]:
-    """The session of a configuration in a temporary run folder. parent: the folder that contains it."""
+    """Within the context, the session of a configuration in a temporary run folder, which is removed afterwards.
+
+    Args:
+        config: The configuration.
+        parent: The folder in which the temporary folder is created; None means the system's.
+    """
     with TemporaryDirectory(prefix=".run-", dir=parent) as folder:
         changes: JsonObject = {"run_dir": str(Path(folder) / "run"), "name": None, "logger": {}}
         if isinstance(config, FinetuneConfig):
@@ -180,11 +207,17 @@ def temporary_session(config: PretrainConfig | FinetuneConfig, parent: Path | No
 
 
 def train_few_steps(session: Session, loader: Loader, steps: int, **changes: Any) -> None:
-    """Train without evaluating or saving until the loader raises StopTraining. loader: yields the session's steps.
-    steps: an upper limit of their number. changes: fields of `TrainingSettings`."""
+    """Trains a session without evaluating or saving, until the loader raises StopTraining.
+
+    Args:
+        session: The session.
+        loader: Yields the session's steps.
+        steps: An upper limit of their number.
+        changes: Fields of `TrainingSettings` to change.
+    """
     session.learner.begin(session.loader.steps_in_epoch)
     if session.distilled is not None:
-        session.distilled.begin(session.reading)
+        session.distilled.begin(session.student_data)
     settings = replace(
         session.settings(), max_steps=max(session.plan.steps, steps + 1), max_epochs=None, max_tokens=None,
         max_minutes=None, max_flops=None, evaluate_every=_NEVER, checkpoint_every=_NEVER, keep_every=None, **changes,

@@ -1,5 +1,8 @@
-"""Forgetting in a finetuning run: the pretraining loss on held-out text before and after, and the change of the weights
-of each level."""
+"""Forgetting in a finetuning run (forgetting=): the pretraining loss on held-out text before and after finetuning, and
+how far the weights of each level moved.
+
+A level is the embedding, a layer or a head.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +31,20 @@ from lmtool.tasks.mixture import read_tasks, rows_of
 from lmtool.training.optimizers import levels
 from lmtool.training.precision import Precision, select_device, select_precision
 
-TOKENS = 8192  # per forward pass without gradients
+TOKENS = 8192  # number of tokens per forward pass without gradients
 
 
 @dataclass(frozen=True)
 class StartScores:
-    """The scores of a run's starting checkpoint on the held-out text. max_length: tokens per window of text. scores:
-    by name, including "loss"."""
+    """The scores of a run's starting checkpoint on the held-out text.
+
+    Attributes:
+        config: The run's configuration.
+        precision: The device and the number format of the run.
+        on_stage: Shows progress.
+        max_length: The maximum number of tokens per window of text.
+        scores: The scores by name, including "loss".
+    """
 
     config: FinetuneConfig
     precision: Precision
@@ -44,21 +54,31 @@ class StartScores:
 
     @property
     def summary(self) -> JsonObject:
-        """For the first screen."""
+        """The text and the loss before finetuning, for the first screen."""
         return {"text": str(self.config.forgetting), "loss": self.scores["loss"]}
 
 
 def compare_with_start(start: StartScores, learner: BaseLearner) -> JsonObject:
-    """Plain data: `text`, `objective`, the scores `before` and `after`, the relative `distance` by level (see
-    `distances`), and the number of parameters that the tuning method `added`, which no distance includes. Merges the
-    added parameters into the learner if possible: nothing needs them separately any more."""
+    """Scores the finetuned model on the text and compares it with the starting checkpoint.
+
+    Parameters that a tuning method added are merged into the learner's weights if the method allows it, so the learner
+    is not trained further after this.
+
+    Args:
+        start: The scores before finetuning.
+        learner: The finetuned learner.
+
+    Returns:
+        Plain data: `text`, `objective`, the scores `before` and `after`, the relative `distance` by level (see
+        `distances`), and the number of parameters that the tuning method `added`, which no distance includes.
+    """
     trained, pretraining = pretrained(start.config, start.precision)
     start_weights, model = trained.weights.tensors, trained.learner()
     model.backbone = learner.backbone
     for name in set(model.heads) & set(learner.heads):
         model.heads[name] = learner.heads[name]
     after = score(model.eval(), start.config, trained, pretraining, start.max_length, start.on_stage)
-    # Adapters and prompts cannot be merged; only the weights that exist in both models are compared.
+    # Adapters and prompts cannot be merged: `distances` compares only weights that exist in both models.
     if learner.tuning is not None:
         with suppress(UserError):
             learner.tuning.merge(learner)
@@ -74,8 +94,10 @@ def compare_with_start(start: StartScores, learner: BaseLearner) -> JsonObject:
 
 
 def require_measurable(config: FinetuneConfig) -> None:
-    """Raise UserError, before any data is read, if forgetting cannot be measured. A resumed run was checked when it
-    started."""
+    """Raises UserError, before any data is read, if forgetting cannot be measured.
+
+    A resumed run was checked when it started.
+    """
     started = config.run_dir is not None and saved_steps(Path(config.run_dir) / "checkpoints")
     if config.forgetting is not None and not started:
         find("forgetting", config.forgetting)
@@ -85,8 +107,15 @@ def require_measurable(config: FinetuneConfig) -> None:
 def measured_before(
     config: FinetuneConfig, learner: BaseLearner, precision: Precision, on_stage: OnStage
 ) -> StartScores:
-    """The scores of a run's starting checkpoint. learner: the run's, whose virtual tokens take positions from the
-    text."""
+    """Scores a run's starting checkpoint on the text.
+
+    Args:
+        config: The run's configuration.
+        learner: The run's learner. Its virtual tokens occupy positions, which shortens the windows of text in both
+            measurements.
+        precision: The device and the number format.
+        on_stage: Shows progress.
+    """
     trained, pretraining = pretrained(config, precision)
     max_length = min(pretraining.max_length, learner.backbone.longest_text)
     before = score(trained.learner(), config, trained, pretraining, max_length, on_stage)
@@ -94,7 +123,10 @@ def measured_before(
 
 
 def pretrained(config: FinetuneConfig, precision: Precision) -> tuple[Trained, PretrainConfig]:
-    """A run's starting checkpoint and its pretraining configuration. UserError if it lacks the pretraining head."""
+    """Returns a run's starting checkpoint and the configuration with which that was pretrained.
+
+    Raises UserError if the checkpoint has no pretraining head.
+    """
     hint = "omit forgetting=, or start from a run of lmtool pretrain, or a published folder with its head"
     try:
         trained = read_trained(str(config.checkpoint), config.offline, precision)
@@ -116,7 +148,16 @@ def score(
     max_length: int,
     on_stage: OnStage,
 ) -> JsonObject:
-    """The scores of a pretraining learner on the complete text, with the same masking each time."""
+    """Scores a pretraining learner on the complete text, with the same masking each time.
+
+    Args:
+        model: The learner.
+        config: The configuration of the finetuning run, which names the text.
+        trained: The starting checkpoint, whose tokenizer is used.
+        pretraining: The configuration with which it was pretrained.
+        max_length: The maximum number of tokens per window of text.
+        on_stage: Shows progress.
+    """
     data = TextConfig(path=str(config.forgetting), documents=pretraining.data.documents)
     source = TextSource(data, config.cache_dir, on_stage, key="forgetting").complete()
     _, tasks = read_tasks(pretraining.objective, pretraining.seed, config.cache_dir, config.offline)
@@ -128,15 +169,17 @@ def score(
 
 @torch.no_grad()
 def distances(start: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> dict[str, float]:
-    """The relative change by level, from the head down: the norm of the difference between the weights and those at the
-    start, divided by the norm of the latter. Weights that exist in only one of them, or have another shape there, are
-    left out."""
-    # In the order of the model: a file's names are in alphabetical order.
+    """Computes how far the weights of each level moved: |weights - start| / |start|, in the L2 norm.
+
+    Levels are ordered from the head down. Weights that exist in only one of the two models, or have different shapes,
+    are omitted.
+    """
+    # In the order of the model's own names; those in a file are sorted alphabetically.
     common = [name for name, tensor in weights.items() if name in start and start[name].shape == tensor.shape]
     return {
         level: (
             _squares(weights[name].cpu() - start[name] for name in names)
-            / max(_squares(start[name] for name in names), 1e-30)
+            / max(_squares(start[name] for name in names), 1e-30)  # not 0, for weights that start at zero
         )
         ** 0.5
         for level, names in levels(common).items()
@@ -145,4 +188,5 @@ def distances(start: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> dic
 
 
 def _squares(tensors: Iterable[Tensor]) -> float:
+    """The sum of the squares of all elements."""
     return sum(float(tensor.double().square().sum()) for tensor in tensors)

@@ -1,4 +1,4 @@
-"""The labeled data of a command, and the head that its checkpoint has for their classes."""
+"""The labeled data that a command trains or scores on, and the head that its checkpoint has for the data's classes."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ LabeledData = TaskData | MixedData
 
 
 def data_to_learn(config: FinetuneConfig) -> tuple[FinetuneConfig, LabeledData, dict[str, LoadedHead]]:
-    """Read the labeled data of a finetuning run.
+    """Reads the labeled data of a finetuning run.
 
     Returns:
-        The configuration, whose tasks have the labels found in the data and the form of their heads; the data; and by
-        task the head that training continues from, if the starting checkpoint has one for these labels.
+        The configuration, in which each task has the labels found in the data and the form of its head. The data. And,
+        for each task whose labels the starting checkpoint has a head for, that head, from which training continues.
     """
     origin = starts_from(config)
     try:
@@ -48,32 +48,38 @@ def data_to_learn(config: FinetuneConfig) -> tuple[FinetuneConfig, LabeledData, 
         resumes = config.run_dir is not None and saved_steps(Path(config.run_dir) / "checkpoints")
         if not resumes and config.branch is None:
             raise
-        saved = {}  # the run resumes: its own configuration has the labels and the form of the head
+        saved = {}  # the run resumes, and its own configuration has the labels and the form of the head
     sections, members, heads = sections_of(saved), dict[str, TaskData](), dict[str, LoadedHead]()
     for part in config.task.parts():
-        data, head = _to_learn(config, part, sections, origin)
+        data, head = _task_to_learn(config, part, sections, origin)
         members[part.name] = data
         heads |= {} if head is None else {part.name: head}
     merged = with_members(config.task, members)
     return config.model_copy(update={"task": merged.config}), merged, heads
 
 
-def _to_learn(
+def _task_to_learn(
     config: FinetuneConfig, task: TaskConfig, sections: Mapping[str, JsonObject], origin: str | None
 ) -> tuple[TaskData, LoadedHead | None]:
-    """The data of one task, and its head in the starting checkpoint. sections: the checkpoint's `task` sections by
-    name. origin: the checkpoint, or None."""
+    """Reads the data of one task, and its head in the starting checkpoint, if there is one.
+
+    Args:
+        config: The run's configuration.
+        task: The task's configuration.
+        sections: The `task` sections of the starting checkpoint's configuration, by name.
+        origin: The starting checkpoint, or None.
+    """
     data = load_task(task, config.seed, config.cache_dir, config.offline)
     if isinstance(task, WindowedConfig) and task.domain is not None:
         target_texts = target_rows(task, config.cache_dir, config.offline)
         data = replace(data, unlabelled=target_texts, metadata={**data.metadata, "target_rows": len(target_texts)})
     task, head = data.config, None
-    # The section of a published classifier has the name of its head, that of a run the name of its task.
+    # A run's section is named after its task, that of a published classifier after its head.
     section = next((sections[name] for name in (task.name, *HEADS) if name in sections), None)
     if section is not None:
         head = load_head(section, task)
-    if head is not None:
-        head = head if task.takes_head(head.form, config.model) else None
+    if head is not None and not task.takes_head(head.form, config.model):
+        head = None
     if head is not None:
         task = task.with_head(head.form)
     metadata = data.metadata
@@ -85,7 +91,7 @@ def _to_learn(
 def _with_published_pooling(
     task: TaskConfig, metadata: JsonObject, origin: str, offline: bool
 ) -> tuple[TaskConfig, JsonObject]:
-    """The task and its metadata, with the pooling of the starting checkpoint if it is a sentence encoder."""
+    """Returns a task and its metadata, with the pooling of the starting checkpoint if that is a sentence encoder."""
     published = hf_folder(origin, offline)
     encoder = None if published is None else sentence_encoder(published, offline)
     if encoder is None:
@@ -99,13 +105,20 @@ def _with_published_pooling(
 def data_to_score(
     config: EvaluateConfig, trained: Trained, before: FinetuneConfig
 ) -> tuple[LabeledData, dict[str, LoadedHead]]:
-    """Read the data that a checkpoint is scored on: for a mixture's checkpoint all members, or the one that is named.
+    """Reads the data that a checkpoint is scored on.
+
+    Args:
+        config: The command's configuration. Without task=, the checkpoint is scored on everything that it was trained
+            for: on all tasks of a mixture.
+        trained: The checkpoint.
+        before: The configuration with which the checkpoint was trained.
 
     Returns:
-        The data with their tasks, and by task the checkpoint's head in the order of the data's labels.
+        The data together with their tasks, and for each task the checkpoint's head, with its classes in the order of
+        the data's labels.
 
     Raises:
-        UserError: If the checkpoint was not trained for the data's task.
+        UserError: The checkpoint was not trained for the data's task.
     """
     task, known, sections = config.task or before.task, before.task, sections_of(trained.saved)
     if isinstance(task, MixtureTaskConfig) and isinstance(known, MixtureTaskConfig):
@@ -123,16 +136,18 @@ def data_to_score(
                 f"checkpoint={config.checkpoint} was trained for {names}, not for task={part.name}",
                 "omit task=, or name one of these tasks",
             )
-        data, heads[part.name] = _to_score(config, trained, before, part, trained_task, sections[trained_task.name])
+        data, heads[part.name] = _task_to_score(
+            config, trained, before, part, trained_task, sections[trained_task.name]
+        )
         members[part.name] = data
     merged = with_members(task, members)
     if isinstance(merged, MixedData) and isinstance(known, MixtureTaskConfig):
-        # The losses have the same weights as in training.
+        # With the numbers of training rows, the losses of the members have the same weights as in training.
         merged = replace(merged, config=merged.config.model_copy(update={"rows": known.rows}))
     return merged, heads
 
 
-def _to_score(
+def _task_to_score(
     config: EvaluateConfig,
     trained: Trained,
     before: FinetuneConfig,
@@ -140,8 +155,16 @@ def _to_score(
     known: TaskConfig,
     section: JsonMapping,
 ) -> tuple[TaskData, LoadedHead]:
-    """The data of one task, and its head in the checkpoint. known: the task that the checkpoint was trained for.
-    section: the same, not decoded."""
+    """Reads the data of one task, and its head in the checkpoint.
+
+    Args:
+        config: The command's configuration.
+        trained: The checkpoint.
+        before: The configuration with which the checkpoint was trained.
+        task: The task to score.
+        known: The task that the checkpoint was trained for.
+        section: The section of `known` in the checkpoint's configuration, as plain data.
+    """
     checkpoint = config.checkpoint
     if trained.foreign:
         task = _labels_of_data(task, known, checkpoint)
@@ -156,7 +179,8 @@ def _to_score(
     head = load_head(section, data.config, partial=task.class_names is None)
     if head is None:
         raise UserError(
-            f"checkpoint={checkpoint} predicts {_predicted(known)}; task={task.name} has {_predicted(data.config)}",
+            f"checkpoint={checkpoint} predicts {_target_text(known)}, but task={task.name} has "
+            f"{_target_text(data.config)}",
             "name the task's classes as the checkpoint does, in the order of their numbers in the files: "
             "task=custom task.kind=classification task.labels=[...]",
         )
@@ -164,7 +188,8 @@ def _to_score(
     if head.labels is not None:
         if task_config.needs_two_classes and len(head.labels) != 2:
             raise UserError(
-                f"task.metrics names f1, which needs two classes; checkpoint={checkpoint} predicts {_predicted(known)}",
+                f"task.metrics names f1, which needs two classes; checkpoint={checkpoint} predicts "
+                f"{_target_text(known)}",
                 "use macro_f1, accuracy or matthews",
             )
         task_config = task_config.model_copy(update={"labels": head.labels})
@@ -172,39 +197,42 @@ def _to_score(
 
 
 def _labels_of_data(task: TaskConfig, known: TaskConfig, checkpoint: str) -> TaskConfig:
-    """The task on whose data a published classifier is scored, with the classes of the data: the checkpoint's classes
-    do not explain the numbers in a file. UserError if no data are named."""
+    """Returns the task to score a published classifier on, which reads its classes from the data.
+
+    The classes of the checkpoint cannot be used: labels in a file may be numbers, and the file defines what they mean.
+    Raises UserError if no data are set.
+    """
     if not task.has_data:
         raise UserError(
-            f"checkpoint={checkpoint} is a published classifier, which names no data to score it on",
+            f"checkpoint={checkpoint} is a published classifier, whose configuration names no data to score it on",
             "set task=NAME task.path=FOLDER, or task=custom task.kind=classification task.path=FOLDER",
         )
     same = task.name == known.name and task.class_names == known.class_names
     return task.model_copy(update={"labels": None}) if same and task.has_classes else task
 
 
-def _predicted(task: TaskConfig) -> str:
-    """The classes of a task, or 'a number', for messages."""
+def _target_text(task: TaskConfig) -> str:
+    """Describes what a task predicts, for messages: "the classes ..." or "a number"."""
     labels = task.class_names
     return f"the classes {', '.join(labels)}" if labels else "a number"
 
 
-def relabelled(
+def relabel(
     config: FinetuneConfig, path: str, data: SplitData, teacher: str = "TEACHER"
 ) -> tuple[SplitData, JsonObject]:
-    """Replace the labels of training rows with the predictions in a file.
+    """Replaces the labels of training rows by the predictions in a file.
 
     Args:
         config: The run's configuration.
-        path: A file that `lmtool predict output=` writes, or a run's predictions.jsonl.
+        path: A file that `lmtool predict output=` wrote, or the predictions.jsonl of a run.
         data: The training data.
-        teacher: The checkpoint that the hint of an error names.
+        teacher: The checkpoint to name in the hint of an error.
 
     Returns:
         The relabeled data, and metadata for the first screen.
 
     Raises:
-        UserError: If training rows have no prediction.
+        UserError: The file has no prediction for some training rows.
     """
     task = config.task
     rows, predictions = data.rows[task.name], predictions_of(task, path)
@@ -215,7 +243,7 @@ def relabelled(
         file, line = rows.origin[missing[0]]
         raise UserError(
             f"distill.predictions={path} has predictions for only {len(rows) - len(missing):,} of {len(rows):,} "
-            f"training rows: none has the texts of {file}:{line}",
+            f"training rows: no row of the file has the texts of {file}:{line}",
             f"lmtool predict checkpoint={teacher} input={file} output={Path(path).stem}_train.jsonl",
         )
     labeled = replace(rows, labels=predictions.labels_at(np.array(indices)))
@@ -227,8 +255,10 @@ def relabelled(
 
 
 def predictions_of(task: TaskConfig, path: str) -> Rows:
-    """A file of predictions as labeled rows of a task. UserError, with file and line, if a prediction is not a
-    label."""
+    """Reads a file of predictions as rows of a task, with the predictions as labels.
+
+    Raises UserError, with file and line, if a prediction is not a label of the task.
+    """
     table = read_table(Path(path).expanduser())
     columns = {task.aliases.get(name, name): values for name, values in table.columns.items()}
     columns = with_joined_columns(task, columns, table.origin)
@@ -245,13 +275,16 @@ def predictions_of(task: TaskConfig, path: str) -> Rows:
 
 
 def _keys(rows: Rows) -> list[tuple[str, str]]:
-    """The id and the inputs of each row."""
+    """Returns the id and the texts of each row, by which it is found in a file of predictions."""
     texts = zip(*rows.columns.values(), strict=True)
     return [(str(number), json.dumps(values)) for number, values in zip(rows.ids, texts, strict=True)]
 
 
 def _indices(predictions: Rows) -> tuple[Mapping[tuple[str, str], int], Mapping[str, int]]:
-    """The indices of predictions by id and texts; and by texts, with -1 for texts that have different predictions."""
+    """Returns the index of each prediction by its id and texts, and by its texts alone.
+
+    The latter is -1 for texts that occur several times with different predictions.
+    """
     keys = _keys(predictions)
     assert predictions.labels is not None
     labels = [repr(label) for label in predictions.labels]

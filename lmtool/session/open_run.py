@@ -1,4 +1,4 @@
-"""An open run: its folder (locked), its output, and the tokenizer and weights that it starts from."""
+"""An open run: its locked folder, its output and device, and the tokenizer and the weights that it starts from."""
 
 from __future__ import annotations
 
@@ -49,25 +49,34 @@ from lmtool.weights.folders import hf_folder, tokenizer_folder
 from lmtool.weights.reading import Weights, base_of_weights, read, read_base
 from lmtool.weights.saved_model import merged, saved_config
 
-_COMPARED_STEPS = 10_000  # past steps whose learning rates are compared, evenly spaced
+_COMPARED_STEPS = 10_000  # maximum number of past steps, evenly spaced, whose learning rates are compared
 
 
 def require_same_past(verb: str, config: RunConfig, folder: Path, point: Path) -> None:
-    """Raise UserError, with the command of a branch, if a run's past steps would have been different with its new
-    budgets. folder: the run's. point: the checkpoint that it resumes from."""
+    """Checks that a run may be extended: that with its new budgets its past steps would have been the same.
+
+    Args:
+        verb: The command, for the hint.
+        config: The run's configuration with the new budgets.
+        folder: The run's folder.
+        point: The checkpoint that the run resumes from.
+
+    Raises:
+        UserError: The past steps would have been different. The hint is the command for a branch of the run.
+    """
     state, before = read_state(point), read_config(point)
     changed = {key: getattr(config, key) for key in budgets(before) if getattr(config, key) != before[key]}
-    typed = [f"{key}={'null' if value is None else value}" for key, value in changed.items()]
-    command = ["lmtool", verb, f"branch={folder}@{state['step']}", *typed]
+    overrides = [f"{key}={'null' if value is None else value}" for key, value in changed.items()]
+    command = ["lmtool", verb, f"branch={folder}@{state['step']}", *overrides]
     if state.get("ended") == "patience":
         raise UserError(
-            f"{folder} ended by patience after step {state['step']}: a larger budget does not train it further",
+            f"{folder} was stopped by patience= after step {state['step']}: a larger budget does not train it further",
             " ".join(map(shlex.quote, [*command, "patience=null", "name=NEW"])),
         )
     if phases_ended(state):
         raise UserError(
-            f"{folder} cannot be extended: its phases are fractions of the budget, and with a larger budget they would "
-            f"have had other boundaries before step {state['step']}",
+            f"{folder} cannot be extended: its phases are fractions of the budget, so with a larger budget phases that "
+            f"ended before step {state['step']} would have been longer",
             f"start another run from its weights: the same command with checkpoint={folder} name=NEW",
         )
     old, new = _horizon(before, state), _new_horizon(config, before, state)
@@ -85,13 +94,15 @@ def require_same_past(verb: str, config: RunConfig, folder: Path, point: Path) -
 
 
 def _horizon(before: JsonMapping, state: JsonMapping) -> float:
-    """The number of steps for which the run's schedule was built."""
+    """Returns the number of steps for which the schedule of the saved run was computed."""
     return state.get("total_steps") or before.get("max_steps") or math.inf
 
 
 def _new_horizon(config: RunConfig, before: JsonMapping, state: JsonMapping) -> float:
-    """The number of steps with the run's new budgets; for a budget that is not in steps, in proportion to the old
-    one."""
+    """Returns the number of steps for which the schedule is computed with the new budgets.
+
+    If a budget in other units (epochs, tokens, minutes) determined the old number, the number grows in proportion.
+    """
     steps, bound = config.max_steps or math.inf, state.get("horizon")
     if bound not in BUDGETS or bound == "max_steps" or bound not in before:
         return steps
@@ -100,11 +111,22 @@ def _new_horizon(config: RunConfig, before: JsonMapping, state: JsonMapping) -> 
 
 
 RUNS = Path("runs")
+"""The folder of all runs whose folder is not set with run_dir=."""
 
 
 @dataclass
 class OpenRun:
-    """An open run: its folder, its output, its device and number format, its trackers and its process group."""
+    """A run whose folder is open and locked.
+
+    Attributes:
+        verb: The command: "pretrain" or "finetune".
+        config: The run's configuration.
+        folder: The run's folder.
+        output: Prints to the screen and to the run's log.
+        precision: The device and the number format.
+        trackers: The experiment trackers, such as Weights & Biases.
+        group: The processes that train the run together.
+    """
 
     verb: str
     config: RunConfig
@@ -116,9 +138,11 @@ class OpenRun:
 
     @cached_property
     def checkpoint(self) -> Path | None:
-        """The intact checkpoint that the run resumes from, the same in all processes; None without one. Reports damaged
-        ones. All processes call it first at the same time."""
-        point = self.folder.resume_point(_warned(self.output)) if self.folder.writes else None
+        """The intact checkpoint that the run resumes from; None for a new run. Prints a warning for each damaged one.
+
+        It is the same in all processes. They exchange it at the first access, so all must access it at the same point.
+        """
+        point = self.folder.resume_point(_print_warning(self.output)) if self.folder.writes else None
         point = self.group.first(point)
         if isinstance(self.folder, FollowedFolder):
             self.folder.follow(point)
@@ -133,11 +157,16 @@ class OpenRun:
 
 @contextmanager
 def open_run(verb: str, config: RunConfig, stem: str) -> Iterator[OpenRun]:
-    """Open and lock the run's folder, and copy the output to its log. stem: the name of an unnamed run, before its
-    counter."""
+    """Opens and locks the run's folder; within the context, the output is also written to the run's log.
+
+    Args:
+        verb: The command: "pretrain" or "finetune".
+        config: The run's configuration.
+        stem: The name of a run without name=, to which a number is added.
+    """
     precision = select_precision(config.precision, select_device(config.device))
     require_compiler(config.compile, precision.device)
-    take_late()  # discards an interrupt of the previous run in this process
+    take_late()  # discards an interrupt that came too late for the previous run in this process
     with Interrupts(), process_group(precision.device) as group:
         data = saved.save(config, verb)
         if group.size > 1:
@@ -147,23 +176,23 @@ def open_run(verb: str, config: RunConfig, stem: str) -> Iterator[OpenRun]:
             folder, output = FollowedFolder(Path(path), data, result), Output()
             yield OpenRun(verb, config, folder, output, precision, _trackers(verb, config, folder, output), group)
             return
-        with _opened(verb, config, stem, precision, group, data) as opened:
+        with _open_in_first_rank(verb, config, stem, precision, group, data) as opened:
             yield opened
 
 
 @contextmanager
-def _opened(
+def _open_in_first_rank(
     verb: str, config: RunConfig, stem: str, precision: Precision, group: ProcessGroup, data: JsonObject
 ) -> Iterator[OpenRun]:
-    """The run in rank 0, which writes its folder."""
+    """Opens the run in rank 0, the only process that writes to its folder."""
     runs_existed, folder = RUNS.exists(), None
     try:
         folder = select_folder(RUNS, config.name, config.run_dir, stem)
         same_past = partial(require_same_past, verb, config)
         with RunFolder(folder, data, saved.to_yaml(data), same_past, completed) as run:
             output = Output(log=run.append_log)
-            if run.extends:  # compares it with its past before anything is written
-                run.resume_point(_warned(output))
+            if run.extends:  # checks that the run may be extended, before anything is written
+                run.resume_point(_print_warning(output))
             note_run(run.path)
             result = run.result()
             group.first((str(run.path), result))
@@ -183,9 +212,9 @@ def _opened(
 
 
 def _trackers(verb: str, config: RunConfig, run: RunFolder, output: Output) -> Trackers:
-    """The trackers of a run; only rank 0 has any."""
+    """Returns the experiment trackers of a run; only rank 0 has any."""
     path = run.path.resolve()
-    is_job = (path / "job.json").is_file()
+    is_job = (path / "job.json").is_file()  # the run is a job of a sweep, whose name groups its jobs
     tracked_run = partial(
         RunMetadata,
         str(path),
@@ -196,23 +225,26 @@ def _trackers(verb: str, config: RunConfig, run: RunFolder, output: Output) -> T
         config.offline,
     )
     chosen = config.logger if run.writes else {}
-    return Trackers(chosen, tracked_run, lambda line: output.line(line), _warned(output))
+    return Trackers(chosen, tracked_run, lambda line: output.line(line), _print_warning(output))
 
 
-def _warned(output: Output) -> Callable[[str], None]:
+def _print_warning(output: Output) -> Callable[[str], None]:
+    """Returns a function that prints a warning."""
     return lambda text: output.line(f"warning: {text}", "yellow")
 
 
 def saved_tokenizer(run: OpenRun) -> Tokenizer | None:
-    """The tokenizer of the run's own checkpoint, otherwise `starting_tokenizer`."""
+    """Returns the tokenizer in the run's own checkpoint if the run resumes, otherwise `starting_tokenizer`."""
     if run.checkpoint is not None:
         return Tokenizer.load(run.checkpoint, run.config.tokenizer.parse_special_tokens)
     return starting_tokenizer(run.config)
 
 
 def starting_tokenizer(config: RunConfig) -> Tokenizer | None:
-    """The tokenizer of the starting checkpoint, otherwise of the teacher, otherwise of the hub; None if none of them is
-    named."""
+    """Returns the tokenizer of the starting checkpoint; without one, that of the teacher; without one, that of the hub.
+
+    None means that the configuration names none of these, so that a tokenizer is read from a folder or trained.
+    """
     origin = starts_from(config) or _teacher_with_vocabulary(config)
     if origin is None:
         return hub_tokenizer(config.tokenizer, config.offline)
@@ -222,7 +254,7 @@ def starting_tokenizer(config: RunConfig) -> Tokenizer | None:
 
 
 def _teacher_with_vocabulary(config: RunConfig) -> str | None:
-    """The teacher whose tokenizer the run uses; None if the run names tokenizer files, or without such a teacher."""
+    """Returns the teacher whose tokenizer the run uses; None if there is none, or if the run sets tokenizer=folder."""
     for path in config.distill.checkpoints[:1] if not isinstance(config.tokenizer, FolderConfig) else ():
         if config.distill.same_batches:
             return path
@@ -233,20 +265,22 @@ def _teacher_with_vocabulary(config: RunConfig) -> str | None:
 
 
 def hub_tokenizer(config: TokenizerConfig, offline: bool) -> Tokenizer | None:
-    """The tokenizer of a `tokenizer.path=hf://...`; None for any other."""
+    """Downloads the tokenizer of `tokenizer.path=hf://...`; None for other configurations."""
     if not isinstance(config, FolderConfig) or "://" not in config.path:
         return None
     return Tokenizer.load(tokenizer_folder(config.path, offline), config.parse_special_tokens)
 
 
 def starts_from(config: RunConfig) -> str | None:
-    """The checkpoint that the weights start from; None for random weights."""
+    """Returns the checkpoint that the run's weights start from; None for random weights."""
     return None if config.checkpoint in (None, "none") else config.checkpoint
 
 
 def require_fit(config: RunConfig, tokenizer: Tokenizer) -> None:
-    """Raise UserError, before any text is read, if the tokenizer has more tokens than the embedding has rows, or lacks
-    special tokens that the run needs."""
+    """Checks, before any text is read, that a tokenizer fits the run's model and objective.
+
+    Raises UserError if it has more tokens than the embedding has rows, or lacks special tokens that the run needs.
+    """
     model = config.model
     if tokenizer.vocab_size > model.vocab_size:
         raise UserError(
@@ -257,12 +291,12 @@ def require_fit(config: RunConfig, tokenizer: Tokenizer) -> None:
     parts = config.objective.parts() if isinstance(config, PretrainConfig) else ()
     tasks = config.task.parts() if isinstance(config, FinetuneConfig) else ()
     layouts: list[str | None] = [task.text_format(model) for task in tasks]
-    around = [missing_token(tokens_around(model, layout), roles) for layout in layouts or [None]]
-    for problem in (*around, *(missing_token(part.needs(), roles) for part in parts)):
+    layout_problems = [missing_token(tokens_around(model, layout), roles) for layout in layouts or [None]]
+    for problem in (*layout_problems, *(missing_token(part.needs(), roles) for part in parts)):
         if problem is not None:
-            have = ", ".join(sorted(roles)) or "none"
+            known_roles = ", ".join(sorted(roles)) or "none"
             raise UserError(
-                f"the tokenizer {problem}; its special tokens are: {have}",
+                f"the tokenizer {problem}; its special tokens are: {known_roles}",
                 "use a tokenizer that has them (tokenizer=auto, with checkpoint=none), or another objective",
             )
 
@@ -270,19 +304,19 @@ def require_fit(config: RunConfig, tokenizer: Tokenizer) -> None:
 def start_weights(
     config: RunConfig, heads: Mapping[str, LoadedHead] | None = None, resumed_from: Path | None = None
 ) -> Weights | None:
-    """Read the weights that a run starts from, with the tensors of a tuning method merged.
+    """Reads the weights that a run starts from. Parameters that a tuning method added to them are merged.
 
     Args:
         config: The run's configuration.
-        heads: By task, its head in the weights.
-        resumed_from: The run's own checkpoint. A complete one does not need the starting weights, unless the tuning
-            method reads them throughout training.
+        heads: For each task that has one, its head in the weights.
+        resumed_from: The run's own checkpoint, or None. With a complete checkpoint the starting weights are not needed,
+            unless the tuning method reads them throughout training.
 
     Returns:
-        The weights; None for random weights, or if a resumed run does not need them and they are gone.
+        The weights; None for random weights, or if they no longer exist and a resumed run does not need them.
 
     Raises:
-        UserError: If they cannot be read, or have changed since the run started.
+        UserError: The weights cannot be read, or have changed since the run started.
     """
     origin = starts_from(config)
     if origin is None:
@@ -305,10 +339,20 @@ def start_weights(
 def base_of(
     run: OpenRun, learner: BaseLearner, start: Weights | None, loaded: LoadReport | None, tokenizer: Tokenizer
 ) -> Base | None:
-    """The tensors that a tuned run's checkpoints leave to its starting checkpoint; None if its checkpoints are
-    complete."""
-    resumes = run.checkpoint
-    if start is None or loaded is None or start.merged or (resumes is not None and saved_base(resumes) is None):
+    """Determines which tensors the checkpoints of a tuned run leave out, because its starting checkpoint has them.
+
+    Args:
+        run: The open run.
+        learner: The run's learner.
+        start: The weights that the run starts from.
+        loaded: Which parts of the learner were loaded from these weights.
+        tokenizer: The run's tokenizer.
+
+    Returns:
+        These tensors' names and the checkpoint that has them; None if the run's checkpoints are complete.
+    """
+    checkpoint = run.checkpoint
+    if start is None or loaded is None or start.merged or (checkpoint is not None and saved_base(checkpoint) is None):
         return None
     names = left_to_base(learner, loaded.loaded)
     if not names:
@@ -317,5 +361,8 @@ def base_of(
 
 
 def prior_weights(config: FinetuneConfig) -> list[Weights]:
-    """The weights of the finished runs that the tuning method combines. The run's own checkpoints have a copy."""
+    """Reads the weights of the finished runs that the tuning method combines.
+
+    A resumed run does not need them: its own checkpoints contain a copy.
+    """
     return [read(path, config.offline) for path in config.tuning.builds_on]

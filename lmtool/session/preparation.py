@@ -1,4 +1,5 @@
-"""Prepares the session of a run: text or labeled rows, tokenizer, learner."""
+"""The preparation of a run's session: reads its text or labeled rows, its tokenizer and its weights, and builds the
+learner. One class for pretraining and one for finetuning."""
 
 from __future__ import annotations
 
@@ -20,21 +21,28 @@ from lmtool.session.forgetting import require_measurable
 from lmtool.session.labeled import data_to_learn
 from lmtool.session.open_run import OpenRun, base_of, prior_weights, require_fit, saved_tokenizer, start_weights
 from lmtool.session.provenance import Contents, contents_of, require_same_data
-from lmtool.session.session import PhaseData, Session, phases_of, text_of, tokenized_metadata
-from lmtool.session.teachers import distilled, with_texts
+from lmtool.session.session import PhaseData, Session, build_phases, tokenized_metadata, tokenized_split
+from lmtool.session.teacher_texts import with_teacher_texts
+from lmtool.session.teachers import distilled
 from lmtool.tasks.loading import TaskData
 from lmtool.tasks.mixture import read_tasks, rows_of
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import part_of
 from lmtool.weights.assemble import LoadReport, assemble
 
-# The suggested prompt: number of words of the held-out text, and of tokens that are enough for them.
+# The prompt that the last screen suggests: the number of words of the held-out text that it quotes, and the number of
+# tokens to decode for them.
 _PROMPT_WORDS, _PROMPT_TOKENS = 5, 40
 
 
 class PretrainPreparation:
-    """Prepares a pretraining run. config: its configuration, whose tasks (among the objectives) have the labels found
-    in the data. tasks: the data of these tasks."""
+    """Prepares a pretraining run.
+
+    Attributes:
+        config: The run's configuration. Tasks that it mixes with its objectives have the labels found in their data.
+        tasks: The labeled data of these tasks.
+        stem: The name of a run without name=, to which a number is added.
+    """
 
     verb = "pretrain"
 
@@ -45,7 +53,8 @@ class PretrainPreparation:
         self._sources: list[tuple[DataConfig, Source]] = []
 
     def prepare(self, run: OpenRun) -> Session:
-        """Build the run's session. UserError if the run resumes with changed data, or if its parts do not fit."""
+        """Builds the run's session. Raises UserError if the data of a resumed run have changed, or if the tokenizer,
+        the model and the weights do not fit each other."""
         config, on_stage = self.config, run.output.stage
         tokenizer = saved_tokenizer(run)
         contents, metadata = self._provenance(on_stage)
@@ -55,6 +64,7 @@ class PretrainPreparation:
         by_phase: list[dict[str, SplitData]] = []
         sections = [phase.data for phase in config.forms]
         for number, phase in enumerate(config.forms):
+            # Phases with the same `data` section share the tokenized text of the first of them.
             first = sections.index(phase.data)
             splits = ("train", "validation") if first == number else ()
             tokenized = {split: self.split(phase, split, tokenizer, on_stage) for split in splits}
@@ -67,15 +77,17 @@ class PretrainPreparation:
             learner=learner,
             tokenizer=tokenizer,
             loaded=loaded,
-            phases=phases_of(config, learner, tokenizer, by_phase),
+            phases=build_phases(config, learner, tokenizer, by_phase),
             metadata=metadata,
             contents=contents,
-            next_commands=_after_pretraining(str(run.folder.path), tokenizer, learner, by_phase[-1]["validation"]),
+            next_commands=_commands_after_pretraining(
+                str(run.folder.path), tokenizer, learner, by_phase[-1]["validation"]
+            ),
             distilled=distilled(config, learner, tokenizer, run.precision, contents),
         )
 
     def source(self, data: DataConfig, on_stage: OnStage) -> Source:
-        """The text of a `data` section, opened once: phases with the same section share it."""
+        """Opens the text of a `data` section; later calls with an equal section return the same object."""
         for section, source in self._sources:
             if section == data:
                 return source
@@ -84,19 +96,26 @@ class PretrainPreparation:
         return source
 
     def trained_tokenizer(self, on_stage: OnStage, data: DataConfig | None = None) -> Tokenizer:
-        """A tokenizer trained on text. data: its section; None: that of the first phase."""
+        """Trains a tokenizer on the text of a `data` section; None means the section of the first phase."""
         config = self.config
         size = config.tokenizer.vocab_size or config.model.vocab_size
         source = self.source(data or config.forms[0].data, on_stage)
         return trained_tokenizer(config.tokenizer, source, size, config.cache_dir, on_stage)
 
     def split(self, config: PretrainConfig, split: str, tokenizer: Tokenizer, on_stage: OnStage) -> SplitData:
-        """The tokenized text of a split. config: the configuration of a phase."""
+        """Tokenizes a split of the text of a phase.
+
+        Args:
+            config: The configuration of the phase.
+            split: The name of the split.
+            tokenizer: The run's tokenizer.
+            on_stage: Shows progress.
+        """
         source, rows = self.source(config.data, on_stage), rows_of(self.tasks, split)
-        return text_of(config.data, source, split, tokenizer, config.cache_dir, on_stage, rows)
+        return tokenized_split(config.data, source, split, tokenizer, config.cache_dir, on_stage, rows)
 
     def _provenance(self, on_stage: OnStage) -> tuple[Contents, JsonObject]:
-        """The hashes of the data, and their metadata for the first screen."""
+        """Returns the hashes of the data of all phases, and metadata of the data for the first screen."""
         phase_configs = self.config.forms
         first = self.source(phase_configs[0].data, on_stage)
         contents = contents_of(self.tasks, (phase_configs[0].data.name, first))
@@ -105,26 +124,29 @@ class PretrainPreparation:
         for number, form in enumerate(phase_configs[1:], 1):
             source = self.source(form.data, on_stage)
             if source not in sources:
-                of_phase = contents_of({}, (form.data.name, source))
-                contents |= {f"phases.{number} {name}": content for name, content in of_phase.items()}
+                phase_contents = contents_of({}, (form.data.name, source))
+                contents |= {f"phases.{number} {name}": content for name, content in phase_contents.items()}
                 metadata[f"text of phase {number + 1}"] = source.metadata()
                 sources.append(source)
         return contents, metadata
 
 
-def _after_pretraining(folder: str, tokenizer: Tokenizer, learner: BaseLearner, held_out: SplitData) -> list[str]:
-    """Commands that the user may type next."""
+def _commands_after_pretraining(
+    folder: str, tokenizer: Tokenizer, learner: BaseLearner, held_out: SplitData
+) -> list[str]:
+    """Returns commands that the last screen suggests to the user."""
     finetune = command_line("finetune", "task=pydocs", f"checkpoint={folder}")
     if type(learner).respond is BaseLearner.respond:  # the learner does not answer texts
         return [finetune]
-    mask = tokenizer.roles.get("mask") if hasattr(learner, "logits_at") else None  # for objectives that fill masks
+    # Learners with `logits_at` fill masks, so the prompt ends with one.
+    mask = tokenizer.roles.get("mask") if hasattr(learner, "logits_at") else None
     prompt = _prompt(held_out, tokenizer)
     prompt = prompt if mask is None else f"{prompt} {tokenizer.pieces([mask])[0]}"
     return [finetune, command_line("predict", f"checkpoint={folder}", f"text={prompt}")]
 
 
 def _prompt(held_out: SplitData, tokenizer: Tokenizer) -> str:
-    """The first words of the held-out text as the model reads them, for a prompt in the language of the run."""
+    """Returns the first words of the held-out text, so that the suggested prompt is in the language of the run."""
     text = next((split.store for split in (held_out, *held_out.members.values()) if split.store is not None), None)
     if text is None or not len(text):
         return "This function returns"
@@ -133,12 +155,18 @@ def _prompt(held_out: SplitData, tokenizer: Tokenizer) -> str:
 
 
 _SAMPLED_TEXTS = 2000
-"""Number of training texts whose unknown tokens are counted."""
+"""Number of training texts in which unknown tokens are counted."""
 
 
 class FinetunePreparation:
-    """Prepares a finetuning run. config: its configuration, whose task has the labels found in the data. task: its
-    data. heads: by task, its head in the starting checkpoint."""
+    """Prepares a finetuning run.
+
+    Attributes:
+        config: The run's configuration. Its tasks have the labels found in their data.
+        task: The labeled data.
+        heads: For each task that has one, its head in the starting checkpoint.
+        stem: The name of a run without name=, to which a number is added.
+    """
 
     verb = "finetune"
 
@@ -148,7 +176,8 @@ class FinetunePreparation:
         self.stem = f"{self.config.task.name}-{self.config.model.name}"
 
     def prepare(self, run: OpenRun) -> Session:
-        """Build the run's session. UserError if the run resumes with changed data, or if its parts do not fit."""
+        """Builds the run's session. Raises UserError if the data of a resumed run have changed, or if the tokenizer,
+        the model and the weights do not fit each other."""
         config, task = self.config, self.task
         contents = contents_of(task.members)
         require_same_data(run, contents)
@@ -158,12 +187,12 @@ class FinetunePreparation:
         prior = [] if run.checkpoint is not None else prior_weights(config)
         learner, loaded = assemble(config, tokenizer, start, earlier=prior)
         base = base_of(run, learner, start, loaded, tokenizer)
-        del start, prior  # frees their memory: the learner has copies
+        del start, prior  # frees memory: the learner has copies of these weights
         metadata = self._metadata(tokenizer)
         if run.checkpoint is None:
             metadata["warnings"] += untrained_part_warnings(learner, loaded)
         student = distilled(config, learner, tokenizer, run.precision, contents, self.heads)
-        splits, of_texts = with_texts(run, learner, student, task.splits(), contents)
+        splits, text_metadata = with_teacher_texts(run, learner, student, task.splits(), contents)
         return Session(
             run=run,
             subject={"model": config.model.name, "task": config.task.name, "tuning": config.tuning.name},
@@ -171,7 +200,7 @@ class FinetunePreparation:
             tokenizer=tokenizer,
             loaded=loaded,
             phases=[PhaseData(config, learner, splits)],
-            metadata=metadata | of_texts,
+            metadata=metadata | text_metadata,
             contents=contents,
             next_commands=_commands_after_finetuning(str(run.folder.path), task.members),
             distilled=student,
@@ -180,12 +209,12 @@ class FinetunePreparation:
         )
 
     def trained_tokenizer(self, on_stage: OnStage) -> Tokenizer:
-        """A tokenizer trained on the run's training rows, for a run that starts from random weights."""
+        """Trains a tokenizer on the texts of the training rows, for a run that starts from random weights."""
         size = self.config.tokenizer.vocab_size or self.config.model.vocab_size
         return tokenizer_of_rows(self.config.tokenizer, self.task.texts(), size, on_stage)
 
     def _metadata(self, tokenizer: Tokenizer) -> JsonObject:
-        """Metadata of the data for the first screen."""
+        """Returns metadata of the data for the first screen, with warnings about the settings."""
         notes = [head.note for head in self.heads.values() if head.note]
         unknown = self._unknown_fraction(tokenizer)
         warnings = self.config.tuning.warnings(self.config.optimizer, self.config.model)
@@ -198,7 +227,7 @@ class FinetunePreparation:
         }
 
     def _unknown_fraction(self, tokenizer: Tokenizer) -> float:
-        """The fraction of unknown tokens in a sample of the training texts."""
+        """Returns the fraction of unknown tokens in the first training texts."""
         unknown = tokenizer.roles.get("unk")
         texts = list(islice((text for column in self.task.texts() for text in column), _SAMPLED_TEXTS))
         ids = np.concatenate([np.empty(0, dtype=np.int32), *tokenizer.encode_batch(texts)])
@@ -206,24 +235,24 @@ class FinetunePreparation:
 
 
 def untrained_part_warnings(learner: BaseLearner, loaded: LoadReport | None) -> Iterator[str]:
-    """Warnings about parts that the task reads, but that neither a checkpoint nor this run trains."""
+    """Yields warnings about parts of the model that stay random: neither the checkpoint nor this run trains them."""
     backbone = {name: tensor for name, tensor in learner.named_parameters() if part_of(name) == "backbone"}
-    frozen = sum(tensor.numel() for name, tensor in backbone.items() if name not in learner.learning)
-    if loaded is None and frozen:
+    frozen_count = sum(tensor.numel() for name, tensor in backbone.items() if name not in learner.learning)
+    if loaded is None and frozen_count:
         yield (
-            f"checkpoint=none: {frozen:,} parameters of the backbone are random and frozen; set checkpoint= to a "
+            f"checkpoint=none: {frozen_count:,} parameters of the backbone are random and frozen; set checkpoint= to a "
             "pretrained model, or tuning=full"
         )
     for name in learner.pretrained:
         if loaded is None or f"heads.{name}" in loaded.new:
             yield (
-                f"heads.{name} is new and predicts random words; set checkpoint= to one with a language modeling head "
-                "(of lmtool pretrain, or a published folder)"
+                f"heads.{name} is new and predicts random words; set checkpoint= to a checkpoint with a language "
+                "modeling head (a run of lmtool pretrain, or a published folder)"
             )
 
 
 def _commands_after_finetuning(folder: str, tasks: Mapping[str, TaskData]) -> list[str]:
-    """Commands that the user may type next."""
+    """Returns commands that the last screen suggests to the user."""
     name, first = next(iter(tasks.items()))
     task = [f"task={name}"] if len(tasks) > 1 else []
     inputs = {1: ["text=..."], 2: ["text=...", "pair=..."]}.get(len(first.config.reads), ["input=FILE"])

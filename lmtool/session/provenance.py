@@ -1,9 +1,13 @@
-"""The origin of a run, its data and its teachers: saved in each checkpoint, and compared when the run resumes.
+"""The provenance of a run: the checkpoints, data and teachers that it comes from. It is saved in each checkpoint and
+compared when the run resumes. This module also starts branches.
+
+Files in a checkpoint:
 
 data.json       {"data=text": {"text": sha256, "bytes": ..., ...}, "task=sst2": {"train rows": ..., "train texts":
                 sha256, "train labels": sha256, "dev rows": ..., ...}}
 base.json       for a tuned run: the weights that its checkpoints leave out, see weights/base.py
-teachers.json   for a distilled run: {"runs/NAME": sha256 of the tensors that the student learns from}
+teachers.json   for a distilled run: {"runs/NAME": sha256 of the teacher's tensors}
+lineage.json    {"checkpoints": [...]}: the checkpoints that the run descends from, oldest first
 """
 
 from __future__ import annotations
@@ -48,40 +52,43 @@ from lmtool.weights.folders import WEIGHTS, hf_folder
 
 LINEAGE = "lineage.json"
 Lineage = Sequence[JsonObject]
+"""One entry per checkpoint, oldest first: `checkpoint` and what is known of its step, command, revision and sha256."""
 
 
 def lineage_of(run: OpenRun) -> Lineage:
-    """The checkpoints that a run descends from; none for random weights. A run that resumes reads them from its own
-    checkpoint, because the checkpoint that it started from may be gone."""
+    """Returns the checkpoints that a run descends from; empty for random weights.
+
+    A resumed run reads them from its own checkpoint, because its starting checkpoint may no longer exist.
+    """
     if run.checkpoint is not None:
         return _ancestors(run.checkpoint)
     origin = starts_from(run.config)
     if origin is None:
         return []
-    folder_of_hub = hf_folder(origin, run.config.offline)
-    if folder_of_hub is not None:
-        file = folder_of_hub.path / WEIGHTS[0]
+    published = hf_folder(origin, run.config.offline)
+    if published is not None:
+        file = published.path / WEIGHTS[0]
         hashes = {"sha256": sha256(file)} if file.is_file() else {}
-        revision = {} if folder_of_hub.revision is None else {"revision": folder_of_hub.revision}
+        revision = {} if published.revision is None else {"revision": published.revision}
         return [{"checkpoint": origin, **revision, **hashes}]
     folder = find(origin)
     return [*_ancestors(folder), {"checkpoint": origin, **_origin(folder)}]
 
 
 def _origin(folder: Path) -> JsonObject:
-    """Step, command and hash of a checkpoint."""
+    """Returns the step, the command and the hash of a checkpoint of lmtool, as far as they are known."""
     manifest = read_manifest(folder)
     values = {"step": manifest.metadata.get("step"), "command": _command(folder), **manifest.files[MODEL]}
     return {key: values[key] for key in ("step", "command", "sha256") if values.get(key) is not None}
 
 
 def lineage_line(lineage: Lineage) -> str:
-    """A lineage on one line."""
+    """Formats a lineage as one line for the first screen."""
     return " → ".join(str(entry["checkpoint"]) for entry in lineage)
 
 
 def _ancestors(folder: Path) -> Lineage:
-    """The checkpoints that a checkpoint of lmtool descends from."""
+    """Returns the checkpoints that a checkpoint of lmtool descends from, without the checkpoint itself."""
     if LINEAGE not in read_manifest(folder).files:
         return []
     entries = read_json(folder, LINEAGE).get("checkpoints")
@@ -89,7 +96,8 @@ def _ancestors(folder: Path) -> Lineage:
 
 
 def _command(folder: Path) -> str:
-    """The command line that wrote a checkpoint, from its run's environment.json; without that file, only the verb."""
+    """Returns the command line that wrote a checkpoint, from its run's environment.json; without that file, "lmtool
+    VERB"."""
     with suppress(OSError, ValueError, TypeError, LookupError):
         argv = json.loads((folder.parents[1] / "environment.json").read_text(encoding="utf-8"))["arguments"]
         if len(argv) > 1:
@@ -101,12 +109,16 @@ def _command(folder: Path) -> str:
 
 TEACHERS = "teachers.json"
 Contents = dict[str, JsonObject]
-"""By origin ("data=text", "task=sst2"): hashes and counts by name ("train rows", "train texts", ...)."""
+"""For each source of data ("data=text", "task=sst2"), hashes and counts by name ("train rows", "train texts", ...)."""
 
 
 def contents_of(tasks: Mapping[str, TaskData], text: tuple[str, Source] | None = None) -> Contents:
-    """Hashes and counts of data. tasks: labeled data by the task's name. text: the name of a text's configuration, and
-    the text."""
+    """Returns the hashes and counts of a run's data.
+
+    Args:
+        tasks: The labeled data by the task's name.
+        text: The name of the `data` section and the opened text; None for a run without text.
+    """
     contents = {f"task={name}": task.contents() for name, task in tasks.items()}
     if text is not None:
         name, source = text
@@ -116,7 +128,7 @@ def contents_of(tasks: Mapping[str, TaskData], text: tuple[str, Source] | None =
 
 
 def require_same_data(opened: OpenRun, contents: Contents) -> None:
-    """Raise UserError if the run resumes and its data have changed."""
+    """Raises UserError if a resumed run's data have changed since its checkpoint was saved."""
     checkpoint = opened.checkpoint
     if checkpoint is None or DATA not in read_manifest(checkpoint).files:
         return
@@ -138,16 +150,17 @@ def require_same_data(opened: OpenRun, contents: Contents) -> None:
 
 
 def _change(key: str, before: object, now: object) -> str:
+    """Describes the change of a count, or of a hash, whose values say nothing to a reader."""
     return f"{key} {before:,} -> {now:,}" if type(before) is type(now) is int else f"other {key}"
 
 
 def teacher_digests(distilled: Distilled) -> dict[str, str]:
-    """The sha256 of each teacher's tensors, by the value of `checkpoint=` that names the teacher."""
+    """Returns the sha256 of each teacher's tensors, by the checkpoint as the user named it."""
     return {teacher.origin: digest(teacher.learner.state_dict()) for teacher in distilled.teachers}
 
 
 def require_same_teachers(opened: OpenRun, teachers: Mapping[str, str]) -> None:
-    """Raise UserError, with both hashes, if the run resumes and a teacher has changed."""
+    """Raises UserError, with both hashes, if a teacher of a resumed run has changed since its checkpoint was saved."""
     checkpoint = opened.checkpoint
     if checkpoint is None or TEACHERS not in read_manifest(checkpoint).files:
         return
@@ -164,21 +177,24 @@ def require_same_teachers(opened: OpenRun, teachers: Mapping[str, str]) -> None:
             )
 
 
-# A branch starts with a copy of its trunk's checkpoint and the trunk's rows up to that step.
+# A branch (branch=RUN@STEP) is a run that continues from an intermediate checkpoint of another run, its trunk.
 #
-# The copy has the branch's configuration, no best checkpoint, and one more entry in its lineage. From then on the
-# branch is a run that resumes and does not need its trunk. The trunk is only read: it may still be training.
+# It starts with a copy of the trunk's checkpoint and of the trunk's rows of metrics.jsonl up to that step. The copy has
+# the branch's configuration, no best checkpoint, and one more entry in its lineage. From then on the branch is like any
+# run that resumes, and does not need its trunk. The trunk's folder is only read: the trunk may still be training.
 
 
 def begin_branch(run: OpenRun) -> None:
-    """Write the first checkpoint of a branch that has none. UserError if the trunk's checkpoint is damaged, or is
-    removed while it is copied."""
+    """Writes the first checkpoint of a branch; does nothing for other runs, and for a branch that resumes.
+
+    Raises UserError if the trunk's checkpoint is damaged, or is removed while it is being copied.
+    """
     if run.folder.writes:
-        _begin_branch(run)
+        _copy_trunk(run)
     run.group.wait()
 
 
-def _begin_branch(opened: OpenRun) -> None:
+def _copy_trunk(opened: OpenRun) -> None:
     run, branch = opened.folder, opened.config.branch
     if branch is None or saved_steps(run.checkpoints):
         return
@@ -186,7 +202,7 @@ def _begin_branch(opened: OpenRun) -> None:
     trunk.require_same(run.config)
     saved_state = read_state(trunk.point)
     state = _first_state(saved_state, trunk, run.config)
-    warning = _rate_jump(trunk, opened)
+    warning = _learning_rate_warning(trunk, opened)
     if warning is not None:
         opened.output.line(f"warning: {warning}", "yellow")
     run.begin_at(trunk.step, (row for row in read_rows(trunk.run / "metrics.jsonl") if row["step"] <= trunk.step))
@@ -208,9 +224,12 @@ def _begin_branch(opened: OpenRun) -> None:
         ) from damage
 
 
-def _rate_jump(trunk: Trunk, run: OpenRun) -> str | None:
-    """A warning if the learning rate of the branch's first step differs by more than 5% from the trunk's at that step;
-    None if the number of steps of the branch is not known yet."""
+def _learning_rate_warning(trunk: Trunk, run: OpenRun) -> str | None:
+    """Returns a warning if the learning rate of the branch's first step differs by more than 5% from the trunk's.
+
+    Returns None otherwise, and if the branch has budgets other than max_steps, with which its number of steps, and so
+    its learning rate, is not known yet.
+    """
     config, before = run.config, trunk.config()
     if set(budgets(run.folder.config)) != {"max_steps"}:
         return None
@@ -225,14 +244,16 @@ def _rate_jump(trunk: Trunk, run: OpenRun) -> str | None:
     if abs(rates[1] - rates[0]) <= 0.05 * max(rates):
         return None
     return (
-        f"the learning rate jumps: step {trunk.step + 1} has {rates[0]:.3g} in {trunk.run}, and {rates[1]:.3g} with "
-        f"schedule={config.schedule.name} max_steps={config.max_steps}"
+        f"the learning rate jumps: at step {trunk.step + 1} it is {rates[0]:.3g} in {trunk.run}, but {rates[1]:.3g} "
+        f"with schedule={config.schedule.name} max_steps={config.max_steps}"
     )
 
 
 def _first_state(saved: JsonObject, trunk: Trunk, config: JsonObject) -> JsonObject:
-    """The counters that a branch begins with: without the trunk's best checkpoint and, if the budget differs, without
-    the trunk's number of steps."""
+    """Returns the counters that a branch starts with.
+
+    They are the trunk's, without its best checkpoint and, if the budgets differ, without its total number of steps.
+    """
     try:
         progress = Progress.from_plain(saved)
     except ValueError as error:

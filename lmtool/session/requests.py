@@ -1,4 +1,4 @@
-"""Rows in and out of a command: `text=` and `input=`, and the files it writes."""
+"""Input and output of commands that use a trained model: texts from `text=` and `input=`, and files of `output=`."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ from lmtool.tasks.configs import TaskConfig
 from lmtool.tasks.files import read_file, suffixes
 
 TABLES = (".tsv", ".csv", ".jsonl", ".json")
-# The columns of a table unless a task names others: the keys of the command.
+# The columns of a table that has no task: they have the names of the command's keys.
 TEXT, PAIR = "text", "pair"
 Origin = list[tuple[str, int]]
+"""The file and the line of each text, for messages."""
 
 
 def requested_table(config: AskConfig, task: TaskConfig | None) -> Table | None:
-    """The table of a command's `input=`; None for plain texts."""
+    """Reads the table of a command's `input=`; None if that is a file of plain texts, or not set."""
     return None if config.input is None else input_table(config.input, task)
 
 
 def input_table(file: str, task: TaskConfig | None) -> Table | None:
-    """The table of an `input=`, in any layout that the task reads; None for plain texts."""
+    """Reads the table in a file, in any layout that the task reads; None for a file of plain texts."""
     suffix = Path(file).suffix.lower()
     if suffix in ("", ".txt"):
         return None
@@ -36,17 +37,19 @@ def input_table(file: str, task: TaskConfig | None) -> Table | None:
 
 
 def requested_texts(config: AskConfig) -> tuple[list[str], Origin]:
-    """The texts of a command, `text=` or the lines of `input=`, and (file, line) of each. UserError if there are
-    none."""
+    """Returns the texts of a command, from `text=` or the lines of `input=`, and their origins.
+
+    Raises UserError if there are none.
+    """
     if config.text is not None:
         return [config.text], [("text", 1)]
     if config.input is None:
-        raise UserError("the command has no text", 'set text="..." or input=FILE (- reads standard input)')
+        raise UserError("neither text= nor input= is set", 'set text="..." or input=FILE (- reads standard input)')
     return input_lines(config.input)
 
 
 def input_lines(file: str) -> tuple[list[str], Origin]:
-    """The nonempty lines of an `input=`, and (file, line) of each. UserError if there are none."""
+    """Returns the nonempty lines of a file and their origins. Raises UserError if there are none."""
     path = STANDARD_INPUT if file == "-" else regular_file("input", file)
     lines = [(line, (file, number)) for number, line in read_lines(path) if line.strip()]
     if not lines:
@@ -60,21 +63,33 @@ _LINES = (".jsonl", ".json", "")
 
 
 def check_output(path: str | None) -> None:
-    """Raise UserError if no format has the suffix of an `output=`."""
+    """Raises UserError if the suffix of an `output=` does not belong to a supported format."""
     suffix = "" if path is None else Path(path).suffix.lower()
     if suffix not in (*_LINES, *DELIMITERS):
         raise UserError(
-            f"output={path}: no format has the suffix {suffix}; allowed: .jsonl, {', '.join(DELIMITERS)}",
+            f"output={path}: files with the suffix {suffix} cannot be written; allowed: .jsonl, "
+            f"{', '.join(DELIMITERS)}",
             f"set output={Path(str(path)).with_suffix('.jsonl')}",
         )
 
 
 def write_output(path: str, rows: Iterable[JsonMapping], key: str = "output") -> int:
-    """Write the file of an `output=` (or another key), with secrets masked: a table for .csv and .tsv, otherwise one
-    JSON line per row. Returns the number of rows. UserError with the key if the file cannot be written."""
+    """Writes rows to a file, with secrets masked: a table for .csv and .tsv, otherwise one JSON line per row.
+
+    Args:
+        path: The file, or for another key than `output` a file in the folder that the user named.
+        rows: The rows.
+        key: The key that names the file or folder, for messages.
+
+    Returns:
+        The number of rows.
+
+    Raises:
+        UserError: The file cannot be written.
+    """
     file, written = Path(path).expanduser(), 0
 
-    def numbered_rows() -> Iterator[JsonMapping]:
+    def counted_rows() -> Iterator[JsonMapping]:
         nonlocal written
         for row in rows:
             yield row
@@ -82,13 +97,13 @@ def write_output(path: str, rows: Iterable[JsonMapping], key: str = "output") ->
 
     try:
         delimiter = DELIMITERS.get(file.suffix.lower())
-        typed = key == "output"  # otherwise the user named its folder
-        if not typed:
+        named_by_user = key == "output"  # with another key the user named only the folder
+        if not named_by_user:
             file.parent.mkdir(parents=True, exist_ok=True)
         if delimiter is None:
-            write_rows(file, numbered_rows(), typed)
+            write_rows(file, counted_rows(), named_by_user)
         else:
-            write_delimited(file, numbered_rows(), delimiter, typed)
+            write_delimited(file, counted_rows(), delimiter, named_by_user)
     except OSError as error:
         raise UserError(f"{key}={path}: {error.strerror}", f"use another {key}=") from error
     return written
@@ -101,30 +116,31 @@ def join_columns(
     probabilities: bool,
     flat: bool,
 ) -> Iterator[JsonObject]:
-    """Put the columns of the table before the predictions of each record.
+    """Yields the rows of an output file: the columns of the input table, then the model's predictions.
 
     Args:
-        table: The table of the inputs, or None.
-        records: One record per row.
-        task_columns: The task's names of the table's columns, by their names in the table.
+        table: The input table, or None.
+        records: The predictions, one record per row.
+        task_columns: The task's name of each column of the table, by the column's name in the table.
         probabilities: Whether to include the probabilities of all classes.
-        flat: Whether the format has no nesting: one column per class, and lists joined by spaces.
+        flat: Whether the format has no nested values; then each class has a column, and lists are joined by spaces.
 
     Raises:
-        UserError: If the table has a column of the same name as a prediction's.
+        UserError: A column of the table has the name of a column of predictions.
     """
     columns = {} if table is None else {name: values for name, values in table.columns.items() if name != LINES}
     clashing = [name for name in ("prediction", "score") if name in columns]
     if clashing:
         raise UserError(
-            f"{table.origin[0][0]} already has a column {clashing[0]}" if table else "", "rename it in a copy"
+            f"{table.origin[0][0]} already has a column {clashing[0]}, which the predictions need" if table else "",
+            "rename this column in a copy of the file",
         )
     for number, record in enumerate(records):
         joined = dict(record)
         probabilities_of_row = joined.pop("probabilities", None)
         if table is not None:
             table_values = {name: values[number] for name, values in columns.items()}
-            # The table's columns come before the record's copies of them.
+            # The record repeats columns of the table; only the table's values are retained.
             input_columns = {*table_values, *(task_columns.get(name, name) for name in table_values)}
             input_columns |= {"id", "split", "gold"}
             joined = {**table_values, **{name: value for name, value in joined.items() if name not in input_columns}}

@@ -1,4 +1,5 @@
-"""The first and last screen of a run, and the files that it writes with them: facts.json, result.json, the report."""
+"""The first and the last screen of a run, and the files written together with them: facts.json, result.json and the
+report."""
 
 from __future__ import annotations
 
@@ -34,62 +35,75 @@ from lmtool.training.progress import Progress, TrainingResult
 from lmtool.weights.assemble import LoadReport
 
 
-class _Kind(NamedTuple):
-    """Settings shared by the parameters of a row. rate: maximum learning rate. decay: weight decay. first: the first
-    step in which they learn; None if they never do in this run."""
+class _GroupSettings(NamedTuple):
+    """The settings of the parameters in one row of the table of learning rates.
+
+    rate: the maximum learning rate. decay: the weight decay. first_step: the first step in which the parameters are
+    trained; None if they never are in this run.
+    """
 
     rate: float
     decay: float
-    first: int | None
+    first_step: int | None
 
 
 def rates(learner: BaseLearner, optimizer: OptimizerConfig, steps: int) -> list[RateRow]:
-    """Rows of learning rates from the head down. Levels with the same settings share a row, named "all" if it is the
-    only one. Frozen parameters are left out."""
+    """Returns the table of learning rates on the first screen: one row per group of levels, from the head down.
+
+    A level is the embedding, a layer or a head. Adjacent levels with the same settings are one row, which is named
+    "all" if it is the only row. Frozen parameters are omitted.
+
+    Args:
+        learner: The learner, with its tuning method.
+        optimizer: The optimizer's configuration.
+        steps: The planned number of steps.
+    """
     decay = getattr(optimizer, "weight_decay", getattr(optimizer, "l2", 0.0))
-    of_name = {
+    # By parameter name: the factor of the learning rate, the weight decay, the number of elements.
+    settings = {
         name: (group.learning_rate_scale, decay * group.weight_decay_scale, parameter.numel())
         for group in training_groups(learner, optimizer.layer_decay)
         for name, parameter in group.parameters
     }
-    rows: list[tuple[list[str], int, int, _Kind]] = []
+    rows: list[tuple[list[str], int, int, _GroupSettings]] = []
     for level, members in levels(name for name, _ in learner.named_parameters()).items():
-        learning = [name for name in members if name in of_name]
-        for scale in dict.fromkeys(of_name[name][0] for name in learning):
-            names = [name for name in learning if of_name[name][0] == scale]
+        trained = [name for name in members if name in settings]
+        for scale in dict.fromkeys(settings[name][0] for name in trained):
+            names = [name for name in trained if settings[name][0] == scale]
             first_steps = [learner.first_step(name, steps) for name in names]
             first = None if None in first_steps else max(step for step in first_steps if step is not None)
-            kind = _Kind(optimizer.lr * scale, max(of_name[name][1] for name in names), first)
-            size = sum(of_name[name][2] for name in names)
-            without = sum(of_name[name][2] for name in names if not of_name[name][1])
+            group = _GroupSettings(optimizer.lr * scale, max(settings[name][1] for name in names), first)
+            size = sum(settings[name][2] for name in names)
+            without_decay = sum(settings[name][2] for name in names if not settings[name][1])
             titles: list[str] = []
-            if rows and rows[-1][3] == kind:
-                titles, above, above_without, _ = rows.pop()
-                size, without = size + above, without + above_without
-            rows.append(([*titles, level], size, without, kind))
+            if rows and rows[-1][3] == group:
+                # The level joins the row of the level above it.
+                titles, above_size, above_without_decay, _ = rows.pop()
+                size, without_decay = size + above_size, without_decay + above_without_decay
+            rows.append(([*titles, level], size, without_decay, group))
     return [
         {
             "group": titles[0] if len(titles) == 1 else "all" if len(rows) == 1 else f"{titles[0]} to {titles[-1]}",
             "parameters": size,
-            "learning_rate": kind.rate,
-            "weight_decay": kind.decay,
-            "without_decay": without,
-            "from_step": kind.first,
+            "learning_rate": group.rate,
+            "weight_decay": group.decay,
+            "without_decay": without_decay,
+            "from_step": group.first_step,
         }
-        for titles, size, without, kind in rows
+        for titles, size, without_decay, group in rows
     ]
 
 
 def never_trained_warning(rows: Sequence[RateRow]) -> str | None:
-    """A warning if the run ends before some groups begin to learn; otherwise None."""
+    """Returns a warning if the run ends before some frozen groups begin to be trained; otherwise None."""
     names = [row["group"] for row in rows if row["from_step"] is None]
     if not names:
         return None
-    hint = "use more epochs, or tuning.schedule.every_steps="
-    return f"the run ends before these begin to learn: {', '.join(names)}; {hint}"
+    hint = "use more epochs, or set a smaller tuning.schedule.every_steps="
+    return f"the run ends before these groups begin to be trained: {', '.join(names)}; {hint}"
 
 
-# Metadata that only the report shows, to keep the first screen short.
+# Metadata that the report shows, but the first screen does not, to keep it short.
 _REPORT_ONLY = frozenset(
     {
         "fingerprint", "split", "held_out", "steps_per_epoch", "store_tokens", "tokens", "files",
@@ -98,14 +112,14 @@ _REPORT_ONLY = frozenset(
     }
 )  # fmt: skip
 
-# Fractions of padding tokens and of truncated tokens.
+# Metadata of the training data that result.json repeats: the fractions of padding tokens and of truncated tokens.
 WASTE = ("padding_fraction", "truncated_fraction")
 
 
 def machine_metadata(
     config: RunConfig, learner: nn.Module, precision: Precision, compilation: Compilation, group: ProcessGroup = ALONE
 ) -> dict[str, str]:
-    """Devices, number format and kernels of a run, for the first screen and the report."""
+    """Describes the devices, number format and kernels of a run, for the first screen and the report."""
     prefixes = {False}
     if isinstance(config, PretrainConfig) and config.model.architecture == "decoder":
         prefixes = {part.prefixes for part in config.objective.parts()}
@@ -120,16 +134,23 @@ def machine_metadata(
 
 
 def _devices(config: RunConfig, precision: Precision, group: ProcessGroup) -> dict[str, str]:
-    """The device; for several processes also their number and, on a CPU, the threads of each."""
+    """Describes the device; for several processes also their number and, on a CPU, the threads of each process."""
     if group.size == 1:
         return {"device": str(precision.device)}
     threads = torch.get_num_threads()
-    each = f", {counted(threads, 'thread')} each" if precision.device.type == "cpu" else ""
-    return {"device": precision.device.type, "processes": f"{group.size} ({config.parallel}{each})"}
+    threads_text = f", {counted(threads, 'thread')} each" if precision.device.type == "cpu" else ""
+    return {"device": precision.device.type, "processes": f"{group.size} ({config.parallel}{threads_text})"}
 
 
 def begin(session: Session, metadata: Mapping[str, JsonMapping], plan: RunPlan, baseline: Baseline) -> None:
-    """Write facts.json and print the first screen. metadata: by section, "data", "model" and "run"."""
+    """Writes facts.json and prints the first screen.
+
+    Args:
+        session: The session that is about to train.
+        metadata: The metadata of the session and its companions, by section: "data", "model" and "run".
+        plan: The plan of the run.
+        baseline: The score of a constant prediction.
+    """
     opened, learner, compilation = session.run, session.learner, session.compilation
     config, data = opened.config, metadata["data"]
     machine = machine_metadata(config, learner, opened.precision, compilation, opened.group)
@@ -137,12 +158,12 @@ def begin(session: Session, metadata: Mapping[str, JsonMapping], plan: RunPlan, 
     model = model_metadata(config, session.tokenizer, session.loaded, copied) | dict(metadata["model"])
     learning_rates = rates(learner, config.optimizer, plan.steps)
     state = {} if opened.checkpoint is None else read_state(opened.checkpoint)
-    # Without a tuning method everything learns.
-    learns = {} if learner.tuning is None else trainable_by_role(learner)
+    # Without a tuning method all parameters are trained, so there is nothing to list.
+    trainable = {} if learner.tuning is None else trainable_by_role(learner)
     report: JsonObject = {
         "data": dict(data),
         "model": {**model, "parameters": plan.parameters, **machine},
-        "learns": learns,
+        "learns": trainable,
         "rates": learning_rates,
         "baseline": dict(baseline),
         **({"trained_beside": learner.extra_training_targets} if learner.extra_training_targets else {}),
@@ -161,7 +182,7 @@ def begin(session: Session, metadata: Mapping[str, JsonMapping], plan: RunPlan, 
         plan=plan,
         baseline=baseline,
         machine={name: text for name, text in machine.items() if name not in hidden},
-        trainable=learns,
+        trainable=trainable,
         rates=learning_rates,
         resumed_step=state.get("step"),
         branch=config.branch if str(config.branch).endswith(f"@{state.get('step')}") else None,
@@ -171,7 +192,14 @@ def begin(session: Session, metadata: Mapping[str, JsonMapping], plan: RunPlan, 
 
 
 def _warn(session: Session, warnings: Sequence[str], learning_rates: Sequence[RateRow], state: JsonMapping) -> None:
-    """Print the warnings below the first screen. state: of the checkpoint that the run resumes from."""
+    """Prints warnings below the first screen.
+
+    Args:
+        session: The session that is about to train.
+        warnings: Warnings about the data and the plan.
+        learning_rates: The table of learning rates.
+        state: The counters of the checkpoint that the run resumes from; empty for a new run.
+    """
     opened, config = session.run, session.config
     longest = max(phase.max_length for phase in (config.forms if isinstance(config, PretrainConfig) else (config,)))
     remarks = never_trained_warning(learning_rates), config.model.remark(longest), _missing_rows(opened, state)
@@ -180,27 +208,35 @@ def _warn(session: Session, warnings: Sequence[str], learning_rates: Sequence[Ra
     threads, before = torch.get_num_threads(), state.get("threads")
     if before not in (None, threads) and opened.precision.device.type == "cpu":
         opened.output.line(
-            f"warning: {counted(before, 'thread')} before, {threads} now: sums are added in another order, so the run "
-            f"differs by rounding from an uninterrupted one; set OMP_NUM_THREADS={before} to keep it the same",
+            f"warning: the run used {counted(before, 'thread')} before and uses {threads} now, which adds numbers in "
+            "another order: its results differ by rounding from those of an uninterrupted run; set "
+            f"OMP_NUM_THREADS={before} to keep them the same",
             "yellow",
         )
 
 
 def _missing_rows(run: OpenRun, state: JsonMapping) -> str | None:
-    """A warning if rows have disappeared since the run's checkpoint was saved; otherwise None. The loop refuses a state
-    that cannot be read."""
+    """Returns a warning if rows of metrics.jsonl have disappeared since the checkpoint was saved; otherwise None."""
     try:
         progress = Progress.from_plain(state)
     except ValueError:
-        return None
+        return None  # the training loop reports a state that cannot be read
     return run.folder.missing_rows(progress.rows, progress.step)
 
 
 def updated_baseline(
     run: OpenRun, baseline: Baseline, weights: Mapping[str, float], metrics: Mapping[str, float]
 ) -> Baseline:
-    """The baseline after the evaluation, also written to facts.json. Only the evaluation knows a baseline over labels
-    that the model itself makes (which tokens are replaced)."""
+    """Returns the baseline that the final evaluation measured, if it measured one, and writes it to facts.json.
+
+    If a generator makes the labels (which tokens it replaced), the baseline is only known after an evaluation.
+
+    Args:
+        run: The open run.
+        baseline: The baseline known before training, returned if the evaluation measured none.
+        weights: The weight of each loss term in the headline loss.
+        metrics: The metrics of the final evaluation.
+    """
     baselines = {term: metrics.get(f"{term}_baseline") for term in weights}
     if any(value is None for value in baselines.values()):
         return baseline
@@ -212,17 +248,18 @@ def updated_baseline(
 
 
 def _screen_data(metadata: JsonMapping) -> JsonObject:
-    """Metadata for the first screen: without `_REPORT_ONLY` and without zeros, except the truncated fraction."""
-    shown = {
+    """Selects the metadata for the first screen: without `_REPORT_ONLY` and without zeros, except the truncated
+    fraction."""
+    selected = {
         name: value
         for name, value in metadata.items()
         if name not in _REPORT_ONLY and (value or value is False or name == "truncated_fraction")
     }
-    return {name: _screen_data(value) if isinstance(value, Mapping) else value for name, value in shown.items()}
+    return {name: _screen_data(value) if isinstance(value, Mapping) else value for name, value in selected.items()}
 
 
 def warnings_of(metadata: JsonMapping) -> Iterator[str]:
-    """The warnings in metadata and its sections."""
+    """Yields the warnings in metadata and in its sections."""
     yield from metadata.get("warnings", ())
     for value in metadata.values():
         if isinstance(value, Mapping):
@@ -230,15 +267,21 @@ def warnings_of(metadata: JsonMapping) -> Iterator[str]:
 
 
 def listener(run: OpenRun, metric: str, baseline: Baseline) -> ProgressDisplay:
-    """The display of the steps: a bar on a terminal, otherwise lines."""
+    """Returns the display of training progress: a bar on a terminal, otherwise lines."""
     return ProgressDisplay(run.output, metric, run.config.log_every, baseline)
 
 
 def model_metadata(
     config: RunConfig, tokenizer: Tokenizer, loaded: LoadReport | None, copied: str | None = None
 ) -> JsonObject:
-    """Metadata of the model for the first screen and the report. copied: layers copied from the teacher at the
-    start."""
+    """Describes the model for the first screen and the report.
+
+    Args:
+        config: The run's configuration.
+        tokenizer: The run's tokenizer.
+        loaded: Which parts were loaded from a checkpoint; None for random weights.
+        copied: A description of the layers that were copied from a teacher, or None.
+    """
     weights = f"of {config.branch}" if config.branch else "random" if loaded is None else loaded.sentence()
     tuning = config.tuning if isinstance(config, FinetuneConfig) else None
     return {
@@ -246,17 +289,24 @@ def model_metadata(
         **config.model.metadata(),
         "vocabulary": tokenizer.vocab_size,
         **({"virtual tokens a text": tuning.positions} if tuning is not None and tuning.positions else {}),
-        "weights": weights if copied is None else f"{weights}; copied of the teacher: {copied}",
+        "weights": weights if copied is None else f"{weights}; copied from the teacher: {copied}",
     }
 
 
 def result_of(
     run: OpenRun, training: TrainingResult, subjects: JsonMapping, metric: str, more: JsonMapping
 ) -> JsonObject:
-    """The content of result.json. subjects: names of the components ("model", "task" or "objective", ...). more:
-    additional rows."""
+    """Returns the content of result.json.
+
+    Args:
+        run: The open run.
+        training: The result of the training loop.
+        subjects: The names of the run's components by section ("model", "task" or "objective", ...).
+        metric: The name of the metric that selects the best checkpoint.
+        more: Additional rows.
+    """
     numbers = asdict(replace(training, best=None, last=None))
-    copied = (
+    names = (
         "status", "ended", "steps", "epochs", "tokens", "seconds", "evaluation_seconds", "tokens_per_second",
         "peak_memory_bytes", "parameters", "trainable_parameters", "best_step",
     )  # fmt: skip
@@ -267,7 +317,7 @@ def result_of(
         "metric": metric,
         "value": training.best_value,
         "metrics": training.metrics,
-        **{name: numbers[name] for name in copied},
+        **{name: numbers[name] for name in names},
         "devices": run.group.size,
         "seed": run.config.seed,
         **more,
@@ -275,7 +325,7 @@ def result_of(
 
 
 def finish(run: OpenRun, result: JsonObject, baseline: Baseline, next_commands: Sequence[str]) -> JsonObject:
-    """Write result.json and the report, and print the last screen."""
+    """Writes result.json and the report, and prints the last screen. Returns the content of result.json."""
     if not run.folder.writes:
         return result
     missing = run.folder.missing_rows(run.folder.row_counts, result["steps"])
@@ -296,10 +346,10 @@ def finish(run: OpenRun, result: JsonObject, baseline: Baseline, next_commands: 
 
 
 def report_finished(run: OpenRun, result: JsonObject) -> JsonObject:
-    """Print the result of a finished run, and write a missing report."""
+    """Prints the result of a run that has already finished, and writes its report if the file is missing."""
     folder, output = run.folder.path, run.output
     if run.folder.writes and not (folder / "report.html").is_file():
         write_report(folder)
-    output.line(f"{folder} is finished: {result['metric']} {result['value']:.4g}; another name= starts anew")
+    output.line(f"{folder} is finished: {result['metric']} {result['value']:.4g}; set another name= to start a new run")
     output.line(f" report   {folder / 'report.html'}")
     return result

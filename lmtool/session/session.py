@@ -1,4 +1,9 @@
-"""A run that is ready to train: its folder, its data by phase and its learner. Every training verb creates one."""
+"""A session: a run that is ready to train, with its folder, learner, tokenizer and data. Every training command builds
+one.
+
+A run may have several phases, which train on different data or settings one after the other; a run without phases is
+treated as one phase.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +38,7 @@ from lmtool.weights.assemble import LoadReport, assemble
 from lmtool.weights.base import Base
 
 
-def text_of(
+def tokenized_split(
     config: DataConfig,
     source: Source,
     split: str,
@@ -43,12 +48,22 @@ def text_of(
     rows: Mapping[str, Rows],
     stride: int | None = None,
 ) -> SplitData:
-    """One tokenized split of the text of a `data` section. rows: labeled rows to train on in addition to the text.
-    stride: see `SplitData`."""
+    """Tokenizes one split of a text, or opens its token store if this was done before.
+
+    Args:
+        config: The text's `data` section.
+        source: The opened text.
+        split: The name of the split.
+        tokenizer: The run's tokenizer.
+        cache_dir: The folder of token stores.
+        progress: Shows the progress of tokenization, or None.
+        rows: Labeled rows to train on in addition to the text, by task.
+        stride: The distance between windows of text, see `SplitData`.
+    """
     if isinstance(source, MixtureSource):
         parts = source.config.parts()
         members = {
-            title: text_of(parts[title], member, split, tokenizer, cache_dir, progress, {}, stride)
+            title: tokenized_split(parts[title], member, split, tokenizer, cache_dir, progress, {}, stride)
             for title, member in source.members.items()
         }
         return SplitData(split, rows=rows, stride=stride, members=members, fractions=source.fractions)
@@ -57,7 +72,7 @@ def text_of(
 
 
 def tokenized_metadata(data: SplitData) -> JsonObject:
-    """Size of a split's token store, and speed of building it, for the screens and the report."""
+    """Returns the size of a split's token store and how fast it was built, for the screens and the report."""
     if data.members:
         return {title: tokenized_metadata(part) for title, part in data.members.items()}
     metadata = data.text.metadata
@@ -66,8 +81,13 @@ def tokenized_metadata(data: SplitData) -> JsonObject:
 
 @dataclass(frozen=True)
 class PhaseData:
-    """The data of a phase, or of a run without phases. config: the phase's configuration. learner: makes the examples.
-    data: the data by split."""
+    """The data of one phase.
+
+    Attributes:
+        config: The run's configuration with the changes of the phase.
+        learner: The learner that turns the data into examples.
+        data: The data by split.
+    """
 
     config: RunConfig
     learner: BaseLearner
@@ -75,11 +95,12 @@ class PhaseData:
 
     @cached_property
     def examples(self) -> Examples:
-        """The examples of the training data."""
+        """The examples that the learner makes of the training data."""
         return examples_of(self.learner, self.data["train"], self.config.max_length)
 
     @cached_property
     def loader(self) -> PackedLoader:
+        """The loader of the training examples."""
         config = self.config
         return PackedLoader(
             self.examples, config.seed, config.batch_examples, config.batch_tokens, config.micro_batch_tokens,
@@ -87,37 +108,54 @@ class PhaseData:
         )  # fmt: skip
 
 
-def phases_of(
+def build_phases(
     config: PretrainConfig, learner: BaseLearner, tokenizer: Tokenizer, texts: Sequence[Mapping[str, SplitData]]
 ) -> list[PhaseData]:
-    """The training data of each phase, or of a run without phases. texts: for each phase, its data by split. If a phase
-    changes the objective, a learner of that objective on the meta device makes its examples."""
+    """Combines each phase's configuration with its data.
+
+    Args:
+        config: The run's configuration.
+        learner: The run's learner, which makes the examples.
+        tokenizer: The run's tokenizer.
+        texts: For each phase, its data by split.
+    """
     phases = []
     for phase_config, data in zip(config.forms if config.phases else (config,), texts, strict=True):
-        maker = learner
+        examples_learner = learner
         if phase_config.objective != config.objective:
+            # A learner on the meta device, without weights, makes the examples of the phase's objective.
             with torch.device("meta"):
-                maker, _ = assemble(phase_config, tokenizer)
-        phases.append(PhaseData(phase_config, maker, data))
+                examples_learner, _ = assemble(phase_config, tokenizer)
+        phases.append(PhaseData(phase_config, examples_learner, data))
     return phases
 
 
 def load_and_plan(
-    config: RunConfig, learner: BaseLearner, parts: Sequence[PhaseData], precision: Precision
+    config: RunConfig, learner: BaseLearner, phases: Sequence[PhaseData], precision: Precision
 ) -> tuple[PackedLoader | PhasedLoader, RunPlan]:
-    """The loader of a run that reads these parts in order, and its plan."""
-    loaders = [part.loader for part in parts]
+    """Returns the loader that reads the data of all phases in order, and the plan of the run."""
+    loaders = [phase.loader for phase in phases]
     if not isinstance(config, PretrainConfig) or not config.phases:
         return loaders[0], plan_of(config, learner, loaders[0].metadata(), precision)
     plan, fractions = plan_in_phases(config, learner, [loader.metadata() for loader in loaders], precision)
     sections = [phase.data for phase in config.forms]
+    # Whether each phase reads the same text as the phase before it.
     same_text = [section == before for section, before in zip(sections, [sections[0], *sections], strict=False)]
     return PhasedLoader(loaders, fractions, same_text), plan
 
 
 def phase_rows(plan: RunPlan, loader: PhasedLoader, steps: int) -> list[JsonObject]:
-    """The phases of a run for result.json: the overrides (`given`) of each, its fraction of the budget (`share`), and
-    its `first_step` and `last_step`, null for a phase without steps. steps: the number of steps of the run."""
+    """Describes the phases of a finished run for result.json.
+
+    Args:
+        plan: The run's plan.
+        loader: The run's loader.
+        steps: The number of steps that the run trained.
+
+    Returns:
+        For each phase: its overrides (`given`), its fraction of the budget (`share`), and its `first_step` and
+        `last_step`, null for a phase that the run did not reach.
+    """
     rows = []
     for phase, (first, last) in zip(plan.phases, loader.boundaries(steps), strict=True):
         ran = first <= last
@@ -128,21 +166,23 @@ def phase_rows(plan: RunPlan, loader: PhasedLoader, steps: int) -> list[JsonObje
 
 @dataclass(frozen=True)
 class Session:
-    """The parts of a run.
+    """A run that is ready to train.
 
     Attributes:
-        run: Its folder, output, number format and process group.
-        subject: The names of its components ("model", "task" or "objective", ...), for result.json and the screens.
-        learner: The model that it trains.
+        run: The run's folder, output, device, number format and process group.
+        subject: The names of the run's components by section ("model", "task" or "objective", ...), for result.json and
+            the screens.
+        learner: The model that the run trains and saves, with its objective or task.
         tokenizer: The learner's tokenizer.
-        loaded: The parts that were loaded from a checkpoint; None for random weights.
-        phases: The training data of each phase. Held-out text is processed with the settings of the last phase.
-        metadata: Of the data, for the first screen and facts.json.
-        contents: Hashes of the data.
-        next_commands: Suggestions for the user.
-        distilled: The student with its teachers, trained instead of the learner; None without distillation.
-        base: The pretrained weights that checkpoints of a tuned run do not contain.
-        tests: Labeled splits that are not used for selection.
+        loaded: Which parts of the learner were loaded from a checkpoint; None for random weights.
+        phases: The data of each phase. Held-out data is processed with the settings of the last phase.
+        metadata: Metadata of the data, for the first screen and facts.json.
+        contents: Hashes of the data, which identify it.
+        next_commands: Commands that the last screen suggests to the user.
+        distilled: The student together with its teachers, which is trained instead of the learner; None without
+            distillation.
+        base: The pretrained weights that the checkpoints of a tuned run do not contain; None if they are complete.
+        tests: Labeled splits, by name, that are scored once at the end and not used for selection.
     """
 
     run: OpenRun
@@ -160,11 +200,12 @@ class Session:
 
     @property
     def config(self) -> RunConfig:
+        """The run's configuration."""
         return self.run.config
 
     @property
     def trained(self) -> BaseLearner | Distilled:
-        """The module that the loop trains: `distilled` with distillation, otherwise the learner."""
+        """The module that the training loop trains: `distilled` if there is one, otherwise the learner."""
         return self.learner if self.distilled is None else self.distilled
 
     @cached_property
@@ -173,21 +214,24 @@ class Session:
 
     @property
     def loader(self) -> PackedLoader | PhasedLoader:
+        """The loader of the training data of all phases."""
         return self._loader_and_plan[0]
 
     @property
     def plan(self) -> RunPlan:
+        """The planned steps, tokens, FLOPs and memory of the run."""
         return self._loader_and_plan[1]
 
     @cached_property
     def compilation(self) -> Compilation:
+        """Whether the model is compiled, and why."""
         return select_compilation(
             self.config.compile, self.run.precision.device, self.plan.flops, self.config.max_minutes
         )
 
     @cached_property
     def held_out(self) -> HeldOutSplits:
-        """The splits on which the run is scored."""
+        """The held-out splits on which the run is scored."""
         last = self.phases[-1]
         return HeldOutSplits(
             self.learner, last.data, last.config.max_length, evaluation_tokens(last.config), self.config.seed,
@@ -195,8 +239,8 @@ class Session:
         )  # fmt: skip
 
     @property
-    def reading(self) -> StudentData:
-        """The training data of the last phase, for teachers that read it before the first step."""
+    def student_data(self) -> StudentData:
+        """The training data of the last phase, as teachers of a distilled run read it before the first step."""
         last = self.phases[-1]
         config = last.config
         return StudentData(
@@ -207,14 +251,18 @@ class Session:
             max_steps=config.max_steps,
             max_epochs=config.max_epochs,
             sizes={"batch_examples": config.batch_examples, "batch_tokens": config.batch_tokens},
-            tokens=evaluation_tokens(config),
+            forward_tokens=evaluation_tokens(config),
             progress=self.run.output.stage,
         )
 
     def settings(self, baseline_loss: float = 0.0) -> TrainingSettings:
-        """The settings of the loop. baseline_loss: the loss of a constant prediction, to detect divergence."""
+        """Returns the settings of the training loop.
+
+        Args:
+            baseline_loss: The loss of a constant prediction, with which the loop detects divergence.
+        """
         config, metric = self.config, self.learner.metric
-        shared = set(TrainingSettings.__dataclass_fields__) & set(type(config).model_fields)
+        common_fields = set(TrainingSettings.__dataclass_fields__) & set(type(config).model_fields)
         return TrainingSettings(
             metric=metric.name,
             greater_is_better=not metric.smaller_is_better,
@@ -222,5 +270,5 @@ class Session:
             baseline_loss=baseline_loss,
             compiles=self.compilation.on,
             chooses=config.distill.teaches_heads,
-            **{name: getattr(config, name) for name in shared},
+            **{name: getattr(config, name) for name in common_fields},
         )

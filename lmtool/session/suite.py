@@ -1,6 +1,7 @@
-"""`lmtool finetune task=glue`: a run for each task that has data, one table, and the files of the leaderboard.
+"""`lmtool finetune task=glue`: finetunes a run for each task of a suite that has data, prints one table of scores, and
+writes the files to submit to the suite's leaderboard.
 
-The runs are in one folder under the names of their tasks. Repeating the command skips finished runs.
+The runs are subfolders of one folder, named after their tasks. Repeating the command skips finished runs.
 """
 
 from __future__ import annotations
@@ -34,17 +35,27 @@ from lmtool.tasks.mixture import DIAGNOSTIC, FILES, LEFT_OUT, folder_of, glue_av
 from lmtool.training.precision import select_device, select_precision
 
 Run = Callable[[FinetuneConfig], JsonObject]
-_TOKENS = 8192  # per forward pass
+"""A function that trains one run and returns the content of its result.json."""
+_TOKENS = 8192  # number of tokens per forward pass
 
 
 def run(config: FinetuneConfig, suite: GlueConfig, finetune: Run) -> JsonObject:
-    """Train every member that has data, print the table, write glue.json and glue.zip. Returns glue.json."""
+    """Finetunes every task that has data, prints the table of scores, and writes NAME.json and NAME.zip of the suite.
+
+    Args:
+        config: The configuration that all runs have in common.
+        suite: The configuration of the suite.
+        finetune: Trains one run.
+
+    Returns:
+        The content of NAME.json.
+    """
     output, members = Output(), dict(_members(suite))
     trained = {name: task for name, task in members.items() if task is not None and name != DIAGNOSTIC}
     missing_tasks = [name for name in suite.names if name not in trained]
     if not trained:
         raise UserError(
-            f"task.path={suite.path} has no folder of a task of {suite.name}",
+            f"task.path={suite.path} has no folder that is named after a task of {suite.name}",
             f"name the folders after the tasks: {', '.join(suite.names)}",
         )
     root = Path(config.run_dir) if config.run_dir else RUNS / (config.name or f"{suite.name}-{config.model.name}")
@@ -67,7 +78,7 @@ def run(config: FinetuneConfig, suite: GlueConfig, finetune: Run) -> JsonObject:
     print_table(output, ["task", "score", "selected by", "rows", "run"], rows, heading=f"{suite.name} · development")
     averaged = [name for name in scores if name != LEFT_OUT]
     if mean is not None:
-        excluded = f"; {LEFT_OUT} is left out" if LEFT_OUT in scores else ""
+        excluded = f"; {LEFT_OUT} is not included" if LEFT_OUT in scores else ""
         missing = f"; without data: {', '.join(missing_tasks)}" if missing_tasks else ""
         output.line(f"average {mean:.4f} of {', '.join(averaged)}{excluded}{missing}")
     files = dict(_submissions(config, root, list(trained), members.get(DIAGNOSTIC)))
@@ -75,9 +86,9 @@ def run(config: FinetuneConfig, suite: GlueConfig, finetune: Run) -> JsonObject:
     if is_first_rank:
         _write_zip(root / f"{suite.name}.zip", files)
     missing_files = [file for file in FILES.values() if file not in files]
-    output.line(f"{root / suite.name}.zip: {', '.join(files) or 'nothing, no test splits'}")
+    output.line(f"{root / suite.name}.zip: {', '.join(files) or 'empty, since no task has a test split'}")
     if missing_files:
-        output.line(f"the leaderboard asks for these too: {', '.join(missing_files)}")
+        output.line(f"the leaderboard also asks for: {', '.join(missing_files)}")
     summary = {
         "average": mean,
         "members": averaged,
@@ -91,16 +102,21 @@ def run(config: FinetuneConfig, suite: GlueConfig, finetune: Run) -> JsonObject:
 
 
 def tasks_of_suite(suite: GlueConfig) -> Iterator[TaskConfig]:
-    """The tasks that have data, including the diagnostic set."""
+    """Yields the tasks of a suite that have data, including its diagnostic set."""
     yield from (task for _, task in _members(suite) if task is not None)
 
 
 def _members(suite: GlueConfig) -> Iterator[tuple[str, TaskConfig | None]]:
-    """Each task and the diagnostic set: its YAML with the path of its folder; None without a folder."""
+    """Yields the name and configuration of each task and of the diagnostic set; None instead of the configuration
+    without data.
+
+    The configuration is the task's YAML, with its folder below task.path and the suite's overrides for all tasks.
+    """
     path = None if suite.path is None else Path(suite.path).expanduser()
     if path is not None and not path.is_dir():
         raise UserError(
-            f"task.path={suite.path} is not a folder", f"set it to a folder with folders of {', '.join(suite.names)}"
+            f"task.path={suite.path} is not a folder",
+            f"set task.path= to a folder with subfolders named {', '.join(suite.names)}",
         )
     for name, member in zip((*suite.names, DIAGNOSTIC), (*suite.members, DIAGNOSTIC), strict=True):
         data = member if isinstance(member, dict) else compose.option("task", member)
@@ -121,7 +137,10 @@ def _members(suite: GlueConfig) -> Iterator[tuple[str, TaskConfig | None]]:
 def _submissions(
     config: FinetuneConfig, root: Path, names: list[str], diagnostic: TaskConfig | None
 ) -> Iterator[tuple[str, str]]:
-    """The files of the leaderboard by name: each run's predictions for the test rows of its task."""
+    """Yields the name and content of each file for the leaderboard: a run's predictions for the test rows of its task.
+
+    The model of MNLI also predicts the diagnostic set.
+    """
     precision = select_precision(config.precision, select_device(config.device))
     for name in names:
         trained = read_trained(str(root / name), config.offline, precision)
@@ -143,8 +162,9 @@ def _submissions(
 
 
 def _write_zip(path: Path, files: Mapping[str, str]) -> None:
+    """Writes a ZIP file, given the content of its files by name."""
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, text in files.items():
-            archive.writestr(zipfile.ZipInfo(name), text)
+            archive.writestr(zipfile.ZipInfo(name), text)  # without a time, so that equal content gives equal bytes
     replace_bytes(path, content.getvalue())

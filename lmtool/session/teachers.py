@@ -1,35 +1,30 @@
-"""The teachers of a distilled run: models, peers, and their stored outputs and texts."""
+"""The teachers of a distilled run: reads teachers from their checkpoints, applies distill.store and distill.top_k to
+them, and builds the peers of codistillation."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from lmtool.config.saved import JsonObject
 from lmtool.config.tables import build
 from lmtool.costs.memory_of_run import model_of_peers
-from lmtool.data.examples import Rows, SplitData
 from lmtool.distillation.configs import CodistillationConfig, StandardConfig
 from lmtool.distillation.configs.base import requires_same_inputs
 from lmtool.distillation.distilled import Distilled
 from lmtool.distillation.recording import Teacher
-from lmtool.distillation.store.folder import StoreLocation, open_or_make
+from lmtool.distillation.store.folder import StoreLocation
 from lmtool.distillation.store.outputs import Format, temperatures_of
 from lmtool.distillation.teachers import HardLabels, StoredTeacher, TopWordsTeacher
 from lmtool.errors import UserError
-from lmtool.learners.base import BaseLearner, Inference
-from lmtool.learners.held_out import evaluation_tokens
+from lmtool.learners.base import BaseLearner
 from lmtool.models.configs import ModelConfig
 from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig
 from lmtool.resolver.teachers import TeacherSpec, one_vocabulary, task_of
-from lmtool.session.labeled import relabelled
-from lmtool.session.open_run import OpenRun, prior_weights, start_weights, starting_tokenizer
+from lmtool.session.labeled import relabel
+from lmtool.session.open_run import prior_weights, start_weights, starting_tokenizer
 from lmtool.session.provenance import Contents
 from lmtool.session.trained import read_trained
 from lmtool.tasks.configs.base import TaskConfig
@@ -39,7 +34,8 @@ from lmtool.training.precision import Precision
 from lmtool.weights.assemble import assemble
 from lmtool.weights.base import digest
 
-# Fields of a task that do not change how its rows are read. The contents of the rows are hashed.
+# Fields of a task that do not change a teacher's outputs for its rows, and so are not part of their identity. The rows
+# themselves are identified by hashes of their contents.
 _IRRELEVANT_FIELDS = frozenset(
     [
         "dropout",
@@ -66,46 +62,58 @@ _IRRELEVANT_FIELDS = frozenset(
 )
 
 
-def stored(
+def with_output_settings(
     config: PretrainConfig | FinetuneConfig, teacher: Teacher, tokenizer: Tokenizer, contents: Contents
 ) -> Teacher:
-    """The teacher as `distill.store` and `distill.top_k` say: answering from a store, with its predictions truncated to
-    the top k, or unchanged. tokenizer: the student's. contents: hashes of the data."""
+    """Returns a teacher as distill.store and distill.top_k ask for it.
+
+    Args:
+        config: The student's configuration.
+        teacher: The teacher.
+        tokenizer: The student's tokenizer.
+        contents: Hashes of the data.
+
+    Returns:
+        With distill.store, a teacher whose outputs are read from disk; otherwise with distill.top_k, a teacher whose
+        predictions are truncated; otherwise the unchanged teacher.
+    """
     section = config.distill
     if not isinstance(section, StandardConfig):
         return teacher
     top_k, temperatures = section.top_k, temperatures_of(section.terms.values())
-    read = teacher.learner, teacher.precision, teacher.origin, teacher.longest, teacher.reads_batches
+    fields = teacher.learner, teacher.precision, teacher.origin, teacher.longest, teacher.reads_batches
     if not section.store:
-        return teacher if top_k is None else TopWordsTeacher(*read, top_k=top_k, temperatures=temperatures)
+        return teacher if top_k is None else TopWordsTeacher(*fields, top_k=top_k, temperatures=temperatures)
     states = "states" in section.terms
     generation = config.learns.text_generation if isinstance(config.learns, TaskConfig) else None
-    written = None if generation is None or section.targets == "gold" else generation.model_dump(mode="json")
+    # Texts that the teacher generates are part of the examples, so their settings are part of the identity.
+    plain_generation = None if generation is None or section.targets == "gold" else generation.model_dump(mode="json")
     return StoredTeacher(
-        *read,
+        *fields,
         location=store_location(config, "outputs"),
         layout=Format(section.store_dtype, top_k, temperatures),
         identity={
             **outputs_depend_on(config, teacher, contents),
             "states": states,
             "examples_known_by": "tokens" if teacher.reads_batches else "row",
-            "targets": {"targets": section.targets, "generation": written},
+            "targets": {"targets": section.targets, "generation": plain_generation},
         },
         states=states,
         fixed=isinstance(config, FinetuneConfig),
         seed=config.seed,
-        tokenizers=both_tokenizers(teacher, tokenizer, config.model),
+        tokenizers=describe_tokenizers(teacher, tokenizer, config.model),
     )
 
 
-def store_location(config: PretrainConfig | FinetuneConfig, part: str) -> StoreLocation:
-    """The storage of teachers' outputs: the cache, or a subfolder (`part`) of the folder in `distill.store`."""
+def store_location(config: PretrainConfig | FinetuneConfig, subfolder: str) -> StoreLocation:
+    """Returns where to store a teacher's outputs or texts: in a subfolder of distill.store=FOLDER, or in the cache."""
     store = config.distill.store if isinstance(config.distill, StandardConfig) else None
-    return StoreLocation(str(Path(store) / part) if isinstance(store, str) else None, config.cache_dir)
+    return StoreLocation(str(Path(store) / subfolder) if isinstance(store, str) else None, config.cache_dir)
 
 
 def layout_of(model: ModelConfig) -> JsonObject:
-    """The properties of a model that decide the layout of its batches."""
+    """Returns the properties of a model that determine how its batches are laid out: which special tokens and texts are
+    where."""
     start = model.start_role
     return {"architecture": model.architecture, "text_format": model.text_format, "start": start}
 
@@ -114,8 +122,17 @@ def _model(teacher: Teacher) -> ModelConfig:
     return teacher.learner.backbone.config
 
 
-def both_tokenizers(teacher: Teacher, tokenizer: Tokenizer, model: ModelConfig) -> dict[str, str]:
-    """The tokenizers of teacher and student for the first screen; empty if they are the same. model: the student's."""
+def describe_tokenizers(teacher: Teacher, tokenizer: Tokenizer, model: ModelConfig) -> dict[str, str]:
+    """Describes the tokenizers of teacher and student for the first screen.
+
+    Args:
+        teacher: The teacher.
+        tokenizer: The student's tokenizer.
+        model: The student's model configuration.
+
+    Returns:
+        The description of each tokenizer by name; empty if the teacher reads the student's batches.
+    """
     if teacher.reads_batches:
         return {}
     tokenizers = {
@@ -123,13 +140,19 @@ def both_tokenizers(teacher: Teacher, tokenizer: Tokenizer, model: ModelConfig) 
         "student_tokenizer": (tokenizer, model),
     }
     return {
-        name: f"{pieces.vocab_size:,} tokens, laid out as {reader.text_format}"
-        for name, (pieces, reader) in tokenizers.items()
+        name: f"{vocabulary.vocab_size:,} tokens, laid out as {model_config.text_format}"
+        for name, (vocabulary, model_config) in tokenizers.items()
     }
 
 
 def outputs_depend_on(config: PretrainConfig | FinetuneConfig, teacher: Teacher, contents: Contents) -> JsonObject:
-    """Everything that a teacher's outputs depend on, as plain data, which identifies their store."""
+    """Returns everything that a teacher's outputs depend on as plain data, which identifies their store.
+
+    Args:
+        config: The student's configuration.
+        teacher: The teacher.
+        contents: Hashes of the data.
+    """
     learner = teacher.learner
     learned = config.task if isinstance(config, FinetuneConfig) else config.objective
     return {
@@ -137,10 +160,10 @@ def outputs_depend_on(config: PretrainConfig | FinetuneConfig, teacher: Teacher,
         "teacher_model": _model(teacher).model_dump(mode="json"),
         "precision": teacher.precision.name,
         "data": {
-            origin: {name: value for name, value in hashes.items() if name.startswith(_TRAINING)}
+            origin: {name: value for name, value in hashes.items() if name.startswith(_TRAINING_DATA)}
             for origin, hashes in contents.items()
         },
-        "task" if isinstance(config, FinetuneConfig) else "objective": _without(learned.model_dump(mode="json")),
+        "task" if isinstance(config, FinetuneConfig) else "objective": _relevant(learned.model_dump(mode="json")),
         "tokenizer": learner.tokenizer.fingerprint,
         "max_length": config.max_length,
         "layout": layout_of(_model(teacher)),
@@ -148,106 +171,15 @@ def outputs_depend_on(config: PretrainConfig | FinetuneConfig, teacher: Teacher,
     }
 
 
-_TRAINING = ("train", "unlabelled", "text")
-"""Prefixes of the hashes of training data."""
+_TRAINING_DATA = ("train", "unlabelled", "text")
+"""How the names of the hashes of training data begin; a teacher's outputs do not depend on held-out data."""
 
 
-def _without(section: Any) -> Any:
-    """A `task` section, including the members of a mixture, without `_IRRELEVANT_FIELDS`."""
+def _relevant(section: Any) -> Any:
+    """Removes `_IRRELEVANT_FIELDS` from a section of a configuration as plain data, at every depth."""
     if isinstance(section, dict):
-        return {name: _without(value) for name, value in section.items() if name not in _IRRELEVANT_FIELDS}
-    return [_without(value) for value in section] if isinstance(section, list) else section
-
-
-# Sequence-level distillation (Kim and Rush 2016, "Sequence-Level Knowledge Distillation", section 3.2): for a task that
-# generates texts, the student learns the teacher's texts instead of the targets of the training rows, or in addition to
-# them.
-#
-# The teacher generates once, with the task's generation settings. Texts are stored, not tokens, because the student may
-# have another tokenizer.
-
-
-_FILE = "texts.jsonl"
-
-Splits = Mapping[str, SplitData]
-
-
-def with_texts(
-    run: OpenRun, student: BaseLearner, distilled: Distilled | None, splits: Splits, contents: Contents
-) -> tuple[Splits, JsonObject]:
-    """The splits with the teacher's texts for the training rows, and metadata for the first screen. contents: hashes of
-    the data."""
-    config, section = run.config, run.config.distill
-    if not isinstance(section, StandardConfig) or section.targets == "gold" or distilled is None:
-        return splits, {}
-    assert isinstance(config, FinetuneConfig)
-    (teacher,) = distilled.teachers
-    generation, rows = student.writes(), splits["train"].rows[config.task.name]
-    of = {
-        **outputs_depend_on(config, teacher, contents),
-        "longest": teacher.longest,
-        "generation": generation.model_dump(mode="json"),
-        "seed": config.seed if generation.temperature else None,
-    }
-    opened_store = open_or_make(
-        store_location(config, "texts"), of, lambda folder: _write(folder, teacher, rows, config, run), run.output.stage
-    )
-    lines = (opened_store.folder / _FILE).read_text(encoding="utf-8").splitlines()
-    texts = [json.loads(line)["text"] for line in lines]
-    replaced, metadata = taught(student, rows, texts, section.targets == "both")
-    tokenizers = both_tokenizers(teacher, student.tokenizer, config.model)
-    train = replace(splits["train"], rows={**splits["train"].rows, config.task.name: replaced})
-    return {**splits, "train": train}, {"teacher_texts": {**opened_store.screen_metadata(), **metadata, **tokenizers}}
-
-
-def taught(student: BaseLearner, rows: Rows, texts: Sequence[str], alongside: bool) -> tuple[Rows, JsonObject]:
-    """Rows with a teacher's texts as their targets, and metadata for the first screen. A row keeps its target if the
-    text is empty or, for a task with labels, not a label. alongside: keep all rows, and append those whose text differs
-    from the target."""
-    assert rows.labels is not None
-    labels = [student.label_of(text) for text in texts]
-    usable = np.array([label is not None for label in labels], dtype=bool)
-    # The label of a row with several targets is a tuple, of which the first is compared.
-    pairs = zip(labels, rows.labels, strict=True)
-    compared = [(label[0], gold[0]) if isinstance(label, tuple) else (label, gold) for label, gold in pairs]
-    other = np.array([label is not None and label != gold for label, gold in compared])
-    metadata: JsonObject = {"rows": len(rows), "other_than_gold": int(other.sum())}
-    if not usable.all():
-        count = f"{len(rows) - int(usable.sum()):,} of {len(rows):,}"
-        metadata["warnings"] = [f"{count} texts of the teacher are empty or no label: these rows keep their targets"]
-    if alongside:
-        extra = np.flatnonzero(other)
-        taken = rows.take(np.concatenate([np.arange(len(rows)), extra]))
-        return replace(taken, labels=_joined(rows.labels, [labels[row] for row in extra])), metadata
-    both = [label if label is not None else gold for label, gold in zip(labels, rows.labels, strict=True)]
-    return replace(rows, labels=_joined(rows.labels, both, only_extra=True)), metadata
-
-
-def _joined(labels: Any, extra: Sequence[Any], only_extra: bool = False) -> Any:
-    """Labels followed by extra ones, in the same container. only_extra: return just the extra ones."""
-    if isinstance(labels, np.ndarray):
-        values = np.array(extra, dtype=labels.dtype)
-        return values if only_extra else np.concatenate([labels, values])
-    return [*(() if only_extra else labels), *extra]
-
-
-def _write(folder: Path, teacher: Teacher, rows: Rows, config: FinetuneConfig, run: OpenRun) -> JsonObject:
-    """Write the file with the teacher's text for each row."""
-    length = min(config.max_length, teacher.longest or config.max_length)
-
-    def progress(done: int, total: int) -> None:
-        run.output.stage("the teacher writes", done, total)
-
-    inference = Inference(length, evaluation_tokens(config), teacher.precision, progress=progress)
-    records = teacher.learner.answers(replace(rows, labels=None), inference).records
-    texts = [str(record.get("written", record["prediction"])) for record in records]
-    if len(texts) != len(rows):
-        raise RuntimeError(f"{len(texts)} texts for {len(rows)} rows")
-    lines = (
-        json.dumps({"id": row, "text": text}, ensure_ascii=False) for row, text in zip(rows.ids, texts, strict=True)
-    )
-    (folder / _FILE).write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return {"rows": len(texts)}
+        return {name: _relevant(value) for name, value in section.items() if name not in _IRRELEVANT_FIELDS}
+    return [_relevant(value) for value in section] if isinstance(section, list) else section
 
 
 TrainingConfig = PretrainConfig | FinetuneConfig
@@ -259,8 +191,17 @@ def build_peers(
     tokenizer: Tokenizer,
     run_heads: Mapping[str, LoadedHead] | None = None,
 ) -> list[BaseLearner]:
-    """The peers of codistillation, each initialized with its own seed. run_heads: by task, its head in the run's
-    checkpoint. UserError if their weights cannot be read or do not fit the run."""
+    """Builds the peers of codistillation, each initialized with a different seed.
+
+    Args:
+        config: The run's configuration.
+        distill: Its distillation section.
+        tokenizer: The run's tokenizer.
+        run_heads: For each task that has one, its head in the run's starting checkpoint.
+
+    Raises:
+        UserError: The weights of the peers cannot be read or do not fit the run.
+    """
     peer_config = _peer_config(config, distill, tokenizer)
     heads = run_heads if peer_config.checkpoint == config.checkpoint else None
     peers = []
@@ -273,12 +214,12 @@ def build_peers(
 
 
 def _peer_config(config: TrainingConfig, distill: CodistillationConfig, tokenizer: Tokenizer) -> TrainingConfig:
-    """The run's configuration with the model and the checkpoint of the peers."""
+    """Returns the run's configuration with the model and the starting checkpoint of the peers."""
     if distill.model is not None:
         config = config.model_copy(update={"model": distill.model, "checkpoint": None})
         if isinstance(config, FinetuneConfig) and config.tuning.name != "full":
             raise UserError(
-                f"tuning={config.tuning.name} edits pretrained weights, but those of distill.model are random",
+                f"tuning={config.tuning.name} adapts pretrained weights, but those of distill.model= are random",
                 "set tuning=full, or distill.checkpoint=RUN instead of distill.model",
             )
         return config
@@ -287,12 +228,13 @@ def _peer_config(config: TrainingConfig, distill: CodistillationConfig, tokenize
     model = model_of_peers(config, distill)
     for need in requires_same_inputs(f"distill.checkpoint={distill.checkpoint}", model):
         if not need.offer.holds(config.model):
-            raise UserError(need.problem(config.model).message, "use another checkpoint, or omit it")
+            raise UserError(need.problem(config.model).message, "use another checkpoint, or omit distill.checkpoint=")
     config = config.model_copy(update={"model": model, "checkpoint": distill.checkpoint})
     peer_tokenizer = starting_tokenizer(config)
     if peer_tokenizer is not None and not peer_tokenizer.same_encoding(tokenizer):
         raise UserError(
-            f"distill.checkpoint={distill.checkpoint} has another tokenizer, but peers read the same batches",
+            f"the tokenizer of distill.checkpoint={distill.checkpoint} differs from that of the run, whose batches the "
+            "peers read",
             f"set tokenizer=folder tokenizer.path={distill.checkpoint}, or use another checkpoint",
         )
     return config
@@ -306,49 +248,80 @@ def distilled(
     contents: Contents,
     heads: Mapping[str, LoadedHead] | None = None,
 ) -> Distilled | None:
-    """The distillation of a run; None without distillation. contents: hashes of the data. heads: by task, its head in
-    the run's starting checkpoint. UserError if a teacher cannot be read or does not fit the student."""
+    """Builds the student together with its teachers or peers, as the mode in distill= asks for.
+
+    Args:
+        config: The run's configuration.
+        student: The learner that the run trains.
+        tokenizer: The run's tokenizer.
+        precision: The device and the number format of the teachers.
+        contents: Hashes of the data.
+        heads: For each task that has one, its head in the run's starting checkpoint.
+
+    Returns:
+        The distillation; None with distill=none.
+
+    Raises:
+        UserError: A teacher cannot be read or does not fit the student.
+    """
     if isinstance(config.distill, CodistillationConfig):
         return build(config.distill, student, build_peers(config, config.distill, tokenizer, heads))
     if not config.distill.checkpoints and config.distill.name == "none":
         return None
     predictions = config.distill.predictions if isinstance(config.distill, StandardConfig) else None
     if predictions is not None and isinstance(config, FinetuneConfig):
-        labels = HardLabels(student, precision, predictions, relabel=partial(relabelled, config, predictions))
+        labels = HardLabels(student, precision, predictions, relabel=partial(relabel, config, predictions))
         return build(config.distill, student, [labels])
-    teachers = [teacher_of(config, path, tokenizer, precision) for path in config.distill.checkpoints]
-    return build(config.distill, student, [stored(config, teacher, tokenizer, contents) for teacher in teachers])
+    teachers = [
+        with_output_settings(config, read_teacher(config, path, tokenizer, precision), tokenizer, contents)
+        for path in config.distill.checkpoints
+    ]
+    return build(config.distill, student, teachers)
 
 
-def teacher_of(config: TrainingConfig, path: str, tokenizer: Tokenizer, precision: Precision) -> Teacher:
-    """A trained checkpoint with the student's objective or tasks, or those members of a mixture that it was trained
-    for. It reads the student's batches if tokenizer, layout and length fit, otherwise the same examples."""
+def read_teacher(config: TrainingConfig, path: str, tokenizer: Tokenizer, precision: Precision) -> Teacher:
+    """Reads a teacher from its checkpoint.
+
+    The teacher gets the student's objective or task; of a mixture, it gets only the members that the checkpoint was
+    trained for. It reads the student's batches if its tokenizer, layout and maximum length allow it; otherwise it
+    tokenizes the texts of the student's examples itself.
+
+    Args:
+        config: The student's configuration.
+        path: The teacher's checkpoint.
+        tokenizer: The student's tokenizer.
+        precision: The device and the number format of the teacher.
+
+    Raises:
+        UserError: The checkpoint cannot be read, has another tokenizer although the terms need the student's, or was
+            trained for nothing that the student learns.
+    """
     trained = read_trained(path, config.offline, precision)
-    same = trained.tokenizer.same_encoding(tokenizer)
-    if one_vocabulary(config.distill, config.learns) and not same:
+    same_tokenizer = trained.tokenizer.same_encoding(tokenizer)
+    if one_vocabulary(config.distill, config.learns) and not same_tokenizer:
         raise UserError(
-            f"distill.teacher={path} does not have the tokenizer of the student: it cannot read the student's batches",
+            f"the tokenizer of distill.teacher={path} differs from the student's: it cannot read the student's batches",
             f"set tokenizer=folder tokenizer.path={path}, or use a teacher with the student's tokenizer",
         )
-    known, student_learns = TeacherSpec(path, trained.saved), config.learns
+    spec, student_learns = TeacherSpec(path, trained.saved), config.learns
     parts: list[Any] = []
     heads: dict[str, LoadedHead] = {}
     for part in student_learns.parts():
-        if not known.teaches(part):
+        if not spec.teaches(part):
             continue
         task = task_of(part)
-        head = None if task is None else known.head_for(task)
+        head = None if task is None else spec.head_for(task)
         if task is None or head is None:
             parts.append(part)
             continue
         heads[task.name] = head
-        without_auxiliaries = known.without_auxiliaries(task.with_head(head.form))
+        without_auxiliaries = spec.without_auxiliaries(task.with_head(head.form))
         parts.append(without_auxiliaries if task is part else part.model_copy(update={"task": without_auxiliaries}))
     if not parts:
         raise UserError(
             f"distill.teacher={path} was trained for nothing that the student learns", "use another teacher"
         )
     learner = trained.learner(student_learns.of_parts(parts), heads)
-    reads_batches = same and layout_of(trained.config.model) == layout_of(config.model)
+    reads_batches = same_tokenizer and layout_of(trained.config.model) == layout_of(config.model)
     reads_batches = reads_batches and config.max_length <= trained.config.model.max_positions
     return Teacher(learner.requires_grad_(False), precision, path, trained.longest, reads_batches)

@@ -1,4 +1,7 @@
-"""A trained checkpoint with its configuration, tokenizer and weights, from which other commands rebuild its learner."""
+"""A trained checkpoint with its configuration, tokenizer and weights, from which commands rebuild its learner.
+
+A published folder of transformers is read as if lmtool had trained it.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +37,8 @@ from lmtool.weights.task_heads import CLASSIFIER, QUESTION_ANSWERING, head_of_cl
 
 
 @dataclass(frozen=True)
-class _Tuned:
-    """A blueprint for `assemble`: a pretraining configuration together with a tuning method."""
+class _TunedBlueprint:
+    """A pretraining configuration with a tuning method, from which `assemble` builds a learner."""
 
     config: PretrainConfig
     tuned_by: TuningConfig | None
@@ -56,16 +59,17 @@ class _Tuned:
 
 @dataclass(frozen=True)
 class Trained:
-    """A checkpoint in use.
+    """A trained checkpoint that a command uses.
 
     Attributes:
-        checkpoint: As typed.
-        saved: The checkpoint's configuration, not decoded.
-        config: The configuration that it was trained with.
-        weights: All its tensors.
-        tokenizer: As in training.
-        precision: The number format and device of its learner.
-        foreign: Whether its task comes from a published folder, which names neither data nor the task's texts.
+        checkpoint: The checkpoint as the user named it.
+        saved: The checkpoint's configuration as plain data.
+        config: The configuration that the checkpoint was trained with.
+        weights: All tensors of the checkpoint.
+        tokenizer: The tokenizer that it was trained with.
+        precision: The device and the number format in which its learner runs.
+        foreign: Whether its task comes from a published folder, whose configuration names neither the data nor the
+            columns of the task.
     """
 
     checkpoint: str
@@ -78,26 +82,30 @@ class Trained:
 
     @property
     def longest(self) -> int:
-        """Maximum tokens per text: as in training for a task, otherwise the positions of the model."""
+        """Maximum number of tokens per text: max_length of finetuning; for a pretrained model, all its positions."""
         return self.config.max_length if isinstance(self.config, FinetuneConfig) else self.config.model.max_positions
 
     @property
     def _blueprint(self) -> Blueprint[BaseLearner]:
-        """The configuration of its learner. An imported language model may have a tuning method."""
+        """The configuration to build the learner from. An imported language model may have a tuning method."""
         if isinstance(self.config, FinetuneConfig):
             return self.config
-        return _Tuned(self.config, section(self.checkpoint, self.saved, Choice("tuning", optional=True)))
+        return _TunedBlueprint(self.config, section(self.checkpoint, self.saved, Choice("tuning", optional=True)))
 
     @property
     def tasks(self) -> dict[str, TaskConfig]:
-        """The tasks that it was trained for, by name: of finetuning, or among the objectives of pretraining."""
+        """The tasks that the checkpoint was trained for by name, in finetuning or as an objective of pretraining."""
         config = self.config
         parts = config.task.parts() if isinstance(config, FinetuneConfig) else tasks_of(config.objective)
         return {part.name: part for part in parts}
 
     def task(self, name: str | None) -> TaskConfig | None:
-        """The task of this name; None for None. UserError if the checkpoint lacks the task, or if it was finetuned on
-        several tasks and none is named."""
+        """Returns the task with this name; None if `name` is None and the checkpoint was not finetuned on several
+        tasks.
+
+        Raises UserError if the checkpoint was not trained for the task, or if it was finetuned on several tasks and
+        `name` is None.
+        """
         tasks = self.tasks
         if name is None and not (isinstance(self.config, FinetuneConfig) and len(tasks) > 1):
             return None
@@ -105,20 +113,22 @@ class Trained:
             reason = f"has no head for task={name}" if name is not None else f"was trained for {len(tasks)} tasks"
             hint = f"name one of them: task={nearest(name or '', tasks) or next(iter(tasks), 'NAME')}"
             names = ", ".join(tasks) or "none"
-            raise UserError(f"checkpoint={self.checkpoint} {reason}; its tasks: {names}", hint if tasks else "omit it")
+            raise UserError(
+                f"checkpoint={self.checkpoint} {reason}; its tasks: {names}", hint if tasks else "omit task="
+            )
         return tasks[name]
 
     def learner(
         self, learns: TaskConfig | ObjectiveConfig | None = None, heads: Mapping[str, LoadedHead] | None = None
     ) -> BaseLearner:
-        """Build the complete learner on its device, in evaluation mode.
+        """Builds the complete learner on its device, in evaluation mode.
 
         Args:
-            learns: Replaces the checkpoint's objective or task.
-            heads: By task, its head in the checkpoint, if that has another name or order of classes.
+            learns: The objective or task to build instead of the checkpoint's; None means the checkpoint's.
+            heads: For some tasks, the head in the checkpoint, if it has another name or another order of classes.
 
         Raises:
-            UserError: If the weights do not fit.
+            UserError: The weights do not fit.
         """
         weights = self.weights
         for name, head in (heads or {}).items():
@@ -130,7 +140,7 @@ class Trained:
 
 
 def load_trained(config: UseConfig) -> Trained:
-    """Read the checkpoint of a command and print its warnings. UserError as in `read_trained`."""
+    """Reads the checkpoint of a command and prints warnings about it. Raises UserError as `read_trained` does."""
     precision = select_precision(config.precision, select_device(config.device))
     trained = read_trained(config.checkpoint, config.offline, precision)
     for note in notes(config.checkpoint, trained.weights.ignored):
@@ -139,24 +149,38 @@ def load_trained(config: UseConfig) -> Trained:
 
 
 def read_trained(checkpoint: str, offline: bool, precision: Precision) -> Trained:
-    """Read the checkpoint that `checkpoint=` names. UserError if it is damaged or has no head that predicts."""
+    """Reads a trained checkpoint of lmtool or a published folder.
+
+    Args:
+        checkpoint: The value of `checkpoint=`.
+        offline: Whether nothing may be downloaded.
+        precision: The device and the number format in which its learner will run.
+
+    Raises:
+        UserError: The checkpoint is damaged, or has no head that predicts.
+    """
     published = hf_folder(checkpoint, offline)
     saved = saved_config(checkpoint, offline)
     weights = read(checkpoint, offline)
     verb, foreign, complete = saved.get("command"), False, saved
     if published is None and verb not in ("pretrain", "finetune", COMMAND):
-        raise UserError(f"checkpoint={checkpoint}: its config.json names no command: {verb}", "use another checkpoint")
+        raise UserError(
+            f"checkpoint={checkpoint}: its config.json has the command {verb}, which trains no model",
+            "use another checkpoint",
+        )
     if verb not in ("pretrain", "finetune"):
         if published is not None and classifies(published, weights):
             saved = published.classifier_config()
         foreign = "task" in saved
         verb = "finetune" if foreign else "pretrain"
         complete = _as_finetuned(saved) if foreign else _as_pretrained(checkpoint, saved, weights)
-    # The checkpoint that it started from may be gone and is not needed.
+    # The weights are complete: the checkpoint that this one started from is not needed, and may no longer exist.
     try:
         config = decoded(verb, {**body(complete), "checkpoint": "none"}, reads_checkpoint=False)
     except ConfigError as error:
-        raise error.inside(f"checkpoint={checkpoint}", "its config.json says so; give another checkpoint") from error
+        raise error.inside(
+            f"checkpoint={checkpoint}", "use another checkpoint: this value is in its config.json"
+        ) from error
     config = config.last if isinstance(config, PretrainConfig) else config  # the configuration of the last phase
     tokenizer = Tokenizer.load(weights.folder, config.tokenizer.parse_special_tokens)
     if foreign and published is not None:
@@ -167,18 +191,19 @@ def read_trained(checkpoint: str, offline: bool, precision: Precision) -> Traine
 
 
 def classifies(published: HFFolder, weights: Weights) -> bool:
-    """Whether a folder has a task's head: config.json names its class; or it names no class, but there are weights of
-    a classifier."""
-    named = bool(published.config.get("architectures"))
-    unnamed = not named and f"heads.{CLASSIFIER}.output.weight" in weights.tensors
-    return unnamed or head_of_class(published.config) is not None
+    """Whether a published folder has a task's head: config.json names a class of transformers with such a head; or it
+    names no class, but the weights include a classifier's."""
+    names_class = bool(published.config.get("architectures"))
+    has_classifier_weights = f"heads.{CLASSIFIER}.output.weight" in weights.tensors
+    return (not names_class and has_classifier_weights) or head_of_class(published.config) is not None
 
 
 def require_same_reading(published: HFFolder, model: ModelConfig, tokenizer: Tokenizer) -> None:
-    """Raise UserError if transformers and lmtool tokenize the texts of a published classifier differently."""
+    """Raises UserError if transformers and lmtool would tokenize the texts of a published classifier differently."""
     settings, config = read_settings(published.path), published.config
     hint = "use another checkpoint"
-    # Scores of tokens do not depend on the special tokens around texts; a pooled state (one token, the mean) does.
+    # A pooled state (that of one token, or the mean) depends on the special tokens around the texts, which must thus be
+    # those of the published classifier. Question answering scores each token, so lmtool's own layout can be used.
     head = head_of_class(config)
     layout = model if head is not None and head.name == QUESTION_ANSWERING else model.sequence_form("transformers")
     problem = layout_difference(tokenizer, layout.text_format)
@@ -193,12 +218,10 @@ def require_same_reading(published: HFFolder, model: ModelConfig, tokenizer: Tok
         added = [name for name in ("add_bos_token", "add_eos_token") if settings.get(name)]
         pad = config.get("pad_token_id")
         if added:
-            problem = (
-                f"its tokenizer_config.json says {added[0]}=true, but lmtool reads its texts without special tokens"
-            )
+            problem = f"its tokenizer_config.json says {added[0]}=true, but lmtool adds no special tokens to its texts"
         if pad is not None and pad not in tokenizer.special_ids:
-            # transformers reads the last token that is not this one.
-            problem = f"its config.json says pad_token_id={pad}, which is not a special token: texts may end with it"
+            # transformers classifies by the last token that is not the padding token.
+            problem = f"its config.json says pad_token_id={pad}, which is not a special token, so texts may end with it"
     if isinstance(model, EncoderDecoderConfig):
         for key, role in (("decoder_start_token_id", model.start_role), ("eos_token_id", "eos")):
             if config.get(key) not in (None, tokenizer.role(role)):
@@ -213,8 +236,10 @@ def has_segments(model: ModelConfig) -> bool:
 
 
 def _as_finetuned(saved: JsonObject) -> JsonObject:
-    """The configuration of a published classifier as if `lmtool finetune` had trained it. Its data are named when it
-    is scored."""
+    """Returns the configuration of a published classifier as if `lmtool finetune` had trained it.
+
+    The folder does not say which data it was trained on; the user names data when the classifier is scored.
+    """
     return {
         **{name: saved[name] for name in ("model", "tokenizer", "max_length")},
         "task": {**saved["task"], "path": "unknown"},
@@ -227,8 +252,10 @@ def _as_finetuned(saved: JsonObject) -> JsonObject:
 
 
 def _as_pretrained(checkpoint: str, saved: JsonObject, weights: Weights) -> JsonObject:
-    """The configuration of published weights as if `lmtool pretrain` had trained them, with the objective of their
-    head. UserError if there is no such head."""
+    """Returns the configuration of published weights as if `lmtool pretrain` had trained them.
+
+    The objective is the one whose head the weights have. Raises UserError if there is none.
+    """
     model = saved.get("model") or {}
     family = chosen_class(saved.get("model"), Choice("model"))
     architecture = family.architecture if family is not None and issubclass(family, ModelConfig) else None

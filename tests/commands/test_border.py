@@ -250,10 +250,11 @@ def test_classes_are_matched_by_name(place: Path, capsys: pytest.CaptureFixture[
         scored("checkpoint=published", *words, status=2)
         error = capsys.readouterr().err
         assert (
-            "predicts the classes CONTRADICTION, NEUTRAL, ENTAILMENT; task=" in error or "label 'entailment'" in error
+            "predicts the classes CONTRADICTION, NEUTRAL, ENTAILMENT, but task=" in error
+            or "label 'entailment'" in error
         )
     scored("checkpoint=published", status=2)
-    assert "names no data to score it on" in capsys.readouterr().err
+    assert "whose configuration names no data to score it on" in capsys.readouterr().err
     scored("checkpoint=published", "task=regression", "task.path=numbered", status=2)
     assert "task=regression has a number" in capsys.readouterr().err
 

@@ -45,7 +45,7 @@ def test_files(place: Path, capsys: pytest.CaptureFixture) -> None:
         (["input=asked.txt", "output=a.npy", "pooling=none"], "output=a.npy: a .npy array cannot hold the tokens"),
         (["input=rows/dev.tsv"], "no column text to read; there are sentence, label"),
         (["input=asked.txt", "layers=2"], "layers=2 is not a layer: the model has layers 1 to 1"),
-        ([], "the command has no text"),
+        ([], "neither text= nor input= is set"),
     ):
         assert embed("checkpoint=runs/first", *words) == 2
         assert message in capsys.readouterr().err

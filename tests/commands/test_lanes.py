@@ -58,7 +58,7 @@ def test_state_is_in_checkpoints_and_longer_memories_in_evaluation(
         assert cli.main(["evaluate", "checkpoint=runs/xl", "cache_dir=cache", "device=cpu", *words]) == 0
         printed = capsys.readouterr().out
         scores.append(float(printed.split("loss")[1].split()[0]))
-        assert f"behind a memory of {words[0].split('=')[1] if words else 192} tokens" in printed
+        assert f"each with a memory of {words[0].split('=')[1] if words else 192} tokens" in printed
     assert scores[0] == pytest.approx(result["metrics"]["loss"], abs=1e-4) and len(set(scores)) == 3
     assert cli.main(["evaluate", "checkpoint=runs/xl", "memory_length=490", "cache_dir=cache"]) == 2
     assert "set memory_length=480 or lower" in capsys.readouterr().err
@@ -72,7 +72,7 @@ def test_windows_that_reuse_tokens_are_called_windows(place: Path, capsys: pytes
     capsys.readouterr()
     assert cli.main(["evaluate", "checkpoint=runs/xlnet", "cache_dir=cache", "device=cpu"]) == 0
     printed = " ".join(capsys.readouterr().out.split())
-    assert "lane in windows of 32 tokens, 8 apart, behind a memory of 24 tokens" in printed
+    assert "stream of text in windows of 32 tokens, 8 apart, each with a memory of 24 tokens" in printed
     assert "word perplexity" not in printed
 
 

@@ -72,7 +72,7 @@ def test_a_masked_language_model_fills_prompts_untrained(base, monkeypatch, caps
     fractions = logits[words].softmax(-1).tolist()
     assert list(rows[3]["probabilities"].values()) == pytest.approx(fractions, abs=1e-5)
     assert cli.main([*common, "shots=2"]) == 2
-    assert "set shots=0 (classes alone)" in capsys.readouterr().err
+    assert "set shots=0 (classification tasks only)" in capsys.readouterr().err
     assert cli.main([*common, "shots=0", "normalisation=calibrated"]) == 2
     assert "normalisation=calibrated is supported for generative models only" in capsys.readouterr().err
 

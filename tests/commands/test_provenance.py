@@ -158,7 +158,7 @@ def test_another_number_of_threads_is_reported(
     assert cli.main(["resume", "runs/text"]) == 0
     screen = capsys.readouterr().out
     assert (
-        f"warning: {counted(before, 'thread')} before, {before + 1} now" in screen
+        f"warning: the run used {counted(before, 'thread')} before and uses {before + 1} now" in screen
         and f"OMP_NUM_THREADS={before} " in screen
     )
 

@@ -76,7 +76,7 @@ def test_the_rates_are_shown_and_stored(place: Path, capsys: pytest.CaptureFixtu
     # Without decay: the biases of six maps, two norms.
     assert rows[1]["weight_decay"] == 0.01 and rows[1]["without_decay"] == 4 * 32 + 64 + 32 + 4 * 32
     assert " rates     head: " in said and "embeddings: " in said and "not in this run" in said
-    assert "the run ends before these begin to learn: embeddings" in said
+    assert "the run ends before these groups begin to be trained: embeddings" in said
 
 
 def test_alike_is_one_row(place: Path) -> None:

@@ -30,7 +30,7 @@ def test_a_run_for_each_task_with_data(place: Path, capsys: pytest.CaptureFixtur
     assert cli.main(words) == 0
     shown = capsys.readouterr().out
     assert "without data: cola, mrpc, stsb, qqp, qnli, rte, wnli" in shown and "of sst2, mnli" in shown
-    assert "asks for these too: CoLA.tsv, MRPC.tsv" in shown
+    assert "also asks for: CoLA.tsv, MRPC.tsv" in shown
     summary = json.loads(Path("runs/all/glue.json").read_text())
     assert summary["members"] == ["sst2", "mnli"] and set(summary["scores"]) == {"sst2", "mnli"}
     with zipfile.ZipFile("runs/all/glue.zip") as archive:
@@ -54,5 +54,5 @@ def test_a_run_for_each_task_with_data(place: Path, capsys: pytest.CaptureFixtur
 def test_no_folder_of_a_task(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["finetune", "task=glue", "model=bert_tiny", "checkpoint=none", "cache_dir=cache"]
     assert cli.main([*words, "task.path=rows"]) == 2
-    assert "has no folder of a task of glue" in capsys.readouterr().err
+    assert "has no folder that is named after a task of glue" in capsys.readouterr().err
     assert cli.main([*words, "task.path=gone"]) == 2

@@ -101,7 +101,7 @@ PRETRAINED = ["pretrain", "data=text", "data.path=text.txt", "max_length=32", "d
         ),
         (
             [*STUDENT, "distill.teachers=[runs/sst2]", "distill.teacher_weights=[1,2]"],
-            "teacher_weights=[1.0, 2.0]: one number per teacher is required, for 1 teachers",
+            "teacher_weights=[1.0, 2.0] must have one number per teacher, for 1 teacher",
             "",
         ),
         ([*ROWS, "task=sst2", "distill=standard", _OF_SST2], "no term has a weight above 0", "set distill=soft"),

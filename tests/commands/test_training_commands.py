@@ -136,7 +136,7 @@ def test_finetuning_from_a_pretrained_run(place: Path, capsys: pytest.CaptureFix
         1, abs=1e-6
     )
     assert cli.main([*words, "output=out.xlsx"]) == 2
-    assert "no format has the suffix .xlsx" in capsys.readouterr().err
+    assert "files with the suffix .xlsx cannot be written" in capsys.readouterr().err
 
 
 def test_probabilities_of_classes_are_written_or_said_not_to_be(
@@ -232,7 +232,7 @@ def test_a_checkpoint_of_no_command_is_refused(place: Path, capsys: pytest.Captu
         (finetune("forged", "checkpoint=none", "model=bert_tiny", "max_steps=1") / "checkpoints").glob("step_*")
     )
     for change, says in (
-        ({"command": "rm"}, "its config.json names no command: rm"),
+        ({"command": "rm"}, "its config.json has the command rm, which trains no model"),
         ({"max_length": 0}, "checkpoint=runs/forged: max_length: given 0"),
     ):
         written = json.loads((folder / "config.json").read_text())
@@ -348,7 +348,7 @@ def test_a_language_model_does_a_task_from_prompts(
     capsys.readouterr()
     refused = {
         "has no head for task=sst2": [f"checkpoint={run}", *task],
-        "no task is named": [f"checkpoint={run}", "shots=1"],
+        "no task is set": [f"checkpoint={run}", "shots=1"],
         "fills masks": [f"checkpoint={masked}", *task, "shots=1"],
         "stride=8 does not apply": [f"checkpoint={run}", *task, "shots=1", "stride=8"],
         "without demonstrations": [f"checkpoint={run}", *task, "shots=1", "max_length=8"],

@@ -25,7 +25,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "proc/self/cgroup").write_text("0::/\n")
     (tmp_path / "proc/self/statm").write_text("1000 1 1 1 0 1 0\n")
     monkeypatch.setattr(memory_of_run, "_PROC", tmp_path / "proc")
-    monkeypatch.setattr(memory_of_run, "_GROUPS", tmp_path / "groups")
+    monkeypatch.setattr(memory_of_run, "_CONTROL_GROUPS", tmp_path / "groups")
     return tmp_path
 
 

@@ -12,7 +12,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from lmtool.config.tables import build
-from lmtool.costs.activations import Formats, backbones_of, copied_bytes, lengthening, saved_activations
+from lmtool.costs.activations import backbones_of, copied_bytes, lengthening, saved_activations
+from lmtool.costs.attention import Formats
 from lmtool.costs.plan import works_of
 from lmtool.data.loader import PackedLoader
 from lmtool.learners.configs import MixtureConfig

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lmtool.distillation.interchange import REGIONS, Site, _texts, agreement
+from lmtool.distillation.interchange import REGIONS, Site, _text_indices, agreement
 from lmtool.distillation.recording import Teacher
 from lmtool.models.heads.predicted import Values
 from lmtool.training.precision import FP32_CPU
@@ -58,9 +58,9 @@ def test_the_text_of_each_target():
     packed = Packed(torch.zeros(9, dtype=torch.int64), (4, 5))
     batch = Batch(packed, {}, torch.arange(2), torch.zeros(2, dtype=torch.int32))
     labels = torch.zeros(3, dtype=torch.int64)
-    assert _texts(Target(labels, at=torch.tensor([0, 4, 8])), batch, 3).tolist() == [0, 1, 1]
-    assert _texts(Target(labels, span=torch.tensor([[1, 2], [3, 3], [5, 8]])), batch, 3).tolist() == [0, 0, 1]
-    assert _texts(Target(None), batch, 2).tolist() == [0, 1]
-    assert _texts(Target(None), batch, 6).tolist() == [0, 0, 0, 1, 1, 1]
-    assert _texts(Target(None), batch, 1).tolist() == [0]
-    assert _texts(Target(None), batch, 3) is None
+    assert _text_indices(Target(labels, at=torch.tensor([0, 4, 8])), batch, 3).tolist() == [0, 1, 1]
+    assert _text_indices(Target(labels, span=torch.tensor([[1, 2], [3, 3], [5, 8]])), batch, 3).tolist() == [0, 0, 1]
+    assert _text_indices(Target(None), batch, 2).tolist() == [0, 1]
+    assert _text_indices(Target(None), batch, 6).tolist() == [0, 0, 0, 1, 1, 1]
+    assert _text_indices(Target(None), batch, 1).tolist() == [0]
+    assert _text_indices(Target(None), batch, 3) is None

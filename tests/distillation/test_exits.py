@@ -120,7 +120,7 @@ def test_every_kind_has_exits(kind, tokens, tmp_path):
 def test_a_head_over_several_layers_is_told_the_key_that_reads_the_last_one():
     learner = tuned(model_config("bert", num_layers=3), {"name": "head", "layers": "scalar_mix"})
     add_exits(learner, (2,))
-    with pytest.raises(UserError, match="with this tuning method heads read several") as refused:
+    with pytest.raises(UserError, match="with this tuning method the heads read several") as refused:
         SelfDistillation(SelfConfig(), learner)
     key, _, value = refused.value.hint.split()[1].rstrip(",").partition("=")
     assert key == "tuning.layers" and HeadConfig(layers=value).layers == "last"
@@ -189,7 +189,7 @@ def entropy(share):
 
 def test_what_has_no_exits_says_so(folder, capsys):
     refused = {
-        "distill.exits=[1,3]": "after layers 1 to 2",
+        "distill.exits=[1,3]": "may follow layers 1 to 2",
         "model.num_layers=1": "there is no layer before the last",
         "model=t5_tiny": "two stacks",
     }

@@ -10,9 +10,9 @@ from lmtool.distillation.interchange import (
     Swap,
     Swapped,
     interventions,
-    parts_of,
+    member_batches,
     record_interchange_states,
-    swapped,
+    swapping_tap,
 )
 from lmtool.distillation.recording import RecordedStates
 from lmtool.learners.mixed_examples import combine
@@ -103,7 +103,8 @@ def test_every_example_has_a_site_of_its_own():
     assert set(plan.swaps) == {0, 1, 2} and plan.changed == 30
     assert sum(len(plan.swaps[number].to_S) for number in (0, 1)) // 8 + len(plan.swaps[2].to_S) // 5 == 30
     # One place of the teacher's, where several of the student's layers are aligned with it.
-    merged = swapped(RecordedStates([]), [plan], [Site("inputs", 1, 2), Site("inputs", 2, 2), sites[2]], teacher=True)
+    merged_sites = [Site("inputs", 1, 2), Site("inputs", 2, 2), sites[2]]
+    merged = swapping_tap(RecordedStates([]), [plan], merged_sites, teacher=True)
     assert len(merged.swaps[0][TapPoint(2)].to_S) == sum(len(plan.swaps[number].to_S) for number in (0, 1))
 
 
@@ -114,7 +115,7 @@ def test_a_text_alone_has_no_source():
 
 def test_members_of_a_mixture_swap_among_themselves():
     mixed = combine([("a", batch_of(3, 4)), ("b", batch_of(5))])
-    assert [len(part.inputs.lengths) for part in parts_of(mixed)] == [2, 1]
+    assert [len(part.inputs.lengths) for part in member_batches(mixed)] == [2, 1]
 
 
 def test_some_dimensions_alone():

@@ -127,7 +127,7 @@ def test_the_sites_of_any_two_depths():
     assert sites(6, six, "all") == [("inputs", own, 2 * own) for own in range(1, 6)]
     assert sites(2, {1: 3, 2: 6}) == [("inputs", 1, 3)]
     assert sites(1, {1: 6}) == sites(1, {1: 6}, "all") == [("inputs", 0, 0)]
-    with pytest.raises(ValueError, match="two increasing fractions of a width"):
+    with pytest.raises(ValueError, match="two increasing fractions of the width"):
         InterchangeConfig(dimensions=(0.5, 0.5))
 
 

@@ -73,8 +73,8 @@ def test_a_student_that_starts_from_layers_resumes_bitwise(folder, monkeypatch):
         (["distill=distilbert", "model.hidden_size=16"], "the student has model.hidden_size=16, its teacher"),
         (["distill=distilbert", "checkpoint=runs/teacher"], "both set the initial weights of the student"),
         (["distill=tinybert", "patience=2"], "heads are not trained"),
-        (["distill=hidden", "tuning=head"], "no layer of the student is trained"),
-        (["distill=tinybert", "tuning=prompt", "tuning.length=2", "max_length=24"], "the tuning method adds tokens"),
+        (["distill=hidden", "tuning=head"], "terms that compare layers train the student's layers"),
+        (["distill=tinybert", "tuning=prompt", "tuning.length=2", "max_length=24"], "the tuning method adds keys"),
     ],
 )
 def test_what_does_not_fit_is_refused_before_training(folder, capsys, typed, said):

@@ -189,7 +189,7 @@ def test_empty_texts_and_an_unread_side():
         ({"attention": {}}, {}, {}, {"layers": {0: 0, 1: 1}}, "layer 0 of distill.layers is the embeddings"),
         (
             {"relations": {"relations": ["values"], "relation_heads": 5}}, {}, {"hidden_size": 24}, {},
-            "its 5 relation_heads do not divide the width of both, 16 and 24",
+            "5 relation_heads do not divide both widths, 16 and 24",
         ),
         ({"hidden": {}}, {}, {}, {"layers": {3: 1}}, "the student has 2 layers, the teacher 2"),
     ],
@@ -212,7 +212,7 @@ def test_models_without_layers_or_heads_are_refused(term):
 def test_a_student_that_attends_to_a_prefix_is_refused():
     student = learner()
     student.backbone.embed.virtual = VirtualTokens(2, 16)
-    with pytest.raises(UserError, match=r"distill\.terms\.attention: the tuning method adds tokens"):
+    with pytest.raises(UserError, match=r"distill\.terms\.attention: the tuning method adds keys"):
         distilled(student, learner(), {"attention": None})
     losses(distilled(student, learner(), {"hidden": None}), batch_of(student))
 
@@ -241,5 +241,5 @@ def test_other_texts_than_the_teachers_are_refused():
         mode.teacher = SimpleNamespace(
             predict=lambda batch, tap, fewer=fewer: record(teacher, fewer, 0, tap, losses=False)
         )
-        with pytest.raises(UserError, match="the student reads other texts"):
+        with pytest.raises(UserError, match="the student reads texts that its teacher does not read"):
             mode(batch, 1)

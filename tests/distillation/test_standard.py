@@ -146,7 +146,10 @@ def test_hard_labels_of_a_file(several, monkeypatch, capsys):
     Path("part.jsonl").write_text("\n".join([*lines[:30], lines[30].replace("film", "flim")]) + "\n")
     words = ["finetune", "task=custom", "task.kind=classification", "task.path=.", "model=bert_tiny", "checkpoint=none"]
     for file, message in (
-        ("part.jsonl", "has predictions for only 30 of 40 training rows: none has the texts of train.tsv:32"),
+        (
+            "part.jsonl",
+            "has predictions for only 30 of 40 training rows: no row of the file has the texts of train.tsv:32",
+        ),
         ("nothing.jsonl", "distill.predictions=nothing.jsonl: no such file"),
         ("dev.tsv", "distill.predictions=dev.tsv has no column prediction"),
     ):

@@ -58,12 +58,15 @@ def test_a_student_learns_the_same_from_the_store(capsys):
 def test_a_folder_of_something_else_is_refused(capsys):
     distil("typed", "distill.store=kept")
     distil("other", "distill.store=kept", "max_length=16", status=2)
-    assert "distill.store=kept/outputs does not belong to this run: max length" in capsys.readouterr().err
+    assert (
+        "distill.store=kept/outputs contains teacher outputs that this run cannot use: max length"
+        in capsys.readouterr().err
+    )
     Path("rows/outputs/of mine").mkdir(parents=True)
     distil("rows", "distill.store=rows", status=2)
-    assert "holds no teacher outputs" in capsys.readouterr().err
+    assert "without stored teacher outputs" in capsys.readouterr().err
     distil("states", "distill.store=true", "distill.terms.interchange.weight=1", status=2)
-    assert "distill.terms.interchange needs the teacher itself" in capsys.readouterr().err
+    assert "distill.terms.interchange needs the running teacher" in capsys.readouterr().err
 
 
 def test_a_teacher_of_another_tokenizer_answers_by_row(capsys):

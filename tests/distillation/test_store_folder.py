@@ -10,7 +10,7 @@ import pytest
 from lmtool.data.examples import Rows
 from lmtool.distillation.store.folder import StoreLocation, open_or_make, require_free_space
 from lmtool.errors import UserError
-from lmtool.session.teachers import taught
+from lmtool.session.teacher_texts import replace_targets
 from lmtool.system.files import Damaged
 from lmtool.tasks.kinds.base import Prediction
 from lmtool.tasks.kinds.text_to_text import TextToTextLearner
@@ -57,7 +57,7 @@ def test_a_link_in_a_folder_that_was_typed_is_not_followed(tmp_path, target):
     (tmp_path / "disk" / "outputs").symlink_to(tmp_path / target)
     location = StoreLocation(str(tmp_path / "store" / "outputs"), str(tmp_path))
     if target == "mine":
-        with pytest.raises(UserError, match="exists and holds no teacher outputs"):
+        with pytest.raises(UserError, match="is an existing folder or file without stored"):
             open_or_make(location, OF, fill)
         (tmp_path / "disk" / "outputs").unlink()
         (tmp_path / "disk" / ".outputs.lock").unlink(missing_ok=True)
@@ -85,9 +85,11 @@ def test_labels_that_a_teacher_writes(monkeypatch):
     parsed = {"bad": Prediction(0, 1.0), "good": Prediction(1, 1.0)}
     object.__setattr__(student, "kind", SimpleNamespace(parsed=parsed.get))
     rows = Rows([0, 1, 2], {"text": ["a", "b", "c"]}, np.array([0, 0, 1]), [("x", line) for line in range(3)])
-    replaced, metadata = taught(student, rows, ["bad", "good", "neither"], alongside=False)
+    replaced, metadata = replace_targets(student, rows, ["bad", "good", "neither"], keep_gold=False)
     assert replaced.labels.tolist() == [0, 1, 1]
     assert (metadata["rows"], metadata["other_than_gold"]) == (3, 1)
-    assert metadata["warnings"] == ["1 of 3 texts of the teacher are empty or no label: these rows keep their targets"]
-    both, _ = taught(student, rows, ["bad", "good", "neither"], alongside=True)
+    assert metadata["warnings"] == [
+        "1 of 3 texts of the teacher are empty or not a label: these rows keep their targets"
+    ]
+    both, _ = replace_targets(student, rows, ["bad", "good", "neither"], keep_gold=True)
     assert both.columns["text"] == ["a", "b", "c", "b"] and both.labels.tolist() == [0, 0, 1, 1]

@@ -35,7 +35,7 @@ def reading(examples, **budgets):
     sizes = {"batch_examples": 4, "batch_tokens": None}
     loader = PackedLoader(examples, 5, 4)
     budgets = {"max_steps": None, "max_epochs": 1.0, **budgets}
-    return StudentData(SplitData("train"), 32, examples, loader, sizes=sizes, tokens=64, **budgets)
+    return StudentData(SplitData("train"), 32, examples, loader, sizes=sizes, forward_tokens=64, **budgets)
 
 
 STORED = [kind for kind in KINDS if kind != "auxiliary_lm"]
@@ -57,7 +57,7 @@ def test_what_is_stored_is_what_the_teacher_predicts(kind, tokens, tmp_path):
         TopWordsTeacher(learner, FP32_CPU, "", top_k=3, temperatures=TEMPERATURES),
     )
     # Of the batches of its own pass bit by bit.
-    batch = next(iter(Passes.of(read, fixed, 0).batches()))
+    batch = next(iter(Passes.from_student(read, fixed, 0).batches()))
     same(whole.predict(batch).predicted, live.predict(batch).predicted, 0.0)
     batch = next(iter(read.loader.steps(None))).batches[0]
     places = [TapPoint(depth, side) for side, depth in learner.backbone.config.depths.items()]
@@ -85,17 +85,17 @@ def same(stored, live, tolerance):
 
 def test_what_has_no_targets_is_refused(tokens, tmp_path):
     learner, examples = KINDS["auxiliary_lm"](tmp_path, tokens)
-    with pytest.raises(UserError, match="predictions of lm have no targets"):
+    with pytest.raises(UserError, match="predictions of lm cannot be stored"):
         stored(learner.eval(), tmp_path, Format("float32", None, TEMPERATURES)).begin(reading(examples))
 
 
 def test_what_was_not_read_is_not_answered(tokens, tmp_path):
     learner, examples = KINDS["mlm"](tmp_path, tokens)
     teacher = stored(learner.eval(), tmp_path, Format("float32", None, TEMPERATURES), fixed=False)
-    with pytest.raises(UserError, match="how much is read"):
+    with pytest.raises(UserError, match="neither max_steps nor max_epochs"):
         teacher.begin(reading(examples, max_epochs=None))
     teacher.begin(reading(examples, max_steps=1))
     first, second = (step.batches[0] for step in islice(PackedLoader(examples, 5, 4).steps(None), 2))
     teacher.predict(first)
-    with pytest.raises(UserError, match="lacks examples"):
+    with pytest.raises(UserError, match="for examples that this run reads"):
         teacher.predict(second)

@@ -8,7 +8,8 @@ import torch
 from torch.nn.functional import cross_entropy, linear
 
 from lmtool.config.tables import build
-from lmtool.costs.activations import VALUE_BYTES, Formats, saved_activations
+from lmtool.costs.activations import saved_activations
+from lmtool.costs.attention import VALUE_BYTES, Formats
 from lmtool.models.heads.sampled import SampledLMHead, log_uniform
 from lmtool.models.recurrent_configs import ElmoConfig
 from lmtool.objectives.bilm import BidirectionalLanguageModel

@@ -22,6 +22,6 @@ if TYPE_CHECKING:
     from lmtool.distillation.configs.terms import RelationsConfig as RelationsConfig
     from lmtool.distillation.configs.terms import SoftConfig as SoftConfig
     from lmtool.distillation.configs.terms import StatesConfig as StatesConfig
-    from lmtool.distillation.configs.terms import below_the_last as below_the_last
+    from lmtool.distillation.configs.terms import aligned_below_last as aligned_below_last
 
 __getattr__ = attribute_of(__name__, "base", "modes", "terms")

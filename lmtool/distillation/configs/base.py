@@ -19,27 +19,37 @@ from lmtool.system.terminal import counted
 
 Layer = Annotated[int, Field(ge=0)]
 Layers = Literal["uniform", "last", "pkd_skip", "pkd_last"] | dict[Layer, Layer]
-"""A rule for any two depths, or a map from student to teacher layers. For a student of S layers and a teacher of T:
+"""The teacher layer that each student layer learns from: a map {student layer: teacher layer}, or the name of a rule
+that computes the map from the number of layers S of the student and T of the teacher.
 
-uniform: layer i learns from layer i T/S, rounded (TinyBERT, section 3.1: g(m) = 3m of 12 and 4 layers). last: only S
-learns, from T (MiniLM). pkd_skip, pkd_last: all layers but the last learn, from layers at a distance of T/S, or from
-those just before the teacher's last (Patient Knowledge Distillation, section 3.2).
+uniform: student layer i learns from teacher layer i T/S, rounded (TinyBERT, section 3.1: g(m) = 3m for 12 teacher
+    layers and 4 student layers).
+last: only the student's last layer learns, from the teacher's last layer (MiniLM).
+pkd_skip: all student layers except the last learn, from the same teacher layers as with uniform (Patient Knowledge
+    Distillation, section 3.2).
+pkd_last: all student layers except the last learn, from the S - 1 teacher layers just before the teacher's last
+    (section 3.2 of the same paper).
 """
 
 
 @dataclass(frozen=True)
 class LayerMap:
-    """sides: for each stack that both models have, by the batch side it reads, a map from student to teacher layers."""
+    """The teacher layer that each student layer learns from.
+
+    Attributes:
+        sides: For each stack that both models have, a map from student layers to teacher layers. The key is the side of
+            the batch that the stack reads: "outputs" for the decoder of an encoder-decoder, else "inputs".
+    """
 
     sides: Mapping[Side, Mapping[int, int]]
 
     def __iter__(self) -> Iterator[tuple[Side, int, int]]:
-        """Yields (side, student layer, teacher layer)."""
+        """Yields (side, student layer, teacher layer) for each student layer in the map."""
         for side, layers in self.sides.items():
             yield from ((side, student, teacher) for student, teacher in layers.items())
 
     def screen_text(self) -> str:
-        """The map as shown on screens: "1 <- 4, 2 <- 8"."""
+        """Formats the map for screens: "1 <- 4, 2 <- 8" if student layer 1 learns from teacher layer 4."""
         stacks = {
             side: ", ".join(f"{student} <- {teacher}" for student, teacher in layers.items())
             for side, layers in self.sides.items()
@@ -49,7 +59,7 @@ class LayerMap:
 
 @dataclass(frozen=True)
 class ModelPair:
-    """The configurations of a student and its teacher."""
+    """The model configurations of a student and its teacher."""
 
     student: ModelConfig
     teacher: ModelConfig
@@ -59,18 +69,24 @@ class ModelPair:
 
     @property
     def sides(self) -> list[Side]:
-        """The stacks that both models have, by the batch side they read."""
+        """The stacks that both models have, each named by the side of the batch that it reads."""
         return [side for side in self.student.depths if side in self.teacher.depths]
 
     def without_common_stack(self) -> str:
-        """The reason why no layers can be compared."""
-        bare = next((model.name for model in self if not model.depths), None)
-        problem = "have no stack in common" if bare is None else f"cannot be compared: model={bare} has no layers"
+        """Explains, for an error message, why the two models have no layers to compare."""
+        without_layers = next((model.name for model in self if not model.depths), None)
+        problem = "have no stack in common"
+        if without_layers is not None:
+            problem = f"cannot be compared: model={without_layers} has no layers"
         return f"the layers of model={self.student.name} and of its teacher, model={self.teacher.name}, {problem}"
 
 
 def shared_sides(student: ModelConfig, teacher: ModelConfig) -> list[Side]:
-    """The stacks that both models have, by the batch side they read. UserError if there is none."""
+    """Returns the stacks that both models have, each named by the side of the batch that it reads.
+
+    Raises:
+        UserError: The models have no stack in common.
+    """
     pair = ModelPair(student, teacher)
     if not pair.sides:
         raise UserError(f"distill.terms: {pair.without_common_stack()}", "use terms over predictions: distill=soft")
@@ -78,9 +94,17 @@ def shared_sides(student: ModelConfig, teacher: ModelConfig) -> list[Side]:
 
 
 def layer_map(layers: Layers, decoder_layers: Layers | None, student: ModelConfig, teacher: ModelConfig) -> LayerMap:
-    """The map between two models. decoder_layers: for the stack that reads the outputs, if different from `layers`.
+    """Computes which teacher layer each student layer learns from.
 
-    UserError, with both depths, if the map does not fit, or a model has no layers.
+    Args:
+        layers: The value of distill.layers: a rule or an explicit map.
+        decoder_layers: The value of distill.decoder_layers, for the decoder of an encoder-decoder; None means `layers`.
+        student: The student's model configuration.
+        teacher: The teacher's model configuration.
+
+    Raises:
+        UserError: The map names layers that do not exist, the rule yields no layer, or the models have no stack in
+            common.
     """
     sides = {}
     for side in shared_sides(student, teacher):
@@ -92,17 +116,17 @@ def layer_map(layers: Layers, decoder_layers: Layers | None, student: ModelConfi
 
 
 def _map_of_stack(key: str, layers: Layers, student_depth: int, teacher_depth: int) -> dict[int, int]:
-    """The map from student to teacher layers of one stack. key: of the setting, for messages."""
+    """Returns the map from student layers to teacher layers of one stack. The key of the setting is for messages."""
 
     def refusal(problem: str) -> UserError:
         uniform = ", ".join(f"{layer}: {teacher_layer}" for layer, teacher_layer in evenly_spaced.items())
         return UserError(
             f"{problem}: the student has {counted(student_depth, 'layer')}, the teacher {teacher_depth}; 0 is the "
             "embeddings",
-            f"set {key}=uniform, which is {key}={{{uniform}}} here, or layers that both have",
+            f"set {key}=uniform, which is {key}={{{uniform}}} here, or map only layers that exist",
         )
 
-    # The nearest layer to layer * teacher_depth / student_depth, halves rounded up, at least 1.
+    # layer * teacher_depth / student_depth in integer arithmetic: rounded to the nearest layer, halves up, at least 1.
     evenly_spaced = {
         layer: max(1, (2 * layer * teacher_depth + student_depth) // (2 * student_depth))
         for layer in range(1, student_depth + 1)
@@ -127,10 +151,14 @@ def _map_of_stack(key: str, layers: Layers, student_depth: int, teacher_depth: i
 
 
 Initialize = Literal["none", "alternate"] | tuple[Annotated[int, Field(ge=1)], ...]
-"""none: random weights. alternate: the teacher's first layer, its last, and those at even distances between them: 1, 3,
-5, 8, 10, 12 of 12 for 6, as in DistilBERT. Or the teacher's layer for each of the student's, in order."""
+"""The teacher layers that initialize the student's layers.
 
-# Fields that must be equal so that tensors can be copied between two models.
+none: no layer is copied. alternate: evenly spaced layers from the teacher's first to its last; a student with 6 layers
+starts from layers 1, 3, 5, 8, 10 and 12 of a teacher with 12, as in DistilBERT. A list: for each student layer, in
+order, the number of the teacher layer to copy, counted from 1.
+"""
+
+# Model fields that determine the shapes of tensors: layers can be copied only between models that agree in all of them.
 _SHAPES = (
     "vocab_size", "hidden_size", "embedding_size", "num_heads", "num_key_value_heads", "head_size", "feedforward_size",
     "max_positions",
@@ -139,9 +167,20 @@ DROP_INITIALIZATION = "set distill.initialize=none"
 
 
 def initial_layers(initialize: Initialize, student: ModelConfig, teacher: ModelConfig) -> dict[Side, tuple[int, ...]]:
-    """For each stack that both models have, the teacher's layer of each of the student's, counted from 1; {} for none.
+    """Computes which teacher layers are copied to initialize the student.
 
-    UserError if the two differ in a size, with both values, or if the layers do not exist.
+    Args:
+        initialize: The value of distill.initialize.
+        student: The student's model configuration.
+        teacher: The teacher's model configuration.
+
+    Returns:
+        For each stack that both models have, the teacher layer to copy to each student layer, in the order of the
+        student's layers and counted from 1. Empty with initialize=none.
+
+    Raises:
+        UserError: The models differ in a size or in sharing layers, the list has a length other than the number of
+            student layers, or it names a layer that the teacher lacks.
     """
     if initialize == "none":
         return {}
@@ -151,19 +190,20 @@ def initial_layers(initialize: Initialize, student: ModelConfig, teacher: ModelC
             same_size = f"set model.{field}={teacher_size} or distill.initialize=none"
             raise UserError(
                 f"distill.initialize: the student has model.{field}={student_size}, its teacher {teacher_size}; "
-                "tensors are copied unchanged",
+                "copied tensors must have equal shapes",
+                # The student's family lacks the field, so it cannot be set.
                 DROP_INITIALIZATION if student_size is None else same_size,
             )
     if student.shares_layers != teacher.shares_layers:
         sharing = student.name if student.shares_layers else teacher.name
         raise UserError(
-            f"distill.initialize: model={sharing} shares one layer between all depths, the other model does not",
+            f"distill.initialize: model={sharing} shares one layer among all depths, but the other model does not",
             DROP_INITIALIZATION,
         )
     initial: dict[Side, tuple[int, ...]] = {}
     for side in shared_sides(student, teacher):
         student_depth, teacher_depth = student.depths[side], teacher.depths[side]
-        # The first, the last, and the nearest to even distances between them.
+        # Evenly spaced layers from the first to the last, in integer arithmetic and rounded to the nearest.
         steps = max(student_depth - 1, 1)
         alternate = tuple(
             1 + (2 * number * (teacher_depth - 1) + steps) // (2 * steps) for number in range(student_depth)
@@ -179,14 +219,15 @@ def initial_layers(initialize: Initialize, student: ModelConfig, teacher: ModelC
     return initial
 
 
-# Teacher outputs are stored for a single configuration of examples.
+# Every mode requires a run without phases: teacher outputs are stored for one configuration of examples, which phases
+# would change.
 _ONE_PHASE: Offer[tuple[object, ...]] = Offer(
     "phases", lambda phases: not phases, lambda phases: "", wording="{reason}"
 )
 
 
 class DistillConfig(Component):
-    """The base of every mode."""
+    """The base of the configuration of every distillation mode."""
 
     group: ClassVar[str] = "distill"
 
@@ -194,77 +235,88 @@ class DistillConfig(Component):
 
     @property
     def checkpoints(self) -> tuple[str, ...]:
-        """The teachers' checkpoints, as typed."""
+        """The teachers' checkpoints, as the user wrote them."""
         return ()
 
     @property
     def compares(self) -> bool:
-        """Whether outputs or states of student and teacher are compared, not only texts that the teacher generates."""
+        """Whether the student is trained on the teacher's outputs or states, not only on texts that it generates."""
         return bool(self.checkpoints)
 
     @property
-    def of_rows(self) -> bool:
-        """Whether only predictions of rows are compared, so that the tokenizers may differ."""
+    def compares_rows_only(self) -> bool:
+        """Whether all terms compare predictions for whole rows, so that student and teacher may have different
+        tokenizers."""
         return False
 
     @property
     def same_batches(self) -> bool:
-        """Whether teachers run on the student's batches: they then share its vocabulary and text format."""
+        """Whether teachers run on the student's batches, which requires the same vocabulary and text format."""
         return bool(self.checkpoints)
 
     @property
     def starts_from_teacher(self) -> bool:
-        """Whether the student is initialized from the teacher."""
+        """Whether layers of the teacher initialize the student."""
         return False
 
     @property
     def teaches_heads(self) -> bool:
-        """Whether the output heads are trained, so that metrics are meaningful."""
+        """Whether the student's output heads are trained; without training their metrics mean nothing."""
         return True
 
-    def untaught(self) -> Problem | None:
-        """The setting that needs a teacher although none is configured, if any."""
+    def missing_teacher(self) -> Problem | None:
+        """Returns the problem if a setting needs a teacher and none is configured, or if nothing is learned from it."""
         return None
 
     def needs(self) -> Iterator[Requirement]:
         if self.name != "none":
             reason = f"distill={self.name}: a distilled run has no phases"
-            hint = "set phases=[], and run each phase as a run of its own from the checkpoint of the previous one"
+            hint = "set phases=[], and start a separate run for each phase from the checkpoint of the previous phase"
             yield Requirement(_ONE_PHASE, "phases", reason, hint)
 
     @property
     def teacher_key(self) -> str:
-        """The key of the teachers."""
+        """The configuration key that names the teachers, for messages."""
         return "distill.teacher"
 
     @property
     def label_file(self) -> str | None:
-        """A file of teacher predictions, used instead of a teacher."""
+        """The file of teacher predictions that replaces a running teacher; None without one."""
         return None
 
     @property
     def comparisons(self) -> Mapping[str, TermConfig]:
-        """The terms with a nonzero weight, by name."""
+        """The distillation terms with a nonzero weight, by name."""
         return {}
 
     def exit_layers(self, model: ModelConfig) -> tuple[int, ...]:
-        """The layers after which a model has early exits, in order."""
+        """Returns the layers after which the model has early exits, in ascending order."""
         return ()
 
     def refusals_of_pair(self, pair: ModelPair) -> Iterator[Problem]:
-        """The reasons why a student cannot learn from a teacher, checked once the teacher's configuration is read."""
+        """Yields the reasons why this student cannot learn from this teacher.
+
+        It is called once the teacher's configuration has been read from its checkpoint.
+        """
         return iter(())
 
 
-def runs_models(name: str) -> Requirement:
-    """Requirements of modes that train several models or run parts of one; frozen teachers run on the student's
-    batches."""
+def excludes_fsdp(name: str) -> Requirement:
+    """Returns the requirement of a mode that runs several models, or only some layers of one, in a step.
+
+    FSDP shards the model and needs the same forwards in all processes, which such a mode does not guarantee.
+    """
     reason = f"distill={name} runs several models, or parts of one"
     return Requirement(FORWARDS_OF_ONE_PROCESS, "distill", reason, "set distill=soft")
 
 
 def requires_same_inputs(key: str, peer: ModelConfig) -> Iterator[Requirement]:
-    """Requires that a peer reads the run's batches. key: the key that names the peer."""
+    """Yields the requirements for a peer that reads the same batches as the run's model.
+
+    Args:
+        key: The configuration key that sets the peer, for messages.
+        peer: The peer's model configuration.
+    """
     fields: dict[str, Callable[[ModelConfig], object]] = {
         "architecture": lambda model: model.architecture,
         "text_format": lambda model: model.text_format,
@@ -272,10 +324,11 @@ def requires_same_inputs(key: str, peer: ModelConfig) -> Iterator[Requirement]:
     }
     for name, value in fields.items():
         reason = f"{key}: a peer reads the batches of the run's model, but its {name} is {value(peer)}"
-        yield Requirement(_same(value, peer), key, reason, _same_vocabulary if name == "vocab_size" else _same_model)
+        yield Requirement(_equal(value, peer), key, reason, _same_vocabulary if name == "vocab_size" else _same_model)
 
 
-def _same(value: Callable[[ModelConfig], object], peer: ModelConfig) -> Offer[ModelConfig]:
+def _equal(value: Callable[[ModelConfig], object], peer: ModelConfig) -> Offer[ModelConfig]:
+    """Returns the offer that a field of the run's model has the same value as the peer's."""
     return Offer(
         "model",
         lambda model: value(model) == value(peer),
@@ -300,23 +353,26 @@ class NoDistillConfig(DistillConfig):
 
 
 class TermConfig(Config):
-    """The base of distillation terms."""
+    """The base of the configuration of every distillation term: one summand of the distillation loss."""
 
-    needs_teacher: ClassVar[bool] = True
-    """Whether the teacher must run."""
-    stored: ClassVar[bool] = False
-    """Whether stored teacher outputs suffice."""
+    supports_store: ClassVar[bool] = False
+    """Whether the term can use stored teacher outputs, so that the teacher need not run."""
     teaches_heads: ClassVar[bool] = True
-    """Whether the output heads are trained by it."""
+    """Whether the term trains the student's output heads."""
     compares_layers: ClassVar[bool] = False
-    """Whether it uses the layer map."""
-    of_labels: ClassVar[bool] = False
-    """Whether the teacher's hard labels suffice."""
-    averages: ClassVar[bool] = False
-    """Whether the mean of several teachers can be used."""
+    """Whether the term uses the layer map (distill.layers)."""
+    supports_labels: ClassVar[bool] = False
+    """Whether the term needs only the teacher's hard labels, so that a file of predictions can replace the teacher."""
+    supports_average: ClassVar[bool] = False
+    """Whether the term can learn from the average of several teachers."""
 
     weight: float = Field(1.0, ge=0, description="weight of the term in the loss")
 
     def needs_of_term(self, name: str, layers: LayerMap | None) -> Iterator[Requirement]:
-        """The requirements on student and teacher. name: of the term. layers: the layer map, for terms that use it."""
+        """Yields the term's requirements on the student and the teacher.
+
+        Args:
+            name: The term's name in distill.terms, for messages.
+            layers: The layer map; None if no term compares layers.
+        """
         return iter(())

@@ -17,72 +17,81 @@ from lmtool.distillation.configs.base import (
     Layers,
     ModelPair,
     TermConfig,
+    excludes_fsdp,
     initial_layers,
     layer_map,
     requires_same_inputs,
-    runs_models,
 )
 from lmtool.errors import Problem, UserError
 from lmtool.learners.configs import A_TASK, FORWARDS_OF_ONE_PROCESS, NO_TEXTS, ONE_DOMAIN, ONE_TASK, TEXTS
 from lmtool.models.configs import ModelConfig
+from lmtool.system.terminal import counted
 
-_GIVE = "set distill.teacher=RUN, a run of lmtool or a published folder; or distill=none"
+_SET_TEACHER = "set distill.teacher=RUN, a run of lmtool or a published folder; or distill=none"
 
 
 @component("distill", "standard", builder="lmtool.distillation.standard:Standard")
 class StandardConfig(DistillConfig):
-    """Frozen teachers and a student (Hinton, Vinyals and Dean 2015)."""
+    """A student that learns from one or several frozen teachers (Hinton, Vinyals and Dean 2015)."""
 
-    name: Literal["standard"] = Field("standard", description="A frozen teacher and a student.")
+    name: Literal["standard"] = Field("standard", description="A student learns from frozen teachers.")
     teacher: str | None = Field(
-        None, min_length=1, description="a run or checkpoint of lmtool, a published folder, or hf://org/name@revision"
+        None,
+        min_length=1,
+        description="the teacher: a run or checkpoint of lmtool, a published folder, or hf://org/name@revision",
     )
     teachers: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
         (),
-        description="several teachers, instead of teacher; each teaches its own task; those of one task are averaged",
+        description="several teachers, used instead of teacher; the predictions of teachers for the same task are "
+        "averaged",
     )
     teacher_weights: tuple[Annotated[float, Field(gt=0)], ...] | None = Field(
-        None, description="one weight per teacher in the average; null: equal weights"
+        None, description="weight of each teacher in the average, in the order of teachers; null: equal weights"
     )
     average: Literal["probabilities", "logits"] = Field(
-        "probabilities", description="how several teachers are averaged: probabilities or logits"
+        "probabilities", description="quantity that is averaged over several teachers: probabilities or logits"
     )
     predictions: str | None = Field(
         None,
         min_length=1,
-        description="instead, for hard labels: output of `lmtool predict output=` for the training rows",
+        description="file of hard labels, instead of a teacher: `lmtool predict output=` of the training rows",
     )
-    gold: float = Field(0.5, ge=0, description="weight of the student's own loss, computed on the gold labels")
+    gold: float = Field(0.5, ge=0, description="weight of the student's own loss on the gold labels")
     terms: Annotated[dict[str, TermConfig], Several("distill/term")] = Field(
-        {}, description="terms by name, each with a weight; null removes one; `lmtool list distill/term`"
+        {},
+        description="distillation terms by name, each with a weight (`lmtool list distill/term`); null removes one",
     )
 
     layers: Layers = Field(
         "uniform",
-        description="teacher layer for each student layer: uniform, last, pkd_skip, pkd_last, or {1: 4, 2: 8}. 0 "
-        "is the embeddings",
+        description="teacher layer for each student layer: uniform, last, pkd_skip, pkd_last, or {1: 4, 2: 8}. In "
+        "{1: 4, 2: 8} student layer 1 learns from teacher layer 4; 0 stands for the embeddings",
     )
     decoder_layers: Layers | None = Field(
-        None, description="the same for the decoder of an encoder-decoder; null: as layers"
+        None, description="teacher layer for each decoder layer of an encoder-decoder student; null: as layers"
     )
     initialize: Initialize = Field(
         "none",
-        description="teacher layers copied to the student first: none, alternate, or [1, 3, 5, 8, 10, 12]. Layers are "
-        "counted from 1; the embeddings, and heads of the same name, are copied too",
+        description="teacher layers copied to the student before training: none, alternate, or [1, 3, 5, 8, 10, 12]. "
+        "Layers are counted from 1; alternate: evenly spaced layers from the first to the last; the embeddings and "
+        "heads of the same name are copied too",
     )
     targets: Literal["gold", "teacher", "both"] = Field(
         "gold",
-        description="targets of a generative student: gold, teacher (texts the teacher generates), or both. Texts are "
-        "generated with task.generation (sequence-level distillation, Kim and Rush 2016); both: each row twice, once "
-        "with each target",
+        description="targets of a generative student: gold, teacher (texts that the teacher generates), or both. The "
+        "teacher generates as task.generation says (sequence-level distillation, Kim and Rush 2016); with both, each "
+        "row is read twice, once with each target",
     )
     top_k: int | None = Field(
-        None, ge=1, description="number of most probable tokens to learn, all others as one class; null: all tokens"
+        None,
+        ge=1,
+        description="number of most probable tokens to learn, with all other tokens as one class; null: all tokens",
     )
     store: bool | str | None = Field(
         None,
-        description="save the teacher's outputs once: true (below cache_dir), or a folder; null: run the teacher. The "
-        "teacher then runs once over the data, and every run with the same teacher and data reads the file",
+        description="where to save the teacher's outputs: true (below cache_dir), or a folder; null: not saved. With "
+        "saved outputs the teacher runs once over the data, and every run with the same teacher and data reads the "
+        "files; otherwise the teacher runs in every training step",
     )
     store_dtype: Literal["float32", "float16", "bfloat16"] = Field(
         "float32", description="number format of the stored outputs: float32, float16 or bfloat16"
@@ -94,12 +103,13 @@ class StandardConfig(DistillConfig):
 
     @property
     def same_batches(self) -> bool:
-        """A teacher with stored outputs may read the rows of a table independently."""
+        """Whether teachers run on the student's batches. A teacher with stored outputs may tokenize rows itself."""
         return self.compares and not self.store
 
     @property
-    def of_rows(self) -> bool:
-        return all(term.averages for term in self.comparisons.values())
+    def compares_rows_only(self) -> bool:
+        # The terms that can average teachers compare predictions, the others compare states within the text.
+        return all(term.supports_average for term in self.comparisons.values())
 
     @property
     def compares(self) -> bool:
@@ -115,11 +125,11 @@ class StandardConfig(DistillConfig):
 
     @property
     def compares_layers(self) -> bool:
-        """Whether a term uses the layer map."""
+        """Whether any term uses the layer map."""
         return any(term.compares_layers for term in self.terms.values())
 
     def layer_map(self, student: ModelConfig, teacher: ModelConfig) -> LayerMap:
-        """The layer map. UserError if it does not fit the models' depths."""
+        """Computes the layer map. Raises UserError if it does not fit the numbers of layers of the two models."""
         return layer_map(self.layers, self.decoder_layers, student, teacher)
 
     def refusals_of_pair(self, pair: ModelPair) -> Iterator[Problem]:
@@ -140,8 +150,8 @@ class StandardConfig(DistillConfig):
                     return
 
     @property
-    def weight_of_teacher(self) -> dict[str, float]:
-        """The weight of each teacher in the average, by checkpoint."""
+    def weight_by_teacher(self) -> dict[str, float]:
+        """The weight of each teacher in the average, by the teacher's checkpoint."""
         weights = self.teacher_weights or (1.0,) * len(self.checkpoints)
         return dict(zip(self.checkpoints, weights, strict=True))
 
@@ -149,23 +159,23 @@ class StandardConfig(DistillConfig):
     def comparisons(self) -> dict[str, TermConfig]:
         return {name: term for name, term in self.terms.items() if term.weight > 0}
 
-    def untaught(self) -> Problem | None:
+    def missing_teacher(self) -> Problem | None:
         if self.targets != "gold" and not self.checkpoints:
             message = f"distill.targets={self.targets} needs a teacher to generate the targets; no teacher is set"
-            return Problem("distill.teacher", message, _GIVE, absent=True)
+            return Problem("distill.teacher", message, _SET_TEACHER, absent=True)
         if not self.comparisons and self.targets == "gold":
             message = f"distill={self.name}: no term has a weight above 0, so the student learns nothing from a teacher"
             return Problem("distill.terms", message, "set distill=soft, distill.terms.soft.weight=0.5 or distill=none")
-        of_teachers = [name for name, term in self.comparisons.items() if term.needs_teacher]
         if self.starts_from_teacher and not self.checkpoints:
             message = f"distill.initialize={self.initialize} copies layers of a teacher; no teacher is set"
-            return Problem("distill.teacher", message, _GIVE, absent=True)
-        if self.predictions is not None:
-            of_teachers = [name for name, term in self.comparisons.items() if not term.of_labels]
-        if not of_teachers or self.checkpoints:
+            return Problem("distill.teacher", message, _SET_TEACHER, absent=True)
+        terms_without_teacher = [
+            name for name, term in self.comparisons.items() if self.predictions is None or not term.supports_labels
+        ]
+        if not terms_without_teacher or self.checkpoints:
             return None
-        message = f"distill.terms.{of_teachers[0]} learns from a teacher; no teacher is set"
-        return Problem("distill.teacher", message, _GIVE, absent=True)
+        message = f"distill.terms.{terms_without_teacher[0]} learns from a teacher; no teacher is set"
+        return Problem("distill.teacher", message, _SET_TEACHER, absent=True)
 
     @property
     def teacher_key(self) -> str:
@@ -178,29 +188,37 @@ class StandardConfig(DistillConfig):
     def needs(self) -> Iterator[Requirement]:
         yield from super().needs()
         if self.predictions is not None:
-            key, typed = "distill.predictions", f"distill.predictions={self.predictions}"
+            key, override = "distill.predictions", f"distill.predictions={self.predictions}"
             hint = "use a teacher instead: distill.teacher=RUN"
-            yield Requirement(ONE_TASK, key, f"{typed} needs the labels of the rows of one task", hint)
+            yield Requirement(ONE_TASK, key, f"{override} contains labels for the rows of a single task", hint)
             hint = "use the file as the task's data (task.path=), or distill=sequence"
-            yield Requirement(NO_TEXTS, key, f"{typed} contains labels of rows, not texts", hint)
+            yield Requirement(NO_TEXTS, key, f"{override} contains one label per row, not generated texts", hint)
         if self.targets != "gold":
-            reason = f"distill.targets={self.targets}: a teacher generates targets only for the rows of a task"
+            reason = (
+                f"distill.targets={self.targets}: a teacher generates targets only for a task whose targets are texts"
+            )
             hint = "set distill.targets=gold, or a task that generates texts: task=seq2seq"
             yield Requirement(TEXTS, "distill.targets", reason, hint)
         interchange = self.comparisons.get("interchange")
         if interchange is not None:
-            reason = "distill.terms.interchange recomputes some layers for some texts"
+            reason = "distill.terms.interchange runs additional forwards through some layers, for some texts"
             yield Requirement(FORWARDS_OF_ONE_PROCESS, "distill.terms", reason, "set distill.terms.interchange=null")
 
     def conflicts(self) -> Iterator[Problem]:
-        problems = (self._of_several(), self._of_predictions(), self._of_targets(), self._of_store())
+        problems = (
+            self._several_teachers_problem(),
+            self._label_source_problem(),
+            self._targets_problem(),
+            self._store_problem(),
+        )
         yield from filter(None, problems)
 
-    def _of_several(self) -> Problem | None:
-        """Refuses settings that need a single teacher."""
+    def _several_teachers_problem(self) -> Problem | None:
+        """Returns a problem if several teachers are set together with a setting that needs a single teacher."""
         if len(self.checkpoints) < 2:
             return None
-        single, count = [name for name, term in self.comparisons.items() if not term.averages], len(self.teachers)
+        count = len(self.teachers)
+        single = [name for name, term in self.comparisons.items() if not term.supports_average]
         if single:
             message = f"distill.terms.{single[0]} learns from one teacher, but distill.teachers has {count}"
             hint = f"use one: distill.teacher={self.teachers[0]}; only the terms soft and hard average teachers"
@@ -210,39 +228,41 @@ class StandardConfig(DistillConfig):
             return Problem("distill.initialize", message, DROP_INITIALIZATION)
         if self.average == "logits" and (self.top_k is not None or self.store):
             setting = "distill.store" if self.store else f"distill.top_k={self.top_k}"
-            message = f"distill.average=logits needs logits, but {setting} retains only probabilities of words"
+            message = f"distill.average=logits needs logits, but {setting} retains only probabilities"
             return Problem("distill.average", message, "set distill.average=probabilities")
         return None
 
-    def _of_predictions(self) -> Problem | None:
-        """Checks the source of the labels."""
+    def _label_source_problem(self) -> Problem | None:
+        """Returns a problem if both a file of labels and a teacher are set."""
         if self.predictions is None or not self.checkpoints:
             return None
         setting = f"distill.predictions={self.predictions} and distill.teacher={self.checkpoints[0]}"
         message = f"{setting}: the labels come from the file or from the teacher, not from both"
         return Problem("distill.predictions", message, "omit distill.predictions= or distill.teacher=")
 
-    def _of_targets(self) -> Problem | None:
-        """Checks the source of the target texts."""
+    def _targets_problem(self) -> Problem | None:
+        """Returns a problem if the teacher's texts would not be learned, or if several teachers would generate them."""
         if self.targets == "gold" or (self.gold and len(self.checkpoints) < 2):
             return None
         setting = f"distill.targets={self.targets}"
         if not self.gold:
-            message = f"{setting}: the student's own loss learns the teacher's texts, but distill.gold=0 disables it"
+            message = (
+                f"{setting}: the student's own loss is what learns the teacher's texts, but distill.gold=0 disables it"
+            )
             return Problem("distill.targets", message, "set distill.gold=1")
         message = f"{setting}: the texts come from one teacher, but distill.teachers has {len(self.teachers)}"
         hint = f"use one: distill.teacher={self.teachers[0]}"
         return Problem("distill.targets", message, hint)
 
-    def _of_store(self) -> Problem | None:
-        """Checks which terms can use stored outputs."""
+    def _store_problem(self) -> Problem | None:
+        """Returns a problem if a term cannot learn from stored outputs, or if several teachers would share a folder."""
         setting = f"distill.store={'true' if self.store is True else self.store}"
-        live = [name for name, term in self.comparisons.items() if not term.stored]
-        if self.store and live:
-            message = f"{setting} stores only outputs, but distill.terms.{live[0]} needs the teacher itself"
-            return Problem("distill.store", message, f"set distill.store=null, or distill.terms.{live[0]}=null")
+        unsupported = [name for name, term in self.comparisons.items() if not term.supports_store]
+        if self.store and unsupported:
+            message = f"{setting} stores only outputs, but distill.terms.{unsupported[0]} needs the running teacher"
+            return Problem("distill.store", message, f"set distill.store=null, or distill.terms.{unsupported[0]}=null")
         if isinstance(self.store, str) and len(self.teachers) > 1:
-            message = f"{setting} is one folder, but each of the distill.teachers needs a folder of its own"
+            message = f"{setting} is one folder, but each of the distill.teachers needs a separate folder"
             return Problem("distill.store", message, "set distill.store=true")
         return None
 
@@ -253,34 +273,38 @@ class StandardConfig(DistillConfig):
         if len(set(self.teachers)) < len(self.teachers):
             raise ValueError("teachers names a teacher twice; give it a larger weight with teacher_weights")
         if self.teacher_weights is not None and len(self.teacher_weights) != len(self.teachers):
-            setting, teachers = list(self.teacher_weights), len(self.teachers)
-            raise ValueError(f"teacher_weights={setting}: one number per teacher is required, for {teachers} teachers")
+            setting, count = list(self.teacher_weights), counted(len(self.teachers), "teacher")
+            raise ValueError(f"teacher_weights={setting} must have one number per teacher, for {count}")
         return self
 
 
 @component("distill", "codistillation", builder="lmtool.distillation.codistillation:Codistillation")
 class CodistillationConfig(DistillConfig):
-    """Several learners of the same data, each of which also learns from the predictions of the others (Anil et al.
-    2018; Zhang et al. 2018, deep mutual learning)."""
+    """Several models trained together on the same data, each of which also learns from the predictions of the others
+    (Anil et al. 2018; Zhang et al. 2018, deep mutual learning)."""
 
-    name: Literal["codistillation"] = Field("codistillation", description="Learners that learn from each other.")
+    name: Literal["codistillation"] = Field("codistillation", description="Models that learn from each other.")
     learners: int = Field(
-        2, ge=2, description="number of models: the run's own and its peers, each as in a run with the next seed"
+        2,
+        ge=2,
+        description="number of models: the run's model and its peers. Each peer is initialized as in a run with the "
+        "next higher seed",
     )
     model: Annotated[ModelConfig | None, Choice("model", optional=True)] = Field(
-        None, description="the peers' model, randomly initialized: {name: bert, num_layers: 2, ...}; null: the run's"
+        None, description="model of the peers, with random weights: {name: bert, num_layers: 2, ...}; null: the run's"
     )
     checkpoint: str | None = Field(
         None,
         min_length=1,
-        description="checkpoint that the peers start from, which also sets their model; null: the run's checkpoint",
+        description="checkpoint that the peers start from, which also determines their model; null: the run's",
     )
-    weight: float = Field(1.0, ge=0, description="weight of the peers' predictions, added to each model's own loss")
-    burn_in_steps: int = Field(0, ge=0, description="steps in which each peer learns from the data only")
+    weight: float = Field(1.0, ge=0, description="weight of the loss on the other models' predictions")
+    burn_in_steps: int = Field(0, ge=0, description="first steps, in which each model learns from the data only")
     refresh_steps: int | None = Field(
         None,
         ge=1,
-        description="steps between the snapshots that peers learn from; null: peers' current models, every step",
+        description="steps between updates of the copies that the models learn from; null: no copies. Without "
+        "copies, each model learns from the current predictions of the others",
     )
 
     @property
@@ -289,33 +313,33 @@ class CodistillationConfig(DistillConfig):
 
     def needs(self) -> Iterator[Requirement]:
         yield from super().needs()
-        yield runs_models(self.name)
+        yield excludes_fsdp(self.name)
         if self.model is not None:
             yield from requires_same_inputs("distill.model", self.model)
 
     def conflicts(self) -> Iterator[Problem]:
         if self.model is not None and self.checkpoint is not None:
-            message = "distill.model and distill.checkpoint both set the peers' model"
+            message = "distill.model and distill.checkpoint both determine the model of the peers"
             hint = "omit distill.checkpoint= for peers with random weights; otherwise omit distill.model="
             yield Problem("distill.model", message, hint)
 
 
 @component("distill", "self", builder="lmtool.distillation.self_distillation:SelfDistillation")
 class SelfConfig(DistillConfig):
-    """Exits after some layers, each with its own heads, learn the predictions of the last layer (Zhang et al. 2019, "Be
-    Your Own Teacher"); the model can predict at each exit."""
+    """A model with early exits, heads after some of its layers, which learn from the predictions of its last layer
+    (Zhang et al. 2019, "Be Your Own Teacher"). The trained model can predict at each exit."""
 
-    name: Literal["self"] = Field("self", description="Exits learn from the last layer.")
+    name: Literal["self"] = Field("self", description="Early exits learn from the last layer.")
     exits: Literal["all"] | tuple[int, ...] = Field(
-        "all", description="layers with an early exit, counted from 1: all (every layer below the last), or a list"
+        "all", description="layers followed by an early exit, counted from 1: all (every layer but the last), or a list"
     )
     soft: float = Field(
         0.3,
         ge=0,
         le=1,
-        description="weight of the last layer's predictions in an exit's loss; labels have the rest",
+        description="weight of the last layer's predictions in the loss of an exit; the labels have weight 1 - soft",
     )
-    temperature: float = Field(3.0, gt=0, description="temperature that divides both sets of logits")
+    temperature: float = Field(3.0, gt=0, description="temperature of the softmax, for the exits and the last layer")
     states: float = Field(
         0.03, ge=0, description="weight of the squared difference between an exit's hidden states and the last layer's"
     )
@@ -325,40 +349,42 @@ class SelfConfig(DistillConfig):
 
     def needs(self) -> Iterator[Requirement]:
         yield from super().needs()
-        yield runs_models(self.name)
-        why = "distill=self adds exits after the layers of a model of one task with labels"
+        yield excludes_fsdp(self.name)
+        why = "distill=self adds early exits to a model that learns one task with labels"
         for offer in (A_TASK, ONE_TASK, NO_TEXTS):
             yield Requirement(offer, "distill", why, "set distill=none")
         yield Requirement(ONE_DOMAIN, "distill", why, "set task.domain=null, or distill=none")
         yield Requirement(_ONE_STACK, "distill", why, "set model=bert, or distill=none")
-        yield Requirement(_LAYERS_BELOW, "distill", why, "set model.num_layers=2, or distill=none")
-        yield Requirement(self._layers(), "distill.exits", "distill.exits", _middle_exit)
+        yield Requirement(_SEVERAL_LAYERS, "distill", why, "set model.num_layers=2, or distill=none")
+        yield Requirement(self._valid_exits(), "distill.exits", "distill.exits", _middle_exit)
 
-    def _layers(self) -> Offer[ModelConfig]:
-        """Requires that exits are distinct layers below the last."""
+    def _valid_exits(self) -> Offer[ModelConfig]:
+        """The offer of a model in which all exits follow distinct layers below the last."""
 
-        def wrong(model: ModelConfig) -> str | None:
+        def mismatch(model: ModelConfig) -> str | None:
             exits = self.exit_layers(model)
-            beyond = next((depth for depth in exits if not 1 <= depth < model.num_layers), None)
-            if not exits or beyond is not None:
-                return "names none" if not exits else f"names {beyond}"
+            if not exits:
+                return "names no layer"
+            invalid = next((depth for depth in exits if not 1 <= depth < model.num_layers), None)
+            if invalid is not None:
+                return f"names layer {invalid}"
             return None if len(set(exits)) == len(exits) else "names a layer twice"
 
         def describe(model: ModelConfig) -> str:
-            behind = f"exits come after layers 1 to {model.num_layers - 1}, all but the last"
-            return f"{list(self.exit_layers(model))} {wrong(model)}: {behind}"
+            allowed = f"exits may follow layers 1 to {model.num_layers - 1}, all but the last"
+            return f"{list(self.exit_layers(model))} {mismatch(model)}: {allowed}"
 
-        return Offer("model", lambda model: wrong(model) is None, describe, wording="{reason}={lacking}")
+        return Offer("model", lambda model: mismatch(model) is None, describe, wording="{reason}={lacking}")
 
 
-_LAYERS_BELOW: Offer[ModelConfig] = Offer(
+_SEVERAL_LAYERS: Offer[ModelConfig] = Offer(
     "model",
     lambda model: model.num_layers > 1,
     lambda model: f"model.num_layers={model.num_layers}: there is no layer before the last",
     wording="{reason}: {lacking}",
 )
 _ONE_STACK: Offer[ModelConfig] = Offer(
-    "model", lambda model: model.architecture != "encoder_decoder", "has two stacks, whose layers are not consecutive"
+    "model", lambda model: model.architecture != "encoder_decoder", "has two stacks, an encoder and a decoder"
 )
 
 

@@ -17,26 +17,26 @@ from lmtool.nn.configs import Side
 
 @component("distill/term", "hard", builder="lmtool.distillation.terms.outputs:Hard")
 class HardConfig(TermConfig):
-    """The teacher's hard labels: the task's loss on the teacher's predictions."""
+    """Hard labels: the student's own loss, with the teacher's best prediction as the label of each target."""
 
-    of_labels: ClassVar[bool] = True
-    averages: ClassVar[bool] = True
-    stored: ClassVar[bool] = True
+    supports_labels: ClassVar[bool] = True
+    supports_average: ClassVar[bool] = True
+    supports_store: ClassVar[bool] = True
 
 
 @component("distill/term", "soft", builder="lmtool.distillation.terms.outputs:Soft")
 class SoftConfig(TermConfig):
-    """Soft targets (Hinton, Vinyals and Dean 2015): T^2 KL(teacher || student), both at temperature T; the squared
-    error of values."""
+    """Soft targets (Hinton, Vinyals and Dean 2015): T^2 KL(teacher || student) with both at temperature T; for
+    regression, the squared error of the predicted values."""
 
-    averages: ClassVar[bool] = True
-    stored: ClassVar[bool] = True
+    supports_average: ClassVar[bool] = True
+    supports_store: ClassVar[bool] = True
 
-    temperature: float = Field(2.0, gt=0, description="temperature that divides both sets of logits; 2 for DistilBERT")
+    temperature: float = Field(2.0, gt=0, description="temperature of both softmaxes; DistilBERT uses 2")
 
 
 class StateTermConfig(TermConfig):
-    """The base of terms over states: both models must have layers."""
+    """The base of terms that compare hidden states. Both models must have layers, in the same kind of stack."""
 
     teaches_heads: ClassVar[bool] = False
 
@@ -46,44 +46,47 @@ class StateTermConfig(TermConfig):
 
 @component("distill/term", "states", builder="lmtool.distillation.terms.layers:States")
 class StatesConfig(StateTermConfig):
-    """Output states (DistilBERT, Sanh et al. 2019): 1 - cosine of the last hidden states, after the final norm."""
+    """Output states (DistilBERT, Sanh et al. 2019): 1 - cosine similarity of the two models' last hidden states, after
+    the final norm."""
 
-    stored: ClassVar[bool] = True
+    supports_store: ClassVar[bool] = True
 
 
 @component("distill/term", "hidden", builder="lmtool.distillation.terms.layers:Hidden")
 class HiddenConfig(StateTermConfig):
-    """Hidden states (TinyBERT, Jiao et al. 2020): mean squared error by the layer map, summed over layers."""
+    """Hidden states (TinyBERT, Jiao et al. 2020): mean squared error between the states of each student layer and of
+    its teacher layer (distill.layers), summed over layers."""
 
     compares_layers: ClassVar[bool] = True
 
 
 @component("distill/term", "patience", builder="lmtool.distillation.terms.layers:Patience")
 class PatienceConfig(StateTermConfig):
-    """Patience (Sun et al. 2019): squared error of the normalized states of the class token, by the layer map."""
+    """Patient distillation (Sun et al. 2019): squared error between the normalized states of the class token in each
+    student layer and in its teacher layer (distill.layers)."""
 
     compares_layers: ClassVar[bool] = True
 
 
 @component("distill/term", "embeddings", builder="lmtool.distillation.terms.layers:Embedded")
 class EmbeddingsConfig(StateTermConfig):
-    """Embeddings (TinyBERT, Jiao et al. 2020): mean squared error of the first layer's inputs."""
+    """Embeddings (TinyBERT, Jiao et al. 2020): mean squared error between the inputs of both models' first layers."""
 
 
-# The terms over self-attention.
+# The terms that compare self-attention.
 
 
-_STATES = "use terms over states: distill.terms.hidden.weight=1"
+_USE_HIDDEN_STATES = "use terms over states: distill.terms.hidden.weight=1"
 
 
-def _heads(pair: ModelPair) -> tuple[int, int]:
-    """Heads of a layer in student and teacher; 0 without heads."""
+def _head_counts(pair: ModelPair) -> tuple[int, int]:
+    """The numbers of attention heads per layer in the student and in the teacher; 0 for a model without attention."""
     student, teacher = (model.num_heads if isinstance(model, TransformerConfig) else 0 for model in pair)
     return student, teacher
 
 
-def _widths(pair: ModelPair) -> tuple[int, int]:
-    """Total width of the heads in student and teacher."""
+def _total_head_widths(pair: ModelPair) -> tuple[int, int]:
+    """The summed width of all heads of a layer in the student and in the teacher; 0 for a model without attention."""
     student, teacher = (
         model.num_heads * model.width_of_head if isinstance(model, TransformerConfig) else 0 for model in pair
     )
@@ -91,116 +94,129 @@ def _widths(pair: ModelPair) -> tuple[int, int]:
 
 
 def _without_heads(pair: ModelPair) -> str:
-    bare = next(model.name for model, heads in zip(pair, _heads(pair), strict=True) if not heads)
-    return f"model={bare} has no attention heads"
+    headless = next(model.name for model, heads in zip(pair, _head_counts(pair), strict=True) if not heads)
+    return f"model={headless} has no attention heads"
 
 
-def _other_attention_mask(pair: ModelPair) -> str:
+def _different_architectures(pair: ModelPair) -> str:
     student, teacher = (model.architecture.replace("_", "-") for model in pair)
-    return f"tokens of the student attend as in an {student}, tokens of the teacher as in an {teacher}"
+    return f"the student attends like an {student}, but the teacher attends like an {teacher}"
 
 
-def _other_heads(pair: ModelPair) -> str:
-    student, teacher = _heads(pair)
+def _different_head_counts(pair: ModelPair) -> str:
+    student, teacher = _head_counts(pair)
     return f"the student has {student} attention heads per layer, the teacher {teacher}; they are compared one by one"
 
 
-def _of_pair(holds: Callable[[ModelPair], bool], lacking: Callable[[ModelPair], str]) -> Offer[ModelPair]:
+def _pair_offer(holds: Callable[[ModelPair], bool], lacking: Callable[[ModelPair], str]) -> Offer[ModelPair]:
+    """A property that a student and its teacher may have together; `lacking` words the error if they do not."""
     return Offer("pair", holds, lacking, wording="{reason}: {lacking}")
 
 
-_COMMON_STACK = _of_pair(lambda pair: bool(pair.sides), ModelPair.without_common_stack)
-_ATTENTION_HEADS = _of_pair(lambda pair: all(_heads(pair)), _without_heads)
-_COMMON_ARCHITECTURE = _of_pair(
-    lambda pair: pair.student.architecture == pair.teacher.architecture, _other_attention_mask
+_COMMON_STACK = _pair_offer(lambda pair: bool(pair.sides), ModelPair.without_common_stack)
+_ATTENTION_HEADS = _pair_offer(lambda pair: all(_head_counts(pair)), _without_heads)
+_COMMON_ARCHITECTURE = _pair_offer(
+    lambda pair: pair.student.architecture == pair.teacher.architecture, _different_architectures
 )
-_AS_MANY_HEADS = _of_pair(lambda pair: len({*_heads(pair)}) == 1, _other_heads)
+_EQUAL_HEAD_COUNTS = _pair_offer(lambda pair: len({*_head_counts(pair)}) == 1, _different_head_counts)
 
 
-def _as_many_heads(pair: ModelPair) -> str:
-    heads = _heads(pair)[1]
-    return f"set model.num_heads={heads}" if pair.student.hidden_size % heads == 0 else _STATES
+def _set_head_count(pair: ModelPair) -> str:
+    """The hint to give the student as many heads as the teacher, if its width allows it."""
+    heads = _head_counts(pair)[1]
+    return f"set model.num_heads={heads}" if pair.student.hidden_size % heads == 0 else _USE_HIDDEN_STATES
 
 
 class AttentionTermConfig(TermConfig):
-    """The base of terms over attention: both models must have the same attention mask."""
+    """The base of terms that compare self-attention. Both models must have the same architecture, and with it the same
+    attention mask."""
 
     teaches_heads: ClassVar[bool] = False
     compares_layers: ClassVar[bool] = True
 
     def needs_of_term(self, name: str, layers: LayerMap | None) -> Iterator[Requirement]:
-        key, typed = "distill.terms", f"distill.terms.{name}"
-        yield Requirement(_ATTENTION_HEADS, key, typed, _STATES)
-        yield Requirement(_COMMON_ARCHITECTURE, key, typed, _STATES)
-        if any(0 in pair for _, *pair in layers or ()):
-            embeddings = "layer 0 of distill.layers is the embeddings, which have no attention"
-            yield Requirement(_of_pair(lambda pair: False, lambda pair: embeddings), key, typed, "leave layer 0 out")
+        key, term_key = "distill.terms", f"distill.terms.{name}"
+        yield Requirement(_ATTENTION_HEADS, key, term_key, _USE_HIDDEN_STATES)
+        yield Requirement(_COMMON_ARCHITECTURE, key, term_key, _USE_HIDDEN_STATES)
+        if any(0 in aligned for _, *aligned in layers or ()):
+            problem = "layer 0 of distill.layers is the embeddings, which have no attention"
+            yield Requirement(_pair_offer(lambda pair: False, lambda pair: problem), key, term_key, "leave layer 0 out")
         yield from self.needs_of_heads(name)
 
     def needs_of_heads(self, name: str) -> Iterator[Requirement]:
-        """The numbers of heads must match."""
-        yield Requirement(_AS_MANY_HEADS, "distill.terms", f"distill.terms.{name}", _as_many_heads)
+        """Yields the requirements on the numbers and widths of the heads: here, equal numbers."""
+        yield Requirement(_EQUAL_HEAD_COUNTS, "distill.terms", f"distill.terms.{name}", _set_head_count)
 
 
 @component("distill/term", "attention", builder="lmtool.distillation.terms.layers:AttentionScores")
 class AttentionConfig(AttentionTermConfig):
-    """Attention (TinyBERT, Jiao et al. 2020): mean squared error of the scores before the softmax, by the layer map."""
+    """Attention (TinyBERT, Jiao et al. 2020): mean squared error between the attention scores, before the softmax, of
+    each student layer and of its teacher layer (distill.layers)."""
 
 
 @component("distill/term", "relations", builder="lmtool.distillation.terms.layers:Relations")
 class RelationsConfig(AttentionTermConfig):
-    """Relations (MiniLM, Wang et al. 2020): KL of attention, and of the relations between the values of a layer."""
+    """Self-attention relations (MiniLM, Wang et al. 2020): KL divergence from the teacher's attention, and from its
+    relations between the values of a layer, which are the softmax of their scaled dot products."""
 
     relations: tuple[Literal["attention", "queries", "keys", "values"], ...] = Field(
         ("attention", "values"),
         min_length=1,
-        description="MiniLM: [attention, values]; MiniLMv2: [queries, keys, values], with relation_heads",
+        description="compared relations: [attention, values] in MiniLM; [queries, keys, values] in MiniLMv2. Set "
+        "relation_heads with the latter",
     )
     relation_heads: int | None = Field(
         None,
         ge=1,
-        description="relation heads that the vectors are split into; null: attention heads, equal in both models. "
-        "MiniLMv2 uses 48 for a width of 768",
+        description="number of heads that the vectors are split into; null: the attention heads. The number of "
+        "attention heads must then be the same in both models; MiniLMv2 uses 48 for a width of 768",
     )
 
     @model_validator(mode="after")
     def _attention_has_heads(self) -> RelationsConfig:
         if self.relation_heads is not None and "attention" in self.relations:
             raise ValueError(
-                f"relation_heads={self.relation_heads} splits vectors, but attention uses the model's own heads; "
-                "set relations=[queries,keys,values]"
+                f"relation_heads={self.relation_heads} splits the vectors anew, but the relation attention is of the "
+                "model's attention heads; set relations=[queries,keys,values]"
             )
         return self
 
     def needs_of_heads(self, name: str) -> Iterator[Requirement]:
-        key, typed, heads = "distill.terms", f"distill.terms.{name}", self.relation_heads
+        key, term_key, heads = "distill.terms", f"distill.terms.{name}", self.relation_heads
         if heads is None:
-            yield Requirement(_AS_MANY_HEADS, key, typed, _common_relation_heads)
+            yield Requirement(_EQUAL_HEAD_COUNTS, key, term_key, _set_relation_heads)
             return
-        undivided = f"its {heads} relation_heads do not divide the width of both"
-        divided = _of_pair(
-            lambda pair: not any(width % heads for width in _widths(pair)),
-            lambda pair: f"{undivided}, {_widths(pair)[0]} and {_widths(pair)[1]}",
+
+        def describe_widths(pair: ModelPair) -> str:
+            student_width, teacher_width = _total_head_widths(pair)
+            return f"{heads} relation_heads do not divide both widths, {student_width} and {teacher_width}"
+
+        divisible = _pair_offer(
+            lambda pair: not any(width % heads for width in _total_head_widths(pair)), describe_widths
         )
-        yield Requirement(divided, key, typed, _divisor)
+        yield Requirement(divisible, key, term_key, _set_divisor)
 
 
-def _common_relation_heads(pair: ModelPair) -> str:
+def _set_relation_heads(pair: ModelPair) -> str:
+    """The hint to split the vectors of both models into the same number of heads."""
     key = "distill.terms.relations"
-    return f"set {key}.relation_heads={math.gcd(*_heads(pair))} {key}.relations=[queries,keys,values]"
+    return f"set {key}.relation_heads={math.gcd(*_head_counts(pair))} {key}.relations=[queries,keys,values]"
 
 
-def _divisor(pair: ModelPair) -> str:
-    return f"set distill.terms.relations.relation_heads=N, a divisor of {math.gcd(*_widths(pair))}"
+def _set_divisor(pair: ModelPair) -> str:
+    return f"set distill.terms.relations.relation_heads=N, a divisor of {math.gcd(*_total_head_widths(pair))}"
 
 
 AlignedLayers = tuple[Side, int, int]
-"""Side of the batch, layer of the student, layer of the teacher."""
+"""(side of the batch that the stack reads, layer of the student, layer of the teacher), layers counted from 1; 0 is the
+embeddings."""
 
 
-def below_the_last(layers: LayerMap, student: ModelConfig) -> list[AlignedLayers]:
-    """The aligned pairs below the student's last layer, where an intervention affects later computation; if there are
-    none, the embeddings of both."""
+def aligned_below_last(layers: LayerMap, student: ModelConfig) -> list[AlignedLayers]:
+    """Returns the aligned layers below the student's last layer, where changed states still pass through a layer.
+
+    A stack whose last layer is the only aligned one contributes the embeddings of both models instead.
+    """
     pairs: list[AlignedLayers] = []
     for side, aligned in layers.sides.items():
         below: list[AlignedLayers] = [
@@ -214,35 +230,41 @@ def below_the_last(layers: LayerMap, student: ModelConfig) -> list[AlignedLayers
 
 @component("distill/term", "interchange", builder="lmtool.distillation.terms.outputs:Interchange")
 class InterchangeConfig(TermConfig):
-    """Interchange interventions (Geiger et al. 2022; Wu et al. 2022): the teacher's predictions when the states of some
-    tokens are swapped for those of another text, after aligned layers."""
+    """Interchange interventions (Geiger et al. 2022; Wu et al. 2022): in both models the hidden states of some tokens
+    are replaced, after aligned layers, by states from another text; the student then learns the teacher's changed
+    predictions."""
 
     compares_layers: ClassVar[bool] = True
 
-    temperature: float = Field(2.0, gt=0, description="temperature that divides both sets of logits")
+    temperature: float = Field(2.0, gt=0, description="temperature of both softmaxes")
     proportion: float = Field(
-        0.3, gt=0, le=1, description="length of the swapped span of tokens, as a fraction of the shorter text"
+        0.3,
+        gt=0,
+        le=1,
+        description="length of the span of swapped tokens, as a fraction of the shorter text",
     )
     at: Literal["middle", "all"] = Field(
         "middle",
-        description="layer among those that distill.layers aligns, except the last: middle, or all (any of them). "
-        "With all, each text uses one layer per step; if the last layer is the only one, the embeddings are used",
+        description="aligned layer after which states are swapped: middle, or all (a random one per text and step). "
+        "The student's last layer is never used; if distill.layers aligns no other, the embeddings are used",
     )
     dimensions: tuple[float, float] = Field(
-        (0.0, 1.0), description="range of the swapped dimensions, as fractions of the width of a hidden state"
+        (0.0, 1.0), description="range of dimensions of a state that are swapped, as fractions of its width"
     )
 
     def sites(self, layers: LayerMap, student: ModelConfig) -> list[AlignedLayers]:
-        """The interventions' layers in both models."""
-        below = below_the_last(layers, student)
+        """Returns the layers of both models after which states may be swapped: all, or the middle one of each stack."""
+        candidates = aligned_below_last(layers, student)
         if self.at == "all":
-            return below
-        sides = [[pair for pair in below if pair[0] == side] for side in layers.sides]
-        return [pairs[(len(pairs) - 1) // 2] for pairs in sides]
+            return candidates
+        stacks = [[aligned for aligned in candidates if aligned[0] == side] for side in layers.sides]
+        return [stack[(len(stack) - 1) // 2] for stack in stacks]
 
     @model_validator(mode="after")
     def _dimensions_fit(self) -> InterchangeConfig:
         if not 0 <= self.dimensions[0] < self.dimensions[1] <= 1:
             first, last = self.dimensions
-            raise ValueError(f"dimensions=[{first:g},{last:g}]: give two increasing fractions of a width, from 0 to 1")
+            raise ValueError(
+                f"dimensions=[{first:g},{last:g}] must be two increasing fractions of the width, from 0 to 1"
+            )
         return self

@@ -1,8 +1,8 @@
-"""A folder of teacher outputs: made once, under a lock, and never changed; verified whenever it is opened.
+"""The folder of a teacher's stored outputs: written once, under a lock, never changed, and verified when it is opened.
 
-It is written to a temporary folder and renamed. Its manifest identifies its contents: the teacher, the data, the
-tokenizer, the text format. Without a configured location it is `teachers/<key>` of the cache folder, where the key is a
-hash of these.
+It is written to a temporary folder, which is then renamed. Its manifest contains an identity: everything that the
+outputs depend on, such as the teacher, the data, the tokenizer and the text format. The folder is the one that the user
+set, or `teachers/<key>` in the cache folder, where the key is a hash of the identity.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from lmtool.data.store import locked, rebuilding, writing
 from lmtool.errors import UserError
 from lmtool.system.files import MANIFEST, Damaged, Manifest, draft_of, remove, write_manifest
 
-VERSION = 1  # version of the files and of the example keys: increment it when either changes
+VERSION = 1  # the version of the file format and of the example keys; increment it when either changes
 
 Fill = Callable[[Path], JsonMapping]
-"""Writes the files of a folder; returns metadata for the manifest."""
+"""A function that writes the files of a store to a folder and returns metadata for the manifest."""
 
 
 @dataclass(frozen=True)
 class StoreLocation:
-    """The location of a store. folder: as typed by the user; None: below the cache folder, by key."""
+    """Where a store is. folder: the folder as the user wrote it; None means `teachers/<key>` in cache_dir."""
 
     folder: str | None
     cache_dir: str
@@ -38,7 +38,14 @@ class StoreLocation:
 
 @dataclass(frozen=True)
 class OpenedStore:
-    """metadata: returned by `Fill`, and the `seconds` that it took. made: whether this run made the store."""
+    """A verified store that is ready to be read.
+
+    Attributes:
+        folder: The folder of the files.
+        metadata: What the `Fill` function returned when the store was made, and the `seconds` that this took.
+        bytes: The size of the files.
+        made: Whether this run made the store; otherwise it already existed.
+    """
 
     folder: Path
     metadata: JsonObject
@@ -46,7 +53,7 @@ class OpenedStore:
     made: bool = False
 
     def screen_metadata(self, **metadata: object) -> JsonObject:
-        """A description for the first screen."""
+        """Returns a description of the store for the first screen, with further metadata of the caller."""
         seconds = round(self.metadata["seconds"], 1)
         origin = "made" if self.made else "found"
         return {"teacher_outputs": origin, **metadata, "store_bytes": self.bytes, "store_seconds": seconds}
@@ -55,39 +62,50 @@ class OpenedStore:
 def open_or_make(
     location: StoreLocation, identity: JsonMapping, fill: Fill, progress: OnStage | None = None
 ) -> OpenedStore:
-    """Opens or makes the folder for an identity (plain data). UserError if the user's folder has a different identity,
-    with the differences."""
+    """Opens the store with an identity, and makes it first if it does not exist or is damaged.
+
+    Args:
+        location: Where the store is.
+        identity: Everything that the outputs depend on, as plain data.
+        fill: Writes the files of a new store.
+        progress: Shows on the screen that a damaged store is made again; None shows nothing.
+
+    Raises:
+        UserError: The user's folder contains something else or outputs with another identity, or cannot be written.
+    """
     identity = json.loads(json.dumps({"version": VERSION, **identity}))
     key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
     cache = Path(location.cache_dir).expanduser() / "teachers"
-    typed = None if location.folder is None else Path(location.folder).expanduser()
-    folder = cache / key[:32] if typed is None else typed.parent.resolve() / typed.name
-    if (opened := _opened(folder, identity, location, progress)) is not None:
+    user_folder = None if location.folder is None else Path(location.folder).expanduser()
+    folder = cache / key[:32] if user_folder is None else user_folder.parent.resolve() / user_folder.name
+    if (opened := _open(folder, identity, location, progress)) is not None:
         return opened
     with writing(location.cache_dir if location.folder is None else folder.parent):
         folder.parent.mkdir(parents=True, exist_ok=True)
         with locked(folder.with_name(f".{folder.name}.lock")):
-            # Another process may have made it in the meantime.
-            if (opened := _opened(folder, identity, location, progress)) is not None:
+            # Another process may have made the store while this one waited for the lock.
+            if (opened := _open(folder, identity, location, progress)) is not None:
                 return opened
             _make(folder, identity, fill)
-    opened = _opened(folder, identity, location, None)
+    opened = _open(folder, identity, location, None)
     if opened is None:
         raise UserError(f"{folder} was damaged while it was written", "set cache_dir= to another disk")
     return replace(opened, made=True)
 
 
-def _opened(
-    folder: Path, identity: JsonMapping, location: StoreLocation, progress: OnStage | None
-) -> OpenedStore | None:
-    """An existing folder; None if there is none, or if it is damaged and must be made again."""
+def _open(folder: Path, identity: JsonMapping, location: StoreLocation, progress: OnStage | None) -> OpenedStore | None:
+    """Opens and verifies an existing store; None if there is none, or if the store must be made again.
+
+    A store in the cache is made again if it is damaged or has another identity. In a folder of the user's both are
+    errors.
+    """
     if not folder.exists():
         return None
     if location.folder is not None and not (folder / MANIFEST).is_file():
         if folder.is_dir() and not folder.is_symlink() and not any(folder.iterdir()):
             return None
         raise UserError(
-            f"distill.store={location.folder} exists and holds no teacher outputs",
+            f"distill.store={location.folder} is an existing folder or file without stored teacher outputs",
             "use a new folder, or distill.store=true",
         )
     try:
@@ -103,8 +121,8 @@ def _opened(
     if differing and location.folder is not None:
         differences = "; ".join(_difference(name, stored.get(name), identity[name]) for name in differing)
         raise UserError(
-            f"distill.store={location.folder} does not belong to this run: {differences}",
-            "use another folder, which will be made, or distill.store=true",
+            f"distill.store={location.folder} contains teacher outputs that this run cannot use: {differences}",
+            "use a new folder, or distill.store=true",
         )
     if differing:
         return None
@@ -113,7 +131,7 @@ def _opened(
 
 
 def _difference(name: str, stored: object, expected: object) -> str:
-    """The differences between the store's identity and the run's: readable values, not hashes."""
+    """Describes how a value of the store's identity differs from this run's; hashes are not shown."""
     title = name.replace("_", " ")
     if isinstance(stored, Mapping) and isinstance(expected, Mapping):
         keys = [key for key in expected if stored.get(key) != expected[key]] or [
@@ -126,14 +144,14 @@ def _difference(name: str, stored: object, expected: object) -> str:
 
 
 def _make(folder: Path, identity: JsonMapping, fill: Fill) -> None:
-    """Makes the folder, in the place of a damaged one."""
-    began = time.perf_counter()
+    """Makes the store, and replaces a damaged one."""
+    start = time.perf_counter()
     remove(folder)
     draft = draft_of(folder)
     draft.mkdir()
     try:
         metadata = fill(draft)
-        seconds = time.perf_counter() - began
+        seconds = time.perf_counter() - start
         write_manifest(draft, {"of": identity, "facts": {**metadata, "seconds": seconds}})
         os.rename(draft, folder)
     except BaseException:
@@ -142,12 +160,19 @@ def _make(folder: Path, identity: JsonMapping, fill: Fill) -> None:
 
 
 def require_free_space(folder: Path, done: int, examples: int, total: int) -> None:
-    """UserError if the rest does not fit on the disk. done: bytes of the first `examples` of `total`."""
+    """Raises UserError if the remaining outputs will not fit on the disk.
+
+    Args:
+        folder: The folder that is being written.
+        done: The number of bytes written so far.
+        examples: The number of examples whose outputs these bytes are.
+        total: The number of examples of the complete store.
+    """
     free, needed = shutil.disk_usage(folder).free, done / max(examples, 1) * (total - examples)
-    if needed > 0.95 * free:
+    if needed > 0.95 * free:  # the size is an estimate, so a margin remains
         raise UserError(
-            f"the teacher's outputs take about {(done + needed) / 1e9:,.1f} GB, and {folder.parent} has "
-            f"{free / 1e9:,.1f} GB left",
-            "set distill.top_k=64, which stores only the most probable words; or distill.store_dtype=float16, or "
+            f"the teacher's outputs need about {(done + needed) / 1e9:,.1f} GB, but the disk of {folder.parent} has "
+            f"only {free / 1e9:,.1f} GB left",
+            "set distill.top_k=64, which stores only the most probable tokens; or distill.store_dtype=float16, or "
             "distill.store=FOLDER on another disk",
         )

@@ -1,15 +1,18 @@
-"""The stored outputs of one term: flat files, appended while they are made, and memory-mapped for reading.
+"""The stored outputs of a teacher for one loss term: flat files, written batch by batch and memory-mapped for reading.
 
-keys, first, counts: by example, sorted by key: the example, the offset of its values, and their number. values: logits,
-or values; over a vocabulary those of the top words, as log-probabilities at temperature 1. words, norms: over a
-vocabulary only: the top words, and the log-sum over all words for each temperature.
+A term has these files. One entry per example, sorted by key: `keys` (hashes of examples), `first` (the row of the
+example's first value) and `counts` (the number of its rows). One row per target: `values` (logits or predicted
+values). If top_k truncates predictions over a vocabulary, `values` has the log probabilities of the most probable words
+at temperature 1, and two more files have a row per target: `words` (the ids of these words) and `norms` (the log of the
+sum over all words, for each temperature).
 
-Shape letters: E examples, G those of a batch, R rows of values, W their width, M targets, S temperatures.
+Shape letters: E stored examples, G examples of a batch, N documents of a batch, M targets of a batch, R rows of values,
+W width of a row, S temperatures.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -20,9 +23,8 @@ from torch import Tensor
 
 from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.distillation.configs import TermConfig
-from lmtool.distillation.recording import parts_of
+from lmtool.distillation.store.keys import TermBatch, group_by_example
 from lmtool.errors import NotFinite, UserError
-from lmtool.learners.mixed_examples import MixedBatch, term_of
 from lmtool.models.heads.predicted import (
     ROWS,
     Binary,
@@ -32,128 +34,10 @@ from lmtool.models.heads.predicted import (
     TopWords,
     Values,
 )
-from lmtool.nn.configs import Side
-from lmtool.random_streams import mix
-from lmtool.types import Batch, Packed, Target
-
-_ODD = np.uint64(0x9E3779B97F4A7C15)
-_OUTPUTS, _POSITIONS, _ROWS = (np.uint64(number) for number in (1, 2, 3))
 
 
-@dataclass(frozen=True)
-class TermBatch:
-    """One term of a batch. batch: the part of it that has the term's targets, on the host."""
-
-    batch: Batch
-    target: Target
-
-    @property
-    def packed(self) -> Packed:
-        """The packed texts that its positions index."""
-        outputs = self.batch.outputs
-        return self.batch.inputs if self.target.side == "inputs" or outputs is None else outputs
-
-    @property
-    def inside(self) -> bool:
-        """Whether its targets are positions within a document, with as many classes as the document has tokens."""
-        labels = self.target.labels
-        return labels is not None and labels.ndim == 2 and not labels.is_floating_point()
-
-    def examples(self) -> np.ndarray:
-        """(N,) the example of each document, by its index within the batch. Parts of an example are adjacent."""
-        numbers = self.batch.examples.numpy()
-        return np.concatenate([[0], np.cumsum(numbers[1:] != numbers[:-1])]).astype(np.int64)
-
-    def keys(self, by_row: bool) -> np.ndarray:
-        """(G,) uint64."""
-        example_N = self.examples()
-        first_G = np.flatnonzero(np.diff(example_N, prepend=-1))
-        if by_row:
-            assert self.batch.rows is not None
-            return mix(self.batch.rows.numpy()[first_G].astype(np.uint64) * _ODD + _ROWS)
-        keys = _hashes(self.batch.inputs, example_N, first_G)
-        if self.batch.outputs is not None:
-            keys = mix(keys + _OUTPUTS) + _hashes(self.batch.outputs, example_N, first_G)
-        positions = [at.reshape(-1) for at in (self.target.at, self.target.span) if at is not None]
-        if positions:
-            at_M, start_N = torch.cat(positions).numpy(), np.array(self.packed.starts)
-            example_M = example_N[self.packed.documents.numpy()[at_M]]
-            hashes = mix((at_M - start_N[first_G][example_M]).astype(np.uint64) * _ODD + _POSITIONS)
-            keys = mix(keys) + _sums(hashes, example_M, len(first_G))
-        return mix(keys)
-
-    def owners(self, targets: int) -> np.ndarray:
-        """(M,) the example of each predicted target. ValueError if these do not match the batch."""
-        example_N, at = self.examples(), self.target.at
-        if at is None and self.target.span is not None:
-            at = self.target.span[:, 0]
-        owners = example_N if at is None else example_N[self.packed.documents.numpy()[at.numpy()]]
-        if at is None and targets % len(owners):
-            owners = np.arange(owners[-1] + 1)
-        if len(owners) == 0 and targets == 0:
-            return owners
-        if len(owners) == 0 or targets % len(owners):
-            raise ValueError(f"{targets} predictions of {len(owners)} targets")
-        return np.repeat(owners, targets // len(owners))
-
-
-def batch_terms(batch: Batch) -> dict[str, TermBatch]:
-    """By term name, the location of its targets in a batch."""
-    if isinstance(batch, MixedBatch):
-        return {
-            term_of(name, term): TermBatch(member.host, member.host.targets[term])
-            for name, member in batch.members
-            for term in member.targets
-        }
-    host = batch.host
-    return {term: TermBatch(host, target) for term, target in host.targets.items()}
-
-
-def batch_states(batch: Batch) -> Iterator[tuple[str, TermBatch]]:
-    """The states of the tokens that each stack reads, in each part of a batch in order, by a name per side."""
-    sides: tuple[Side, Side] = ("inputs", "outputs")
-    for part in parts_of(batch):
-        host = part.host
-        for side, packed in zip(sides, (host.inputs, host.outputs), strict=True):
-            if packed is not None:
-                yield f"states of {side}", TermBatch(host, Target(None, at=torch.arange(len(packed.tokens)), side=side))
-
-
-def require_rows(batch: Batch) -> None:
-    """UserError if predictions are not per row."""
-    for term, part in batch_terms(batch).items():
-        if part.batch.rows is None or part.target.at is not None or part.inside:
-            raise UserError(
-                f"{term} is predicted per token, but the teacher has another tokenizer than the student",
-                "use a teacher with the student's tokenizer; or distill=sequence, which learns the teacher's texts",
-            )
-
-
-def _hashes(packed: Packed, example_N: np.ndarray, first_G: np.ndarray) -> np.ndarray:
-    """(G,) hashes of the tokens of each example and the ends of its documents."""
-    tokens_T, lengths_N = packed.tokens.numpy().astype(np.uint64), np.array(packed.lengths, dtype=np.int64)
-    starts_N = np.array(packed.starts, dtype=np.int64)
-    example_T = np.repeat(example_N, lengths_N)
-    within_T = np.arange(len(tokens_T)) - starts_N[first_G][example_T]
-    hashes_T = mix(tokens_T * _ODD + mix(within_T.astype(np.uint64)))
-    ends_N = mix((starts_N + lengths_N - starts_N[first_G][example_N]).astype(np.uint64) + _ODD)
-    return _sums(hashes_T, example_T, len(first_G)) + _sums(ends_N, example_N, len(first_G))
-
-
-def _sums(values: np.ndarray, group: np.ndarray, groups: int) -> np.ndarray:
-    """(groups,) uint64 sums modulo 2**64."""
-    totals = np.zeros(groups, dtype=np.uint64)
-    np.add.at(totals, group, values)
-    return totals
-
-
-def order_of(owner_M: np.ndarray, groups: int) -> tuple[np.ndarray, np.ndarray]:
-    """Groups targets by example: (M,) their order, and (G,) counts."""
-    return np.argsort(owner_M, kind="stable"), np.bincount(owner_M, minlength=groups)
-
-
-def on(values: np.ndarray, device: torch.device) -> Tensor:
-    """A copy of values as a tensor on a device."""
+def to_device(values: np.ndarray, device: torch.device) -> Tensor:
+    """Returns values as a tensor on a device."""
     return torch.from_numpy(np.ascontiguousarray(values)).to(device)
 
 
@@ -168,27 +52,30 @@ _KINDS: dict[str, type[TargetProbabilities]] = {
 
 @dataclass(frozen=True)
 class Format:
-    """dtype: of values on disk. top_k: words stored of a vocabulary; None: all. temperatures: those of the stored
-    log-sums."""
+    """The format of stored outputs on disk.
+
+    dtype: number format of the values. top_k: number of most probable words stored per target; None means all words.
+    temperatures: the temperatures at which truncated predictions can be read.
+    """
 
     dtype: str
     top_k: int | None
     temperatures: tuple[float, ...]
 
-    def plain(self, values: Tensor) -> np.ndarray:
-        """Values as written. UserError if the dtype's range is too small."""
+    def to_numpy(self, values: Tensor) -> np.ndarray:
+        """Converts values to their format on disk. Raises UserError if the range of the dtype is too small."""
         written = values.detach().to(TYPES[self.dtype]).cpu()
         if bool(torch.isinf(written.float()).logical_and(torch.isfinite(values.cpu())).any()):
             raise UserError(
-                f"distill.store_dtype={self.dtype} cannot represent the teacher's predictions",
+                f"distill.store_dtype={self.dtype} cannot represent the largest of the teacher's logits",
                 "set distill.store_dtype=bfloat16 or float32",
             )
         return (written.view(torch.int16) if self.dtype == "bfloat16" else written).numpy()
 
-    def tensor(self, values: np.ndarray, device: torch.device) -> Tensor:
-        """The inverse: stored values as a tensor."""
-        read = on(values, device)
-        return read.view(torch.bfloat16) if self.dtype == "bfloat16" else read
+    def to_tensor(self, values: np.ndarray, device: torch.device) -> Tensor:
+        """Converts stored values to a tensor: the inverse of `to_numpy`."""
+        tensor = to_device(values, device)
+        return tensor.view(torch.bfloat16) if self.dtype == "bfloat16" else tensor
 
 
 class TermWriter:
@@ -199,7 +86,7 @@ class TermWriter:
         self.kind = ""
         self.width = self.vocabulary = self.rows = 0
         self.inside = False
-        self.stored: set[int] = set()
+        self.stored_keys: set[int] = set()
         self._keys: list[np.ndarray] = []
         self._first: list[np.ndarray] = []
         self._counts: list[np.ndarray] = []
@@ -207,36 +94,37 @@ class TermWriter:
         self._dtypes: dict[str, str] = {}
 
     def add(self, part: TermBatch, keys_G: np.ndarray, predicted: TargetProbabilities) -> None:
-        """Adds the new examples of a batch."""
+        """Writes the predictions for the examples of a batch, except examples that are already stored."""
         self.kind = next(name for name, kind in _KINDS.items() if type(predicted) is kind)
         self.inside = part.inside
         columns = self._columns(predicted)
         if self.inside:
-            columns, counts_G = {"values": _flat(columns["values"], part)}, _lengths(part) * 2
+            columns, counts_G = {"values": _without_padding(columns["values"], part)}, _lengths(part) * 2
         else:
-            order_M, counts_G = order_of(part.owners(len(columns["values"])), len(keys_G))
+            order_M, counts_G = group_by_example(part.owners(len(columns["values"])), len(keys_G))
             columns = {name: values[order_M] for name, values in columns.items()}
-        firsts = np.unique(keys_G, return_index=True)[1]
+        # A batch may contain the same example twice, of which only the first is written.
+        unique_indices = np.unique(keys_G, return_index=True)[1]
         new_G = np.zeros(len(keys_G), dtype=bool)
-        new_G[[at for at in firsts.tolist() if int(keys_G[at]) not in self.stored]] = True
-        written = np.repeat(new_G, counts_G)
+        new_G[[index for index in unique_indices.tolist() if int(keys_G[index]) not in self.stored_keys]] = True
+        new_R = np.repeat(new_G, counts_G)
         for name, values in columns.items():
-            self._append(name, values[written])
+            self._append(name, values[new_R])
         counts = counts_G[new_G]
         self._keys.append(keys_G[new_G])
         self._first.append(self.rows + np.cumsum(counts) - counts)
         self._counts.append(counts)
-        self.stored.update(keys_G[new_G].tolist())
+        self.stored_keys.update(keys_G[new_G].tolist())
         self.rows += int(counts.sum())
 
     def has(self, keys_G: np.ndarray) -> bool:
-        """Whether it has all of these examples."""
-        return self.stored.issuperset(keys_G.tolist())
+        """Whether the predictions for all of these examples are stored."""
+        return self.stored_keys.issuperset(keys_G.tolist())
 
     def _columns(self, predicted: TargetProbabilities) -> dict[str, np.ndarray]:
-        """(M, W) the values of the targets, and their words and log-sums."""
+        """Returns the rows of each file: the (M, W) values of the targets, and the words and norms if there are any."""
         if isinstance(predicted, PredictedWords):
-            return self._of_words(predicted)
+            return self._word_columns(predicted)
         if isinstance(predicted, Classes):
             values = predicted.logits_MC
         else:
@@ -244,30 +132,30 @@ class TermWriter:
         if bool(torch.isnan(values).any()):
             raise NotFinite("the teacher's predictions", None)
         self.width = values.shape[1]
-        return {"values": self.layout.plain(values.float())}
+        return {"values": self.layout.to_numpy(values.float())}
 
-    def _of_words(self, predicted: PredictedWords) -> dict[str, np.ndarray]:
+    def _word_columns(self, predicted: PredictedWords) -> dict[str, np.ndarray]:
         if self.layout.top_k is None:
-            pieces = [predicted.logits.of(row, row + ROWS).detach().float() for row in range(0, len(predicted), ROWS)]
-            plain = [self.layout.plain(piece) for piece in pieces]
-            self.width = self.vocabulary = plain[0].shape[1] if plain else self.width
-            return {"values": np.concatenate(plain) if plain else np.zeros((0, self.width), dtype=np.float32)}
+            slices = [predicted.logits.of(row, row + ROWS).detach().float() for row in range(0, len(predicted), ROWS)]
+            arrays = [self.layout.to_numpy(logits) for logits in slices]
+            self.width = self.vocabulary = arrays[0].shape[1] if arrays else self.width
+            return {"values": np.concatenate(arrays) if arrays else np.zeros((0, self.width), dtype=np.float32)}
         top = TopWords.of(predicted, self.layout.top_k, self.layout.temperatures)
         self.width, self.vocabulary = top.words_MK.shape[1], top.vocabulary
         words = top.words_MK.cpu().numpy().astype("<u2" if top.vocabulary <= 2**16 else "<u4")
         norms = top.norms_MS.cpu().numpy().astype("<f4")
-        return {"values": self.layout.plain(top.logits_MK), "words": words, "norms": norms}
+        return {"values": self.layout.to_numpy(top.logits_MK), "words": words, "norms": norms}
 
     def _append(self, name: str, values: np.ndarray) -> None:
         if name not in self._files:
-            self._files[name] = open(  # noqa: SIM115 closed when all is written
+            self._files[name] = open(  # noqa: SIM115 `close` closes it
                 self.folder / f"{self.number}.{name}.bin", "wb"
             )
             self._dtypes[name] = values.dtype.str
         values.tofile(self._files[name])
 
     def close(self) -> JsonObject:
-        """Writes the keys. Returns the term's entry for the manifest."""
+        """Writes `keys`, `first` and `counts`, and closes the files. Returns the metadata for the manifest."""
         keys, first, counts = (np.concatenate(parts) for parts in (self._keys, self._first, self._counts))
         order = np.argsort(keys)
         for name, values in {"keys": keys, "first": first.astype("<i8"), "counts": counts.astype("<i8")}.items():
@@ -287,9 +175,10 @@ class TermWriter:
 
 
 class TermReader:
-    """Reads the predictions for a batch from the files of a term. metadata: returned by `TermWriter.close`."""
+    """Reads predictions from the files of a term."""
 
     def __init__(self, folder: Path, metadata: JsonMapping, layout: Format):
+        """Maps the files of a folder. metadata: the return value of `TermWriter.close`. layout: the files' format."""
         self.metadata, self.layout = metadata, layout
         shapes = {"keys": (metadata["examples"],), "first": (metadata["examples"],), "counts": (metadata["examples"],)}
         widths = {"values": metadata["width"], "words": metadata["width"], "norms": len(layout.temperatures)}
@@ -300,32 +189,39 @@ class TermReader:
             mapped = np.memmap(file, dtype=dtype, mode="r", shape=shape) if 0 not in shape else np.zeros(shape, dtype)
             self.arrays[name] = mapped.view(np.ndarray)
 
-    def of(self, part: TermBatch, keys_G: np.ndarray, device: torch.device) -> TargetProbabilities | None:
-        """The teacher's predictions for a batch; None if an example is missing."""
+    def read(self, part: TermBatch, keys_G: np.ndarray, device: torch.device) -> TargetProbabilities | None:
+        """Returns the teacher's predictions for the targets of a batch; None if an example is not stored.
+
+        Args:
+            part: The targets.
+            keys_G: The keys of their examples.
+            device: The device of the returned predictions.
+        """
         keys_E = self.arrays["keys"]
-        at_G = np.minimum(np.searchsorted(keys_E, keys_G), max(len(keys_E) - 1, 0))
-        if not len(keys_E) or not np.array_equal(keys_E[at_G], keys_G):
+        index_G = np.minimum(np.searchsorted(keys_E, keys_G), max(len(keys_E) - 1, 0))
+        if not len(keys_E) or not np.array_equal(keys_E[index_G], keys_G):
             return None
-        first_G, counts_G = self.arrays["first"][at_G], self.arrays["counts"][at_G]
+        first_G, counts_G = self.arrays["first"][index_G], self.arrays["counts"][index_G]
         if self.metadata["inside"]:
-            return _padded(self.arrays["values"][ranges(first_G, counts_G)], _lengths(part), self.layout, device)
-        order_M, targets_G = order_of(part.owners(int(counts_G.sum())), len(keys_G))
+            return _with_padding(self.arrays["values"][ranges(first_G, counts_G)], _lengths(part), self.layout, device)
+        order_M, targets_G = group_by_example(part.owners(int(counts_G.sum())), len(keys_G))
         if not np.array_equal(targets_G, counts_G):
-            raise ValueError("the store has another number of targets for an example than the batch")
+            raise ValueError("the batch and the store differ in the number of an example's targets")
         rows = np.empty(len(order_M), dtype=np.int64)
         rows[order_M] = ranges(first_G, counts_G)
         return self._predictions(rows, device)
 
     def _predictions(self, rows: np.ndarray, device: torch.device) -> TargetProbabilities:
+        """Reads the predictions at some rows of the files."""
         kind, values = self.metadata["kind"], self.arrays["values"]
         if kind == "words" and "words" in self.arrays:
-            words = on(self.arrays["words"][rows].astype(np.int64), device)
-            norms = on(self.arrays["norms"][rows], device)
-            logits = self.layout.tensor(values[rows], device)
+            words = to_device(self.arrays["words"][rows].astype(np.int64), device)
+            norms = to_device(self.arrays["norms"][rows], device)
+            logits = self.layout.to_tensor(values[rows], device)
             return TopWords(words, logits, norms, self.layout.temperatures, self.metadata["vocabulary"])
         if kind == "words":
             return StoredWords(values, rows, self.layout, device)
-        tensor = self.layout.tensor(values[rows], device)
+        tensor = self.layout.to_tensor(values[rows], device)
         if kind == "classes":
             return Classes(tensor)
         return Binary(tensor[:, 0]) if kind == "binary" else Values(tensor[:, 0])
@@ -333,7 +229,7 @@ class TermReader:
 
 @dataclass(frozen=True)
 class StoredWords(TargetProbabilities):
-    """All logits over a vocabulary, read from disk in slices."""
+    """Stored logits over a whole vocabulary, of which only the requested rows are read from disk."""
 
     values: np.ndarray
     rows: np.ndarray
@@ -344,40 +240,40 @@ class StoredWords(TargetProbabilities):
         return len(self.rows)
 
     def probabilities(self, temperature: float = 1.0, first: int = 0, last: int | None = None) -> Tensor:
-        logits = self.layout.tensor(self.values[self.rows[first:last]], self.device)
+        logits = self.layout.to_tensor(self.values[self.rows[first:last]], self.device)
         return (logits.float() / temperature).softmax(-1)
 
 
 def temperatures_of(terms: Iterable[TermConfig]) -> tuple[float, ...]:
-    """The temperatures of the terms, and 1."""
+    """Returns the softmax temperatures of the terms, and 1, in ascending order."""
     temperatures = (getattr(term, "temperature", 1.0) for term in terms)
     return tuple(sorted({1.0, *temperatures}))
 
 
 def _lengths(part: TermBatch) -> np.ndarray:
-    """(N,) tokens of each document."""
+    """The number of tokens of each document, (N,)."""
     return np.array(part.packed.lengths, dtype=np.int64)
 
 
 def ranges(first_G: np.ndarray, counts_G: np.ndarray) -> np.ndarray:
-    """The numbers of each range, concatenated."""
+    """Concatenates the integer ranges from first_G[g] to first_G[g] + counts_G[g]."""
     before_G = np.cumsum(counts_G) - counts_G
     return np.arange(int(counts_G.sum())) + np.repeat(first_G - before_G, counts_G)
 
 
-def _inside(lengths_N: np.ndarray) -> np.ndarray:
-    """(2N, L) whether a position is within its document, for starts and then for ends."""
+def _position_mask(lengths_N: np.ndarray) -> np.ndarray:
+    """Whether a position is within its document, (2N, L). Documents occur twice: for starts and ends of answers."""
     return np.arange(lengths_N.max(initial=0)) < np.repeat(lengths_N, 2)[:, None]
 
 
-def _flat(values_ML: np.ndarray, part: TermBatch) -> np.ndarray:
-    """(R, 1) the scores of the positions within each document."""
-    return values_ML[_inside(_lengths(part))][:, None]
+def _without_padding(values_ML: np.ndarray, part: TermBatch) -> np.ndarray:
+    """Removes padding from the scores of positions: from (2N, L) to (R, 1)."""
+    return values_ML[_position_mask(_lengths(part))][:, None]
 
 
-def _padded(values_R1: np.ndarray, lengths_N: np.ndarray, layout: Format, device: torch.device) -> Classes:
-    """The inverse: (2N, L), -inf after the end of a document."""
-    inside_ML = _inside(lengths_N)
+def _with_padding(values_R1: np.ndarray, lengths_N: np.ndarray, layout: Format, device: torch.device) -> Classes:
+    """Restores the (2N, L) scores of positions from `_without_padding`, with -inf after the end of a document."""
+    inside_ML = _position_mask(lengths_N)
     logits_ML = torch.full(inside_ML.shape, -torch.inf, dtype=TYPES[layout.dtype], device=device)
-    logits_ML[on(inside_ML, device)] = layout.tensor(values_R1[:, 0], device)
+    logits_ML[to_device(inside_ML, device)] = layout.to_tensor(values_R1[:, 0], device)
     return Classes(logits_ML)

@@ -1,4 +1,4 @@
-"""Terms between layers: hidden states and self-attention."""
+"""Distillation terms that compare layers of the student and the teacher: their hidden states or self-attention."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from lmtool.config.tables import entry_of
 from lmtool.distillation.configs import RelationsConfig, TermConfig
 from lmtool.distillation.configs.base import shared_sides
-from lmtool.distillation.recording import LearnerPair, RecordedStates, StudentOutputs, TeacherOutputs, parts_of
+from lmtool.distillation.recording import LearnerPair, RecordedStates, StudentOutputs, TeacherOutputs, member_batches
 from lmtool.distillation.terms.outputs import Term
 from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner
@@ -24,37 +24,39 @@ from lmtool.nn.tiled import AttentionInputs, TileScores
 from lmtool.types import Batch, Packed
 
 PointPair = tuple[TapPoint, TapPoint]
-"""A location in the student, and the teacher's location that it learns from."""
+"""A tap point in the student, and the tap point in the teacher that it learns from."""
 
 
 class LayerTerm(Term):
-    """The base of terms between layers: the mean over tokens of the loss at each pair of locations, summed over the
-    pairs. In an encoder-decoder the tokens of both sides have the same weight.
+    """The base of terms that compare layers: the sum, over pairs of layers, of a loss averaged over tokens. In an
+    encoder-decoder the tokens of the encoder and of the decoder have the same weight.
 
-    UserError if no layer is trained, and if a forward shows that the two read different texts.
+    Raises:
+        UserError: No layer of the student is trained, or student and teacher turn out to read different texts.
     """
 
-    of_attention: ClassVar[bool] = False
+    compares_attention: ClassVar[bool] = False
+    """Whether the term compares the inputs of self-attention instead of hidden states."""
 
     def __init__(self, config: TermConfig, pair: LearnerPair):
         super().__init__(config, pair)
         student = pair.student
         if student.extracts and not any(name.startswith("backbone.") for name in student.learning):
             raise UserError(
-                "distill.terms: no layer of the student is trained, and terms between layers need one that is",
+                "distill.terms: terms that compare layers train the student's layers, but none of them is trained",
                 "set tuning=full, or use terms over predictions: distill=soft",
             )
         self.points = tuple(self.compared(pair))
         self._recorded: dict[bool, RecordedStates] = {}
 
     def compared(self, pair: LearnerPair) -> Iterator[PointPair]:
-        """The compared locations, by the layer map."""
+        """Yields the compared tap points: in this base class, the points after the layers in the layer map."""
         for side, student_layer, teacher_layer in pair.layers or ():
             yield TapPoint(student_layer, side), TapPoint(teacher_layer, side)
 
     def tap(self, teacher: bool) -> Tap:
         points = [pair[teacher] for pair in self.points]
-        recorded = RecordedStates(attention=points) if self.of_attention else RecordedStates(states=points)
+        recorded = RecordedStates(attention=points) if self.compares_attention else RecordedStates(states=points)
         self._recorded[teacher] = recorded
         return recorded
 
@@ -66,44 +68,49 @@ class LayerTerm(Term):
         total = torch.zeros((), device=student.batch.inputs.tokens.device)
         rows: dict[Side, int] = {}
         for pair in self.points:
-            if student_states.tokens(pair[0]) != teacher_states.tokens(pair[1]):
+            if student_states.token_counts(pair[0]) != teacher_states.token_counts(pair[1]):
                 raise UserError(
-                    "distill.terms: layers are compared token by token, but the student reads other texts than its "
-                    "teacher, such as those of another domain",
+                    "distill.terms: layers are compared token by token, but the student reads texts that its teacher "
+                    "does not read, such as those of another domain",
                     "use terms over predictions: distill=soft",
                 )
             loss, rows[pair[0].side] = self.point_loss(student_states, teacher_states, pair, student.batch)
             total = total + loss
-        # A learner may read an input more than once, or only one side.
+        # The training loop divides the sum by `counts`. A learner may have read each text several times, or only one
+        # side of the batch, so the loss is scaled from the number of compared tokens to the number counted.
         return {"": total * (self.counts(student.batch)[""] / max(sum(rows.values()), 1))}
 
     @abstractmethod
     def point_loss(
         self, student: RecordedStates, teacher: RecordedStates, pair: PointPair, batch: Batch
     ) -> tuple[Tensor, int]:
-        """The loss at a pair of locations, summed over tokens, and the number of tokens."""
+        """Returns the loss at a pair of tap points, summed over the compared tokens, and the number of these tokens."""
 
 
-# Terms over self-attention: its scores (TinyBERT), and the relations of tokens within a layer (MiniLM, MiniLMv2).
+# Terms that compare self-attention: its scores (TinyBERT), or relations between tokens computed from the queries, keys
+# and values (MiniLM, MiniLMv2). Scores are computed in tiles, to save memory.
 # Shape letters: T tokens, A heads, D width of a head, R rows of a tile, L queries and K keys of a row.
 
 
 Tiles = tuple[TileScores, TileScores]
+"""The same tile of the student's and of the teacher's scores."""
 
 
 class AttentionTerm(LayerTerm):
-    """The base of terms over self-attention. UserError if the student's keys include virtual tokens or a prefix, which
-    the teacher does not have."""
+    """The base of terms that compare self-attention.
 
-    of_attention = True
+    Raises UserError if a tuning method adds virtual tokens or a prefix to the student's keys, which the teacher lacks.
+    """
+
+    compares_attention = True
 
     def __init__(self, config: TermConfig, pair: LearnerPair):
         super().__init__(config, pair)
         stacks = [module for module in pair.student.backbone.modules() if isinstance(module, Stack)]
         if pair.student.virtual_tokens or any(stack.ahead for stack in stacks):
             raise UserError(
-                f"distill.terms.{entry_of(config).name}: the tuning method adds tokens to the student's attention "
-                "that the teacher does not have",
+                f"distill.terms.{entry_of(config).name}: the tuning method adds keys to the student's "
+                "self-attention that the teacher does not have",
                 "set tuning=full, or use terms over states: distill.terms.hidden.weight=1",
             )
 
@@ -121,17 +128,18 @@ class AttentionTerm(LayerTerm):
 
     @abstractmethod
     def tiles(self, student: AttentionInputs, teacher: AttentionInputs) -> Iterator[Tiles]:
-        """The compared scores."""
+        """Yields the compared scores of all tokens, in tiles."""
 
     @abstractmethod
     def distance(self, student: TileScores, teacher: TileScores) -> Tensor:
-        """The loss of a tile, summed over queries."""
+        """Returns the loss of a tile, averaged over heads and summed over queries."""
 
 
 class AttentionScores(AttentionTerm):
     """The squared error of the scores before the softmax, averaged over heads and attended tokens, and summed over
-    tokens and layers: 1/h sum_i MSE(A_i student, A_i teacher) (Jiao et al. 2020, equation 8; "the attention matrix is
-    used as the fitting target instead of its softmax output", section 3.1, and so in their code)."""
+    tokens and layers: 1/h sum_i MSE(A_i student, A_i teacher) (Jiao et al. 2020, equation 8). The scores are compared
+    before the softmax as in section 3.1, "the attention matrix is used as the fitting target instead of its softmax
+    output", and in the authors' code."""
 
     def tiles(self, student: AttentionInputs, teacher: AttentionInputs) -> Iterator[Tiles]:
         return zip(student.scores(), teacher.scores(), strict=True)
@@ -142,14 +150,18 @@ class AttentionScores(AttentionTerm):
             means_RAL = squared_RALK.mean(-1)
         else:
             means_RAL = squared_RALK.masked_fill(~student.allow, 0.0).sum(-1) / student.allow.sum(-1).clamp(min=1)
-        return _over_queries(means_RAL, student)
+        return _sum_over_queries(means_RAL, student)
 
 
 class Relations(AttentionTerm):
-    """KL(teacher || student) of a layer's distributions, averaged over heads, and summed over tokens, relations and
-    layers: of attention (Wang et al. 2020, MiniLM, equation 5), and of softmax(V V^T / sqrt(d)) of its values (equation
-    7); or of its queries, keys and values split into relation heads (Wang et al. 2021, MiniLMv2, equation 2, with
-    weights of 1). The papers use one layer, the last: distill.layers=last."""
+    """KL(teacher || student) of distributions over tokens, averaged over heads, and summed over tokens, relations and
+    layers.
+
+    The relation "attention" is the attention distribution itself (Wang et al. 2020, MiniLM, equation 5). "values" is
+    softmax(V V^T / sqrt(d)) of the value vectors V of width d (equation 7); "queries" and "keys" are computed likewise.
+    With relation_heads the vectors of all heads are split anew into that many heads (Wang et al. 2021, MiniLMv2,
+    equation 2, with weights of 1). The papers compare a single layer: the student's last (distill.layers=last).
+    """
 
     config: RelationsConfig
 
@@ -162,40 +174,45 @@ class Relations(AttentionTerm):
             yield from zip(*scores, strict=True)
 
     def _vectors(self, inputs: AttentionInputs, relation: str) -> Tensor:
+        """The vectors of a relation, split into relation heads if these are configured."""
         x_TAD = {"queries": inputs.q_TAD, "keys": inputs.k_SAD, "values": inputs.v_SAD}[relation]
-        parts = self.config.relation_heads
-        return x_TAD if parts is None else x_TAD.flatten(-2).unflatten(-1, (parts, -1))
+        heads = self.config.relation_heads
+        return x_TAD if heads is None else x_TAD.flatten(-2).unflatten(-1, (heads, -1))
 
     def distance(self, student: TileScores, teacher: TileScores) -> Tensor:
-        student_RALK, teacher_RALK = _logs(student), _logs(teacher)
-        # Masked entries count as zero: 0 times -inf is nan.
-        gap_RALK = teacher_RALK - student_RALK
+        student_RALK, teacher_RALK = _log_probabilities(student), _log_probabilities(teacher)
+        # Masked entries have log probabilities of -inf, and -inf - -inf is nan: they must count as zero.
+        difference_RALK = teacher_RALK - student_RALK
         if student.allow is not None:
-            gap_RALK = gap_RALK.masked_fill(~student.allow, 0.0)
-        return _over_queries((teacher_RALK.exp() * gap_RALK).sum(-1), student)
+            difference_RALK = difference_RALK.masked_fill(~student.allow, 0.0)
+        return _sum_over_queries((teacher_RALK.exp() * difference_RALK).sum(-1), student)
 
 
-def _logs(tile: TileScores) -> Tensor:
-    """The log softmax over attended tokens."""
+def _log_probabilities(tile: TileScores) -> Tensor:
+    """The log softmax of the scores over the attended tokens."""
     scores_RALK = tile.scores_RALK
     if tile.allow is not None:
         scores_RALK = scores_RALK.masked_fill(~tile.allow, -torch.inf)
     return scores_RALK.log_softmax(-1)
 
 
-def _over_queries(losses_RAL: Tensor, tile: TileScores) -> Tensor:
-    """The mean over heads, summed over the queries that are tokens."""
+def _sum_over_queries(losses_RAL: Tensor, tile: TileScores) -> Tensor:
+    """Averages losses over heads and sums them over the queries that are real tokens, not padding of the tile."""
     return losses_RAL.mean(1).masked_fill(~tile.real_RL, 0.0).sum()
 
 
-# Terms over the states of layers: after the last (DistilBERT), between the layers (TinyBERT, Patience), and after the
-# embedding (TinyBERT). If widths differ, a projection is trained with the student.
+# Terms that compare hidden states: those after the last layer (DistilBERT), after each layer of the layer map
+# (TinyBERT, patient distillation), or after the embedding (TinyBERT). If the widths of the two models differ, a linear
+# projection to the teacher's width is trained with the student.
 # Shape letters: T tokens, R compared tokens, H hidden width.
 
 
 class StateTerm(LayerTerm):
-    """The base of terms over states. projection: one for all layers, as TinyBERT's W_h; None if the widths are
-    equal."""
+    """The base of terms that compare hidden states.
+
+    projection: a linear map from the student's width to the teacher's, shared by all layers like TinyBERT's W_h; None
+    if the widths are equal.
+    """
 
     def __init__(self, config: TermConfig, pair: LearnerPair):
         super().__init__(config, pair)
@@ -213,33 +230,39 @@ class StateTerm(LayerTerm):
         student_states, teacher_states = student.states[pair[0]], teacher.states[pair[1]]
         if not student_states:
             return torch.zeros(()), 0
-        sides = [part.inputs if pair[0].side == "inputs" else part.outputs for part in parts_of(batch)]
-        texts = [packed for packed in sides if packed is not None]  # one per forward
+        sides = [part.inputs if pair[0].side == "inputs" else part.outputs for part in member_batches(batch)]
+        texts = [packed for packed in sides if packed is not None]  # one per run of the stack
         x_RH, y_RH = self.read(student_states, texts), self.read(teacher_states, texts)
         if self.projection is not None:
             x_RH = self.projection(x_RH)
         return self.distance(x_RH.float(), y_RH.float(), pair), len(x_RH)
 
     def read(self, states: Sequence[Tensor], texts: Sequence[Packed]) -> Tensor:
-        """(R, H) the compared states of all forwards."""
+        """Selects the compared states (R, H) from the states of all runs of a stack: in this base class, the states of
+        all tokens.
+
+        Args:
+            states: For each run, the (T, H) states of its tokens.
+            texts: For each run, the packed texts that it read.
+        """
         return states[0] if len(states) == 1 else torch.cat(list(states))
 
     @abstractmethod
     def distance(self, x_RH: Tensor, y_RH: Tensor, pair: PointPair) -> Tensor:
-        """The distance of the student's states x from the teacher's y, summed over R."""
+        """Returns the distance of the student's states x from the teacher's states y, summed over R."""
 
 
 class States(StateTerm):
-    """The sum over tokens of 1 - cos(h_student, h_teacher) of the last hidden states, after the final norm if the
-    family has one (Sanh et al. 2019, section 3, "cosine embedding loss"; in their code the mean over the tokens that
-    are not padding, special ones included)."""
+    """1 - cos(h_student, h_teacher) of the last hidden states, after the final norm if the family has one, summed over
+    tokens (Sanh et al. 2019, section 3, "cosine embedding loss"; the authors' code averages it over all tokens that are
+    not padding, including special tokens)."""
 
     def __init__(self, config: TermConfig, pair: LearnerPair):
         super().__init__(config, pair)
         self._norms = {False: _final_norms(pair.student), True: _final_norms(pair.frozen_teacher.learner)}
 
     def compared(self, pair: LearnerPair) -> Iterator[PointPair]:
-        """The last layers of the stacks that both have."""
+        """Yields the last layers of each stack that both models have."""
         student, teacher = pair.configs
         for side in shared_sides(student, teacher):
             yield TapPoint(student.depths[side], side), TapPoint(teacher.depths[side], side)
@@ -267,7 +290,8 @@ class Hidden(StateTerm):
 
 
 class Embedded(Hidden):
-    """The same after the embedding: MSE(E_student W_e, E_teacher) (Jiao et al. 2020, equation 10)."""
+    """The squared error of the states after the embedding: MSE(E_student W_e, E_teacher) (Jiao et al. 2020, equation
+    10)."""
 
     def compared(self, pair: LearnerPair) -> Iterator[PointPair]:
         for side in shared_sides(*pair.configs):
@@ -276,8 +300,12 @@ class Embedded(Hidden):
 
 class Patience(StateTerm):
     """The squared distance of the normalized states of each text's class token, averaged over the width and the layers,
-    and summed over texts: equation 7 of Sun et al. 2019 sums over width and layers, their code averages both, and their
-    weights (10 to 1000) are for the averages. A text read left to right is represented by its last token."""
+    and summed over texts.
+
+    Equation 7 of Sun et al. 2019 sums over width and layers, but the authors' code averages over both, and their
+    weights (10 to 1000) are for the averages. In a causal model the last token of a text takes the role of the class
+    token.
+    """
 
     def __init__(self, config: TermConfig, pair: LearnerPair):
         super().__init__(config, pair)
@@ -301,6 +329,9 @@ class Patience(StateTerm):
 
 
 def _final_norms(learner: BaseLearner) -> dict[str, nn.Module | None]:
-    """By side, the norm after the last layer of a stack. Not registered as a submodule: it belongs to the learner."""
+    """Returns the norm after the last layer of each stack, by the side of the batch that the stack reads.
+
+    The norms are returned in a dict, so that a term does not register them as submodules: they belong to the learner.
+    """
     stacks = [module for module in learner.backbone.modules() if isinstance(module, Stack)]
     return {stack.side: stack.final_norm for stack in stacks}

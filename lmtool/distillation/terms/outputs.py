@@ -1,4 +1,8 @@
-"""The base of distillation terms, and the terms over predictions."""
+"""The base class of distillation terms, and the terms that compare predictions.
+
+A term is one summand of the distillation loss. If the student has several losses (a mixture, or an objective with two
+losses), a term over predictions has one part for each of them, which is logged separately.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +13,14 @@ from torch import Tensor, nn
 
 from lmtool.config.saved import JsonObject
 from lmtool.distillation.configs import HardConfig, InterchangeConfig, SoftConfig, TermConfig
-from lmtool.distillation.interchange import Site, interventions, record_interchange_states, swapped
+from lmtool.distillation.interchange import Site, interventions, record_interchange_states, swapping_tap
 from lmtool.distillation.recording import (
     LearnerPair,
     RecordedStates,
     StudentData,
     StudentOutputs,
     TeacherOutputs,
-    parts_of,
+    member_batches,
     record,
 )
 from lmtool.errors import UserError
@@ -26,60 +30,71 @@ from lmtool.types import Batch, Target
 
 
 class Term(nn.Module, ABC):
-    """The base of every term. Its parameters are trained with the student's, and are discarded after training."""
+    """The base of every distillation term. Parameters of a term, such as projections, are trained together with the
+    student and discarded after training."""
 
     def __init__(self, config: TermConfig, pair: LearnerPair):
         super().__init__()
         self.config = config
 
     def begin(self, student: StudentData) -> JsonObject:
-        """Called before training. Returns a line for the first screen. UserError if the run's data offer nothing to
-        learn."""
+        """Called before training. Returns metadata for the first screen.
+
+        Raises UserError if the term has no effect on the run's data.
+        """
         return {}
 
     def tap(self, teacher: bool) -> Tap | None:
-        """The tap that records the states of the next forward of the student or the teacher; None if the term needs
-        none."""
+        """Returns a tap that records the states which the term compares in the next forward of the teacher, or with
+        teacher=False of the student; None if the term compares no states."""
         return None
 
     @abstractmethod
     def counts(self, batch: Batch) -> dict[str, float]:
-        """The number of comparisons in a batch for each part of the term, computed without a forward. A single part is
-        named ""."""
+        """Returns the number of comparisons in a batch for each part of the term, without running a model.
+
+        The name of the part is "" if the term has only one.
+        """
 
     @abstractmethod
     def sums(self, student: StudentOutputs, teacher: TeacherOutputs, step: int) -> dict[str, Tensor]:
-        """The sum of the losses of each part."""
+        """Returns the loss of each part, summed over its comparisons in a batch.
+
+        Args:
+            student: The student's recorded outputs for the batch.
+            teacher: The teacher's recorded outputs for the same batch.
+            step: The training step, for terms that sample.
+        """
 
     def scales(self, weights: Mapping[str, float]) -> dict[str, float]:
-        """The weight of each part within the term. weights: the weights of the student's own terms."""
+        """Returns the weight of each part within the term, from the weights of the student's own losses."""
         return {"": 1.0}
 
 
-def targets_of(target: Target, batch: Batch) -> int:
-    """The number of targets in a batch."""
+def count_targets(target: Target, batch: Batch) -> int:
+    """Returns the number of targets in a batch: labels if it has them, else target positions or all tokens."""
     if target.labels is not None:
         return target.labels.numel()
     return len(batch.inputs.tokens) if target.at is None else len(target.at)
 
 
-# Terms over the teacher's hard labels and soft targets (Hinton, Vinyals and Dean 2015).
+# Terms that learn the teacher's hard labels or soft targets (Hinton, Vinyals and Dean 2015).
 
 
 class OutputTerm(Term):
-    """The base of terms over predictions: one part for each term of the student that a teacher predicts, with that
-    term's weight."""
+    """The base of terms that compare predictions. It has one part for each loss of the student that the teacher makes
+    predictions for, with the weight of that loss."""
 
     def __init__(self, config: TermConfig, pair: LearnerPair):
         super().__init__(config, pair)
         terms, teacher = pair.student.weights.keys(), pair.teacher
-        self.parts = frozenset(terms) if teacher is None else teacher.teaches & terms
+        self.parts = frozenset(terms) if teacher is None else teacher.terms_taught & terms
         self._counts_of_student = pair.student.counts
 
     def counts(self, batch: Batch) -> dict[str, float]:
-        """Targets count equally, without the class weights of the student's own loss."""
+        """Counts all targets equally, without the class weights of the student's own loss."""
         counts = self._counts_of_student(batch)
-        counts |= {term: float(targets_of(target, batch)) for term, target in batch.targets.items()}
+        counts |= {term: float(count_targets(target, batch)) for term, target in batch.targets.items()}
         return {term: count for term, count in counts.items() if term in self.parts}
 
     def scales(self, weights: Mapping[str, float]) -> dict[str, float]:
@@ -94,11 +109,11 @@ class OutputTerm(Term):
 
     @abstractmethod
     def target_losses(self, student: Predicted, teacher: TargetProbabilities) -> Tensor:
-        """The sum of the losses of one term's targets."""
+        """Returns the loss of one part, summed over its targets."""
 
 
 class Soft(OutputTerm):
-    """T^2 KL(teacher || student)."""
+    """T^2 KL(teacher || student), summed over targets, with both distributions at temperature T."""
 
     config: SoftConfig
 
@@ -107,7 +122,7 @@ class Soft(OutputTerm):
 
 
 class Hard(OutputTerm):
-    """The loss on the teacher's best prediction."""
+    """The student's own loss, with the teacher's best prediction as the label of each target."""
 
     config: HardConfig
 
@@ -120,8 +135,11 @@ class Hard(OutputTerm):
 
 
 class Interchange(OutputTerm):
-    """T^2 KL(teacher || student), both with swapped states of the same tokens after aligned layers. The gradient flows
-    through both forwards of the student, over the base and over the source."""
+    """T^2 KL(teacher || student) of forwards in which both models have some states replaced by states of another text.
+
+    The gradient flows through two forwards of the student: the ordinary one, which provides the swapped states, and the
+    one with the intervention.
+    """
 
     config: InterchangeConfig
 
@@ -134,37 +152,43 @@ class Interchange(OutputTerm):
         self.recorded: dict[bool, RecordedStates] = {}
 
     def begin(self, student: StudentData) -> JsonObject:
-        """Describes the layers, and the fraction of the first step's texts that have another text to swap with."""
-        first = next(iter(student.loader.steps(None)))
-        parts = [part for batch in first.batches for part in parts_of(batch)]
+        """Returns the layers and the fraction of texts with another text to swap with, estimated from the first step.
+
+        Raises UserError if that fraction is 0.
+        """
+        first_step = next(iter(student.loader.steps(None)))
+        parts = [part for batch in first_step.batches for part in member_batches(batch)]
         sizes = [len(part.inputs.lengths) for part in parts]
-        paired = sum(size for size in sizes if size > 1) / max(sum(sizes), 1)
-        if not paired:
+        paired_fraction = sum(size for size in sizes if size > 1) / max(sum(sizes), 1)
+        if not paired_fraction:
             raise UserError(
-                "distill.terms.interchange swaps states between two texts of a forward, but each forward of this run "
-                "has one text",
+                "distill.terms.interchange swaps states between two texts of a batch, but each batch of this run has "
+                "one text",
                 "set a larger batch_examples=, batch_tokens= or micro_batch_tokens=, or distill=soft",
             )
         sides = (f"{site.side} " if len(self.depths[False]) > 1 else "" for site in self.sites)
         pairs = (f"{side}{site.student} <- {site.teacher}" for side, site in zip(sides, self.sites, strict=True))
-        return {"interchange": ", ".join(pairs)} | ({"interchange_fraction": paired} if paired < 1 else {})
+        return {"interchange": ", ".join(pairs)} | (
+            {"interchange_fraction": paired_fraction} if paired_fraction < 1 else {}
+        )
 
     def tap(self, teacher: bool) -> RecordedStates:
         self.recorded[teacher] = record_interchange_states(self.depths[teacher], self.sites, teacher)
         return self.recorded[teacher]
 
     def counts(self, batch: Batch) -> dict[str, float]:
-        """0 if no text of a batch has another one to swap with."""
-        paired = any(len(part.inputs.lengths) > 1 for part in parts_of(batch))
+        """Counts all targets of a batch, or none if no text of the batch has another text to swap with."""
+        paired = any(len(part.inputs.lengths) > 1 for part in member_batches(batch))
         return {term: count if paired else 0.0 for term, count in super().counts(batch).items()}
 
     def sums(self, student: StudentOutputs, teacher: TeacherOutputs, step: int) -> dict[str, Tensor]:
         learner, batch = student.learner, student.batch
         plans = [
-            interventions(part, self.sites, self.config.proportion, learner.seed, step) for part in parts_of(batch)
+            interventions(part, self.sites, self.config.proportion, learner.seed, step)
+            for part in member_batches(batch)
         ]
         taps = {
-            of_teacher: swapped(recorded, plans, self.sites, of_teacher, self.config.dimensions)
+            of_teacher: swapping_tap(recorded, plans, self.sites, of_teacher, self.config.dimensions)
             for of_teacher, recorded in self.recorded.items()
         }
         self.recorded = {}
