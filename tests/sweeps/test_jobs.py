@@ -152,7 +152,7 @@ def test_a_long_setting_has_a_name_that_a_disk_takes() -> None:
             pytest.param([word], says, marks=pytest.mark.slow)
             for word, says in [
                 ("name=../x", "is not a valid name"),
-                ("hydra.sweep.subdir=x", "hydra.sweep.subdir=x: jobs' folders are named after what they vary"),
+                ("hydra.sweep.subdir=x", "hydra.sweep.subdir=x: folders of jobs are named after the varied keys"),
                 ("hydra/launcher=jobli", "hydra/launcher=jobli is not one of basic, joblib"),
             ]
         ),
