@@ -7,7 +7,8 @@ resolvers, no import of a name from the data.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
@@ -15,7 +16,6 @@ from pydantic import ValidationError
 from lmtool.config import problems as wording
 from lmtool.config.auto import resolve
 from lmtool.config.base import Config, JsonObject
-from lmtool.config.rules import violations
 from lmtool.config.tables import Choice, Several
 from lmtool.errors import ConfigError, Problem
 
@@ -199,3 +199,46 @@ def _without_missing(value: object, key: str, missing: list[str]) -> Any:
             _without_missing(item, path, missing) for path, item in zip(paths, value, strict=True) if item != MISSING
         ]
     return value
+
+
+# Rules relate several keys of a command. A rule lists the keys that it reads, and is called with their decoded values
+# if all of them are valid:
+#
+#     @rule(PretrainConfig, "model", "objective")
+#     def require_encoder(model, objective): yield Problem(...)
+#
+# The rules are in the resolver.
+
+
+Check = Callable[..., Iterable[Problem]]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A check of a command's configuration. running: for real runs only, not for `lmtool plan`."""
+
+    command: type[Config]
+    needs: tuple[str, ...]
+    check: Check
+    running: bool = False
+
+
+_RULES: dict[str, Rule] = {}
+
+
+def rule(command: type[Config], *needs: str, running: bool = False) -> Callable[[Check], Check]:
+    """Decorator that registers a check for a command's class and its subclasses. needs: the keys it is called with."""
+
+    def register(check: Check) -> Check:
+        _RULES[f"{command.__name__} {check.__module__}.{check.__qualname__}"] = Rule(command, needs, check, running)
+        return check
+
+    return register
+
+
+def violations(command: type[Config], values: JsonObject, running: bool) -> Iterator[Problem]:
+    """The problems of all rules whose keys have valid values."""
+    for rule in list(_RULES.values()):
+        applies = issubclass(command, rule.command) and (running or not rule.running)
+        if applies and all(need in values for need in rule.needs):
+            yield from rule.check(*(values[need] for need in rule.needs))

@@ -13,7 +13,7 @@ from dataclasses import replace
 from math import prod
 from typing import cast
 
-from lmtool.config.rules import violations
+from lmtool.config.decode import violations
 from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.costs.activations import (
     backbones_of,

@@ -13,8 +13,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from lmtool.config.base import Config, JsonObject
+from lmtool.config.decode import rule
 from lmtool.config.needs import Component, Offer, Requirement, unmet
-from lmtool.config.rules import rule
 from lmtool.config.tables import Choice, entries
 from lmtool.data.configs import FORMATS, DataConfig
 from lmtool.distillation.configs import DistillConfig

@@ -7,9 +7,9 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from lmtool.config.decode import rule
 from lmtool.config.needs import Requirement
 from lmtool.config.plugins import command_line
-from lmtool.config.rules import rule
 from lmtool.config.tables import entries
 from lmtool.data.configs import DataConfig
 from lmtool.errors import Problem

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from lmtool.config.base import JsonMapping
+from lmtool.config.decode import rule
 from lmtool.config.needs import refusal
-from lmtool.config.rules import rule
 from lmtool.distillation.configs import DistillConfig
 from lmtool.distillation.configs.base import ModelPair
 from lmtool.errors import Problem

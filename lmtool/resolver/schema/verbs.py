@@ -25,8 +25,8 @@ class Verb:
     additional keys; "words": the arguments as typed; "options": the same and the folders of --config-dir; "saved run":
     the arguments, from which it finds a run and its configuration. places: the keys of positional arguments, in order.
     keys: `module:class` of the additional keys of a command about a run. action: its verb in messages. file and module:
-    the primary file and the module, if their names differ from the command's. trains: whether it is a training command.
-    sweeps: whether -m is accepted. notes: lines of its help.
+    the primary file and the module (or `module:function`), if their names differ from the command's. trains: whether it
+    is a training command. sweeps: whether -m is accepted. notes: lines of its help.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Verb:
         """`module:function` of its implementation."""
         called = {"configuration": "run", "run": "run", "saved run": "read"}.get(self.reads, "main")
         module = self.module or "lmtool.commands." + self.name.replace(" ", "_")
-        return f"{module}:{called}"
+        return module if ":" in module else f"{module}:{called}"
 
 
 _TABLE = (
@@ -117,19 +117,23 @@ _TABLE = (
     Verb(
         "inspect tokenizer", "one text as each vocabulary splits it", 'lmtool inspect tokenizer text="unhappiness"',
         "use:InspectTokenizerConfig",
+        module="lmtool.commands.inspections:tokenizer",
     ),
     Verb(
         "inspect attention", "what each head attends to",
         'lmtool inspect attention checkpoint=runs/NAME text="..."', "use:InspectAttentionConfig",
         ("checkpoint", "text"),
+        module="lmtool.commands.inspections:attention",
     ),
     Verb(
         "inspect positions", "how positions change attention", "lmtool inspect positions kinds=[rotary,t5]",
         "use:InspectPositionsConfig",
+        module="lmtool.commands.inspections:positions",
     ),
     Verb(
         "inspect word", "one word in several sentences",
         'lmtool inspect word word=bank text="... | ..." checkpoint=runs/NAME', "use:InspectWordConfig",
+        module="lmtool.commands.inspections:word",
     ),
     Verb(
         "profile", "where a step's time goes", "lmtool profile pretrain model=bert_tiny steps=5",
@@ -141,7 +145,10 @@ _TABLE = (
         "report", "rewrite the report of a run or sweep, or compare runs", "lmtool report runs/NAME", reads="words"
     ),
     Verb("runs", "all runs: start, model, score, state, size", "lmtool runs", reads="words"),
-    Verb("list", "what there is to choose from", "lmtool list model", reads="options"),
+    Verb(
+        "list", "what there is to choose from", "lmtool list model", reads="options",
+        module="lmtool.commands.show:list_options",
+    ),
     Verb("show", "explain a key or print a choice", "lmtool show optimizer.lr", reads="options"),
     Verb(
         "completion", "TAB in bash, zsh or fish", "source <(lmtool completion bash)",

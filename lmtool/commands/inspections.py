@@ -1,0 +1,226 @@
+"""`lmtool inspect tokenizer`, `attention`, `positions` and `word`: pages about a vocabulary, a checkpoint, or kinds of
+positions. Each function prints, writes the page, and returns its rows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import torch
+
+from lmtool.config.checkpoint import find
+from lmtool.config.nearest import nearest
+from lmtool.config.saved import JsonObject
+from lmtool.config.tables import Choice, build, names
+from lmtool.data.formats import text_format
+from lmtool.data.sources import open_source
+from lmtool.data.vocabulary import trained_tokenizer
+from lmtool.errors import UserError
+from lmtool.learners.representations.attention import Head, attention_of, heads_of, position_scores
+from lmtool.learners.representations.reading import max_length_of, text_format_of, tokenizer_of
+from lmtool.learners.representations.vectors import HiddenStates, word_vectors
+from lmtool.models.configs import TransformerConfig
+from lmtool.models.encoder_decoder import EncoderDecoder
+from lmtool.nn.configs import PositionsConfig
+from lmtool.nn.positions import Position, PositionSizes
+from lmtool.reporting.console import Output
+from lmtool.reporting.looks import (
+    PositionMaps,
+    Similar,
+    Tokenization,
+    print_heads,
+    print_position_maps,
+    print_similar,
+    print_tokenizations,
+    write_heads,
+    write_position_maps,
+    write_similar,
+    write_tokenizations,
+)
+from lmtool.resolver.schema.use import (
+    InspectAttentionConfig,
+    InspectPositionsConfig,
+    InspectTokenizerConfig,
+    InspectWordConfig,
+)
+from lmtool.tokenizers.configs import TokenizerConfig
+from lmtool.tokenizers.folders import has_tokenizer
+from lmtool.tokenizers.tokenizer import Tokenizer
+from lmtool.training.precision import select_device, select_precision
+from lmtool.types import Packed
+from lmtool.weights.folders import hf_folder
+from lmtool.weights.padded_model import load
+
+# --- lmtool inspect tokenizer ---------------------------------------------------------------------------------------
+
+
+def tokenizer(config: InspectTokenizerConfig) -> list[JsonObject]:
+    """Tokenizes, prints and writes the page. Returns a row per vocabulary."""
+    output = Output()
+    tokenizations = [_tokenized(name, tokenizer, config.text) for name, tokenizer in _tokenizers(config, output)]
+    print_tokenizations(output, config.text, tokenizations)
+    path = Path(config.output).expanduser()
+    write_tokenizations(path, config.text, tokenizations)
+    output.line(f"page: {path}")
+    return [tokenization.row for tokenization in tokenizations]
+
+
+def _tokenizers(config: InspectTokenizerConfig, output: Output) -> Iterator[tuple[str, Tokenizer]]:
+    """Tokenizers by name: each kind, trained on the same text, then those of checkpoints."""
+    if config.kinds:
+        source = open_source(config.data, config.cache_dir, output.stage, config.offline)
+        for kind in config.kinds:
+            section = cast(TokenizerConfig, Choice("tokenizer").validate({"name": kind}))
+            yield kind, trained_tokenizer(section, source, config.vocab_size, config.cache_dir, output.stage)
+    for checkpoint in config.checkpoint:
+        folder = Path(checkpoint).expanduser()
+        if not has_tokenizer(folder):
+            published = hf_folder(checkpoint, config.offline)
+            folder = find(checkpoint) if published is None else published.path
+        yield checkpoint, Tokenizer.load(folder)
+
+
+def _tokenized(name: str, tokenizer: Tokenizer, text: str) -> Tokenization:
+    ids = tokenizer.encode(text).tolist()
+    unknown = tokenizer.roles.get("unk")
+    return Tokenization(
+        name,
+        tokenizer.vocab_size,
+        tuple(tokenizer.readable(ids)),
+        tuple(number for number, token in enumerate(ids) if token == unknown),
+        tokenizer.decode(ids),
+    )
+
+
+# --- lmtool inspect attention ---------------------------------------------------------------------------------------
+
+
+MOST = 64
+"""Maximum number of tokens that a page can show."""
+
+
+def attention(config: InspectAttentionConfig) -> list[JsonObject]:
+    """Reads the text, prints the heads and writes the page. Returns the pattern of each head."""
+    output, precision = Output(), select_precision(config.precision, select_device(config.device))
+    loaded = load(config.checkpoint, str(precision.device), config.offline)
+    tokenizer, backbone = tokenizer_of(loaded, config.checkpoint), loaded.model.parts.backbone
+    ids, columns = text_format(text_format_of(loaded), tokenizer).join(tokenizer.encode(config.text))
+    longest = min(MOST, max_length_of(loaded))
+    if len(ids) > longest:
+        raise UserError(f"text= has {len(ids)} tokens, and at most {longest} can be drawn", "use a sentence")
+    tensors = {name: torch.from_numpy(np.asarray(column)) for name, column in columns.items()}
+    inputs = Packed(torch.from_numpy(np.asarray(ids)), (len(ids),), tensors).to(precision.device)
+    attention = attention_of(backbone.eval(), inputs, precision)
+    special_L = np.isin(ids, sorted(tokenizer.special_ids))
+    if special_L.all():
+        raise UserError("text= has only special tokens", "use a sentence")
+    heads, pieces = heads_of(attention.weights, special_L), tokenizer.readable(ids)
+    pictures = [(head, attention.weights[head.layer - 1, head.number - 1]) for head in _clearest(heads)[: config.shown]]
+    print_heads(output, heads, pieces, pictures)
+    path = Path(config.output).expanduser()
+    write_heads(path, config.checkpoint, heads, pieces, attention)
+    output.line(f"page: {path}")
+    return [{"layer": head.layer, "head": head.number, "mostly": head.pattern, **head.fractions} for head in heads]
+
+
+def _clearest(heads: list[Head]) -> list[Head]:
+    """The heads with a pattern: first the clearest head of each pattern, then the second clearest, and so on."""
+    ranked = sorted((head for head in heads if head.pattern), key=lambda head: -head.fractions[head.pattern])
+    before: Counter[str] = Counter()
+    turns = {}
+    for head in ranked:
+        turns[head] = before[head.pattern]
+        before[head.pattern] += 1
+    return sorted(ranked, key=lambda head: turns[head])
+
+
+# --- lmtool inspect positions ---------------------------------------------------------------------------------------
+
+
+GROUP = "model/positions"
+
+
+def positions(config: InspectPositionsConfig) -> list[JsonObject]:
+    """Prints the maps and writes the page. Returns the name and number of maps of each kind."""
+    output = Output()
+    maps = [*_new(config), *_of_checkpoints(config)]
+    print_position_maps(output, maps)
+    path = Path(config.output).expanduser()
+    write_position_maps(path, maps)
+    output.line(f"page: {path}")
+    return [{"positions": each.name, "maps": len(each.scores)} for each in maps]
+
+
+def _new(config: InspectPositionsConfig) -> Iterator[PositionMaps]:
+    """The kinds in the configuration, with random weights."""
+    known = names(GROUP)
+    head, left = divmod(config.hidden_size, config.num_heads)
+    if left or (head % 2 and "rotary" in config.kinds):
+        raise UserError(
+            f"hidden_size={config.hidden_size} is not {config.num_heads} heads of one even width",
+            f"set hidden_size={16 * config.num_heads}",
+        )
+    sizes = PositionSizes(config.length, config.hidden_size, config.num_heads, head, config.causal)
+    for kind in config.kinds:
+        if kind not in known:
+            close = nearest(kind, known)
+            raise UserError(
+                f"kinds: {kind} is not one of {', '.join(known)}",
+                f"did you mean {close}?" if close else "lmtool list model/positions",
+            )
+        torch.manual_seed(0)
+        section = cast(PositionsConfig, Choice(GROUP).validate({"name": kind}))
+        position: Position = build(section, sizes)
+        scores = position_scores(position, config.length, config.hidden_size, config.num_heads)
+        if scores is not None:
+            yield PositionMaps(kind, scores)
+
+
+def _of_checkpoints(config: InspectPositionsConfig) -> Iterator[PositionMaps]:
+    device = select_device(config.device)
+    for checkpoint in config.checkpoint:
+        loaded = load(checkpoint, str(device), config.offline)
+        backbone = loaded.model.parts.backbone
+        stack = backbone.encoder if isinstance(backbone, EncoderDecoder) else backbone
+        position, model = getattr(getattr(stack, "embed", None), "position", None), loaded.config
+        length = min(config.length, getattr(position, "max_positions", config.length))
+        scores: np.ndarray | None = None
+        if isinstance(position, Position) and isinstance(model, TransformerConfig):
+            scores = position_scores(position.cpu(), length, model.hidden_size, model.num_heads)
+        if scores is None:
+            raise UserError(
+                f"checkpoint={checkpoint}: the positions of model={model.name} cannot be drawn",
+                f"use {', '.join(config.kinds) or 'learned, sinusoidal, rotary, t5, alibi or shaw'} positions",
+            )
+        yield PositionMaps(checkpoint, scores)
+
+
+# --- lmtool inspect word --------------------------------------------------------------------------------------------
+
+
+def word(config: InspectWordConfig) -> list[JsonObject]:
+    """Reads the sentences, prints and writes the page. Returns a row per checkpoint and layer."""
+    sentences = [sentence.strip() for sentence in config.text.split("|") if sentence.strip()]
+    if len(sentences) < 2:
+        raise UserError("text= has one sentence, but two or more are compared", 'set text="SENTENCE | SENTENCE"')
+    output, precision = Output(), select_precision(config.precision, select_device(config.device))
+    similarities = []
+    for checkpoint in config.checkpoint:
+        loaded = load(checkpoint, str(precision.device), config.offline)
+        states = HiddenStates(loaded.model.parts.backbone.eval(), precision)
+        tokenizer = tokenizer_of(loaded, checkpoint)
+        vectors = word_vectors(states, tokenizer, text_format_of(loaded), sentences, config.word)
+        same, others = vectors.same_W.tolist(), vectors.others_W.tolist()
+        similarities.append(Similar(checkpoint, vectors.layers, same, others, vectors.similarity_WSS))
+    print_similar(output, config.word, sentences, similarities)
+    path = Path(config.output).expanduser()
+    write_similar(path, config.word, sentences, similarities)
+    output.line(f"page: {path}")
+    return [
+        {"checkpoint": each.name, "layer": layer, "same": same, "others": other}
+        for each in similarities
+        for layer, same, other in zip(each.layers, each.same, each.other_words, strict=True)
+    ]
