@@ -1,1 +1,1 @@
-"""Learners: the interface of everything that can be trained; mixtures of learners, and the evaluator."""
+"""Learners: the interface of everything that is trained; mixtures of learners; the evaluator."""
