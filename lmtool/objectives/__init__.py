@@ -1,1 +1,1 @@
-"""Pretraining objectives: masked, permuted, causal and sequence-to-sequence modeling, skip-gram."""
+"""Pretraining objectives: masked, permuted, causal, sequence-to-sequence modeling; skip-gram."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lmtool.config import rules
+from lmtool.config import decode as decoding
 from lmtool.config.decode import decode
 from lmtool.errors import ConfigError, Problem
 
@@ -216,15 +216,15 @@ def test_text_that_no_file_takes(value: str) -> None:
 
 
 def test_rules_run_on_sound_sections_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rules, "_RULES", {})
+    monkeypatch.setattr(decoding, "_RULES", {})
 
-    @rules.rule(DriveConfig, "engine", "seed")
+    @decoding.rule(DriveConfig, "engine", "seed")
     def no_seven(engine: Any, seed: int) -> Iterator[Problem]:
         assert isinstance(engine, SteamConfig | DieselConfig)
         if seed == 7:
             yield Problem("seed", f"seed=7 and engine={engine.name}")
 
-    @rules.rule(DriveConfig, "road", running=True)
+    @decoding.rule(DriveConfig, "road", running=True)
     def open_now(road: str) -> Iterator[Problem]:
         yield Problem("road", "closed today")
 
