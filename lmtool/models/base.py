@@ -28,7 +28,7 @@ AnyBackbone = TypeVar("AnyBackbone", bound="Backbone")
 
 
 class SpellingVocabulary(Protocol):
-    """A tokenizer for models that read the bytes of its entries. starts_word: (V,) whether an entry starts a word."""
+    """A tokenizer whose entries a model reads as bytes. starts_word: (V,) bool, whether an entry starts a word."""
 
     roles: dict[str, int]
 
@@ -47,7 +47,7 @@ class VocabularyHead:
 
     Attributes:
         tied: Use the token embedding as output layer.
-        scale: Factor of the hidden states before the output layer.
+        scale: Factor by which hidden states are multiplied before the output layer.
         constants: Add a fixed constant to each token's logit (BART's `final_logits_bias`).
         bias: Add a learned bias (XLNet).
         cutoffs: First ids of the clusters of an adaptive softmax; empty for a plain one.
@@ -63,16 +63,17 @@ class VocabularyHead:
 class Backbone(nn.Module):
     """A family's model without heads.
 
-    `forward(inputs, rng=None, ..., read_M=None, tap=None)` returns hidden states (T, H), or (M, H) of the tokens with
-    the flat indices `read_M`, so that the last layer can skip the others. rng: dropout's generator, None in evaluation.
-    tap: observes or replaces the states between layers. `embed` contains the token embedding.
+    `forward(inputs, rng=None, ..., read_M=None, tap=None)` returns the hidden states (T, H). read_M: the flat indices
+    of the tokens whose states are needed, so that the last layer can skip the others; it then returns (M, H). rng: the
+    generator of dropout; None in evaluation. tap: observes or replaces the states between layers. `embed` contains the
+    token embedding.
     """
 
     config: ModelConfig
     hidden_size: int
     embed: Embeddings
     states_read: int = 1
-    """Number of layers whose states are concatenated for task heads; a tuning method may change it."""
+    """The number of layers whose states are concatenated for the heads of tasks. A tuning method may change it."""
     vocabulary_head: VocabularyHead = VocabularyHead()
     head_activation: Activation = "gelu"
     """Activation of the masked language model head."""
@@ -81,35 +82,36 @@ class Backbone(nn.Module):
     pooler_norm: bool = False
     """Whether the pooler ends with a norm."""
     pooler_on_tokens: bool = False
-    """Whether the pooler is also applied before heads over tokens."""
+    """Whether the pooler is also applied before heads that read tokens."""
     head_biases: bool = True
-    """Whether linear layers and norms of pooler and masked language model head have biases, except the output layer."""
+    """Whether linear layers and norms in the pooler and in the masked language model head have biases. The output layer
+    always has one."""
     decodes_masks: bool = False
-    """Whether it has an enhanced mask decoder, so that its forward accepts `absolute` positions."""
+    """Whether the family has an enhanced mask decoder: its forward pass then accepts `absolute` positions."""
 
     @property
     def memory_length(self) -> int | None:
-        """Current number of cached states per layer of earlier segments; None without a memory."""
+        """The number of states of earlier segments that each layer caches now; None for models without a memory."""
         return None
 
     @property
     def feature_size(self) -> int:
-        """Width of the vectors that task heads read."""
+        """The width of the vectors that the heads of tasks read."""
         return self.hidden_size * self.states_read
 
     @property
     def state_widths(self) -> tuple[int, ...]:
-        """Widths of the states after the embedding and after each layer, in the stack that reads a text."""
+        """The widths of the states after the embedding and after each layer of the stack that reads a text."""
         return (self.hidden_size,) * (1 + self.config.num_layers)
 
     @property
     def longest_text(self) -> int:
-        """Maximum text length in tokens, virtual ones not counted."""
+        """The maximum length of a text in tokens, not counting virtual tokens."""
         return self.config.max_positions - reserved_positions(self.embed)
 
     @property
     def head_norm_epsilon(self) -> float:
-        """Epsilon of the norms in heads."""
+        """The epsilon of the norms in heads."""
         return self.config.norm_epsilon if isinstance(self.config, TransformerConfig) else 1e-12
 
     def spell(self, vocabulary: SpellingVocabulary) -> None:
@@ -120,11 +122,12 @@ class Backbone(nn.Module):
         return []
 
     def initial_draw(self) -> Draw:
-        """Initial distribution of this family's matrices, and of those in its heads."""
+        """The initial distribution of the matrices of this family and of its heads."""
         raise TypeError(f"{type(self).__name__} does not define its initial weights")
 
     def initialize(self, module: nn.Module, seed: int, prefix: str) -> None:
-        """Set the initial weights of this model or of a head on it. prefix: of the tensor names in a checkpoint."""
+        """Set the initial weights of this model or of a head on it. prefix: the beginning of the tensors' names in a
+        checkpoint, by which the random numbers are keyed."""
         initialize(module, seed, self.initial_draw(), prefix)
 
 
@@ -152,7 +155,7 @@ class OneStack(Stack, Backbone):
     def read(
         self, packed: Packed, rng: DropoutRng | None, cache: Cache | None, read_M: Tensor | None, tap: Tap | None
     ) -> Tensor:
-        """Enter, run, leave."""
+        """Embed the tokens, apply the layers, and return the final states."""
         state = enter(self.embed, self.embed.tokens(packed.tokens), packed, rng, cache, self.ahead)
         return self.run(state, state.read(read_M), tap=tap)
 
@@ -188,8 +191,8 @@ class Decoder(OneStack):
         read_M: Tensor | None = None,
         tap: Tap | None = None,
     ) -> Tensor:
-        """Hidden states (T, H), or (M, H) of the tokens with the flat indices `read_M`. cache: of earlier tokens; these
-        are appended."""
+        """Hidden states (T, H), or (M, H) of the tokens with the flat indices `read_M`. cache: the keys and values of
+        earlier tokens, to which those of these tokens are appended."""
         return self.read(packed, rng, cache, read_M, tap)
 
     def new_cache(self, documents: int, capacity: int) -> Cache:
@@ -201,14 +204,14 @@ class Decoder(OneStack):
 class StatefulBackbone(Protocol):
     """A backbone that carries state between segments of joined text.
 
-    Its forward takes `carried` (nn/cache.py), reads `before`, the state before each document of the batch, and sets
-    `after`. Without `carried` a document starts with the initial state, and no state is kept. A cache of earlier tokens
-    is separate: generation starts with its prompt.
+    Its forward pass takes `carried` (nn/cache.py), reads the state before each document of the batch from
+    `carried.before`, and sets `carried.after`. Without `carried`, a document starts with the initial state, and no
+    state is stored. A cache of earlier tokens, as in generation, is independent of it.
     """
 
     def initial_state(self, lanes: int) -> State:
-        """The state of this many new lanes, by name (lanes, ...), on the backbone's device; later states have the same
-        shapes."""
+        """The state of this many new lanes: tensors (lanes, ...) by name, on the backbone's device. Later states have
+        the same shapes."""
 
 
 @runtime_checkable
@@ -216,14 +219,14 @@ class Remembers(Protocol):
     """A backbone whose state is a memory of adjustable length."""
 
     def remember(self, tokens: int) -> None:
-        """Set the number of tokens remembered before a segment in evaluation."""
+        """Set the number of tokens before a segment that the memory holds in evaluation."""
 
 
 def read_streams(
     backbone: Backbone, carried: CarriedState | None, batch: Batch, rng: DropoutRng | None, read_M: Tensor | None
 ) -> Tensor:
-    """A backbone's states for a batch, (T, H) or (M, H) of `read_M`. If the batch consists of lanes, it starts from
-    their stored state and stores the new one."""
+    """The states of a backbone for a batch: (T, H), or (M, H) of the tokens `read_M`. If the documents of the batch are
+    segments of lanes, it starts from the stored state of these lanes and stores the new one."""
     if carried is None or batch.lanes is None or not isinstance(backbone, StatefulBackbone):
         states: Tensor = backbone(batch.inputs, rng, read_M=read_M)
         return states
@@ -243,8 +246,8 @@ def new(family: Callable[[AnyConfig], AnyBackbone], config: AnyConfig, seed: int
 def positions_of(config: TransformerConfig, causal: bool, width: int | None = None, offset: int = 0) -> Position:
     """The positions of one stack, as configured.
 
-    causal: whether tokens attend only to earlier ones. width: of the token vectors, if not hidden_size. offset: rows of
-    a learned table before position 0.
+    causal: whether tokens attend only to earlier ones. width: the width of token vectors; None for hidden_size. offset:
+    the number of rows in a learned table before that of position 0.
     """
     sizes = PositionSizes(
         max_positions=config.max_positions,

@@ -31,8 +31,8 @@ SYMBOLS = 262
 
 @dataclass(frozen=True)
 class VocabularyBytes:
-    """The bytes of a vocabulary's entries. symbols_VB: their first bytes as symbols, then zeros. lengths_V: number of
-    bytes. continues_V: whether an entry continues a word."""
+    """The bytes of the entries of a vocabulary. symbols_VB: the first bytes of each entry as symbols, then zeros.
+    lengths_V: the number of bytes of each entry. continues_V: whether an entry continues a word."""
 
     symbols_VB: np.ndarray
     lengths_V: np.ndarray
@@ -40,8 +40,8 @@ class VocabularyBytes:
 
     @classmethod
     def of(cls, vocabulary: SpellingVocabulary, longest: int) -> VocabularyBytes:
-        """longest: maximum bytes per entry. Tokens that start and end a text have special symbols; other special tokens
-        are spelled as written."""
+        """Reads the bytes of a tokenizer's entries. longest: the maximum number of bytes per entry. The tokens that
+        start and end a text have special symbols; other special tokens are read as they are written."""
         byte_strings, roles = vocabulary.spelled(range(vocabulary.vocab_size)), vocabulary.roles
         return cls.of_bytes(byte_strings, ~vocabulary.starts_word, longest, roles.get("bos"), roles.get("eos"))
 
@@ -54,7 +54,8 @@ class VocabularyBytes:
         first_id: int | None = None,
         last_id: int | None = None,
     ) -> VocabularyBytes:
-        """From the bytes of each entry, in order. first_id, last_id: entries that start and end texts."""
+        """Builds the table from the bytes of each entry, in order. first_id, last_id: the entries that start and end a
+        text."""
         lengths = np.array([len(word) for word in byte_strings], dtype=np.int64)
         symbols = np.zeros((len(byte_strings), min(longest, max(1, int(lengths.max(initial=0))))), dtype=np.int16)
         in_entry = np.arange(symbols.shape[1]) < lengths[:, None]
@@ -68,21 +69,22 @@ class VocabularyBytes:
 
     @classmethod
     def from_ids(cls, entries: int, longest: int) -> VocabularyBytes:
-        """Each entry is a word spelled as its number: for models that have no vocabulary yet."""
+        """A stand-in for models that have no vocabulary yet: each entry is a word, which is spelled as the entry's
+        number."""
         return cls.of_bytes([str(number).encode() for number in range(entries)], np.zeros(entries, bool), longest)
 
 
 @dataclass(frozen=True)
 class WordSegments:
-    """The words of packed texts. packed: first token of each word, with text lengths in words. first_W: index of that
-    token; word_T: word of each token. Both are None if every token is a word."""
+    """The words of packed texts. packed: the first token of each word, with the lengths of the texts in words. first_W:
+    the index of this token. word_T: the word of each token. Both are None if every token is a word."""
 
     packed: Packed
     first_W: Tensor | None = None
     word_T: Tensor | None = None
 
     def to(self, device: torch.device) -> WordSegments:
-        """The same on the device."""
+        """A copy on the device."""
         if self.first_W is None or self.word_T is None:
             return WordSegments(self.packed.to(device))
         return WordSegments(self.packed.to(device), send(self.first_W, device), send(self.word_T, device))
@@ -235,7 +237,7 @@ class WordCharacters(StackInput):
         return framed_UL.scatter_(1, lengths_U.clamp(max=self.longest)[:, None] + 1, WORD_ENDS)
 
     def of_symbols(self, symbols_UL: Tensor) -> Tensor:
-        """(U, P) the words' vectors. Their symbols are on the host."""
+        """(U, P) the vectors of words, given their symbols, which are on the host."""
         # A filter has the same output at all positions with only `FILL`, so one of them is enough.
         filled = int((symbols_UL == FILL).all(0).sum()) if len(symbols_UL) else 0
         columns = min(self.word_length, self.word_length - filled + self.widest)
@@ -250,7 +252,7 @@ class WordCharacters(StackInput):
         return projected
 
     def vectors(self, packed: Packed, words: WordSegments) -> Tensor:
-        """(W, 2P) the vectors of words, twice. words: on the host."""
+        """(W, 2P) the vector of each word, twice. words: the words of these texts, on the host."""
         symbols_UL, number_W = self.symbols(packed, words)
         vectors_WP = F.embedding(send(number_W, packed.tokens.device), self.of_symbols(symbols_UL))
         return torch.cat([vectors_WP, vectors_WP], 1)

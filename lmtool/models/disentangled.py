@@ -35,8 +35,8 @@ from lmtool.types import Packed
 
 
 class RelativeTable(Position):
-    """The table of relative positions. `weight`: (2 S, H). norm: of its rows, None for none. The original code applies
-    dropout to its values in training; lmtool does not."""
+    """The table of relative positions. `weight`: (2 S, H). norm: applied to its rows, or None. The original code
+    applies dropout to the table in training; lmtool does not."""
 
     scores: ClassVar[bool] = True
 
@@ -47,11 +47,12 @@ class RelativeTable(Position):
         self.norm = norm
 
     def rows(self) -> Tensor:
-        """(2 S, H)."""
+        """(2 S, H) the table, after the norm."""
         return self.weight if self.norm is None else self.norm(self.weight)
 
     def bucket(self, distances: Tensor) -> Tensor:
-        """The entry for distances, query minus key: the distances themselves, or signed bucket numbers."""
+        """The number by which distances (query minus key) are looked up: the distance itself, or a signed bucket
+        number."""
         return distances
 
     def index(self, distances: Tensor) -> Tensor:
@@ -60,8 +61,8 @@ class RelativeTable(Position):
 
 
 class BucketedTable(RelativeTable):
-    """Distances up to half of the buckets have their own entry, larger ones share buckets of increasing width (He et
-    al. 2023, original code). span: buckets in each direction."""
+    """A table by buckets of distances (He et al. 2023, original code): small distances, up to half of the buckets, have
+    a row each; larger ones share buckets of increasing width. span: the number of buckets in each direction."""
 
     def __init__(self, span: int, hidden_size: int, norm: nn.Module, max_distance: int):
         super().__init__(span, hidden_size, norm)
@@ -77,8 +78,8 @@ class BucketedTable(RelativeTable):
 
 
 class DisentangledScores(Position):
-    """The term that relative positions add to one layer's scores. keys_PAD, queries_PAD: the projected table, None for
-    a term that is left out."""
+    """The terms that relative positions add to the scores of one layer. keys_PAD, queries_PAD: the table projected to
+    keys and to queries; None leaves out the term."""
 
     scores: ClassVar[bool] = True
 
@@ -115,14 +116,14 @@ class DisentangledScores(Position):
 
 
 def _table(rows_PAD: Tensor, chosen: Tensor | None, like: Tensor) -> Tensor:
-    """(A, D, P) the selected rows."""
+    """(A, D, P) the rows of a projected table, transposed; those with the indices `chosen`, or all."""
     rows_PAD = rows_PAD if chosen is None else rows_PAD.index_select(0, chosen)
     return rows_PAD.permute(1, 2, 0).to(like.dtype)
 
 
 class DisentangledAttention(SelfAttention):
-    """Self-attention with separate scores for contents and relative positions. terms: those besides the content
-    term."""
+    """Self-attention with separate scores for contents and relative positions. terms: the terms in addition to the
+    content term."""
 
     def __init__(self, config: DisentangledConfig):
         scale = 1 / math.sqrt((1 + config.scaled_terms) * config.width_of_head)
@@ -130,11 +131,11 @@ class DisentangledAttention(SelfAttention):
         self.terms = config.scores
 
     def keys_of(self, rows_PH: Tensor) -> Tensor:
-        """(P, W) keys of relative positions."""
+        """(P, W) the keys of relative positions."""
         return self.k_proj(rows_PH)
 
     def queries_of(self, rows_PH: Tensor) -> Tensor:
-        """(P, W) queries of relative positions."""
+        """(P, W) the queries of relative positions."""
         return self.q_proj(rows_PH)
 
     def forward(
@@ -191,7 +192,7 @@ class Disentangled(BertLike):
         self.relative = relative
 
     def seen(self, number: int, length: float) -> float:
-        """A row of relative positions has no value, so it counts as half a token."""
+        """A relative position has a key but no value, so it counts as half a token."""
         rows = min(2 * length - 1, 2 * self.relative.span)
         return length + len(set(self.config.scores)) * rows / 2
 
@@ -207,7 +208,7 @@ class Disentangled(BertLike):
         absolute: nn.Module | None = None,
     ) -> Tensor:
         """Hidden states (T, H), or (M, H) of the tokens with the flat indices `read_M`. absolute: maps positions (T,)
-        to vectors for the enhanced mask decoder, which then replaces the last layer."""
+        to vectors; if set, the enhanced mask decoder takes the place of the last layer."""
         if absolute is None:
             return super().forward(packed, rng, read_M, tap)
         state = enter(self.embed, self.embed.tokens(packed.tokens), packed, rng, None, self.ahead)

@@ -25,7 +25,8 @@ from lmtool.types import Packed, send
 
 
 class DecoderStack(Stack):
-    """The decoder's stack. embed: what it adds to token embeddings; the encoder's is part of the model's `embed`."""
+    """The stack of the decoder. embed: what the decoder adds to token embeddings; what the encoder adds is part of the
+    model's `embed`."""
 
     def __init__(
         self,
@@ -39,8 +40,9 @@ class DecoderStack(Stack):
 
 
 class EncoderDecoder(Backbone):
-    """`forward(inputs, rng, outputs)` returns hidden states (T, H) of the decoder, which reads `outputs` (already
-    shifted) and attends to all of `inputs`. `embed`: the shared token embedding, and what the encoder adds to it."""
+    """Base of encoder-decoders. `forward(inputs, rng, outputs)` returns the hidden states (T, H) of the decoder, which
+    reads `outputs` (shifted already) and attends to all of `inputs`. `embed`: the shared token embedding, and what the
+    encoder adds to it."""
 
     config: EncoderDecoderConfig
 
@@ -58,8 +60,8 @@ class EncoderDecoder(Backbone):
         read_M: Tensor | None = None,
         tap: Tap | None = None,
     ) -> Tensor:
-        """Hidden states (T, H) of the decoder, or (M, H) of the outputs with the flat indices `read_M`. rng: of the
-        inputs; the outputs use `rng.for_outputs()`. tap: for both stacks."""
+        """Hidden states (T, H) of the decoder, or (M, H) of the outputs with the flat indices `read_M`. rng: the
+        dropout generator of the inputs; the outputs use `rng.for_outputs()`. tap: observes both stacks."""
         if outputs is None:
             raise ValueError("an encoder-decoder needs inputs and outputs; outputs are missing")
         encoded = self.encode(inputs, rng, tap)
@@ -86,20 +88,21 @@ class EncoderDecoder(Backbone):
         read_M: Tensor | None = None,
         tap: Tap | None = None,
     ) -> Tensor:
-        """Hidden states (T, H) of the outputs, or (M, H). rng: of the outputs. cache: of earlier tokens; these
-        are appended, and `encoded` caches keys and values of the inputs."""
+        """Hidden states (T, H) of the outputs, or (M, H) of those with the flat indices `read_M`. rng: the dropout
+        generator of the outputs. cache: the keys and values of earlier outputs, to which those of these outputs are
+        appended; `encoded` caches the keys and values of the inputs."""
         encoded.keep = encoded.keep or cache is not None
         vectors_TE = self.embed.tokens(outputs.tokens)
         state = enter(self.decoder.embed, vectors_TE, outputs, rng, cache, self.decoder.ahead)
         return self.decoder.run(state, state.read(read_M), encoded, tap)
 
     def new_cache(self, documents: int, capacity: int) -> Cache:
-        """An empty cache for this many outputs of at most `capacity` tokens, and their virtual ones."""
+        """An empty cache for this many outputs of at most `capacity` tokens, in addition to virtual ones."""
         return self.decoder.cache_for(self.decoder.embed, documents, capacity)
 
     @property
     def longest_answer(self) -> int:
-        """Maximum number of output tokens, virtual ones not counted."""
+        """The maximum number of output tokens, not counting virtual tokens."""
         return self.config.max_positions - reserved_positions(self.decoder.embed, self.decoder.ahead)
 
     @property
@@ -118,7 +121,7 @@ def shifted(packed: Packed, start: int) -> Packed:
 def post_norm_layers(
     config: TwoTransformersConfig, activation: Activation, activation_dropout: float
 ) -> tuple[list[PostNormLayer], list[PostNormCrossLayer]]:
-    """The layers of both stacks of a family with biases, and with norms after sublayers."""
+    """The layers of both stacks, with biases and with norms after the sublayers."""
     width = config.hidden_size
     attention = (width, config.num_heads, config.attention_dropout)
 

@@ -73,8 +73,8 @@ class Gpt(Decoder):
         return normal(self.config.initializer_std)
 
     def initialize(self, module: nn.Module, seed: int, prefix: str) -> None:
-        """Section 2.3: layers that write to the residual stream are divided by the square root of their number, two per
-        block."""
+        """Initializes as in section 2.3: the weights of layers that write to the residual stream are divided by the
+        square root of the number of these layers, which is two per block."""
         super().initialize(module, seed, prefix)
         residual = normal(self.config.initializer_std / math.sqrt(2 * self.config.num_layers))
         for name, part in module.named_modules():
@@ -138,6 +138,6 @@ to_hf_config = HF_FORMAT.to_hf_config
 
 
 def from_hf_config(data: Mapping[str, object]) -> JsonObject:
-    """`n_inner` is optional."""
+    """The `model` section for a config.json, in which `n_inner` is optional."""
     section = HF_FORMAT.from_hf_config(data)
     return {"feedforward_size": 4 * section["hidden_size"], **section}

@@ -18,8 +18,8 @@ _PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 
 
 class KeyMap:
-    """Pairs (ours, theirs) of module paths; `*` matches the number of a layer. The last part of a name (`.weight`,
-    `.bias`) is unchanged."""
+    """Pairs of module paths, ours and transformers'. `*` matches the number of a layer. The last part of a tensor's
+    name (`.weight`, `.bias`) does not change."""
 
     def __init__(self, pairs: tuple[tuple[str, str], ...]):
         self.pairs = pairs
@@ -27,11 +27,11 @@ class KeyMap:
         self._from = [(_pattern(hf_name), ours) for ours, hf_name in pairs]
 
     def to_hf(self, name: str) -> str | None:
-        """transformers' name of one of our tensors, or None."""
+        """The name of one of our tensors in transformers, or None."""
         return _rename(name, self._to)
 
     def from_hf(self, name: str) -> str | None:
-        """Our name of one of transformers' tensors, or None."""
+        """Our name of a tensor of transformers, or None."""
         return _rename(name, self._from)
 
 
@@ -56,7 +56,7 @@ def encoder_pairs(name: str) -> tuple[tuple[str, str], ...]:
 
 @dataclass(frozen=True)
 class Tied:
-    """Tensors that a model in transformers has once, but its file may contain several times.
+    """Tied tensors: a model in transformers has them once, but its file may contain several copies.
 
     Attributes:
         token: The token embedding.
@@ -75,13 +75,14 @@ class Tied:
     def resolve(
         self, tensors: Mapping[str, Tensor], config: Mapping[str, object], predicts: bool | None = None
     ) -> dict[str, Tensor]:
-        """Remove copies from a file's tensors as transformers 5 does: an output layer stays if it differs from the
-        token embedding or if config.json unties it (`tie_word_embeddings`); a copy replaces a missing original.
+        """Remove copies from the tensors of a file, as transformers 5 does. An output layer stays if it differs from
+        the token embedding, or if config.json says that it is not tied (`tie_word_embeddings`). A copy takes the place
+        of a missing original.
 
         Args:
-            tensors: Of the file.
-            config: Content of config.json.
-            predicts: Whether the model's class predicts tokens; None: if there are tensors of `head`.
+            tensors: The tensors of the file.
+            config: The content of config.json.
+            predicts: Whether the class of the model predicts tokens; None: it does if there are tensors of `head`.
 
         Raises:
             UserError: If a class that predicts tokens lacks an untied output layer, or if other copies differ.
@@ -118,7 +119,7 @@ class Tied:
         return untied
 
     def separate(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Add the copies to the tensors of an untied model, for a file."""
+        """The tensors of an untied model with the copies that its file needs."""
         copies = dict.fromkeys(self.tables, self.token) | ({} if self.bias is None else {self.bias[1]: self.bias[0]})
         return {**tensors, **{name: tensors[original].clone() for name, original in copies.items()}}
 
@@ -137,7 +138,8 @@ def _rename(name: str, table: list[tuple[re.Pattern[str], str]]) -> str | None:
 
 
 def join_projections(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Join queries, keys and values of each attention into one tensor `qkv`, in this order, as in GPT-2."""
+    """Concatenate the projections of queries, keys and values of each attention, in this order, to one tensor `qkv`, as
+    in GPT-2."""
     merged: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         module, _, kind = name.rpartition(".")

@@ -43,8 +43,8 @@ from lmtool.types import send
 
 
 class EncoderMemory(NamedTuple):
-    """The encoded inputs of the documents of a batch, sorted for lockstep decoding: keys_NKA and values_NKV, zero after
-    an input's last token, and the scores of padding, (N, K)."""
+    """The encoded inputs of a batch's documents, sorted for lockstep decoding: keys_NKA and values_NKV, which are zero
+    after the last token of an input, and (N, K) the scores that exclude padding."""
 
     keys_NKA: Tensor
     values_NKV: Tensor
@@ -61,7 +61,7 @@ class AdditiveAttention(nn.Module):
         self.score = nn.Linear(width, 1, bias=False)
 
     def memory(self, encoded: EncoderState, steps: Lockstep) -> EncoderMemory:
-        """Keys and values for the documents of a batch; keys may be cached for the next call."""
+        """The keys and values for the documents of a batch. Keys may be cached for the next call."""
         values_SV, segments = encoded.hidden_SH, encoded.segments
         keys_SA = encoded.cached[self][0] if self in encoded.cached else self.k_proj(values_SV)
         if encoded.keep:
@@ -81,7 +81,7 @@ class AdditiveAttention(nn.Module):
         return EncoderMemory(keys_SA[index_NK], values_NKV, barrier_NK)
 
     def forward(self, state_RC: Tensor, memory: EncoderMemory) -> Tensor:
-        """(R, V) context vectors of the first R documents."""
+        """(R, V) the context vectors of the first R documents."""
         rows = len(state_RC)
         sums_RKA = memory.keys_NKA[:rows] + self.q_proj(state_RC)[:, None]
         scores_RK = self.score(sums_RKA.tanh())[..., 0] + memory.barrier_NK[:rows]
@@ -94,9 +94,9 @@ class AttendingGru(nn.Module):
     """A GRU layer whose input is a token and the attention's context for the previous state. Its output is a maxout
     layer over state, token and context (Goodfellow et al. 2013), with dropout.
 
-    Gates are those of torch.nn.GRU in its order: reset, update, new; the reset gate is applied after the projection of
-    the state, in the paper before it. The first state is computed from the encoder's backward state at the first token:
-    the second half of `value_size`.
+    The gates are those of torch.nn.GRU, in its order: reset, update, new. The reset gate is applied after the
+    projection of the state (the paper applies it before). The first state is computed from the backward state of the
+    encoder at the first token, which is the second half of the value.
     """
 
     def __init__(
@@ -112,14 +112,16 @@ class AttendingGru(nn.Module):
         self.dropout = Dropout(dropout)
 
     def saved_activations(self, keys: float) -> float:
-        """Number of values per token saved for the backward. keys: mean number of tokens of its input."""
+        """The number of values per token that are saved for the backward pass. keys: the mean number of tokens of its
+        input."""
         state, value = self.state_gates.in_features, self.context_gates.in_features
         read = self.output.in_features + self.output.out_features + self.token_gates.in_features
         attention = self.cross_attn.q_proj.out_features
         return read + attention + 8 * state + 2 * value + keys * (attention + 2)
 
     def forward(self, x_TE: Tensor, context: Context) -> Tensor:
-        """(T, E) to (T, O), or (M, O) of the selected tokens. ValueError without encoder states in the context."""
+        """(T, E) to (T, O), or (M, O) of the selected tokens. Raises ValueError if the context has no encoder
+        states."""
         if context.encoded is None:
             raise ValueError("the attention reads an encoder; the context has none")
         steps = steps_of(context.packed.segments)
@@ -145,7 +147,7 @@ class AttendingGru(nn.Module):
         return self.dropout(maps_MO2.amax(-1), context.read_rng)
 
     def _first(self, encoded: EncoderState, steps: Lockstep) -> Tensor:
-        """(N, C), in the order of the steps."""
+        """(N, C) the first state of each document, in the order of the steps."""
         starts_N = torch.tensor(encoded.segments.starts).clamp(max=max(len(encoded.hidden_SH) - 1, 0))
         order_N = steps.order_N.div(encoded.outputs, rounding_mode="floor")
         at_N = send(starts_N, encoded.hidden_SH.device).index_select(0, order_N)
@@ -153,7 +155,7 @@ class AttendingGru(nn.Module):
         return self.first_state(backward_NV).tanh()
 
     def _step(self, read_RG: Tensor, state_RC: Tensor) -> Tensor:
-        """(R, C) next states."""
+        """(R, C) the next states."""
         (reset, update, new), (old_reset, old_update, old_new) = (
             gates.chunk(3, -1) for gates in (read_RG, self.state_gates(state_RC))
         )
@@ -161,7 +163,7 @@ class AttendingGru(nn.Module):
         return torch.lerp(new_RC, state_RC.to(new_RC.dtype), (update + old_update).sigmoid())
 
     def _last(self, states: list[Tensor], before_NC: Tensor, steps: Lockstep) -> Tensor:
-        """(N, C) state after each document, in the order of the batch."""
+        """(N, C) the state after each document, in the order of the batch."""
         before_NC = torch.empty_like(before_NC).index_copy(0, steps.order_N, before_NC)
         if not states:
             return before_NC
@@ -204,15 +206,15 @@ class RnnAttention(EncoderDecoder):
 
     @property
     def state_widths(self) -> tuple[int, ...]:
-        """Widths of the encoder's states, in both directions."""
+        """The widths of the states of the encoder, both directions concatenated."""
         return self.config.embedding_size, *[2 * self.config.hidden_size] * self.config.num_layers
 
     def initial_draw(self) -> Draw:
         return normal(self.config.initializer_std)
 
     def initialize(self, module: nn.Module, seed: int, prefix: str) -> None:
-        """Appendix B.1: orthogonal recurrent matrices, smaller values in the attention, whose initial scores are all
-        zero."""
+        """Initializes as in appendix B.1: recurrent matrices are orthogonal; the values in the attention are smaller,
+        and its initial scores are all zero."""
 
         def draw_of(name: str, part: nn.Module) -> Draw:
             if name.endswith("cross_attn.score"):

@@ -48,11 +48,11 @@ from lmtool.types import Packed
 
 
 class TransformerXl(Decoder):
-    """The decoder without its head, which is tied to the token embedding. `relative`: relative positions, shared by
+    """The decoder without its head, which is tied to the token embedding. `relative`: the relative positions, shared by
     all layers.
 
-    State: `memory` (N, layers, F, H), the last F input states of each layer; padded with zeros on the left, which are
-    not attended to.
+    Its state is the `memory` (N, layers, F, H): the last F input states of each layer. A memory that is not full yet is
+    padded with zeros on the left, which no token attends to.
     """
 
     config: TransformerXlConfig
@@ -81,7 +81,7 @@ class TransformerXl(Decoder):
 
     @property
     def memory_length(self) -> int:
-        """F: the memory's length in training or evaluation."""
+        """F, the length of the memory, which differs between training and evaluation."""
         return self.config.memory_length if self.training else self.config.evaluated_memory
 
     def remember(self, tokens: int) -> None:
@@ -99,8 +99,8 @@ class TransformerXl(Decoder):
         return self.relative
 
     def seen(self, number: int, length: float) -> float:
-        """A distance has no value, so it counts as half a token. Keys and values of the memory are recomputed for every
-        segment."""
+        """A distance has a key but no value, so it counts as half a token. The keys and values of the memory are
+        computed again for every segment."""
         memory = self.config.memory_length
         return 1.5 * (length / 2 + memory) + self.hidden_size * memory / max(length, 1)
 
@@ -113,8 +113,9 @@ class TransformerXl(Decoder):
         tap: Tap | None = None,
         carried: Carried | None = None,
     ) -> Tensor:
-        """Hidden states (T, H), or (M, H) of the tokens with the flat indices `read_M`. cache: of earlier tokens; these
-        are appended. carried: the memory of earlier segments; replaced by that of the next one."""
+        """Hidden states (T, H), or (M, H) of the tokens with the flat indices `read_M`. cache: the keys and values of
+        earlier tokens, to which those of these tokens are appended. carried: the memory of earlier segments, from which
+        the memory for the next segment is computed."""
         if carried is None or not self.memory_length:
             if carried is not None:
                 carried.after = carried.before
@@ -132,7 +133,8 @@ class TransformerXl(Decoder):
 
 
 class MemoryRecorder(Tap):
-    """Records the input states of every layer. after: (N, F, H) of each layer, the last F of memory and states."""
+    """Records the input states of every layer. after: for each layer (N, F, H), the last F states of the old memory and
+    the segment together."""
 
     def __init__(self, memory_NYFH: Tensor, lengths: tuple[int, ...]):
         self._memories, self._lengths = memory_NYFH.unbind(1), lengths

@@ -6,9 +6,9 @@ after Dai et al. 2019, "Transformer-XL", 3.3):
 with queries q, keys k, r, which each layer projects from sinusoids of the distance, and s, one vector for two tokens of
 the same segment and another for different ones; u, v and w are learned biases.
 
-The content stream encodes every token. The query stream knows only the positions of some of them and attends to the
-content stream: its states predict these tokens without seeing them. Ranks define the masks: i attends to j if rank_j <=
-rank_i, in the query stream if rank_j < rank_i.
+The content stream encodes every token. The query stream has a state for each predicted token, which knows the position
+of the token but not the token itself; it attends to the content stream. Ranks, the order in which tokens are predicted,
+define the masks: in the content stream i attends to j if rank_j <= rank_i, in the query stream if rank_j < rank_i.
 
 Shape letters: T tokens, M predicted tokens, S both streams concatenated, Q queries, Z keys, R rows of a tile, L queries
 and K keys of a row, A heads, D head width, P distances, H hidden width.
@@ -35,9 +35,10 @@ _SEEN_BY_ALL = torch.iinfo(torch.int64).min
 
 
 class StreamTile(NamedTuple):
-    """The mask and indices of one tile. same_R1LK: whether query and key are in the same segment, None without
-    segments. barrier_R1LK: 0 or -inf, None if everything is visible. index_R1LK: row of each distance, counted from
-    the largest distance of the tile; None if positions are consecutive on both sides."""
+    """The masks and indices of one tile. same_R1LK: whether query and key are in the same segment; None if there are no
+    segments. barrier_R1LK: the term added to scores, 0 or -inf; None if all keys are visible. index_R1LK: the row of
+    each distance, counted from the largest distance in the tile; None if the positions of queries and of keys are
+    consecutive."""
 
     same_R1LK: Tensor | None
     barrier_R1LK: Tensor | None
@@ -47,10 +48,10 @@ class StreamTile(NamedTuple):
 class StreamAttention:
     """How a stream's queries attend to the keys.
 
-    layout: of queries and keys. positions_Q: positions of the queries among the keys of their documents; None if every
-    document's are consecutive from the same start. segments, ranks: of queries and keys, None if there are none.
-    strict: whether a query attends to lower ranks only. A query without visible keys attends to all; the caller zeroes
-    its result.
+    layout: the documents of queries and keys. positions_Q: the position of each query among the keys of its document;
+    None if the positions are consecutive and start at the same number in all documents. segments, ranks: the segments
+    and ranks of queries and keys; None if there are none. strict: whether a query attends only to lower ranks. A query
+    without visible keys attends to all keys; the caller sets its result to zero.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class StreamAttention:
         self._tiles: dict[int, tuple[Tensor, StreamTile]] = {}
 
     def of_tile(self, query_RL: Tensor, key_RK: Tensor, key_positions_RK: Tensor) -> StreamTile:
-        """The plan of a tile, computed once for all layers."""
+        """The masks and indices of a tile. They are computed once for all layers."""
         if id(query_RL) not in self._tiles:
             index_R1LK = None
             if self.positions_Q is not None:
@@ -81,7 +82,7 @@ class StreamAttention:
     def _pairwise(
         pair: tuple[Tensor, Tensor] | None, query_RL: Tensor, key_RK: Tensor, compare: Callable[..., Tensor]
     ) -> Tensor | None:
-        """(R, 1, L, K): compare(key's value, query's value)."""
+        """(R, 1, L, K) the result of `compare` for the value of each key and the value of each query."""
         if pair is None:
             return None
         queries, keys = pair
@@ -95,8 +96,8 @@ class StreamAttention:
 
 
 class SignedDistances(Position):
-    """Sinusoids of the distance, query minus key; nothing is learned. The original code applies dropout to them in
-    training; lmtool does not. The positions of a model with one stream."""
+    """The positions of a model with one stream: sinusoids of the distance from key to query, without parameters. The
+    original code applies dropout to them in training; lmtool does not."""
 
     scores: ClassVar[bool] = True
 
@@ -107,7 +108,8 @@ class SignedDistances(Position):
         self._streams: tuple[Packed, Layout, Streams] | None = None
 
     def rows(self, keys: int, queries: int, like: Tensor) -> Tensor:
-        """(P, H) for the distances keys - 1, ..., -queries, in the type of `like` or more."""
+        """(P, H) the sinusoids of the distances from keys - 1 down to -queries, in the type of `like` or a wider
+        one."""
         key = keys, queries, like.device, torch.promote_types(like.dtype, torch.float32)
         # All layers of a forward use the same rows.
         if self._rows is None or self._rows[0] != key:
@@ -125,8 +127,8 @@ class SignedDistances(Position):
 
 
 class Streams(Position):
-    """The streams of a forward pass: attention of the content, and of the predicted tokens, if there are any. blind_M:
-    which of these have no visible key."""
+    """The streams of a forward pass: the content stream and, if tokens are predicted, the query stream. blind_M: which
+    of the predicted tokens have no visible key."""
 
     scores: ClassVar[bool] = True
 
@@ -141,7 +143,7 @@ class Streams(Position):
         self.distances, self.content, self.query, self.blind_M = distances, content, query, blind_M
 
     def rows(self, like: Tensor) -> Tensor:
-        """(P, H) for all distances."""
+        """(P, H) the sinusoids of all distances in the batch."""
         layout = self.content.layout
         return self.distances.rows(max(layout.key.lengths, default=1), max(layout.query.lengths, default=1), like)
 
@@ -156,8 +158,8 @@ def content_stream(packed: Packed, layout: Layout) -> StreamAttention:
 
 
 def query_stream(packed: Packed, content: Layout, query_M: Tensor) -> tuple[StreamAttention, Tensor]:
-    """The query stream of the tokens with the flat indices `query_M`, increasing, on the host; and (M,) which of them
-    have no visible key. content: layout of the content stream. ValueError without ranks."""
+    """The query stream of the tokens with the flat indices `query_M` (increasing, on the host), and (M,) bool, which of
+    them have no visible key. content: the layout of the content stream. Raises ValueError if the batch has no ranks."""
     if "rank" not in packed.columns:
         raise ValueError("a query stream needs the column rank")
     device = packed.tokens.device
@@ -178,15 +180,15 @@ def query_stream(packed: Packed, content: Layout, query_M: Tensor) -> tuple[Stre
 
 
 def _columns(packed: Packed) -> list[tuple[str, Tensor, int]]:
-    """The columns that attention reads, and their values for keys before a text. Without segments all tokens are in the
-    first one."""
+    """The columns that attention reads, each with its value for the keys of a prefix or a memory. Without a column of
+    segments, all tokens are in the first segment."""
     segments_T = packed.columns.get("segment")
     columns = [("segment", torch.zeros_like(packed.tokens) if segments_T is None else segments_T, 0)]
     return columns + ([("rank", packed.columns["rank"], _SEEN_BY_ALL)] if "rank" in packed.columns else [])
 
 
 def _of_keys(column_T: Tensor, packed: Packed, layout: Layout, before: int) -> Tensor:
-    """(Z,) a column of tokens, extended to the keys."""
+    """(Z,) a column with a value for every key. before: the value of the keys before a text."""
     if layout.key is layout.query:
         return column_T
     starts_N = torch.tensor(layout.key.starts) + torch.tensor(layout.query_start)
@@ -195,9 +197,11 @@ def _of_keys(column_T: Tensor, packed: Packed, layout: Layout, before: int) -> T
 
 
 class RelativeScores(Position):
-    """The term that distances and segments add to one layer's scores, and the mask of its ranks. rows_PAD: projected
-    distances. distance_A1D, segment_A1D: added to the queries for them, which are scaled and include u.
-    segments_A2D: the vectors for equal and for different segments."""
+    """The terms that distances and segments add to the scores of one layer, and the mask by ranks.
+
+    rows_PAD: the projected distances. distance_A1D, segment_A1D: v - u and w - u, scaled: they are added to queries
+    that already include u. segments_A2D: the vectors for equal and for different segments.
+    """
 
     scores: ClassVar[bool] = True
 
@@ -261,8 +265,8 @@ class TwoStreamAttention(SelfAttention):
     def forward(
         self, x_SH: Tensor, context: Context, read_M: Tensor | None = None, norm: nn.Module | None = None
     ) -> Tensor:
-        """As in every self-attention; with predicted tokens, x_SH is the content followed by the query stream, and
-        `read_M` selects the query stream only."""
+        """As in every self-attention. If tokens are predicted, x_SH is the content stream followed by the query stream,
+        and `read_M` returns only the query stream."""
         position = context.position
         streams = position if isinstance(position, Streams) else cast(SignedDistances, position).streams(context)
         rows_PAD = self.heads(self.pos_proj(streams.rows(x_SH)))
@@ -278,7 +282,8 @@ class TwoStreamAttention(SelfAttention):
         return self.attend_and_project(q_TAD, k_ZAD, v_ZAD, streams.content.layout, bias, context, read_M)
 
     def _two_streams(self, x_SH: Tensor, context: Context, streams: Streams, rows_PAD: Tensor, last: bool) -> Tensor:
-        """(S, H), or (M, H) of the query stream in the last layer. A memory precedes the content's keys."""
+        """(S, H) both streams; in the last layer only the query stream, (M, H). A memory precedes the keys of the
+        content."""
         assert streams.query is not None and streams.blind_M is not None
         tokens = len(context.packed.tokens)
         x_ZH, x_MH = x_SH[:tokens], x_SH[tokens:]
@@ -297,7 +302,7 @@ class TwoStreamAttention(SelfAttention):
         self, q_QAD: Tensor, k_ZAD: Tensor, v_ZAD: Tensor, stream: StreamAttention, rows_PAD: Tensor, context: Context,
         first: int,
     ) -> Tensor:  # fmt: skip
-        """(Q, A, D) of one stream. first: index of its first row among those of both."""
+        """(Q, A, D) the attention of one stream. first: the index of its first token among those of both streams."""
         rng = self.dropout.rng(context.rng)
         if rng is not None:
             rng = rng.rows(torch.arange(first, first + len(q_QAD), device=q_QAD.device))
@@ -305,7 +310,7 @@ class TwoStreamAttention(SelfAttention):
         return attend(q_QAD, k_ZAD, v_ZAD, stream.layout, bias, self.scale, self.dropout.rate, rng)
 
     def relative(self, stream: StreamAttention, rows_PAD: Tensor) -> RelativeScores:
-        """The term added to a stream's scores."""
+        """The terms added to the scores of a stream."""
         scale = 1 / math.sqrt(self.head_size)
         distance_AD = (self.place_bias - self.content_bias) * scale
         segment_AD = (self.segment_bias - self.content_bias) * scale

@@ -87,18 +87,17 @@ def _constants(location: int | Tensor, shape: tuple[int, ...], device: torch.dev
 
 
 def keep_mask(keys: Tensor, constants: Tensor, channels: int, rate: float) -> Tensor:
-    """int16: 0 for dropped channels, 1 for kept ones. Keys (..., 1) and constants (..., hashes) give (...,
-    channels)."""
+    """(..., channels) int16: 0 for dropped channels, 1 for the others. keys: (..., 1). constants: (..., hashes)."""
     return _threshold(mix(keys + constants).view(torch.int16)[..., :channels].contiguous(), rate)
 
 
 def _threshold(bits: Tensor, rate: float) -> Tensor:
-    """In place, because a comparison that returns bools takes 14 times as long."""
+    """Compare in place: a comparison that returns bools takes 14 times as long."""
     return bits.ge_(round(rate * _LEVELS) - _LEVELS // 2)
 
 
 def _factor(rate: float) -> float:
-    """Scale applied to kept values: 1/(1 - rate), with the rate rounded to 16 bits."""
+    """The factor of values that are not dropped: 1/(1 - rate), with the rate rounded to 16 bits."""
     return _LEVELS / (_LEVELS - round(rate * _LEVELS))
 
 
@@ -186,18 +185,18 @@ class DropoutRng(Protocol):
 
 
 def select_rng(rng: DropoutRng | None, read_M: Tensor | None) -> DropoutRng | None:
-    """The generator of the selected tokens; of all if None."""
+    """The generator of the tokens with the indices `read_M`; None: of all tokens."""
     return rng if rng is None or read_M is None else rng.rows(read_M)
 
 
 def rng_at(rng: DropoutRng | None, location: int) -> DropoutRng | None:
-    """The generator of a location, or None without a generator."""
+    """The generator at a location; None if there is no generator."""
     return None if rng is None else rng.at(location)
 
 
 class TokenRng:
-    """Keyed randomness for the tokens of a batch. keys_T: (T,) int64, see `token_keys`. output_keys_T: those of the
-    decoder's tokens, if there are any. location: a hash of the location in the model."""
+    """Keyed random numbers for the tokens of a batch. keys_T: (T,) int64, see `token_keys`. output_keys_T: the keys of
+    the decoder's tokens, or None. location: a hash of the location in the model."""
 
     def __init__(self, keys_T: Tensor, output_keys_T: Tensor | None = None, location: int = 0):
         self.keys_T = keys_T

@@ -28,8 +28,8 @@ def product_type(x: Tensor) -> torch.dtype:
 
 
 def aligned_rows(x_TI: Tensor, dtype: torch.dtype) -> Tensor:
-    """x converted to a type, and padded to R rows with zeros if it is a half-precision type on a CPU. Fewer rows than
-    `ROW_MULTIPLE` are not padded, because there are few such shapes."""
+    """Converts x to a type and, if this is a half-precision type on a CPU, pads it with zeros to R rows. Fewer than
+    `ROW_MULTIPLE` rows are not padded, because they have few different shapes."""
     tokens = len(x_TI)
     extra = -tokens % ROW_MULTIPLE
     if not extra or tokens < ROW_MULTIPLE or x_TI.device.type != "cpu" or dtype not in _HALF:

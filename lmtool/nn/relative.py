@@ -25,24 +25,25 @@ from lmtool.nn.regions import region
 
 
 def shifted(products_RALP: Tensor, keys: int) -> Tensor:
-    """(R, A, L, K) from products with decreasing distances, where that of query i and key j is at index L - 1 - i + j.
-    Each row starts one index before the row above, so this is a view of the memory (appendix B). P is at least K +
-    1: keys after their query get arbitrary values, which a mask hides."""
+    """(R, A, L, K) the products of queries and keys, given the products with decreasing distances, in which query i and
+    key j are at index L - 1 - i + j. Each row starts one index before the row above it, so the result is a view of the
+    same memory (appendix B). P must be at least K + 1. Keys after their query get arbitrary values, which a mask
+    hides."""
     queries, distances = products_RALP.shape[-2:]
     flat = products_RALP.flatten(-2)[..., queries - 1 : queries * distances - 1]
     return flat.unflatten(-1, (queries, distances - 1))[..., :keys]
 
 
 def in_front(memory_NFH: Tensor, x_TH: Tensor, lengths: tuple[int, ...]) -> Tensor:
-    """(Z, H): the memory before the tokens of each text."""
+    """(Z, H) the states of each text, preceded by its memory."""
     pairs = zip(memory_NFH.unbind(), x_TH.split(lengths), strict=True)
     return torch.cat([part for pair in pairs for part in pair])
 
 
 class Distances(Position):
-    """Shared by a model's layers: u and v, (A, D) `content_bias` and `place_bias`, and sinusoids of the distances.
-    clamp: maximum distance in evaluation, None for no maximum. The original code applies dropout to the sinusoids in
-    training; lmtool does not."""
+    """The parts of relative positions that all layers of a model share: u and v, the (A, D) parameters `content_bias`
+    and `place_bias`, and the sinusoids of distances. clamp: the maximum distance in evaluation, or None. The original
+    code applies dropout to the sinusoids in training; lmtool does not."""
 
     scores: ClassVar[bool] = True
 
@@ -54,7 +55,7 @@ class Distances(Position):
         self._rows: tuple[tuple[object, ...], Tensor] | None = None
 
     def rows(self, farthest: int, like: Tensor) -> Tensor:
-        """(P, H) of the distances farthest, ..., 1, 0, in the type of `like` or more."""
+        """(P, H) the sinusoids of the distances from `farthest` down to 0, in the type of `like` or a wider one."""
         dtype = torch.promote_types(like.dtype, torch.float32)
         key = farthest, self.training, like.device, dtype
         # All layers of a forward use the same rows.
@@ -67,8 +68,8 @@ class Distances(Position):
 
 
 class DistanceScores(Position):
-    """The term that distances add to one layer's scores. rows_PAD: projected distances, decreasing to 0. distance_A1D:
-    added to the queries for them, which are scaled and include u."""
+    """The term that distances add to the scores of one layer. rows_PAD: the projected distances, decreasing to 0.
+    distance_A1D: v - u, scaled, which is added to queries that already include u."""
 
     scores: ClassVar[bool] = True
 
@@ -101,13 +102,13 @@ class RelativeAttention(SelfAttention):
 
     @region(1)
     def project_queries(self, x_TH: Tensor, content_AD: Tensor, norm: nn.Module | None) -> Tensor:
-        """(T, A, D) queries, with u."""
+        """(T, A, D) the queries, with u added."""
         q_TAD = self.heads(self.q_proj(x_TH if norm is None else norm(x_TH)))
         return q_TAD + content_AD.to(q_TAD.dtype)
 
     @region(1)
     def project_keys_values(self, x_ZH: Tensor, norm: nn.Module | None) -> tuple[Tensor, Tensor]:
-        """(Z, A, D) keys and values."""
+        """(Z, A, D) the keys and values."""
         x_ZH = x_ZH if norm is None else norm(x_ZH)
         return self.heads(self.k_proj(x_ZH)), self.heads(self.v_proj(x_ZH))
 
@@ -128,7 +129,7 @@ class RelativeAttention(SelfAttention):
         return self.attend_and_project(q_TAD, k_TAD, v_TAD, context.layout, bias, context, read_M)
 
     def distance_scores(self, distances: Distances, layout: Layout, like: Tensor) -> DistanceScores:
-        """The term added to this layer's scores."""
+        """The term that distances add to the scores of this layer."""
         ends = map(sum, zip(layout.query_start, layout.query.lengths, strict=True))
         rows_PAD = self.heads(self.pos_proj(distances.rows(max(ends, default=1) - 1, like)))
         difference_AD = (distances.place_bias - distances.content_bias) / math.sqrt(self.head_size)

@@ -18,20 +18,20 @@ from lmtool.nn.regions import region
 
 @dataclass(frozen=True)
 class TokenLogits:
-    """Logits over a vocabulary, not yet computed: `F.linear(hidden_MW, table_VW, bias_V)`."""
+    """Logits over a vocabulary that are computed on demand: `F.linear(hidden_MW, table_VW, bias_V)`."""
 
     hidden_MW: Tensor
     table_VW: Tensor
     bias_V: Tensor | None = None
 
     def of(self, first: int = 0, last: int | None = None) -> Tensor:
-        """(rows, V) logits of the targets from `first` to before `last`."""
+        """(rows, V) the logits of the targets [first, last)."""
         return F.linear(self.hidden_MW[first:last], self.table_VW, self.bias_V)
 
 
 class HeadObserver:
-    """Observes a head's predictions in a forward pass. only: the loss is not needed, so heads that compute it in chunks
-    return 0."""
+    """Observes the predictions of heads in a forward pass. only: whether only the predictions are needed, so that heads
+    that compute the loss in chunks return 0 instead."""
 
     only: bool = False
 
@@ -76,11 +76,10 @@ def loss_sum(
     Args:
         logits_MC: The logits.
         labels_M: The classes.
-        label_smoothing: Fraction of the target spread over all classes.
-        class_weights: (C,) factors of the losses.
-        focal_gamma: If not 0, each loss is weighted by (1 - p)^gamma, where p is the probability of its label (Lin et
-            al.
-            2017, section 3), without smoothing.
+        label_smoothing: The fraction of the target probability that is spread over all classes.
+        class_weights: (C,) the factor of each class's losses.
+        focal_gamma: If not 0, each loss is multiplied by (1 - p)^gamma, where p is the probability of its label (Lin et
+            al. 2017, section 3), and labels are not smoothed.
     """
     if not focal_gamma:
         wide = _wide(logits_MC)
@@ -101,10 +100,10 @@ def binary_losses(
 
     Args:
         logits_NC: The logits.
-        labels_NC: 0.0 or 1.0.
-        label_smoothing: Fraction of a label spread over both values.
-        gamma: Of the focal loss; 0 for none.
-        positive_weights: (C,) factors of the losses for label 1.
+        labels_NC: The labels, 0.0 or 1.0.
+        label_smoothing: The fraction of a label that is spread over both values.
+        gamma: The exponent of the focal loss; 0 for none.
+        positive_weights: (C,) the factor of the losses for label 1.
     """
     logits_NC = _wide(logits_NC)
     targets_NC = labels_NC * (1 - label_smoothing) + label_smoothing / 2 if label_smoothing else labels_NC
@@ -244,9 +243,9 @@ def _to_gradient(
 
 
 def _normalizer(probabilities: Tensor, labels: Tensor, picked: Tensor, highest: Tensor) -> Tensor:
-    """(R, 1) log of the sum of exponentials, from the logit and probability of the label or, if this probability is too
-    small, of the most probable class. Only a CPU can check this without a synchronization. picked, highest: the
-    logits."""
+    """(R, 1) the log of the sum of exponentials, computed from the logit and the probability of the label or, if this
+    probability is too small, of the most probable class. Only on a CPU can this be checked without a synchronization.
+    picked, highest: the logits of the label and of the most probable class."""
     probability = probabilities.gather(1, labels)
     readable = probability.device.type == "cpu" and not torch.compiler.is_compiling()
     if readable and probability.numel() and float(probability.min()) > _SMALLEST_PROBABILITY:

@@ -23,8 +23,8 @@ LAYERS = "layers"
 
 
 class LayerFeatures(nn.Module, ABC):
-    """Combines the states of several layers into one vector per token. first, depth: numbers of the lowest and the
-    highest layer. states: width of the vector as a multiple of H."""
+    """Combines the states of several layers into one vector per token. first, depth: the numbers of the lowest and of
+    the highest layer. states: the width of the vector as a multiple of H."""
 
     states: int = 1
 
@@ -34,7 +34,7 @@ class LayerFeatures(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, states: Sequence[Tensor]) -> Tensor:
-        """L tensors (M, H), lowest layer first, to (M, states * H)."""
+        """Combines L tensors (M, H), the lowest layer first, to (M, states * H)."""
 
 
 class ScalarMix(LayerFeatures):
@@ -52,8 +52,8 @@ class ScalarMix(LayerFeatures):
 
 
 def layer_mix(model: nn.Module) -> JsonObject:
-    """`layer_mix` of a model with a learned mix: `weights` of the embedding and each layer, and `gamma`. Empty without
-    one."""
+    """The learned mixture of a model's layers, under the key `layer_mix`: the `weights` of the embedding and of each
+    layer, and `gamma`. Empty for other models."""
     mix = next((module for module in model.modules() if isinstance(module, ScalarMix)), None)
     if mix is None:
         return {}
@@ -73,8 +73,8 @@ class LastFour(LayerFeatures):
 
 
 class LayerRecorder(Tap):
-    """Records the selected tokens' states of the layers that `features` needs, except the last layer. tap: another tap,
-    called first."""
+    """Records the states of the selected tokens after each layer that `features` needs, except the last layer. tap:
+    another tap, which is called first."""
 
     def __init__(self, features: LayerFeatures, side: Side, read_M: Tensor | None = None, tap: Tap | None = None):
         self.features, self.side, self.read_M, self.tap = features, side, read_M, tap
@@ -97,5 +97,6 @@ class LayerRecorder(Tap):
         return None if self.tap is None else self.tap.attention(point, kind)
 
     def read(self, last_MH: Tensor) -> Tensor:
-        """(M, states * H) features. last_MH: the output of the forward pass."""
+        """(M, states * H) the features. last_MH: the output of the forward pass, which is the state after the last
+        layer."""
         return self.features([*self.states, last_MH])

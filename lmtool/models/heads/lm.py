@@ -29,7 +29,7 @@ _ROWS = 256
 
 
 class LMHead(PredictingHead):
-    """logits = table hidden, without a bias (GPT-2). To be called on predicting positions only.
+    """A language model head without a bias (GPT-2): logits = table hidden. Call it only on predicting positions.
 
     output: the output layer if it is untied from the token embedding, otherwise None.
     """
@@ -47,7 +47,7 @@ class LMHead(PredictingHead):
         self.output = nn.Linear(width, rows, bias=False)
 
     def table(self, table_VH: Tensor) -> Tensor:
-        """The output layer's weight: untied, or the token embedding."""
+        """The weight of the output layer: its own if it is untied, otherwise the token embedding."""
         return table_VH if self.output is None else self.output.weight
 
     def transform(self, hidden_MH: Tensor) -> Tensor:
@@ -59,7 +59,7 @@ class LMHead(PredictingHead):
         return nn.functional.linear(self.transform(hidden_MH), self.table(table_VH), self.bias)
 
     def of_tokens(self, hidden_MH: Tensor, table_VH: Tensor, tokens_C: Tensor) -> Tensor:
-        """(M, C) logits of the tokens `tokens_C`."""
+        """(M, C) the logits of the tokens `tokens_C` only."""
         bias_C = None if self.bias is None else self.bias[tokens_C]
         return self.seen(nn.functional.linear(self.transform(hidden_MH), self.table(table_VH)[tokens_C], bias_C))
 
@@ -73,15 +73,15 @@ class LMHead(PredictingHead):
         return linear_loss_sum(hidden_MH, table_VH, self.bias, labels_M, label_smoothing)
 
     def scores(self, hidden_MH: Tensor, table_VH: Tensor, labels_M: Tensor) -> tuple[Tensor, Tensor]:
-        """(M,) losses and (M,) most probable tokens, without gradient."""
+        """(M,) the losses and (M,) the most probable tokens, without gradient."""
         return linear_scores(self.transform(hidden_MH), self.table(table_VH), self.bias, labels_M)
 
 
 class BackboneLMHead(LMHead):
-    """A family's head from hidden states to tokens: scaled, tied or untied, with constants or a bias
-    (`VocabularyHead`).
+    """The language model head of a family, as its `VocabularyHead` describes it: tied or untied, with or without a
+    scale, constants or a bias.
 
-    bias: (V,) fixed constants, a learned bias, or None.
+    bias: (V,) fixed constants or a learned bias; None if there is neither.
     """
 
     def __init__(self, kind: VocabularyHead, hidden_size: int, vocab_size: int):
@@ -105,7 +105,8 @@ class AdaptiveLMHead(LMHead):
     and a softmax within each cluster. Tokens are ordered by frequency. Unlike torch's module, it is tied and has a bias
     for each token (Dai et al. 2019, original code).
 
-    bias: (V,). clusters: a row and a bias for each of the C clusters. cutoffs: their first tokens.
+    bias: (V,) the bias of each token. clusters: a row and a bias for each of the C clusters. cutoffs: the first token
+    of each cluster.
     """
 
     def __init__(self, cutoffs: tuple[int, ...], hidden_size: int, vocab_size: int):
@@ -116,26 +117,26 @@ class AdaptiveLMHead(LMHead):
 
     @property
     def rows_read(self) -> float:
-        """Mean number of table rows multiplied per token, of the first softmax and the token's cluster, if token
-        frequencies follow Zipf's law."""
+        """The mean number of table rows by which a token's state is multiplied, in the first softmax and in the cluster
+        of the token, if token frequencies follow Zipf's law."""
         starts = list(accumulate(self.sizes))
         probabilities = [math.log(end / start) / math.log(starts[-1]) for start, end in pairwise(starts)]
         return self.sizes[0] + sum(p * size for p, size in zip(probabilities, self.sizes[1:], strict=True))
 
     def _parts(self, table_VH: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Table and biases of the first softmax, then of the clusters."""
+        """The table rows and the biases of the first softmax, then those of each cluster."""
         first, *tails = zip(self.table(table_VH).split(self.sizes), self.biases.split(self.sizes), strict=True)
         yield torch.cat([first[0], self.clusters.weight]), torch.cat([first[1], self.clusters.bias])
         yield from tails
 
     @property
     def biases(self) -> Tensor:
-        """(V,) bias of each token."""
+        """(V,) the bias of each token."""
         assert self.bias is not None
         return self.bias
 
     def forward(self, hidden_MH: Tensor, table_VH: Tensor) -> Tensor:
-        """(M, V) log probabilities, fp32 or more."""
+        """(M, V) the log probabilities of all tokens, in fp32 or a wider type."""
         logs = [_log_softmax(nn.functional.linear(hidden_MH, *part)) for part in self._parts(table_VH)]
         first = self.sizes[0]
         tails = [logs[0][:, first + number, None] + tail for number, tail in enumerate(logs[1:])]
@@ -223,14 +224,15 @@ class MaskedLMHead(LMHead):
     def states(
         self, backbone: Backbone, packed: Packed, rng: DropoutRng | None = None, read_M: Tensor | None = None
     ) -> Tensor:
-        """(T, H), or (M, H) of `read_M`: the head's input from a backbone over a packed batch."""
+        """(T, H), or (M, H) of the tokens `read_M`: the states of a backbone for a packed batch that this head
+        reads."""
         states: Tensor = backbone(packed, rng, read_M=read_M)
         return states
 
 
 class EnhancedMaskedLMHead(MaskedLMHead):
-    """`MaskedLMHead` after an enhanced mask decoder (He et al. 2021, "DeBERTa", 3.2), which adds absolute positions for
-    this head only. `absolute`: (P, H) table of positions."""
+    """`MaskedLMHead` after an enhanced mask decoder (He et al. 2021, "DeBERTa", 3.2), which adds absolute positions
+    only for this head. `absolute`: (P, H) the table of positions."""
 
     absolute: nn.Embedding
 
@@ -242,8 +244,8 @@ class EnhancedMaskedLMHead(MaskedLMHead):
 
 
 def masked_lm_head(backbone: Backbone, enhanced: bool = False) -> MaskedLMHead:
-    """The masked language model head of a backbone. enhanced: with the enhanced mask decoder; UserError if the family
-    has none."""
+    """The masked language model head of a backbone. enhanced: whether it follows the enhanced mask decoder. Raises
+    UserError if the family has none."""
     if enhanced and not backbone.decodes_masks:
         raise UserError(
             f"objective.enhanced_decoder=true: model={backbone.config.name} has no enhanced mask decoder",
@@ -266,7 +268,8 @@ def masked_lm_head(backbone: Backbone, enhanced: bool = False) -> MaskedLMHead:
 
 
 class ReplacedTokenHead(PredictingHead):
-    """Dense layer, activation, and one logit per token: positive if the token was replaced."""
+    """ELECTRA's discriminator head: a dense layer, an activation, and one logit per token, which is positive if the
+    token was replaced."""
 
     def __init__(self, hidden_size: int, activation: Activation = "gelu"):
         super().__init__()
@@ -281,7 +284,7 @@ class ReplacedTokenHead(PredictingHead):
 
 
 class CopyGate(nn.Module):
-    """One logit per token: whether the input token is the original one."""
+    """One logit per token, which is positive if the input token is the original one."""
 
     def __init__(self, hidden_size: int):
         super().__init__()
@@ -295,18 +298,19 @@ class CopyGate(nn.Module):
 def copy_losses(
     head: MaskedLMHead, gate_M: Tensor, hidden_MH: Tensor, table_VW: Tensor, read_M: Tensor, labels_M: Tensor
 ) -> Tensor:
-    """Losses of a head with a copy gate (section 3.4, All-Tokens MLM): the probability of a token is the probability of
-    copying, if it is the input token, plus the head's probability times that of not copying.
+    """The losses of a head with a copy gate (section 3.4, All-Tokens MLM). The probability of a token is its
+    probability by the head times the probability of not copying; for the input token, the probability of copying is
+    added.
 
     Logits are recomputed in the backward pass in chunks of rows.
 
     Args:
         head: The masked language model head.
-        gate_M: Copy logits.
-        hidden_MH: Hidden states.
+        gate_M: The logits of copying.
+        hidden_MH: The hidden states.
         table_VW: The token embedding.
-        read_M: Input tokens.
-        labels_M: Target tokens.
+        read_M: The input tokens.
+        labels_M: The target tokens.
 
     Returns:
         (M,) losses in fp32.
@@ -328,7 +332,7 @@ def copy_losses(
 
 @torch.no_grad()
 def copy_best(head: MaskedLMHead, gate_M: Tensor, hidden_MH: Tensor, table_VW: Tensor, read_M: Tensor) -> Tensor:
-    """(M,) most probable tokens of a head with a copy gate. Arguments as in `copy_losses`."""
+    """(M,) the most probable tokens of a head with a copy gate. The arguments are those of `copy_losses`."""
     best = [read_M.new_zeros(0)]
     for gate, hidden, read in zip(*(tensor.split(_ROWS) for tensor in (gate_M, hidden_MH, read_M)), strict=True):
         copy = torch.sigmoid(gate.float())[:, None]
