@@ -124,7 +124,7 @@ def checks(work: Work, rows: Sequence[Row]) -> list[str]:
         names = comparison.own, comparison.rival
         ours, theirs = ({row["round"]: row["tokens"] for row in turns(rows, name)} for name in names)
         equal = [ours[number] == theirs[number] for number in ours.keys() & theirs.keys()]
-        same = "the same examples in every turn" if all(equal) else DIFFERENT
+        same = DIFFERENT if not all(equal) else "the same examples in every turn" if equal else "no turn in common"
         found = [row for row in rows if row["kind"] == "check" and row["rival"] == comparison.rival]
         lines += [f"{' and '.join(names)}: {same}; {step_line(row)}" for row in found]
     return lines
