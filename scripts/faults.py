@@ -70,10 +70,10 @@ def source() -> str:
 def build_stage(stage: Path, trials: int) -> None:
     """Builds the stage unless it exists. For more than FEW trials, also imports the modules that the commands need,
     which the forks inherit."""
-    from trials.stage import build, import_listed, once
+    from trials.stage import build, build_once, import_listed
 
     try:
-        once(stage, build)
+        build_once(stage, build)
     except RuntimeError as error:
         sys.exit(f"error: cannot build the stage, since one of its runs fails: {error}")
     if trials > FEW:
