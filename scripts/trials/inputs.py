@@ -243,10 +243,7 @@ def _compare_rows(workdir: Path, role: str, table: Table) -> None:
         (file,) = (workdir / "table").glob("dev.*")
         entry = lookup("data", _source_name(file.suffix[1:]))
         source = build(entry.config(path=str(file), text="sentence")).complete()
-        read, expected = list(documents(source.parts("validation"))), [text for text, _ in table.rows if text.strip()]
-        if read != expected:
-            different = [pair for pair in zip(expected, read, strict=False) if pair[0] != pair[1]]
-            raise TrialFailed(Outcome.SILENT, f"{len(read)} texts for {len(expected)}: {str(different[:1])[:200]}")
+        _require_texts(list(documents(source.parts("validation"))), [text for text, _ in table.rows if text.strip()])
         return
     labels = [_CLASS_NAMES.get(label, label) for _, label in table.rows]
     if role == "train":
@@ -256,19 +253,20 @@ def _compare_rows(workdir: Path, role: str, table: Table) -> None:
         return
     path = workdir / ("run/predictions.jsonl" if role == "number" else "out.jsonl")
     read = [json.loads(line) for line in path.read_text().split("\n") if line]
-    expected = [text for text, _ in table.rows]
-    if [row["sentence"] for row in read] != expected:
-        different = [
-            (text, row["sentence"]) for text, row in zip(expected, read, strict=False) if row["sentence"] != text
-        ]
-        raise TrialFailed(
-            Outcome.SILENT, f"{len(read)} rows for {len(expected)}; the first difference {str(different[:1])[:200]}"
-        )
+    _require_texts([row["sentence"] for row in read], [text for text, _ in table.rows])
     gold = [row.get("gold") for row in read]
     if role == "dev" and gold != labels:
         raise TrialFailed(Outcome.SILENT, f"gold labels {gold[:8]}")
     if role == "number" and gold != [float(label) for _, label in table.rows]:
         raise TrialFailed(Outcome.SILENT, f"gold values {gold[:8]}")
+
+
+def _require_texts(read: list[str], expected: list[str]) -> None:
+    """Raises TrialFailed, with the first difference, if the texts that were read are not the expected texts."""
+    if read != expected:
+        different = next((pair for pair in zip(expected, read, strict=False) if pair[0] != pair[1]), "none")
+        detail = f"{len(read)} texts for {len(expected)}; the first difference: {str(different)[:200]}"
+        raise TrialFailed(Outcome.SILENT, detail)
 
 
 # --- texts ------------------------------------------------------------------------------------------------------------
@@ -396,7 +394,6 @@ def _predict_lines(workdir: Path, rng: random.Random) -> Verdict:
             require_refusal(answer, where, where.replace("standard input", "-"))
             return refused_or_done(answer, shape)
         require_success(answer, "a legal text is refused: ")
-        rows = [json.loads(line)["sentence"] for line in (workdir / "out.jsonl").read_text().split("\n") if line]
-        if rows != lines:
-            raise TrialFailed(Outcome.SILENT, f"{len(rows)} rows for {len(lines)} lines, or different texts")
+        predictions = (workdir / "out.jsonl").read_text().split("\n")
+        _require_texts([json.loads(line)["sentence"] for line in predictions if line], lines)
     return Verdict(Outcome.DONE, shape)

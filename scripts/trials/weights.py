@@ -118,20 +118,17 @@ _TOKENS: dict[str, Callable[[dict[str, Any]], Any]] = {
 
 
 def _published_scenes() -> Iterator[Scene]:
+    commands = (("", PUBLISHED), (", imported", IMPORT))
     for name, plant in _FILES.items():
-        yield Scene(f"published weights: {name}", PUBLISHED, plant, ("published",))
-        yield Scene(f"published weights: {name}, imported", IMPORT, plant, ("published",))
+        for suffix, arguments in commands:
+            yield Scene(f"published weights: {name}{suffix}", arguments, plant, ("published",))
     for name, edit in _CONFIGS.items():
-        yield Scene(
-            f"published config: {name}", PUBLISHED, _edit_published("config.json", edit), ("published",), EITHER
-        )
-        yield Scene(
-            f"published config: {name}, imported", IMPORT, _edit_published("config.json", edit), ("published",), EITHER
-        )
+        plant = _edit_published("config.json", edit)
+        for suffix, arguments in commands:
+            yield Scene(f"published config: {name}{suffix}", arguments, plant, ("published",), EITHER)
     for name, edit in _TOKENS.items():
-        yield Scene(
-            f"published tokenizer: {name}", PUBLISHED, _edit_published("tokenizer.json", edit), ("published",), EITHER
-        )
+        plant = _edit_published("tokenizer.json", edit)
+        yield Scene(f"published tokenizer: {name}", PUBLISHED, plant, ("published",), EITHER)
     yield Scene("code next to published weights", PUBLISHED, _add_code, expected=LEGAL)
     yield Scene(
         "a pattern of exponential time",
