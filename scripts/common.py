@@ -1,4 +1,4 @@
-"""Shared by the scripts: the root of the tree, the machine, lists of options, and errors."""
+"""Functions that several scripts share: the repository's root, errors, lists as options, and the machine."""
 
 from __future__ import annotations
 
@@ -14,24 +14,25 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def stop(message: str, hint: str, status: int = 2) -> NoReturn:
-    """Ends the script like lmtool: with an error, a hint and an exit status."""
+    """Prints an error and a hint as lmtool does, and ends the script with an exit status."""
     print(f"error: {message}\nhint: {hint}", file=sys.stderr)
     sys.exit(status)
 
 
 def listed(option: str, known: Collection[str]) -> Callable[[str], list[str]]:
-    """An argparse `type` for A,B: a list of known names. Ends the script at an unknown one."""
+    """Returns an argparse `type` that splits A,B into a list of names. Ends the script if a name is not known."""
 
     def read(text: str) -> list[str]:
         for name in text.split(","):
             if name not in known:
-                stop(f"{option} {name}: there is no such name", f"use some of {', '.join(known)}")
+                stop(f"{option} {name}: unknown name", f"use some of {', '.join(known)}")
         return text.split(",")
 
     return read
 
 
 def processor() -> str:
+    """Returns the model of the processor."""
     with suppress(OSError):  # not Linux
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
@@ -40,10 +41,11 @@ def processor() -> str:
 
 
 def cores() -> int:
+    """Returns the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def with_this_tree(environment: dict[str, Any]) -> dict[str, Any]:
-    """The environment with this tree first in PYTHONPATH."""
+    """Returns the environment variables with this repository first in PYTHONPATH."""
     paths = [str(ROOT), *filter(None, [environment.get("PYTHONPATH")])]
     return environment | {"PYTHONPATH": os.pathsep.join(paths)}

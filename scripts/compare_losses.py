@@ -2,11 +2,11 @@
 
     python scripts/compare_losses.py REV [--jobs bert_tiny,finetune_bert] [--output runs/compare_losses]
 
-Runs every `experiment/*_tiny` of REV, each family without such an experiment, a finetuning run of each architecture and
-a mixture: 50 steps each on a little text, one thread, fp32 on the CPU, offline. Finetuning and the mixture use dropout,
-which the experiments switch off. The exit status is 3 if a loss in metrics.jsonl or a final weight differs, 2 if a
-command fails. OUTPUT keeps REV's runs by commit; the runs of this tree, with its uncommitted changes, are repeated each
-time. Takes about three minutes on slow cores; both trees run in parallel.
+Runs every `experiment/*_tiny` of REV, each model family without such an experiment, a finetuning run of each
+architecture and a mixture: 50 steps each on a little text, with one thread, in fp32 on the CPU, offline. Finetuning and
+the mixture use dropout, which the experiments switch off. The exit status is 3 if a loss in metrics.jsonl or a final
+weight differs, 2 if a command fails. OUTPUT keeps the runs of REV by commit; the runs of this tree, with its
+uncommitted changes, are repeated each time. Takes about three minutes on slow cores; both trees run in parallel.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ ROWS = ("task=pydocs", "task.train_examples=400", "max_epochs=null")
 DROPOUT = ("model.dropout=0.1", "model.attention_dropout=0.1")
 FINETUNED = ("bert_tiny", "gpt_tiny", "t5_tiny")
 TASK = "{name: task, task: {kind: classification, name: pydocs, text: [text], embedded: pydocs, train_examples: 400}}"
-# Runs a tree's jobs one after the other, so that its imports are paid once; a line for each with its exit status.
+# Runs the jobs of a tree one after the other in one process, which imports lmtool only once. Prints the name and the
+# exit status of each job.
 WORKER = """
 import contextlib, json, sys
 try:
@@ -52,7 +53,8 @@ for name, words in json.loads(sys.argv[1]).items():
 
 @dataclass(frozen=True)
 class Comparison:
-    """The comparison of a job. losses, tensors: their numbers. differences: descriptions, in order of appearance."""
+    """The comparison of the two runs of a job. losses, tensors: how many were compared. differences: descriptions of
+    all losses and tensors that differ."""
 
     losses: int
     tensors: int
@@ -60,7 +62,8 @@ class Comparison:
 
 
 def jobs_of(tree: Path) -> dict[str, list[str]]:
-    """The commands, by name and in the order they run: a later one may start from an earlier one's weights."""
+    """Returns the commands by the name of the job, in the order in which they run: a later command may start from the
+    weights of an earlier one."""
     recipes = sorted(path.stem for path in (tree / "conf" / "experiment").glob("*_tiny.yaml"))
     models = sorted(path.stem for path in (tree / "conf" / "model").glob("*_tiny.yaml"))
     jobs = {name: ["pretrain", f"experiment={name}", *TEXT] for name in recipes}
@@ -73,18 +76,18 @@ def jobs_of(tree: Path) -> dict[str, list[str]]:
 
 
 def chosen(jobs: Mapping[str, list[str]], names: Sequence[str]) -> dict[str, list[str]]:
-    """The jobs of these names (all if empty), and those whose checkpoints they start from."""
+    """Selects jobs by name (all if `names` is empty), together with the jobs whose checkpoints they start from."""
     unknown = [name for name in names if name not in jobs]
     if unknown:
-        stop(f"--jobs {','.join(unknown)}: there is no such job", f"use some of {','.join(jobs)}")
-    wanted = set(names or jobs)
-    for name in tuple(wanted):
-        wanted.update(word.removeprefix("checkpoint=") for word in jobs[name] if word.startswith("checkpoint="))
-    return {name: words for name, words in jobs.items() if name in wanted}
+        stop(f"--jobs {','.join(unknown)}: unknown job", f"use some of {','.join(jobs)}")
+    selected = set(names or jobs)
+    for name in tuple(selected):
+        selected.update(word.removeprefix("checkpoint=") for word in jobs[name] if word.startswith("checkpoint="))
+    return {name: words for name, words in jobs.items() if name in selected}
 
 
 def losses_of(run: Path) -> dict[str, float]:
-    """Every loss in a run's metrics.jsonl, by split, step and field."""
+    """Returns every loss in a run's metrics.jsonl, by split, field and step."""
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return {
         f"{row['split']} {field} of step {row['step']}": value
@@ -95,21 +98,22 @@ def losses_of(run: Path) -> dict[str, float]:
 
 
 def weights_of(run: Path) -> dict[str, Tensor]:
-    """The tensors of a run's last checkpoint."""
+    """Returns the tensors of a run's last checkpoint."""
     checkpoints = run / "checkpoints"
     return load_file(checkpoints / (checkpoints / "last").read_text().strip() / "model.safetensors")
 
 
-def compare(ours: Path, theirs: Path) -> Comparison:
-    """Compares two runs of a job. metrics.jsonl has all digits of floats, so that equal numbers have equal bits."""
-    losses, reference = losses_of(ours), losses_of(theirs)
+def compare(run: Path, reference_run: Path) -> Comparison:
+    """Compares the two runs of a job. metrics.jsonl contains all digits of floats, so that equal numbers in it have
+    equal bits."""
+    losses, reference = losses_of(run), losses_of(reference_run)
     differences = [
         f"{name}: {losses.get(name)}, not {reference.get(name)}"
         for name in dict.fromkeys([*reference, *losses])
         # As text, since two NaN are the same loss.
         if repr(losses.get(name)) != repr(reference.get(name))
     ]
-    tensors, expected = weights_of(ours), weights_of(theirs)
+    tensors, expected = weights_of(run), weights_of(reference_run)
     differences += [
         f"{name}: {difference}"
         for name in dict.fromkeys([*expected, *tensors])
@@ -119,7 +123,7 @@ def compare(ours: Path, theirs: Path) -> Comparison:
 
 
 def difference_of(tensor: Tensor | None, expected: Tensor | None) -> str:
-    """Describes how two tensors differ; empty if all bits are equal."""
+    """Describes how a tensor differs from the expected tensor; empty if all bits are equal."""
     if tensor is None or expected is None:
         return "missing" if tensor is None else "new"
     if (tensor.shape, tensor.dtype) != (expected.shape, expected.dtype):
@@ -130,7 +134,7 @@ def difference_of(tensor: Tensor | None, expected: Tensor | None) -> str:
 
 
 def start(tree: Path, folder: Path, jobs: Mapping[str, list[str]]) -> subprocess.Popen[str]:
-    """A process that runs the jobs by the code of a tree, in a folder."""
+    """Starts a process that runs the jobs in a folder, with the code of a tree."""
     folder.mkdir(parents=True, exist_ok=True)
     environment = os.environ | {"PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     return subprocess.Popen(
@@ -140,20 +144,21 @@ def start(tree: Path, folder: Path, jobs: Mapping[str, list[str]]) -> subprocess
 
 
 def finish(name: str, worker: subprocess.Popen[str], folder: Path) -> None:
-    """Waits for the jobs of a tree. Ends the script with the error of a job that fails."""
+    """Waits for the jobs of a tree. If a job fails, ends the script with its error."""
     assert worker.stdout is not None
     for line in worker.stdout:
         job, status = json.loads(line)
         if status:
             log = folder / f"{job}.txt"
             error = next((row for row in log.read_text().splitlines() if row.startswith("error:")), "")
-            stop(f"{job} ends with status {status} on {name}. {error}", f"read {log}")
+            stop(f"{job} ended with status {status} on {name}. {error}", f"read {log}")
         print(f"  {name}: {job}", file=sys.stderr, flush=True)
     if worker.wait():
-        stop(f"the jobs of {name} end with status {worker.returncode}", "read the lines above")
+        stop(f"the process for the jobs of {name} ended with status {worker.returncode}", "read the lines above")
 
 
 def git(*words: str, cwd: Path = ROOT) -> str:
+    """Returns the output of a git command. Ends the script if the command fails."""
     done = subprocess.run(["git", *words], cwd=cwd, capture_output=True, text=True)
     if done.returncode:
         stop(f"git {' '.join(words)}: {done.stderr.strip()}", "use a commit, a branch or a tag of this repository")
@@ -161,23 +166,26 @@ def git(*words: str, cwd: Path = ROOT) -> str:
 
 
 def reference_folder(output: Path, commit: str, jobs: Mapping[str, list[str]]) -> Path:
-    """The folder for the runs of a commit with these commands, on this machine, with this torch."""
+    """Returns the folder for the runs of a commit. Its name depends on the commands, on the versions of torch and
+    Python, and on the processor, since each of these may change the results."""
     settings = json.dumps([jobs, torch.__version__, sys.version, processor()])
     return output / f"{commit[:12]}-{hashlib.sha256(settings.encode()).hexdigest()[:8]}"
 
 
 def unfinished(folder: Path, jobs: Mapping[str, list[str]]) -> dict[str, list[str]]:
-    """The jobs that a reference lacks. Deletes the folders of incomplete runs."""
-    left = {name: words for name, words in jobs.items() if not (folder / name / "result.json").is_file()}
-    for name in left:
+    """Returns the jobs that have no finished run in a folder. Deletes the folders of unfinished runs."""
+    remaining = {name: words for name, words in jobs.items() if not (folder / name / "result.json").is_file()}
+    for name in remaining:
         shutil.rmtree(folder / name, ignore_errors=True)
-    return left
+    return remaining
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("rev", metavar="REV", help="a commit, branch or tag")
-    parser.add_argument("--jobs", type=lambda text: text.split(","), default=[], help="some of the jobs")
+    parser.add_argument(
+        "--jobs", type=lambda text: text.split(","), default=[], help="comma-separated jobs (default: all)"
+    )
     parser.add_argument("--output", type=Path, default=Path("runs/compare_losses"))
     options = parser.parse_args()
     commit, output = git("rev-parse", "--verify", f"{options.rev}^{{commit}}"), options.output.resolve()
@@ -185,12 +193,12 @@ def main() -> None:
         git("clone", "--quiet", "--shared", "--no-checkout", str(ROOT), clone)
         git("checkout", "--quiet", "--detach", commit, cwd=Path(clone))
         jobs = jobs_of(Path(clone))
-        reference, mine = reference_folder(output, commit, jobs), output / "this_tree"
+        reference, current = reference_folder(output, commit, jobs), output / "this_tree"
         jobs = chosen(jobs, options.jobs)
-        shutil.rmtree(mine, ignore_errors=True)
+        shutil.rmtree(current, ignore_errors=True)
         workers = {
             commit[:12]: (start(Path(clone), reference, unfinished(reference, jobs)), reference),
-            "this tree": (start(ROOT, mine, jobs), mine),
+            "this tree": (start(ROOT, current, jobs), current),
         }
         try:
             for name, (worker, folder) in workers.items():
@@ -199,12 +207,12 @@ def main() -> None:
             for worker, _ in workers.values():
                 worker.kill()
                 worker.wait()
-    comparisons = {name: compare(mine / name, reference / name) for name in jobs}
+    comparisons = {name: compare(current / name, reference / name) for name in jobs}
     table = [
         [name, run.losses, run.tensors, len(run.differences), run.differences[0] if run.differences else "equal"]
         for name, run in comparisons.items()
     ]
-    print_table(Output(), ["job", "losses", "tensors", "differences", "the first"], table)
+    print_table(Output(), ["job", "losses", "tensors", "differences", "first difference"], table)
     sys.exit(3 if any(run.differences for run in comparisons.values()) else 0)
 
 

@@ -1,12 +1,12 @@
 """Write the fields of every base YAML in conf/ from the configuration classes.
 
-    python scripts/conf.py          write them, and list those that changed (`make conf`)
-    python scripts/conf.py --check  list those that would change; status 3 if there are any
+    python scripts/conf.py          write the files, and list those that changed (`make conf`)
+    python scripts/conf.py --check  list the files that would change; the exit status is 3 if there are any
 
-A component's YAML opens with its purpose, the command that runs it and its defaults list, which are written by hand.
-Below stand the fields of its class: the default, spelled as the file spells it if it means the same, and the summary of
-the field's description. The values of a command's YAML are written by hand as well; only its comments come from the
-class. Presets and recipes are written by hand.
+A component's YAML begins with its purpose, the command that runs it and its defaults list, which are written by hand.
+The fields of its class follow, each with its default and, as a comment, the summary of its description. A default keeps
+the spelling of the file if the value is the same. In the YAML of a command, only the comments come from the class; the
+values are written by hand. Presets and recipes are written by hand.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from lmtool.config.base import Config, summary
 from lmtool.config.problems import section_class
 from lmtool.resolver.schema.verbs import COMMANDS
 
-WIDTH, COLUMN = 120, 27  # of a line; the last column at which comments may start
+WIDTH, COLUMN = 120, 27  # the maximum width of a line, and the maximum column at which aligned comments start
 FIELD = re.compile(r"^(\s*)(- )?([A-Za-z_]\w*):(?: +(.*?))?(?:\s+#.*)?$")
 
 Line = tuple[str, str]
@@ -36,7 +36,13 @@ Line = tuple[str, str]
 
 
 def written(path: Path, config: type[Config], values: dict[str, Any] | None) -> str:
-    """The text of a YAML file with the fields of its class. values: the fields' defaults; None: those of the file."""
+    """Returns the new text of a YAML file.
+
+    Args:
+        path: the file
+        config: the class whose fields it lists
+        values: the defaults of the fields; None keeps the values of the file
+    """
     lines = path.read_text(encoding="utf-8").splitlines()
     start = next(index for index, line in enumerate(lines) if line and not line.startswith("#"))
     spelling = dict(_spelling(lines[start:]))
@@ -55,7 +61,7 @@ def _loaded(path: Path) -> dict[str, Any]:
 
 
 def _spelling(lines: list[str]) -> Iterator[tuple[str, str]]:
-    """The path of each field of a file, and how its value is spelled."""
+    """Yields the dotted path of each field of a file, and the spelling of its value."""
     parents: list[tuple[int, str]] = []
     for line in lines:
         match = FIELD.match(line)
@@ -67,7 +73,7 @@ def _spelling(lines: list[str]) -> Iterator[tuple[str, str]]:
 
 
 def _defaults_list(lines: list[str], config: type[Config]) -> Iterator[Line]:
-    """The defaults list as it is written, its comments from the fields that it fills."""
+    """Yields the defaults list as it stands in the file, with comments from the fields that its entries fill."""
     if not lines[0].startswith("defaults:"):
         return
     for line in filter(None, lines):
@@ -82,32 +88,42 @@ def _defaults_list(lines: list[str], config: type[Config]) -> Iterator[Line]:
 def _fields(
     config: type[Config], values: dict[str, Any], spelling: dict[str, str], path: str = "", indent: str = ""
 ) -> Iterator[Line]:
-    first = [key.removeprefix(path) for key in spelling if key.startswith(path)]  # in the file's order, the rest after
-    for name in sorted(values, key=lambda name: first.index(name) if name in first else len(first)):
+    """Yields the lines of the fields of a class, in the order of the file, with new fields last.
+
+    Args:
+        config: the class
+        values: the values of its fields
+        spelling: the spelling of each value in the file, by dotted path
+        path: the dotted path of the section, with a final dot
+        indent: the indentation of the section
+    """
+    order = [key.removeprefix(path) for key in spelling if key.startswith(path)]
+    for name in sorted(values, key=lambda name: order.index(name) if name in order else len(order)):
         field = config.model_fields[name]
-        value, below = values[name], section_class(field)
-        nested = isinstance(value, dict) and value and below is not None and f"{path}{name}" in spelling
+        value, nested_class = values[name], section_class(field)
+        nested = isinstance(value, dict) and value and nested_class is not None and f"{path}{name}" in spelling
         text = spelling.get(f"{path}{name}", "")
         if not nested and (not text or OmegaConf.to_container(OmegaConf.create(f"value: {text}"))["value"] != value):
             text = yaml.safe_dump(value, default_flow_style=True, width=10**6).removesuffix("\n...\n").strip()
         is_the_name = name in ("name", "kind") and get_origin(field.annotation) is Literal
         yield f"{indent}{name}:" + ("" if nested else f" {text}"), "" if is_the_name else summary(field.description)
         if nested:
-            yield from _fields(below, value, spelling, f"{path}{name}.", indent + "  ")
+            yield from _fields(nested_class, value, spelling, f"{path}{name}.", indent + "  ")
 
 
 def _aligned(lines: list[Line]) -> str:
+    """Joins lines with their comments, which start in the same column where possible, and wraps long comments."""
     column = min(max(len(text) for text, _ in lines) + 2, COLUMN)
     texts = []
     for text, comment in lines:
-        first = max(column, len(text) + 2)
-        rows = textwrap.wrap(comment, WIDTH - first - 2, break_long_words=False, break_on_hyphens=False)
-        texts += [f"{text:<{first}}# {rows[0]}" if rows else text, *(f"{'':<{first}}# {row}" for row in rows[1:])]
+        start = max(column, len(text) + 2)
+        rows = textwrap.wrap(comment, WIDTH - start - 2, break_long_words=False, break_on_hyphens=False)
+        texts += [f"{text:<{start}}# {rows[0]}" if rows else text, *(f"{'':<{start}}# {row}" for row in rows[1:])]
     return "\n".join(texts)
 
 
 def files() -> Iterator[tuple[Path, str]]:
-    """The files of base components and commands, each with the text that it should have."""
+    """Yields the YAML file of each component and each command, with the text that it should have."""
     for group in tables.groups():
         for entry in tables.entries(group):
             if entry.config.__module__.startswith("lmtool."):
@@ -123,7 +139,7 @@ def files() -> Iterator[tuple[Path, str]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing")
+    parser.add_argument("--check", action="store_true", help="list the files that would change, and write nothing")
     check = parser.parse_args().check
     differing = [(path, text) for path, text in files() if path.read_text(encoding="utf-8") != text]
     for path, text in differing:

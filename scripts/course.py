@@ -2,12 +2,12 @@
 
     python scripts/course.py [--only ID[,ID]] [--folder runs/course]
 
-Runs every command in order, in the folder, offline. FOLDER/logs keeps their output and FOLDER/topics the finished ones,
-from which a stopped script resumes. A command that changed in the document runs again, with all later ones of its
-topic. FOLDER/index.html shows all results so far. course_text.py describes the format of the document.
+Runs all commands in order, in FOLDER, offline. FOLDER/logs contains their output. FOLDER/topics lists the finished
+commands, after which a stopped script resumes. If a command has changed in the document, it and the later commands of
+its topic run again. FOLDER/index.html shows all results so far. course_text.py describes the format of the document.
 
-A short command spends most of its time on importing torch and packages that use it. A line that is a single command of
-lmtool therefore runs in a fork of this process, which has imported them once; bash runs any other line.
+A short command spends most of its time importing torch and packages that use it. A line that is a single lmtool command
+therefore runs in a fork of this process, which has imported them once; bash runs all other lines.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -31,20 +32,20 @@ from course_text import Course, Topic, read_course, written
 from lmtool.reporting.text import duration
 
 COURSE = ROOT / "docs" / "course.md"
-# A line of the document is a line of bash, in which `lmtool` is that of this interpreter.
+# Defines `lmtool` for bash lines of the document: the lmtool of this interpreter.
 _SHELL = f'lmtool() {{ {shlex.quote(sys.executable)} -m lmtool "$@"; }}\n'
 # Characters with a meaning in bash unless they are quoted.
 _OF_BASH = re.compile(r"[|&;<>$`*?~{}()\\]")
 _QUOTED = re.compile(r"'[^']*'|\"[^\"$`\\]*\"")
-TOGETHER = 2
+TOGETHER = 2  # commands that run at a time in a block marked `together`
 
 
 def main() -> None:
     course = read_course(COURSE.read_text(encoding="utf-8"))
     ids = [topic.id for topic in course.topics]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", type=listed("--only", ids), default=ids, metavar="ID[,ID]", help="some topics")
-    parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "course", help="where everything is written")
+    parser.add_argument("--only", type=listed("--only", ids), default=ids, metavar="ID[,ID]", help="only these topics")
+    parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "course", help="folder for all output")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     error = None
@@ -54,44 +55,46 @@ def main() -> None:
             break
     spent = {topic.id: spent_on(topic, options.folder) for topic in course.topics}
     page = write_course(course, options.folder, spent)
-    left = [name for name, each in spent.items() if not each.finished]
-    print(f"{page}{': without ' + ', '.join(left) if left else ''}")
+    unfinished = [name for name, time_spent in spent.items() if not time_spent.finished]
+    print(f"{page}{': without ' + ', '.join(unfinished) if unfinished else ''}")
     if error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)
 
 
 def lacking(course: Course, topic: Topic, folder: Path) -> str | None:
-    """An error if a topic reads a file that does not exist."""
+    """Returns an error if the topic reads a file or folder that does not exist; else None."""
     for name in sorted(topic.needed):
         if not (folder / name).exists():
-            makers = [each.id for each in course.topics if any(name in written(line) for line in each.commands)]
-            there = f"--only {makers[0]},{topic.id}" if makers else "no topic writes it"
-            return f"topic {topic.id} lacks {name}: {there}"
+            writers = [other.id for other in course.topics if any(name in written(line) for line in other.commands)]
+            remedy = f"use --only {writers[0]},{topic.id}" if writers else "no topic writes it"
+            return f"topic {topic.id} lacks {name}: {remedy}"
     return None
 
 
 def run(topic: Topic, folder: Path) -> str | None:
-    """Runs the remaining commands of a topic. Returns an error, or None."""
+    """Runs the unfinished commands of a topic. Returns an error if a command fails; else None."""
     records = finished(topic, folder)
-    left = list(topic.steps(len(records)))
-    print(f"{topic.number}. {topic.title}{'' if left else ': finished before'}", flush=True)
-    for lines in left:
+    steps = list(topic.steps(len(records)))
+    print(f"{topic.number}. {topic.title}{'' if steps else ': finished before'}", flush=True)
+    for lines in steps:
         outs = {line: stdout_of(folder, topic, number) for number, line in enumerate(lines, len(records))}
         print("\n".join(f"  {line}" for line in lines), end="  ", flush=True)
         stdout_of(folder, topic, 0).parent.mkdir(exist_ok=True)
         ran = run_commands(outs, folder)
-        print(duration(sum(each.seconds for each in ran)) + (" together" if len(ran) > 1 else ""), flush=True)
-        for each, out in zip(ran, outs.values(), strict=True):
-            if each.status:
+        print(duration(sum(result.seconds for result in ran)) + (" together" if len(ran) > 1 else ""), flush=True)
+        for result, out in zip(ran, outs.values(), strict=True):
+            if result.status:
                 log = out.with_suffix(".err")
-                said = " ".join(re.findall(r"^(?:error|hint): .*", log.read_text(errors="replace"), re.MULTILINE))
-                return f"topic {topic.id} ended with status {each.status} at {each.command}: {said or 'see'} {log}"
-            records.append(asdict(each))
+                errors = " ".join(re.findall(r"^(?:error|hint): .*", log.read_text(errors="replace"), re.MULTILINE))
+                return (
+                    f"topic {topic.id} ended with status {result.status} at {result.command}: {errors or 'see'} {log}"
+                )
+            records.append(asdict(result))
             path = record_path(topic, folder)
             path.parent.mkdir(exist_ok=True)
             path.write_text(json.dumps(records, indent=1) + "\n")
-    if left:
+    if steps:
         seconds, cpu = (sum(record[key] for record in records) for key in ("seconds", "cpu_seconds"))
         print(f"  {duration(seconds)}, {duration(cpu)} of CPU", flush=True)
     return None
@@ -102,16 +105,16 @@ def record_path(topic: Topic, folder: Path) -> Path:
 
 
 def finished(topic: Topic, folder: Path) -> list[dict[str, Any]]:
-    """The records of the topic's first commands, up to the first that is new or has changed in the document."""
+    """Returns the records of the topic's finished commands, up to the first command that is new or has changed in the
+    document."""
     path = record_path(topic, folder)
     records = json.loads(path.read_text()) if path.exists() else []
-    same = 0
-    while same < min(len(records), len(topic.commands)) and records[same]["command"] == topic.commands[same]:
-        same += 1
-    return records[:same]
+    unchanged = zip(records, topic.commands, strict=False)
+    return [record for record, _ in takewhile(lambda pair: pair[0]["command"] == pair[1], unchanged)]
 
 
 def spent_on(topic: Topic, folder: Path) -> Spent:
+    """Returns how long the finished commands of a topic took."""
     records = finished(topic, folder)
     return Spent([record["seconds"] for record in records], len(records) == len(topic.commands))
 
@@ -121,8 +124,15 @@ def spent_on(topic: Topic, folder: Path) -> Spent:
 
 @dataclass(frozen=True)
 class Ran:
-    """seconds: elapsed time, for parallel commands since the previous one ended. cpu_seconds: of all its processes.
-    status: its exit status."""
+    """A finished command.
+
+    Attributes:
+        command: the line of the document
+        seconds: elapsed time; if commands run in parallel, the time since the previous one ended, so that the seconds
+            of a block add up
+        cpu_seconds: processor time of all processes of the command
+        status: the exit status
+    """
 
     command: str
     seconds: float
@@ -131,8 +141,13 @@ class Ran:
 
 
 def run_commands(commands: Mapping[str, Path], folder: Path) -> list[Ran]:
-    """Runs commands in a folder; several run TOGETHER at a time, with one thread each. commands: the output file of
-    each; standard error goes to the same path with .err. Returns the results in order."""
+    """Runs commands in a folder, and returns their results in order. Several commands run TOGETHER at a time, with one
+    thread each.
+
+    Args:
+        commands: the file for the standard output of each command; standard error goes to the same path with .err
+        folder: the working folder
+    """
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     forks = [command.startswith("lmtool ") and not _OF_BASH.search(_QUOTED.sub("", command)) for command in commands]
     if any(forks):
@@ -157,12 +172,13 @@ def run_commands(commands: Mapping[str, Path], folder: Path) -> list[Ran]:
             before = now
     except KeyboardInterrupt:
         for process in running:
-            os.waitpid(process, 0)  # the interrupt reached it too: it saves a checkpoint
+            os.waitpid(process, 0)  # it has received the interrupt as well, and saves a checkpoint
         raise
     return [ran[command] for command in commands]
 
 
 def import_all() -> None:
+    """Imports the modules that most commands need, which forks inherit, with lmtool's environment variables set."""
     from lmtool.system.environment import ENVIRONMENT
 
     os.environ |= ENVIRONMENT | os.environ
@@ -170,7 +186,15 @@ def import_all() -> None:
 
 
 def _become(command: str, folder: Path, stdout: Path, in_fork: bool, threads: int | None) -> None:
-    """Runs the command in the new process and exits. threads: None for all."""
+    """Runs a command in this process, which has just been forked, and exits.
+
+    Args:
+        command: a line of the document
+        folder: the working folder
+        stdout: the file for standard output; standard error goes to the same path with .err
+        in_fork: call lmtool in this process, instead of bash
+        threads: the number of threads; None for the default
+    """
     status = 1
     try:
         for path, stream in ((Path(os.devnull), 0), (stdout, 1), (stdout.with_suffix(".err"), 2)):

@@ -1,5 +1,5 @@
-"""Writes the page of the course: its text, the output of the commands, figures and tables from their pages, in one
-self-contained file; and judges its claims by the runs that they name."""
+"""Writes the course as one self-contained HTML page: its text, the output of the commands, and figures and tables of
+the pages that they have written. Checks the claims of the course against the runs that they name."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from lmtool.reporting.html import write_page
 from lmtool.reporting.scores import CLEAR_ERRORS
 from lmtool.reporting.text import duration, number
 
-# Topics are the headings of this page; what is embedded has smaller ones. Printed tables keep their columns.
+# The titles of topics are the largest headings; embedded pages have smaller ones. Printed tables keep their columns.
 _STYLE = """<style>
 h2 { font-size: 20px; letter-spacing: 0; text-transform: none; color: var(--ink); margin-top: 56px; }
 .unclear { color: var(--quiet); }
@@ -37,8 +37,9 @@ li { margin: 6px 0; } .contents { padding-left: 0; list-style: none; columns: 2 
 .contents li { margin: 0; padding: 3px 0; break-inside: avoid; display: flex; justify-content: space-between;
   gap: 14px; } .contents span { color: var(--quiet); white-space: nowrap; }
 </style>"""
-_PRINTED = 40_000
-_COLUMNS = 110
+_PRINTED = 40_000  # maximum characters of a printed output
+_COLUMNS = 110  # width of a printed line
+# A heading, a figure or a table of a page.
 _PIECE = re.compile(r"<h[23][^>]*>.*?</h[23]>|<figure>.*?</figure>|<table.*?</table>", re.DOTALL)
 
 
@@ -58,7 +59,8 @@ _MARKDOWN = _Markdown()
 
 @dataclass
 class Spent:
-    """seconds: of the finished commands of a topic, in order. finished: whether all commands have run."""
+    """The time that a topic took. seconds: for each finished command, in order. finished: whether all commands have
+    run."""
 
     seconds: list[float] = field(default_factory=list)
     finished: bool = False
@@ -68,7 +70,13 @@ class Spent:
 
 
 def write_course(course: Course, folder: Path, spent: dict[str, Spent]) -> Path:
-    """index.html in the folder of the runs; its path."""
+    """Writes FOLDER/index.html and returns its path.
+
+    Args:
+        course: the course
+        folder: the folder in which its commands ran
+        spent: the time that each topic took, by id
+    """
     embedded, verdicts = _Embedded(folder), list[tuple[Topic, Claim, Verdict]]()
     sections = []
     for topic in course.topics:
@@ -88,24 +96,26 @@ def write_course(course: Course, folder: Path, spent: dict[str, Spent]) -> Path:
 
 
 def _contents(topics: Sequence[Topic], spent: dict[str, Spent]) -> str:
+    """Returns the table of contents."""
     lines = "".join(
         f'<li><a href="#{topic.id}">{topic.number}. {_MARKDOWN.renderInline(topic.title)}</a>'
         f"<span>{spent[topic.id]}</span></li>"
         for topic in topics
     )
     seconds = duration(sum(sum(each.seconds) for each in spent.values()))
-    words = f"{seconds} in all. Typed one by one, each command takes some seconds more: it loads torch itself."
-    return f'<ul class="contents">{lines}</ul>' + html.paragraph(words)
+    total = f"{seconds} in all. In a terminal, each command takes some seconds more to load torch."
+    return f'<ul class="contents">{lines}</ul>' + html.paragraph(total)
 
 
 def _part(topic: Topic, part: Part, spent: Spent, embedded: _Embedded) -> str:
+    """Returns the HTML of a part of a topic that is not a claim."""
     if isinstance(part, Prose):
         return _MARKDOWN.render(part.text)
     if isinstance(part, Commands):
         seconds = spent.seconds[part.first : part.first + len(part.lines)]
         return html.commands(part.lines) + _runs(part, embedded.folder, seconds)
     if isinstance(part, Show):
-        return embedded.shown(part)
+        return embedded.embed(part)
     assert not isinstance(part, Claim)
     numbers = range(part.block.first, part.block.first + len(part.block.lines))
     printed = "".join(_read(stdout_of(embedded.folder, topic, number)) for number in numbers)
@@ -114,7 +124,7 @@ def _part(topic: Topic, part: Part, spent: Spent, embedded: _Embedded) -> str:
 
 
 def _wrapped(line: str) -> list[str]:
-    """A printed line wrapped to the width of the page, indented below its label."""
+    """Wraps a printed line to the width of the page, and indents the further lines to the text behind its label."""
     if len(line) <= _COLUMNS:
         return [line]
     label = re.match(r"\s*\S+( \S+)?\s{2,}", line)
@@ -123,15 +133,15 @@ def _wrapped(line: str) -> list[str]:
 
 
 def _runs(block: Commands, folder: Path, seconds: Sequence[float]) -> str:
-    """The line below a block: its duration, and links to the reports of its runs."""
+    """Returns the line below a block: its duration, and links to the reports of its runs."""
     links = []
     for name in dict.fromkeys(re.findall(r"\bname=([\w-]+)", " ".join(block.lines))):
         page = next((file for file in ("report.html", "sweep.html") if (folder / "runs" / name / file).exists()), None)
         if page:
             links.append(f'<a href="runs/{name}/{page}">{name}</a>')
-    took = duration(sum(seconds)) if len(seconds) == len(block.lines) else ""
-    words = " · ".join(part for part in (took, f"report of {', '.join(links)}" if links else "") if part)
-    return f'<p class="quiet"><small>{words}</small></p>' if words else ""
+    time_spent = duration(sum(seconds)) if len(seconds) == len(block.lines) else ""
+    text = " · ".join(filter(None, (time_spent, f"report of {', '.join(links)}" if links else "")))
+    return f'<p class="quiet"><small>{text}</small></p>' if text else ""
 
 
 def _claim(claim: Claim, verdict: Verdict) -> str:
@@ -142,23 +152,23 @@ def _claim(claim: Claim, verdict: Verdict) -> str:
 
 
 def _claims(verdicts: Sequence[tuple[Topic, Claim, Verdict]]) -> str:
-    """The section with all claims and their verdicts."""
+    """Returns the section with all claims and their verdicts."""
     if not verdicts:
         return ""
-    words = (
-        "A difference is called clear where its 95% interval leaves zero out: over n runs that of their spread "
-        "(Welch's t), of one run that of the rows it was scored on. With two runs a difference has to be large to be "
-        "clear, and what is not clear here, or does not hold, may hold at a larger scale."
+    explanation = (
+        "A difference is clear if its 95% confidence interval excludes zero. For several runs the interval reflects "
+        "the variation between runs (Welch's t), for one run the number of rows it was scored on. With two runs only a "
+        "large difference is clear. A claim that is not clear or does not hold here may hold at a larger scale."
     )
     counts = Counter(verdict.words for _, _, verdict in verdicts)
     counted = ", ".join(f"{verdict}: {count}" for verdict, count in counts.most_common())
     rows = [(topic.number, claim.text, verdict.words) for topic, claim, verdict in verdicts]
     table = html.table(["topic", "claim", "here"], rows)
-    return f'<h2 id="claims">Claims</h2>{html.paragraph(counted)}{html.paragraph(words)}{table}'
+    return f'<h2 id="claims">Claims</h2>{html.paragraph(counted)}{html.paragraph(explanation)}{table}'
 
 
 def stdout_of(folder: Path, topic: Topic, number: int) -> Path:
-    """The file with the output of a command of a topic. number: from 0."""
+    """Returns the file with the output of a command of a topic. number: the index of the command, from 0."""
     return folder / "logs" / f"{topic.id}-{number + 1}.out"
 
 
@@ -167,13 +177,14 @@ def _read(path: Path) -> str:
 
 
 class _Embedded:
-    """Embeds figures and tables of other pages, and makes the ids in each drawing unique."""
+    """Embeds figures and tables of other pages, and makes the ids in each figure unique."""
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self._drawings = 0
+        self._pieces_embedded = 0
 
-    def shown(self, show: Show) -> str:
+    def embed(self, show: Show) -> str:
+        """Returns the HTML of the selected figures and tables; of the whole page if it has neither."""
         page = _read(self.folder / show.page)
         if not page:
             return html.paragraph(f"{show.page}: not written yet")
@@ -183,12 +194,12 @@ class _Embedded:
             pieces = [re.sub(r"<h1>.*?</h1>", "", main, flags=re.DOTALL)]  # text alone
         if not pieces:
             return html.paragraph(f"{show.page} has no figure or table {show.first}")
-        inside = "\n".join(map(self._own, pieces))
+        content = "\n".join(map(self._with_unique_ids, pieces))
         link = f'<p class="quiet"><small><a href="{html.escape(show.page)}">{html.escape(show.page)}</a></small></p>'
-        return f"<div>{link}{inside}</div>"
+        return f"<div>{link}{content}</div>"
 
     def _pieces(self, main: str, show: Show) -> Iterator[str]:
-        """The figures and tables that are shown, each heading before the first below it."""
+        """Yields the selected figures and tables, and each heading before the first of them that it stands above."""
         count, headings = 0, []
         for match in _PIECE.finditer(main):
             piece = match[0]
@@ -201,9 +212,10 @@ class _Embedded:
                 headings = []
                 yield piece if piece.startswith("<figure") else f'<div class="wide">{piece}</div>'
 
-    def _own(self, piece: str) -> str:
-        self._drawings += 1
-        prefix = f"e{self._drawings}-"
+    def _with_unique_ids(self, piece: str) -> str:
+        """Adds a prefix to all ids, and lowers the headings by one level."""
+        self._pieces_embedded += 1
+        prefix = f"e{self._pieces_embedded}-"
         piece = re.sub(r'\bid="', f'id="{prefix}', piece)
         piece = piece.replace("url(#", f"url(#{prefix}").replace('href="#', f'href="#{prefix}')
         return re.sub(r"(</?h)([23])", lambda tag: f"{tag[1]}{int(tag[2]) + 1}", piece)
@@ -216,7 +228,13 @@ HOLDS, FAILS, UNCLEAR, MISSING = "holds here", "does not hold at this scale", "n
 
 @dataclass(frozen=True)
 class Mean:
-    """The mean of a number over some runs. error: its standard error; None if unknown."""
+    """The mean of a number over runs, or a constant.
+
+    Attributes:
+        value: the mean
+        error: the standard error of the mean; None if unknown
+        runs: the number of runs; 0 for a constant
+    """
 
     value: float
     error: float | None
@@ -224,7 +242,7 @@ class Mean:
 
     @property
     def freedom(self) -> float:
-        """Degrees of freedom of the error; infinite for a single run, whose error is that of its many rows."""
+        """Degrees of freedom of the error; infinite for a single run, whose error comes from its many rows."""
         return self.runs - 1 if self.runs > 1 else math.inf
 
     def __str__(self) -> str:
@@ -233,15 +251,15 @@ class Mean:
 
 @dataclass(frozen=True)
 class Verdict:
-    """words: one of the four above. numbers: the measurements in a sentence."""
+    """Whether a claim holds. words: HOLDS, FAILS, UNCLEAR or MISSING. numbers: the measurements, as a phrase."""
 
     words: str
     numbers: str
 
 
 def judge(claim: Claim, folder: Path) -> Verdict:
-    """The claim in the runs below a folder: clear where the 95% interval of the difference leaves zero out (Welch's t
-    over runs)."""
+    """Checks a claim against the runs below a folder. The verdict is clear if the 95% confidence interval of the
+    difference excludes zero (Welch's t over runs)."""
     try:
         left = _mean(claim.left, folder)
         right = _mean(claim.right, folder) if isinstance(claim.right, Value) else Mean(claim.right, 0.0, 0)
@@ -253,7 +271,7 @@ def judge(claim: Claim, folder: Path) -> Verdict:
         return Verdict(UNCLEAR, f"{measured}, its standard error is unknown")
     error = math.hypot(left.error, right.error)
     if not error and max(left.runs, right.runs) > 1:
-        return Verdict(UNCLEAR, f"{measured}: runs that all give the same number leave its standard error unknown")
+        return Verdict(UNCLEAR, f"{measured}: all runs give the same number, so that its standard error is unknown")
     measured += f" ± {error:.2g}" if error else ""
     if difference == 0 or abs(difference) < _widths(left, right) * error:
         return Verdict(UNCLEAR, measured)
@@ -261,15 +279,17 @@ def judge(claim: Claim, folder: Path) -> Verdict:
 
 
 def _widths(left: Mean, right: Mean) -> float:
-    """Standard errors to each side of an interval of the difference (Welch 1947; Satterthwaite 1946)."""
+    """Returns half the width of the 95% confidence interval of the difference, in standard errors (Welch 1947;
+    Satterthwaite 1946)."""
     squares = [(mean.error or 0.0) ** 2 for mean in (left, right)]
     terms = [square**2 / mean.freedom for square, mean in zip(squares, (left, right), strict=True)]
     return t_quantile(max(1, int(sum(squares) ** 2 / sum(terms)))) if any(terms) else CLEAR_ERRORS
 
 
 def _mean(value: Value, folder: Path) -> Mean:
-    """Over the runs that a pattern matches, or of a JSON file. Over several runs the error is that of their spread, of
-    a single one that of the rows it was scored on. LookupError where there is no run, or no such number in it."""
+    """Returns the mean over the runs that a pattern matches, or the number of a JSON file. The error comes from the
+    variation between runs, for a single run from the rows it was scored on. Raises LookupError if there is no run, or
+    if a result lacks the number."""
     paths = [path for path in sorted(folder.glob(value.folder)) if path.name != "latest"]
     files = [path if path.suffix == ".json" else path / "result.json" for path in paths]
     results = [json.loads(path.read_text()) for path in files if path.is_file()]
@@ -281,8 +301,9 @@ def _mean(value: Value, folder: Path) -> Mean:
 
 
 def _number(result: Any, value: Value) -> float:
+    """Looks up a number in a result. Raises LookupError if there is none."""
     for name in value.key.split("."):
-        result = _named(result)
+        result = _by_index(result)
         if not isinstance(result, dict) or name not in result:
             known = ", ".join(result) if isinstance(result, dict) else "a number"
             raise LookupError(f"no {value.key} in the results of {value.folder}: {name} is not among {known}")
@@ -294,18 +315,21 @@ def _number(result: Any, value: Value) -> float:
     return result
 
 
-def _named(result: Any) -> Any:
-    """A list as a dictionary by index; anything else unchanged."""
-    return {str(place): item for place, item in enumerate(result)} if isinstance(result, list) else result
+def _by_index(result: Any) -> Any:
+    """Turns a list into a dictionary from indices, as text, to items. Returns other values unchanged."""
+    return {str(index): item for index, item in enumerate(result)} if isinstance(result, list) else result
 
 
 def _error_of_one(result: dict[str, Any], key: str) -> float | None:
-    """Standard error of a number of one run, from its neighbors in the file: an interval, an error, a count of rows. A
-    whole number is a count, and exact; a baseline is what reading nothing scores on the same rows."""
+    """Returns the standard error of a number of one run; None if it is unknown.
+
+    It is computed from the other values next to the number: an interval, a standard error, or a number of rows. A whole
+    number is a count, which is exact. A baseline, the score without reading the input, is exact on the same rows.
+    """
     *above, leaf = key.split(".")
     neighbors: Any = result
     for name in above:
-        neighbors = _named(neighbors)[name]
+        neighbors = _by_index(neighbors)[name]
     value = neighbors[leaf]
     if isinstance(value, dict):
         return (value["high"] - value["low"]) / (2 * 1.96) if "low" in value else None

@@ -1,16 +1,18 @@
 """Reads docs/course.md, which consists of topics.
 
-A topic is `## 3. Title {#id}`, followed by text, ```bash blocks of commands (```bash together: its lines
-run two at a time, on a thread each), and directives, each an HTML comment on a line of its own:
+A topic is a heading `## 3. Title {#id}`, followed by text, ```bash blocks of commands (the lines of a
+```bash together block run two at a time, with one thread each), and directives, each an HTML comment on its own line:
 
     <!-- show PAGE.html [N-M] -->     figures and tables N to M (or all) of a page by lmtool
     <!-- output [first N|last N|until TEXT] -->
                                       the output of the previous bash block, or N of its lines, or the lines before
                                       the first that begins with TEXT
     <!-- claim TEXT | FOLDER KEY > FOLDER KEY -->
-                                      a claim of a paper as two numbers; also `<`, and a number on the right
+                                      a claim of a paper, as a comparison of two numbers; `<` instead of `>`, and a
+                                      number on the right, are also possible
 
-FOLDER is a run's folder, a pattern of several (seeds), or a JSON file; KEY a dotted key of its result.json.
+FOLDER is the folder of a run, a pattern that matches several runs (seeds), or a JSON file; KEY is a dotted key of
+result.json in this folder, or of the JSON file.
 """
 
 from __future__ import annotations
@@ -33,8 +35,13 @@ class Prose:
 
 @dataclass(frozen=True)
 class Commands:
-    """A bash block. lines: its commands. first: the index of the first one in the topic. together: whether they may run
-    in parallel."""
+    """A bash block.
+
+    Attributes:
+        lines: the commands
+        first: the index of the first command among all commands of the topic
+        together: whether the commands may run in parallel
+    """
 
     lines: tuple[str, ...]
     first: int
@@ -43,7 +50,7 @@ class Commands:
 
 @dataclass(frozen=True)
 class Show:
-    """Figures and tables `first` to `last`, from 1, of a page; last None: all of them."""
+    """Figures and tables `first` to `last` of a page, counted from 1. If `last` is None, all after `first` as well."""
 
     page: str
     first: int
@@ -52,8 +59,8 @@ class Show:
 
 @dataclass(frozen=True)
 class Printed:
-    """The output of a block: its `first` or `last` lines, those before the first that begins with `until`, or all;
-    always without the progress lines at its start ("tokenizing train …")."""
+    """The output of a block, or a part of it: the `first` or `last` lines, or the lines before the first line that
+    begins with `until`. Progress lines at the start ("tokenizing train …") are always omitted."""
 
     block: Commands
     first: int | None = None
@@ -78,7 +85,8 @@ class Value:
 
 @dataclass(frozen=True)
 class Claim:
-    """That one number is above (`>`) or below (`<`) another."""
+    """A claim of a paper, with the comparison that supports it: the left number is above (`>`) or below (`<`) the right
+    number."""
 
     text: str
     left: Value
@@ -91,6 +99,8 @@ Part = Prose | Commands | Show | Printed | Claim
 
 @dataclass(frozen=True)
 class Topic:
+    """A section of the course."""
+
     number: int
     title: str
     id: str
@@ -110,7 +120,7 @@ class Topic:
 
     @property
     def needed(self) -> set[str]:
-        """Run folders that its commands read but do not write."""
+        """The run folders that the commands read but do not write."""
         lines = [line for line in self.commands if line.startswith("lmtool ")]
         read = {folder for line in lines for folder in re.findall(r"\bruns/[\w-]+", line)}
         return read - {path for line in lines for path in written(line)}
@@ -128,7 +138,7 @@ _DIRECTIVE = re.compile(r"<!--\s*(\w+)\s*(.*?)\s*-->")
 
 
 def read_course(text: str, name: str = "docs/course.md") -> Course:
-    """Parses the text of a course. Ends the script with the number of a line that is not valid."""
+    """Parses the text of a course. At an invalid line, ends the script with an error that gives its number."""
     lines = text.splitlines()
     heads = [number for number, line in enumerate(lines) if line.startswith("## ")]
     topics: list[Topic] = []
@@ -138,7 +148,7 @@ def read_course(text: str, name: str = "docs/course.md") -> Course:
             stop(f"{name}:{head + 1}: {lines[head]} is not a heading of a topic", "write ## N. Title {#id}")
         number, title, identity = heading.groups()
         if any(topic.id == identity for topic in topics):
-            stop(f"{name}: two topics have the id {identity}", "give each an id of its own: ## N. Title {#id}")
+            stop(f"{name}: two topics have the id {identity}", "use another id in one of them: ## N. Title {#id}")
         topics.append(Topic(int(number), title, identity, tuple(_parts(lines, head + 1, end, name))))
     opening = lines[: heads[0]] if heads else lines
     return Course(opening[0].removeprefix("# "), "\n".join(opening[1:]).strip(), tuple(topics))
@@ -152,7 +162,7 @@ def _parts(lines: list[str], at: int, end: int, name: str) -> Iterator[Part]:
         if line.startswith("```"):
             close = next((number for number in range(at + 1, end) if lines[number].startswith("```")), end)
             if close == end:
-                stop(f"{name}:{at + 1}: this block has no end", "end it with ```")
+                stop(f"{name}:{at + 1}: this block does not end", "end it with ```")
         if line.startswith(("<!--", "```bash")):
             if any(prose):
                 yield Prose("\n".join(prose).strip())
@@ -171,12 +181,13 @@ def _parts(lines: list[str], at: int, end: int, name: str) -> Iterator[Part]:
 
 
 def _commands(lines: list[str]) -> tuple[str, ...]:
-    """The commands of a block, with continued lines joined, without empty lines and comments."""
+    """Returns the commands of a block: joins lines that end with a backslash, and omits empty lines and comments."""
     joined = re.sub(r"[ \t]*\\\n[ \t]*", " ", "\n".join(lines)).split("\n")
     return tuple(line.strip() for line in joined if line.strip() and not line.startswith("#"))
 
 
-def _directive(line: str, block: Commands | None, place: str) -> Part:
+def _directive(line: str, block: Commands | None, position: str) -> Part:
+    """Parses the line of a directive. block: the previous bash block. position: of the line, for errors."""
     match = _DIRECTIVE.fullmatch(line)
     verb, words = match.groups() if match else ("", "")
     if verb == "show" and (match := re.fullmatch(r"(\S+\.html)(?: (\d+)(?:-(\d+))?)?", words)):
@@ -195,13 +206,13 @@ def _directive(line: str, block: Commands | None, place: str) -> Part:
             folder, key, sign, other, other_key, number = match.groups()
             right = Value(other, other_key) if other else float(number)
             return Claim(text.strip(), Value(folder, key), sign, right)
-    alone = " here: no commands stand before it" if verb == "output" else ""
+    after_no_block = " (output needs a bash block before it)" if verb == "output" and block is None else ""
     known = "show PAGE.html [N-M], output [first N|last N|until TEXT], or claim TEXT | FOLDER KEY > FOLDER KEY"
-    stop(f"{place}: {line} is not a directive{alone}", known)
+    stop(f"{position}: {line} is not a valid directive{after_no_block}", f"use {known}")
 
 
 def written(command: str) -> set[str]:
-    """Files and run folders that a command writes."""
+    """Returns the files and run folders that a command writes."""
     words = shlex.split(command, comments=True)
     paths = {words[-1]} if words[0] in ("cp", "printf") else set()
     for word in words:

@@ -1,8 +1,8 @@
-"""Pretrain and finetune a tiny BERT on docstrings, which every machine has: `make demo`.
+"""Pretrain and finetune a tiny BERT on docstrings of the installed Python packages: `make demo`.
 
-Pretrains a BERT with rotary positions, finetunes it and a randomly initialized copy to tell which package a docstring
-comes from, and compares their scores with the majority class. Runs offline, on a CPU, in at most five minutes. The
-output of the finetuning goes to a file, from which its last table is shown.
+Pretrains a BERT with rotary positions, finetunes it and a randomly initialized copy to predict which package a
+docstring comes from, and compares their accuracy with the majority class. Runs offline, on a CPU, in at most five
+minutes. The output of the finetuning goes to a file; `lmtool report` then prints its table.
 
     python scripts/demo.py [--runs runs] [--minutes 2.25]
 """
@@ -21,12 +21,13 @@ from typing import Any
 
 from lmtool.reporting.console import Output, print_table
 
-# Three epochs, as in BERT's paper. With ten, random weights score nearly as well.
+# The default of three epochs, as in BERT's paper. With ten epochs, random weights score nearly as well.
 FINETUNE = ["task=pydocs", "seed=1,2,3,4,5,6", "evaluate_every=1000"]
 
 
 def lmtool(*words: str, log: Path | None = None) -> None:
-    """Prints and runs a command. log: the file for its output."""
+    """Prints and runs an lmtool command. Ends the script if it fails. log: the file for its output, if not the
+    screen."""
     print(f"\n$ lmtool {' '.join(words)}{f'  > {log}' if log else ''}", flush=True)
     with log.open("w") if log else nullcontext() as file:
         done = subprocess.run([sys.executable, "-m", "lmtool", *words], stdout=file, stderr=file)
@@ -37,14 +38,15 @@ def lmtool(*words: str, log: Path | None = None) -> None:
 
 
 def results(folder: Path, checkpoint: str) -> list[dict[str, Any]]:
-    """result.json of the jobs of a sweep that started from a checkpoint, sorted by seed."""
+    """Returns the result.json of each job of a sweep that started from a checkpoint, sorted by seed."""
     jobs = {path.parent: json.loads(path.read_text()) for path in folder.glob("*/submitted.json")}
-    own = [path for path, job in jobs.items() if job["config"]["checkpoint"] == checkpoint]
-    return sorted((json.loads((path / "result.json").read_text()) for path in own), key=lambda result: result["seed"])
+    folders = [path for path, job in jobs.items() if job["config"]["checkpoint"] == checkpoint]
+    found = (json.loads((path / "result.json").read_text()) for path in folders)
+    return sorted(found, key=lambda result: result["seed"])
 
 
 def free_name(runs: Path, stem: str) -> Path:
-    """A run folder that does not exist."""
+    """Returns the first of STEM-1, STEM-2, ... for which neither a run nor a finetuning sweep exists."""
     number = 1
     while any((runs / f"{stem}-{number}{end}").exists() for end in ("", "-finetuned")):
         number += 1
@@ -53,22 +55,22 @@ def free_name(runs: Path, stem: str) -> Path:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=Path, default=Path("runs"), help="where the run folders go")
-    parser.add_argument("--minutes", type=float, default=2.25, help="minutes of pretraining, at most")
+    parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder for the runs")
+    parser.add_argument("--minutes", type=float, default=2.25, help="maximum minutes of pretraining")
     options = parser.parse_args()
     started = time.monotonic()
 
-    start = free_name(options.runs, "demo")
-    sweep = Path(f"{start}-finetuned")
+    pretrained = free_name(options.runs, "demo")
+    sweep = Path(f"{pretrained}-finetuned")
     budget = [f"max_minutes={options.minutes:g}", "log_every=500"]
-    lmtool("pretrain", "experiment=bert_tiny", "model/positions=rotary", *budget, f"run_dir={start}")
-    words = ["finetune", "-m", *FINETUNE, f"checkpoint={start},none", f"hydra.sweep.dir={sweep}"]
-    lmtool(*words, log=start / "finetuning.txt")
+    lmtool("pretrain", "experiment=bert_tiny", "model/positions=rotary", *budget, f"run_dir={pretrained}")
+    arguments = ["finetune", "-m", *FINETUNE, f"checkpoint={pretrained},none", f"hydra.sweep.dir={sweep}"]
+    lmtool(*arguments, log=pretrained / "finetuning.txt")
     lmtool("report", str(sweep))
 
-    found = {"pretrained": results(sweep, str(start)), "from scratch": results(sweep, "none")}
-    scores = {name: [result["value"] for result in jobs] for name, jobs in found.items()}
-    majority = found["pretrained"][0]["baseline"]
+    finetuned = {"pretrained": results(sweep, str(pretrained)), "from scratch": results(sweep, "none")}
+    scores = {name: [result["value"] for result in jobs] for name, jobs in finetuned.items()}
+    majority = finetuned["pretrained"][0]["baseline"]
     rows = [
         [name, f"{statistics.mean(values):.3f} ± {statistics.stdev(values) / len(values) ** 0.5:.3f}", len(values)]
         for name, values in scores.items()
@@ -78,13 +80,13 @@ def main() -> None:
     header = ["start", "accuracy", "seeds"]
     print_table(output, header, [*rows, ["majority class", f"{majority:.3f}", ""]], heading="Which package is it from?")
     output.line(verdict(scores["pretrained"], scores["from scratch"]))
-    output.line(f"reports: {start / 'report.html'}, {sweep / 'sweep.html'}")
+    output.line(f"reports: {pretrained / 'report.html'}, {sweep / 'sweep.html'}")
     output.line(f"{time.monotonic() - started:.0f} s in all")
 
 
 def verdict(pretrained: list[float], scratch: list[float]) -> str:
     """Says whether pretraining helped, with the standard error over pairs of seeds."""
-    gains = [after - other for after, other in zip(pretrained, scratch, strict=True)]
+    gains = [score - baseline for score, baseline in zip(pretrained, scratch, strict=True)]
     mean, error = statistics.mean(gains), statistics.stdev(gains) / len(gains) ** 0.5
     clear = (
         "pretraining helps" if mean > 3 * error else "pretraining hurts" if mean < -3 * error else "no clear difference"

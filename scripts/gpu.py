@@ -1,18 +1,20 @@
 """Run on a GPU the `gpu`-marked tests, then compare speed and memory with the transformers Trainer.
 
-    make gpu PYTHON=python3                         at most ten minutes on one GPU; one line where there is none
-    python scripts/gpu.py --device cpu --tiny       the same steps with tiny sizes, to try the script itself
+    make gpu PYTHON=python3                         at most ten minutes on one GPU; without a GPU, prints one line
+    python scripts/gpu.py --device cpu --tiny       the same steps with tiny sizes, to test the script itself
 
-Installs nothing: it uses the current Python (torch 2.11 or newer) and this tree, and prints a line for each missing
-package (pytest, transformers, accelerate). Both sides have the same model, examples, batch, precision, dropout and
-optimizer, and take turns in separate processes (scripts/timing). The Trainer runs as documented, and tuned: compiled,
-and with batches of similar length for single texts; lmtool runs as it is, and compiled. Compilation takes about a
-minute, which is not measured: `--only bert_128,gpt_1024` gives half of the runs twice the rounds. Each table is printed
-and appended to `--output` when it is complete, so that an interrupted run keeps its tables.
+Installs nothing: it uses the current Python (torch 2.11 or newer) and this repository, and prints a line for each
+missing package (pytest, transformers, accelerate). lmtool and the Trainer have the same model, examples, batch,
+precision, dropout and optimizer, and take turns in separate processes (scripts/timing). The Trainer runs as documented,
+and tuned: compiled, and for single texts with batches of similar length. lmtool runs with its defaults, and compiled.
+Compilation takes about a minute, which is not measured; `--only bert_128,gpt_1024` therefore gives half of the runs
+twice the rounds. Each table is printed and appended to `--output` when it is complete, so that an interrupted run keeps
+its tables.
 
-Products: FLOP/s of training on the real tokens (the head only at predicted positions, causal attention at half, counted
-by lmtool for both sides) over those of large bf16 matrix products in the same round, which is the MFU. Recompiles:
-graphs that torch.compile builds after the first steps. Waits: how often a step makes the host wait for the device.
+Columns of the tables. Products: the MFU, that is, the FLOP/s of training on the real tokens (the head only at predicted
+positions, causal attention at half, counted by lmtool for both sides) divided by the FLOP/s of large bf16 matrix
+products in the same round. Recompiles: graphs that torch.compile builds after the first steps. Waits: how often a step
+makes the host wait for the device.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from timing.report import Row, compose
 from timing.turns import Failed, ask, measure
 from timing.works import GROUPED_STEPS, Comparison, Variant, Work, labelled, settings_of
 
-TEST_SECONDS = 200
+TEST_SECONDS = 200  # time limit of the tests
 BERT = {
     "vocab_size": 30522, "num_layers": 12, "hidden_size": 768, "num_heads": 12, "feedforward_size": 3072,
     "max_positions": 512, "dropout": 0.1,
@@ -44,8 +46,17 @@ TINY = {"vocab_size": 600, "num_layers": 2, "hidden_size": 32, "num_heads": 2, "
 
 @dataclass(frozen=True)
 class Case:
-    """A table. batch: examples a step. tiny: length and batch with --tiny. attention_dropout: selects another attention
-    kernel of lmtool unless 0. lengths: distribution for the texts of a labeled task; None for a language model."""
+    """A table of the output.
+
+    Attributes:
+        work: the title and the programs that are compared
+        family: "bert" or "gpt"
+        max_length: tokens per example
+        batch: examples per step
+        tiny: max_length and batch with --tiny
+        attention_dropout: with a rate above 0, lmtool uses another attention kernel
+        lengths: the distribution of the lengths of a labeled task's texts; None for a language model
+    """
 
     work: Work
     family: str
@@ -69,7 +80,15 @@ class Case:
 
 
 def sides(name: str, title: str, rows: str, documented: dict[str, Any], tuned: dict[str, Any]) -> Work:
-    """The Trainer as documented and tuned, lmtool as it is and compiled."""
+    """Returns a comparison of the Trainer (as documented, and tuned) with lmtool (by default, and compiled).
+
+    Args:
+        name: the name for --only
+        title: the title of the table
+        rows: what both read, "joined" text or the rows of a "task"
+        documented: further settings of the Trainer as documented
+        tuned: further settings of the tuned Trainer
+    """
     steps = GROUPED_STEPS if tuned.get("grouped") else None
     variants = (
         Variant("trainer", "Trainer", {"rows": rows, **documented}),
@@ -81,9 +100,9 @@ def sides(name: str, title: str, rows: str, documented: dict[str, Any], tuned: d
     return Work(name, title, "tokens", variants, comparisons)
 
 
-# 32,768 tokens a step, and finetuning's usual 32 examples. Rows of joined text need no padding, so that the tuned
-# Trainer is the compiled one; of single texts it also takes batches of like length, in multiples of 16 tokens, which
-# keeps the shapes it compiles for few.
+# Steps of 32,768 tokens, or finetuning's usual 32 examples. Joined text needs no padding, so that tuning the Trainer
+# means only compiling it. For single texts the tuned Trainer also groups texts of similar length into batches, padded
+# to multiples of 16 tokens, so that it compiles for few shapes.
 CASES = (
     Case(sides("bert_128", "BERT base, masked LM at 128", "joined", {}, {}), "bert", 128, 256, (32, 4)),
     Case(sides("bert_512", "BERT base, masked LM at 512", "joined", {}, {}), "bert", 512, 64, (64, 4)),
@@ -100,13 +119,13 @@ CASES = (
 
 
 def missing() -> str | None:
-    """The packages of the Trainer that are not installed."""
+    """Returns a message about the packages of the Trainer that are not installed; None if all are."""
     names = [name for name in ("transformers", "accelerate") if importlib.util.find_spec(name) is None]
     return f"{' and '.join(names)} not installed" if names else None
 
 
 def run_case(case: Case, folder: Path, options: argparse.Namespace, deadline: float) -> str:
-    """Measures the table of a case until the deadline; the line of a side that fails gives the reason."""
+    """Measures a case until the deadline and returns its table. If one side fails, its line gives the reason."""
     settings, rows = case.settings(options), list[Row]()
     work = case.work
     if lacks := missing():
@@ -139,7 +158,7 @@ def run_tests(options: argparse.Namespace) -> str:
 
 
 def cuda() -> tuple[bool, str]:
-    """Whether torch sees a CUDA device, and a description of it."""
+    """Returns whether torch finds a CUDA device, and a description of the device or of the reason."""
     try:
         import torch
     except ImportError:
@@ -154,7 +173,7 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     known = [case.work.name for case in CASES]
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--tiny", action="store_true", help="tiny sizes, one round")
-    parser.add_argument("--minutes", type=float, default=10.0, help="for everything together")
+    parser.add_argument("--minutes", type=float, default=10.0, help="limit for the whole script")
     only = f"some of {', '.join(known)}, without the tests"
     parser.add_argument("--only", metavar="A,B", type=listed("--only", known), help=only)
     parser.add_argument("--output", type=Path, help="the tables are appended here (runs/gpu/TIME.txt)")
@@ -163,31 +182,33 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main(words: Sequence[str] | None = None) -> int:
     started, options = time.monotonic(), parse(words)
-    there, machine = cuda()
-    if options.device == "cuda" and not there:
+    available, machine = cuda()
+    if options.device == "cuda" and not available:
         print(f"make gpu: {machine}; nothing to run")
         return 0
-    os.environ |= with_this_tree(dict(os.environ))  # in every process that is started here
+    os.environ |= with_this_tree(dict(os.environ))  # for all processes that this script starts
     output = options.output or ROOT / "runs" / "gpu" / time.strftime("%Y%m%d-%H%M%S.txt")
     output.parent.mkdir(parents=True, exist_ok=True)
-    # Ten seconds for the turn that is running at the deadline.
+    # Ten seconds remain for the turn that is running at the deadline.
     deadline = started + 60 * options.minutes - 10
     with output.open("a", encoding="utf-8") as file:
 
         def write(text: str) -> None:
-            for place in (file, sys.stdout):
-                print(f"{text}\n", file=place, flush=True)
+            for stream in (file, sys.stdout):
+                print(f"{text}\n", file=stream, flush=True)
 
         write(f"{time.strftime('%Y-%m-%d %H:%M')}: {machine}")
         tests = "" if options.only or options.device == "cpu" else run_tests(options)
         if tests:
             write(f"gpu-marked tests: {tests}")
         cases = [case for case in CASES if not options.only or case.work.name in options.only]
-        for left, case in zip(range(len(cases), 0, -1), cases, strict=True):
+        for remaining, case in zip(range(len(cases), 0, -1), cases, strict=True):
             if (now := time.monotonic()) > deadline:
                 write(f"{case.work.title}: no time left")
                 continue
-            write(run_case(case, output.parent / "examples" / case.work.name, options, now + (deadline - now) / left))
+            write(
+                run_case(case, output.parent / "examples" / case.work.name, options, now + (deadline - now) / remaining)
+            )
     print(f"{time.monotonic() - started:.0f} s; the tables are in {output}", file=sys.stderr)
     return 1 if any(word in tests for word in (" failed", " error", "not finished")) else 0
 

@@ -2,17 +2,19 @@
 
     python scripts/matrix.py [--families bert,gpt] [--methods lora,prompt] [--kinds seq2seq] [--pairs]
 
-Each is a run at the smallest size from a checkpoint of the family, in one process. Each must satisfy:
-- a method whose additions start neutral reproduces the scores of its base, bit for bit;
+Each combination finetunes the smallest model of the family from a random checkpoint, in this process. It is checked
+that:
+- a method whose added parameters start neutral (LoRA, adapters) first reproduces the losses of the base model, bit for
+  bit;
 - the losses of three steps are finite; frozen parameters get no gradient and no optimizer state, and do not change by a
   bit; some trainable parameter changes;
-- each development row is predicted once, with finite scores;
-- the saved tensors, loaded on top of the base, reproduce the predictions bit for bit.
-A refused combination must name an override that makes it legal.
+- each development row gets one prediction, and all scores are finite;
+- the saved tensors, loaded on top of the base model, reproduce the losses bit for bit.
+If lmtool refuses a combination, the hint must name overrides that make it legal.
 
---pairs selects few combinations that cover every legal pair (family, method), (family, kind) and (method, kind). Prints
-a table of families by methods with the number of kinds, and all refusals and errors; the exit status is 3 if there are
-errors.
+With --pairs, a small set of combinations covers every legal pair (family, method), (family, kind) and (method, kind).
+Prints a table of methods by families with the number of task kinds that pass, then all refusals and failed checks. The
+exit status is 3 if a check failed.
 """
 
 from __future__ import annotations
@@ -82,9 +84,9 @@ METHODS: dict[str, tuple[str, ...]] = {
     "ptuning": ("tuning=ptuning", "tuning.length=3"),
     "ptuning, deep": ("tuning=ptuning", "tuning.deep=true", "tuning.length=3"),
 }
-"""The arguments that select each method."""
-MOVED = ("prompt", "prefix", "ptuning")
-"""Methods whose additions change the outputs from the start."""
+"""The overrides that select each tuning method."""
+NOT_NEUTRAL = ("prompt", "prefix", "ptuning", "ptuning, deep", "head, scalar mix", "head, last 4")
+"""Methods that change the outputs of the model before any training step."""
 SIZES = {
     "num_layers": 4, "hidden_size": 16, "num_heads": 2, "feedforward_size": 24, "vocab_size": 320, "max_positions": 64,
 }  # fmt: skip
@@ -95,6 +97,8 @@ WORDS = ("a", "fine", "warm", "film", "and", "dull", "cold", "mess", "the", "sto
 
 
 class Cell(NamedTuple):
+    """A combination: the name of a model family, a key of METHODS and a key of COLUMNS."""
+
     family: str
     method: str
     kind: str
@@ -102,29 +106,41 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class Outcome:
-    """refused: message and hint of an illegal combination. wrong: the checks that failed."""
+    """The result of one combination.
+
+    Attributes:
+        refusal: the messages and hints with which lmtool refused the combination; empty if it is legal
+        failures: descriptions of the checks that failed; empty if all passed
+    """
 
     cell: Cell
-    refused: str = ""
-    wrong: str = ""
+    refusal: str = ""
+    failures: str = ""
+
+    @property
+    def passed(self) -> bool:
+        return not self.refusal and not self.failures
 
 
 # --- data ----------------------------------------------------------------------------------------------------------
 
 
 def sentence(number: int) -> str:
-    return " ".join(WORDS[(number * 7 + place * (number % 5 + 1)) % len(WORDS)] for place in range(5 + number % 4))
+    """Returns 5 to 8 words. Equal numbers give equal sentences."""
+    return " ".join(WORDS[(number * 7 + index * (number % 5 + 1)) % len(WORDS)] for index in range(5 + number % 4))
 
 
-def rows_of(kind: str, number: int) -> dict[str, Any]:
-    """A row of a task. Its number determines the label."""
+def task_row(kind: str, number: int) -> dict[str, Any]:
+    """Returns a row for a kind of task. Its number determines the text and the label."""
     text = sentence(number)
     first = text.split()[0]
     return {
         "classification": {"text": text, "label": ("no", "yes")[number % 2]},
         "regression": {"text": text, "label": number % 5 / 2},
         "multi_label": {"text": text, "label": [["a"], ["b"], ["a", "b"], []][number % 4]},
-        "token_classification": {"tokens": text.split(), "tags": [("O", "B-X")[len(w) % 2] for w in text.split()]},
+        "token_classification": {
+            "tokens": text.split(), "tags": [("O", "B-X")[len(word) % 2] for word in text.split()],
+        },
         "extractive_qa": {
             "id": str(number), "question": "which word ?", "context": text,
             "answers": [{"text": first, "answer_start": 0}],
@@ -145,29 +161,30 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "span_classification": ("task.text=[text,span]",),
     "seq2seq": ("task.text=[source]", "task.label=target", "task.target_tokens=8"),
 }
-"""The arguments that name the columns of each kind, unless they are `text` and `label`."""
+"""For each kind of task, the overrides that name its columns if they are not the defaults (`text` and `label`)."""
 KINDS = list(COLUMNS)
 
 
 def write_rows(folder: Path) -> None:
-    """Writes a folder for each kind: 24 rows for training, 6 for evaluation."""
+    """Writes a subfolder for each kind of task, with 24 training rows and 6 development rows."""
     for kind in KINDS:
         (folder / kind).mkdir(parents=True, exist_ok=True)
         for split, numbers in (("train", range(24)), ("dev", range(24, 30))):
-            lines = [json.dumps(rows_of(kind, number)) for number in numbers]
+            lines = [json.dumps(task_row(kind, number)) for number in numbers]
             (folder / kind / f"{split}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 @cache
-def data_of(folder: Path, kind: str) -> TaskData:
-    """The rows of a kind, decoded."""
+def load_rows(folder: Path, kind: str) -> TaskData:
+    """Loads the rows that `write_rows` has written for a kind of task."""
     return load_task(configuration(Cell("bart", "full", kind), folder).task, 0, folder, True)
 
 
 @cache
-def tokenizer_of(folder: Path, config: str) -> Tokenizer:
-    """A tokenizer trained on the texts of all kinds. config: its configuration as JSON."""
-    columns = [texts for kind in KINDS for texts in data_of(folder, kind).texts()]
+def train_tokenizer(folder: Path, config: str) -> Tokenizer:
+    """Trains a tokenizer on the texts of all kinds of tasks. config: the tokenizer's configuration as JSON, since the
+    key of the cache must be hashable."""
+    columns = [texts for kind in KINDS for texts in load_rows(folder, kind).texts()]
     section: TokenizerConfig = tables.Choice("tokenizer").validate(json.loads(config))
     return tokenizer_of_rows(section, columns, SIZES["vocab_size"])
 
@@ -176,58 +193,65 @@ def tokenizer_of(folder: Path, config: str) -> Tokenizer:
 
 
 @cache
-def section(name: str, *words: str) -> Any:
-    """One section of the configuration that `lmtool finetune` composes. No YAML of a group changes another section, so
-    that sections of a model, a method and a kind can be combined."""
-    read = overrides.read([*words], compose.accepted_overrides("finetune"))
+def section(name: str, *arguments: str) -> Any:
+    """Returns one section of the configuration that `lmtool finetune` composes from overrides. The sections of a model,
+    a method and a kind can be combined freely, because the YAML of a group sets no key of another section."""
+    read = overrides.read([*arguments], compose.accepted_overrides("finetune"))
     if read.problems:
         raise ConfigError(read.problems)
     return compose.compose("finetune", read)[name]
 
 
-def configuration(cell: Cell, folder: Path, more: Sequence[str] = ()) -> FinetuneConfig:
-    """The configuration of `lmtool finetune` for a cell. more: further overrides, from hints. ConfigError if the
-    combination is illegal."""
-    chosen = {
+def configuration(cell: Cell, folder: Path, hinted: Sequence[str] = ()) -> FinetuneConfig:
+    """Returns the configuration of `lmtool finetune` for a combination. Raises ConfigError if it is illegal.
+
+    Args:
+        cell: the combination
+        folder: the folder that `write_rows` has filled
+        hinted: further overrides, from the hints of a refusal
+    """
+    overrides_by_group = {
         "model": [f"model={cell.family}_tiny"],
         "tuning": [*METHODS[cell.method]],
         "task": [f"task={cell.kind}", f"task.path={folder / cell.kind}", *COLUMNS[cell.kind]],
     }
-    given: dict[str, Any] = {"max_length": 48}
-    for word in more:
-        key, _, value = word.partition("=")
+    top_level: dict[str, Any] = {"max_length": 48}
+    for override in hinted:
+        key, _, value = override.partition("=")
         group = key.partition(".")[0].partition("/")[0]
-        if group not in chosen:
-            given[key] = json.loads(value) if value[:1].isdigit() else value
+        if group not in overrides_by_group:
+            top_level[key] = json.loads(value) if value[:1].isdigit() else value
         elif key == group:
-            chosen[group] = [word]
+            overrides_by_group[group] = [override]
         else:
-            inside = key.replace("/", ".") + "."  # overrides of the previous choice's keys go with it
-            remaining = [
-                other for other in chosen[group] if other.partition("=")[0] != key and not other.startswith(inside)
-            ]
-            chosen[group] = [*remaining, word]
-    sections = {group: section(group, *words) for group, words in chosen.items()}
+            nested = key.replace("/", ".") + "."  # a new component does not have the keys of the previous component
+            overrides_by_group[group] = [
+                previous
+                for previous in overrides_by_group[group]
+                if previous.partition("=")[0] != key and not previous.startswith(nested)
+            ] + [override]
+    sections = {group: section(group, *arguments) for group, arguments in overrides_by_group.items()}
     rest = {name: section(name) for name in ("tokenizer", "optimizer", "schedule")}
     model = sections["model"]
-    small = {name: size for name, size in (SIZES | NARROW).items() if model.get(name)}  # models without the size have 0
+    # A family that lacks one of these sizes has no such key, or 0.
+    small = {name: size for name, size in (SIZES | NARROW).items() if model.get(name)}
     if cell.kind == "seq2seq":
         sections["task"] = {**sections["task"], "generation": {**sections["task"]["generation"], "max_new_tokens": 4}}
     budget = {"max_epochs": 1.0, "batch_examples": 8, "device": "cpu", "precision": "fp32", "checkpoint": "none"}
-    return decoded("finetune", {**rest, **sections, **budget, **given, "model": {**model, **small}})
+    return decoded("finetune", {**rest, **sections, **budget, **top_level, "model": {**model, **small}})
 
 
 # --- one combination -----------------------------------------------------------------------------------------------
 
 
-def start_of(config: FinetuneConfig) -> Weights:
-    """The weights of a checkpoint of the family, drawn by another seed than the run's."""
+def initial_checkpoint(config: FinetuneConfig) -> Weights:
+    """Returns random weights for the family, as if read from a checkpoint; their seed is not the run's."""
     learner = LanguageModel(build(config.model, 1), 1)
     return Weights({name: tensor.clone() for name, tensor in learner.state_dict().items()}, Path(), "the base")
 
 
 class LanguageModel(ModelWithHeads):
-    """The model of a family, with the head of its language model if it generates text."""
+    """A model of the family, with a language modeling head unless it is an encoder."""
 
     def __init__(self, backbone: Backbone, seed: int):
         super().__init__(backbone, seed)
@@ -236,68 +260,80 @@ class LanguageModel(ModelWithHeads):
 
 
 def trial(cell: Cell, folder: Path) -> Outcome:
-    """Builds, trains, scores, saves and rebuilds the model of a cell."""
+    """Builds, trains, scores, saves and rebuilds the model of a combination."""
     try:
         config = configuration(cell, folder)
     except ConfigError as error:
-        return Outcome(cell, refused=refusal(error), wrong=hints_that_fail(cell, folder, error))
+        return Outcome(cell, describe(error), failures=failing_hints(cell, folder, error))
     try:
-        return Outcome(cell, wrong="; ".join(failures(config, folder, cell)))
+        return Outcome(cell, failures="; ".join(failed_checks(config, folder, cell)))
     except (UserError, ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        return Outcome(cell, wrong=f"{type(error).__name__}: {error}")
+        return Outcome(cell, failures=f"{type(error).__name__}: {error}")
 
 
-def refusal(error: ConfigError) -> str:
+def describe(error: ConfigError) -> str:
+    """Returns the message and the hint of each problem."""
     return " | ".join(f"{problem.message} -> {problem.hint}" for problem in error.problems)
 
 
-def hints_that_fail(cell: Cell, folder: Path, error: ConfigError, more: tuple[str, ...] = ()) -> str:
-    """Describes what is wrong with the hints of a refusal. The hint of each problem must name overrides that, with the
-    first override for each other problem, make the combination legal or lead to a refusal whose hints do. more: the
-    overrides of earlier hints."""
+def failing_hints(cell: Cell, folder: Path, error: ConfigError, earlier: tuple[str, ...] = ()) -> str:
+    """Describes the hints of a refusal that do not help; empty if all of them do.
+
+    Each alternative in a problem's hint is tried together with the first alternative for every other problem. The
+    combination must then be legal, or be refused once more with hints that make it legal.
+
+    Args:
+        cell: the refused combination
+        folder: the folder that `write_rows` has filled
+        error: the refusal
+        earlier: the overrides from the hints of the first refusal, if this is the second one
+    """
     alternatives = [overrides_in(problem.hint or "") for problem in error.problems]
     if not all(alternatives):
-        return f"a hint names no override: {refusal(error)}"
-    wrong = []
-    for number, offered in enumerate(alternatives):
-        others = [word for other, words in enumerate(alternatives) if other != number for word in shlex.split(words[0])]
-        for words in offered:
-            typed = (*more, *others, *shlex.split(words))
+        return f"a hint names no override: {describe(error)}"
+    failing = []
+    for index, hinted in enumerate(alternatives):
+        for_others = [hints[0] for other, hints in enumerate(alternatives) if other != index]
+        for text in hinted:
+            arguments = (*earlier, *shlex.split(" ".join([*for_others, text])))
             try:
-                configuration(cell, folder, typed)
-            except ConfigError as still:
-                wrong += [f"{words} is refused too: {refusal(still)}"] if more else []
-                wrong += [] if more else filter(None, [hints_that_fail(cell, folder, still, typed)])
-    return "; ".join(wrong)
+                configuration(cell, folder, arguments)
+            except ConfigError as again:
+                if earlier:
+                    failing.append(f"{text} is refused too: {describe(again)}")
+                elif described := failing_hints(cell, folder, again, arguments):
+                    failing.append(described)
+    return "; ".join(failing)
 
 
 def overrides_in(hint: str) -> list[str]:
-    """The alternatives of a hint: "set a=1, b=2 or c=3"."""
+    """Returns the alternatives in a hint: a=1, b=2 and c=3 for "set a=1, b=2 or c=3"; empty if it does not begin with
+    "set"."""
     return hint.removeprefix("set ").replace(", ", " or ").split(" or ") if hint.startswith("set ") else []
 
 
-def failures(config: FinetuneConfig, folder: Path, cell: Cell) -> Iterator[str]:
-    """The checks that a legal combination fails."""
-    data = data_of(folder, cell.kind)
+def failed_checks(config: FinetuneConfig, folder: Path, cell: Cell) -> Iterator[str]:
+    """Describes each check that a legal combination fails."""
+    data = load_rows(folder, cell.kind)
     config = config.model_copy(update={"task": config.task.model_copy(update=labels_of(data))})
-    tokenizer = tokenizer_of(folder, config.tokenizer.model_dump_json())
-    start, splits = start_of(config), data.splits()
+    tokenizer = train_tokenizer(folder, config.tokenizer.model_dump_json())
+    start, splits = initial_checkpoint(config), data.splits()
     learner, report = assemble(config, tokenizer, start)
     assert report is not None
     held_out = HeldOutSplits(learner, splits, config.max_length, 512, 0)
     batch = next(iter(held_out.first.loader.epoch_batches()))
-    if neutral(cell):
+    if cell.method not in NOT_NEUTRAL:
         plain = configuration(cell._replace(method="full"), folder).model_copy(update={"task": config.task})
         base, _ = assemble(plain, tokenizer, start)
-        if not torch.equal(scored(base, batch), scored(learner, batch)):
-            yield "its first scores differ from those of its base"
+        if not torch.equal(losses(base, batch), losses(learner, batch)):
+            yield "before training, its losses differ from those of the base model"
     before = {name: tensor.clone() for name, tensor in learner.state_dict().items()}
-    yield from trained(config, learner, splits)
+    yield from train(config, learner, splits)
     after = learner.state_dict()
     frozen = {name for name in after if name not in learner.learning and name in dict(learner.named_parameters())}
     yield from (f"{name} is frozen but changed" for name in frozen if not torch.equal(before[name], after[name]))
     if not any(not torch.equal(before[name], after[name]) for name in learner.learning):
-        yield "no parameter changed"
+        yield "no trainable parameter changed"
     evaluation = held_out.score(FP32_CPU, calibrates=True)
     rows = next(iter(data.validation.values()))
     predicted = len(evaluation.first.predictions)
@@ -305,44 +341,39 @@ def failures(config: FinetuneConfig, folder: Path, cell: Cell) -> Iterator[str]:
         yield f"{predicted} predictions for {len(rows)} rows"
     if not all(math.isfinite(value) for value in evaluation.metrics().values()):
         yield f"scores that are not finite: {evaluation.metrics()}"
-    left = left_to_base(learner, report.loaded)
-    saved = {name: tensor for name, tensor in learner.state_dict().items() if name not in left}
-    whole = Weights({**{name: start.tensors[name] for name in left}, **saved}, Path(), "the run")
-    again, _ = assemble(config, tokenizer, trained=whole)
-    if not torch.equal(scored(learner, batch), scored(again, batch)):
-        yield "the model rebuilt from the saved tensors predicts differently"
+    unsaved = left_to_base(learner, report.loaded)
+    saved = {name: tensor for name, tensor in learner.state_dict().items() if name not in unsaved}
+    complete = Weights({**{name: start.tensors[name] for name in unsaved}, **saved}, Path(), "the run")
+    rebuilt, _ = assemble(config, tokenizer, trained=complete)
+    if not torch.equal(losses(learner, batch), losses(rebuilt, batch)):
+        yield "the losses of the model rebuilt from the saved tensors differ"
 
 
 def labels_of(data: TaskData) -> dict[str, Any]:
-    """The classes in the data, for the configuration of the task."""
+    """Returns the classes in the data as an update of the task's configuration; empty if the kind has no classes."""
     labels = getattr(data.config, "labels", None)
     return {} if labels is None else {"labels": labels}
 
 
-def neutral(cell: Cell) -> bool:
-    """Whether a method leaves the outputs unchanged before training."""
-    return cell.method.partition(",")[0] not in MOVED and cell.method not in ("head, scalar mix", "head, last 4")
-
-
 @torch.no_grad()
-def scored(learner: TaskLearner, batch: Batch) -> Tensor:
-    """The losses of a batch in evaluation mode."""
+def losses(learner: TaskLearner, batch: Batch) -> Tensor:
+    """Returns the losses of a batch in evaluation mode."""
     learner.eval()
     return learner.score(batch)[learner.term].losses
 
 
-def trained(config: FinetuneConfig, learner: TaskLearner, splits: Mapping[str, SplitData]) -> Iterator[str]:
-    """Trains a few steps and describes what is wrong with them."""
+def train(config: FinetuneConfig, learner: TaskLearner, splits: Mapping[str, SplitData]) -> Iterator[str]:
+    """Trains the learner for STEPS steps and describes each check that fails."""
     loader = PackedLoader(learner.examples(splits["train"], config.max_length), 0, config.batch_examples)
     learner.train()
     learner.begin(loader.steps_in_epoch)
     groups = learner.parameter_groups()
     named, optimizer = named_parameters(groups), build(config.optimizer, groups)
     set_learning_rate(optimizer, max(config.optimizer.lr, 1e-3))
-    for step, given in zip(range(1, STEPS + 1), loader.steps(), strict=False):
-        loss = float(gradients(Plain(learner), given, step, 0, FP32_CPU).loss)
+    for number, step in zip(range(1, STEPS + 1), loader.steps(), strict=False):
+        loss = float(gradients(Plain(learner), step, number, 0, FP32_CPU).loss)
         if not math.isfinite(loss):
-            yield f"a loss of {loss} in step {step}"
+            yield f"the loss of step {number} is {loss}"
         for name, parameter in learner.named_parameters():
             if parameter.grad is not None and name not in named:
                 yield f"{name} is frozen but has a gradient"
@@ -351,32 +382,34 @@ def trained(config: FinetuneConfig, learner: TaskLearner, splits: Mapping[str, S
         yield "the optimizer has a state for a frozen parameter"
 
 
-# --- which combinations --------------------------------------------------------------------------------------------
+# --- selecting combinations ----------------------------------------------------------------------------------------
 
 
 def pairs(families: Sequence[str], methods: Sequence[str], kinds: Sequence[str], folder: Path) -> list[Cell]:
-    """Few combinations that cover every pair of a family, a method and a kind that some legal combination has, and one
-    for each other pair (family, method)."""
+    """Selects a small set of combinations: for each family and method a legal one (or any, if none is legal), then more
+    until every pair with a kind of task is covered that occurs in a legal combination."""
     legal = cache(lambda cell: is_legal(cell, folder))
-    chosen: list[Cell] = []
+    selected: list[Cell] = []
     for (row, family), (column, method) in product(enumerate(families), enumerate(methods)):
-        turned = [kinds[(row + column + step) % len(kinds)] for step in range(len(kinds))]
-        own = [Cell(family, method, kind) for kind in turned]
-        chosen.append(next(filter(legal, own), own[0]))
-    held = {part for cell in chosen if legal(cell) for part in parts(cell)}
+        # Each cell begins with another kind, so that the first pass covers most pairs with a kind.
+        rotated = [kinds[(row + column + step) % len(kinds)] for step in range(len(kinds))]
+        candidates = [Cell(family, method, kind) for kind in rotated]
+        selected.append(next(filter(legal, candidates), candidates[0]))
+    covered = {pair for cell in selected if legal(cell) for pair in pairs_in(cell)}
     for kind in kinds:
-        lacking = [[Cell(family, method, kind) for method in methods] for family in families]
-        lacking += [[Cell(family, method, kind) for family in families] for method in methods]
-        for cells in lacking:
-            shared = frozenset.intersection(*map(parts, cells))
-            cell = None if shared <= held else next(filter(legal, cells), None)
+        lines = [[Cell(family, method, kind) for method in methods] for family in families]
+        lines += [[Cell(family, method, kind) for family in families] for method in methods]
+        for cells in lines:
+            common_pairs = frozenset.intersection(*map(pairs_in, cells))
+            cell = None if common_pairs <= covered else next(filter(legal, cells), None)
             if cell is not None:
-                chosen.append(cell)
-                held |= parts(cell)
-    return chosen
+                selected.append(cell)
+                covered |= pairs_in(cell)
+    return selected
 
 
-def parts(cell: Cell) -> frozenset[tuple[str, str]]:
+def pairs_in(cell: Cell) -> frozenset[tuple[str, str]]:
+    """Returns the pairs (family, method), (family, kind) and (method, kind) of a combination."""
     return frozenset({(cell.family, cell.method), (cell.family, cell.kind), (cell.method, cell.kind)})
 
 
@@ -391,49 +424,48 @@ def is_legal(cell: Cell, folder: Path) -> bool:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--families", type=listed("--families", FAMILIES), default=FAMILIES)
-    parser.add_argument("--methods", action="append", choices=METHODS, help="may be given several times (all)")
+    parser.add_argument(
+        "--methods", action="append", choices=METHODS, help="a tuning method; may be repeated (default: all)"
+    )
     parser.add_argument("--kinds", type=listed("--kinds", KINDS), default=KINDS)
-    parser.add_argument("--pairs", action="store_true", help="few combinations that cover all legal pairs")
+    parser.add_argument("--pairs", action="store_true", help="a small set that covers all legal pairs")
     options = parser.parse_args()
-    torch.set_num_threads(1)  # a product of these sizes is slower on two
+    torch.set_num_threads(1)  # matrix products of these sizes are slower on two threads
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         write_rows(folder)
-        parts_of_cells = options.families, options.methods or [*METHODS], options.kinds
-        cells = (
-            pairs(*parts_of_cells, folder) if options.pairs else [Cell(*names) for names in product(*parts_of_cells)]
-        )
+        names = options.families, options.methods or [*METHODS], options.kinds
+        cells = pairs(*names, folder) if options.pairs else [Cell(*combination) for combination in product(*names)]
         outcomes = [trial(cell, folder) for cell in cells]
-    wrong = [outcome for outcome in outcomes if outcome.wrong]
+    failed = sum(bool(outcome.failures) for outcome in outcomes)
     show(outcomes)
     print(
         f"{len(outcomes):,} combinations in {time.monotonic() - started:.0f} s: "
-        f"{sum(not outcome.refused and not outcome.wrong for outcome in outcomes):,} hold, "
-        f"{sum(bool(outcome.refused) for outcome in outcomes):,} are refused, {len(wrong):,} are wrong"
+        f"{sum(outcome.passed for outcome in outcomes):,} passed, "
+        f"{sum(bool(outcome.refusal) for outcome in outcomes):,} refused, {failed:,} failed"
     )
-    sys.exit(3 if wrong else 0)
+    sys.exit(3 if failed else 0)
 
 
 def show(outcomes: Sequence[Outcome]) -> None:
-    """Prints the table, the refusals with their reasons, and the errors."""
+    """Prints the table, then each refusal and each failure with the number of combinations that have it."""
     families = list(dict.fromkeys(outcome.cell.family for outcome in outcomes))
     table = []
     for method in dict.fromkeys(outcome.cell.method for outcome in outcomes):
         row = [method]
         for family in families:
-            own = [each for each in outcomes if (each.cell.family, each.cell.method) == (family, method)]
-            held = sum(not each.refused and not each.wrong for each in own)
-            row.append(f"{held}" + (f" of {len(own)}" if held < len(own) else ""))
+            passed = [each.passed for each in outcomes if (each.cell.family, each.cell.method) == (family, method)]
+            row.append(f"{sum(passed)}" + ("" if all(passed) else f" of {len(passed)}"))
         table.append(row)
-    print_table(Output(), ["method", *families], table, heading="kinds of task that hold")
-    for said in ("refused", "wrong"):
+    print_table(Output(), ["method", *families], table, heading="kinds of task that pass")
+    for label in ("refused", "failed"):
         reasons: dict[str, list[Cell]] = {}
         for outcome in outcomes:
-            reasons.setdefault(getattr(outcome, said), []).append(outcome.cell)
+            reasons.setdefault(outcome.refusal if label == "refused" else outcome.failures, []).append(outcome.cell)
         reasons.pop("", None)
         for reason, cells in reasons.items():
-            print(f"{said} ({len(cells)}, such as {' and '.join(cells[0])}): {reason}")
+            print(f"{label} ({len(cells)}, such as {' and '.join(cells[0])}): {reason}")
 
 
 if __name__ == "__main__":

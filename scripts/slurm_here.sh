@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# A SLURM of one node on this machine, as root and without systemd, for the tests marked slurm:
-#   scripts/slurm_here.sh start    installs Debian's slurm-wlm and munge where they are missing, and starts them
-#   scripts/slurm_here.sh stop     ends what `start` began
+# Runs a SLURM cluster of one node on this machine, as root and without systemd, for the tests marked slurm:
+#   scripts/slurm_here.sh start    installs Debian's slurm-wlm and munge if they are missing, and starts their daemons
+#   scripts/slurm_here.sh stop     stops these daemons
 set -euo pipefail
 
 STATE=${SLURM_HERE:-/var/tmp/slurm_here}
@@ -16,7 +16,7 @@ install_packages() {
 }
 
 write_conf() {
-    # No cgroups, no accounting: neither is there without systemd. A job is killed two seconds after it was told to end.
+    # Without cgroups and accounting, which need systemd. SLURM kills a job KillWait seconds after asking it to end.
     mkdir -p /etc/slurm "$STATE/ctld" "$STATE/slurmd"
     cat >"$SLURM_CONF" <<CONF
 ClusterName=here
@@ -72,7 +72,7 @@ start() {
         fi
         sleep 1
     done
-    echo "SLURM does not come up; see $STATE/*.log" >&2
+    echo "error: SLURM did not start within a minute; see $STATE/*.log" >&2
     exit 1
 }
 

@@ -1,7 +1,8 @@
-"""A trial plants a fault, runs commands in forked processes and judges how they end.
+"""Runs the commands of a trial in forked processes, and checks how they end.
 
-A fork inherits the imports, which would cost a fresh process seconds. Limits hold its processor time and its memory,
-and an audit hook records the programs it starts, the connections it opens and the files it writes elsewhere.
+A fork inherits this process's imports, which would take a new process seconds. The processor time and the memory of a
+fork are limited. On request, an audit hook records the programs that it starts, the connections that it opens and the
+files that it writes outside its folder.
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ from pathlib import Path
 
 from lmtool.errors import DIVERGED
 from tests.training.kill_harness import fork, wait
-from trials.outcomes import Failed, Outcome, Verdict
+from trials.outcomes import Outcome, TrialFailed, Verdict
 
-SECONDS = 10  # of processor time; the clock allows three times as many, since a command may wait
-_MEMORY = 6 << 30  # bytes of address space in addition to those at the start of the fork
+SECONDS = 10  # limit of a command's processor time; the elapsed time may be three times as long
+_MEMORY = 6 << 30  # bytes of address space that a command may add to those of the fork
 # All control characters except tab and line feed. Terminals obey the C1 set (0x80 to 0x9f) as well.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-_DEED = "watched: "
+_EVENTS_PREFIX = "watched: "
 
 
-def ended(answer: Answer, detail: str) -> Verdict:
-    """The verdict on a command that either refused or succeeded."""
+def refused_or_done(answer: Answer, detail: str) -> Verdict:
+    """Returns REFUSED or DONE, depending on the exit status of the command."""
     return Verdict(Outcome.REFUSED if answer.status else Outcome.DONE, f"{detail}: {answer.errors[:150]}")
 
 
@@ -38,30 +39,44 @@ def ended(answer: Answer, detail: str) -> Verdict:
 
 @dataclass(frozen=True)
 class Answer:
-    """status: the exit status, negative after a signal, None if the command hung."""
+    """How a command ended and what it printed.
 
-    words: tuple[str, ...]
+    Attributes:
+        arguments: the command line without `lmtool`
+        status: the exit status; negative after a signal, None if the command hung
+        out: standard output
+        err: standard error
+    """
+
+    arguments: tuple[str, ...]
     status: int | None
     out: str
     err: str
 
     @property
-    def said(self) -> str:
+    def output(self) -> str:
         return self.out + self.err
 
     @property
     def errors(self) -> str:
-        """The lines that begin with `error:`."""
+        """The printed lines that begin with `error:`."""
         return "\n".join(line for line in self.err.splitlines() if line.startswith("error: "))
 
 
-def in_fork(
-    place: Path, words: Sequence[str], work: Callable[[], int], environment: Mapping[str, str] | None = None,
+def run_in_fork(
+    workdir: Path, arguments: Sequence[str], work: Callable[[], int], environment: Mapping[str, str] | None = None,
     stdin: bytes = b"",
 ) -> Answer:  # fmt: skip
-    """Calls `work`, which returns an exit status, in a fork whose working folder is `place`. words: its command line,
-    for messages."""
-    streams = {name: place / f".{name}" for name in ("in", "out", "err")}
+    """Calls a function in a fork, with limits on its processor time and memory.
+
+    Args:
+        workdir: the working folder of the fork
+        arguments: the command line of the answer, for messages
+        work: the function; it returns the exit status
+        environment: additional environment variables
+        stdin: the content of standard input
+    """
+    streams = {name: workdir / f".{name}" for name in ("in", "out", "err")}
     streams["in"].write_bytes(stdin)
 
     def child(folder: Path) -> None:
@@ -83,7 +98,7 @@ def in_fork(
         sys.stderr.flush()
         os._exit(status)
 
-    process = fork(child, place)
+    process = fork(child, workdir)
     status = wait(process, 3 * SECONDS)
     if status is None:
         os.kill(process, signal.SIGKILL)
@@ -91,7 +106,7 @@ def in_fork(
     out, err = (streams[name].read_text(encoding="utf-8", errors="replace") for name in ("out", "err"))
     for path in streams.values():
         path.unlink()
-    return Answer(tuple(words), None if status == -signal.SIGXCPU else status, out, err)
+    return Answer(tuple(arguments), None if status == -signal.SIGXCPU else status, out, err)
 
 
 def _redirect(streams: Mapping[str, Path]) -> None:
@@ -106,98 +121,114 @@ def _redirect(streams: Mapping[str, Path]) -> None:
     )
 
 
-def typed(
-    place: Path, *words: str, environment: Mapping[str, str] | None = None, stdin: bytes = b"", watched: bool = False,
-    clean: bool = False,
+def run_lmtool(
+    workdir: Path, *arguments: str, environment: Mapping[str, str] | None = None, stdin: bytes = b"",
+    watched: bool = False, clean: bool = False,
 ) -> Answer:  # fmt: skip
-    """Runs `lmtool WORDS` in the folder `place`. watched: the input must not run code or write elsewhere. clean: a
-    refused command must leave no file except caches. Raises Failed for an end that no input excuses (see `sound`)."""
+    """Runs `lmtool ARGUMENTS` in a fork.
+
+    Args:
+        workdir: the working folder
+        arguments: the command line
+        environment: additional environment variables
+        stdin: the content of standard input
+        watched: require that the command starts no program, opens no connection and writes nothing outside `workdir`
+        clean: require that a refused command leaves no new file except in caches
+
+    Raises:
+        TrialFailed: if a requirement is violated, or if the command ends in a way that is always wrong (see
+            `require_sound`)
+    """
     from lmtool.cli import main as cli
 
     def files() -> set[str]:
-        paths = (path.relative_to(place) for path in place.rglob("*"))
+        paths = (path.relative_to(workdir) for path in workdir.rglob("*"))
         return {str(path) for path in paths if path.parts[0] not in ("cache", ".home")}
 
     def work() -> int:
-        sys.argv = ["lmtool", *words]
-        deeds = watch(place) if watched else list
+        sys.argv = ["lmtool", *arguments]
+        events = watch(workdir) if watched else list
         try:
-            return cli.main(list(words))
+            return cli.main(list(arguments))
         finally:
-            if deeds():
-                print(f"{_DEED}{'; '.join(deeds())}", file=sys.stderr)
+            if events():
+                print(f"{_EVENTS_PREFIX}{'; '.join(events())}", file=sys.stderr)
 
     before = files() if clean else set()
-    answer = in_fork(place, words, work, environment, stdin)
-    if _DEED in answer.err:
-        raise Failed(Outcome.EXECUTED, f"{shown(words)}: {answer.err.rpartition(_DEED)[2].strip()[:300]}")
-    sound(answer)
-    # A run that diverged has trained: its folder stays, with the batch.
+    answer = run_in_fork(workdir, arguments, work, environment, stdin)
+    if _EVENTS_PREFIX in answer.err:
+        raise TrialFailed(
+            Outcome.EXECUTED, f"{command_line(arguments)}: {answer.err.rpartition(_EVENTS_PREFIX)[2].strip()[:300]}"
+        )
+    require_sound(answer)
+    # A run that diverged has trained: it keeps its folder, which holds the batch at which it diverged.
     if clean and answer.status not in (0, DIVERGED) and (left := sorted(files() - before)):
-        raise Failed(Outcome.LEFTOVER, f"{shown(words)}: leaves {', '.join(left[:3])}")
+        raise TrialFailed(Outcome.LEFTOVER, f"{command_line(arguments)}: leaves {', '.join(left[:3])}")
     return answer
 
 
-def sound(answer: Answer) -> Answer:
-    """Returns an answer that a user may get: a success, or a refusal with an error and a hint. Raises Failed for a
-    hang, a traceback, an abort, an error without a hint and control characters."""
-    line = shown(answer.words)
+def require_sound(answer: Answer) -> Answer:
+    """Returns the answer if the command succeeded, or was refused with an error and a hint. Raises TrialFailed for a
+    hang, a traceback, an abort, an error without a hint, and control characters in the output."""
+    line = command_line(answer.arguments)
     if answer.status is None:
-        raise Failed(Outcome.HANG, line)
+        raise TrialFailed(Outcome.HANG, line)
     if answer.status < 0:
-        raise Failed(Outcome.TRACEBACK, f"{line}: ended by {signal.Signals(-answer.status).name}")
-    # lmtool reports a panic of a Rust library as an error; without one, the panic went unhandled.
-    panicked = " panicked at " in answer.said and not (answer.status == 2 and answer.errors)
-    if answer.status == 1 or "Traceback (most recent call last)" in answer.said or panicked:
+        raise TrialFailed(Outcome.TRACEBACK, f"{line}: ended by {signal.Signals(-answer.status).name}")
+    # lmtool reports a panic in a Rust library as an error. If there is no error, the panic went unhandled.
+    panicked = " panicked at " in answer.output and not (answer.status == 2 and answer.errors)
+    if answer.status == 1 or "Traceback (most recent call last)" in answer.output or panicked:
         raised = re.findall(r"^[\w.]*(?:Error|Exception|Interrupt|Exit)\b.*", answer.err, re.MULTILINE)
-        raise Failed(Outcome.TRACEBACK, f"{line}: {(raised or answer.err.splitlines() or ['nothing'])[-1][:300]}")
-    if control := _CONTROL.search(answer.said):
-        raise Failed(Outcome.ESCAPE, f"{line}: prints {control[0]!r}")
+        raise TrialFailed(Outcome.TRACEBACK, f"{line}: {(raised or answer.err.splitlines() or ['nothing'])[-1][:300]}")
+    if control := _CONTROL.search(answer.output):
+        raise TrialFailed(Outcome.ESCAPE, f"{line}: prints {control[0]!r}")
     if answer.status and not re.search(r"^error: .", answer.err, re.MULTILINE):
-        raise Failed(Outcome.UNCLEAR, f"{line}: status {answer.status} without a line `error:`")
+        raise TrialFailed(Outcome.UNCLEAR, f"{line}: status {answer.status} without a line `error:`")
     if answer.status == 2 and not re.search(r"^hint: .", answer.err, re.MULTILINE):
-        raise Failed(Outcome.UNCLEAR, f"{line}: no hint: {answer.err.strip()}")
+        raise TrialFailed(Outcome.UNCLEAR, f"{line}: no hint: {answer.err.strip()}")
     return answer
 
 
-def shown(words: Sequence[str]) -> str:
-    """A command line for messages, its long arguments truncated."""
-    short = (repr(word if len(word) <= 80 else f"{word[:77]}...")[1:-1] for word in words)
+def command_line(arguments: Sequence[str]) -> str:
+    """Formats a command line for messages, and truncates long arguments."""
+    short = (repr(word if len(word) <= 80 else f"{word[:77]}...")[1:-1] for word in arguments)
     return f"lmtool {' '.join(short)}"
 
 
-def refused(answer: Answer, *names: str) -> bool:
-    """Whether the command failed. Raises Failed if its error contains none of `names`."""
+def is_refusal(answer: Answer, *names: str) -> bool:
+    """Returns whether the command failed. Raises TrialFailed if its error contains none of `names`."""
     if answer.status and names and not any(name in answer.errors for name in names):
         missing = f"does not name {' or '.join(names)}"
-        raise Failed(Outcome.UNCLEAR, f"{shown(answer.words)}: {missing}: {answer.errors[:300]}")
+        raise TrialFailed(Outcome.UNCLEAR, f"{command_line(answer.arguments)}: {missing}: {answer.errors[:300]}")
     return answer.status != 0
 
 
 def require_refusal(answer: Answer, *names: str, accepted: str = "read without a word") -> None:
-    """Raises Failed, with the detail `accepted`, if the command succeeded."""
-    if not refused(answer, *names):
-        raise Failed(Outcome.SILENT, accepted)
+    """Raises TrialFailed if the command succeeded, or if its error contains none of `names`. accepted: the detail of
+    the failure of a command that succeeded."""
+    if not is_refusal(answer, *names):
+        raise TrialFailed(Outcome.SILENT, accepted)
 
 
 def require_success(answer: Answer, when: str = "") -> None:
-    """Raises Failed if the command was refused. when: prefixes its error."""
+    """Raises TrialFailed if the command failed. when: a prefix of the detail."""
     if answer.status:
-        raise Failed(Outcome.DEAD_END, f"{when}{answer.errors[:300]}")
+        raise TrialFailed(Outcome.DEAD_END, f"{when}{answer.errors[:300]}")
 
 
-# --- what a command does in addition to its work ----------------------------------------------------------------------
+# --- audit of a command -----------------------------------------------------------------------------------------------
 
 _STARTS = ("os.system", "subprocess.Popen", "os.exec", "os.posix_spawn", "pty.spawn", "socket.connect")
 _CHANGES = ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.symlink", "os.link", "os.chmod", "shutil.rmtree")
 _KNOWN = ("fc-list", "uname")  # programs that matplotlib and platform start
 
 
-def watch(place: Path) -> Callable[[], list[str]]:
-    """Watches this process and returns a function that lists the programs it started, the connections it opened and the
-    files it wrote outside its folder. Call it in a fork: the hook cannot be removed."""
+def watch(workdir: Path) -> Callable[[], list[str]]:
+    """Installs an audit hook in this process, and returns a function that lists the programs that the process has
+    started, the connections that it has opened, and the files that it has written outside `workdir`. Must be called in
+    a fork, since an audit hook cannot be removed."""
     events: list[str] = []
-    home = os.path.realpath(place)
+    home = os.path.realpath(workdir)
 
     def inside(path: object) -> bool:
         if not isinstance(path, str | bytes | os.PathLike):

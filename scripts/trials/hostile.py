@@ -1,4 +1,4 @@
-"""Folders from strangers: bombs and class paths in configurations, names with terminal codes or `..`, pipes, devices
+"""Untrusted folders: alias bombs and class paths in configurations, names with terminal codes or `..`, pipes, devices
 and endless files as input, and links at paths to which a run, a report or a sweep writes."""
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from pathlib import Path
 
 from trials import weights
 from trials.outcomes import Verdict, kind
-from trials.scenes import EITHER, ESCAPES, LEGAL, REFUSED, Scene, plant_of, play
-from trials.stage import EVALUATE, FINETUNE, PREDICT, PRETRAIN, TEXT, replaced
+from trials.scenes import EITHER, ESCAPES, LEGAL, REFUSED, Scene, plant_factory, play
+from trials.stage import EVALUATE, FINETUNE, PREDICT, PRETRAIN, TEXT, with_overrides
 from trials.weights import IMPORT, PUBLISHED
 
 # --- configurations ---------------------------------------------------------------------------------------------------
@@ -60,19 +60,19 @@ CONTENTS = {
 }
 
 
-@plant_of
-def _written(place: Path, name: str, content: str) -> None:
-    """Appends to a file, and adds a Python module next to the configuration."""
-    (place / name).parent.mkdir(parents=True, exist_ok=True)
-    with (place / name).open("a") as file:
+@plant_factory
+def _append_config(workdir: Path, name: str, content: str) -> None:
+    """Appends to a configuration file, and adds a Python module that a plugin entry of the configuration can name."""
+    (workdir / name).parent.mkdir(parents=True, exist_ok=True)
+    with (workdir / name).open("a") as file:
         file.write(content)
-    (place / "evil.py").write_text("open('RAN', 'w')\n")
+    (workdir / "evil.py").write_text("open('RAN', 'w')\n")
 
 
-def _of_configs() -> Iterator[Scene]:
+def _config_scenes() -> Iterator[Scene]:
     for name, content in CONTENTS.items():
-        saved, resumed = _written("saved.yaml", content), _written("runs/tuned/config.yaml", content)
-        group = _written("conf/model/mine.yaml", "# @package _global_\n" + content)
+        saved, resumed = _append_config("saved.yaml", content), _append_config("runs/tuned/config.yaml", content)
+        group = _append_config("conf/model/mine.yaml", "# @package _global_\n" + content)
         group_words = ("pretrain", "--config-dir", "conf", "model=mine", "max_steps=1", "run_dir=run")
         yield Scene(f"{name} in --config", ("pretrain", "--config", "saved.yaml"), saved)
         yield Scene(f"{name} in --config-dir", group_words, group)
@@ -80,10 +80,10 @@ def _of_configs() -> Iterator[Scene]:
         yield Scene(f"{name} in the config.yaml of a run", ("resume", "runs/tuned"), resumed)
 
 
-@plant_of
-def _odd_folder(place: Path, make: Callable[[Path], object]) -> None:
-    _written("conf/model/mine.yaml", "defaults: [bert_tiny, _self_]\n")(place)
-    make(place / "conf" / "model")
+@plant_factory
+def _conf_folder(workdir: Path, make: Callable[[Path], object]) -> None:
+    _append_config("conf/model/mine.yaml", "defaults: [bert_tiny, _self_]\n")(workdir)
+    make(workdir / "conf" / "model")
 
 
 def _yamls(folder: Path, names: Iterable[str]) -> None:
@@ -91,10 +91,10 @@ def _yamls(folder: Path, names: Iterable[str]) -> None:
         (folder / name).write_text("num_layers: 1\n")
 
 
-SCENES = list(_of_configs())
+SCENES = list(_config_scenes())
 SCENES += [
     Scene(f"{name} next to a user's YAML", ("pretrain", "--config-dir", "conf", "model=mine", "--cfg", "job"),
-          _odd_folder(make), expected=LEGAL)
+          _conf_folder(make), expected=LEGAL)
     for name, make in {
         "a loop of links": lambda folder: (folder / "up").symlink_to(".."),
         "two thousand files": lambda folder: _yamls(folder, [f"m{number}.yaml" for number in range(2000)]),
@@ -106,89 +106,89 @@ SCENES += [
 # --- data -------------------------------------------------------------------------------------------------------------
 
 
-def _nothing(place: Path) -> None:
+def _nothing(workdir: Path) -> None:
     """Plants no file: the fault is in the arguments."""
 
 
-@plant_of
-def _named(place: Path, name: str, folder: str = "texts") -> None:
-    (place / folder).mkdir(exist_ok=True)
-    (place / folder / name).write_text((place / "text.txt").read_text())
+@plant_factory
+def _text_file(workdir: Path, name: str, folder: str = "texts") -> None:
+    (workdir / folder).mkdir(exist_ok=True)
+    (workdir / folder / name).write_text((workdir / "text.txt").read_text())
 
 
-@plant_of
-def _table(place: Path, header: str, *rows: str, name: str = "train.tsv") -> None:
-    (place / "rows" / name).write_text("\n".join([header, *rows, ""]))
+@plant_factory
+def _replace_rows(workdir: Path, header: str, *rows: str, name: str = "train.tsv") -> None:
+    (workdir / "rows" / name).write_text("\n".join([header, *rows, ""]))
 
 
-def _deep(place: Path) -> None:
-    folder = place / "texts" / "/".join(["d"] * 500)
+def _deep_folder(workdir: Path) -> None:
+    folder = workdir / "texts" / "/".join(["d"] * 500)
     folder.mkdir(parents=True)
-    (folder / "a.txt").write_text((place / "text.txt").read_text())
+    (folder / "a.txt").write_text((workdir / "text.txt").read_text())
 
 
-def _looped(place: Path) -> None:
-    _named("a.txt")(place)
-    (place / "texts" / "again").symlink_to(".")
+def _linked_folder(workdir: Path) -> None:
+    _text_file("a.txt")(workdir)
+    (workdir / "texts" / "again").symlink_to(".")
 
 
-@plant_of
-def _pointer(place: Path, name: str, content: str) -> None:
-    (place / name).unlink(missing_ok=True)  # runs/latest is a link to the newest run
-    (place / name).write_text(content)
+@plant_factory
+def _write_pointer(workdir: Path, name: str, content: str) -> None:
+    (workdir / name).unlink(missing_ok=True)  # runs/latest is a link to the newest run
+    (workdir / name).write_text(content)
 
 
 _FILES = {
     "terminal codes": f"{ESCAPES}.txt", "a line feed": "a\nerror: b.txt", "no UTF-8": "a\udcff.txt",
     "a dash in front": "-rf.txt", "a star": "*.txt", "spaces": " a b .txt", "only dots": "....txt",
 }  # fmt: skip
-_FOLDER = replaced(PRETRAIN, "data.path=texts")
+_FOLDER = with_overrides(PRETRAIN, "data.path=texts")
 SCENES += [
-    Scene(f"a text file named with {name}", _FOLDER, _named(file), expected=LEGAL) for name, file in _FILES.items()
+    Scene(f"a text file named with {name}", _FOLDER, _text_file(file), expected=LEGAL) for name, file in _FILES.items()
 ]
 SCENES += [
     Scene(f"an error in a text file named with {name}", _FOLDER,
-          lambda place, file=file: (_named(file)(place),
-                                            (place / "texts" / file).write_bytes(b"a\0b"))[0], ("NUL",))
+          lambda workdir, file=file: (_text_file(file)(workdir),
+                                            (workdir / "texts" / file).write_bytes(b"a\0b"))[0], ("NUL",))
     for name, file in _FILES.items()
 ]  # fmt: skip
 _ESCAPED = ESCAPES.replace("\t", "")
+_NEW_LABELS = with_overrides(
+    FINETUNE, "task=custom", "task.kind=classification", "task.text=[sentence]", "task.label=label"
+)
+_labels = _replace_rows("sentence\tlabel", *(f"text {n}\t{_ESCAPED}{n % 2}" for n in range(40)))
 _GOOD = [f"a good text {number}\t{number % 2}" for number in range(20)]
 SCENES += [
-    Scene("a folder that links to itself", _FOLDER, _looped, expected=LEGAL),
-    Scene("a folder 500 levels deep", _FOLDER, _deep, expected=LEGAL),
-    Scene("terminal codes in a column name", FINETUNE, _table(f"{_ESCAPED}\tlabel", *_GOOD), ("sentence",)),
-    Scene("terminal codes in a label", EVALUATE, _table("sentence\tlabel", f"a\t{_ESCAPED}", name="dev.tsv"),
+    Scene("a folder that links to itself", _FOLDER, _linked_folder, expected=LEGAL),
+    Scene("a folder 500 levels deep", _FOLDER, _deep_folder, expected=LEGAL),
+    Scene("terminal codes in a column name", FINETUNE, _replace_rows(f"{_ESCAPED}\tlabel", *_GOOD), ("sentence",)),
+    Scene("terminal codes in a label", EVALUATE, _replace_rows("sentence\tlabel", f"a\t{_ESCAPED}", name="dev.tsv"),
           ("dev.tsv:2",)),
-    Scene("terminal codes in a text", (*EVALUATE, "output=out"), _table("sentence\tlabel", f"{_ESCAPED}\t1", "b\t0",
-                                                                      name="dev.tsv"), expected=LEGAL),
-    Scene("terminal codes in new labels",
-          replaced(FINETUNE, "task=custom", "task.kind=classification", "task.text=[sentence]", "task.label=label"),
-          _table("sentence\tlabel", *(f"text {n}\t{_ESCAPED}{n % 2}" for n in range(40))), expected=EITHER),
+    Scene("terminal codes in a text", (*EVALUATE, "output=out"),
+          _replace_rows("sentence\tlabel", f"{_ESCAPED}\t1", "b\t0", name="dev.tsv"), expected=LEGAL),
+    Scene("terminal codes in new labels", _NEW_LABELS, _labels, expected=EITHER),
     Scene("inspect of terminal codes in labels",
-          ("inspect", *replaced(FINETUNE, "task=custom", "task.kind=classification", "task.text=[sentence]",
-                                "task.label=label", "run_dir=null"), "n=2", "tokens=1000"),
-          lambda place: (_table("sentence\tlabel", *(f"text {n}\t{_ESCAPED}{n % 2}" for n in range(40)))(
-              place), (place / "rows" / "dev.tsv").unlink())[0], expected=EITHER),
+          ("inspect", *with_overrides(_NEW_LABELS, "run_dir=null"), "n=2", "tokens=1000"),
+          lambda workdir: (_labels(workdir), (workdir / "rows" / "dev.tsv").unlink())[0], expected=EITHER),
     Scene("terminal codes in a typed text", (*PREDICT[:-1], f"text={_ESCAPED}"), _nothing, expected=LEGAL),
     Scene("terminal codes in a key", (*PRETRAIN, f"{_ESCAPED}=1"), _nothing),
     Scene("terminal codes in a value", (*PRETRAIN, f"optimizer.lr={_ESCAPED}"), _nothing),
-    Scene("terminal codes in a path", replaced(PRETRAIN, f"data.path='{_ESCAPED}'"), _nothing, ("data.path",)),
+    Scene("terminal codes in a path", with_overrides(PRETRAIN, f"data.path='{_ESCAPED}'"), _nothing, ("data.path",)),
     Scene("terminal codes in a flag", (*PRETRAIN, f"--{_ESCAPED}"), _nothing),
     Scene("terminal codes as a command", (_ESCAPED,), _nothing),
-    Scene("terminal codes in a checkpoint's name", replaced(PREDICT, f"checkpoint='{_ESCAPED}'"), _nothing,
+    Scene("terminal codes in a checkpoint's name", with_overrides(PREDICT, f"checkpoint='{_ESCAPED}'"), _nothing,
           ("checkpoint",)),
     Scene("a file of another folder as dev", (*FINETUNE, "task.files={../../precious/file: dev}"), _nothing,
           expected=EITHER),
 ]  # fmt: skip
 SCENES += [
-    Scene(f"name={name!r}", replaced(PRETRAIN, "run_dir=null", f"name='{name}'"), _nothing, ("name",))
+    Scene(f"name={name!r}", with_overrides(PRETRAIN, "run_dir=null", f"name='{name}'"), _nothing, ("name",))
     for name in (
         "../precious", "..", ".", "/tmp/x", "a/b", "a\\b", ".hidden", "-rf", "latest", "x" * 101, "a\nb", "a b", "ä"
     )
 ]  # fmt: skip
 SCENES += [
-    Scene(f"checkpoint={address}", replaced(PREDICT, f"checkpoint='{address}'", "offline=true"), _nothing,
+    Scene(f"checkpoint={address}", with_overrides(PREDICT, f"checkpoint='{address}'", "offline=true"), _nothing,
           ("checkpoint",))
     for address in (
         "hf://../x", "hf://a/..", "hf://a/../../b", "hf://org/name@../../x", "hf://org/name/more", "hf://-org/name",
@@ -198,22 +198,22 @@ SCENES += [
     )
 ]  # fmt: skip
 SCENES += [
-    Scene(f"runs/latest holds {content[:30]!r}", replaced(PREDICT, "checkpoint=runs/latest"),
-          _pointer("runs/latest", content), ("latest", "checkpoint", "runs"))
+    Scene(f"runs/latest holds {content[:30]!r}", with_overrides(PREDICT, "checkpoint=runs/latest"),
+          _write_pointer("runs/latest", content), ("latest", "checkpoint", "runs"))
     for content in ("../../precious", "..", "", "/etc", "nowhere", "\0", "x" * 100_000, ESCAPES)
 ]  # fmt: skip
 SCENES += [
     Scene(f"best holds {content[:30]!r}", PREDICT,
-          _pointer("done/tuned/checkpoints/best", content), ("best", "checkpoint"), expected=EITHER)
+          _write_pointer("done/tuned/checkpoints/best", content), ("best", "checkpoint"), expected=EITHER)
     for content in ("../../../precious", "..", "/etc", "step_99999999", "\0", "x" * 100_000, ESCAPES)
 ]  # fmt: skip
 
 # --- pipes, sockets, devices, endless files ---------------------------------------------------------------------------
 
 
-@plant_of
-def _node(place: Path, where: str, make: Callable[[Path], object]) -> None:
-    path = place / where
+@plant_factory
+def _replace_by_node(workdir: Path, where: str, make: Callable[[Path], object]) -> None:
+    path = workdir / where
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     path.unlink(missing_ok=True)
@@ -251,13 +251,13 @@ NODES: dict[str, Callable[[Path], object]] = {
     "8 GB of nothing": _endless,
     "bytes": lambda path: path.write_bytes(bytes(range(256)) * 4),
 }
-"""Each function creates its node at a free path."""
+"""Functions that create a node at a path at which nothing exists."""
 
-# Files that a command reads: path, arguments, and names of which an error must contain one.
-_READ: list[tuple[str, Sequence[str], tuple[str, ...]]] = [
+# Files that a command needs: path, command line, and names of which the error must contain one.
+_REQUIRED_FILES: list[tuple[str, Sequence[str], tuple[str, ...]]] = [
     ("text.txt", PRETRAIN, ("text.txt",)),
     ("held.txt", (*PRETRAIN, "data.validation=held.txt"), ("held.txt",)),
-    ("texts/a.txt", replaced(PRETRAIN, "data.path=texts"), ("a.txt", "data.path")),
+    ("texts/a.txt", with_overrides(PRETRAIN, "data.path=texts"), ("a.txt", "data.path")),
     ("rows/train.tsv", FINETUNE, ("train.tsv", "task.path")),
     ("rows/dev.tsv", FINETUNE, ("dev.tsv", "task.path")),
     ("rows/dev.tsv", EVALUATE, ("dev.tsv", "task.path")),
@@ -277,52 +277,54 @@ _READ: list[tuple[str, Sequence[str], tuple[str, ...]]] = [
     ("runs/tuned/config.yaml", ("resume", "runs/tuned"), ("config.yaml",)),
     ("runs/tuned/metrics.jsonl", ("resume", "runs/tuned"), ("metrics.jsonl",)),
 ]
-# Files that a run does not need: a command may replace or skip them, or be refused with their name.
-_SPARE = [
+# Files that a command does not need: it may replace or skip them, or be refused with an error that names them.
+_OPTIONAL_FILES = [
     (f"runs/tuned/{name}", ("resume", "runs/tuned"), (name,))
     for name in ("log.txt", "environment.json", "facts.json", "LOCK", "result.json", "predictions.jsonl",
                  "report.html", "plots", "checkpoints/last", "checkpoints/best")
 ]  # fmt: skip
-_SPARE += [
+_OPTIONAL_FILES += [
     (f"done/tuned/{name}", ("report", "done/tuned"), (name,))
     for name in ("config.yaml", "metrics.jsonl", "facts.json", "result.json", "predictions.jsonl", "report.html",
                  "plots", "environment.json", "samples.json")
 ]  # fmt: skip
-_SPARE += [
+_OPTIONAL_FILES += [
     ("published/special_tokens_map.json", PUBLISHED, ("special_tokens_map.json", "published")),
-    ("runs/latest", replaced(PREDICT, "checkpoint=runs/latest"), ("latest",)),
+    ("runs/latest", with_overrides(PREDICT, "checkpoint=runs/latest"), ("latest",)),
     ("cache", PRETRAIN, ("cache",)),
     ("cache/stores", PRETRAIN, ("cache",)),
     ("cache/tokenizers", PRETRAIN, ("cache",)),
-    ("runs", replaced(PRETRAIN, "run_dir=null", "name=mine"), ("runs",)),
+    ("runs", with_overrides(PRETRAIN, "run_dir=null", "name=mine"), ("runs",)),
     ("run", PRETRAIN, ("run",)),
-    ("out", replaced(PREDICT, "output=out"), ("out",)),
+    ("out", with_overrides(PREDICT, "output=out"), ("out",)),
     ("out", ("export", "checkpoint=done/tuned", "output=out"), ("out",)),
     ("out", ("import", "checkpoint=published", "output=out"), ("out",)),
     ("out", (*EVALUATE, "output=out"), ("out",)),
     ("out", ("tokenizer", "data=text", "data.path=text.txt", "cache_dir=cache", "output=out"), ("out",)),
     ("out", ("inspect", *PRETRAIN[:-2], "n=2", "tokens=2000", "output=out"), ("out",)),
-    ("afile", replaced(PRETRAIN, "run_dir=afile/run"), ("afile",)),
+    ("afile", with_overrides(PRETRAIN, "run_dir=afile/run"), ("afile",)),
 ]
 
 
-def _of_nodes() -> Iterator[Scene]:
-    for places, spare in ((_READ, False), (_SPARE, True)):
-        for where, words, names in places:
+def _node_scenes() -> Iterator[Scene]:
+    for entries, optional in ((_REQUIRED_FILES, False), (_OPTIONAL_FILES, True)):
+        for where, arguments, names in entries:
             for name, make in NODES.items():
-                # An empty folder is legal at the path of a folder.
-                fits = name == "a folder" and Path(where).suffix == ""
-                expected = EITHER if spare or fits else REFUSED
-                yield Scene(f"{name} at {where}, {words[0]}", words, _node(where, make), names, expected)
+                # An empty folder is legal where the command expects a folder.
+                legal = name == "a folder" and Path(where).suffix == ""
+                expected = EITHER if optional or legal else REFUSED
+                yield Scene(
+                    f"{name} at {where}, {arguments[0]}", arguments, _replace_by_node(where, make), names, expected
+                )
 
 
-SCENES += _of_nodes()
+SCENES += _node_scenes()
 
 # --- links ------------------------------------------------------------------------------------------------------------
 
 _SWEEP = ("pretrain", *TEXT, "max_steps=1", "name=s", "-m", "seed=1,2")
-# Arguments, output folder, and the names of its files and its folders.
-_NAMES: list[tuple[tuple[str, ...], str, tuple[str, ...], tuple[str, ...]]] = [
+# Command lines with the folder to which they write, and the names of the files and of the folders in it.
+_OUTPUTS: list[tuple[tuple[str, ...], str, tuple[str, ...], tuple[str, ...]]] = [
     (
         ("resume", "runs/tuned"),
         "runs/tuned",
@@ -336,9 +338,9 @@ _NAMES: list[tuple[tuple[str, ...], str, tuple[str, ...], tuple[str, ...]]] = [
 ]  # fmt: skip
 
 
-@plant_of
-def _link(place: Path, path: str, hard: bool, to_folder: bool) -> None:
-    target, link = place.parent / "precious" / ("" if to_folder else "file"), place / path
+@plant_factory
+def _link(workdir: Path, path: str, hard: bool, to_folder: bool) -> None:
+    target, link = workdir.parent / "precious" / ("" if to_folder else "file"), workdir / path
     link.parent.mkdir(parents=True, exist_ok=True)
     if link.is_dir():
         link.rename(f"{link}.moved")
@@ -349,28 +351,28 @@ def _link(place: Path, path: str, hard: bool, to_folder: bool) -> None:
         link.symlink_to(target)
 
 
-def _of_links() -> Iterator[Scene]:
-    for words, folder, files, folders in _NAMES:
-        every = [(name, hard, False) for name in files for hard in (False, True)]
-        for name, hard, to_folder in [*every, *((name, False, True) for name in folders)]:
+def _link_scenes() -> Iterator[Scene]:
+    for arguments, folder, files, folders in _OUTPUTS:
+        to_files = [(name, hard, False) for name in files for hard in (False, True)]
+        for name, hard, to_folder in [*to_files, *((name, False, True) for name in folders)]:
             path = f"{folder}/{name}"
-            about = f"a {'hard ' if hard else ''}link at {path}, {words[0]}"
-            yield Scene(about, words, _link(path, hard, to_folder), (name,), EITHER)
+            about = f"a {'hard ' if hard else ''}link at {path}, {arguments[0]}"
+            yield Scene(about, arguments, _link(path, hard, to_folder), (name,), EITHER)
 
 
-LINKS = list(_of_links())
+LINKS = list(_link_scenes())
 
 
 @kind("hostile", trials=400)
-def hostile(stage: Path, place: Path, seed: int) -> Verdict:
-    """Plants files and folders from strangers."""
-    every = [*SCENES, *weights.SCENES]
-    random.Random(0).shuffle(every)
-    return play(every[seed % len(every)], stage, place)
+def hostile(stage: Path, workdir: Path, seed: int) -> Verdict:
+    """Plants untrusted files and folders."""
+    scenes = [*SCENES, *weights.SCENES]
+    random.Random(0).shuffle(scenes)
+    return play(scenes[seed % len(scenes)], stage, workdir)
 
 
 @kind("links", trials=len(LINKS))
-def links(stage: Path, place: Path, seed: int) -> Verdict:
-    """Plants links to files of the user, which must not change. Paths that the user types may be links; they are not
-    among these."""
-    return play(LINKS[seed % len(LINKS)], stage, place)
+def links(stage: Path, workdir: Path, seed: int) -> Verdict:
+    """Plants links to files of the user at paths that a command chooses itself; the files must not change. Paths in the
+    command line may be links, so they are not tested here."""
+    return play(LINKS[seed % len(LINKS)], stage, workdir)

@@ -12,19 +12,19 @@ from typing import Any
 
 
 class Outcome(StrEnum):
-    """How a trial ended. Those in capitals are failures."""
+    """How a trial ended. Outcomes in capitals are failures."""
 
-    RECOVERED = "recovered"  # the result is that of an undisturbed run
+    RECOVERED = "recovered"  # the result equals that of an undisturbed run
     FELL_BACK = "fell back"  # the command used another checkpoint and reported it
-    REFUSED = "refused"  # a line `error:` that names the fault, and a line `hint:`
+    REFUSED = "refused"  # the command printed an error that names the fault, and a hint
     DONE = "done"  # the input is legal, and the command read it correctly
     IMPOSSIBLE = "not possible here"  # this machine lacks what the trial needs
     SILENT = "SILENT"  # a wrong result or an ignored fault, without a message
     TRACEBACK = "TRACEBACK"  # a traceback, an abort, or a status that means a bug
-    HANG = "HANG"
-    SECRET = "SECRET"
+    HANG = "HANG"  # the command did not end within its time limit
+    SECRET = "SECRET"  # a secret reached the output or a file
     LEFTOVER = "LEFTOVER"  # a refused command left files
-    DEAD_END = "DEAD END"  # a refusal of what should work, or a hint that does not work
+    DEAD_END = "DEAD END"  # a legal command was refused, or a hint does not work
     UNCLEAR = "UNCLEAR"  # a refusal without a hint, or one that does not name the fault
     ESCAPE = "ESCAPE"  # control characters of the input reached the screen
     EXECUTED = "EXECUTED"  # the input ran code, or wrote outside the trial's folder
@@ -33,13 +33,13 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True)
 class Verdict:
-    """detail: one line that names the fault and the observation."""
+    """The outcome of a trial. detail: a line with the fault and the observed result."""
 
     outcome: Outcome
     detail: str
 
 
-class Failed(Exception):
+class TrialFailed(Exception):
     """Ends a trial with a failure."""
 
     def __init__(self, outcome: Outcome, detail: str):
@@ -48,12 +48,12 @@ class Failed(Exception):
 
 
 @contextmanager
-def planted(fault: str) -> Iterator[None]:
-    """Prefixes the details of failures raised inside with the fault."""
+def fault_prefix(fault: str) -> Iterator[None]:
+    """Puts the fault in front of the detail of each TrialFailed that is raised in the `with` block."""
     try:
         yield
-    except Failed as failure:
-        raise Failed(failure.verdict.outcome, f"{fault}: {failure.verdict.detail}") from failure
+    except TrialFailed as failure:
+        raise TrialFailed(failure.verdict.outcome, f"{fault}: {failure.verdict.detail}") from failure
 
 
 Trial = Callable[[Path, Path, int], Verdict]
@@ -63,35 +63,41 @@ Summary = Callable[[list[Row]], tuple[str, bool]]
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of fault. trials: their number; the seeds are 0, 1, ... draw: their number with --quick. trial: takes the
-    stage (see stage.py), an empty folder and the seed, which alone decides what is planted; returns a verdict or raises
-    Failed. summary: returns a line about all finished rows, and whether they reach their aim."""
+    """A kind of fault, with the function that runs one trial of it.
+
+    Attributes:
+        trials: the number of trials; their seeds are 0, 1, ...
+        quick_trials: the number of trials with --quick
+        trial: takes the stage (see stage.py), an empty working folder, and the seed, which alone determines the fault;
+            returns a verdict or raises TrialFailed
+        summary: takes the rows of the finished trials; returns a line about them, and whether they reach their target
+    """
 
     trials: int
-    draw: int
+    quick_trials: int
     trial: Trial
     summary: Summary | None = None
 
-    def run(self, stage: Path, place: Path, seed: int) -> Verdict:
+    def run(self, stage: Path, workdir: Path, seed: int) -> Verdict:
         try:
-            return self.trial(stage, place, seed)
-        except Failed as failure:
+            return self.trial(stage, workdir, seed)
+        except TrialFailed as failure:
             return failure.verdict
 
 
 KINDS: dict[str, Kind] = {}
 
 
-def kind(name: str, trials: int, draw: int = 2, summary: Summary | None = None) -> Callable[[Trial], Trial]:
-    """Registers a trial in KINDS."""
+def kind(name: str, trials: int, quick_trials: int = 2, summary: Summary | None = None) -> Callable[[Trial], Trial]:
+    """Returns a decorator that registers a trial function as a kind of fault (see `Kind`)."""
 
-    def enter(trial: Trial) -> Trial:
-        KINDS[name] = Kind(trials, draw, trial, summary)
+    def register(trial: Trial) -> Trial:
+        KINDS[name] = Kind(trials, quick_trials, trial, summary)
         return trial
 
-    return enter
+    return register
 
 
-def chance_of(name: str, seed: int) -> random.Random:
-    """The random choices of a trial."""
+def trial_rng(name: str, seed: int) -> random.Random:
+    """Returns the random generator of a trial."""
     return random.Random(f"{name} {seed}")

@@ -1,12 +1,12 @@
-"""The folder that all trials copy from.
+"""The stage: a folder with small data and runs, from which all trials copy.
 
-    text.txt  rows/  cache/       text, labelled rows and their caches
-    runs/pre     runs/tuned       runs killed at step 12 of 12, before the checkpoint was saved
-    done/pre     done/tuned       the same runs, undisturbed
+    text.txt  rows/  cache/       text, labeled rows and their caches
+    runs/pre     runs/tuned       runs killed at step 12 of 12, before the last checkpoint was saved
+    done/pre     done/tuned       the same runs, finished without a disturbance
     published                     done/tuned, exported
-    modules                       names of the modules that its commands import
+    modules                       names of the modules that the commands import
 
-Everything is small: a run of twelve steps takes two seconds.
+A run of twelve steps takes two seconds.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from pathlib import Path
 
 from tests.commands.conftest import TINY, write_rows, write_text
 from tests.training.kill_harness import dying_at, fork, outcome, wait
-from trials.outcomes import Failed, Outcome
+from trials.outcomes import Outcome, TrialFailed
 
 STEPS = 12
 _BUDGET = [f"max_steps={STEPS}", "max_epochs=null", "checkpoint_every=2", "evaluate_every=4", "log_every=1"]
 HERE = ["device=cpu", "precision=fp32", "cache_dir=cache"]
 TEXT = ["model=bert_tiny", *TINY, "data=text", "data.path=text.txt", "cache_dir=cache", "batch_tokens=1024"]
-"""Pretrains on text.txt; twelve steps read it one and a half times."""
+"""Arguments that pretrain on text.txt; twelve steps read it one and a half times."""
 ROWS = ["task=sst2", "task.path=rows", *HERE, "batch_examples=16", "max_length=32"]
-"""Finetunes on rows/."""
+"""Arguments that finetune on rows/."""
 RUNS = ("pre", "tuned")
-# Small command lines that work.
+# Small valid command lines.
 PRETRAIN = ["pretrain", *TEXT, "max_steps=1", "run_dir=run"]
 FINETUNE = ["finetune", *ROWS, "checkpoint=none", "model=bert_tiny", "max_steps=1", "run_dir=run"]
 PREDICT = ["predict", "checkpoint=done/tuned", *HERE, "text=hello"]
 EVALUATE = ["evaluate", "checkpoint=done/tuned", *HERE]
 VOCABULARY = ["tokenizer", "data=text", "data.path=text.txt", "cache_dir=cache", "output=vocabulary",
               "tokenizer=wordpiece", "tokenizer.vocab_size=300"]  # fmt: skip
-_FURTHER = [
+_WARM_UP = [
     PREDICT,
     ["predict", "checkpoint=done/pre", *HERE, "text=hello [MASK]"],
     EVALUATE,
@@ -52,49 +52,49 @@ _FURTHER = [
     ["plan", "pretrain", *TEXT],
     ["pretrain", *TEXT, "max_steps=1", "name=tried", "-m", "seed=1"],
 ]
-"""Further commands, run so that their modules are imported once instead of in each trial."""
+"""Commands that the stage runs only to learn which modules they import; the trials' forks inherit those modules."""
 
 
-def words_of(run: str, folder: str) -> list[str]:
-    """The command line of a run of the stage."""
+def run_arguments(run: str, folder: str) -> list[str]:
+    """Returns the command line of a run of the stage, "pre" (pretraining) or "tuned" (finetuning)."""
     if run == "pre":
         return ["pretrain", *TEXT, *_BUDGET, f"run_dir={folder}"]
     return ["finetune", *ROWS, *_BUDGET, "checkpoint=done/pre", f"run_dir={folder}"]
 
 
-def replaced(words: list[str] | tuple[str, ...], *others: str) -> tuple[str, ...]:
-    """The command line with `others` instead of its overrides of the same keys."""
+def with_overrides(arguments: list[str] | tuple[str, ...], *others: str) -> tuple[str, ...]:
+    """Returns the command line with further overrides, which replace overrides of the same keys."""
     keys = {other.partition("=")[0] for other in others}
-    return (*(word for word in words if word.partition("=")[0] not in keys), *others)
+    return (*(word for word in arguments if word.partition("=")[0] not in keys), *others)
 
 
-def last_of_each(words: list[str]) -> list[str]:
-    """The command line with the last override of each key."""
-    return [words[0], *{word.partition("=")[0]: word for word in words[1:]}.values()]
+def last_overrides(arguments: list[str]) -> list[str]:
+    """Returns the command line with only the last of several overrides of the same key."""
+    return [arguments[0], *{word.partition("=")[0]: word for word in arguments[1:]}.values()]
 
 
 def build(stage: Path) -> None:
-    """Builds the stage in an empty folder, and imports the modules that its commands import into this process.
+    """Builds the stage in an empty folder, and imports into this process the modules that its commands import. Raises
     RuntimeError if a command fails."""
     write_text(stage / "text.txt")
     write_rows(stage / "rows")
     for run in RUNS:
-        _type(stage, words_of(run, f"done/{run}"))
-        _type(stage, words_of(run, f"runs/{run}"), die_at=STEPS)
-    for words in (["export", "checkpoint=done/tuned", "output=published"], *_FURTHER):
-        _type(stage, words)
+        _run_in_stage(stage, run_arguments(run, f"done/{run}"))
+        _run_in_stage(stage, run_arguments(run, f"runs/{run}"), die_at=STEPS)
+    for arguments in (["export", "checkpoint=done/tuned", "output=published"], *_WARM_UP):
+        _run_in_stage(stage, arguments)
     for folder in ("tried", "runs/tried"):
         shutil.rmtree(stage / folder)
 
 
-def _type(stage: Path, words: list[str], die_at: int | None = None) -> None:
+def _run_in_stage(stage: Path, arguments: list[str], die_at: int | None = None) -> None:
     from lmtool.cli import main as cli
 
     def job(folder: Path) -> None:
         os.chdir(folder)
         for number in (1, 2):
             os.dup2(os.open("log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), number)
-        status = cli.main(words)
+        status = cli.main(arguments)
         with open("modules", "a") as listing:
             listing.writelines(f"{name}\n" for name in sys.modules)
         os._exit(status)
@@ -102,40 +102,40 @@ def _type(stage: Path, words: list[str], die_at: int | None = None) -> None:
     status = wait(fork(job if die_at is None else dying_at(job, die_at), stage), 120)
     import_listed(stage)
     if status != (0 if die_at is None else -signal.SIGKILL):
-        raise RuntimeError(f"lmtool {' '.join(words)}: status {status}\n{(stage / 'log').read_text()[-3000:]}")
+        raise RuntimeError(f"lmtool {' '.join(arguments)}: status {status}\n{(stage / 'log').read_text()[-3000:]}")
 
 
 def import_listed(stage: Path) -> None:
-    """Imports the modules that the commands so far have imported, so that forks need not."""
+    """Imports into this process the modules that are listed in the stage, so that forks need not import them."""
     for name in sorted(set((stage / "modules").read_text().split()) - sys.modules.keys()):
         if not name.startswith(("__", "tests.")):
-            with contextlib.suppress(Exception):  # a module without a file, created by another
+            with contextlib.suppress(Exception):  # some modules are created by other modules and cannot be imported
                 importlib.import_module(name)
 
 
-def copy(stage: Path, place: Path, *names: str) -> None:
-    """Copies parts of the stage into a trial's folder."""
+def copy(stage: Path, workdir: Path, *names: str) -> None:
+    """Copies the named files and folders of the stage into a trial's working folder."""
     for name in dict.fromkeys(names):
-        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        (workdir / name).parent.mkdir(parents=True, exist_ok=True)
         if (stage / name).is_dir():
-            shutil.copytree(stage / name, place / name, symlinks=True)
+            shutil.copytree(stage / name, workdir / name, symlinks=True)
         else:
-            shutil.copy2(stage / name, place / name)
+            shutil.copy2(stage / name, workdir / name)
 
 
-def result_of(run: Path) -> str:
-    """A hash of a finished run: its rows without times, its counters and its last tensors."""
+def result_hash(run: Path) -> str:
+    """Returns a hash of a finished run: its metrics without times, its counters and its last tensors."""
     return hashlib.sha256(repr(outcome(run)).encode()).hexdigest()
 
 
 def require_same_result(run: Path, reference: Path) -> None:
-    """Raises Failed if the results of two runs differ."""
+    """Raises TrialFailed if the metrics or the weights of two runs differ."""
     if outcome(run) != outcome(reference):
-        raise Failed(Outcome.SILENT, "rows or weights differ from an undisturbed run")
+        raise TrialFailed(Outcome.SILENT, "rows or weights differ from an undisturbed run")
 
 
-def once(folder: Path, make: Callable[[Path], None]) -> None:
-    """Builds a further part of the stage unless another trial has built it."""
+def build_once(folder: Path, make: Callable[[Path], None]) -> None:
+    """Calls `make` on a new folder of the stage, unless another trial has built the folder already."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with (folder.parent / f".{folder.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

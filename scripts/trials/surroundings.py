@@ -1,6 +1,6 @@
 """The surroundings of a command: secrets in its environment, and files in its folder that Python could import.
 
-The search for secrets includes their JSON, YAML, HTML, Python and URL encodings.
+Output and files are searched for a secret itself and for its JSON, YAML, HTML, Python and URL encodings.
 """
 
 from __future__ import annotations
@@ -18,31 +18,53 @@ from urllib.parse import quote
 
 import yaml
 
-from trials.harness import Answer, ended, require_success, typed
-from trials.outcomes import Failed, Outcome, Verdict, chance_of, kind, planted
-from trials.stage import EVALUATE, FINETUNE, PREDICT, PRETRAIN, TEXT, copy, replaced
+from trials.harness import Answer, refused_or_done, require_success, run_lmtool
+from trials.outcomes import Outcome, TrialFailed, Verdict, fault_prefix, kind, trial_rng
+from trials.stage import EVALUATE, FINETUNE, PREDICT, PRETRAIN, TEXT, copy, with_overrides
 
 # --- secrets ----------------------------------------------------------------------------------------------------------
 
-_NAMES = (
+_VARIABLES = (
     "API_KEY", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "DB_PASSWORD",
     "PGPASSWORD", "GITHUB_TOKEN", "SERVICE_AUTH", "PROXY_AUTH", "X_BEARER", "DATABASE_URL", "REDIS_URL",
     "MY_CREDENTIALS", "npm_config__auth", "PRIVATE_KEY", "PASSPHRASE", "SMTP_PASS", "DB_PWD", "SESSION_COOKIE",
 )  # fmt: skip
 _LETTERS = string.ascii_letters + string.digits
-_ODD = ('"', "'", "\\", " ", "$", "%", "&", "<", "é", "\n", ":", "=", ",", "#", "{", "]", "\t", "\\n", "*", "漢")
+_SPECIAL_CHARACTERS = (
+    '"',
+    "'",
+    "\\",
+    " ",
+    "$",
+    "%",
+    "&",
+    "<",
+    "é",
+    "\n",
+    ":",
+    "=",
+    ",",
+    "#",
+    "{",
+    "]",
+    "\t",
+    "\\n",
+    "*",
+    "漢",
+)
 
 
-def _secret(chance: random.Random, plain: bool = False) -> str:
-    """Sixteen characters. Unless `plain`, some have a meaning in YAML, HTML, a URL or a shell."""
-    letters = [chance.choice(_LETTERS) for _ in range(16)]
-    for _ in range(0 if plain else chance.choice((0, 1, 3))):
-        letters[chance.randrange(2, 14)] = chance.choice(_ODD)
+def _secret(rng: random.Random, plain: bool = False) -> str:
+    """Returns a secret of sixteen characters. Unless `plain`, it may contain characters that have a meaning in YAML,
+    HTML, a URL or a shell."""
+    letters = [rng.choice(_LETTERS) for _ in range(16)]
+    for _ in range(0 if plain else rng.choice((0, 1, 3))):
+        letters[rng.randrange(2, 14)] = rng.choice(_SPECIAL_CHARACTERS)
     return "".join(letters)
 
 
-def forms(secret: str) -> set[str]:
-    """The encodings in which a secret may appear."""
+def encodings_of(secret: str) -> set[str]:
+    """Returns the encodings in which a secret may appear."""
     dumped = yaml.safe_dump(secret, allow_unicode=True).split("\n...")[0].strip("'\"\n ")
     return {
         secret,
@@ -72,148 +94,152 @@ _COMMANDS: dict[str, Sequence[str]] = {
     "config": (*PRETRAIN, "--cfg", "job"),
     "sweep": (*PRETRAIN[:-1], "name=swept", "-m", "seed=1,2"),
 }
-"""Command lines that write to `out`, `run` and `runs`."""
+"""Command lines that write to `out`, `run`, `runs` or the screen."""
 
 
 def _quoted(text: str) -> str:
-    """A quoted value of an override."""
+    """Quotes a text as the value of an override."""
     escaped = text.replace("\\", "\\\\") if text.endswith("\\") else text
     return "'" + escaped.replace("'", "\\'") + "'"
 
 
-def _spots(command: str) -> list[str]:
-    """The parts of a command line that may hold a secret, the likelier ones several times."""
+def _possible_spots(command: str) -> list[str]:
+    """Returns the positions at which a secret may be put into a command line (see `_insert_secret`). Positions that are
+    to be chosen more often occur several times."""
     spots = ["path", "address", "address", "hub", "unknown", "wrong", "yaml", "nothing"]
     spots += ["text"] * 6 if command in ("predict", "screen") else []
     return spots + (["folder"] * 3 if command in ("pretrain", "tokenizer", "inspect", "plan", "sweep") else [])
 
 
-def _with(spot: str, place: Path, command: str, secret: str, chance: random.Random) -> tuple[str, ...]:
-    """The command line with the secret in `spot`."""
-    words = list(_COMMANDS[command])
+def _insert_secret(spot: str, workdir: Path, command: str, secret: str, rng: random.Random) -> tuple[str, ...]:
+    """Returns the command line of `_COMMANDS` with the secret at a position, and writes the files that it needs."""
+    arguments = list(_COMMANDS[command])
     value, coded = _quoted(secret), quote(secret, safe="")
     if spot == "path":  # a folder that does not exist
-        return replaced(words, f"cache_dir={_quoted(f'nowhere/{secret}')}", f"checkpoint={value}")
+        return with_overrides(arguments, f"cache_dir={_quoted(f'nowhere/{secret}')}", f"checkpoint={value}")
     if spot == "address":
-        key = chance.choice(("data.path", "data.path", "task.path", "checkpoint", "cache_dir", "run_dir", "output"))
-        host = chance.choice(("https://user:{}@host.invalid/x", "hf://user:{}@org/name", "s3://{}@bucket/x?a=b",
+        key = rng.choice(("data.path", "data.path", "task.path", "checkpoint", "cache_dir", "run_dir", "output"))
+        host = rng.choice(("https://user:{}@host.invalid/x", "hf://user:{}@org/name", "s3://{}@bucket/x?a=b",
                               "https://host.invalid/x?token={}", "https://host.invalid/x?a=b&api_key={}"))  # fmt: skip
-        return replaced(words, f"{key}='{host.format(coded)}'")
+        return with_overrides(arguments, f"{key}='{host.format(coded)}'")
     if spot == "hub":
-        return replaced(words, f"checkpoint='hf://user:{coded}@org/name'", "offline=true")
+        return with_overrides(arguments, f"checkpoint='hf://user:{coded}@org/name'", "offline=true")
     if spot == "unknown":
-        return (*words, f"{chance.choice(('api_key', 'optimizer.api_key', 'data.token'))}={value}")
+        return (*arguments, f"{rng.choice(('api_key', 'optimizer.api_key', 'data.token'))}={value}")
     if spot == "wrong":
-        return (*words, f"{chance.choice(('seed', 'device', 'optimizer.lr', 'optimizer.betas'))}={value}")
+        return (*arguments, f"{rng.choice(('seed', 'device', 'optimizer.lr', 'optimizer.betas'))}={value}")
     if spot == "text":
-        return replaced(words, f"text=the key is {secret} and more")
+        return with_overrides(arguments, f"text=the key is {secret} and more")
     if spot == "yaml":
-        (place / "conf" / "experiment").mkdir(parents=True)
+        (workdir / "conf" / "experiment").mkdir(parents=True)
         content = {"patience": 3, "cache_dir": f"cache/{secret.replace('/', '')}"}
-        (place / "conf/experiment/mine.yaml").write_text("# @package _global_\n" + yaml.safe_dump(content))
-        return (*words, "--config-dir", "conf", "experiment=mine")
+        (workdir / "conf/experiment/mine.yaml").write_text("# @package _global_\n" + yaml.safe_dump(content))
+        return (*arguments, "--config-dir", "conf", "experiment=mine")
     if spot == "folder":
-        folder = place / f"texts {secret}"
+        folder = workdir / f"texts {secret}"
         folder.mkdir()
-        (folder / "a.txt").write_text((place / "text.txt").read_text())
-        return replaced(words, f"data.path={_quoted(folder.name)}")
-    return tuple(words)
+        (folder / "a.txt").write_text((workdir / "text.txt").read_text())
+        return with_overrides(arguments, f"data.path={_quoted(folder.name)}")
+    return tuple(arguments)
 
 
 @kind("secrets", trials=72)
-def secrets(stage: Path, place: Path, seed: int) -> Verdict:
-    """Puts a secret into the environment, an override, an address or a text: no output may contain it."""
-    chance = chance_of("secrets", seed)
-    copy(stage, place, "text.txt", "rows", "cache", "done", "published", "runs")
+def secrets(stage: Path, workdir: Path, seed: int) -> Verdict:
+    """Puts a secret into the environment, an override, an address or a text. No output or file may contain it."""
+    rng = trial_rng("secrets", seed)
+    copy(stage, workdir, "text.txt", "rows", "cache", "done", "published", "runs")
     command = tuple(_COMMANDS)[seed % len(_COMMANDS)]
-    spot = chance.choice(_spots(command))
-    name = chance.choice(_NAMES)
-    secret = _secret(chance, plain=name.endswith("_URL") or spot == "address")
+    spot = rng.choice(_possible_spots(command))
+    name = rng.choice(_VARIABLES)
+    secret = _secret(rng, plain=name.endswith("_URL") or spot == "address")
     value = f"postgres://user:{secret}@host:5432/base" if name.endswith("_URL") else secret
-    # An address gives its secret away by its own form, whatever the environment holds.
+    # The secret in an address must be recognized by its position there, without help from the environment.
     environment = {} if spot in ("address", "hub") else {name: value}
-    words = _with(spot, place, command, secret, chance)
-    known = {path: path.stat().st_mtime_ns for path in place.rglob("*") if path.is_file()}
+    arguments = _insert_secret(spot, workdir, command, secret, rng)
+    known = {path: path.stat().st_mtime_ns for path in workdir.rglob("*") if path.is_file()}
     shape = f"{command}, {spot}, {environment or secret!r}"
-    with planted(shape):
-        answer = typed(place, *words, environment=environment)
-        _search(place, answer, secret, known)
+    with fault_prefix(shape):
+        answer = run_lmtool(workdir, *arguments, environment=environment)
+        _search(workdir, answer, secret, known)
         if spot == "nothing":
             require_success(answer)
-    return ended(answer, shape)
+    return refused_or_done(answer, shape)
 
 
-def _search(place: Path, answer: Answer, secret: str, known: dict[Path, int]) -> None:
-    """Raises Failed if printed text or a new file contains the secret."""
-    wanted = forms(secret)
+def _search(workdir: Path, answer: Answer, secret: str, known: dict[Path, int]) -> None:
+    """Raises TrialFailed if printed text or a new or changed file contains the secret. known: the modification times of
+    the files that existed before the command."""
+    encodings = encodings_of(secret)
     for stream, text in (("standard output", answer.out), ("standard error", answer.err)):
-        if seen := next((form for form in wanted if form in text), None):
-            line = next(line for line in text.splitlines() if seen.splitlines()[0] in line)
-            raise Failed(Outcome.SECRET, f"{stream}: {line[:200]}")
-    files = sorted(_files(place, wanted, known))
+        if printed := next((encoding for encoding in encodings if encoding in text), None):
+            line = next(line for line in text.splitlines() if printed.splitlines()[0] in line)
+            raise TrialFailed(Outcome.SECRET, f"{stream}: {line[:200]}")
+    files = sorted(_files_containing(workdir, encodings, known))
     if files:
-        raise Failed(Outcome.SECRET, f"{len(files)} files: {', '.join(files[:6])}")
+        raise TrialFailed(Outcome.SECRET, f"{len(files)} files: {', '.join(files[:6])}")
 
 
-def _files(place: Path, wanted: set[str], known: dict[Path, int]) -> Iterator[str]:
-    raw = {form.encode() for form in wanted}
-    for path in place.rglob("*"):
+def _files_containing(workdir: Path, texts: set[str], known: dict[Path, int]) -> Iterator[str]:
+    """Yields the new or changed files that contain one of the texts."""
+    encoded = {text.encode() for text in texts}
+    for path in workdir.rglob("*"):
         if path.is_file() and known.get(path) != path.stat().st_mtime_ns:
             content = path.read_bytes()
-            if any(form in content for form in raw):
-                yield str(path.relative_to(place))
+            if any(text in content for text in encoded):
+                yield str(path.relative_to(workdir))
 
 
 # --- modules ----------------------------------------------------------------------------------------------------------
 
-# Python imports these for -m before lmtool runs: only -P excludes the working folder.
-_BEFORE = {
+# With -m, Python imports these modules before lmtool runs, from the working folder too unless -P is given.
+_IMPORTED_AT_START = {
     "abc", "codecs", "collections", "contextlib", "copyreg", "enum", "functools", "importlib", "io", "keyword", "os",
     "operator", "re", "reprlib", "runpy", "site", "stat", "types", "typing", "warnings",
 }  # fmt: skip
 _RUN = ["pretrain", *TEXT, "max_steps=1", "offline=true"]
-_STARTED: dict[str, list[str]] = {
+_SPAWNING_COMMANDS: dict[str, list[str]] = {
     "several processes": [*_RUN, "devices=2", "name=a"],
     "doctor": ["doctor", "offline=true", "cache_dir=cache", "device=cpu"],
     "joblib": [*_RUN, "name=a", "-m", "seed=1,2", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"],
     "submitit": [*_RUN, "name=a", "-m", "seed=1", "hydra/launcher=submitit_local"],
     "a tracker": [*_RUN, "name=a", "logger=tensorboard"],
-    "processes that tokenize": [*replaced(_RUN, "data.path=long.txt"), "name=a"],
+    "processes that tokenize": [*with_overrides(_RUN, "data.path=long.txt"), "name=a"],
     "compiled": [*_RUN, "name=a", "compile=true"],
 }
-_WORTH = 8_000_000
-"""Characters of text from which on several processes tokenize."""
-_STARTS = {"the command": [str(Path(sys.executable).with_name("lmtool"))], "-m": [sys.executable, "-m", "lmtool"]}
+_PARALLEL_CHARACTERS = 8_000_000
+"""Characters of text above which lmtool tokenizes in several processes."""
+_LAUNCHERS = {"the command": [str(Path(sys.executable).with_name("lmtool"))], "-m": [sys.executable, "-m", "lmtool"]}
 
 
-@kind("modules", trials=7, draw=1)
-def modules(stage: Path, place: Path, seed: int) -> Verdict:
-    """Puts files named like Python's modules into the working folder: no process of lmtool may import them."""
-    chance = chance_of("modules", seed)
-    name, start = list(_STARTED)[seed % len(_STARTED)], chance.choice(list(_STARTS))
-    copy(stage, place, "text.txt", "cache")
+@kind("modules", trials=7, quick_trials=1)
+def modules(stage: Path, workdir: Path, seed: int) -> Verdict:
+    """Puts files with the names of standard modules into the working folder. No process of lmtool may import them."""
+    rng = trial_rng("modules", seed)
+    name, start = list(_SPAWNING_COMMANDS)[seed % len(_SPAWNING_COMMANDS)], rng.choice(list(_LAUNCHERS))
+    copy(stage, workdir, "text.txt", "cache")
     if name == "processes that tokenize":
-        text = (place / "text.txt").read_text()
-        (place / "long.txt").write_text(text * (_WORTH // len(text) + 1))
-    _plant_modules(place, chance)
-    with planted(f"{name}, started by {start}"):
+        text = (workdir / "text.txt").read_text()
+        (workdir / "long.txt").write_text(text * (_PARALLEL_CHARACTERS // len(text) + 1))
+    _plant_modules(workdir, rng)
+    with fault_prefix(f"{name}, started by {start}"):
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-        environment |= {"HOME": str(place / ".home"), "RAYON_NUM_THREADS": "2"}
+        environment |= {"HOME": str(workdir / ".home"), "RAYON_NUM_THREADS": "2"}
         environment.pop("TOKENIZERS_PARALLELISM", None)
-        command = [*_STARTS[start], *_STARTED[name]]
-        done = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, check=False)
-        if (place / "RAN").exists():
-            raise Failed(Outcome.EXECUTED, (place / "RAN").read_text()[:200])
+        command = [*_LAUNCHERS[start], *_SPAWNING_COMMANDS[name]]
+        done = subprocess.run(command, cwd=workdir, env=environment, capture_output=True, text=True, check=False)
+        if (workdir / "RAN").exists():
+            raise TrialFailed(Outcome.EXECUTED, (workdir / "RAN").read_text()[:200])
         if done.returncode:
-            raise Failed(Outcome.DEAD_END, f"status {done.returncode}: {done.stderr[-300:]}")
+            raise TrialFailed(Outcome.DEAD_END, f"status {done.returncode}: {done.stderr[-300:]}")
     return Verdict(Outcome.DONE, f"{name}, started by {start}")
 
 
-def _plant_modules(place: Path, chance: random.Random) -> None:
-    """Writes modules, `token` and `json` among them, that record their import and fail."""
-    names = sorted(sys.stdlib_module_names - set(sys.builtin_module_names) - _BEFORE)
-    planted = {"json", "token", *chance.sample([name for name in names if not name.startswith("_")], 40)}
+def _plant_modules(workdir: Path, rng: random.Random) -> None:
+    """Writes modules with the names of standard modules, including `token` and `json`, that record that they were
+    imported and raise ImportError."""
+    names = sorted(sys.stdlib_module_names - set(sys.builtin_module_names) - _IMPORTED_AT_START)
+    planted = {"json", "token", *rng.sample([name for name in names if not name.startswith("_")], 40)}
     for name in planted:
-        (place / f"{name}.py").write_text(
-            f"print({name!r}, file=open({str(place / 'RAN')!r}, 'a'))\nraise ImportError\n"
+        (workdir / f"{name}.py").write_text(
+            f"print({name!r}, file=open({str(workdir / 'RAN')!r}, 'a'))\nraise ImportError\n"
         )

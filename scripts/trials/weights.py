@@ -1,5 +1,5 @@
-"""Checkpoints from strangers: pickles, code next to weights, false headers, absurd configurations; and checkpoints of
-lmtool that verify but contain impossible values."""
+"""Untrusted checkpoints: pickles, code next to weights, invalid headers, absurd configurations; and checkpoints of
+lmtool whose hashes are correct but which contain impossible values."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from trials.scenes import EITHER, ESCAPES, LEGAL, REFUSED, Scene, plant_of
-from trials.stage import PREDICT, replaced
+from trials.scenes import EITHER, ESCAPES, LEGAL, REFUSED, Scene, plant_factory
+from trials.stage import PREDICT, with_overrides
 
-PUBLISHED = replaced(PREDICT, "checkpoint=published")
+PUBLISHED = with_overrides(PREDICT, "checkpoint=published")
 IMPORT = ("import", "checkpoint=published", "output=imported")
 
 
 class _Bomb:
+    """Runs a command when it is unpickled."""
+
     def __reduce__(self) -> tuple[Any, ...]:
         return (os.system, ("touch RAN",))
 
@@ -26,69 +28,70 @@ class _Bomb:
 # --- published folders ----------------------------------------------------------------------------------------------
 
 
-@plant_of
-def _edited(place: Path, name: str, edit: Callable[[dict[str, Any]], Any]) -> None:
+@plant_factory
+def _edit_published(workdir: Path, name: str, edit: Callable[[dict[str, Any]], Any]) -> None:
     """Edits a JSON file of the published folder."""
-    path = place / "published" / name
+    path = workdir / "published" / name
     data = json.loads(path.read_text())
     path.write_text(json.dumps(edit(data) or data))
 
 
-@plant_of
-def _weights(place: Path, content: bytes | None, name: str = "model.safetensors") -> None:
-    (place / "published" / "model.safetensors").unlink()
+@plant_factory
+def _replace_weights(workdir: Path, content: bytes | None, name: str = "model.safetensors") -> None:
+    (workdir / "published" / "model.safetensors").unlink()
     if content is not None:
-        (place / "published" / name).write_bytes(content)
+        (workdir / "published" / name).write_bytes(content)
 
 
-def _header(header: object, body: bytes = b"") -> bytes:
+def _safetensors(header: object, body: bytes = b"") -> bytes:
+    """Returns the content of a safetensors file with this header."""
     text = json.dumps(header).encode()
     return struct.pack("<Q", len(text)) + text + body
 
 
-def _code(place: Path) -> None:
-    _edited("config.json", lambda data: data.update(auto_map={"AutoModel": "stranger.Model"}, trust_remote_code=True))(
-        place
-    )
-    (place / "published" / "stranger.py").write_text("open('RAN', 'w')\n")
-    (place / "published" / "__init__.py").write_text("open('RAN', 'w')\n")
+def _add_code(workdir: Path) -> None:
+    _edit_published(
+        "config.json", lambda data: data.update(auto_map={"AutoModel": "stranger.Model"}, trust_remote_code=True)
+    )(workdir)
+    (workdir / "published" / "stranger.py").write_text("open('RAN', 'w')\n")
+    (workdir / "published" / "__init__.py").write_text("open('RAN', 'w')\n")
 
 
-@plant_of
-def _index(place: Path, names: dict[str, str]) -> None:
-    (place / "published" / "model.safetensors").unlink()
+@plant_factory
+def _replace_by_index(workdir: Path, names: dict[str, str]) -> None:
+    (workdir / "published" / "model.safetensors").unlink()
     index = {"metadata": {}, "weight_map": names}
-    (place / "published" / "model.safetensors.index.json").write_text(json.dumps(index))
+    (workdir / "published" / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
-def _regex(place: Path) -> None:
-    """A pattern that needs exponential time for some texts."""
+def _add_slow_pattern(workdir: Path) -> None:
+    """Adds a regular expression to the tokenizer that needs exponential time for some texts."""
 
     def edit(data: dict[str, Any]) -> None:
         pattern = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
         data["pre_tokenizer"] = pattern
 
-    _edited("tokenizer.json", edit)(place)
+    _edit_published("tokenizer.json", edit)(workdir)
 
 
 _TENSOR = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
 _FILES = {
-    "a pickle that runs": _weights(pickle.dumps(_Bomb()), "pytorch_model.bin"),
-    "an old pickle that runs": _weights(pickle.dumps(_Bomb(), protocol=0), "pytorch_model.bin"),
-    "a header of 2^63 bytes": _weights(struct.pack("<Q", 1 << 63) + b"{}"),
-    "a header of 90 million bytes": _weights(struct.pack("<Q", 90_000_000) + b"{}"),
-    "a header that is no object": _weights(_header([1])),
-    "a tensor of other size": _weights(_header({"x": {**_TENSOR, "shape": [1 << 40]}}, b"\0" * 8)),
-    "tensors that overlap": _weights(_header({"x": _TENSOR, "y": _TENSOR}, b"\0" * 8)),
-    "no tensors": _weights(_header({})),
-    "a tensor named with terminal codes": _weights(_header({f"bert.{ESCAPES}": _TENSOR}, b"\0" * 8)),
-    "no weights": _weights(None),
-    "shards outside": _index({"bert.x": "../../precious/file", "bert.y": "/etc/passwd"}),
-    "shards of terminal codes": _index({"bert.x": ESCAPES}),
-    "a shard that is the index": _index({"bert.x": "model.safetensors.index.json"}),
-    "a shard that is a pickle": lambda place: (
-        _index({"bert.x": "evil.bin"})(place),
-        (place / "published" / "evil.bin").write_bytes(pickle.dumps(_Bomb())),
+    "a pickle that runs": _replace_weights(pickle.dumps(_Bomb()), "pytorch_model.bin"),
+    "an old pickle that runs": _replace_weights(pickle.dumps(_Bomb(), protocol=0), "pytorch_model.bin"),
+    "a header of 2^63 bytes": _replace_weights(struct.pack("<Q", 1 << 63) + b"{}"),
+    "a header of 90 million bytes": _replace_weights(struct.pack("<Q", 90_000_000) + b"{}"),
+    "a header that is no object": _replace_weights(_safetensors([1])),
+    "a tensor of other size": _replace_weights(_safetensors({"x": {**_TENSOR, "shape": [1 << 40]}}, b"\0" * 8)),
+    "tensors that overlap": _replace_weights(_safetensors({"x": _TENSOR, "y": _TENSOR}, b"\0" * 8)),
+    "no tensors": _replace_weights(_safetensors({})),
+    "a tensor named with terminal codes": _replace_weights(_safetensors({f"bert.{ESCAPES}": _TENSOR}, b"\0" * 8)),
+    "no weights": _replace_weights(None),
+    "shards outside": _replace_by_index({"bert.x": "../../precious/file", "bert.y": "/etc/passwd"}),
+    "shards of terminal codes": _replace_by_index({"bert.x": ESCAPES}),
+    "a shard that is the index": _replace_by_index({"bert.x": "model.safetensors.index.json"}),
+    "a shard that is a pickle": lambda workdir: (
+        _replace_by_index({"bert.x": "evil.bin"})(workdir),
+        (workdir / "published" / "evil.bin").write_bytes(pickle.dumps(_Bomb())),
     )[0],
 }
 _CONFIGS: dict[str, Callable[[dict[str, Any]], Any]] = {
@@ -114,30 +117,37 @@ _TOKENS: dict[str, Callable[[dict[str, Any]], Any]] = {
 }
 
 
-def _published() -> Iterator[Scene]:
+def _published_scenes() -> Iterator[Scene]:
+    commands = (("", PUBLISHED), (", imported", IMPORT))
     for name, plant in _FILES.items():
-        yield Scene(f"published weights: {name}", PUBLISHED, plant, ("published",))
-        yield Scene(f"published weights: {name}, imported", IMPORT, plant, ("published",))
+        for suffix, arguments in commands:
+            yield Scene(f"published weights: {name}{suffix}", arguments, plant, ("published",))
     for name, edit in _CONFIGS.items():
-        yield Scene(f"published config: {name}", PUBLISHED, _edited("config.json", edit), ("published",), EITHER)
-        yield Scene(f"published config: {name}, imported", IMPORT, _edited("config.json", edit), ("published",), EITHER)
+        plant = _edit_published("config.json", edit)
+        for suffix, arguments in commands:
+            yield Scene(f"published config: {name}{suffix}", arguments, plant, ("published",), EITHER)
     for name, edit in _TOKENS.items():
-        yield Scene(f"published tokenizer: {name}", PUBLISHED, _edited("tokenizer.json", edit), ("published",), EITHER)
-    yield Scene("code next to published weights", PUBLISHED, _code, expected=LEGAL)
+        plant = _edit_published("tokenizer.json", edit)
+        yield Scene(f"published tokenizer: {name}", PUBLISHED, plant, ("published",), EITHER)
+    yield Scene("code next to published weights", PUBLISHED, _add_code, expected=LEGAL)
     yield Scene(
-        "a pattern of exponential time", replaced(PUBLISHED, "text=" + "a" * 40 + "!"), _regex, ("published",), EITHER
+        "a pattern of exponential time",
+        with_overrides(PUBLISHED, "text=" + "a" * 40 + "!"),
+        _add_slow_pattern,
+        ("published",),
+        EITHER,
     )
 
 
-# --- checkpoints of lmtool that verify ------------------------------------------------------------------------------
+# --- checkpoints of lmtool with correct hashes ----------------------------------------------------------------------
 
 
-@plant_of
-def _forged(place: Path, run: str, name: str, edit: Callable[[dict[str, Any]], Any]) -> None:
-    """Edits a JSON file of every checkpoint of a run, and updates its manifest."""
+@plant_factory
+def _forge(workdir: Path, run: str, name: str, edit: Callable[[dict[str, Any]], Any]) -> None:
+    """Edits a JSON file of every checkpoint of a run, and writes new manifests, so that the hashes are correct."""
     from lmtool.system.files import write_manifest
 
-    for folder in (place / run / "checkpoints").glob("step_*"):
+    for folder in (workdir / run / "checkpoints").glob("step_*"):
         data = json.loads((folder / name).read_text())
         (folder / name).write_text(json.dumps(edit(data) or data))
         (folder / "manifest.json").unlink()
@@ -172,16 +182,16 @@ _SAVED: dict[str, Callable[[dict[str, Any]], Any]] = {
 }
 
 
-def _own() -> Iterator[Scene]:
+def _run_scenes() -> Iterator[Scene]:
     for name, edit in _STATES.items():
-        # A resume does not read these values.
-        spare = name.startswith(("unknown", "metrics", "tokens", "best_step", "total_steps"))
-        plant, expected = _forged("runs/tuned", "state.json", edit), EITHER if spare else REFUSED
+        # `lmtool resume` does not read these values.
+        optional = name.startswith(("unknown", "metrics", "tokens", "best_step", "total_steps"))
+        plant, expected = _forge("runs/tuned", "state.json", edit), EITHER if optional else REFUSED
         yield Scene(f"state.json: {name}, resumed", ("resume", "runs/tuned"), plant, ("state.json",), expected)
     for name, edit in _SAVED.items():
-        spare = "labels of" in name or name in ("an interpolation", "terminal codes")
-        plant, expected = _forged("done/tuned", "config.json", edit), EITHER if spare else REFUSED
+        optional = "labels of" in name or name in ("an interpolation", "terminal codes")
+        plant, expected = _forge("done/tuned", "config.json", edit), EITHER if optional else REFUSED
         yield Scene(f"config.json: {name}", PREDICT, plant, ("done/tuned", "plugin"), expected)
 
 
-SCENES = [*_published(), *_own()]
+SCENES = [*_published_scenes(), *_run_scenes()]

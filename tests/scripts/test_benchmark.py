@@ -231,7 +231,7 @@ def test_the_published_sizes_are_measured_on_request(benchmark, workers, monkeyp
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--only", "sst"], "--only sst: there is no such name"),
+        (["--only", "sst"], "--only sst: unknown name"),
         (["--only", "sst2", "--sizes", "base"], "--only names tables of the small size"),
         (["--resume", "nowhere.jsonl"], "nowhere.jsonl: No such file or directory"),
         (["--resume", "other.jsonl", "--quick"], "--resume measures with the settings of its file"),

@@ -155,10 +155,10 @@ def test_few_runs_have_to_be_far_apart(script, tmp_path, lefts, rights, words):
     [
         ("{#second}", "{#first}", "two topics have the id first"),
         ("## 2. Second", "## Second", "course.md:22: ## Second {#second} is not a heading of a topic"),
-        ("output last 1", "print", "<!-- print --> is not a directive"),
-        ("drawn.html 2", "drawn.html 3-2", "<!-- show drawn.html 3-2 --> is not a directive"),
-        ("runs/c value > 1", "runs/c value = 1", "is not a directive"),
-        ("absent\n```", "absent", "this block has no end"),
+        ("output last 1", "print", "<!-- print --> is not a valid directive"),
+        ("drawn.html 2", "drawn.html 3-2", "<!-- show drawn.html 3-2 --> is not a valid directive"),
+        ("runs/c value > 1", "runs/c value = 1", "is not a valid directive"),
+        ("absent\n```", "absent", "this block does not end"),
     ],
 )
 def test_what_is_no_course_is_refused_by_its_line(script, capsys, old, new, said):

@@ -75,11 +75,11 @@ runpy.run_path({str(SCRIPT)!r}, run_name="__main__")
 @pytest.mark.slow
 def test_a_defect_is_seen(tmp_path: Path, script: Any) -> None:
     """A reader that fills up ragged lines without a word, as some do: a trial that plants one fails."""
-    tables, chance_of = script("trials.inputs"), script("trials.outcomes").chance_of
+    tables, trial_rng = script("trials.inputs"), script("trials.outcomes").trial_rng
 
     def is_ragged(seed: int) -> bool:
         form, role = tables.FORMATS[seed % 3], tables.TABLE_ROLES[seed // 3 % len(tables.TABLE_ROLES)]
-        name, table = tables.plant(chance_of("tables", seed), form, role)
+        name, table = tables.faulty_table(trial_rng("tables", seed), form, role)
         return role != "corpus" and name in ("a column too many", "a cell too many") and bool(table.line)
 
     seed = next(seed for seed in range(1000) if is_ragged(seed))
@@ -118,11 +118,11 @@ ANSWERS: list[tuple[int | None, str, str, str]] = [
 @pytest.mark.parametrize(("status", "out", "err", "outcome"), ANSWERS)
 def test_answers_that_nothing_excuses(status: int | None, out: str, err: str, outcome: str, script: Any) -> None:
     commands = script("trials.harness")
-    with pytest.raises(commands.Failed) as failed:
-        commands.sound(commands.Answer(("pretrain",), status, out, err))
+    with pytest.raises(commands.TrialFailed) as failed:
+        commands.require_sound(commands.Answer(("pretrain",), status, out, err))
     assert failed.value.verdict.outcome.value == outcome
     good = commands.Answer(("pretrain",), 2, "", "error: no\nhint: yes\n")
-    assert commands.sound(good) is good
+    assert commands.require_sound(good) is good
 
 
 def test_the_table_and_the_list_of_failures(script: Callable[[str], ModuleType]) -> None:

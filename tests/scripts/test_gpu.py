@@ -145,7 +145,7 @@ def test_lmtools_side_of_a_case_runs_with_tiny_sizes(name, gpu, script, tmp_path
 def test_unknown_cases_are_named(gpu, capsys):
     with pytest.raises(SystemExit):
         gpu.parse(["--only", "bert_128,bart"])
-    assert "--only bart: there is no such name" in capsys.readouterr().err
+    assert "--only bart: unknown name" in capsys.readouterr().err
 
 
 def test_cases_say_all_that_the_workers_read(script):

@@ -39,12 +39,12 @@ def chosen(matrix: ModuleType, folder: Path) -> list[Any]:
 @pytest.mark.parametrize("family", slow_but({"albert"}, shipped("model")))
 def test_every_pair_works_or_is_refused_with_a_way_out(family: str, matrix: ModuleType, folder: Path) -> None:
     outcomes = [matrix.trial(cell, folder) for cell in chosen(matrix, folder) if cell.family == family]
-    assert not [outcome for outcome in outcomes if outcome.wrong]
+    assert not [outcome for outcome in outcomes if outcome.failures]
     assert {outcome.cell.method for outcome in outcomes} == {*matrix.METHODS}
     # Most methods edit the layers of a transformer.
     (config,) = (entry.config for entry in tables.entries("model") if entry.name == family)
     least = 1 / 2 if issubclass(config, TransformerConfig) else 1 / 4
-    assert sum(not outcome.refused for outcome in outcomes) > len(outcomes) * least
+    assert sum(not outcome.refusal for outcome in outcomes) > len(outcomes) * least
 
 
 def test_the_matrix_has_every_method_and_kind(matrix: ModuleType) -> None:
