@@ -88,15 +88,9 @@ def _defaults_list(lines: list[str], config: type[Config]) -> Iterator[Line]:
 def _fields(
     config: type[Config], values: dict[str, Any], spelling: dict[str, str], path: str = "", indent: str = ""
 ) -> Iterator[Line]:
-    """Yields the lines of the fields of a class, in the order of the file, with new fields last.
-
-    Args:
-        config: the class
-        values: the values of its fields
-        spelling: the spelling of each value in the file, by dotted path
-        path: the dotted path of the section, with a final dot
-        indent: the indentation of the section
-    """
+    """Yields the lines of the fields of a class, in the order of the file, with new fields last. config: the class.
+    values: the values of its fields. spelling: the spelling of each value in the file, by dotted path. path: the dotted
+    path of the section, with a final dot. indent: the indentation of the section."""
     order = [key.removeprefix(path) for key in spelling if key.startswith(path)]
     for name in sorted(values, key=lambda name: order.index(name) if name in order else len(order)):
         field = config.model_fields[name]

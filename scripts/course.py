@@ -142,12 +142,8 @@ class Ran:
 
 def run_commands(commands: Mapping[str, Path], folder: Path) -> list[Ran]:
     """Runs commands in a folder, and returns their results in order. Several commands run TOGETHER at a time, with one
-    thread each.
-
-    Args:
-        commands: the file for the standard output of each command; standard error goes to the same path with .err
-        folder: the working folder
-    """
+    thread each. commands: the file for the standard output of each command; standard error goes to the same path with
+    .err. folder: the working folder."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     forks = [command.startswith("lmtool ") and not _OF_BASH.search(_QUOTED.sub("", command)) for command in commands]
     if any(forks):
@@ -186,15 +182,9 @@ def import_all() -> None:
 
 
 def _become(command: str, folder: Path, stdout: Path, in_fork: bool, threads: int | None) -> None:
-    """Runs a command in this process, which has just been forked, and exits.
-
-    Args:
-        command: a line of the document
-        folder: the working folder
-        stdout: the file for standard output; standard error goes to the same path with .err
-        in_fork: call lmtool in this process, instead of bash
-        threads: the number of threads; None for the default
-    """
+    """Runs a command in this process, which has just been forked, and exits. command: a line of the document. folder:
+    the working folder. stdout: the file for standard output; standard error goes to the same path with .err. in_fork:
+    call lmtool in this process, instead of bash. threads: the number of threads; None for the default."""
     status = 1
     try:
         for path, stream in ((Path(os.devnull), 0), (stdout, 1), (stdout.with_suffix(".err"), 2)):

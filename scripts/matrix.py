@@ -106,12 +106,8 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of one combination.
-
-    Attributes:
-        refusal: the messages and hints with which lmtool refused the combination; empty if it is legal
-        failures: descriptions of the checks that failed; empty if all passed
-    """
+    """The result of one combination. refusal: the messages and hints with which lmtool refused the combination; empty
+    if it is legal. failures: descriptions of the checks that failed; empty if all passed."""
 
     cell: Cell
     refusal: str = ""

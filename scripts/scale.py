@@ -225,18 +225,11 @@ def in_process(name: str, parallel: str, rank: int) -> dict[str, Any]:
 
 
 def ordering(length: int, steps: int = 200) -> dict[str, float]:
-    """Examines some steps of the order of all examples of 10^12 tokens.
-
-    Args:
-        length: tokens per example
-        steps: number of steps, sampled from the whole order
-
-    Returns:
-        "seconds_an_example": time to compute the order; "distinct": 1.0 if no example occurs twice; "chi_square": of
-        the positions in the text from which the examples come, per degree of freedom (1 for a random order); "spread":
-        tokens of the rank with the most tokens over the mean of the ranks, for texts of random lengths up to `length`,
-        in the worst of 20 steps
-    """
+    """Examines some steps of the order of all examples of 10^12 tokens. length: tokens per example. steps: number of
+    steps, sampled from the whole order. Returns "seconds_an_example": time to compute the order; "distinct": 1.0 if no
+    example occurs twice; "chi_square": of the positions in the text from which the examples come, per degree of freedom
+    (1 for a random order); "spread": tokens of the rank with the most tokens over the mean of the ranks, for texts of
+    random lengths up to `length`, in the worst of 20 steps."""
     examples, batch = TOKENS // length, 2**21 // length
     order = random_streams.Permutation(examples, 0, "order", 0)
     began = time.perf_counter()

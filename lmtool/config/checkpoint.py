@@ -152,12 +152,9 @@ def run_folder(path: str | Path) -> Path:
 
 def checkpoint_folder(path: str | Path) -> Path:
     """The checkpoint that the user means: a checkpoint, `checkpoints/best` or `last`, a run (its best checkpoint, or
-    its newest before the first evaluation) or `runs/latest`. The contents are verified when they are read.
-
-    Raises:
-        NoCheckpoint: no checkpoint exists there.
-        UserError: that checkpoint does not exist; another one is never used instead.
-    """
+    its newest before the first evaluation) or `runs/latest`. The contents are verified when they are read. Raises
+    NoCheckpoint if no checkpoint exists there. Raises UserError if that checkpoint does not exist; another one is never
+    used instead."""
     given = run_folder(path)
     if given.name in ("best", "last") and os.path.lexists(given) and saved_steps(given.parent):
         return best_of(given.parent) if given.name == "best" else saved_steps(given.parent)[0]

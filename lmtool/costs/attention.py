@@ -157,12 +157,9 @@ def _is_keyed(attention: MultiHead, formats: Formats, cross: bool, context: Atte
 
 
 def _values_per_head(attention: MultiHead, keyed: bool) -> tuple[float, float]:
-    """Counts the saved tensors that are as wide as all heads together.
-
-    Returns:
-        The number per query, including the result; and the number per key in addition to keys and values: the rows of
-        relative distances, in one or both directions.
-    """
+    """Counts the saved tensors that are as wide as all heads together. Returns the number per query, including the
+    result; and the number per key in addition to keys and values: the rows of relative distances, in one or both
+    directions."""
     if isinstance(attention, TwoStreamAttention):
         return 3.0, 2.0
     if isinstance(attention, RelativeAttention):

@@ -124,13 +124,9 @@ def parameters_by_part(learner: nn.Module) -> dict[str, int]:
 
 
 def trainable_by_role(learner: ModelWithHeads) -> dict[str, dict[str, int]]:
-    """Counts the parameters of a learner by role; tied parameters count once.
-
-    Returns:
-        For the `backbone`, the parameters that the tuning method added (`method`), the heads (`head`) and the parts of
-        the objective: the number of parameters that are trained at any time of the run (`trainable`), and of all
-        (`total`).
-    """
+    """Counts the parameters of a learner by role; tied parameters count once. Returns for the `backbone`, the
+    parameters that the tuning method added (`method`), the heads (`head`) and the parts of the objective: the number of
+    parameters that are trained at any time of the run (`trainable`), and of all (`total`)."""
     by_role = {role: {"trainable": 0, "total": 0} for role in ("backbone", "method", "head")}
     for name, parameter in learner.named_parameters():
         part = part_of(name)

@@ -255,13 +255,9 @@ def _backbone_works(
     """Yields the work of a backbone's layers on all tokens, including virtual tokens.
 
     A shared layer counts as often as it is applied. The keys and values of a prefix are attended to, but not computed.
-
-    Args:
-        backbone: The backbone.
-        length: The mean number of tokens per example.
-        outputs: The decoder's fraction of an encoder-decoder's tokens.
-        fraction: The fraction of the tokens that the backbone processes.
-        passes: The cost of a step in forward passes.
+    backbone: the backbone. length: the mean number of tokens per example. outputs: the decoder's fraction of an
+    encoder-decoder's tokens. fraction: the fraction of the tokens that the backbone processes. passes: the cost of a
+    step in forward passes.
     """
     if isinstance(backbone, EncoderDecoder):
         embedding = _matrix_values([backbone.embed])

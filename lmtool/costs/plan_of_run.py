@@ -56,14 +56,9 @@ def _all_works(
     teachers: Sequence[BaseLearner],
     works: Callable[[BaseLearner], Iterator[Work]],
 ) -> Iterator[Work]:
-    """Yields the work of all models in a step: the learner, teachers without gradients, and trained peers.
-
-    Args:
-        config: The run's configuration.
-        learner: The run's learner.
-        teachers: The run's teachers.
-        works: Yields the work of the parts of one model.
-    """
+    """Yields the work of all models in a step: the learner, teachers without gradients, and trained peers. config: the
+    run's configuration. learner: the run's learner. teachers: the run's teachers. works: yields the work of the parts
+    of one model."""
     yield from works(learner)
     for teacher in teachers if config.distill.same_batches else ():
         yield from (replace(work, passes=1) for work in works(teacher))
@@ -282,15 +277,8 @@ def what_fits(config: RunConfig, planned: Callable[[RunConfig], RunPlan]) -> tup
     """Finds overrides with which a run fits into memory.
 
     Of each kind of override the smallest change that fits is returned. Kinds that cost more than time are only tried if
-    no other kind fits.
-
-    Args:
-        config: The run's configuration.
-        planned: Plans a configuration.
-
-    Returns:
-        Lines for the screen, each with the overrides, the memory that the run then needs, and what they cost. Empty if
-        nothing fits.
+    no other kind fits. config: the run's configuration. planned: plans a configuration. Returns lines for the screen,
+    each with the overrides, the memory that the run then needs, and what they cost. Empty if nothing fits.
     """
     lines = []
     for kinds in (_overrides_costing_time(config), _overrides_changing_run(config)):

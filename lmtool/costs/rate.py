@@ -241,13 +241,9 @@ def this_machine(config: RunConfig, precision: Precision) -> PlannedDevice:
 
 
 def planned_device(config: RunConfig, published: str | None) -> PlannedDevice:
-    """Returns the device to plan a run for.
-
-    Args:
-        config: The run's configuration.
-        published: The name of a device with published rates; None means the device in the configuration. If that is a
-            CUDA device which this machine does not have, no rate is known.
-    """
+    """Returns the device to plan a run for. config: the run's configuration. published: the name of a device with
+    published rates; None means the device in the configuration. If that is a CUDA device which this machine does not
+    have, no rate is known."""
     if published is not None:
         return _published(published, config.precision)
     if config.device.startswith("cuda") and not torch.cuda.is_available():

@@ -134,15 +134,8 @@ def _arrays(pieces: list[list[int]]) -> tuple[np.ndarray, ...]:
 
 def truncate_texts(lengths_KN: np.ndarray, limit: int) -> np.ndarray:
     """Lengths of texts after removing tokens from the longest text of each example, the later of equal ones, one by one
-    until they fit (`_truncate_seq_pair` of BERT's scripts).
-
-    Args:
-        lengths_KN: Tokens of the K texts of N examples.
-        limit: Maximum number of tokens of an example.
-
-    Returns:
-        (K, N) new lengths.
-    """
+    until they fit (`_truncate_seq_pair` of BERT's scripts). lengths_KN: tokens of the K texts of N examples. limit:
+    maximum number of tokens of an example. Returns (K, N) new lengths."""
     texts = len(lengths_KN)
     sorted_KN = np.sort(lengths_KN, axis=0)
     before_KN = np.cumsum(sorted_KN, axis=0) - sorted_KN

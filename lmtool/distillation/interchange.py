@@ -113,15 +113,10 @@ def interventions(batch: Batch, sites: Sequence[Site], proportion: float, seed: 
 def _swap(
     packed: Packed, bases: np.ndarray, sources: np.ndarray, starts: np.ndarray, proportion: float
 ) -> tuple[Swap, int]:
-    """Computes the swapped tokens of pairs of texts, and the number of base texts that have swapped tokens.
-
-    Args:
-        packed: The packed texts.
-        bases: The index of each base text.
-        sources: The index of each base text's source text.
-        starts: The start of each span: 0 is the first possible position, 1 the last.
-        proportion: Length of the span, as a fraction of the shorter of the two texts.
-    """
+    """Computes the swapped tokens of pairs of texts, and the number of base texts that have swapped tokens. packed: the
+    packed texts. bases: the index of each base text. sources: the index of each base text's source text. starts: the
+    start of each span: 0 is the first possible position, 1 the last. proportion: length of the span, as a fraction of
+    the shorter of the two texts."""
     lengths, firsts = np.array(packed.lengths, dtype=np.int64), np.array(packed.starts, dtype=np.int64)
     shorter = np.minimum(lengths[bases], lengths[sources])
     spans = np.minimum(np.maximum(np.rint(proportion * shorter).astype(np.int64), 1), shorter)

@@ -39,11 +39,9 @@ def member_batches(batch: Batch) -> list[Batch]:
 class RecordedStates(Tap):
     """Records hidden states and the inputs of self-attention during a learner's forward.
 
-    A stack may run several times in it, for example once per member of a mixture; each run appends one entry.
-
-    Attributes:
-        states: By tap point, the (T, H) states there.
-        attention_inputs: By tap point, the queries, keys and values of the self-attention in the layer before it.
+    A stack may run several times in it, for example once per member of a mixture; each run appends one entry. states:
+    by tap point, the (T, H) states there. attention_inputs: by tap point, the queries, keys and values of the
+    self-attention in the layer before it.
     """
 
     def __init__(self, states: Collection[TapPoint] = (), attention: Collection[TapPoint] = ()):
@@ -216,12 +214,8 @@ class Teacher:
 
     @torch.no_grad()
     def predict(self, batch: Batch, states: Tap | None = None) -> TeacherOutputs:
-        """Returns the teacher's predictions for a batch of the student.
-
-        Args:
-            batch: The student's batch, on its device.
-            states: A tap that records or replaces the teacher's states between the layers; None for none.
-        """
+        """Returns the teacher's predictions for a batch of the student. batch: the student's batch, on its device.
+        states: a tap that records or replaces the teacher's states between the layers; None for none."""
         device = batch.inputs.tokens.device.type
         if isinstance(batch, MixedBatch) and not isinstance(self.learner, Mixture):
             # The student adapts to another domain (task.domain), whose unlabeled texts are the second member of its

@@ -69,12 +69,9 @@ class TeacherEnsemble(Teacher):
 
 @dataclass(kw_only=True)
 class TopWordsTeacher(Teacher):
-    """A teacher whose predictions over a vocabulary are truncated to the most probable words.
-
-    Attributes:
-        top_k: Number of words that are retained per target.
-        temperatures: The softmax temperatures of the distillation terms, at which probabilities will be needed.
-    """
+    """A teacher whose predictions over a vocabulary are truncated to the most probable words. top_k: number of words
+    that are retained per target. temperatures: the softmax temperatures of the distillation terms, at which
+    probabilities will be needed."""
 
     top_k: int
     temperatures: tuple[float, ...]

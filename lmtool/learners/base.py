@@ -161,12 +161,8 @@ class BaseLearner(ModelWithHeads, ABC):
             scheme.begin(steps_in_epoch)
 
     def first_step(self, name: str, steps: int) -> int | None:
-        """Returns the first step that trains a parameter, or None if the parameter stays frozen.
-
-        Args:
-            name: The name of the parameter.
-            steps: The number of steps of the run.
-        """
+        """Returns the first step that trains a parameter, or None if the parameter stays frozen. name: the name of the
+        parameter. steps: the number of steps of the run."""
         first_steps = [scheme.first_step(name, steps) for scheme in self.schemes]
         return max((first or 0 for first in first_steps), default=1) if None not in first_steps else None
 
@@ -219,12 +215,8 @@ class BaseLearner(ModelWithHeads, ABC):
         choices."""
 
     def inspector(self, examples: Any, max_length: int) -> Inspector:
-        """Returns the inspector of examples, which `lmtool inspect` uses.
-
-        Args:
-            examples: The examples, as the method `examples` returned them.
-            max_length: Maximum tokens of an example.
-        """
+        """Returns the inspector of examples, which `lmtool inspect` uses. examples: the examples, as the method
+        `examples` returned them. max_length: maximum tokens of an example."""
         return Inspector(self, examples, max_length)
 
     # Distillation.
@@ -265,12 +257,8 @@ class BaseLearner(ModelWithHeads, ABC):
 
     @abstractmethod
     def predictors(self, train: SplitData, examples: Any) -> Mapping[str, Predictor]:
-        """Returns the best constant predictor of each term, fitted on the training data.
-
-        Args:
-            train: The training data.
-            examples: The examples of the training data, as `examples` returned them.
-        """
+        """Returns the best constant predictor of each term, fitted on the training data. train: the training data.
+        examples: the examples of the training data, as `examples` returned them."""
 
     def baseline(
         self, train: SplitData, held_out: SplitData, batches: Iterable[Batch], predictors: Mapping[str, Predictor]
@@ -311,12 +299,8 @@ class BaseLearner(ModelWithHeads, ABC):
         return []
 
     def read_rows(self, columns: dict[str, list[Any]], origin: list[tuple[str, int]]) -> Rows:
-        """Returns the rows of a table without labels, for `respond`. Raises UserError if a column is missing.
-
-        Args:
-            columns: The columns of the table, by name.
-            origin: The file and the line of each row.
-        """
+        """Returns the rows of a table without labels, for `respond`. Raises UserError if a column is missing. columns:
+        the columns of the table, by name. origin: the file and the line of each row."""
         missing = [name for name in self.reads if name not in columns]
         if missing:
             raise UserError(
@@ -326,11 +310,8 @@ class BaseLearner(ModelWithHeads, ABC):
         return Rows(list(range(len(origin))), {name: columns[name] for name in self.reads}, None, origin)
 
     def respond(self, rows: Rows, inference: Inference) -> Iterator[dict[str, Any]]:
-        """Yields the model's prediction for each row, as plain data: filled masks, a continuation, or a label.
-
-        Raises:
-            UserError: The learner has no predictions for texts.
-        """
+        """Yields the model's prediction for each row, as plain data: filled masks, a continuation, or a label. Raises
+        UserError if the learner has no predictions for texts."""
         raise UserError(
             f"a model trained on {self.config.name} has no predictions for texts",
             "finetune the checkpoint on a task, and predict with the result",

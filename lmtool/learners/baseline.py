@@ -23,12 +23,8 @@ _CHUNK_TOKENS = 1 << 20
 
 @dataclass(frozen=True)
 class ConstantPredictor:
-    """A constant distribution over the C classes of one term.
-
-    Attributes:
-        name: The name on screens.
-        losses_C: The loss of each class in nats, its negative log-probability.
-    """
+    """A constant distribution over the C classes of one term. name: the name on screens. losses_C: the loss of each
+    class in nats, its negative log-probability."""
 
     name: str
     losses_C: np.ndarray
@@ -57,11 +53,8 @@ class BestConstant:
     """The constant distribution over C classes that fits the evaluated labels best.
 
     It is used for labels that the model itself makes in a step, such as which tokens are replaced, so that a
-    distribution cannot be fitted on the training data.
-
-    Attributes:
-        name: The name on screens.
-        expected: (C,) the class probabilities to assume before there are labels.
+    distribution cannot be fitted on the training data. name: the name on screens. expected: (C,) the class
+    probabilities to assume before there are labels.
     """
 
     name: str
@@ -107,12 +100,8 @@ class ConstantValue:
 
 @dataclass(frozen=True)
 class ConstantRates:
-    """A constant probability for each of C independent labels.
-
-    Attributes:
-        name: The name on screens.
-        losses_2C: The loss of each label in nats: row 0 if the label does not apply, row 1 if it does.
-    """
+    """A constant probability for each of C independent labels. name: the name on screens. losses_2C: the loss of each
+    label in nats: row 0 if the label does not apply, row 1 if it does."""
 
     name: str
     losses_2C: np.ndarray

@@ -30,13 +30,9 @@ class Member(Protocol):
 
 
 class Mixed(Protocol):
-    """The interface of a mixture's configuration.
-
-    Attributes:
-        members_key: The key that lists the members, for messages.
-        repeats: Whether an epoch has as many examples as all members together, so that some examples are repeated.
-            Otherwise an epoch ends before any example would be repeated.
-    """
+    """The interface of a mixture's configuration. members_key: the key that lists the members, for messages. repeats:
+    whether an epoch has as many examples as all members together, so that some examples are repeated. Otherwise an
+    epoch ends before any example would be repeated."""
 
     members_key: ClassVar[str]
     repeats: ClassVar[bool]
@@ -269,12 +265,8 @@ class ObjectiveConfig(LearnedConfig):
 
 def one_forward(key: str, members: Sequence[str]) -> Iterator[Requirement]:
     """Yields the requirement of a mixture that processes need not run equally many forwards. A batch needs one forward
-    for each member that has examples in the batch, so the number differs between processes.
-
-    Args:
-        key: The key that selects the mixture.
-        members: The names of the members.
-    """
+    for each member that has examples in the batch, so the number differs between processes. key: the key that selects
+    the mixture. members: the names of the members."""
     if len(members) > 1:
         reason = f"{key} mixes {', '.join(members)}, and the number of forwards depends on the batch"
         yield Requirement(FORWARDS_OF_ONE_PROCESS, key, reason, f"set one {key}")
@@ -363,12 +355,8 @@ class MixtureConfig(ObjectiveConfig):
 
 
 def member_problem(error: ValidationError | PydanticCustomError, known: Sequence[str]) -> str:
-    """Returns a text that says why a member is invalid.
-
-    Args:
-        error: The error that validation raised.
-        known: The valid names of members.
-    """
+    """Returns a text that says why a member is invalid. error: the error that validation raised. known: the valid names
+    of members."""
     if isinstance(error, PydanticCustomError):
         name = (error.context or {}).get("given")
         valid = f"one of {', '.join(known)}"

@@ -79,12 +79,9 @@ class Scorer(ABC):
 
     A batch is scored in two steps: `outputs` runs the learner, and `take` adds the result. Each process runs the
     learner on its own batches and adds the results of all processes in the same order, so all have the same scores.
-
-    Attributes:
-        calibrates: Whether the result may tune decision thresholds. It may in training, on the rows that select the
-            best checkpoint.
-        selects: Whether the scores select checkpoints during training. If so, expensive scores may be computed for a
-            fraction of the rows.
+    calibrates: whether the result may tune decision thresholds. It may in training, on the rows that select the best
+    checkpoint. selects: whether the scores select checkpoints during training. If so, expensive scores may be computed
+    for a fraction of the rows.
     """
 
     calibrates: bool = False
@@ -100,12 +97,8 @@ class Scorer(ABC):
 
     @abstractmethod
     def take(self, batch: Batch, outputs: Any) -> None:
-        """Adds the outputs of a batch to the scores. Raises NotFinite if a loss is not finite.
-
-        Args:
-            batch: The batch, on the host.
-            outputs: The result of the method `outputs` for this batch.
-        """
+        """Adds the outputs of a batch to the scores. Raises NotFinite if a loss is not finite. batch: the batch, on the
+        host. outputs: the result of the method `outputs` for this batch."""
 
     @abstractmethod
     def result(self) -> Evaluation:
@@ -121,12 +114,8 @@ class ScoresTargets(Protocol):
 
 
 class TermScorer(Scorer):
-    """Accumulates the mean loss of each term, for the learner and for its baseline.
-
-    Args:
-        learner: The learner to score.
-        predictors: The constant predictor of each term, which is scored on the same targets.
-    """
+    """Accumulates the mean loss of each term, for the learner and for its baseline. learner: the learner to score.
+    predictors: the constant predictor of each term, which is scored on the same targets."""
 
     def __init__(self, learner: ScoresTargets, predictors: Mapping[str, Predictor] | None = None):
         self.learner, self.predictors = learner, predictors or {}

@@ -86,12 +86,8 @@ class Statistic:
 
 
 class RunningStatistics:
-    """Statistics that are accumulated over batches, in the order in which they first occur.
-
-    Attributes:
-        statistics: The statistics by name.
-        remarks: For some statistics, how the defined value is computed if no key of the configuration has it.
-    """
+    """Statistics that are accumulated over batches, in the order in which they first occur. statistics: the statistics
+    by name. remarks: for some statistics, how the defined value is computed if no key of the configuration has it."""
 
     def __init__(self) -> None:
         self.statistics: dict[str, Statistic] = {}
@@ -338,12 +334,8 @@ class Inspector:
 
     def side(self, packed: Packed, documents: range) -> dict[str, object]:
         """Returns one side of an example as plain data: readable `pieces`, token `ids`, further columns, and the length
-        of the `prefix` if there is one.
-
-        Args:
-            packed: The inputs or the outputs of the batch.
-            documents: The indices of the example's documents in the batch.
-        """
+        of the `prefix` if there is one. packed: the inputs or the outputs of the batch. documents: the indices of the
+        example's documents in the batch."""
         first, last = documents[0], documents[-1]
         tokens = slice(packed.starts[first], packed.starts[last] + packed.lengths[last])
         ids = packed.tokens[tokens].tolist()

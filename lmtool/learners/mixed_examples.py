@@ -31,10 +31,8 @@ class MixedBatch(Batch):
     """A batch with examples of several members, each of which has its own batch.
 
     The inherited fields are the concatenation of the members' batches, for counting tokens and for matching results to
-    examples. No model reads these fields.
-
-    Attributes:
-        members: The name and the batch of each member that has examples in this batch.
+    examples. No model reads these fields. members: the name and the batch of each member that has examples in this
+    batch.
     """
 
     members: tuple[tuple[str, Batch], ...] = ()

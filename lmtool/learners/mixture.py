@@ -42,11 +42,8 @@ class Mixture(BaseLearner):
 
     Its loss has the terms of all members, named by `term_of`. Members share the backbone, and all heads that have the
     same name. In a checkpoint, the tensors of a member have the same names as without a mixture, and shared tensors
-    occur once.
-
-    Attributes:
-        members: The learner of each member, by name.
-        fractions: The fraction of the examples that belong to each member, by name.
+    occur once. members: the learner of each member, by name. fractions: the fraction of the examples that belong to
+    each member, by name.
     """
 
     # Members may read text, but the examples of the mixture are not made from one text.
@@ -85,16 +82,8 @@ class Mixture(BaseLearner):
 
     def _share_heads(self, name: str, member: BaseLearner, learners: Mapping[str, BaseLearner]) -> None:
         """Adds the heads of a member to the mixture. If there already is a head of the same name, the member uses this
-        head instead of its own.
-
-        Args:
-            name: The name of the member.
-            member: The learner of the member.
-            learners: The learners of all members, by name.
-
-        Raises:
-            UserError: A task has the name of another member's head.
-        """
+        head instead of its own. name: the name of the member. member: the learner of the member. learners: the learners
+        of all members, by name. Raises UserError if a task has the name of another member's head."""
         for head in list(member.heads):
             if head in self.heads and head in learners:
                 raise UserError(
@@ -217,12 +206,9 @@ class Mixture(BaseLearner):
 
 
 class MixedScorer(Scorer):
-    """Scores the batch of each member in a mixed batch, and combines the evaluations of the members.
-
-    Args:
-        members: The scorer of each member, by name.
-        weights: The weight of each term of the mixture, by the name that `term_of` returns.
-    """
+    """Scores the batch of each member in a mixed batch, and combines the evaluations of the members. members: the
+    scorer of each member, by name. weights: the weight of each term of the mixture, by the name that `term_of`
+    returns."""
 
     def __init__(self, members: Mapping[str, Scorer], weights: Mapping[str, float]):
         self.members, self.weights = members, weights

@@ -235,12 +235,8 @@ def is_exit(part: str) -> bool:
 
 
 def at_exit(learner: AnyLearner, depth: int | None) -> AnyLearner:
-    """Returns a copy of a learner that predicts at an exit. The copy shares the tensors of the learner.
-
-    Args:
-        learner: The learner with exits.
-        depth: The number of the layer with the exit; None means the last layer.
-    """
+    """Returns a copy of a learner that predicts at an exit. The copy shares the tensors of the learner. learner: the
+    learner with exits. depth: the number of the layer with the exit; None means the last layer."""
     if depth is None:
         return copy.copy(learner)
     backbone = cast(OneStack, learner.backbone)
@@ -284,12 +280,8 @@ class Segment(Tap):
 
 
 def select_documents(batch: Batch, selected_N: Tensor) -> Batch:
-    """Returns a batch that has only the selected documents, on the same device.
-
-    Args:
-        batch: A batch without outputs, whose targets have no spans.
-        selected_N: (N,) bool on the host, which documents are selected.
-    """
+    """Returns a batch that has only the selected documents, on the same device. batch: a batch without outputs, whose
+    targets have no spans. selected_N: (N,) bool on the host, which documents are selected."""
     host, device = batch.host, batch.inputs.tokens.device
     inputs = host.inputs
     selected_T = selected_N[inputs.documents]

@@ -123,15 +123,8 @@ class Writer(ABC):
         return self.encode_with_template(self.encode(self.before + text)).tolist()
 
     def prompts(self, texts: Sequence[str], origin: Sequence[tuple[str, int]]) -> list[list[int]]:
-        """Returns the tokens of several prompts, including special tokens.
-
-        Args:
-            texts: The prompts.
-            origin: The file and the line of each prompt, for messages.
-
-        Raises:
-            UserError: A prompt is empty or too long.
-        """
+        """Returns the tokens of several prompts, including special tokens. texts: the prompts. origin: the file and the
+        line of each prompt, for messages. Raises UserError if a prompt is empty or too long."""
         prompts = [self.prompt(text) for text in texts]
         for prompt, (file, line) in zip(prompts, origin, strict=True):
             try:
@@ -158,12 +151,7 @@ class Writer(ABC):
 
     @abstractmethod
     def text(self, prompt: Sequence[int], new: Sequence[int]) -> str:
-        """Returns the new tokens as text.
-
-        Args:
-            prompt: The tokens of the prompt.
-            new: The new tokens.
-        """
+        """Returns the new tokens as text. prompt: the tokens of the prompt. new: the new tokens."""
 
     def full_text(self, prompt_text: str, prompt: Sequence[int], new: Sequence[int]) -> str:
         """Returns the result for a reader: a continuation together with its prompt, or an answer alone.

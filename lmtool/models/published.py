@@ -57,13 +57,8 @@ def unnamed(number: int) -> str:
 
 
 def expect(data: Mapping[str, object], family: str, **allowed: tuple[Any, ...]) -> None:
-    """Raise UserError for unsupported values.
-
-    Args:
-        data: Content of config.json.
-        family: Our name of the family.
-        allowed: Supported values by key; missing and null mean the first one.
-    """
+    """Raise UserError for unsupported values. data: content of config.json. family: our name of the family. allowed:
+    supported values by key; missing and null mean the first one."""
     for key, values in allowed.items():
         value = data.get(key)
         if value is not None and value not in values:

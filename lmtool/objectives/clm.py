@@ -51,11 +51,8 @@ def unigram(train: SplitData, tokenizer: Tokenizer) -> ConstantPredictor:
 
 
 class LanguageModelLearner(BaseLearner):
-    """The base class of language models with a single term and a language-model head, which uses the token table.
-
-    Attributes:
-        term: The name of the term.
-    """
+    """The base class of language models with a single term and a language-model head, which uses the token table. term:
+    the name of the term."""
 
     term: str
 

@@ -30,11 +30,8 @@ AnyExamples = TypeVar("AnyExamples", bound=MaskedExamples)
 
 
 class MaskFiller(BaseLearner):
-    """The base class of learners with masked examples, which respond to a text by filling its masks.
-
-    Attributes:
-        masks: The class that masks the examples.
-    """
+    """The base class of learners with masked examples, which respond to a text by filling its masks. masks: the class
+    that masks the examples."""
 
     masks: ClassVar[type[TokenMasks]] = TokenMasks
 
@@ -106,10 +103,8 @@ class MaskFiller(BaseLearner):
         """Fills the masks of texts. In a text, a mask is the mask token of the tokenizer, such as [MASK].
 
         Yields for each `text` the `filled` text with the most probable pieces, and `masks`: for each mask the five
-        `guesses` with their probabilities.
-
-        Raises:
-            UserError: A text has no mask, or is longer than the model supports.
+        `guesses` with their probabilities. Raises UserError if a text has no mask, or is longer than the model
+        supports.
         """
         tokenizer, backbone = self.tokenizer, self.backbone
         mask = tokenizer.role("mask")

@@ -44,11 +44,7 @@ class TableDelta(nn.Module):
 
 class DisentangledTable(nn.Module):
     """The model's token table E_G + E_delta under gradient-disentangled sharing. It has no parameters of its own.
-
-    Args:
-        generator: The generator's token table, E_G.
-        difference: The parameter E_delta.
-    """
+    generator: the generator's token table, E_G. difference: the parameter E_delta."""
 
     def __init__(self, generator: nn.Embedding, difference: TableDelta):
         super().__init__()

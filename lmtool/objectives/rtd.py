@@ -59,12 +59,8 @@ class ModelForward:
 
 class GeneratedTextLearner(MaskFiller):
     """The base class of learners with a generator. The loss has the term `mlm` of the generator and one term of the
-    model.
-
-    Attributes:
-        term: The name of the model's term. Subclasses define it.
-        objective: The networks of the generator, see `build_generator`.
-    """
+    model. term: the name of the model's term. Subclasses define it. objective: the networks of the generator, see
+    `build_generator`."""
 
     makes_inputs = True
     objective: nn.ModuleDict

@@ -304,11 +304,7 @@ def load_weights(
 
 def resume_point(checkpoints: Path, report: Callable[[str], None]) -> Path | None:
     """The latest intact checkpoint of a run, or None without checkpoints. Later damaged ones, and a damaged best one,
-    are renamed.
-
-    Raises:
-        CheckFailed: none of the checkpoints is intact; none is renamed.
-    """
+    are renamed. Raises CheckFailed if none of the checkpoints is intact; none is renamed."""
     damages: dict[Path, Damaged] = {}
     for folder in saved_steps(checkpoints):
         try:

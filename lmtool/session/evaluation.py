@@ -323,19 +323,12 @@ def _prompt_length(config: EvaluateConfig, trained: Trained, before: PretrainCon
 
 
 def _summary(kind: TaskKind, train: Rows, evaluations: Sequence[PromptedEvaluation]) -> JsonObject:
-    """Summarizes the evaluations of a split as plain data.
-
-    Args:
-        kind: The kind of the task.
-        train: The training rows, from which the baseline is made.
-        evaluations: One evaluation of the split per set of demonstrations.
-
-    Returns:
-        `n`: the number of rows. `metrics`: by metric, its "mean", its "standard_deviation", and its value for each set
-        ("draws"). `baseline`: the constant prediction and its metrics. `questions`: the number of prompts over all
-        sets. `cut`: how many of them had room for fewer demonstrations than requested. `kept`: the mean number of
-        demonstrations. `warnings`.
-    """
+    """Summarizes the evaluations of a split as plain data. kind: the kind of the task. train: the training rows, from
+    which the baseline is made. evaluations: one evaluation of the split per set of demonstrations. Returns `n`: the
+    number of rows. `metrics`: by metric, its "mean", its "standard_deviation", and its value for each set ("draws").
+    `baseline`: the constant prediction and its metrics. `questions`: the number of prompts over all sets. `cut`: how
+    many of them had room for fewer demonstrations than requested. `kept`: the mean number of demonstrations.
+    `warnings`."""
     rows = evaluations[0].rows
     name, constant = kind.constant(train)
     metrics = {}

@@ -63,17 +63,9 @@ def run(preparation: Preparation) -> JsonObject:
 
 def fit(session: Session, companions: Sequence[Companion]) -> JsonObject:
     """Trains a session on its "train" split and scores it on the held-out splits, the first of which is the headline.
-
-    Args:
-        session: The session.
-        companions: What takes part in the run besides the training loop, in order.
-
-    Returns:
-        The content of result.json.
-
-    Raises:
-        UserError: The data or the teachers of a resumed run have changed, or the training loop fails.
-    """
+    session: the session. companions: what takes part in the run besides the training loop, in order. Returns the
+    content of result.json. Raises UserError if the data or the teachers of a resumed run have changed, or the training
+    loop fails."""
     opened, learner = session.run, session.learner
     opened.group.wait()  # all ranks wait here for the rank that builds the data, which may take hours
     require_same(opened.group, {key: value for companion in companions for key, value in companion.identity().items()})
@@ -191,11 +183,7 @@ def load_best_weights(
 @contextmanager
 def temporary_session(config: PretrainConfig | FinetuneConfig, parent: Path | None = None) -> Iterator[Session]:
     """Within the context, the session of a configuration in a temporary run folder, which is removed afterwards.
-
-    Args:
-        config: The configuration.
-        parent: The folder in which the temporary folder is created; None means the system's.
-    """
+    config: the configuration. parent: the folder in which the temporary folder is created; None means the system's."""
     with TemporaryDirectory(prefix=".run-", dir=parent) as folder:
         changes: JsonObject = {"run_dir": str(Path(folder) / "run"), "name": None, "logger": {}}
         if isinstance(config, FinetuneConfig):

@@ -62,15 +62,9 @@ def compare_with_start(start: StartScores, learner: BaseLearner) -> JsonObject:
     """Scores the finetuned model on the text and compares it with the starting checkpoint.
 
     Parameters that a tuning method added are merged into the learner's weights if the method allows it, so the learner
-    is not trained further after this.
-
-    Args:
-        start: The scores before finetuning.
-        learner: The finetuned learner.
-
-    Returns:
-        Plain data: `text`, `objective`, the scores `before` and `after`, the relative `distance` by level (see
-        `distances`), and the number of parameters that the tuning method `added`, which no distance includes.
+    is not trained further after this. start: the scores before finetuning. learner: the finetuned learner. Returns
+    plain data: `text`, `objective`, the scores `before` and `after`, the relative `distance` by level (see
+    `distances`), and the number of parameters that the tuning method `added`, which no distance includes.
     """
     trained, pretraining = pretrained(start.config, start.precision)
     start_weights, model = trained.weights.tensors, trained.learner()

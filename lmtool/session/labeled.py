@@ -35,12 +35,9 @@ LabeledData = TaskData | MixedData
 
 
 def data_to_learn(config: FinetuneConfig) -> tuple[FinetuneConfig, LabeledData, dict[str, LoadedHead]]:
-    """Reads the labeled data of a finetuning run.
-
-    Returns:
-        The configuration, in which each task has the labels found in the data and the form of its head. The data. And,
-        for each task whose labels the starting checkpoint has a head for, that head, from which training continues.
-    """
+    """Reads the labeled data of a finetuning run. Returns the configuration, in which each task has the labels found in
+    the data and the form of its head. The data. And, for each task whose labels the starting checkpoint has a head for,
+    that head, from which training continues."""
     origin = starts_from(config)
     try:
         saved = {} if origin is None else saved_config(origin, config.offline)
@@ -61,14 +58,9 @@ def data_to_learn(config: FinetuneConfig) -> tuple[FinetuneConfig, LabeledData, 
 def _task_to_learn(
     config: FinetuneConfig, task: TaskConfig, sections: Mapping[str, JsonObject], origin: str | None
 ) -> tuple[TaskData, LoadedHead | None]:
-    """Reads the data of one task, and its head in the starting checkpoint, if there is one.
-
-    Args:
-        config: The run's configuration.
-        task: The task's configuration.
-        sections: The `task` sections of the starting checkpoint's configuration, by name.
-        origin: The starting checkpoint, or None.
-    """
+    """Reads the data of one task, and its head in the starting checkpoint, if there is one. config: the run's
+    configuration. task: the task's configuration. sections: the `task` sections of the starting checkpoint's
+    configuration, by name. origin: the starting checkpoint, or None."""
     data = load_task(task, config.seed, config.cache_dir, config.offline)
     if isinstance(task, WindowedConfig) and task.domain is not None:
         target_texts = target_rows(task, config.cache_dir, config.offline)
@@ -155,16 +147,10 @@ def _task_to_score(
     known: TaskConfig,
     section: JsonMapping,
 ) -> tuple[TaskData, LoadedHead]:
-    """Reads the data of one task, and its head in the checkpoint.
-
-    Args:
-        config: The command's configuration.
-        trained: The checkpoint.
-        before: The configuration with which the checkpoint was trained.
-        task: The task to score.
-        known: The task that the checkpoint was trained for.
-        section: The section of `known` in the checkpoint's configuration, as plain data.
-    """
+    """Reads the data of one task, and its head in the checkpoint. config: the command's configuration. trained: the
+    checkpoint. before: the configuration with which the checkpoint was trained. task: the task to score. known: the
+    task that the checkpoint was trained for. section: the section of `known` in the checkpoint's configuration, as
+    plain data."""
     checkpoint = config.checkpoint
     if trained.foreign:
         task = _labels_of_data(task, known, checkpoint)

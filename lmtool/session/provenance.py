@@ -113,12 +113,8 @@ Contents = dict[str, JsonObject]
 
 
 def contents_of(tasks: Mapping[str, TaskData], text: tuple[str, Source] | None = None) -> Contents:
-    """Returns the hashes and counts of a run's data.
-
-    Args:
-        tasks: The labeled data by the task's name.
-        text: The name of the `data` section and the opened text; None for a run without text.
-    """
+    """Returns the hashes and counts of a run's data. tasks: the labeled data by the task's name. text: the name of the
+    `data` section and the opened text; None for a run without text."""
     contents = {f"task={name}": task.contents() for name, task in tasks.items()}
     if text is not None:
         name, source = text

@@ -192,14 +192,9 @@ def begin(session: Session, metadata: Mapping[str, JsonMapping], plan: RunPlan, 
 
 
 def _warn(session: Session, warnings: Sequence[str], learning_rates: Sequence[RateRow], state: JsonMapping) -> None:
-    """Prints warnings below the first screen.
-
-    Args:
-        session: The session that is about to train.
-        warnings: Warnings about the data and the plan.
-        learning_rates: The table of learning rates.
-        state: The counters of the checkpoint that the run resumes from; empty for a new run.
-    """
+    """Prints warnings below the first screen. session: the session that is about to train. warnings: warnings about the
+    data and the plan. learning_rates: the table of learning rates. state: the counters of the checkpoint that the run
+    resumes from; empty for a new run."""
     opened, config = session.run, session.config
     longest = max(phase.max_length for phase in (config.forms if isinstance(config, PretrainConfig) else (config,)))
     remarks = never_trained_warning(learning_rates), config.model.remark(longest), _missing_rows(opened, state)

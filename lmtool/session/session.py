@@ -256,11 +256,8 @@ class Session:
         )
 
     def settings(self, baseline_loss: float = 0.0) -> TrainingSettings:
-        """Returns the settings of the training loop.
-
-        Args:
-            baseline_loss: The loss of a constant prediction, with which the loop detects divergence.
-        """
+        """Returns the settings of the training loop. baseline_loss: the loss of a constant prediction, with which the
+        loop detects divergence."""
         config, metric = self.config, self.learner.metric
         common_fields = set(TrainingSettings.__dataclass_fields__) & set(type(config).model_fields)
         return TrainingSettings(

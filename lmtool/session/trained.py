@@ -121,15 +121,9 @@ class Trained:
     def learner(
         self, learns: TaskConfig | ObjectiveConfig | None = None, heads: Mapping[str, LoadedHead] | None = None
     ) -> BaseLearner:
-        """Builds the complete learner on its device, in evaluation mode.
-
-        Args:
-            learns: The objective or task to build instead of the checkpoint's; None means the checkpoint's.
-            heads: For some tasks, the head in the checkpoint, if it has another name or another order of classes.
-
-        Raises:
-            UserError: The weights do not fit.
-        """
+        """Builds the complete learner on its device, in evaluation mode. learns: the objective or task to build instead
+        of the checkpoint's; None means the checkpoint's. heads: for some tasks, the head in the checkpoint, if it has
+        another name or another order of classes. Raises UserError if the weights do not fit."""
         weights = self.weights
         for name, head in (heads or {}).items():
             weights = replace(weights, tensors=head.tensors(weights.tensors, name))

@@ -234,15 +234,8 @@ class Manifest:
         return cls(folder, metadata, files)
 
     def verify(self, names: Iterable[str] | None = None, hashes: bool = True) -> None:
-        """Compare files with the manifest.
-
-        Args:
-            names: the files; None for all.
-            hashes: False compares only presence and sizes, if files are verified again when read.
-
-        Raises:
-            Damaged: a file differs, or is not in the manifest.
-        """
+        """Compare files with the manifest. names: the files; None for all. hashes: False compares only presence and
+        sizes, if files are verified again when read. Raises Damaged if a file differs, or is not in the manifest."""
         for name in self.files if names is None else names:
             path, entry = self.folder / name, self._entry(name)
             with _reading(path):

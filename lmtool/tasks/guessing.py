@@ -78,16 +78,9 @@ def is_path(value: str, options: Collection[str]) -> bool:
 
 
 def guess(value: str, overrides: Mapping[str, str]) -> Guess:
-    """Guesses the task of a file or a folder.
-
-    Args:
-        value: The path, as typed.
-        overrides: The values of `task.*` on the command line. `kind`, `label`, `text` and `header` are not guessed if
-            they are set.
-
-    Raises:
-        UserError: If no kind fits, if several kinds fit, or if the first line of a table is a row, not column names.
-    """
+    """Guesses the task of a file or a folder. value: the path, as typed. overrides: the values of `task.*` on the
+    command line. `kind`, `label`, `text` and `header` are not guessed if they are set. Raises UserError if no kind
+    fits, if several kinds fit, or if the first line of a table is a row, not column names."""
     file = _training_file(value)
     suffix = file.suffix.lower()
     if suffix in _WORKBOOKS:

@@ -76,16 +76,9 @@ class LoadedCheckpoint:
         return task if isinstance(task, dict) else None
 
     def generate(self, prompts: Sequence[str], seed: int = 0, **settings: Any) -> list[str]:
-        """Generate text for each prompt: a decoder's continuation, an encoder-decoder's answer.
-
-        Args:
-            prompts: The input texts.
-            seed: Of sampling.
-            settings: Fields of `GenerationConfig` (max_new_tokens, temperature, beams, ...).
-
-        Raises:
-            UserError: If the checkpoint has no tokenizer or no language modeling head.
-        """
+        """Generate text for each prompt: a decoder's continuation, an encoder-decoder's answer. prompts: the input
+        texts. seed: of sampling. settings: fields of `GenerationConfig` (max_new_tokens, temperature, beams, ...).
+        Raises UserError if the checkpoint has no tokenizer or no language modeling head."""
         head = dict(self.model.parts.heads.items()).get("lm")
         if self.tokenizer is None or not isinstance(head, LMHead):
             missing = "tokenizer" if self.tokenizer is None else "language modeling head"

@@ -319,16 +319,10 @@ def texts(stage: Path, workdir: Path, seed: int) -> Verdict:
 
 
 def _train_on(workdir: Path, role: str, name: str, content: bytes, where: str | None, same: bool) -> Verdict:
-    """Runs a command that reads a content as text.
-
-    Args:
-        workdir: the trial's working folder
-        role: one of TEXT_ROLES
-        name: the name of the fault
-        content: the content of the file
-        where: text that the error must contain; None if the content is legal
-        same: whether the content is another encoding of text.txt, so that the examples must be the same
-    """
+    """Runs a command that reads a content as text. workdir: the trial's working folder. role: one of TEXT_ROLES. name:
+    the name of the fault. content: the content of the file. where: text that the error must contain; None if the
+    content is legal. same: whether the content is another encoding of text.txt, so that the examples must be the
+    same."""
     folder = workdir / "texts"
     folder.mkdir()
     (folder / "odd.txt").write_bytes(content)

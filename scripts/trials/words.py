@@ -213,14 +213,9 @@ def _check_value(workdir: Path, command: str, key: str, value: str) -> Verdict:
 
 
 def _require_exact_value(command: str, key: str, value: str, data: dict[str, Any]) -> None:
-    """Raises TrialFailed if the configuration does not contain the value of the override.
-
-    Args:
-        command: the command
-        key: the key of the override
-        value: the value of the override, as text
-        data: the configuration that the command printed
-    """
+    """Raises TrialFailed if the configuration does not contain the value of the override. command: the command. key:
+    the key of the override. value: the value of the override, as text. data: the configuration that the command
+    printed."""
     from lmtool.config.overrides import AcceptedOverrides, as_values
     from lmtool.resolver.schema.verbs import COMMANDS
     from lmtool.runs.identity import flatten

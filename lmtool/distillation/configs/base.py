@@ -34,12 +34,9 @@ pkd_last: all student layers except the last learn, from the S - 1 teacher layer
 
 @dataclass(frozen=True)
 class LayerMap:
-    """The teacher layer that each student layer learns from.
-
-    Attributes:
-        sides: For each stack that both models have, a map from student layers to teacher layers. The key is the side of
-            the batch that the stack reads: "outputs" for the decoder of an encoder-decoder, else "inputs".
-    """
+    """The teacher layer that each student layer learns from. sides: for each stack that both models have, a map from
+    student layers to teacher layers. The key is the side of the batch that the stack reads: "outputs" for the decoder
+    of an encoder-decoder, else "inputs"."""
 
     sides: Mapping[Side, Mapping[int, int]]
 
@@ -82,11 +79,8 @@ class ModelPair:
 
 
 def shared_sides(student: ModelConfig, teacher: ModelConfig) -> list[Side]:
-    """Returns the stacks that both models have, each named by the side of the batch that it reads.
-
-    Raises:
-        UserError: The models have no stack in common.
-    """
+    """Returns the stacks that both models have, each named by the side of the batch that it reads. Raises UserError if
+    the models have no stack in common."""
     pair = ModelPair(student, teacher)
     if not pair.sides:
         raise UserError(f"distill.terms: {pair.without_common_stack()}", "use terms over predictions: distill=soft")
@@ -311,12 +305,8 @@ def excludes_fsdp(name: str) -> Requirement:
 
 
 def requires_same_inputs(key: str, peer: ModelConfig) -> Iterator[Requirement]:
-    """Yields the requirements for a peer that reads the same batches as the run's model.
-
-    Args:
-        key: The configuration key that sets the peer, for messages.
-        peer: The peer's model configuration.
-    """
+    """Yields the requirements for a peer that reads the same batches as the run's model. key: the configuration key
+    that sets the peer, for messages. peer: the peer's model configuration."""
     fields: dict[str, Callable[[ModelConfig], object]] = {
         "architecture": lambda model: model.architecture,
         "text_format": lambda model: model.text_format,
@@ -369,10 +359,6 @@ class TermConfig(Config):
     weight: float = Field(1.0, ge=0, description="weight of the term in the loss")
 
     def needs_of_term(self, name: str, layers: LayerMap | None) -> Iterator[Requirement]:
-        """Yields the term's requirements on the student and the teacher.
-
-        Args:
-            name: The term's name in distill.terms, for messages.
-            layers: The layer map; None if no term compares layers.
-        """
+        """Yields the term's requirements on the student and the teacher. name: the term's name in distill.terms, for
+        messages. layers: the layer map; None if no term compares layers."""
         return iter(())

@@ -56,12 +56,9 @@ class TermBatch:
         return np.concatenate([[0], np.cumsum(numbers[1:] != numbers[:-1])]).astype(np.int64)
 
     def keys(self, by_row: bool) -> np.ndarray:
-        """Returns the (G,) uint64 keys of the batch's examples.
-
-        Args:
-            by_row: Whether to hash the examples' rows in the table. Otherwise their tokens and the positions of their
-                targets are hashed, so that a text masked in another way has another key.
-        """
+        """Returns the (G,) uint64 keys of the batch's examples. by_row: whether to hash the examples' rows in the
+        table. Otherwise their tokens and the positions of their targets are hashed, so that a text masked in another
+        way has another key."""
         example_N = self.examples()
         first_G = np.flatnonzero(np.diff(example_N, prepend=-1))
         if by_row:
@@ -79,14 +76,8 @@ class TermBatch:
         return mix(keys)
 
     def owners(self, targets: int) -> np.ndarray:
-        """Returns the index of each target's example, (M,).
-
-        Args:
-            targets: The number of targets that were predicted, M.
-
-        Raises:
-            ValueError: This number does not match the batch.
-        """
+        """Returns the index of each target's example, (M,). targets: the number of targets that were predicted, M.
+        Raises ValueError if this number does not match the batch."""
         example_N, positions = self.examples(), self.target.at
         if positions is None and self.target.span is not None:
             positions = self.target.span[:, 0]

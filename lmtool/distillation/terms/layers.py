@@ -29,11 +29,8 @@ PointPair = tuple[TapPoint, TapPoint]
 
 class LayerTerm(Term):
     """The base of terms that compare layers: the sum, over pairs of layers, of a loss averaged over tokens. In an
-    encoder-decoder the tokens of the encoder and of the decoder have the same weight.
-
-    Raises:
-        UserError: No layer of the student is trained, or student and teacher turn out to read different texts.
-    """
+    encoder-decoder the tokens of the encoder and of the decoder have the same weight. Raises UserError if no layer of
+    the student is trained, or student and teacher turn out to read different texts."""
 
     compares_attention: ClassVar[bool] = False
     """Whether the term compares the inputs of self-attention instead of hidden states."""
@@ -239,12 +236,8 @@ class StateTerm(LayerTerm):
 
     def read(self, states: Sequence[Tensor], texts: Sequence[Packed]) -> Tensor:
         """Selects the compared states (R, H) from the states of all runs of a stack: in this base class, the states of
-        all tokens.
-
-        Args:
-            states: For each run, the (T, H) states of its tokens.
-            texts: For each run, the packed texts that it read.
-        """
+        all tokens. states: for each run, the (T, H) states of its tokens. texts: for each run, the packed texts that it
+        read."""
         return states[0] if len(states) == 1 else torch.cat(list(states))
 
     @abstractmethod

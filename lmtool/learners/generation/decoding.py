@@ -44,14 +44,10 @@ class Decoding(ABC):
 
     @abstractmethod
     def advance(self, tokens_R: Tensor, rows: Sequence[int] | None = None) -> Tensor:
-        """Appends a token to each text, and returns the logits (R, V) of the next tokens.
-
-        Args:
-            tokens_R: The tokens to append.
-            rows: For each text, the row of the previous step that it continues; None means that row i continues row i.
-                Rows that are not listed leave the batch. Texts that continue the same prompt are adjacent, and each
-                prompt has equally many texts.
-        """
+        """Appends a token to each text, and returns the logits (R, V) of the next tokens. tokens_R: the tokens to
+        append. rows: for each text, the row of the previous step that it continues; None means that row i continues row
+        i. Rows that are not listed leave the batch. Texts that continue the same prompt are adjacent, and each prompt
+        has equally many texts."""
 
     def logits(self, hidden_RH: Tensor) -> Tensor:
         """Returns the logits (R, V) of hidden states, fp32. Raises NotFinite if a logit is not finite."""

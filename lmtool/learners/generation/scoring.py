@@ -125,14 +125,9 @@ class CandidateScorer:
         self, hidden_NH: Tensor, group: Sequence[int], candidates: Sequence[Sequence[Ids]], scores: list[np.ndarray]
     ) -> None:
         """Adds the log-probabilities of the candidates' first tokens to `scores`. One hidden state per prompt is enough
-        for the first tokens of all of its candidates.
-
-        Args:
-            hidden_NH: The hidden state that predicts the token after each prompt of the group.
-            group: The indices of the prompts in the group.
-            candidates: The candidates of all prompts.
-            scores: The scores of all prompts, which are changed in place.
-        """
+        for the first tokens of all of its candidates. hidden_NH: the hidden state that predicts the token after each
+        prompt of the group. group: the indices of the prompts in the group. candidates: the candidates of all prompts.
+        scores: the scores of all prompts, which are changed in place."""
         table_VH = self.backbone.embed.token.weight
         log_probs_NV = self.head(hidden_NH, table_VH).float().log_softmax(-1)
         rows = [row for row, number in enumerate(group) for _ in candidates[number]]
@@ -146,12 +141,8 @@ class CandidateScorer:
             scores[number] += [next(remaining) for _ in candidates[number]]
 
     def _sums(self, hidden_TH: Tensor, labels: Sequence[Ids]) -> list[float]:
-        """Returns the log-probability of each text.
-
-        Args:
-            hidden_TH: For each token of the texts, the hidden state that predicts the token.
-            labels: The token ids of each text.
-        """
+        """Returns the log-probability of each text. hidden_TH: for each token of the texts, the hidden state that
+        predicts the token. labels: the token ids of each text."""
         labels_T = self._index([token for text in labels for token in text])
         losses_T, _ = self.head.scores(hidden_TH, self.backbone.embed.token.weight, labels_T)
         if not bool(torch.isfinite(losses_T.sum())):

@@ -281,12 +281,8 @@ class FinishedTexts:
         self.lengths_NB, self.valid_NB = self.lengths_NB[rows_M], self.valid_NB[rows_M]
 
     def best(self, row: int, ends: frozenset[int]) -> list[int]:
-        """Returns the tokens of a prompt's best text, without the token that ended the text.
-
-        Args:
-            row: The row of the prompt.
-            ends: The tokens that end a text.
-        """
+        """Returns the tokens of a prompt's best text, without the token that ended the text. row: the row of the
+        prompt. ends: the tokens that end a text."""
         tokens = self.tokens_NBL[row, 0, : int(self.lengths_NB[row, 0])].tolist()
         return tokens[:-1] if tokens and tokens[-1] in ends else tokens
 

@@ -18,14 +18,8 @@ def ratio_standard_error(sums: np.ndarray, counts: np.ndarray) -> float:
     """Returns the standard error of the mean loss per target, sum(sums) / sum(counts).
 
     The targets of one example are not independent, but the examples are. So the variance is that of a ratio estimator
-    over examples, linearized (Cochran 1977, section 6.13).
-
-    Args:
-        sums: (N,) the sum of the losses of each example.
-        counts: (N,) the number of targets of each example.
-
-    Returns:
-        The standard error; NaN for fewer than two examples.
+    over examples, linearized (Cochran 1977, section 6.13). sums: (N,) the sum of the losses of each example. counts:
+    (N,) the number of targets of each example. Returns the standard error; NaN for fewer than two examples.
     """
     sums, counts = np.asarray(sums, dtype=np.float64), np.asarray(counts, dtype=np.float64)
     examples, total = len(sums), counts.sum()
@@ -59,12 +53,9 @@ def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:
 def t_quantile(freedom: int, level: float = LEVEL) -> float:
     """Returns the two-sided quantile of Student's t distribution: the t for which P(|T| <= t) = level.
 
-    For integer degrees of freedom, the distribution is a finite sum that increases with the angle whose tangent is
-    t / sqrt(freedom) (Abramowitz and Stegun 1964, 26.7.3 and 26.7.4). The angle is found by bisection.
-
-    Args:
-        freedom: The degrees of freedom, at least 1.
-        level: The probability between -t and t.
+    For integer degrees of freedom, the distribution is a finite sum that increases with the angle whose tangent is t /
+    sqrt(freedom) (Abramowitz and Stegun 1964, 26.7.3 and 26.7.4). The angle is found by bisection. freedom: the degrees
+    of freedom, at least 1. level: the probability between -t and t.
     """
     low, high = 0.0, math.pi / 2
     for _ in range(60):
@@ -113,11 +104,8 @@ def resample_count(count: int, scores: Collection[str]) -> int:
     """Returns the number of resamples for an interval.
 
     It is RESAMPLES if these take less than about a second, otherwise fewer, but at least MIN_RESAMPLES. The number
-    depends on the arguments only, not on the machine, so results are reproducible.
-
-    Args:
-        count: The number of rows that are scored.
-        scores: The names of the scores.
+    depends on the arguments only, not on the machine, so results are reproducible. count: the number of rows that are
+    scored. scores: the names of the scores.
     """
     affordable = (_ROWS if _SORTING.isdisjoint(scores) else _SORTED_ROWS) // count
     return min(max(affordable, MIN_RESAMPLES), RESAMPLES)

@@ -154,11 +154,8 @@ BINS = 15
 
 def by_class(counts_CC: np.ndarray, labels: Sequence[str]) -> dict[str, dict[str, float]]:
     """Returns the precision, recall, F1 and number of gold rows (support) of each class. 0 divided by 0 is 0.
-
-    Args:
-        counts_CC: The confusion matrix; rows are gold classes, columns predicted classes.
-        labels: The names of the classes.
-    """
+    counts_CC: the confusion matrix; rows are gold classes, columns predicted classes. labels: the names of the
+    classes."""
     correct, gold, predicted = np.diag(counts_CC), counts_CC.sum(1), counts_CC.sum(0)
     return {
         label: {

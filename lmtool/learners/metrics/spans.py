@@ -62,12 +62,8 @@ class EntityTags:
         self._type_C = np.array([number[kind] if dash else -1 for _, dash, kind in parts])
 
     def begins(self, tags_M: np.ndarray, lengths_S: np.ndarray) -> np.ndarray:
-        """Returns whether an entity begins at each word, (M,) bool.
-
-        Args:
-            tags_M: The tag ids of the words of all sentences, concatenated.
-            lengths_S: The number of words of each sentence.
-        """
+        """Returns whether an entity begins at each word, (M,) bool. tags_M: the tag ids of the words of all sentences,
+        concatenated. lengths_S: the number of words of each sentence."""
         prefix_M, type_M = self._prefix_C[tags_M], self._type_C[tags_M]
         before_M, type_before_M = np.roll(prefix_M, 1), np.roll(type_M, 1)
         firsts = (np.cumsum(lengths_S) - lengths_S)[lengths_S > 0]
@@ -206,13 +202,9 @@ def threshold_scores(gold: Sequence[Sequence[str]], predicted: Sequence[str]) ->
 
 
 class Threshold(NamedTuple):
-    """A threshold for predicting that a question has no answer.
-
-    Attributes:
-        value: The threshold. A question whose null difference is larger is predicted to have no answer. The null
-            difference is the score of "no answer" minus the score of the best answer.
-        score: The mean score of all questions with this threshold.
-    """
+    """A threshold for predicting that a question has no answer. value: the threshold. A question whose null difference
+    is larger is predicted to have no answer. The null difference is the score of "no answer" minus the score of the
+    best answer. score: the mean score of all questions with this threshold."""
 
     value: float
     score: float

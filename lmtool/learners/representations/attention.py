@@ -53,13 +53,9 @@ class _AttentionRecorder(Tap):
 
 @dataclass(frozen=True, eq=False)
 class HeadAttention:
-    """The self-attention of every layer over one text. For an encoder-decoder, the layers of the encoder.
-
-    Attributes:
-        weights: The attention weights (W, A, L, L), float32.
-        terms: The summands of the scores before the softmax, by name, with the same shape; NaN where attention is
-            masked. Empty if positions add nothing to the scores.
-    """
+    """The self-attention of every layer over one text. For an encoder-decoder, the layers of the encoder. weights: the
+    attention weights (W, A, L, L), float32. terms: the summands of the scores before the softmax, by name, with the
+    same shape; NaN where attention is masked. Empty if positions add nothing to the scores."""
 
     weights: np.ndarray
     terms: dict[str, np.ndarray]
@@ -116,12 +112,8 @@ class Head:
 
 
 def heads_of(weights_WALL: np.ndarray, special_L: np.ndarray) -> list[Head]:
-    """Returns the pattern of each attention head, from means over the tokens that are not special.
-
-    Args:
-        weights_WALL: The attention weights.
-        special_L: Whether a token is special.
-    """
+    """Returns the pattern of each attention head, from means over the tokens that are not special. weights_WALL: the
+    attention weights. special_L: whether a token is special."""
     length = weights_WALL.shape[-1]
     queries = np.flatnonzero(~special_L)
     separators = np.flatnonzero(special_L & (np.arange(length) > 0))

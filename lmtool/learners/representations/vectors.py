@@ -204,12 +204,8 @@ _TEXTS, _TEXTS_OF_TOKENS = 4096, 256
 
 
 class Vectors(NamedTuple):
-    """The vectors of one text.
-
-    Attributes:
-        tokens: The token ids (L,), including special tokens.
-        vectors: One vector per layer (W, H), or one per layer and token (W, L, H), float32.
-    """
+    """The vectors of one text. tokens: the token ids (L,), including special tokens. vectors: one vector per layer (W,
+    H), or one per layer and token (W, L, H), float32."""
 
     tokens: np.ndarray
     vectors: np.ndarray

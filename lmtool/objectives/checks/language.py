@@ -21,12 +21,8 @@ from lmtool.types import Packed
 
 
 class StreamInspector(Inspector):
-    """Inspects examples that are windows of a document stream, their attribute `stream`.
-
-    Attributes:
-        drops_single_tokens: Whether a window needs two tokens, so that a single token at the end of a document is in no
-            window.
-    """
+    """Inspects examples that are windows of a document stream, their attribute `stream`. drops_single_tokens: whether a
+    window needs two tokens, so that a single token at the end of a document is in no window."""
 
     drops_single_tokens = False
 
@@ -279,12 +275,8 @@ class WordInspector(StreamInspector):
             yield entry
 
     def _targets_at(self, targets: Mapping[str, Mapping[int, int]], at: int) -> str:
-        """Returns the words that the two directions predict at a token, each after an arrow.
-
-        Args:
-            targets: The label of each token index, by term.
-            at: The index of the token.
-        """
+        """Returns the words that the two directions predict at a token, each after an arrow. targets: the label of each
+        token index, by term. at: the index of the token."""
         arrows = ((FORWARD, "→"), (BACKWARD, "←"))
         directions = [(arrow, targets[term][at]) for term, arrow in arrows if at in targets[term]]
         return "  ".join(f"{arrow} {self.tokenizer.readable([label])[0]}" for arrow, label in directions)

@@ -176,14 +176,9 @@ def _check_order(
 
     In a uniformly random order, each of two neighboring tokens comes first in half of the cases. Disjoint pairs of
     neighbors are independent, so only these are counted. Unpredicted tokens must precede all permuted tokens of their
-    block, and the first block of an example must precede the second.
-
-    Args:
-        stats: The statistics to add to.
-        permuted: The permutation of the batch.
-        ranks_T: The rank of each token in the batch.
-        special_T: Whether a token is a special token.
-        block_T: The block of each token: 2 i for the first block of example i, 2 i + 1 for the second block.
+    block, and the first block of an example must precede the second. stats: the statistics to add to. permuted: the
+    permutation of the batch. ranks_T: the rank of each token in the batch. special_T: whether a token is a special
+    token. block_T: the block of each token: 2 i for the first block of example i, 2 i + 1 for the second block.
     """
     is_permuted = special_T.copy()
     is_permuted[permuted.at] = True

@@ -89,12 +89,8 @@ class PackedTexts:
         return np.arange(len(self.tokens)) - self.starts[self.owners]
 
     def uniform(self, owners: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-        """Returns random numbers in [0, 1).
-
-        Args:
-            owners: The indices of the texts.
-            numbers: Which of the random numbers of these texts.
-        """
+        """Returns random numbers in [0, 1). owners: the indices of the texts. numbers: which of the random numbers of
+        these texts."""
         return random_streams.uniform_at(self.seed, "corrupt", self.epoch, self.examples[owners], numbers)
 
     def with_tokens(self, tokens: np.ndarray, lengths: np.ndarray) -> PackedTexts:
@@ -184,16 +180,9 @@ def _choose(
 
     With select=exact, units are chosen in random order as long as they fit into the remaining budget of the example, as
     in BERT's data script. If no word of an example fits, the first word is chosen, so that every example has a target.
-
-    Args:
-        config: The configuration of masks.
-        uniform: A random number for each unit.
-        owners: The index of the text that each unit belongs to.
-        sizes: The number of tokens of each word; None if units are tokens.
-        count: The number of texts.
-
-    Returns:
-        Whether each unit is chosen.
+    config: the configuration of masks. uniform: a random number for each unit. owners: the index of the text that each
+    unit belongs to. sizes: the number of tokens of each word; None if units are tokens. count: the number of texts.
+    Returns whether each unit is chosen.
     """
     if config.select == "bernoulli":
         return uniform < config.probability
@@ -291,17 +280,11 @@ def mask_spans(config: SpanConfig, vocabulary: Vocabulary, texts: PackedTexts) -
 class _Text:
     """The P tokens of a batch that may be masked, and their words.
 
-    A *run* is a sequence of such tokens without a special token in between.
-
-    Attributes:
-        indices: (P,) the flat index of each token.
-        owners_P: The example that each token belongs to.
-        broken_P: Whether a token begins a run: the previous token is special, or belongs to another example.
-        word_P: The index of each token's word.
-        word_first: (W+1,) the boundaries of words, as indices of the P tokens.
-        run_end_W: The index of the word after the run that contains a word.
-        counts_N: The number of such tokens in each example.
-        starts_N: The index of each example's first such token.
+    A *run* is a sequence of such tokens without a special token in between. indices: (P,) the flat index of each token.
+    owners_P: the example that each token belongs to. broken_P: whether a token begins a run: the previous token is
+    special, or belongs to another example. word_P: the index of each token's word. word_first: (W+1,) the boundaries of
+    words, as indices of the P tokens. run_end_W: the index of the word after the run that contains a word. counts_N:
+    the number of such tokens in each example. starts_N: the index of each example's first such token.
     """
 
     def __init__(self, vocabulary: Vocabulary, texts: PackedTexts):
@@ -319,11 +302,8 @@ class _Text:
 
 
 def _sample_spans(config: SpanConfig, text: _Text, texts: PackedTexts) -> tuple[np.ndarray, np.ndarray]:
-    """Samples spans in rounds. Each round samples one span for each example whose budget is not exhausted.
-
-    Returns:
-        Whether each token is masked, (P,), and the sampled lengths (D,).
-    """
+    """Samples spans in rounds. Each round samples one span for each example whose budget is not exhausted. Returns
+    whether each token is masked, (P,), and the sampled lengths (D,)."""
     cumulative = np.cumsum(length_probabilities(config))[:-1]
     masked_P = np.zeros(len(text.indices), dtype=bool)
     remaining_N = np.ceil(text.counts_N * config.probability - 1e-9).astype(np.int64)

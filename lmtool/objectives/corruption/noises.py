@@ -50,13 +50,8 @@ def _index_in_group(counts_N: np.ndarray) -> np.ndarray:
 
 
 def _ranks(owners: np.ndarray, uniform: np.ndarray, counts_N: np.ndarray) -> np.ndarray:
-    """Returns the rank of each random number within its text, from 0.
-
-    Args:
-        owners: The index of the text that each random number belongs to, ascending.
-        uniform: The random numbers.
-        counts_N: The number of random numbers of each text.
-    """
+    """Returns the rank of each random number within its text, from 0. owners: the index of the text that each random
+    number belongs to, ascending. uniform: the random numbers. counts_N: the number of random numbers of each text."""
     order = np.lexsort((uniform, owners))
     ranks = np.empty(len(order), dtype=np.int64)
     ranks[order] = _index_in_group(counts_N)
@@ -147,16 +142,9 @@ def poisson_probabilities(mean: float) -> np.ndarray:
 
 
 def _sample_lengths(texts: PackedTexts, targets_N: np.ndarray, mean: float) -> tuple[np.ndarray, np.ndarray]:
-    """Samples span lengths for each text, until their sum is at least the target.
-
-    Args:
-        texts: The texts.
-        targets_N: The target of each text.
-        mean: The mean of the lengths.
-
-    Returns:
-        The index (D,) of the text that each length belongs to, and the lengths (D,).
-    """
+    """Samples span lengths for each text, until their sum is at least the target. texts: the texts. targets_N: the
+    target of each text. mean: the mean of the lengths. Returns the index (D,) of the text that each length belongs to,
+    and the lengths (D,)."""
     cumulative = np.cumsum(poisson_probabilities(mean))[:-1]
     # Sample more lengths than are probably needed, and twice as many if these are not enough.
     samples_N = np.where(targets_N > 0, 8 + np.ceil(2 * targets_N / mean).astype(np.int64), 0)
@@ -211,17 +199,9 @@ def rotate(texts: PackedTexts, probability: float) -> PackedTexts:
 
 
 def _random_subset(texts: PackedTexts, fraction: float, base: int, eligible_T: np.ndarray) -> np.ndarray:
-    """Chooses a random subset of each text: round(fraction x eligible tokens), but at least one token.
-
-    Args:
-        texts: The texts.
-        fraction: The fraction of eligible tokens.
-        base: The offset of the random numbers.
-        eligible_T: Whether a token may be chosen.
-
-    Returns:
-        Whether each token is chosen, (T,).
-    """
+    """Chooses a random subset of each text: round(fraction x eligible tokens), but at least one token. texts: the
+    texts. fraction: the fraction of eligible tokens. base: the offset of the random numbers. eligible_T: whether a
+    token may be chosen. Returns whether each token is chosen, (T,)."""
     indices = np.flatnonzero(eligible_T)
     owners = texts.owners[indices]
     counts_N = np.bincount(owners, minlength=len(texts.lengths))
@@ -354,17 +334,9 @@ def _with_sentinels(tokens: np.ndarray, at_S: np.ndarray, sentinels_S: np.ndarra
 
 def _split(texts: PackedTexts, items_N: np.ndarray, pieces_N: np.ndarray, which: int) -> np.ndarray:
     """Splits a number of items into pieces of at least one item, where all splits are equally likely: the pieces begin
-    at the gaps between items that have the smallest random numbers.
-
-    Args:
-        texts: The texts.
-        items_N: The number of items of each text.
-        pieces_N: The number of pieces of each text.
-        which: Which random numbers to use: _REST or _NOISE.
-
-    Returns:
-        The number of items (S,) of each piece.
-    """
+    at the gaps between items that have the smallest random numbers. texts: the texts. items_N: the number of items of
+    each text. pieces_N: the number of pieces of each text. which: which random numbers to use: _REST or _NOISE. Returns
+    the number of items (S,) of each piece."""
     gaps_N = items_N - 1
     owner, gap = np.repeat(np.arange(len(items_N)), gaps_N), _index_in_group(gaps_N)
     rank = _ranks(owner, texts.uniform(owner, gap * _DRAWS + which), gaps_N)

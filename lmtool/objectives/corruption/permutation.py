@@ -100,16 +100,10 @@ def _index_in_group(groups: np.ndarray) -> np.ndarray:
 
 
 class _Runs:
-    """The runs of text in a batch.
-
-    Attributes:
-        indices: (P,) the flat index of each token that is not special.
-        first: (U,) the index of each run's first token among the P tokens.
-        last: (U,) the index after each run's last token.
-        budget: (U,) the number of tokens to predict in each run.
-        next_start: (P+1,) for each token, the next token that begins a word, which may be the token itself; P if there
-            is none.
-    """
+    """The runs of text in a batch. indices: (P,) the flat index of each token that is not special. first: (U,) the
+    index of each run's first token among the P tokens. last: (U,) the index after each run's last token. budget: (U,)
+    the number of tokens to predict in each run. next_start: (P+1,) for each token, the next token that begins a word,
+    which may be the token itself; P if there is none."""
 
     def __init__(self, indices_P: np.ndarray, block_P: np.ndarray, starts_word_P: np.ndarray, budget_B: np.ndarray):
         opens = (np.diff(indices_P, prepend=-2) != 1) | (np.diff(block_P, prepend=-1) != 0)
@@ -132,17 +126,10 @@ class _Runs:
 def _sample_ngrams(
     config: PlmConfig, runs: _Runs, uniform: Callable[[np.ndarray, int], np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Samples n-grams in rounds. Each round samples one n-gram of each run whose budget is not used.
-
-    Args:
-        config: The configuration of the objective.
-        runs: The runs of text.
-        uniform: A function from the flat indices of tokens, and a number, to random numbers.
-
-    Returns:
-        Whether each token is predicted (P,), the sampled lengths (D,), and the index of each n-gram's first token (S,)
-        among the P tokens.
-    """
+    """Samples n-grams in rounds. Each round samples one n-gram of each run whose budget is not used. config: the
+    configuration of the objective. runs: the runs of text. uniform: a function from the flat indices of tokens, and a
+    number, to random numbers. Returns whether each token is predicted (P,), the sampled lengths (D,), and the index of
+    each n-gram's first token (S,) among the P tokens."""
     cumulative = np.cumsum(ngram_probabilities(config.longest))[:-1]
     chosen_P = np.zeros(len(runs.indices), dtype=bool)
     at, remaining = runs.first.copy(), runs.budget.copy()
@@ -171,13 +158,9 @@ def _sample_ngrams(
 def _ranks(permuted_T: np.ndarray, owners_T: np.ndarray, blocks_T: np.ndarray, uniform_T: np.ndarray) -> np.ndarray:
     """Returns the rank (T,) of each token in the order of its example. The order of a block is: all tokens that are not
     permuted, which have the same rank, then the permuted tokens in random order. The first block precedes the second.
-
-    Args:
-        permuted_T: Whether each token is permuted: predicted and special tokens.
-        owners_T: The index of the text that each token belongs to.
-        blocks_T: The block of each token.
-        uniform_T: A random number for each token, which determines the order.
-    """
+    permuted_T: whether each token is permuted: predicted and special tokens. owners_T: the index of the text that each
+    token belongs to. blocks_T: the block of each token. uniform_T: a random number for each token, which determines the
+    order."""
     permuted = np.flatnonzero(permuted_T)
     block = 2 * owners_T[permuted] + blocks_T[permuted]
     order = permuted[np.lexsort((uniform_T[permuted], block))]

@@ -86,15 +86,9 @@ class NoisyWindows(FixedPlan):
         return PackedTexts(tokens, lengths, np.asarray(examples), self.seed, epoch)
 
     def stages(self, texts: PackedTexts, starts: np.ndarray) -> dict[str, PackedTexts]:
-        """Applies the configured noises, one after another.
-
-        Args:
-            texts: The original texts.
-            starts: (N,) the first position of each window in the store.
-
-        Returns:
-            The original texts, under the key "", and the texts after each noise, under the name of its field.
-        """
+        """Applies the configured noises, one after another. texts: the original texts. starts: (N,) the first position
+        of each window in the store. Returns the original texts, under the key "", and the texts after each noise, under
+        the name of its field."""
         config, stages = self.config, {"": texts}
         if config.sentence_permutation:
             sentences = self.sentences(texts, starts)

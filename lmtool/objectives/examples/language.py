@@ -150,15 +150,10 @@ class CarriedWindows(CausalWindows):
 
 
 class _SplitWindows(FixedPlan):
-    """The base class of windows that are split into a prefix and a rest. Each epoch has other splits.
-
-    Args:
-        data: The data of the split (train, validation, ...).
-        separator: The id of the token after each document; None for no separator.
-        max_length: Maximum tokens of an example.
-        special_count: The number of special tokens that each side gets.
-        seed: The seed of the run.
-    """
+    """The base class of windows that are split into a prefix and a rest. Each epoch has other splits. data: the data of
+    the split (train, validation, ...). separator: the id of the token after each document; None for no separator.
+    max_length: maximum tokens of an example. special_count: the number of special tokens that each side gets. seed: the
+    seed of the run."""
 
     predicted_fraction = 0.5
 

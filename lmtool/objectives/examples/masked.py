@@ -40,12 +40,8 @@ from lmtool.types import Batch, Lanes, Packed, Target
 
 
 class TokenMasks:
-    """Masks single tokens or words. The term `mlm` predicts the original token at every masked position.
-
-    Args:
-        config: How many tokens are masked, and what replaces them.
-        vocabulary: The vocabulary.
-    """
+    """Masks single tokens or words. The term `mlm` predicts the original token at every masked position. config: how
+    many tokens are masked, and what replaces them. vocabulary: the vocabulary."""
 
     def __init__(self, config: MaskingConfig | PlmConfig, vocabulary: Vocabulary):
         self.config, self.vocabulary = config, vocabulary
@@ -55,21 +51,11 @@ class TokenMasks:
         return mask_tokens(cast(TokenMaskingConfig, self.config), self.vocabulary, texts)
 
     def packed(self, whole: PackedArrays, masked: Masked) -> Packed:
-        """Returns the inputs of the batch.
-
-        Args:
-            whole: The texts before masking.
-            masked: The masks.
-        """
+        """Returns the inputs of the batch. whole: the texts before masking. masked: the masks."""
         return whole.packed(masked.tokens)
 
     def targets(self, whole: PackedArrays, masked: Masked) -> dict[str, Target]:
-        """Returns the targets of each term.
-
-        Args:
-            whole: The texts before masking.
-            masked: The masks.
-        """
+        """Returns the targets of each term. whole: the texts before masking. masked: the masks."""
         return {"mlm": Target(torch.from_numpy(masked.labels), at=torch.from_numpy(masked.at))}
 
 
@@ -266,12 +252,7 @@ class PermutedWindows(MaskedWindows):
 
 
 class PermutedSegments(MaskedExamples):
-    """The windows of `PermutedWindows` in lanes.
-
-    Args:
-        windows: The text and the settings.
-        lanes: The number of lanes.
-    """
+    """The windows of `PermutedWindows` in lanes. windows: the text and the settings. lanes: the number of lanes."""
 
     config: PlmConfig
 

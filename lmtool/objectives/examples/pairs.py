@@ -199,15 +199,9 @@ class _PairPlanner:
         return pairs, np.where(label, a_end, chunk_end)
 
     def _pairs(self, active: np.ndarray, number: int, a: Boundaries, b: Boundaries, label: np.ndarray) -> np.ndarray:
-        """Returns the records of pairs, truncated to the limit. With sop, pairs with label 1 are swapped.
-
-        Args:
-            active: The indices of the documents.
-            number: The number of the round.
-            a: The boundaries of the segments A.
-            b: The boundaries of the segments B.
-            label: The classes.
-        """
+        """Returns the records of pairs, truncated to the limit. With sop, pairs with label 1 are swapped. active: the
+        indices of the documents. number: the number of the round. a: the boundaries of the segments A. b: the
+        boundaries of the segments B. label: the classes."""
         pairs = np.empty(len(active), dtype=PAIR)
         pairs["label"], pairs["choice"] = label, 1
         swapped = label & (self.kind == "sop")

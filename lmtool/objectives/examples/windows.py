@@ -142,12 +142,8 @@ class Stream:
         return int(self.boundaries[-1])
 
     def read(self, starts_N: np.ndarray, lengths_N: np.ndarray) -> np.ndarray:
-        """Returns the concatenated ids (T,) of N parts of the stream, int64.
-
-        Args:
-            starts_N: The first position of each part.
-            lengths_N: The number of tokens of each part.
-        """
+        """Returns the concatenated ids (T,) of N parts of the stream, int64. starts_N: the first position of each part.
+        lengths_N: the number of tokens of each part."""
         positions = ragged_ranges(starts_N, lengths_N)
         document = np.searchsorted(self.boundaries, positions, side="right") - 1
         first, within = self.offsets[document], positions - self.boundaries[document]
@@ -242,12 +238,8 @@ RaggedTexts = tuple[np.ndarray, np.ndarray]
 
 class Sides:
     """Makes the batches of an encoder-decoder. Inputs and outputs both have the family's text format; the decoder's
-    inputs are the outputs, shifted by one position after the start token.
-
-    Args:
-        backbone: The encoder-decoder.
-        tokenizer: The tokenizer. Raises UserError if it lacks a special token of the format.
-    """
+    inputs are the outputs, shifted by one position after the start token. backbone: the encoder-decoder. tokenizer: the
+    tokenizer. Raises UserError if it lacks a special token of the format."""
 
     def __init__(self, backbone: EncoderDecoder, tokenizer: Tokenizer):
         self.template = FormatTemplate.of(text_format(backbone.config.text_format, tokenizer), 1)

@@ -67,16 +67,9 @@ class WordWindows(FixedPlan):
         super().__init__(store, split, planned(word_windows, self.stream, self.begins_V, size, joined))
 
     def words(self, tokens_T: np.ndarray, starts_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Finds the words in packed texts.
-
-        Args:
-            tokens_T: The tokens of the texts.
-            starts_N: The index of the first token of each text, where a word begins.
-
-        Returns:
-            The index (W,) of each word's first token, and the id (W,) of each word, which is the unknown word if the
-            word has several tokens.
-        """
+        """Finds the words in packed texts. tokens_T: the tokens of the texts. starts_N: the index of the first token of
+        each text, where a word begins. Returns the index (W,) of each word's first token, and the id (W,) of each word,
+        which is the unknown word if the word has several tokens."""
         begins_T = self.begins_V[tokens_T]
         is_word_T = begins_T.copy()
         is_word_T[starts_N] = True

@@ -50,11 +50,8 @@ def hf_linears(config: ModelConfig, tensors: Mapping[str, Tensor]) -> list[HFLin
     """The linear layers of transformers that contain the layers that tuning methods edit.
 
     Found by converting matrices of row and column numbers with the family's key map. A layer that is not a matrix in
-    transformers (XLNet's has a dimension for heads) is in none.
-
-    Args:
-        config: The model's configuration.
-        tensors: All tensors of the model, under our names.
+    transformers (XLNet's has a dimension for heads) is in none. config: the model's configuration. tensors: all tensors
+    of the model, under our names.
     """
     first, rows, columns, total = {}, {}, {}, 0
     edited = [name for name in tensors if ".layers." in name and name.endswith(_EDITED)]
