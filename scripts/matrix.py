@@ -58,7 +58,7 @@ from lmtool.training.precision import FP32_CPU
 from lmtool.training.step import apply_gradients, gradients
 from lmtool.types import Batch
 from lmtool.weights.assemble import assemble
-from lmtool.weights.base import left_to_base
+from lmtool.weights.base import base_tensor_names
 from lmtool.weights.reading import Weights
 
 FAMILIES = [entry.name for entry in tables.entries("model") if entry.config.__module__.startswith("lmtool.")]
@@ -305,7 +305,7 @@ def failures(config: FinetuneConfig, folder: Path, cell: Cell) -> Iterator[str]:
         yield f"{predicted} predictions for {len(rows)} rows"
     if not all(math.isfinite(value) for value in evaluation.metrics().values()):
         yield f"scores that are not finite: {evaluation.metrics()}"
-    left = left_to_base(learner, report.loaded)
+    left = base_tensor_names(learner, report.loaded)
     saved = {name: tensor for name, tensor in learner.state_dict().items() if name not in left}
     whole = Weights({**{name: start.tensors[name] for name in left}, **saved}, Path(), "the run")
     again, _ = assemble(config, tokenizer, trained=whole)

@@ -29,7 +29,7 @@ from lmtool.types import part_of
 from lmtool.weights.base import BASE, Base
 from lmtool.weights.comparing import ADVERSARIAL, different_ids
 from lmtool.weights.reading import their_names
-from lmtool.weights.saved_model import Folded, form_of
+from lmtool.weights.saved_model import FoldedCheckpoint, form_of
 from lmtool.weights.task_heads import CHOICES, CLASSIFIER, DECISIONS, HEADS, WORDS, TaskHead, head_of_task, labels_of
 
 
@@ -229,7 +229,7 @@ def require_same_ids(folder: Path, model: ModelConfig, tokenizer: Tokenizer) -> 
         )
 
 
-def write_delta(tuned: Path, output: Path, folded: Folded | None = None) -> None:
+def write_delta(tuned: Path, output: Path, folded: FoldedCheckpoint | None = None) -> None:
     """Write a tuned checkpoint atomically, without the files for resuming.
 
     Args:

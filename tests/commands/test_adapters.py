@@ -120,7 +120,7 @@ def refusals(first: Path, second: Path, common: list[str], capsys: pytest.Captur
         ),
         ([*common, f"tuning.adapters=[{first}]"], "names 1 run; a fusion mixes 2 or more"),
         ([*common, "tuning.adapters=[runs/nowhere,runs/first]"], "runs/nowhere: no such folder"),
-        ([f"checkpoint={other}", f"tuning.adapters=[{first},{second}]"], "trained on another model"),
+        ([f"checkpoint={other}", f"tuning.adapters=[{first},{second}]"], "were trained on a model with other weights"),
     ]
     capsys.readouterr()
     for words, said in cases:

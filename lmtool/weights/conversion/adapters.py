@@ -44,7 +44,7 @@ def import_adapter(config: ImportConfig, folder: Path) -> None:
     model = section(address, saved, Choice("model"))
     base_folder, head = _base_folder(adapter, address, start, model, config.offline)
     base = _hf_base(adapter, base_folder, start, model)
-    restored = adapter.restored(base)
+    restored = adapter.restore(base)
     tensors = {**restored.added, **_changed_tensors(adapter, base_folder, base, start, restored.changed)}
     tuning = json.loads(section(str(folder), {"tuning": restored.section}, Choice("tuning")).model_dump_json())
     base_tensors = _base_tensors(start, tensors, head)
@@ -114,7 +114,9 @@ def _hf_base(adapter: Adapter, base_folder: HFFolder, start: Weights, model: Mod
     base = HFBase(model, tensors, their_names(model, tensors), hf_linears(model, tensors))
     prefix = base_folder.family().HF_FORMAT.prefix
     edits = isinstance(adapter.settings, TargetedSettings)
-    return base.bare(prefix) if edits and not any(name.startswith(prefix) for name in adapter.updates) else base
+    return (
+        base.without_prefix(prefix) if edits and not any(name.startswith(prefix) for name in adapter.updates) else base
+    )
 
 
 def _untied(base_folder: HFFolder) -> HFFolder:

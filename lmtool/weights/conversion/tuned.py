@@ -40,9 +40,9 @@ from lmtool.weights.exporting import Export, export_of, write_delta, write_readi
 from lmtool.weights.folders import hf_folder
 from lmtool.weights.padded_model import LoadedCheckpoint, load
 from lmtool.weights.peft.adapter import LABEL_KEYS, peft_logits, read_adapter, task_type_of, write_adapter, writer_of
-from lmtool.weights.peft.maps import HFBase, Tuned, hf_linears
+from lmtool.weights.peft.maps import HFBase, TunedModel, hf_linears
 from lmtool.weights.reading import Weights, read, read_base, their_names
-from lmtool.weights.saved_model import folded, saved_config, saved_model
+from lmtool.weights.saved_model import fold_checkpoint, saved_config, saved_model
 
 SAMPLE = ("The dog sleeps.", "What a lovely film, what an awful film; the dog saw it too.")
 
@@ -53,7 +53,7 @@ def export_tuned(config: ExportConfig) -> None:
     folder = Path(config.output).expanduser()
     if config.format == "delta":
         weights, saved = read(config.checkpoint, config.offline), saved_config(config.checkpoint, config.offline)
-        write_delta(tuned, folder, folded(weights, read_weights(tuned), saved))
+        write_delta(tuned, folder, fold_checkpoint(weights, read_weights(tuned), saved))
         read(str(folder), config.offline)
         kind = "for lmtool"
     else:
@@ -102,7 +102,7 @@ def _export_adapter(config: ExportConfig, tuned: Path, base: Base, folder: Path)
     changed = _hf_names(loaded.config, export, {n for n, tensor in export.exported.items() if id(tensor) in trained})
     # Names of heads depend on the class, not only on the family.
     changed += [name for name, tensor in export.tensors.items() if id(tensor) in trained and name not in changed]
-    tuned_model = Tuned(section, added, hf_base, task_type_of(export.architecture), changed)
+    tuned_model = TunedModel(section, added, hf_base, task_type_of(export.architecture), changed)
     layout = layout_of(loaded.config, task, tokenizer)
     tokenizer = tokenizer if layout is None else with_format(tokenizer, layout)
     reading = reading_of(loaded.config, loaded.saved, task, tokenizer)
@@ -160,7 +160,7 @@ def _require_same(
     loaded: LoadedCheckpoint, folder: Path, added: Mapping[str, Tensor], base: HFBase, checkpoint: str
 ) -> None:
     """Raise CheckFailed if the adapter, read back, gives other outputs."""
-    restored = read_adapter(folder).restored(base)
+    restored = read_adapter(folder).restore(base)
     parts = loaded.model.parts
     rest = {name: tensor for name, tensor in parts.state_dict().items() if name not in added}
     saved = {**loaded.saved, "tuning": restored.section}
