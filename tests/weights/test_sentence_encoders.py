@@ -176,7 +176,7 @@ def test_files_of_old_and_new_versions(config: dict[str, Any], modes: tuple[str,
 
 def test_a_task_has_not_every_pooling() -> None:
     for modes in (("mean", "max"), ("weightedmean",)):
-        with pytest.raises(UserError, match="1_Pooling/config.json pools by"):
+        with pytest.raises(UserError, match="1_Pooling/config.json sets the pooling"):
             SentenceEncoder("1_Pooling/config.json", modes).task_fields("x")
 
 
