@@ -260,19 +260,9 @@ class HFFolder:
 
 
 def hf_folder(checkpoint: str, offline: bool = False) -> HFFolder | None:
-    """Finds the Hugging Face folder that `checkpoint=` names. Downloads config.json and the tokenizer files if
-    necessary.
-
-    Args:
-        checkpoint: The value of `checkpoint=`.
-        offline: Whether to use only files that are already downloaded.
-
-    Returns:
-        The folder; None if `checkpoint=` names anything else, such as a run of lmtool.
-
-    Raises:
-        UserError: If the folder cannot be downloaded or read.
-    """
+    """Returns the Hugging Face folder that `checkpoint=` names, after downloading config.json and the tokenizer files
+    if necessary; None if `checkpoint=` names anything else, such as a run of lmtool. Raises UserError if the folder
+    cannot be downloaded or read."""
     if "://" in checkpoint:
         return _from_hub(checkpoint, offline)
     path = Path(checkpoint).expanduser()
