@@ -60,7 +60,7 @@ from lmtool.training.precision import FP32_CPU
 from lmtool.training.step import apply_gradients, gradients
 from lmtool.types import Batch
 from lmtool.weights.assemble import assemble
-from lmtool.weights.base import left_to_base
+from lmtool.weights.base import base_tensor_names
 from lmtool.weights.reading import Weights
 
 FAMILIES = [entry.name for entry in tables.entries("model") if entry.config.__module__.startswith("lmtool.")]
@@ -337,7 +337,7 @@ def failed_checks(config: FinetuneConfig, folder: Path, cell: Cell) -> Iterator[
         yield f"{predicted} predictions for {len(rows)} rows"
     if not all(math.isfinite(value) for value in evaluation.metrics().values()):
         yield f"scores that are not finite: {evaluation.metrics()}"
-    unsaved = left_to_base(learner, report.loaded)
+    unsaved = base_tensor_names(learner, report.loaded)
     saved = {name: tensor for name, tensor in learner.state_dict().items() if name not in unsaved}
     complete = Weights({**{name: start.tensors[name] for name in unsaved}, **saved}, Path(), "the run")
     rebuilt, _ = assemble(config, tokenizer, trained=complete)

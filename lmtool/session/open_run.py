@@ -44,7 +44,7 @@ from lmtool.training.group import ALONE, ProcessGroup, process_group
 from lmtool.training.launching import note_run
 from lmtool.training.precision import Precision, select_device, select_precision
 from lmtool.weights.assemble import LoadReport
-from lmtool.weights.base import Base, left_to_base, saved_base
+from lmtool.weights.base import Base, base_tensor_names, saved_base
 from lmtool.weights.folders import hf_folder, tokenizer_folder
 from lmtool.weights.reading import Weights, base_of_weights, read, read_base
 from lmtool.weights.saved_model import merged, saved_config
@@ -354,7 +354,7 @@ def base_of(
     checkpoint = run.checkpoint
     if start is None or loaded is None or start.merged or (checkpoint is not None and saved_base(checkpoint) is None):
         return None
-    names = left_to_base(learner, loaded.loaded)
+    names = base_tensor_names(learner, loaded.loaded)
     if not names:
         return None
     return base_of_weights(str(starts_from(run.config)), start, names, tokenizer)

@@ -17,7 +17,8 @@ from lmtool.tuning.configs.adapter import HF_FORMAT, AdapterConfig, AdapterFusio
 
 
 class AdapterTuning(TuningMethod):
-    """Adds an adapter to each slot of its placement, after the trained ones it is stacked on."""
+    """Adds a new adapter to each adapter slot that `placement` uses. With `stack_on`, the frozen adapters of earlier
+    runs are applied first, and the new adapter reads their output (MAD-X, Pfeiffer et al. 2020)."""
 
     config: AdapterConfig
 
@@ -28,15 +29,15 @@ class AdapterTuning(TuningMethod):
         width = config.width_at(size)
         scale = None if config.scale_used == "learned" else config.scale_used
 
-        def adapter() -> AdapterSlot:
+        def new_adapter() -> AdapterSlot:
             top = BottleneckAdapter(size, width, config.activation_used, published.reads, scale)
-            below = [trained_adapter(trained) for trained in config.stack_on]
+            below = [empty_adapter(trained) for trained in config.stack_on]
             return StackedAdapters(below, top) if below else top
 
         for name in slots(learner.backbone, published.slots):
             with torch.device(learner.device):
-                module = materialize(adapter)
-            initialize_each(module, seed, self._draw_of, f"{name}.")
+                module = materialize(new_adapter)
+            initialize_each(module, seed, self._initializer, f"{name}.")
             if isinstance(module, StackedAdapters):
                 module.below.requires_grad_(False)
             replace_module(learner, name, module)
@@ -44,14 +45,19 @@ class AdapterTuning(TuningMethod):
             for norm in norms(learner.backbone):
                 norm.requires_grad_(True)
 
-    def _draw_of(self, name: str, part: nn.Module) -> Draw:
-        """If the up projection is 0, the down projection is initialized as torch's linear map (He et al. 2022, code),
-        which scales with the model's width."""
+    def _initializer(self, name: str, module: nn.Module) -> Draw:
+        """Returns the initialization of a projection: truncated normal with `init_std` if it is set.
+
+        Otherwise the up projection is zero, so that the adapter does not change the model at first. The down projection
+        then has the standard deviation of torch's default for a linear layer, which depends on its input width (the
+        code of He et al. 2022).
+        """
         std = self.config.init_std
         if std is not None:
             return truncated_normal(std)
-        assert isinstance(part, nn.Linear)
-        return normal(0.0) if name.endswith("up") else normal((3 * part.in_features) ** -0.5)
+        assert isinstance(module, nn.Linear)
+        # torch's default is uniform within 1 / sqrt(inputs), whose standard deviation is 1 / sqrt(3 * inputs).
+        return normal(0.0) if name.endswith("up") else normal((3 * module.in_features) ** -0.5)
 
     def build_on(self, learner: BaseLearner, earlier: Sequence[tuple[str, Mapping[str, Tensor]]]) -> None:
         for number, (origin, tensors) in enumerate(earlier):
@@ -59,57 +65,70 @@ class AdapterTuning(TuningMethod):
 
     def merge(self, learner: BaseLearner) -> None:
         raise UserError(
-            "its adapters cannot be merged into the weights of the model",
-            "lmtool export format=delta writes only the adapters; tuning.stack_on=[RUN] trains others on top of "
-            "them, from the same checkpoint",
+            "adapters are nonlinear, so they cannot be merged into the weights of the model",
+            "use lmtool export format=delta to write only the tuned weights, or tuning.stack_on=[RUN] to train new "
+            "adapters on top of them, from the same checkpoint",
         )
 
 
-def trained_adapter(trained: TrainedAdapter) -> BottleneckAdapter:
-    """A module with the shape of an earlier run's adapters."""
+def empty_adapter(trained: TrainedAdapter) -> BottleneckAdapter:
+    """Builds a module with the shape of an earlier run's adapter; `load_adapters` fills in the trained weights."""
     scale = None if trained.scale == "learned" else trained.scale
     reads = HF_FORMAT[trained.placement].reads
     return BottleneckAdapter(trained.hidden_size, trained.bottleneck, trained.activation, reads, scale)
 
 
 def slots(backbone: Backbone, names: Collection[str]) -> Iterator[str]:
-    """Checkpoint names of these empty slots in all layers. UserError if a layer has none."""
-    for position in layers(backbone):
+    """Yields the checkpoint name of each empty adapter slot, layer by layer. backbone: the backbone that receives
+    adapters. names: attributes of a layer that hold an `AdapterSlot`, such as "ffn_adapter". Raises UserError if a
+    layer has no slot of this name, or if the slot already holds an adapter."""
+    for named_layer in layers(backbone):
         for name in names:
-            if type(getattr(position.layer, name, None)) is not AdapterSlot:
+            if type(getattr(named_layer.layer, name, None)) is not AdapterSlot:
                 raise UserError(
-                    f"tuning: the layers of {type(backbone).__name__} have no slot for adapters: "
-                    f"{position.name}.{name}",
+                    f"tuning: {type(backbone).__name__} has no empty slot for an adapter at {named_layer.name}.{name}",
                     "set tuning=full or tuning=head",
                 )
-            yield f"{position.name}.{name}"
+            yield f"{named_layer.name}.{name}"
 
 
-def load_adapters(learner: BaseLearner, tensors: Mapping[str, Tensor], inside: str, origin: str) -> None:
-    """Loads an earlier run's adapters into the matching modules. inside: their location in a slot.
+def load_adapters(learner: BaseLearner, tensors: Mapping[str, Tensor], submodule: str, origin: str) -> None:
+    """Copies an earlier run's adapters into one submodule of every adapter slot of a learner.
 
-    UserError if the run has other adapters, or another base model: all its frozen tensors in the checkpoint must equal
-    the learner's.
+    Args:
+        learner: The learner, whose slots already hold modules of the right shape.
+        tensors: All tensors of the earlier run, by checkpoint name.
+        submodule: Name prefix of the receiving module within a slot, such as "below.0.".
+        origin: The earlier run, for error messages.
+
+    Raises:
+        UserError: If the adapters were trained on another model, which shows in any other tensor of the backbone that
+            differs from the learner's; or if the names or shapes of the adapters differ from the expected ones.
     """
     expected = dict(learner.state_dict())
     adapters = {name: tensor for name, tensor in tensors.items() if "_adapter." in name}
     for name, tensor in tensors.items():
         if name.startswith(f"{BACKBONE}.") and name not in adapters and not _equal(expected.get(name), tensor):
             raise UserError(
-                f"{origin}: its adapters were trained on another model: {name} differs",
-                "start from the checkpoint that they were trained on (checkpoint=), or train them on this one",
+                f"{origin}: the adapters of this run were trained on a model with other weights: {name} differs",
+                "start from the checkpoint that the adapters were trained on (checkpoint=), or train the adapters on "
+                "this checkpoint",
             )
-    loaded = {name.replace("_adapter.", f"_adapter.{inside}"): tensor for name, tensor in adapters.items()}
-    adapter_names = {name for name in expected if f"_adapter.{inside}" in name}
-    if loaded.keys() != adapter_names or any(expected[name].shape != tensor.shape for name, tensor in loaded.items()):
+    renamed = {name.replace("_adapter.", f"_adapter.{submodule}"): tensor for name, tensor in adapters.items()}
+    expected_names = {name for name in expected if f"_adapter.{submodule}" in name}
+    if renamed.keys() != expected_names or any(
+        expected[name].shape != tensor.shape for name, tensor in renamed.items()
+    ):
         raise UserError(
-            f"{origin}: its adapters do not match its configuration",
+            f"{origin}: the adapter weights of this run do not have the names and shapes that its configuration "
+            "describes",
             "copy the run again, or train it again",
         )
-    learner.load_state_dict(loaded, strict=False)
+    learner.load_state_dict(renamed, strict=False)
 
 
 def _equal(expected: Tensor | None, tensor: Tensor) -> bool:
+    """Whether two tensors have the same shape and values, on whatever devices; False if the first is missing."""
     return expected is not None and expected.shape == tensor.shape and torch.equal(expected.cpu(), tensor.cpu())
 
 
@@ -118,10 +137,12 @@ def _equal(expected: Tensor | None, tensor: Tensor) -> bool:
 
 
 PENALTY = "value_penalty"
+"""Name of the fusion's loss term in logs."""
 
 
 class AdapterFusionTuning(TuningMethod):
-    """Adds all trained adapters of a slot to it, and the attention that mixes them."""
+    """Fills each adapter slot with the frozen adapters of all earlier runs and a trainable attention that mixes
+    them."""
 
     config: AdapterFusionConfig
 
@@ -130,12 +151,12 @@ class AdapterFusionTuning(TuningMethod):
         trained, size = self.config.adapters, learner.backbone.hidden_size
 
         def fused() -> FusedAdapters:
-            return FusedAdapters(size, [trained_adapter(adapter) for adapter in trained])
+            return FusedAdapters(size, [empty_adapter(adapter) for adapter in trained])
 
         for name in slots(learner.backbone, HF_FORMAT[trained[0].placement].slots):
             with torch.device(learner.device):
                 module = materialize(fused)
-            initialize_each(module, seed, _draw_of, f"{name}.")
+            initialize_each(module, seed, _fusion_initializer, f"{name}.")
             module.adapters.requires_grad_(False)
             replace_module(learner, name, module)
 
@@ -144,7 +165,8 @@ class AdapterFusionTuning(TuningMethod):
             load_adapters(learner, tensors, f"adapters.{number}.", origin)
 
     def penalties(self, learner: BaseLearner) -> dict[str, Tensor]:
-        """The distance of the value projections from the identity, see `FusedAdapters.distance`."""
+        """Returns the weighted distance of the value projections from the identity (`FusedAdapters.distance`), summed
+        over all slots; {} if its weight is 0."""
         fusions = [module for module in learner.modules() if isinstance(module, FusedAdapters)]
         if not self.config.value_penalty:
             return {}
@@ -152,9 +174,10 @@ class AdapterFusionTuning(TuningMethod):
 
 
 def _identity(tensor: Tensor, generator: torch.Generator) -> None:
-    """As published: 1 on the diagonal, 1e-6 elsewhere."""
+    """Sets a matrix to 1 on the diagonal and 1e-6 elsewhere, as published. `generator` is unused."""
     tensor.fill_(1e-6).fill_diagonal_(1.0)
 
 
-def _draw_of(name: str, part: nn.Module) -> Draw:
+def _fusion_initializer(name: str, module: nn.Module) -> Draw:
+    """Returns the initialization of one projection of the fusion's attention."""
     return _identity if name == "value" else normal(0.02)

@@ -1,4 +1,7 @@
-"""The base of tuning methods, which edit a built learner and select its trainable parameters."""
+"""The base class of tuning methods, and helpers that find, replace, initialize and freeze modules.
+
+A tuning method edits a learner (a model with its heads) after it is built, and selects the trainable parameters.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +26,14 @@ BACKBONE = "backbone"
 
 
 class NamedLayer(NamedTuple):
-    """A layer, its name in a checkpoint ("backbone.decoder.layers.3"), its stack, and its index there from 0. A layer
-    applied at several depths (ALBERT) occurs once."""
+    """A layer of a backbone.
+
+    Attributes:
+        name: The layer's name in a checkpoint, such as "backbone.decoder.layers.3".
+        layer: The layer.
+        stack: The stack that contains the layer.
+        number: The layer's index in `stack.layers`, from 0.
+    """
 
     name: str
     layer: nn.Module
@@ -33,135 +42,161 @@ class NamedLayer(NamedTuple):
 
 
 def stacks(backbone: Backbone) -> Iterator[tuple[str, Stack]]:
-    """The stacks of a backbone by their checkpoint names, the encoder before the decoder."""
+    """Yields the checkpoint name and the module of each stack of layers, the encoder before the decoder."""
     for name, module in backbone.named_modules(prefix=BACKBONE):
         if isinstance(module, Stack):
             yield name, module
 
 
 def layers(backbone: Backbone) -> Iterator[NamedLayer]:
-    """The distinct layers of all stacks, from the embedding of each stack upwards."""
+    """Yields the distinct layers of all stacks, in each stack from the bottom up. A layer that is applied at several
+    depths (ALBERT) occurs once."""
     for name, stack in stacks(backbone):
         for number, layer in enumerate(stack.layers):
             yield NamedLayer(f"{name}.layers.{number}", layer, stack, number)
 
 
 def norms(backbone: Backbone) -> Iterator[nn.Module]:
-    """The norms of the layers, and those after the last layers. The embedding's norm is excluded: training it would
-    require the backward pass of the lowest layer's attention."""
-    for position in layers(backbone):
-        yield from (part for name, part in position.layer.named_children() if name.startswith("norm"))
+    """Yields the normalization modules of the layers, and the final norm of each stack. The embedding's norm is
+    excluded: training it would require the backward pass of the lowest layer's attention."""
+    for named_layer in layers(backbone):
+        yield from (module for name, module in named_layer.layer.named_children() if name.startswith("norm"))
     yield from (stack.final_norm for _, stack in stacks(backbone) if stack.final_norm is not None)
 
 
 def linears(backbone: Backbone, names: Collection[str]) -> Iterator[tuple[str, nn.Linear]]:
-    """The linear maps in the layers with one of these names ("q_proj", "fc_out", ...), with their checkpoint names."""
-    for position in layers(backbone):
-        for name, module in position.layer.named_modules(prefix=position.name):
+    """Yields the checkpoint name and the module of each linear map of the layers whose attribute name is among `names`,
+    such as "q_proj" or "fc_out"."""
+    for named_layer in layers(backbone):
+        for name, module in named_layer.layer.named_modules(prefix=named_layer.name):
             if isinstance(module, nn.Linear) and name.rpartition(".")[2] in names:
                 yield name, module
 
 
 def replace_module(learner: nn.Module, name: str, module: nn.Module) -> None:
-    """Replaces the module of this name. Parameters keep their names if the new module has them too."""
+    """Replaces the module at a checkpoint name. Parameters that the new module also has keep their checkpoint names."""
     learner.set_submodule(name, module)
 
 
-# Modules that tuning methods add: created on the model's device, and initialized from keyed streams.
+# Modules that tuning methods add: created on the model's device; each tensor is initialized from a random stream that
+# depends on the seed and on the tensor's name only.
 
 
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
 
 def new_module(learner: nn.Module, kind: Callable[..., AnyModule], *arguments: object) -> AnyModule:
-    """A new module, `kind(*arguments)`, on the device of a learner, with uninitialized values."""
+    """Creates `kind(*arguments)` on the learner's device, with uninitialized values."""
     return materialize(partial(kind, *arguments)).to(next(learner.parameters()).device)
 
 
 @torch.no_grad()
 def draw_as_torch(module: nn.Module, seed: int, prefix: str) -> None:
-    """Torch's default initialization: tables standard normal, maps and LSTMs uniform within 1/sqrt of their inputs or
-    states; each tensor seeded by its name. prefix: precedes the names of this module's tensors."""
-    for position, part in module.named_modules():
-        for kind, parameter in part.named_parameters(recurse=False):
+    """Initializes a module with torch's default distributions, but with a generator per tensor.
+
+    Linear maps and LSTMs are uniform within 1 / sqrt(number of inputs, or for an LSTM of states); all other parameters
+    are standard normal. Parameters on the meta device are skipped.
+
+    Args:
+        module: The module to initialize.
+        seed: Seed of the run.
+        prefix: Checkpoint name of the module with a final dot; together with the tensor's name, it selects the random
+            stream.
+    """
+    for path, submodule in module.named_modules():
+        for name, parameter in submodule.named_parameters(recurse=False):
             if parameter.is_meta:
                 continue
-            generator = generator_for(seed, f"{prefix}{position}.{kind}" if position else prefix + kind)
+            generator = generator_for(seed, f"{prefix}{path}.{name}" if path else prefix + name)
             values = torch.empty(parameter.shape)
-            if isinstance(part, nn.Linear | nn.LSTM):
-                bound = 1 / math.sqrt(part.in_features if isinstance(part, nn.Linear) else part.hidden_size)
+            if isinstance(submodule, nn.Linear | nn.LSTM):
+                width = submodule.in_features if isinstance(submodule, nn.Linear) else submodule.hidden_size
+                bound = 1 / math.sqrt(width)
                 parameter.copy_(values.uniform_(-bound, bound, generator=generator))
             else:
                 parameter.copy_(values.normal_(generator=generator))
 
 
 class TuningMethod(ABC):
-    """The base of every method. It may freeze parameters, add modules under new names (existing names never change),
-    add penalties, and act on each step."""
+    """Base class of the tuning methods. A method may freeze parameters, add modules, add loss terms, and act before
+    each step. Existing parameters keep their checkpoint names."""
 
     def __init__(self, config: TuningConfig):
         self.config = config
 
-    def prepare(self, backbone: Backbone) -> None:  # noqa: B027 most methods leave the heads as they are
-        """Called before the heads are built: configures the states that heads read, if not the last hidden states."""
+    def prepare(self, backbone: Backbone) -> None:  # noqa: B027 most methods leave the heads unchanged
+        """Called before the heads are built. Selects the hidden states that the heads read, if these are not the states
+        of the last layer."""
 
     @abstractmethod
     def edit(self, learner: BaseLearner, seed: int, new: Collection[str] | None = None) -> None:
         """Edits a learner after its base weights are loaded.
 
-        seed: of the run, for added parameters. new: the parts that are not from the checkpoint ("heads.pooler", ...);
-        None: unknown, so that every head counts as new.
+        Args:
+            learner: The learner, which is edited in place.
+            seed: Seed of the run, for the initialization of added parameters.
+            new: Names of the parts that were not loaded from a checkpoint, such as "heads.pooler". None means unknown;
+                then every head counts as new.
         """
 
-    def build_on(  # noqa: B027 most methods build on nothing
+    def build_on(  # noqa: B027 most methods do not build on earlier runs
         self, learner: BaseLearner, earlier: Sequence[tuple[str, Mapping[str, Tensor]]]
     ) -> None:
-        """Loads, before training, the parameters that the runs in the configuration's `builds_on` added to the model;
-        not called when a trained learner is rebuilt, whose checkpoint has them. earlier: the origin of each run, and
-        its tensors. UserError if they do not fit."""
+        """Loads the parameters that earlier runs (`builds_on` in the configuration) added to the model.
+
+        Called once, before training. A learner that is rebuilt from a checkpoint gets these parameters from the
+        checkpoint. learner: the edited learner. earlier: the name of each earlier run for messages, and all its
+        tensors. Raises UserError if the tensors do not fit the learner.
+        """
 
     def merge(self, learner: BaseLearner) -> None:  # noqa: B027 most methods add nothing
-        """Merges added parameters into the base weights, which gives a plain model. UserError, with an alternative for
-        export, if that is impossible."""
+        """Merges the added parameters into the base weights, so that an untuned model of the same family can hold the
+        result. Raises UserError if this is impossible; the hint names another way to export the weights."""
 
     def fold(self, learner: BaseLearner) -> TuningConfig:
-        """Replaces parameters used in training only (the map of a prefix) by their result; outputs do not change.
-        Returns the configuration that builds the new learner."""
+        """Replaces modules that only training needs (such as the MLP that computes a prefix) by their result. Outputs
+        do not change. Returns the configuration that builds the changed learner."""
         return self.config
 
     def parameter_groups(self, learner: BaseLearner) -> list[ParameterGroup]:
-        """The trainable parameters, with their learning rates and decay."""
+        """Returns the trainable parameters in groups with their learning rates and weight decay."""
         return decayed_groups(learner)
 
     def penalties(self, learner: BaseLearner) -> dict[str, Tensor]:
-        """Loss terms added once per step; none by default."""
+        """Returns loss terms by name, which are added to the loss once per step; none by default."""
         return {}
 
     def on_step(self, learner: BaseLearner, step: int) -> None:  # noqa: B027 most methods do nothing here
-        """Called before the forward of each optimizer step."""
+        """Called before the forward pass of each optimizer step."""
 
     def delta(self, learner: BaseLearner) -> set[str]:
-        """Names of the tensors by which the tuned learner differs from its base: trained or added ones."""
+        """Returns the names of the tensors that distinguish the tuned learner from its base: trained or added
+        tensors."""
         return {*learner.learning, *learner.added}
 
 
 def freeze(learner: BaseLearner, new: Collection[str] | None) -> None:
-    """Freezes the parameters of the checkpoint, except for the heads being trained, early exits included, and new parts
-    (a randomly initialized pooler belongs to the head). A pretrained pooler and a pretrained language model's head stay
-    frozen. new: as in `TuningMethod.edit`."""
+    """Freezes all parameters except those of the heads that the run trains, of early exits, and of new parts.
+
+    A randomly initialized pooler is a new part and is trained. A pretrained pooler, and the pretrained head of a
+    language model that the task does not use, are frozen. learner: the learner to freeze. new: parts that were not
+    loaded from a checkpoint, as in `TuningMethod.edit`.
+    """
     for name, parameter in learner.named_parameters():
         part = part_of(name)
-        parameter.requires_grad_(part != "backbone" and (new is None or part in new or _is_learned(part, learner)))
+        trained = new is None or part in new or _is_trained_head(part, learner)
+        parameter.requires_grad_(part != "backbone" and trained)
 
 
 def learn_biases(learner: BaseLearner, modules: Collection[str] | None = None) -> None:
-    """Makes biases trainable: those of the modules of these names, or all, including norms and a pretrained pooler."""
+    """Makes biases trainable. learner: the learner. modules: Checkpoint names of the modules whose biases are trained.
+    None means all biases, including those of norms and of a pretrained pooler."""
     for name, parameter in learner.named_parameters():
-        module, _, kind = name.rpartition(".")
-        if kind == "bias" and (modules is None or module in modules):
+        module, _, attribute = name.rpartition(".")
+        if attribute == "bias" and (modules is None or module in modules):
             parameter.requires_grad_(True)
 
 
-def _is_learned(part: str, learner: BaseLearner) -> bool:
-    """Whether a part is the head of one of the learner's terms."""
+def _is_trained_head(part: str, learner: BaseLearner) -> bool:
+    """Whether a part is an early exit, or the head of one of the learner's loss terms."""
     return is_exit(part) or part.removeprefix("heads.") in learner.weights

@@ -1,4 +1,4 @@
-"""LoRA and (IA)3: linear maps edited by a tuning method."""
+"""LoRA and (IA)3: tuning methods that replace linear maps of the layers by maps with added parameters."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ from lmtool.nn.initialization import generator_for
 from lmtool.tuning.base import TuningMethod, freeze, layers, learn_biases, linears, replace_module
 from lmtool.tuning.configs import LoraConfig
 
-# Edited linear maps: they keep the names `weight` and `bias` of the map they replace.
+# An edited linear map has parameters named `weight` and `bias`, like the map that it replaces, so that checkpoint names
+# do not change.
 
 
 class EditedLinear(nn.Linear):
-    """A linear map with added parameters. The weights of `base` are shared, not copied."""
+    """A linear map with added parameters. It uses the parameters of `base` without copying them."""
 
     def __init__(self, base: nn.Linear):
         super().__init__(base.in_features, base.out_features, base.bias is not None, device="meta")
@@ -30,20 +31,28 @@ class EditedLinear(nn.Linear):
 
     @abstractmethod
     def fold(self) -> None:
-        """Merges the added parameters into `weight` and `bias`; called once, without gradients."""
+        """Merges the added parameters into `weight` and `bias`, in place. Called once, without gradients."""
 
     def plain(self) -> nn.Linear:
-        """The map without the added parameters, over the same weights."""
-        map_ = nn.Linear(self.in_features, self.out_features, self.bias is not None, device="meta")
-        map_.weight, map_.bias = self.weight, self.bias
-        return map_
+        """Returns a linear map with the same `weight` and `bias` and without the added parameters."""
+        linear = nn.Linear(self.in_features, self.out_features, self.bias is not None, device="meta")
+        linear.weight, linear.bias = self.weight, self.bias
+        return linear
 
 
 def edit_linears(
     learner: BaseLearner, names: Collection[str], edited: Callable[[str, nn.Linear], EditedLinear]
 ) -> dict[str, EditedLinear]:
-    """Replaces each linear map of these names by `edited(name, map)`, wherever it is used. Returns the new maps by
-    their checkpoint names."""
+    """Replaces linear maps in all layers of the backbone.
+
+    Args:
+        learner: The learner, which is edited in place.
+        names: Attribute names of the maps to replace, such as "q_proj".
+        edited: Builds the new map from the checkpoint name of a map and the map.
+
+    Returns:
+        The new maps by checkpoint name.
+    """
     maps = {name: edited(name, linear) for name, linear in linears(learner.backbone, names)}
     for name, linear in maps.items():
         replace_module(learner, name, linear)
@@ -52,7 +61,7 @@ def edit_linears(
 
 @torch.no_grad()
 def merge_linears(learner: BaseLearner) -> None:
-    """Merges all edited maps of a learner's backbone and replaces them by plain ones."""
+    """Merges the added parameters of all edited maps of a learner, and replaces these maps by plain linear maps."""
     for name, module in list(learner.named_modules()):
         if isinstance(module, EditedLinear):
             cast(EditedLinear, module).fold()
@@ -60,7 +69,7 @@ def merge_linears(learner: BaseLearner) -> None:
 
 
 # LoRA: Hu, Shen, Wallis, Allen-Zhu, Li, Wang, Wang, Chen, "LoRA: Low-Rank Adaptation of Large Language Models", ICLR
-# 2022 (arXiv 2021), with the published code, https://github.com/microsoft/LoRA. Its scale for high ranks:
+# 2022 (arXiv 2021), and the published code, https://github.com/microsoft/LoRA. Scale for high ranks:
 # Kalajdzievski, "A Rank Stabilization Scaling Factor for Fine-Tuning with LoRA", 2023. DoRA: Liu, Wang, Yin,
 # Molchanov, Wang, Cheng, Chen, "DoRA: Weight-Decomposed Low-Rank Adaptation", ICML 2024.
 #
@@ -68,8 +77,14 @@ def merge_linears(learner: BaseLearner) -> None:
 
 
 class LoraLinear(EditedLinear):
-    """W0 x + b + scale B A x. lora_a: (R, I), lora_b: (O, R), initially zero. dropout: of A's input; its random numbers
-    are set before each layer (`set_dropout_rng`)."""
+    """Computes W0 x + b + scale B A x, with A in `lora_a`, (R, I), and B in `lora_b`, (O, R), initially zero.
+
+    Args:
+        base: The map to edit, with W0 and b.
+        rank: R.
+        scale: Factor of the update.
+        dropout: Dropout rate of the input of A. `set_dropout_rng` sets the random numbers before each layer.
+    """
 
     def __init__(self, base: nn.Linear, rank: int, scale: float, dropout: float):
         super().__init__(base)
@@ -80,7 +95,7 @@ class LoraLinear(EditedLinear):
         self.lora_dropout = Dropout(dropout)
 
     def forward(self, x_TI: Tensor) -> Tensor:
-        """(T, I) to (T, O)."""
+        """Maps (T, I) to (T, O)."""
         low_TR = F.linear(self.lora_dropout(x_TI, None), self.lora_a)
         return torch.addmm(super().forward(x_TI), low_TR, self.lora_b.T, alpha=self.scale)
 
@@ -89,30 +104,33 @@ class LoraLinear(EditedLinear):
 
 
 class DoraLinear(LoraLinear):
-    """m / |W| W x + b, where W is W0 + scale B A, |W| are the norms of its rows, and m is trainable. lora_magnitude:
-    (O,) m, initially the norms of the rows of W0."""
+    """Computes m / |W| W x + b, where W = W0 + scale B A, and |W| are the norms of the rows of W.
+
+    m is the trainable parameter `lora_magnitude`, (O,). Its initial values are the norms of the rows of W0.
+    """
 
     def __init__(self, base: nn.Linear, rank: int, scale: float, dropout: float):
         super().__init__(base, rank, scale, dropout)
         self.lora_magnitude = nn.Parameter(torch.linalg.vector_norm(base.weight.detach(), dim=1))
 
     def forward(self, x_TI: Tensor) -> Tensor:
-        """(T, I) to (T, O). Dropout applies to all that differs from the base, as in PEFT."""
-        read_TI, base_TO, factor_O = self.lora_dropout(x_TI, None), nn.Linear.forward(self, x_TI), self._factor()
-        if read_TI is not x_TI:
-            plain_TO = F.linear(read_TI, self.weight)
+        """Maps (T, I) to (T, O). As in PEFT, dropout applies to every term except the output of the base map."""
+        dropped_TI, base_TO, factor_O = self.lora_dropout(x_TI, None), nn.Linear.forward(self, x_TI), self._factor()
+        if dropped_TI is not x_TI:
+            plain_TO = F.linear(dropped_TI, self.weight)
         else:
+            # Without dropout, W0 x is the output of the base map less its bias, which saves a product.
             plain_TO = base_TO if self.bias is None else base_TO - self.bias
-        updated_TO = plain_TO + F.linear(F.linear(read_TI, self.lora_a), self.lora_b) * self.scale
-        # The base's type, chosen by autocast: the norms are in full precision.
+        updated_TO = plain_TO + F.linear(F.linear(dropped_TI, self.lora_a), self.lora_b) * self.scale
+        # The norms are in full precision; the sum is in the data type that autocast chose for the base map.
         return base_TO + (factor_O * updated_TO - plain_TO).to(base_TO.dtype)
 
     def _factor(self) -> Tensor:
-        """(O,) m / |W|. The norms are detached (section 4.3), and in full precision."""
+        """Returns m / |W|, (O,). The norms are computed in full precision and without gradients (section 4.3)."""
         with torch.no_grad(), torch.autocast(self.weight.device.type, enabled=False):
             updated_OI = torch.addmm(self.weight, self.lora_b, self.lora_a, alpha=self.scale)
-            length_O = torch.linalg.vector_norm(updated_OI, dim=1)
-        return self.lora_magnitude / length_O
+            norm_O = torch.linalg.vector_norm(updated_OI, dim=1)
+        return self.lora_magnitude / norm_O
 
     def fold(self) -> None:
         factor_O = self._factor()
@@ -121,7 +139,7 @@ class DoraLinear(LoraLinear):
 
 
 class LoraTuning(TuningMethod):
-    """Everything from a checkpoint is frozen except for the head; A and B are trained, and biases if configured."""
+    """Trains A and B of every edited map, the head, and biases if `bias` is set. All other parameters are frozen."""
 
     config: LoraConfig
 
@@ -149,24 +167,30 @@ class LoraTuning(TuningMethod):
 
 @torch.no_grad()
 def _initialize(lora_a: Tensor, seed: int, name: str) -> None:
-    """As published (Kaiming's uniform initialization with a = sqrt(5)), which is uniform within 1/sqrt(inputs)."""
+    """Initializes A as published, by Kaiming's uniform initialization with a = sqrt(5): uniform within
+    1 / sqrt(inputs)."""
     if not lora_a.is_meta:
         bound = 1 / math.sqrt(lora_a.shape[1])
         lora_a.copy_(torch.empty(lora_a.shape).uniform_(-bound, bound, generator=generator_for(seed, name)))
 
 
 def set_dropout_rng(layer: nn.Module, arguments: tuple[object, ...]) -> None:
-    """Before a layer runs, sets each map's dropout generator to that of the tokens it will read: the encoder's tokens,
-    all tokens of the layer, or, after the last attention, those that later layers read."""
+    """Sets the dropout generator of each LoRA map before a layer runs (a forward pre-hook).
+
+    A generator belongs to the tokens that a map reads. Keys and values of cross-attention read the encoder's tokens.
+    The output projection of the last attention, and the feed-forward part, read only the tokens whose states are still
+    needed above. All other maps read all tokens of the layer. layer: the layer. arguments: the arguments of the layer's
+    forward; the second is the `Context`.
+    """
     context = cast(Context, arguments[1])
-    last = "cross_attn" if hasattr(layer, "cross_attn") else "self_attn"
+    last_attention = "cross_attn" if hasattr(layer, "cross_attn") else "self_attn"
     for name, module in layer.named_modules():
         if not isinstance(module, LoraLinear):
             continue
         attention, _, projection = name.partition(".")
         if attention == "cross_attn" and projection in ("k_proj", "v_proj"):
             module.lora_dropout.preset_rng = None if context.encoded is None else context.encoded.rng
-        elif attention == "ffn" or (projection == "out_proj" and attention == last):
+        elif attention == "ffn" or (projection == "out_proj" and attention == last_attention):
             module.lora_dropout.preset_rng = context.read_rng
         else:
             module.lora_dropout.preset_rng = context.rng
@@ -179,16 +203,16 @@ def set_dropout_rng(layer: nn.Module, arguments: tuple[object, ...]) -> None:
 
 
 class ScaledOutputs(EditedLinear):
-    """ia3 * (W x + b), ia3: (O,), initially one."""
+    """Computes ia3 * (W x + b), with trainable ia3, (O,), initially 1."""
 
     def __init__(self, base: nn.Linear):
         super().__init__(base)
         self.ia3 = nn.Parameter(torch.ones_like(base.weight[:, 0]))
 
     def forward(self, x_TI: Tensor) -> Tensor:
-        """(T, I) to (T, O)."""
+        """Maps (T, I) to (T, O)."""
         out_TO = super().forward(x_TI)
-        # In the product's type, to match the queries.
+        # Under autocast, the output of the map has a lower precision than ia3; keys must have the type of the queries.
         return (out_TO * self.ia3).to(out_TO.dtype)
 
     def fold(self) -> None:
@@ -198,14 +222,14 @@ class ScaledOutputs(EditedLinear):
 
 
 class ScaledInputs(EditedLinear):
-    """W (ia3 * x) + b, ia3: (I,), initially one."""
+    """Computes W (ia3 * x) + b, with trainable ia3, (I,), initially 1."""
 
     def __init__(self, base: nn.Linear):
         super().__init__(base)
         self.ia3 = nn.Parameter(torch.ones_like(base.weight[0]))
 
     def forward(self, x_TI: Tensor) -> Tensor:
-        """(T, I) to (T, O)."""
+        """Maps (T, I) to (T, O)."""
         return F.linear(x_TI * self.ia3, self.weight, self.bias)
 
     def fold(self) -> None:
@@ -213,8 +237,11 @@ class ScaledInputs(EditedLinear):
 
 
 class Ia3Tuning(TuningMethod):
-    """Everything from a checkpoint is frozen except for the head; one vector is trained for the keys and one for the
-    values of each attention, cross-attention included, and one for the inner activations of each feed-forward part."""
+    """Trains the head and, in each layer, vectors that rescale activations. All other parameters are frozen.
+
+    Each attention, cross-attention included, has one vector for its keys and one for its values. Each feed-forward part
+    has one vector for its inner activations.
+    """
 
     def edit(self, learner: BaseLearner, seed: int, new: Collection[str] | None = None) -> None:
         freeze(learner, new)

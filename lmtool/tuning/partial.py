@@ -1,4 +1,4 @@
-"""Tuning methods that train a part of the unchanged model: all of it, its head, its last layers, or its biases."""
+"""Tuning methods that add no parameters to the layers and train all parameters, the head, the top layers, or biases."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from lmtool.training.optimizers import EMBEDDINGS, HEAD, levels
 from lmtool.tuning.base import TuningMethod, freeze, learn_biases, stacks
 from lmtool.tuning.configs import FullConfig, HeadConfig, LastLayersConfig
 
-# Every parameter is trained, except for frozen lowest layers.
+# Full finetuning: every parameter is trained, except in frozen lower layers.
 
 
 class FullTuning(TuningMethod):
-    """Does not change the model; every parameter that is not frozen is trained."""
+    """Trains every parameter except those of the layers and embeddings that the configuration freezes."""
 
     config: FullConfig
 
@@ -25,14 +25,15 @@ class FullTuning(TuningMethod):
         named = dict(learner.named_parameters())
         by_level = levels(named)
         embeddings = by_level.pop(EMBEDDINGS, [])
-        layers = [members for title, members in by_level.items() if title != HEAD]
+        # Levels are ordered from the head down, so the lowest layers are the last ones.
+        layers = [names for level, names in by_level.items() if level != HEAD]
         frozen = layers[len(layers) - self.config.freeze_layers :] if self.config.freeze_layers else []
-        for members in (*frozen, embeddings if self.config.freeze_embeddings else []):
-            for name in members:
+        for names in (*frozen, embeddings if self.config.freeze_embeddings else []):
+            for name in names:
                 named[name].requires_grad_(False)
 
     def delta(self, learner: BaseLearner) -> set[str]:
-        """All names: its checkpoints are complete."""
+        """Returns the names of all tensors, because a checkpoint of full finetuning is complete."""
         return set(learner.state_dict())
 
 
@@ -43,10 +44,10 @@ _FEATURES = {"scalar_mix": ScalarMix, "concat_last_4": LastFour}
 
 
 class HeadTuning(TuningMethod):
-    """Trains only heads, and the mixture of the layers that they read.
+    """Trains only the heads and, if they read several layers, the mixture of these layers.
 
-    A pretrained pooler belongs to the last layer's features and is frozen with them; a new one is random and trained
-    with the head, and so is one that reads other features.
+    A pretrained pooler is frozen as well if it reads the last layer, as in pretraining. It is trained if it was
+    randomly initialized, or if it reads several layers.
     """
 
     config: HeadConfig
@@ -56,24 +57,24 @@ class HeadTuning(TuningMethod):
             backbone.states_read = _FEATURES[self.config.layers].states
 
     def edit(self, learner: BaseLearner, seed: int, new: Collection[str] | None = None) -> None:
-        several = self.config.layers != "last"
-        pooler_learns = several or new is None or "heads.pooler" in new
+        reads_several_layers = self.config.layers != "last"
+        trains_pooler = reads_several_layers or new is None or "heads.pooler" in new
         for name, parameter in learner.named_parameters():
             in_pooler = name.startswith("heads.pooler.")
-            parameter.requires_grad_(name.startswith("heads.") and (pooler_learns or not in_pooler))
-        if several:
+            parameter.requires_grad_(name.startswith("heads.") and (trains_pooler or not in_pooler))
+        if reads_several_layers:
             depth = next(
                 len(list(stack.depth())) for _, stack in stacks(learner.backbone) if stack.side == learner.head_side
             )
             learner.add_head(LAYERS, _FEATURES[self.config.layers](depth))
 
     def merge(self, learner: BaseLearner) -> None:
-        """UserError if the head reads several layers, which no published format supports."""
+        """Raises UserError if the head reads several layers, which no published format supports."""
         if self.config.layers != "last":
             raise UserError(
                 f"tuning.layers={self.config.layers}: the head reads several layers, which no published format "
                 "supports",
-                "use the run with lmtool, or train one with tuning.layers=last",
+                "use the run with lmtool, or train a run with tuning.layers=last",
             )
 
 
@@ -82,8 +83,10 @@ class HeadTuning(TuningMethod):
 
 
 class LastLayersTuning(TuningMethod):
-    """Trains the top layers of the stack that the heads read, the norm after them, and the task's head. Embeddings,
-    with their positions, are frozen, and in an encoder-decoder the other stack."""
+    """Trains the top layers of the stack that the heads read, the norm after these layers, and the task's head.
+
+    Token and position embeddings are frozen, and so is the other stack of an encoder-decoder.
+    """
 
     config: LastLayersConfig
 
@@ -92,7 +95,8 @@ class LastLayersTuning(TuningMethod):
         for _, stack in stacks(learner.backbone):
             if stack.side != learner.head_side:
                 continue
-            for layer in stack.layers[len(stack.layers) - self.config.learning(len(stack.layers)) :]:
+            depth = len(stack.layers)
+            for layer in stack.layers[depth - self.config.trained_layers(depth) :]:
                 layer.requires_grad_(True)
             if stack.final_norm is not None:
                 stack.final_norm.requires_grad_(True)
@@ -103,7 +107,7 @@ class LastLayersTuning(TuningMethod):
 
 
 class BitFitTuning(TuningMethod):
-    """Trains the biases, including those of norms and of a pretrained pooler, and the task's complete head."""
+    """Trains all biases, including those of norms and of a pretrained pooler, and all parameters of the task's head."""
 
     def edit(self, learner: BaseLearner, seed: int, new: Collection[str] | None = None) -> None:
         freeze(learner, new)

@@ -25,34 +25,37 @@ from lmtool.tuning.base import TuningMethod, draw_as_torch, freeze, new_module, 
 from lmtool.tuning.configs import PrefixConfig, PTuningConfig, SoftPromptConfig, TuningConfig
 from lmtool.types import ParameterGroup
 
-# Soft prompts (Lester et al. 2021): trainable virtual tokens of the input.
+# Soft prompts (Lester et al. 2021): trainable vectors in the input, which act as virtual tokens.
 # Shape letters: P virtual tokens, E width of the token vectors.
 
 
 NAME = "backbone.embed.virtual."
+"""Prefix of the checkpoint names of virtual tokens."""
 POPULATION = 5000
-"""The published code samples from this many first entries of T5's vocabulary, which is sorted by frequency; trained
-vocabularies are nearly so, by the order of their merges."""
-# Entries without text: [unused7], <extra_id_0>, <0x0A>.
+"""Number of vocabulary entries from which initial values are sampled: the first ones, as in the published code. T5's
+vocabulary is sorted by frequency; vocabularies that lmtool trains are almost sorted, because frequent pieces are merged
+first."""
+# Vocabulary entries that stand for no text: [unused7], <extra_id_0>, <0x0A>.
 _PLACEHOLDER = re.compile(r"[\[<].+[\]>]")
 
 
 class PromptTuning(TuningMethod):
-    """Trains virtual tokens, and the heads."""
+    """Trains the vectors of virtual tokens, and the heads. The backbone is frozen."""
 
     config: SoftPromptConfig
 
     def edit(self, learner: BaseLearner, seed: int, new: Collection[str] | None = None) -> None:
         freeze(learner, new)
-        embed, after = learner.backbone.embed, tokens_before(learner.backbone)
+        embed, after = learner.backbone.embed, tokens_before_prompt(learner.backbone)
         width = embed.token.weight.shape[1]
         embed.virtual = new_module(learner, VirtualTokens, self.config.length, width, after)
         with torch.no_grad():
             if not embed.virtual.weight.is_meta:
-                embed.virtual.weight.copy_(self._initial(learner, seed))
+                embed.virtual.weight.copy_(self._initial_vectors(learner, seed))
 
-    def _initial(self, learner: BaseLearner, seed: int) -> Tensor:
-        """(P, E); zeros without a tokenizer, when only weights are loaded."""
+    def _initial_vectors(self, learner: BaseLearner, seed: int) -> Tensor:
+        """Returns the initial vectors, (P, E). Without a tokenizer they are zero, because the learner is then built
+        only to load trained weights."""
         backbone, count = learner.backbone, self.config.length
         width, tokenizer = backbone.embed.token.weight.shape[1], learner.tokenizer
         if self.config.init == "random":
@@ -60,29 +63,33 @@ class PromptTuning(TuningMethod):
         if tokenizer is None:
             return torch.zeros(count, width)
         labels = label_vectors(learner)[:count] if self.config.init == "class_labels" else []
-        drawn = sample_vocabulary_ids(tokenizer, backbone.embed.token.num_embeddings, count - len(labels), seed)
+        ids = sample_vocabulary_ids(tokenizer, backbone.embed.token.num_embeddings, count - len(labels), seed)
         device = backbone.embed.token.weight.device
-        return torch.cat([*labels, backbone.embed.tokens(torch.from_numpy(drawn).to(device))])
+        return torch.cat([*labels, backbone.embed.tokens(torch.from_numpy(ids).to(device))])
 
     def parameter_groups(self, learner: BaseLearner) -> list[ParameterGroup]:
-        """The prompt's learning rate is scaled by the size of the token vectors, the heads' rate by `head_scale`."""
-        groups, rate = decayed_groups(learner), vector_size(learner.backbone)
+        """Returns a group for the prompt, whose learning rate is scaled by the size of the token vectors, and the
+        groups of the heads, whose learning rate is scaled by `head_scale`."""
+        groups, scale = decayed_groups(learner), vector_size(learner.backbone)
         prompt = [pair for group in groups for pair in group.parameters if pair[0].startswith(NAME)]
         for group in groups:
             group.parameters = [pair for pair in group.parameters if not pair[0].startswith(NAME)]
             group.learning_rate_scale = self.config.head_scale
-        return [ParameterGroup("prompt", prompt, rate), *(group for group in groups if group.parameters)]
+        return [ParameterGroup("prompt", prompt, scale), *(group for group in groups if group.parameters)]
 
 
-def tokens_before(backbone: Backbone) -> int:
-    """Tokens of a text before its virtual ones: 0, but 1 for an encoder. Its first token's state represents the text,
-    and depends on its pretrained position."""
+def tokens_before_prompt(backbone: Backbone) -> int:
+    """Returns how many tokens of a text precede the virtual tokens: 1 in an encoder, otherwise 0. In an encoder, the
+    state of the first token represents the text, so this token stays at the position that it had in pretraining."""
     return 1 if backbone.config.architecture == "encoder" else 0
 
 
 def vector_size(backbone: Backbone) -> float:
-    """The root mean square of the token vectors, at most 1. The published rate is for T5, whose vectors exceed that;
-    BERT's are twenty times smaller, and the first step would erase a prompt's initial values."""
+    """Returns the root mean square of the token vectors, at most 1, as a factor of the prompt's learning rate.
+
+    The published learning rate is for T5, whose root mean square is above 1. BERT's is about twenty times smaller: with
+    the published rate, the first step would erase the initial values of the prompt.
+    """
     weight = backbone.embed.token.weight.detach()
     if weight.is_meta:
         return 1.0
@@ -91,26 +98,42 @@ def vector_size(backbone: Backbone) -> float:
 
 
 def sample_vocabulary_ids(tokenizer: Tokenizer, rows: int, count: int, seed: int) -> np.ndarray:
-    """(count,) ids of entries with a text among the first `POPULATION`, sampled without replacement while they last.
-    rows: of the token table."""
+    """Samples vocabulary entries as initial values of virtual tokens.
+
+    Args:
+        tokenizer: The tokenizer with the vocabulary.
+        rows: Number of rows of the token embedding, which may be smaller than the vocabulary.
+        count: Number of entries to sample.
+        seed: Seed of the run.
+
+    Returns:
+        (count,) int64 ids from the first `POPULATION` entries that stand for text. No id occurs twice before every id
+        has occurred once.
+    """
     ids = range(min(tokenizer.vocab_size, rows))
     pieces = zip(ids, tokenizer.pieces(ids), strict=True)
-    texts = [
-        number
-        for number, piece in pieces
-        if piece and number not in tokenizer.special_ids and not _PLACEHOLDER.fullmatch(piece)
+    text_ids = [
+        token_id
+        for token_id, piece in pieces
+        if piece and token_id not in tokenizer.special_ids and not _PLACEHOLDER.fullmatch(piece)
     ]
-    frequent = np.array(texts[:POPULATION], dtype=np.int64)
+    frequent = np.array(text_ids[:POPULATION], dtype=np.int64)
     order = Permutation(len(frequent), seed, "init", 0)(np.arange(len(frequent)))
     return frequent[order[np.arange(count) % len(frequent)]]
 
 
 def label_vectors(learner: BaseLearner) -> Sequence[Tensor]:
-    """(1, E) for each label of the task: the mean vector of its tokens (Lester et al. 2021, 3.2). UserError if the
-    labels are unknown."""
+    """Returns the mean of the token vectors of each label's text, (1, E) per label (Lester et al. 2021, section 3.2).
+
+    Underscores in labels count as spaces. A label without tokens is skipped. Raises UserError if the task has no
+    labels.
+    """
     labels = learner.config.class_names if isinstance(learner.config, LearnedConfig) else None
     if not labels:
-        raise UserError("tuning.init=class_labels needs labels, and the task has none", "set tuning.init=vocabulary")
+        raise UserError(
+            "tuning.init=class_labels: the task has no labels from which to initialize the prompt",
+            "set tuning.init=vocabulary",
+        )
     embed = learner.backbone.embed
     device = embed.token.weight.device
     tokens = [torch.from_numpy(np.asarray(learner.tokenizer.encode(label.replace("_", " ")))) for label in labels]
@@ -122,7 +145,16 @@ def label_vectors(learner: BaseLearner) -> Sequence[Tensor]:
 
 
 class MappedPrefix(KeyPrefix):
-    """A computed prefix (4.3): `weight`, (P, E), through a layer with tanh to (P, L * 2 * W)."""
+    """A prefix that an MLP computes (section 4.3): `weight`, (P, E), is mapped through a hidden tanh layer to the keys
+    and values of all layers, (P, L * 2 * W).
+
+    Args:
+        count: P, the length of the prefix.
+        depth: L, the number of layers of the stack.
+        width: W, the width of all key or value heads together.
+        embedding_size: E, the width of the trainable vectors.
+        inner_size: Width of the hidden layer.
+    """
 
     def __init__(self, count: int, depth: int, width: int, embedding_size: int, inner_size: int):
         nn.Module.__init__(self)
@@ -132,13 +164,14 @@ class MappedPrefix(KeyPrefix):
         self.output = nn.Linear(inner_size, depth * 2 * width)
 
     def rows(self) -> Tensor:
-        # In full precision, like the folded result.
+        # In full precision, so that the prefix does not change when it is folded, which happens without autocast.
         with torch.autocast(self.weight.device.type, enabled=False):
             return self.output(torch.tanh(self.inner(self.weight)))
 
 
 class PrefixTuning(TuningMethod):
-    """Trains a prefix for every stack, another for its cross-attention, and the heads."""
+    """Trains the heads, and prefixes for every stack: one for its self-attention, and one for its cross-attention, if
+    any. The backbone is frozen."""
 
     config: PrefixConfig
 
@@ -147,13 +180,19 @@ class PrefixTuning(TuningMethod):
         add_prefixes(learner, seed, self.config.length, self.config.inner_size if self.config.reparametrize else None)
 
     def fold(self, learner: BaseLearner) -> TuningConfig:
-        """Replaces the maps by their results."""
+        """Replaces the MLPs by the prefixes that they compute."""
         fold_prefixes(learner)
         return self.config.model_copy(update={"reparametrize": False})
 
 
 class PrefixSlot(NamedTuple):
-    """A module that takes a prefix, and its parameters' name in a checkpoint."""
+    """An attribute of a stack that holds a prefix.
+
+    Attributes:
+        name: Checkpoint name of the prefix.
+        stack: The stack.
+        attribute: The attribute's name: `prefix` for self-attention, `cross_prefix` for cross-attention.
+    """
 
     name: str
     stack: Stack
@@ -161,7 +200,7 @@ class PrefixSlot(NamedTuple):
 
 
 def prefix_slots(learner: BaseLearner) -> Iterator[PrefixSlot]:
-    """The self-attention of every stack, and its cross-attention if any."""
+    """Yields the slot for the self-attention of every stack, and the slot for its cross-attention, if any."""
     for name, stack in stacks(learner.backbone):
         yield PrefixSlot(f"{name}.prefix", stack, "prefix")
         if any(hasattr(layer, "cross_attn") for layer in stack.layers):
@@ -169,30 +208,38 @@ def prefix_slots(learner: BaseLearner) -> Iterator[PrefixSlot]:
 
 
 def add_prefixes(learner: BaseLearner, seed: int, length: int, inner_size: int | None) -> None:
-    """Adds a prefix of this length to every attention. inner_size: width of its map; None: without a map."""
+    """Adds a prefix to every attention of a learner.
+
+    Args:
+        learner: The learner, which is edited in place.
+        seed: Seed of the run.
+        length: Length of a prefix, in tokens.
+        inner_size: Width of the hidden layer of the MLPs that compute the prefixes. None means that the prefixes
+            themselves are trained.
+    """
     config = cast(TransformerConfig, learner.backbone.config)
     width, hidden_size = config.key_value_heads * config.width_of_head, learner.backbone.hidden_size
-    for position in prefix_slots(learner):
-        depth = len(list(position.stack.depth()))
+    for slot in prefix_slots(learner):
+        depth = len(list(slot.stack.depth()))
         prefix = (
             new_module(learner, KeyPrefix, length, depth, width)
             if inner_size is None
             else new_module(learner, MappedPrefix, length, depth, width, hidden_size, inner_size)
         )
-        draw_as_torch(prefix, seed, f"{position.name}.")
-        setattr(position.stack, position.attribute, prefix)
+        draw_as_torch(prefix, seed, f"{slot.name}.")
+        setattr(slot.stack, slot.attribute, prefix)
 
 
 @torch.no_grad()
 def fold_prefixes(learner: BaseLearner) -> None:
-    """Replaces the maps by their results; outputs do not change."""
-    for position in prefix_slots(learner):
-        mapped: KeyPrefix = getattr(position.stack, position.attribute)
+    """Replaces the MLPs by the prefixes that they compute. Outputs do not change."""
+    for slot in prefix_slots(learner):
+        mapped: KeyPrefix = getattr(slot.stack, slot.attribute)
         rows = mapped.rows()
         folded = new_module(learner, KeyPrefix, len(rows), mapped.depth, rows.shape[1] // (2 * mapped.depth))
         folded.weight.copy_(rows)
-        setattr(position.stack, position.attribute, folded)
-    learner.added = frozenset(f"{position.name}.weight" for position in prefix_slots(learner))
+        setattr(slot.stack, slot.attribute, folded)
+    learner.added = frozenset(f"{slot.name}.weight" for slot in prefix_slots(learner))
 
 
 # P-tuning: virtual tokens with a trainable encoder (Liu et al. 2021), or prompts in every layer (Liu et al. 2022).
@@ -200,29 +247,35 @@ def fold_prefixes(learner: BaseLearner) -> None:
 
 
 class EncodedTokens(VirtualTokens):
-    """Computed virtual tokens: `weight` through an encoder of the same width.
+    """Virtual tokens that an encoder computes from `weight`, (P, E).
 
-    lstm: two bidirectional layers, half the width each, and two maps with a ReLU between them. mlp: three maps with
-    ReLUs between them.
+    Args:
+        count: P, the number of virtual tokens.
+        width: E, the width of inputs and outputs.
+        after: Number of tokens of a text that precede the virtual tokens.
+        lstm: True: two bidirectional LSTM layers with E / 2 states in each direction, and two linear maps with a ReLU
+            between them. False: three linear maps with ReLUs between them.
     """
 
     def __init__(self, count: int, width: int, after: int, lstm: bool):
         super().__init__(count, width, after)
-        half, first = width // 2, 2 * (width // 2) if lstm else width
+        half = width // 2
+        # An odd width loses one state to rounding.
+        first = 2 * half if lstm else width
         self.lstm = nn.LSTM(width, half, num_layers=2, bidirectional=True) if lstm else None
         self.maps = nn.ModuleList(nn.Linear(first if number == 0 else width, width) for number in range(3 - lstm))
 
     def vectors(self) -> Tensor:
-        # In full precision, like the folded result.
+        # In full precision, as in `MappedPrefix.rows`.
         with torch.autocast(self.weight.device.type, enabled=False):
             x_PE = self.weight if self.lstm is None else self.lstm(self.weight)[0]
-            for number, part in enumerate(self.maps):
-                x_PE = part(torch.relu(x_PE) if number else x_PE)
+            for number, linear in enumerate(self.maps):
+                x_PE = linear(torch.relu(x_PE) if number else x_PE)
             return x_PE
 
 
 class PTuning(TuningMethod):
-    """Trains the prompts and their encoder, and the heads."""
+    """Trains virtual tokens with their encoder, or with `deep` a prefix in every layer, and the heads."""
 
     config: PTuningConfig
 
@@ -232,13 +285,14 @@ class PTuning(TuningMethod):
         if config.deep:
             add_prefixes(learner, seed, config.length, None)
             return
-        width, after = embed.token.weight.shape[1], tokens_before(learner.backbone)
+        width, after = embed.token.weight.shape[1], tokens_before_prompt(learner.backbone)
         embed.virtual = new_module(learner, EncodedTokens, config.length, width, after, config.encoder == "lstm")
         draw_as_torch(embed.virtual, seed, NAME)
 
     @torch.no_grad()
     def fold(self, learner: BaseLearner) -> TuningConfig:
-        """Replaces the encoder by its result: soft prompts."""
+        """Replaces the encoder by the virtual tokens that it computes. The returned configuration is that of soft
+        prompts."""
         embed = learner.backbone.embed
         if self.config.deep or embed.virtual is None:
             return self.config

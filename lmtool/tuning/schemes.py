@@ -1,4 +1,5 @@
-"""Training schemes of a tuning method: when parameters are trained, and what regularizes them."""
+"""Training schemes, which a tuning method may be combined with: gradual unfreezing, and regularization towards the
+pretrained weights."""
 
 from __future__ import annotations
 
@@ -21,33 +22,34 @@ from lmtool.types import ParameterGroup, part_of, send
 
 
 class Scheme:
-    """The base of every scheme; it does nothing. All effects in a step are functions of the step's number and of
-    weights, so that a run can resume."""
+    """Base class of the schemes, which itself has no effect (`none`). The effects of a scheme in a step depend only on
+    the number of the step and on weights, so that a run can resume at any step."""
 
     def __init__(self, config: SchemeConfig):
         self.config = config
 
     def attach(self, learner: BaseLearner, new: Collection[str] | None) -> None:
-        """Called after the method's edit, when the weights are those that the run starts from. new: the parts that are
-        not from a checkpoint; None: unknown, and the learner is not trained."""
+        """Called after the tuning method has edited the learner, with the initial weights of the run. learner: the
+        edited learner. new: names of the parts that were not loaded from a checkpoint. None means unknown: the learner
+        is not built for training."""
 
     def begin(self, steps_in_epoch: Callable[[int], int]) -> None:
-        """Called before training. steps_in_epoch: optimizer steps of a pass over the training examples, by its number
-        from 0."""
+        """Called before training. steps_in_epoch: returns the number of optimizer steps of an epoch, given the number
+        of the epoch from 0."""
 
     def first_step(self, name: str, steps: int) -> int | None:
-        """The first step in which a parameter is trained; None if not within `steps`."""
+        """Returns the first step that trains the parameter `name`, or None if the run of `steps` steps ends before."""
         return 1
 
     def groups(self, groups: list[ParameterGroup]) -> list[ParameterGroup]:
-        """The trainable groups, from the method's."""
+        """Returns the parameter groups of the tuning method, with changed settings if the scheme requires them."""
         return groups
 
     def on_step(self, learner: BaseLearner, step: int) -> None:
-        """Called before the forward of each optimizer step, with its number from 1."""
+        """Called before the forward pass of each optimizer step. Steps count from 1."""
 
     def penalties(self, learner: BaseLearner) -> dict[str, Tensor]:
-        """Loss terms added once per step."""
+        """Returns loss terms by name, which are added to the loss once per step."""
         return {}
 
 
@@ -56,8 +58,11 @@ class Scheme:
 
 
 class L2Sp(Scheme):
-    """Adds alpha/2 times the squared distance from the pretrained weights, and beta/2 times the squares of new ones, to
-    the loss. It replaces weight decay, which pulls towards zero and is disabled."""
+    """Adds to the loss alpha / 2 times the squared distance of the pretrained weights from their initial values, and
+    beta / 2 times the squares of the new weights.
+
+    Weight decay is disabled, because it would pull pretrained weights towards zero.
+    """
 
     config: L2SpConfig
 
@@ -84,13 +89,13 @@ class L2Sp(Scheme):
 
     def penalties(self, learner: BaseLearner) -> dict[str, Tensor]:
         self._starts = [send(start, learner.device) for start in self._starts]
-        moved = [
+        distances = [
             (parameter - start).square().sum()
             for parameter, start in zip(self._pretrained, self._starts, strict=True)
-            if parameter.requires_grad  # a frozen one has not moved
+            if parameter.requires_grad  # a frozen parameter still has its initial values
         ]
         squares = [parameter.square().sum() for parameter in self._new if parameter.requires_grad]
-        terms = [self.config.alpha / 2 * term for term in moved] + [self.config.beta / 2 * term for term in squares]
+        terms = [self.config.alpha / 2 * term for term in distances] + [self.config.beta / 2 * term for term in squares]
         return {"l2_sp": torch.stack(terms).sum()} if terms else {}
 
 
@@ -101,17 +106,33 @@ class L2Sp(Scheme):
 
 
 def mixed(weight_RC: Tensor, start_RC: Tensor, probability: float, draw: int) -> Tensor:
-    """(R, C): each weight is reset to its initial value with this probability, and otherwise rescaled around it so that
-    the expectation is the weight. draw: seeds the selection."""
+    """Resets random weights to their initial values.
+
+    Args:
+        weight_RC: The weights.
+        start_RC: Their initial values.
+        probability: Probability that a weight is reset. The distance of all other weights from their initial values is
+            divided by 1 - probability, so that the expectation of each result is the weight (equation 5).
+        draw: Seed of the random selection.
+
+    Returns:
+        The mixed weights, (R, C).
+    """
     if probability == 1:
         return start_RC
     return torch.lerp(start_RC, weight_RC, matrix_factors(weight_RC, draw, probability))
 
 
 class MixedLinear(nn.Linear):
-    """A linear map whose weight is mixed in training with its initial value; with the parameters of `linear`.
+    """A linear map that, in training, uses a mixture of its weight with the initial value of the weight.
 
-    draw: set before each step. start_RC: not saved in checkpoints.
+    Args:
+        linear: The map to replace, whose parameters are used without a copy.
+        probability: Probability that a weight is reset to its initial value.
+
+    Attributes:
+        draw: Seed of the random selection, which `Mixout` sets before each step.
+        start_RC: The initial weight, which checkpoints do not contain.
     """
 
     start_RC: Tensor
@@ -129,16 +150,18 @@ class MixedLinear(nn.Linear):
 
 
 class Mixout(Scheme):
-    """Mixes the weights of the checkpoint's linear maps; biases, norms, tables and new weights are not mixed. The
-    published code has no additional dropout (model.dropout=0 model.attention_dropout=0).
+    """Replaces every trainable linear map that was loaded from a checkpoint by a `MixedLinear`. Biases, norms,
+    embeddings and new weights are not mixed. The random selection depends only on the seed, the step and the name of
+    the map.
 
-    The selection is a function of the seed, the step and the name of the weight.
+    The published code uses no dropout in addition (model.dropout=0 model.attention_dropout=0).
     """
 
     config: MixoutConfig
 
     def __init__(self, config: MixoutConfig):
         super().__init__(config)
+        # By a hash of the checkpoint name, which selects the random stream of a map.
         self._mixed: dict[int, MixedLinear] = {}
 
     def attach(self, learner: BaseLearner, new: Collection[str] | None) -> None:
@@ -153,8 +176,8 @@ class Mixout(Scheme):
                 self._mixed[zlib.crc32(name.encode())] = mixed_module
 
     def on_step(self, learner: BaseLearner, step: int) -> None:
-        for position, module in self._mixed.items():
-            module.draw = key(learner.seed, "dropout", step, position)
+        for name_hash, module in self._mixed.items():
+            module.draw = key(learner.seed, "dropout", step, name_hash)
 
 
 # Gradual unfreezing: Howard and Ruder, "Universal Language Model Fine-tuning for Text Classification", ACL 2018,
@@ -162,11 +185,13 @@ class Mixout(Scheme):
 
 
 class GradualUnfreezing(Scheme):
-    """Trains the head first, then one more level from the top after each epoch or every few steps: the layers from the
-    last to the first (in an encoder-decoder the decoder's before the encoder's), and the embeddings. Levels without
-    trainable parameters are skipped.
+    """Trains the head first, and unfreezes one more level after each epoch, or after every `every_steps` steps.
 
-    The optimizer receives all parameters from the start; frozen ones have no gradient, and no optimizer state.
+    The levels are the head, the layers from the top down (in an encoder-decoder, the decoder's layers before the
+    encoder's), and the embeddings. Levels without trainable parameters are skipped.
+
+    The optimizer receives all parameters from the start. While a parameter is frozen, it has no gradient and no
+    optimizer state.
     """
 
     config: GradualUnfreezingConfig
@@ -179,28 +204,30 @@ class GradualUnfreezing(Scheme):
 
     def attach(self, learner: BaseLearner, new: Collection[str] | None) -> None:
         named = dict(learner.named_parameters())
-        learning = {name: tensor for name, tensor in named.items() if name in learner.learning}
-        ordered = [{name: learning[name] for name in members if name in learning} for members in levels(named).values()]
-        self._levels = [members for members in ordered if members]
+        trainable = {name: tensor for name, tensor in named.items() if name in learner.learning}
+        by_level = [{name: trainable[name] for name in names if name in trainable} for names in levels(named).values()]
+        self._levels = [parameters for parameters in by_level if parameters]
 
     def begin(self, steps_in_epoch: Callable[[int], int]) -> None:
         self._steps_in_epoch = steps_in_epoch
 
     def first_step(self, name: str, steps: int) -> int | None:
-        number = next(number for number, members in enumerate(self._levels) if name in members)
-        reached = all(self._start(above) <= steps for above in range(number + 1))
-        return self._start(number) if reached else None
+        level = next(number for number, parameters in enumerate(self._levels) if name in parameters)
+        # From the top, so that no epoch is planned that the run does not reach.
+        reached = all(self._start(number) <= steps for number in range(level + 1))
+        return self._start(level) if reached else None
 
     def on_step(self, learner: BaseLearner, step: int) -> None:
-        learns = True
-        for number, members in enumerate(self._levels):
-            # Later levels are frozen if this one is: epochs that are never reached are not planned.
-            learns = learns and self._start(number) <= step
-            for parameter in members.values():
-                parameter.requires_grad_(learns)
+        unfrozen = True
+        for number, parameters in enumerate(self._levels):
+            # If this level is frozen, so are all lower levels. Their first steps are then not computed, because that
+            # would plan epochs that the run may never reach.
+            unfrozen = unfrozen and self._start(number) <= step
+            for parameter in parameters.values():
+                parameter.requires_grad_(unfrozen)
 
     def _start(self, number: int) -> int:
-        """The first step of a level, by its number from 0, the head's."""
+        """Returns the first step that trains a level. Levels count from 0, the head."""
         if self.config.every_steps is not None:
             return 1 + number * self.config.every_steps
         while len(self._starts) <= number:

@@ -1,4 +1,5 @@
-"""Build a learner from configuration, tokenizer and checkpoint, as every command does, and load its weights."""
+"""Builds a learner from a configuration and a tokenizer, applies its tuning method, and loads weights into it. Every
+command builds its learners here."""
 
 from __future__ import annotations
 
@@ -26,8 +27,14 @@ from lmtool.weights.reading import Weights, by_part
 
 @dataclass(frozen=True)
 class LoadReport:
-    """The number of values by part ("backbone", "heads.pooler", ...): `loaded` into the learner, `dropped` because only
-    the checkpoint has them, and `new`, as initialized. ignored: see `Weights`."""
+    """What was loaded from a checkpoint, as the number of values in each part ("backbone", "heads.pooler", ...).
+
+    Attributes:
+        loaded: Parts that were loaded into the learner.
+        dropped: Parts that only the checkpoint has.
+        new: Parts of the learner that keep their initial values.
+        ignored: Keys and files of a Hugging Face folder that are not read, as in `Weights.ignored`.
+    """
 
     loaded: dict[str, int]
     dropped: dict[str, int]
@@ -35,7 +42,7 @@ class LoadReport:
     ignored: tuple[str, ...] = ()
 
     def sentence(self) -> str:
-        """One line for the screen."""
+        """Describes the report in one line for the screen."""
 
         def described(parts: dict[str, int]) -> str:
             return ", ".join(f"{name} ({count:,})" for name, count in parts.items()) or "nothing"
@@ -44,35 +51,36 @@ class LoadReport:
 
 
 def load_into(learner: nn.Module, tensors: Mapping[str, Tensor], origin: str, require_all: bool = False) -> LoadReport:
-    """Copy a checkpoint's tensors into a learner. Its output layers are untied if the checkpoint's are.
+    """Copies the tensors of a checkpoint into a learner. An output layer that is tied to the token embedding is untied
+    if the checkpoint has a separate tensor for it.
 
     Args:
-        learner: The module to load into.
-        tensors: The checkpoint's tensors under our names.
-        origin: Name of the checkpoint in error messages.
-        require_all: Every trainable part must be present (to evaluate or predict). A part with only constants (BART's
-            zero bias) may be missing.
+        learner: The module to load into. tensors: The checkpoint's tensors under lmtool's names. origin: Name of the
+        checkpoint in error messages. require_all: Whether every part with trainable parameters must be in the
+        checkpoint, as evaluation and prediction
+            require. A part with only constants (BART's zero bias) may be missing.
 
     Raises:
-        UserError: If the backbone, or with `require_all` any part, does not fit.
+        UserError: If the tensors of the backbone, or with `require_all` of any part, are missing or have other shapes.
     """
     for name, module in learner.named_modules():
         table = tensors.get(f"{name}.output.weight")
         if isinstance(module, LMHead) and module.output is None and table is not None:
             module.untie(*table.shape)
-    expected, found = by_part(learner.state_dict()), by_part(tensors)
-    learned = {part_of(name) for name, _ in learner.named_parameters()}
+    expected, available = by_part(learner.state_dict()), by_part(tensors)
+    trainable_parts = {part_of(name) for name, _ in learner.named_parameters()}
     loaded: dict[str, Tensor] = {}
     new: dict[str, int] = {}
     for part, expected_part in expected.items():
-        differences = mismatches(expected_part, found.get(part, {}))
+        differences = mismatches(expected_part, available.get(part, {}))
         if not differences:
-            loaded.update({name: found[part][name] for name in expected_part})
-        elif part == "backbone" or (require_all and (part in learned or part in found)):
+            loaded.update({name: available[part][name] for name in expected_part})
+        elif part == "backbone" or (require_all and (part in trainable_parts or part in available)):
             more = f" (and {len(differences) - 1} more)" if len(differences) > 1 else ""
             raise UserError(
                 f"checkpoint={origin} does not fit the model: {differences[0]}{more}",
-                "copy it again, because its weights do not match its configuration; or set another checkpoint=",
+                "copy the checkpoint again, because its weights do not match its configuration; or set another "
+                "checkpoint=",
             )
         else:
             new[part] = sum(tensor.numel() for tensor in expected_part.values())
@@ -82,7 +90,7 @@ def load_into(learner: nn.Module, tensors: Mapping[str, Tensor], origin: str, re
     def sizes(parts: Mapping[str, Mapping[str, Tensor]], names: set[str]) -> dict[str, int]:
         return {part: sum(tensor.numel() for tensor in parts[part].values()) for part in parts if part in names}
 
-    return LoadReport(sizes(expected, loaded_parts), sizes(found, set(found) - loaded_parts), new)
+    return LoadReport(sizes(expected, loaded_parts), sizes(available, set(available) - loaded_parts), new)
 
 
 Built = TypeVar("Built", bound=ModelWithHeads)
@@ -90,13 +98,14 @@ BuiltCo = TypeVar("BuiltCo", bound=ModelWithHeads, covariant=True)
 
 
 class LearnerBuilder(Protocol[BuiltCo]):
-    """The configuration section of an objective or a task; for a saved checkpoint, its heads."""
+    """Adds heads to a backbone: the configuration of an objective or a task, or the description of a checkpoint's
+    heads."""
 
     def learner(self, *arguments: Any) -> BuiltCo: ...
 
 
 class Blueprint(Protocol[BuiltCo]):
-    """The description of a learner in a run's configuration or a checkpoint."""
+    """Describes a learner, so that `assemble` can build it: the configuration of a run, or a `SavedModel`."""
 
     @property
     def model(self) -> ModelConfig: ...
@@ -124,18 +133,19 @@ def assemble(
     learns: LearnerBuilder[Built] | None = None,
     earlier: Sequence[Weights] = (),
 ) -> tuple[Built, LoadReport | None]:
-    """Build a run's learner on the default device, apply its tuning method and load its weights.
+    """Builds a learner on the default device, applies its tuning method and loads its weights.
 
     Args:
-        config: The configuration of a run, or the description in a checkpoint.
-        tokenizer: None if only parameters are counted.
-        start: Weights that the run starts from, loaded before tuning is applied. Missing heads stay as initialized.
-        trained: Weights of this learner after tuning was applied. Every tensor is required.
-        learns: Replaces the configuration's objective or task.
-        earlier: Weights of finished runs that the tuning method combines (adapter fusion).
+        config: The configuration of a run, or the description of a checkpoint. tokenizer: The tokenizer. None if the
+        learner does not read texts, for example to count its parameters. start: Weights from which a run starts. They
+        are loaded before tuning is applied. Heads that they lack keep their
+            initial values.
+        trained: Weights of this learner after training. They are loaded after tuning is applied, and must be complete.
+        learns: The objective or task to use in place of the configured one.
+        earlier: Weights of earlier runs whose parameters the tuning method reuses (stacked adapters, adapter fusion).
 
     Returns:
-        The learner, and the report of the loaded parts; None without `start` and `trained`.
+        The learner, and the report on the loaded parts; the report is None without `start` and `trained`.
 
     Raises:
         UserError: If a checkpoint does not fit, or if no parameter is trainable.

@@ -1,4 +1,5 @@
-"""The base of a tuned run: the checkpoint whose unchanged weights the run's checkpoints leave out."""
+"""The base of a tuned run: the checkpoint from which the run started. The run's checkpoints leave out the weights that
+tuning does not change; these are read from the base."""
 
 from __future__ import annotations
 
@@ -25,20 +26,21 @@ BASE = "base.json"
 
 @dataclass(frozen=True)
 class Base:
-    """The starting checkpoint of a tuned run.
+    """The checkpoint from which a tuned run started, as recorded in base.json.
 
-    A tuned checkpoint stores trainable tensors, tensors added by the tuning method, and the heads of its task; all
-    others are read from the base if their hash is unchanged. Checkpoints of runs from random weights, of tuning=full
-    and from merged weights are complete and have no base.
+    A tuned checkpoint stores the trainable tensors, the tensors that the tuning method added, and the heads of its
+    task. All other tensors are read from the base; their hash shows whether the base has changed since. A checkpoint is
+    complete and has no base if its run started from random or merged weights, or used tuning=full.
 
     Attributes:
-        checkpoint: As typed.
-        path: The base's folder when the run started, or None.
-        revision: The base's commit on the hub, or None.
-        parts: Parts whose tensors come from the base, unless the tuned checkpoint has them.
-        sha256: `digest` of those tensors.
+        checkpoint: The value of `checkpoint=` that the user gave.
+        path: The absolute path of the base's folder when the run started; None if the base is on the hub.
+        revision: The base's commit on the hub; None for a local folder.
+        parts: Names of the parts ("backbone", "heads.pooler", ...) whose tensors are read from the base, except tensors
+            that the tuned checkpoint stores itself.
+        sha256: The `digest` of the tensors that are read from the base.
         tokenizer: Fingerprint of the run's tokenizer.
-        names: Names of those tensors, not stored in base.json.
+        names: Names of the tensors that are read from the base. base.json does not contain them.
     """
 
     checkpoint: str
@@ -51,57 +53,64 @@ class Base:
 
     @property
     def addresses(self) -> list[str]:
-        """Values of `checkpoint=` that may name the base, the most specific first."""
+        """Values of `checkpoint=` under which the base may be found, the most specific first."""
         if self.revision is not None:
             return [f"{self.checkpoint.partition('@')[0]}@{self.revision}"]
         return [*([] if self.path is None else [self.path]), self.checkpoint]
 
     def address(self) -> str | None:
-        """The first address that exists, or None."""
+        """Returns the first address that is on the hub or exists as a local path, or None."""
         for path in self.addresses:
             if "://" in path or os.path.exists(os.path.expanduser(path)):
                 return path
         return None
 
     def base_tensors(self, tensors: Mapping[str, Tensor], tuned_names: Collection[str]) -> dict[str, Tensor]:
-        """The base's tensors that a tuned checkpoint lacks. tuned_names: names of the tensors it has."""
+        """Returns the tensors of the base that complete a tuned checkpoint. tensors: all tensors of the base.
+        tuned_names: names of the tensors that the tuned checkpoint stores itself."""
         return {
             name: tensor for name, tensor in tensors.items() if part_of(name) in self.parts and name not in tuned_names
         }
 
     def require_same(self, base_tensors: Mapping[str, Tensor], address: str, checkpoint: str) -> None:
-        """Raise UserError if the base has changed.
+        """Raises UserError if the tensors of the base differ from those with which the run started.
 
         Args:
-            base_tensors: The tensors left out of the tuned checkpoint, as they are now.
-            address: Where they were read.
-            checkpoint: The tuned checkpoint.
+            base_tensors: The current tensors of the base that the tuned checkpoint leaves out.
+            address: The address from which the tensors were read, for the message.
+            checkpoint: The tuned checkpoint, for the message.
         """
         actual = digest(base_tensors)
         if actual != self.sha256:
             raise UserError(
-                f"checkpoint={checkpoint} was tuned on other weights than those in {address}: sha256 was "
-                f"{self.sha256[:16]}, is now {actual[:16]}",
+                f"checkpoint={checkpoint} was tuned on weights that {address} no longer has: their sha256 was "
+                f"{self.sha256[:16]} and is now {actual[:16]}",
                 f"restore {self.checkpoint} as it was when the run started",
             )
 
     def to_plain(self) -> JsonObject:
-        """Content of base.json. The commit is not masked: it only looks like a secret."""
+        """Returns the content of base.json, with secrets masked. The commit is not masked, because it only looks like a
+        secret."""
         plain = asdict(self)
         del plain["names"]
         path = None if self.path is None else masked(self.path)
         return {**plain, "checkpoint": masked(self.checkpoint), "path": path}
 
 
-def left_to_base(learner: BaseLearner, loaded_parts: Collection[str]) -> frozenset[str]:
-    """Names of the tensors that a new tuned learner shares with its base: those of the loaded parts, except trainable
-    ones and the task's heads, whose thresholds are calibrated."""
+def base_tensor_names(learner: BaseLearner, loaded_parts: Collection[str]) -> frozenset[str]:
+    """Returns the names of the tensors that the checkpoints of a tuned learner leave to the base.
+
+    These are the frozen tensors of the parts that were loaded from the base. The task's heads are always stored in the
+    tuned checkpoint, because calibration may change their decision thresholds. learner: the tuned learner.
+    loaded_parts: names of the parts that were loaded from the base.
+    """
     if learner.tuning is None:
         return frozenset()
     changed_names = learner.tuning.delta(learner) | {
         name for group in learner.parameter_groups() for name, _ in group.parameters
     }
     named = dict(learner.named_parameters(remove_duplicate=False))
+    # A trained parameter may have further names, such as those of a tied output layer.
     trained = {id(named[name]) for name in changed_names if name in named}
     changed_names |= {name for name, parameter in named.items() if id(parameter) in trained}
     parts = set(loaded_parts) - {f"heads.{term}" for term in learner.weights}
@@ -111,7 +120,7 @@ def left_to_base(learner: BaseLearner, loaded_parts: Collection[str]) -> frozens
 
 
 def digest(tensors: Mapping[str, Tensor]) -> str:
-    """sha256 over names, types, shapes and bytes of tensors, ordered by name."""
+    """Returns the sha256 over the names, types, shapes and bytes of tensors, in the order of their names."""
     total = hashlib.sha256()
     for name in sorted(tensors):
         tensor = tensors[name].detach().cpu().contiguous()
@@ -121,12 +130,13 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
 
 
 def saved_base(folder: Path) -> Base | None:
-    """The base of a checkpoint of lmtool; None if it is complete. UserError if base.json is damaged."""
+    """Returns the base of a checkpoint of lmtool, or None if the checkpoint is complete. Raises UserError if base.json
+    is damaged."""
     try:
         if BASE not in read_manifest(folder).files:
             return None
     except Damaged:
-        return None  # reported when the tensors are read
+        return None  # the damage is reported when the tensors are read
     plain = read_json(folder, BASE)
     try:
         return TypeAdapter(Base).validate_python({key: value for key, value in plain.items() if key != "names"})

@@ -1,5 +1,5 @@
-"""Compare a converted checkpoint with the original: keys, values, layers, logits, and token ids of strings; and compare
-an exported folder's tokenizer with transformers' AutoTokenizer.
+"""Compares a converted checkpoint with the original (tensors, hidden states, logits, token ids), and the tokenizer of
+an exported folder with transformers' AutoTokenizer.
 
 Shape letters: B rows, L their padded length in tokens, T tokens, H hidden width.
 """
@@ -40,9 +40,10 @@ ADVERSARIAL = (
 
 
 ROUNDING = 1e-5
-"""Tolerance of lmtool's predictions for a text: the last layer may compute fewer of its tokens."""
+"""Tolerance between two computations by lmtool. They may round differently, because the last layer computes only the
+tokens whose states are needed."""
 OTHER_CODE = 1e-3
-"""Tolerance relative to the largest value where another library computes it in another order."""
+"""Tolerance, relative to the largest value, for outputs of another library, which computes in another order."""
 
 
 @dataclass
@@ -50,17 +51,17 @@ class CheckpointComparison:
     """Differences between an original checkpoint and a copy.
 
     Attributes:
-        tensors: Largest difference of each tensor that both have.
-        missing: Tensors of the original that the copy lacks.
-        unused: Tensors of the copy's file that were not read.
-        tied: Pairs of names for the same tensor, as "first = second".
-        layers: Largest difference of the hidden states after each layer, on a sample with two segments.
+        tensors: Largest difference of each tensor that both checkpoints have, by name.
+        missing: Names of the original's tensors that the copy does not have.
+        unused: Names of tensors in the copy's file that were not read.
+        tied: Names of tensors that are shared, as "name = other name".
+        layers: Largest difference of the hidden states after each layer, on a sample of random tokens.
         logits: Largest difference of the logits on this sample, or None without logits.
-        pair_logits: The same for a head over text pairs.
-        texts: Largest relative differences of predictions for "texts" and "pairs"; infinite if a text gets other tokens
-            or segments.
-        strings: Adversarial strings that get other token ids.
-        strings_compared: Number of adversarial strings.
+        pair_logits: Largest difference of the logits of a head over text pairs, or None without such a head.
+        texts: Largest relative difference of the predictions for "texts" and for "pairs"; infinite if a text is encoded
+            to other tokens or segments.
+        strings: The strings of `ADVERSARIAL` that are encoded to other token ids.
+        strings_compared: Number of strings that were compared.
     """
 
     tensors: dict[str, float]
@@ -76,14 +77,14 @@ class CheckpointComparison:
 
     @property
     def same(self) -> bool:
-        """Whether tensors, outputs and token ids are equal."""
+        """Whether tensors, hidden states, logits and token ids are equal, and predictions equal within `ROUNDING`."""
         numbers = [*self.tensors.values(), *self.layers.values(), self.logits or 0.0, self.pair_logits or 0.0]
         # NaN counts as a difference.
         equal = all(number == 0.0 for number in numbers) and all(number < ROUNDING for number in self.texts.values())
         return equal and not self.missing and not self.strings
 
     def rows(self) -> list[tuple[str, str]]:
-        """Labels and values for the screen."""
+        """Returns labels and values for the screen."""
         worst = sorted(self.tensors.items(), key=lambda item: -item[1])[:3]
         changed = [f"{name} {value:.2g}" for name, value in worst if value > 0]
         rows = [
@@ -115,7 +116,7 @@ def _count_and_names(names: list[str]) -> str:
 def compare_tensors(
     original: Mapping[str, Tensor], copy: Mapping[str, Tensor], unused: list[str]
 ) -> CheckpointComparison:
-    """Compare tensors under the same names."""
+    """Compares the tensors of two checkpoints by name. `unused` lists tensors in the copy's file that were not read."""
     differences = {
         name: difference(tensor, copy[name])
         for name, tensor in original.items()
@@ -126,10 +127,11 @@ def compare_tensors(
 
 @torch.no_grad()
 def compare_outputs(comparison: CheckpointComparison, original: CheckpointModel, copy: CheckpointModel) -> None:
-    """Record the differences of each layer and of the logits on a sample of random tokens, with two segments if the
-    model has segments."""
+    """Computes both models on a sample of random tokens, with two segments if the model has segments, and records the
+    differences of the hidden states of each layer and of the logits in `comparison`."""
     backbone = original.backbone
     rows, longest = backbone.config.vocab_size, min(backbone.config.max_positions, 24)
+    # Multiples of a prime, so that tokens are spread over the vocabulary; two documents of different length.
     tokens = torch.arange(2 * longest - 5, dtype=torch.int64) * 7919 % rows
     pairs = backbone.config.segment_types > 1
     columns = {"segment": torch.arange(len(tokens)) % longest // (longest // 2 + 1)} if pairs else {}
@@ -151,14 +153,14 @@ def compare_outputs(comparison: CheckpointComparison, original: CheckpointModel,
 
 
 def compare_tokenizers(comparison: CheckpointComparison, original: Tokenizer, copy: Tokenizer) -> None:
-    """Record the strings that the two tokenizers encode differently."""
+    """Records in `comparison` which strings of `ADVERSARIAL` the two tokenizers encode differently."""
     comparison.strings = different_ids(original, copy)
     comparison.strings_compared = len(ADVERSARIAL)
 
 
 def different_ids(original: Tokenizer, copy: Tokenizer) -> list[str]:
-    """The adversarial strings that the two tokenizers encode differently. Both are compared with and without parsing
-    special tokens in texts, since a folder and a checkpoint may differ in this setting."""
+    """Returns the strings of `ADVERSARIAL` that the two tokenizers encode differently. They are compared with and
+    without parsing special tokens in texts, because a folder and a checkpoint may differ in this setting."""
     ids = [
         [tokenizer.parsing(parse).encode_batch(ADVERSARIAL) for parse in (False, True)]
         for tokenizer in (original, copy)
@@ -166,12 +168,13 @@ def different_ids(original: Tokenizer, copy: Tokenizer) -> list[str]:
     return [
         text
         for number, text in enumerate(ADVERSARIAL)
-        if any(mine[number].tolist() != copied[number].tolist() for mine, copied in zip(*ids, strict=True))
+        if any(before[number].tolist() != after[number].tolist() for before, after in zip(*ids, strict=True))
     ]
 
 
 def tied_names(model: CheckpointModel) -> list[str]:
-    """Names of shared tensors, and of output layers tied to the token embedding."""
+    """Returns a description of each shared tensor, including output layers that are tied to the token embedding, as
+    "name = other name"."""
     first: dict[int, str] = {}
     tied = []
     for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -196,7 +199,7 @@ class _Layers(Tap):
 
 
 def difference(tensor: Tensor, other: Tensor) -> float:
-    """The largest absolute difference of two tensors; infinite if their shapes differ."""
+    """Returns the largest absolute difference of two tensors; infinite if their shapes differ."""
     if tensor.shape != other.shape:
         return float("inf")
     if not tensor.numel():
@@ -205,7 +208,7 @@ def difference(tensor: Tensor, other: Tensor) -> float:
 
 
 def relative_difference(tensor: Tensor, other: Tensor) -> float:
-    """`difference` relative to the largest absolute value, or to 1 if that is larger."""
+    """Returns `difference` divided by the largest absolute value of the first tensor, or by 1 if this is larger."""
     return difference(tensor, other) / max(1.0, float(tensor.abs().max()))
 
 
@@ -216,7 +219,7 @@ def same_tensors(expected: Mapping[str, Tensor], actual: Mapping[str, Tensor]) -
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Silence the warnings and progress bars of transformers, and restore its settings afterwards."""
+    """Silences the warnings and progress bars of transformers inside the context."""
     from transformers.utils import logging
 
     verbosity, progress_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
@@ -233,10 +236,18 @@ def quiet_transformers() -> Iterator[None]:
 
 
 def tokenized(folder: Path, texts: Sequence[str], pairs: Sequence[str] | None = None) -> dict[str, Tensor]:
-    """Encode texts as `AutoTokenizer.from_pretrained(folder)(texts, pairs, padding=True, truncation=True,
-    return_tensors="pt")` does for a folder with a generic tokenizer class, without transformers.
+    """Encodes texts as transformers does, without importing transformers.
 
-    Returns: (B, L) int64 tensors by the names in the folder's `model_input_names`.
+    The result is that of `AutoTokenizer.from_pretrained(folder)(texts, pairs, padding=True, truncation=True,
+    return_tensors="pt")`, if the folder names a generic tokenizer class.
+
+    Args:
+        folder: The folder with tokenizer.json and tokenizer_config.json.
+        texts: The texts.
+        pairs: The second text of each pair; None for single texts.
+
+    Returns:
+        int64 tensors, (B, L), by the names in the folder's `model_input_names`.
     """
     settings = read_settings(folder)
     backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -252,18 +263,16 @@ def tokenized(folder: Path, texts: Sequence[str], pairs: Sequence[str] | None = 
 
 
 def compare_autotokenizer(folder: Path, tokenizer: Tokenizer) -> str:
-    """Check that AutoTokenizer encodes unusual strings, texts and pairs as the tokenizer does.
-
-    Returns: one line for the screen. Raises CheckFailed if AutoTokenizer encodes a text differently or cannot read the
-    folder.
-    """
+    """Checks that AutoTokenizer encodes unusual strings, texts and pairs as lmtool's tokenizer does. folder: the
+    exported folder. tokenizer: the tokenizer that was exported. Returns one line for the screen. Raises CheckFailed if
+    AutoTokenizer encodes a text differently or cannot read the folder."""
     if find_spec("transformers") is None:
         return "AutoTokenizer: not compared, transformers is not installed"
     # Imported here because it takes seconds and is optional.
     from transformers import AutoTokenizer
 
     try:
-        with quiet_transformers():  # it warns if a text exceeds the model's length
+        with quiet_transformers():  # which warns if a text exceeds the model's length
             reference = AutoTokenizer.from_pretrained(folder, local_files_only=True)
             special = tokenizer.pieces(sorted(tokenizer.special_ids))
             texts = [*ADVERSARIAL, *(f"a {token} b{token}c  {token}" for token in special)]
@@ -278,7 +287,7 @@ def compare_autotokenizer(folder: Path, tokenizer: Tokenizer) -> str:
                     results[f"{name} of {kind}"] = (actual, expected)
     except Exception as problem:  # transformers raises many kinds of errors
         raise CheckFailed(
-            f"{folder}: AutoTokenizer cannot read it: {problem}", "keep the checkpoint, and report this"
+            f"{folder}: AutoTokenizer cannot read the folder: {problem}", "keep the checkpoint, and report this"
         ) from problem
     for kind, (actual, expected) in results.items():
         different = [text for text, *rows in zip(texts, actual, expected, strict=True) if rows[0] != rows[1]]

@@ -1,4 +1,4 @@
-"""Write a checkpoint as a folder that transformers loads (export), or a pretrained model as a checkpoint (import)."""
+"""Writes folders: a checkpoint in transformers' format (export), or an imported model as a checkpoint of lmtool."""
 
 from __future__ import annotations
 
@@ -29,14 +29,21 @@ from lmtool.types import part_of
 from lmtool.weights.base import BASE, Base
 from lmtool.weights.comparing import ADVERSARIAL, different_ids
 from lmtool.weights.reading import their_names
-from lmtool.weights.saved_model import Folded, form_of
+from lmtool.weights.saved_model import FoldedCheckpoint, form_of
 from lmtool.weights.task_heads import CHOICES, CLASSIFIER, DECISIONS, HEADS, WORDS, TaskHead, head_of_task, labels_of
 
 
 @dataclass(frozen=True)
 class Export:
-    """Content of the exported folder. architecture: class in transformers. tensors: under transformers' names.
-    exported: the same tensors under our names. left_out: parts of the checkpoint that are not exported."""
+    """The content of an exported folder.
+
+    Attributes:
+        architecture: Name of the transformers class.
+        config: The content of config.json.
+        tensors: The tensors under transformers' names.
+        exported: The same tensors under lmtool's names.
+        left_out: Parts and tensors of the checkpoint that are not exported.
+    """
 
     architecture: str
     config: JsonObject
@@ -48,21 +55,21 @@ class Export:
 def export_of(
     model: ModelConfig, tensors: Mapping[str, Tensor], task: Mapping[str, object] | None, tokenizer: Tokenizer
 ) -> Export:
-    """Convert a checkpoint to transformers' format.
+    """Converts a checkpoint to transformers' format.
 
     Args:
         model: The model's configuration.
         tensors: All tensors of the checkpoint.
         task: The `task` section of a finetuned checkpoint, including its labels; None without a task.
-        tokenizer: The checkpoint's tokenizer, for the ids of special tokens.
+        tokenizer: The checkpoint's tokenizer, which gives the ids of special tokens.
 
     Raises:
-        UserError: If transformers lacks the family, the variant or the task's head.
+        UserError: If transformers does not have the family, the variant or the task's head.
     """
     module = builder_module(entry_of(model))
     if not hasattr(module, "HF_FORMAT"):
-        instead = "" if model.contextual else "; format=vectors writes its vectors as text"
-        hint = f"export a model of a family that transformers has{instead}"
+        alternative = "" if model.contextual else "; format=vectors writes its vectors as text"
+        hint = f"export a model of a family that transformers has{alternative}"
         raise UserError(f"model={model.name} has no counterpart in transformers", hint)
     declared: HFFormat = module.HF_FORMAT
     renamed, head = dict(tensors), None
@@ -74,9 +81,9 @@ def export_of(
             for name, tensor in tensors.items()
         }
     heads = {part_of(name).removeprefix("heads.") for name in renamed if name.startswith("heads.")}
-    # Without its task section, a task head cannot be interpreted.
-    usable = heads - (set(HEADS) - {head.name if head is not None else ""})
-    model_class = declared.class_of_heads(usable)
+    # A task head can be interpreted only with its `task` section.
+    usable_heads = heads - (set(HEADS) - {head.name if head is not None else ""})
+    model_class = declared.class_of_heads(usable_heads)
     needed = model_class.heads
     assert head is None or head.name in needed, f"{head.name} without its pooler"
     part_names = {"backbone", *(f"heads.{head}" for head in needed or ("pooler",))}
@@ -92,7 +99,7 @@ def export_of(
         hf_tensors = declared.tied.separate(hf_tensors)
     left_out = {part_of(name) for name in renamed} - {part_of(name) for name in exported}
     decisions = {name: DECISIONS.get(name.rpartition(".")[2]) for name in tensors}
-    left_out |= {f"{name} ({instead})" for name, instead in decisions.items() if instead is not None}
+    left_out |= {f"{name} ({rule})" for name, rule in decisions.items() if rule is not None}
     config = {
         **module.to_hf_config(model),
         "architectures": [model_class.name],
@@ -106,14 +113,15 @@ def export_of(
 
 
 def _hf_head(model: ModelConfig, task: Mapping[str, object], declared: HFFormat) -> TaskHead:
-    """The transformers head for a task's head. UserError if there is none, or if the family's classifier in
-    transformers pools texts differently."""
+    """Returns the kind of head in transformers that corresponds to a task's head. model: the model's configuration.
+    task: the `task` section. declared: the family's classes in transformers. Raises UserError if the family has no such
+    head in transformers, or if its architecture there is different (for example, the pooling)."""
     name, form, head = task["name"], form_of(model, task), head_of_task(task)
     if head is None or not any(head.name in entry.heads for entry in declared.classes):
         reason = f"transformers has no class for task.kind={task.get('kind')}"
         if head is not None:
             unlike = (f"{hf_form}: {why}" for hf_form, why in declared.unlike.items() if hf_form.endswith(head.suffix))
-            reason = next(unlike, f"transformers has no ...{head.suffix} of it")
+            reason = next(unlike, f"transformers has no class ...{head.suffix} for this family")
         raise UserError(
             f"heads.{name} cannot be exported for model={model.name}: {reason}",
             "use the run with lmtool: lmtool predict, or lmtool.load in Python",
@@ -135,7 +143,7 @@ def _hf_head(model: ModelConfig, task: Mapping[str, object], declared: HFFormat)
 
 
 def special_ids(model: ModelConfig, tokenizer: Tokenizer) -> dict[str, int]:
-    """Ids of special tokens, as in a config.json."""
+    """Returns the ids of special tokens under the keys of config.json."""
     ids = {f"{role}_token_id": tokenizer.roles[role] for role in ("pad", "bos", "eos") if role in tokenizer.roles}
     if isinstance(model, EncoderDecoderConfig):
         ids["decoder_start_token_id"] = tokenizer.role(model.start_role)
@@ -143,31 +151,40 @@ def special_ids(model: ModelConfig, tokenizer: Tokenizer) -> dict[str, int]:
 
 
 def generation_keys(model: ModelConfig, tokenizer: Tokenizer) -> JsonObject:
-    """Content of generation_config.json. `vocab_size` in config.json is the number of embedding rows, as transformers
-    requires for loading; rows after the last vocabulary entry are suppressed."""
+    """Returns the content of generation_config.json.
+
+    The embedding may have more rows than the vocabulary has entries. `vocab_size` in config.json has to be the number
+    of rows, so that transformers can load them; generation_config.json therefore suppresses the rows without an entry.
+    """
     keys: JsonObject = {**special_ids(model, tokenizer)}
     if tokenizer.vocab_size < model.vocab_size:
         keys["suppress_tokens"] = list(range(tokenizer.vocab_size, model.vocab_size))
     if isinstance(model, T5Config) and model.num_layers < model.layers_of_decoder:
-        keys["use_cache"] = False  # transformers' cache for T5's decoder has as many layers as the encoder
+        keys["use_cache"] = False  # transformers gives the cache of T5's decoder as many layers as the encoder has
     return keys
 
 
 @dataclass(frozen=True)
 class TokenizerSettings:
-    """How AutoTokenizer should encode texts. segments: return token_type_ids. max_length: maximum number of tokens.
-    split_special_tokens: treat special tokens in texts as plain text."""
+    """How AutoTokenizer should encode texts for an exported model.
+
+    Attributes:
+        segments: Whether to return token_type_ids.
+        max_length: Maximum number of tokens of a text.
+        split_special_tokens: Whether special tokens that occur in a text are treated as plain text.
+    """
 
     segments: bool
     max_length: int
     split_special_tokens: bool
 
     def settings(self) -> JsonObject:
-        """Keys of a tokenizer_config.json."""
+        """Returns the settings under the keys of tokenizer_config.json."""
         names = ["input_ids", *(["token_type_ids"] if self.segments else []), "attention_mask"]
         return {
             "model_max_length": self.max_length,
-            # Without these names a generic tokenizer class returns no segments, or in older transformers always.
+            # Without these names, a generic tokenizer class never returns segments, or always in older versions of
+            # transformers.
             "model_input_names": names,
             **({"split_special_tokens": True} if self.split_special_tokens else {}),
         }
@@ -176,18 +193,18 @@ class TokenizerSettings:
 def write_export(
     export: Export, model: ModelConfig, tokenizer: Tokenizer, reading: TokenizerSettings, card: str, output: Path
 ) -> None:
-    """Write the folder atomically.
+    """Writes an exported folder, completely or not at all.
 
     Args:
         export: The content in transformers' format.
         model: The model's configuration.
-        tokenizer: Saved into the folder.
+        tokenizer: The tokenizer to save.
         reading: Settings for AutoTokenizer.
         card: Text of README.md.
-        output: The folder; must be new or empty.
+        output: The folder, which must be new or empty.
 
     Raises:
-        UserError: If it cannot be written, or if transformers would encode texts for the model differently.
+        UserError: If the folder cannot be written, or if transformers would encode texts for the model differently.
     """
 
     def fill(draft: Path) -> None:
@@ -202,7 +219,7 @@ def write_export(
 
 
 def write_reading(draft: Path, tokenizer: Tokenizer, reading: TokenizerSettings, card: str) -> None:
-    """Write the files that AutoTokenizer reads, and README.md."""
+    """Writes the files that AutoTokenizer reads, and README.md with the text `card`."""
     tokenizer.save(draft)
     settings = json.loads((draft / "tokenizer_config.json").read_text(encoding="utf-8"))
     _write_json(draft / "tokenizer_config.json", {**settings, **reading.settings()})
@@ -210,8 +227,8 @@ def write_reading(draft: Path, tokenizer: Tokenizer, reading: TokenizerSettings,
 
 
 def require_same_ids(folder: Path, model: ModelConfig, tokenizer: Tokenizer) -> None:
-    """Raise UserError if transformers ignores the folder's tokenizer files in favor of the model's built-in tokenizer
-    class, and this class encodes texts differently."""
+    """Raises UserError if transformers would encode texts differently: for some families, it ignores the settings in
+    the folder and always uses the tokenizer class of the family."""
     kind = class_of(folder, Settings.of(folder))
     if not isinstance(kind, TokenizerClass):
         return
@@ -229,13 +246,13 @@ def require_same_ids(folder: Path, model: ModelConfig, tokenizer: Tokenizer) -> 
         )
 
 
-def write_delta(tuned: Path, output: Path, folded: Folded | None = None) -> None:
-    """Write a tuned checkpoint atomically, without the files for resuming.
+def write_delta(tuned: Path, output: Path, folded: FoldedCheckpoint | None = None) -> None:
+    """Writes a copy of a tuned checkpoint without the files that only resuming needs, completely or not at all.
 
     Args:
-        tuned: The checkpoint's folder. The copy is verified when it is read.
+        tuned: The checkpoint's folder, whose files are verified when they are read.
         output: The new folder.
-        folded: Replaces the checkpoint's weights and configuration.
+        folded: Weights and configuration to write in place of the checkpoint's; None means to copy the checkpoint's.
 
     Raises:
         UserError: If `output` is not empty or cannot be written.
@@ -255,14 +272,14 @@ def write_delta(tuned: Path, output: Path, folded: Folded | None = None) -> None
 
 
 def require_new(output: Path) -> None:
-    """Raise UserError if `output` is a file or a folder with content."""
+    """Raises UserError if `output` is a file or a folder with content."""
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise UserError(f"output={output} exists and is not empty", "use a new folder")
 
 
 def write_folder_atomically(output: Path, fill: Callable[[Path], None]) -> None:
-    """Create a folder with the files that `fill` writes, or nothing on failure. UserError if it exists and is not
-    empty."""
+    """Creates a folder with the files that `fill` writes, or nothing if `fill` fails. Raises UserError if the folder
+    exists and is not empty, or cannot be written."""
     require_new(output)
     draft = draft_of(output)
     try:
@@ -278,10 +295,12 @@ def write_folder_atomically(output: Path, fill: Callable[[Path], None]) -> None:
 
 
 def _write_json(path: Path, content: object, ascii_only: bool = False) -> None:
+    """Writes a JSON file. With `ascii_only`, other characters are escaped."""
     path.write_text(json.dumps(content, indent=2, ensure_ascii=ascii_only) + "\n", encoding="utf-8")
 
 
 COMMAND = "import"
+"""The `command` in the configuration of imported checkpoints."""
 
 
 @dataclass(frozen=True)
@@ -289,14 +308,13 @@ class ImportedModel:
     """The content of an imported checkpoint.
 
     Attributes:
-        tensors: Under our names.
-        model: The model's configuration.
-        tokenizer: None if the source has none.
-        source: Where the weights come from.
-        settings: The configuration of a Hugging Face folder (`HFFolder.saved_config`, or `classifier_config`).
-        tuning: The `tuning` section if the tensors were tuned.
-        base: The base of a tuned model; its tensors are left out.
-        files: Content of additional JSON files, by name.
+        tensors: The tensors under lmtool's names. model: The model's configuration. tokenizer: The tokenizer; None if
+        the source has none. source: A record of where the weights come from, for the `source` section. settings: The
+        configuration of a Hugging Face folder (`HFFolder.saved_config` or `HFFolder.classifier_config`), of
+            which the sections for task, length, generation and tokenizer are used.
+        tuning: The `tuning` section of a tuned model, or None.
+        base: The base of a tuned model, or None. `tensors` then lacks the tensors that are read from the base.
+        files: The content of additional JSON files, by name.
     """
 
     tensors: Mapping[str, Tensor]
@@ -309,8 +327,8 @@ class ImportedModel:
     files: Mapping[str, object] = field(default_factory=dict)
 
     def config(self, output: Path) -> dict[str, object]:
-        """Content of config.json. Secrets in the source are masked, except in its revision: a commit hash only looks
-        like a secret."""
+        """Returns the content of config.json for a checkpoint in the folder `output`. Secrets in the source are masked,
+        except in its revision, because a commit hash only looks like a secret."""
         source = {**masked_data(dict(self.source)), "revision": self.source.get("revision")}
         config: dict[str, object] = {"version": saved.VERSION, "command": COMMAND, "seed": 0, "source": source}
         config["model"] = json.loads(self.model.model_dump_json())
@@ -323,7 +341,8 @@ class ImportedModel:
 
 
 def write_import(imported: ImportedModel, output: Path) -> None:
-    """Write the checkpoint folder atomically. UserError if it is not empty or cannot be written."""
+    """Writes an imported checkpoint, completely or not at all. Raises UserError if the folder is not empty or cannot be
+    written."""
     base = {} if imported.base is None else {BASE: imported.base.to_plain()}
     files = {**base, **imported.files}
     write_checkpoint(imported.config(output), imported.tensors, imported.tokenizer, output, files)
@@ -336,14 +355,14 @@ def write_checkpoint(
     output: Path,
     files: Mapping[str, object],
 ) -> None:
-    """Write a checkpoint of step 0 atomically.
+    """Writes a checkpoint of step 0, completely or not at all.
 
     Args:
-        config: Content of config.json.
-        tensors: Under our names.
-        tokenizer: Saved into the folder unless None.
+        config: The content of config.json.
+        tensors: The tensors under lmtool's names.
+        tokenizer: The tokenizer to save, or None.
         output: The new folder.
-        files: Content of additional JSON files, by name.
+        files: The content of additional JSON files, by name.
 
     Raises:
         UserError: If the folder is not empty or cannot be written.

@@ -1,4 +1,5 @@
-"""Pretrained models in Hugging Face's format: a local folder, or `hf://org/name@revision` through the hub's cache."""
+"""Finds and reads pretrained models in Hugging Face's format: local folders, and `hf://org/name@revision`, which is
+downloaded into the hub's cache."""
 
 from __future__ import annotations
 
@@ -26,13 +27,19 @@ from lmtool.weights.task_heads import NUM_CHOICES, head_of_class, label_names, r
 
 
 class MissingFile(UserError):
-    """A file is neither cached nor available: the repository lacks it, or there is no network."""
+    """A file is not in the hub's cache and cannot be downloaded, because the repository lacks it or there is no
+    network."""
 
 
 @dataclass(frozen=True)
 class Address:
-    """A repository on the hub at a revision. typed: the override that names it (`checkpoint=hf://org/name`), for error
-    messages."""
+    """A repository on the hub at a revision.
+
+    Attributes:
+        typed: The override that names the repository (`checkpoint=hf://org/name`), for error messages.
+        repository: The name of the repository, "org/name".
+        revision: A branch, tag or commit.
+    """
 
     typed: str
     repository: str
@@ -40,7 +47,16 @@ class Address:
 
     @classmethod
     def of(cls, key: str, text: str, hint: str) -> Address:
-        """Parse an address. UserError with the hint if it is invalid."""
+        """Parses an address.
+
+        Args:
+            key: The override's key, for error messages.
+            text: The address.
+            hint: The hint of the error.
+
+        Raises:
+            UserError: If the address is invalid.
+        """
         from huggingface_hub.errors import HFValidationError
         from huggingface_hub.utils import validate_repo_id
 
@@ -51,18 +67,18 @@ class Address:
             validate_repo_id(match[1])
         except HFValidationError as problem:
             raise UserError(f"{key}={text} is not a valid repository name: {_short(problem)}", hint) from problem
-        # The cache uses the revision as a path.
+        # The cache uses the revision as a path, so that "." and ".." would leave the cache.
         if match[2] is not None and not all(part.strip(".") for part in match[2].split("/")):
             raise UserError(f"{key}={text}: {match[2]} is not a branch, tag or commit", hint)
         return cls(f"{key}={text}", match[1], match[2] or "main")
 
     def file(self, name: str, offline: bool, revision: str | None = None) -> Path:
-        """Return the path of a file in the cache, and download it if necessary.
+        """Returns the path of a file in the cache. Downloads the file if necessary.
 
         Args:
             name: The file's path in the repository.
-            offline: Never connect to the hub.
-            revision: Overrides the address's revision.
+            offline: Whether to use only files that are already downloaded.
+            revision: A revision to use in place of the address's revision.
 
         Raises:
             MissingFile: If the file does not exist or cannot be downloaded.
@@ -80,7 +96,7 @@ class Address:
         if offline or constants.HF_HUB_OFFLINE:
             raise MissingFile(f"{file}: offline=true, and not in the hub's cache", hint)
         if not self._reachable:
-            # Without a network the library retries for half a minute.
+            # Without a network, the library would retry for half a minute.
             raise MissingFile(f"{file}: no network, and not in the hub's cache", hint)
         try:
             return Path(huggingface_hub.hf_hub_download(self.repository, name, revision=revision))
@@ -102,6 +118,7 @@ class Address:
 
 
 def _short(problem: Exception) -> str:
+    """Returns the message of an exception in one line of at most 160 characters, with secrets masked."""
     return masked(" ".join(str(problem).split()))[:160]
 
 
@@ -112,22 +129,29 @@ TOKENIZER = (
     "tokenizer.json", SETTINGS, "special_tokens_map.json", "added_tokens.json", "vocab.txt",
     "vocab.json", "merges.txt", "spiece.model", "sentencepiece.model", "spm.model", "tokenizer.model", CONFIG,
 )  # fmt: skip
-"""Files that define a tokenizer; config.json may name its class."""
-_GIVE = "use a run of lmtool, a folder with config.json and model.safetensors, or hf://org/name@revision"
-_MOST_BYTES = 10_000_000
+"""Files that define a tokenizer. config.json is among them because it may name the tokenizer's class."""
+_USE_CHECKPOINT = "use a run of lmtool, a folder with config.json and model.safetensors, or hf://org/name@revision"
+_MAX_JSON_BYTES = 10_000_000
 Read = TypeVar("Read")
 
 
 def families() -> dict[str, str]:
-    """Our model names by the `model_type` of config.json. A family that shares another's model_type is left out."""
+    """Returns lmtool's name of each model family by the `model_type` in config.json. Families that use the `model_type`
+    of another family are not included."""
     types = {entry.name: vars(entry.config).get("hf_model_type") for entry in entries("model")}
     return {model_type: name for name, model_type in types.items() if model_type is not None}
 
 
 @dataclass(frozen=True)
 class HFFolder:
-    """A folder in Hugging Face's format. checkpoint: as typed. path: of the folder. config: its config.json. revision:
-    the commit on the hub, None for a local folder."""
+    """A folder in Hugging Face's format.
+
+    Attributes:
+        checkpoint: The value of `checkpoint=` that the user gave.
+        path: Path of the folder.
+        config: The content of config.json.
+        revision: The commit on the hub; None for a local folder.
+    """
 
     checkpoint: str
     path: Path
@@ -135,7 +159,7 @@ class HFFolder:
     revision: str | None = None
 
     def family(self) -> Any:
-        """The module of the model family. UserError if lmtool lacks the family."""
+        """Returns the Python module of the model family. Raises UserError if lmtool does not have the family."""
         model_type = self.config.get("model_type")
         name = families().get(model_type) if isinstance(model_type, str) else None
         entry = None if name is None else lookup("model", name)
@@ -145,29 +169,31 @@ class HFFolder:
             raise UserError(
                 f"checkpoint={self.checkpoint}: unsupported model_type={model_type!r} in config.json; lmtool supports "
                 f"{known}",
-                _GIVE,
+                _USE_CHECKPOINT,
             )
         return module
 
     def model_section(self) -> JsonObject:
-        """The `model` section of our configuration, not decoded. UserError for an unsupported variant."""
+        """Returns the `model` section of an equivalent lmtool configuration, as plain JSON data. Raises UserError if
+        lmtool does not support the variant."""
         family = self.family()
-        return self._readable(lambda: dict(family.from_hf_config(self.config)))
+        return self._decode(lambda: dict(family.from_hf_config(self.config)))
 
-    def _readable(self, read: Callable[[], Read]) -> Read:
-        """Decode part of config.json. UserError with the checkpoint's name if that fails."""
+    def _decode(self, read: Callable[[], Read]) -> Read:
+        """Calls a function that reads config.json. Raises UserError, with the checkpoint's name, if the function
+        fails."""
         try:
             return read()
         except UserError as error:
             raise UserError(f"checkpoint={self.checkpoint}: {error.message}", error.hint) from error
         except (KeyError, TypeError, ValueError) as problem:
             raise UserError(
-                f"checkpoint={self.checkpoint}: config.json cannot be read: {problem!r}", "copy it again"
+                f"checkpoint={self.checkpoint}: config.json cannot be read: {problem!r}", "copy the folder again"
             ) from problem
 
     def saved_config(self) -> JsonObject:
-        """The configuration of an equivalent lmtool checkpoint: model, tokenizer, generation settings, and the task of
-        a finetuned model."""
+        """Returns the configuration of an equivalent lmtool checkpoint, as plain JSON data: the sections for model,
+        tokenizer, generation settings, and the task of a finetuned model."""
         config = {"model": self.model_section(), "tokenizer": {"name": "folder", "path": str(self.path)}}
         generation = self._generation()
         config |= {"generation": generation} if generation else {}
@@ -175,12 +201,15 @@ class HFFolder:
         return config if task is None else {**config, "task": task}
 
     def classifier_config(self) -> JsonObject:
-        """`saved_config` of a finetuned model with transformers' defaults for texts: special tokens in texts are
-        parsed, and texts are truncated at the tokenizer's length. UserError if lmtool lacks the task."""
+        """Returns `saved_config` for a finetuned model, with the defaults of transformers for texts: special tokens in
+        texts are parsed, and texts are truncated to the tokenizer's length. Raises UserError if lmtool does not support
+        the task."""
         self.require_read_head()
-        problem = self._readable(lambda: refusal(self.config))
+        problem = self._decode(lambda: refusal(self.config))
         if problem is not None:
-            raise UserError(f"checkpoint={self.checkpoint}: {problem}", "finetune it on a task, with a new head")
+            raise UserError(
+                f"checkpoint={self.checkpoint}: {problem}", "finetune the checkpoint on a task, with a new head"
+            )
         config, settings = {**self.saved_config(), "task": self._task()}, read_settings(self.path)
         if config["task"]["kind"] == "multiple_choice" and NUM_CHOICES not in self.config:
             raise UserError(
@@ -199,16 +228,16 @@ class HFFolder:
         }
 
     def require_read_head(self) -> None:
-        """Raise UserError if the folder's class has a head that lmtool does not support."""
+        """Raises UserError if the folder's class has a head that lmtool does not support."""
         unsupported = self._unsupported_head()
         if unsupported is not None:
             raise UserError(
                 f"checkpoint={self.checkpoint}: config.json names {unsupported}",
-                "finetune it on a task: lmtool finetune loads the backbone and adds a new head",
+                "finetune the checkpoint on a task: lmtool finetune loads the backbone and adds a new head",
             )
 
     def _unsupported_head(self) -> str | None:
-        """The folder's class and why lmtool does not support its head, or None."""
+        """Returns the folder's class with the reason why lmtool does not support its head, or None."""
         names, reasons = self.config.get("architectures"), self.family().HF_FORMAT.unlike
         unsupported = [name for name in names if name in reasons] if isinstance(names, list) else []
         if not unsupported:
@@ -216,22 +245,24 @@ class HFFolder:
         return f"{unsupported[0]}, whose head lmtool does not support: {reasons[unsupported[0]]}"
 
     def _generation(self) -> JsonObject:
-        """Default generation settings as fields of `GenerationConfig`: from generation_config.json or, in old folders,
-        config.json."""
+        """Returns the folder's default generation settings as fields of `GenerationConfig`. They are in
+        generation_config.json or, in older folders, in config.json."""
         file = self.path / GENERATION
         return published_settings(read_object(self.checkpoint, file) if file.is_file() else self.config)
 
     def label_names(self) -> list[str]:
-        """The label names in order."""
-        return self._readable(lambda: label_names(self.config))
+        """Returns the names of the labels in the order of their ids."""
+        return self._decode(lambda: label_names(self.config))
 
     def _task(self) -> JsonObject | None:
-        return self._readable(lambda: task_of(self.config))
+        """Returns the `task` section, or None if lmtool does not support the task."""
+        return self._decode(lambda: task_of(self.config))
 
 
 def hf_folder(checkpoint: str, offline: bool = False) -> HFFolder | None:
-    """The Hugging Face folder named by `checkpoint=`, with config.json and tokenizer files downloaded; None for
-    anything else, such as a run of lmtool. UserError if it cannot be downloaded or read."""
+    """Returns the Hugging Face folder that `checkpoint=` names, after downloading config.json and the tokenizer files
+    if necessary; None if `checkpoint=` names anything else, such as a run of lmtool. Raises UserError if the folder
+    cannot be downloaded or read."""
     if "://" in checkpoint:
         return _from_hub(checkpoint, offline)
     path = Path(checkpoint).expanduser()
@@ -240,80 +271,87 @@ def hf_folder(checkpoint: str, offline: bool = False) -> HFFolder | None:
     if (path / ADAPTER).is_file() and not any((path / name).is_file() for name in WEIGHTS):
         return None
     for name in TOKENIZER:
-        if os.path.lexists(path / name) and not (path / name).is_file():  # otherwise it would be ignored silently
+        if os.path.lexists(path / name) and not (path / name).is_file():  # which would be ignored without an error
             raise UserError(f"checkpoint={checkpoint}: {path / name} is not a regular file", "copy the folder again")
     config = read_object(checkpoint, path / CONFIG)
     return None if isinstance(config.get("model"), dict) else HFFolder(checkpoint, path, HFConfig(config))
 
 
 def weight_file(folder: HFFolder, offline: bool = False) -> Path:
-    """The weight file, or the index of several, downloaded if necessary. UserError if there is none."""
+    """Returns the path of the weight file, or of the index of several weight files, after downloading it if necessary.
+    Raises UserError if there is none."""
     for name in WEIGHTS:
         path = fetched(folder, name, offline, required=False)
         if path is not None:
             return path
     raise UserError(
         f"checkpoint={folder.checkpoint}: {_location(folder, offline)} has no weights: none of {', '.join(WEIGHTS)}",
-        _GIVE if folder.revision is None or not offline else "run the command once without offline=true",
+        _USE_CHECKPOINT if folder.revision is None or not offline else "run the command once without offline=true",
     )
 
 
 def _location(folder: HFFolder, offline: bool) -> str:
+    """Describes where the files of a folder were searched, for error messages."""
     return "the hub's cache (offline=true)" if folder.revision is not None and offline else str(folder.path)
 
 
 def fetched(folder: HFFolder, name: str, offline: bool, required: bool = True) -> Path | None:
-    """The path of a file in the folder or in a subfolder, downloaded if necessary.
+    """Returns the path of a file in a folder or in one of its subfolders. Downloads the file if necessary.
 
     Args:
         folder: The Hugging Face folder.
-        name: File name, or subfolder/file name.
-        offline: Never connect to the hub.
-        required: Raise an error if the file does not exist; otherwise return None.
+        name: The file's name, or SUBFOLDER/NAME.
+        offline: Whether to use only files that are already downloaded.
+        required: Whether a missing file is an error. If not, the function returns None.
 
     Raises:
-        UserError: If the name leaves the folder, or if a required file is missing.
+        UserError: If the name refers to a file outside the folder, or if a required file is missing.
     """
     parts = name.split("/")
     if len(parts) > 2 or any(part in ("", ".", "..") or Path(part).name != part for part in parts):
-        raise UserError(f"checkpoint={folder.checkpoint}: {name!r} is not a file in the folder", "copy it again")
+        raise UserError(
+            f"checkpoint={folder.checkpoint}: {name!r} is not a file in the folder", "copy the folder again"
+        )
     path = folder.path / name
     if path.is_file():
         return path
     if folder.revision is not None:
-        address = Address.of("checkpoint", folder.checkpoint, _GIVE)
+        address = Address.of("checkpoint", folder.checkpoint, _USE_CHECKPOINT)
         try:
             return address.file(name, offline, folder.revision)
         except MissingFile:
             if required:
                 raise
     if required:
-        raise UserError(f"checkpoint={folder.checkpoint}: {_location(folder, offline)} lacks {name}", "copy it again")
+        raise UserError(
+            f"checkpoint={folder.checkpoint}: {_location(folder, offline)} lacks {name}", "copy the folder again"
+        )
     return None
 
 
 def tokenizer_folder(path: str, offline: bool = False) -> Path:
-    """The cached folder with the tokenizer files of `tokenizer.path=hf://...`. UserError if there are none or they
-    cannot be downloaded."""
-    give = "use a local folder with tokenizer.json, or hf://org/name@revision"
-    address = Address.of("tokenizer.path", path, give)
+    """Returns the cached folder with the tokenizer files of `tokenizer.path=hf://...`. Raises UserError if the
+    repository has none or they cannot be downloaded."""
+    hint = "use a local folder with tokenizer.json, or hf://org/name@revision"
+    address = Address.of("tokenizer.path", path, hint)
     folder: Path | None = None
-    absent: list[MissingFile] = []
+    errors: list[MissingFile] = []
     for name in TOKENIZER:
         try:
             # The cache has one folder per commit; all files come from the commit of the first file.
             folder = address.file(name, offline, None if folder is None else folder.name).parent
         except MissingFile as problem:
-            absent.append(problem)
+            errors.append(problem)
     if folder is None:
-        raise absent[0]
+        raise errors[0]
     return folder
 
 
 def _from_hub(checkpoint: str, offline: bool) -> HFFolder:
-    address = Address.of("checkpoint", checkpoint, _GIVE)
+    """Downloads config.json, the tokenizer files and the generation settings of a repository."""
+    address = Address.of("checkpoint", checkpoint, _USE_CHECKPOINT)
     path = address.file(CONFIG, offline)
-    # The cache has one folder per commit: later reads use the same commit even if the branch moves.
+    # The cache has one folder per commit. Later reads use this commit even if the branch has moved in the meantime.
     commit = path.parent.name
     for name in (*TOKENIZER, GENERATION):
         with suppress(MissingFile):
@@ -322,20 +360,21 @@ def _from_hub(checkpoint: str, offline: bool) -> HFFolder:
 
 
 def read_settings(folder: Path) -> JsonObject:
-    """The tokenizer_config.json of a folder; empty if there is none. UserError if it is not a JSON object."""
+    """Reads the tokenizer_config.json of a folder; {} if the folder has none. Raises UserError if it is not a JSON
+    object."""
     path = folder / SETTINGS
     return dict(read_object(str(folder), path)) if path.is_file() else {}
 
 
 def tokenizer_length(settings: JsonMapping) -> int | None:
-    """The maximum number of tokens in a tokenizer_config.json; None without a limit, for which transformers writes
-    10^30."""
+    """Returns the maximum number of tokens that a tokenizer_config.json sets; None if there is no limit. transformers
+    writes 10^30 for no limit, so that very large numbers count as none."""
     length = settings.get("model_max_length")
     return int(length) if isinstance(length, int | float) and 1 <= length <= 10**9 else None
 
 
 def read_object(checkpoint: str, path: Path) -> JsonMapping:
-    """Read a JSON object from a file in a folder. UserError if the file holds anything else."""
+    """Reads a JSON object from a file of a checkpoint's folder. Raises UserError if the file contains anything else."""
     data = read_json_file(checkpoint, path)
     if not isinstance(data, dict):
         raise UserError(f"{path}: not a JSON object", "copy the folder again")
@@ -343,11 +382,11 @@ def read_object(checkpoint: str, path: Path) -> JsonMapping:
 
 
 def read_json_file(checkpoint: str, path: Path) -> object:
-    """Read a JSON file in a folder. UserError if it is too large or not JSON."""
+    """Reads a JSON file of a checkpoint's folder. Raises UserError if the file is too large or not JSON."""
     try:
-        if path.stat().st_size > _MOST_BYTES:
+        if path.stat().st_size > _MAX_JSON_BYTES:
             raise UserError(
-                f"checkpoint={checkpoint}: {path} has more than {_MOST_BYTES} bytes", "copy the folder again"
+                f"checkpoint={checkpoint}: {path} has more than {_MAX_JSON_BYTES} bytes", "copy the folder again"
             )
         return json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:

@@ -39,11 +39,14 @@ class ModelOutput:
     """The output of `PaddedModel`.
 
     Attributes:
-        hidden: (B, L, H) hidden states of the last layer, of the decoder in an encoder-decoder; zero at padding.
-        logits: (B, L, V) of a language model, (B, L) of replaced token detection, (B, C) of a task that scores texts,
-            (B, L, C) of a task that scores tokens; None without such a head.
-        pair_logits: (B, 2) of a head over text pairs: the second text follows or is from another document (next
-            sentence), or precedes the first (sentence order); None without such a head.
+        hidden: Hidden states of the last layer, (B, L, H); zero at padding. In an encoder-decoder, those of the
+            decoder,
+            or of the encoder if a task's head reads the encoder.
+        logits: Logits of the main head; None without such a head. (B, C) for a task that scores texts, (B, L, C) for a
+            task that scores tokens, (B, L, V) for a language model, (B, L) for replaced token detection.
+        pair_logits: Logits of a head that classifies text pairs, (B, 2); None without such a head. The classes are:
+            the second text follows the first or is random (next sentence prediction); or the two texts are in order or
+            swapped (sentence order prediction).
     """
 
     hidden: Tensor
@@ -56,11 +59,11 @@ class LoadedCheckpoint:
     """A loaded checkpoint.
 
     Attributes:
-        model: In evaluation mode.
-        tokenizer: As in training; None if the checkpoint has none.
+        model: The model, in evaluation mode.
+        tokenizer: The tokenizer with which the model was trained; None if the checkpoint has no tokenizer.
         config: The model's configuration.
         report: Which parts of the checkpoint were loaded.
-        saved: The checkpoint's configuration, not decoded.
+        saved: The checkpoint's complete configuration, as plain JSON data.
     """
 
     model: PaddedModel
@@ -76,9 +79,9 @@ class LoadedCheckpoint:
         return task if isinstance(task, dict) else None
 
     def generate(self, prompts: Sequence[str], seed: int = 0, **settings: Any) -> list[str]:
-        """Generate text for each prompt: a decoder's continuation, an encoder-decoder's answer. prompts: the input
-        texts. seed: of sampling. settings: fields of `GenerationConfig` (max_new_tokens, temperature, beams, ...).
-        Raises UserError if the checkpoint has no tokenizer or no language modeling head."""
+        """Generates a text for each prompt: a continuation by a decoder, an answer by an encoder-decoder. prompts: the
+        input texts. seed: seed of the sampling. settings: fields of `GenerationConfig` (max_new_tokens, temperature,
+        beams, ...). Raises UserError if the checkpoint has no tokenizer or no language modeling head."""
         head = dict(self.model.parts.heads.items()).get("lm")
         if self.tokenizer is None or not isinstance(head, LMHead):
             missing = "tokenizer" if self.tokenizer is None else "language modeling head"
@@ -91,7 +94,9 @@ class LoadedCheckpoint:
 
 
 class PaddedModel(nn.Module):
-    """A backbone and heads over padded rows, packed internally. start: the decoder's start token, or None."""
+    """A model that takes and returns padded tensors, as models in transformers do. Internally, the real tokens are
+    packed. parts: the backbone and its heads. start: id of the token with which the decoder of an encoder-decoder
+    starts; None if there is none."""
 
     def __init__(self, parts: CheckpointModel, start: int | None = None):
         super().__init__()
@@ -104,44 +109,48 @@ class PaddedModel(nn.Module):
         decoder_input_ids: Tensor | None = None,
         token_type_ids: Tensor | None = None,
     ) -> ModelOutput:
-        """Compute hidden states and logits.
+        """Computes hidden states and logits.
 
         Args:
-            input_ids: (B, L) int64.
-            attention_mask: (B, L), nonzero at real tokens; None if all are real. The real tokens of a row are
-                contiguous, and positions count from the first of them.
-            decoder_input_ids: (B, L') for an encoder-decoder, already shifted, without padding; None for a task's
-                head, whose decoder reads the same text.
-            token_type_ids: (B, L), 1 in the second text of a pair; None for 0 everywhere.
+            input_ids: Token ids, (B, L), int64. attention_mask: Nonzero at real tokens, (B, L). None means that all
+            tokens are real. The real tokens of a row
+                must be contiguous; positions count from the first real token.
+            decoder_input_ids: Input of the decoder in an encoder-decoder, (B, L'): shifted to the right, and without
+                padding. None for a task's head, whose decoder reads the same text as the encoder.
+            token_type_ids: Segments, (B, L): 1 in the second text of a pair. None means 0 everywhere.
 
         Raises:
-            ValueError: If a shape is wrong, or if the model lacks a segment.
+            ValueError: If a shape is wrong, if real tokens are not contiguous, or if a segment does not exist in the
+                model.
         """
         two_stacks = self.parts.backbone.config.architecture == "encoder_decoder"
-        shares_input = two_stacks and self.parts.task is not None and self.start is not None
-        if two_stacks != (decoder_input_ids is not None) and not shares_input:
-            raise ValueError(f"decoder_input_ids are {'missing' if two_stacks else 'for encoder-decoders only'}")
-        real_BL = _real(input_ids, attention_mask)
-        inputs = _packed(input_ids, real_BL, self._segments(input_ids, token_type_ids))
+        same_input = two_stacks and self.parts.task is not None and self.start is not None
+        if two_stacks != (decoder_input_ids is not None) and not same_input:
+            reason = "missing, but the model has a decoder" if two_stacks else "allowed for encoder-decoders only"
+            raise ValueError(f"decoder_input_ids are {reason}")
+        real_BL = _real_tokens(input_ids, attention_mask)
+        inputs = _pack(input_ids, real_BL, self._segments(input_ids, token_type_ids))
         outputs = None
         if decoder_input_ids is not None:
-            real_BL = _real(decoder_input_ids, None)
-            outputs = _packed(decoder_input_ids, real_BL)
+            real_BL = _real_tokens(decoder_input_ids, None)
+            outputs = _pack(decoder_input_ids, real_BL)
         elif two_stacks and self.start is not None:
             outputs = shifted(inputs, self.start)
         hidden_TH = self.parts.hidden(inputs, outputs)
         read = inputs if outputs is None else outputs
         logits = self.parts.logits(hidden_TH, read)
         if logits is not None and (self.parts.task is None or self.parts.of_tokens):
-            logits = _padded(logits, real_BL)
-        return ModelOutput(_padded(hidden_TH, real_BL), logits, self.parts.pair_logits(hidden_TH, read))
+            logits = _pad(logits, real_BL)
+        return ModelOutput(_pad(hidden_TH, real_BL), logits, self.parts.pair_logits(hidden_TH, read))
 
     def _segments(self, ids_BL: Tensor, segments_BL: Tensor | None) -> Tensor | None:
-        """Checked segments, or None."""
+        """Returns the segments on the device of the ids, or None. Raises ValueError if they are invalid."""
         if segments_BL is None:
             return None
         if segments_BL.shape != ids_BL.shape:
-            raise ValueError(f"token_type_ids have the shape {tuple(segments_BL.shape)}, the ids {tuple(ids_BL.shape)}")
+            raise ValueError(
+                f"token_type_ids have the shape {tuple(segments_BL.shape)}, but input_ids have {tuple(ids_BL.shape)}"
+            )
         segment_types = max(self.parts.backbone.config.segment_types, 1)
         if segments_BL.numel() and not 0 <= int(segments_BL.min()) <= int(segments_BL.max()) < segment_types:
             raise ValueError(f"token_type_ids up to {int(segments_BL.max())}; the model has {segment_types} segments")
@@ -149,15 +158,17 @@ class PaddedModel(nn.Module):
 
 
 def load(checkpoint: str | Path, device: str = "cpu", offline: bool = False) -> LoadedCheckpoint:
-    """Load a checkpoint for inference.
+    """Loads a checkpoint for inference.
 
     Args:
         checkpoint: A run or checkpoint of lmtool, a folder in Hugging Face's format, or hf://org/name.
-        device: The torch device.
-        offline: Never connect to the hub.
+        device: The torch device on which the model is placed.
+        offline: Whether to use only files that are already downloaded.
 
     Raises:
-        UserError: If the checkpoint cannot be read, lacks a part of the backbone, or has an unsupported head.
+        UserError: If the checkpoint cannot be read, if a tensor of the backbone is missing, or if lmtool does not
+            support
+            the checkpoint's head.
     """
     checkpoint = str(checkpoint)
     folder = hf_folder(checkpoint, offline)
@@ -180,28 +191,33 @@ def load(checkpoint: str | Path, device: str = "cpu", offline: bool = False) -> 
     return LoadedCheckpoint(model, tokenizer, saved.model, report, config)
 
 
-def _real(ids_BL: Tensor, mask_BL: Tensor | None) -> Tensor:
-    """(B, L) bool: real tokens. ValueError for wrong shapes and for gaps between real tokens."""
+def _real_tokens(ids_BL: Tensor, mask_BL: Tensor | None) -> Tensor:
+    """Returns a bool tensor, (B, L), that is true at real tokens. Raises ValueError if a shape is wrong, or if the real
+    tokens of a row are not contiguous."""
     if ids_BL.ndim != 2:
-        raise ValueError(f"ids have the shape {tuple(ids_BL.shape)}; expected (rows, length)")
+        raise ValueError(f"ids have the shape {tuple(ids_BL.shape)}; expected two dimensions, (rows, length)")
     if mask_BL is None:
         return torch.ones_like(ids_BL, dtype=torch.bool)
     if mask_BL.shape != ids_BL.shape:
-        raise ValueError(f"attention_mask has the shape {tuple(mask_BL.shape)}, the ids {tuple(ids_BL.shape)}")
+        raise ValueError(
+            f"attention_mask has the shape {tuple(mask_BL.shape)}, but input_ids have {tuple(ids_BL.shape)}"
+        )
     real_BL = mask_BL.to(ids_BL.device) != 0
+    # The number of contiguous runs of real tokens in each row.
     starts = real_BL[:, :1].sum(1) + (real_BL[:, 1:] & ~real_BL[:, :-1]).sum(1)
     if (starts > 1).any():
         raise ValueError(f"attention_mask: row {int((starts > 1).nonzero()[0])} has a gap between its tokens")
     return real_BL
 
 
-def _packed(ids_BL: Tensor, real_BL: Tensor, segments_BL: Tensor | None = None) -> Packed:
+def _pack(ids_BL: Tensor, real_BL: Tensor, segments_BL: Tensor | None = None) -> Packed:
+    """Packs the real tokens of padded rows, with their segments if the model has segments."""
     columns = {} if segments_BL is None else {"segment": segments_BL[real_BL].long()}
     return Packed(ids_BL[real_BL].long(), tuple(real_BL.sum(1).tolist()), columns)
 
 
-def _padded(values: Tensor, real_BL: Tensor) -> Tensor:
-    """(T, ...) back to (B, L, ...), zero at padding."""
+def _pad(values: Tensor, real_BL: Tensor) -> Tensor:
+    """Returns the packed values, (T, ...), as padded rows, (B, L, ...), with zeros at padding."""
     padded = values.new_zeros(*real_BL.shape, *values.shape[1:])
     padded[real_BL] = values
     return padded

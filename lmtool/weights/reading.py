@@ -1,4 +1,5 @@
-"""Read the tensors of a checkpoint, from a Hugging Face folder or a run of lmtool, and list what is not read."""
+"""Reads the tensors of a checkpoint from a Hugging Face folder or a run of lmtool, and lists keys and files of a folder
+that are not read."""
 
 from __future__ import annotations
 
@@ -42,31 +43,32 @@ from lmtool.weights.task_heads import CLASSIFIER, head_of_class, is_multi_label
 
 
 def read_pickled(path: Path) -> dict[str, Tensor]:
-    """The tensors of a `.bin` file, by name. torch's restricted unpickler builds only tensors and containers, so no
-    code in the file is executed. UserError if the file contains anything else or is damaged."""
+    """Reads the tensors of a `.bin` file, by name. torch's restricted unpickler builds only tensors and containers, so
+    no code in the file is executed. Raises UserError if the file contains anything else or is damaged."""
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as reason:  # torch.load raises many kinds of errors
         text = " ".join(str(reason).split())[:160]
         raise UserError(
-            f"{path}: not a file with only tensors: {text}", "use a folder with model.safetensors, or copy it again"
+            f"{path}: not a file with only tensors: {text}",
+            "use a folder with model.safetensors, or copy the file again",
         ) from reason
     if not isinstance(content, dict) or not all(isinstance(value, Tensor) for value in content.values()):
         raise UserError(f"{path}: contains more than tensors by name", "use a folder with model.safetensors")
     return {str(name): tensor for name, tensor in content.items()}
 
 
-# Keys and files of a Hugging Face folder that lmtool does not read and that might matter. Keys that change what a model
-# computes are rejected by its family or by the tokenizer's class.
+# The rest of a Hugging Face folder: keys and files that lmtool does not read are reported, unless they are known to
+# have no effect. Keys that change the function of the model raise an error in its family or in the tokenizer's class.
 
 
 _TOKENIZER_KEYS = frozenset(
     {
-        # Read by the tokenizer classes that have them.
+        # Keys that lmtool's tokenizer classes read.
         "tokenizer_class", "added_tokens_decoder", "additional_special_tokens", "extra_special_tokens", "do_lower_case",
         "strip_accents", "tokenize_chinese_chars", "add_prefix_space", "keep_accents", "legacy", "extra_ids",
         "model_max_length", "split_special_tokens", "model_input_names",
-        # Origin, padding and decoding.
+        # Keys about origin, padding and decoding, which do not change the ids of a text.
         "name_or_path", "special_tokens_map_file", "tokenizer_file", "vocab_file", "merges_file", "use_fast",
         "processor_class", "padding_side", "pad_token_type_id", "pad_to_multiple_of", "backend", "is_local",
         "local_files_only", "clean_up_tokenization_spaces", "spaces_between_special_tokens", "trim_offsets", "errors",
@@ -79,7 +81,7 @@ _TOKENIZER_VALUES: dict[str, tuple[object, ...]] = {
     "never_split": ([],), "init_inputs": ([],), "do_basic_tokenize": (True,), "remove_space": (True,),
     "vocab_type": ("gpt2", "spm"), "split_by_punct": (False,),
 }  # fmt: skip
-"""Keys that have no effect with one of these values."""
+"""Keys of tokenizer_config.json that have no effect if they have one of these values."""
 _GENERATION_KEYS = frozenset(
     {
         "_from_model_config", "transformers_version", "bos_token_id", "pad_token_id", "decoder_start_token_id",
@@ -95,8 +97,8 @@ _GENERATION_DEFAULTS: JsonObject = {
     "renormalize_logits": False, "forced_bos_token_id": None, "forced_eos_token_id": None, "bad_words_ids": None,
     "suppress_tokens": None, "begin_suppress_tokens": None,
 }  # fmt: skip
-"""Defaults of transformers' GenerationConfig. Older folders have these keys in config.json; `lmtool generate` has its
-own settings."""
+"""Defaults of transformers' GenerationConfig. Older folders have these keys in config.json. `lmtool generate` has
+separate settings."""
 _FILES = (
     CONFIG, GENERATION, *TOKENIZER, *WEIGHTS, MODULES, PROMPTS, *READING,
     # Weights in other formats.
@@ -107,13 +109,15 @@ _FILES = (
     "trainer_state.json", "optimizer*", "scheduler*", "scaler*", "rng_state*", "runs", "logs", "*.log",
     "*results*.json", "checkpoint-*", "requirements.txt",
 )  # fmt: skip
-"""Files and folders that are read or have no effect."""
-_MOST_LISTED = 8
+"""Patterns of the files and folders that lmtool reads or that have no effect."""
+_MAX_LISTED = 8
 
 
 def ignored_keys(folder: HFFolder, generates_text: bool) -> tuple[str, ...]:
-    """One line per file with its ignored keys, and one with ignored files. Keys of config.json are ignored if nothing
-    has read them yet. generates_text: whether generation settings matter. UserError for an unreadable file."""
+    """Lists the keys and files of a folder that lmtool does not read. folder: the folder. A key of config.json counts
+    as read if it was accessed before this call. generates_text: whether the model generates text, so that generation
+    settings are relevant. Returns one line per file with ignored keys, and one line with the ignored files. Raises
+    UserError if a file cannot be read."""
     generation, ignored = folder.path / GENERATION, folder.config.ignored
     keys = {
         CONFIG: [name for name in ignored if name not in _GENERATION_DEFAULTS],
@@ -122,14 +126,15 @@ def ignored_keys(folder: HFFolder, generates_text: bool) -> tuple[str, ...]:
     if generates_text and generation.is_file():  # transformers then ignores generation settings in config.json
         keys[GENERATION] = _ignored_generation_keys(read_object(folder.checkpoint, generation), folder)
     elif generates_text:
-        keys[CONFIG] += _eos_list(folder.config) + _changed(folder.config)
+        keys[CONFIG] += _multiple_end_tokens(folder.config) + _changed_settings(folder.config)
     if folder.revision is None:  # only the files that lmtool reads are downloaded from the hub
         keys["files"] = _ignored_files(folder, generates_text)
-    return tuple(f"{name}: {listing(names, _MOST_LISTED)}" for name, names in keys.items() if names)
+    return tuple(f"{name}: {listing(names, _MAX_LISTED)}" for name, names in keys.items() if names)
 
 
 def layout_warnings(tokenizer: Tokenizer, model: ModelConfig) -> tuple[str, ...]:
-    """A warning if tokenizer.json adds other special tokens than lmtool, which adds none to a decoder's prompt."""
+    """Returns a warning if tokenizer.json adds other special tokens to a text than lmtool does. lmtool adds none to the
+    prompt of a decoder."""
     name = "plain" if model.architecture == "decoder" else model.text_format
     if not set(FORMATS[name].roles) <= set(tokenizer.roles):
         return ()
@@ -138,12 +143,13 @@ def layout_warnings(tokenizer: Tokenizer, model: ModelConfig) -> tuple[str, ...]
 
 
 def notes(checkpoint: str, ignored: Sequence[str]) -> list[str]:
-    """A warning if anything is ignored."""
+    """Returns a warning that lists the ignored keys and files of a checkpoint, if there are any."""
     return [f"checkpoint={checkpoint}: not read: {'; '.join(ignored)}"] if ignored else []
 
 
 def _ignored_tokenizer_keys(settings: Mapping[str, object]) -> list[str]:
-    """Keys that end with _token are read."""
+    """Returns the keys of tokenizer_config.json that are not read and may have an effect. Special tokens (`..._token`)
+    are read."""
     return [
         key
         for key, value in settings.items()
@@ -155,29 +161,31 @@ def _ignored_tokenizer_keys(settings: Mapping[str, object]) -> list[str]:
 
 
 def _ignored_generation_keys(settings: Mapping[str, object], folder: HFFolder) -> list[str]:
+    """Returns the keys of generation_config.json that are not read and may have an effect."""
     rows = folder.config.get("vocab_size")
     set_keys = [key for key, value in settings.items() if key not in _GENERATION_KEYS and value is not None]
     names = [key for key in set_keys if key not in _GENERATION_DEFAULTS and key != "eos_token_id"]
-    names += _eos_list(settings)
-    return names + [name for name in _changed(settings) if not _is_past_vocabulary(name, settings, rows)]
+    names += _multiple_end_tokens(settings)
+    changed = _changed_settings(settings)
+    return names + [name for name in changed if not _suppresses_unused_rows(name, settings, rows)]
 
 
-def _eos_list(settings: Mapping[str, object]) -> list[str]:
-    """End tokens, if there are several: lmtool ends a text with one."""
+def _multiple_end_tokens(settings: Mapping[str, object]) -> list[str]:
+    """Returns the setting of the end tokens if there are several, because lmtool ends a text only at one token."""
     end = settings.get("eos_token_id")
     return [] if end is None or isinstance(end, int) else [f"eos_token_id={end}"]
 
 
-def _is_past_vocabulary(name: str, settings: Mapping[str, object], rows: object) -> bool:
-    """Whether the suppressed tokens are the last embedding rows, which lmtool never generates."""
+def _suppresses_unused_rows(name: str, settings: Mapping[str, object], rows: object) -> bool:
+    """Whether a setting suppresses exactly the last rows of the embedding, which lmtool never generates."""
     tokens = settings.get("suppress_tokens")
     if not name.startswith("suppress_tokens") or not isinstance(tokens, list) or not isinstance(rows, int):
         return False
     return tokens == list(range(rows - len(tokens), rows))
 
 
-def _changed(settings: Mapping[str, object]) -> list[str]:
-    """Generation settings that differ from the default."""
+def _changed_settings(settings: Mapping[str, object]) -> list[str]:
+    """Returns the generation settings that differ from transformers' defaults, as KEY=VALUE."""
     return [
         f"{key}={json.dumps(settings[key])[:30]}"
         for key, default in _GENERATION_DEFAULTS.items()
@@ -186,7 +194,7 @@ def _changed(settings: Mapping[str, object]) -> list[str]:
 
 
 def _ignored_files(folder: HFFolder, generates_text: bool) -> list[str]:
-    """Files that are not read. The module folders of a sentence encoder are."""
+    """Returns the names of the files that are not read. The module folders of a sentence encoder are read."""
     modules = folder.path / MODULES
     patterns = [*_FILES, *(["[0-9]*_*"] if modules.is_file() or (folder.path / "1_Pooling").is_dir() else [])]
     patterns += [] if generates_text else ["chat_template*"]
@@ -199,12 +207,12 @@ class Weights:
     """The weights of a checkpoint.
 
     Attributes:
-        tensors: Under our names.
+        tensors: The tensors under lmtool's names.
         folder: The checkpoint's folder, which also has the tokenizer files.
-        origin: The value of `checkpoint=`.
+        origin: The value of `checkpoint=` that the user gave.
         ignored: Keys and files of a Hugging Face folder that are not read (`ignored_keys`).
-        revision: The commit on the hub, or None.
-        merged: Whether the tensors were merged from a tuned checkpoint, so that no file contains them.
+        revision: The commit on the hub; None for a local folder.
+        merged: Whether the tensors were computed by merging a tuned checkpoint, so that no file contains them.
     """
 
     tensors: dict[str, Tensor]
@@ -216,7 +224,7 @@ class Weights:
 
 
 def by_part(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    """Tensors grouped by part, in order."""
+    """Groups tensors by the part of the model to which they belong. The order of the tensors does not change."""
     parts: dict[str, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         parts.setdefault(part_of(name), {})[name] = tensor
@@ -224,12 +232,13 @@ def by_part(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
 
 
 def read(checkpoint: str, offline: bool = False, tuned: tuple[Path, ...] = ()) -> Weights:
-    """Read the weights that `checkpoint=` names, on the CPU; for a tuned run including its base.
+    """Reads the weights of a checkpoint, on the CPU. For a tuned checkpoint, they include those of its base.
 
     Args:
         checkpoint: A run or checkpoint of lmtool, a folder in Hugging Face's format, or hf://org/name.
-        offline: Never connect to the hub.
-        tuned: Checkpoints that have this one as base, to detect circles.
+        offline: Whether to use only files that are already downloaded.
+        tuned: Folders of the tuned checkpoints of which this checkpoint is the base, directly or not; used to detect a
+            checkpoint that is its own base.
 
     Raises:
         UserError: If the weights are missing, damaged or unsupported.
@@ -244,13 +253,14 @@ def read(checkpoint: str, offline: bool = False, tuned: tuple[Path, ...] = ()) -
             raise UserError(f"checkpoint={checkpoint} is its own base", "copy the checkpoint again")
         base_weights = read_base(base, tensors, checkpoint, offline, (*tuned, folder.resolve()))
         return Weights({**base.base_tensors(base_weights.tensors, tensors), **tensors}, folder, checkpoint)
-    section = hugging_face.model_section()  # refuses unsupported variants, and marks its keys as read
+    section = hugging_face.model_section()  # raises for unsupported variants, and marks its keys as read
     try:
         tensors = our_names(hugging_face, read_hf(hugging_face, offline))
     except UserError as error:
         raise UserError(f"checkpoint={checkpoint}: {error.message}", error.hint) from error
     output = tensors.get(f"heads.{CLASSIFIER}.output.weight")
     if output is not None and is_multi_label(hugging_face.config):
+        # transformers decides at a probability of .5.
         tensors[f"heads.{CLASSIFIER}.thresholds"] = torch.full((len(output),), 0.5, dtype=torch.float64)
     entry = lookup("model", section["name"])
     encoder = entry is None or not issubclass(entry.config, ModelConfig) or entry.config.architecture == "encoder"
@@ -261,14 +271,14 @@ def read(checkpoint: str, offline: bool = False, tuned: tuple[Path, ...] = ()) -
 def read_base(
     base: Base, tuned_names: Collection[str], checkpoint: str, offline: bool = False, tuned: tuple[Path, ...] = ()
 ) -> Weights:
-    """Read the complete weights that a tuned checkpoint started from.
+    """Reads the complete weights of the base of a tuned checkpoint.
 
     Args:
-        base: The base in the tuned checkpoint.
-        tuned_names: Names of the tensors in the tuned checkpoint.
+        base: The base that the tuned checkpoint names.
+        tuned_names: Names of the tensors that the tuned checkpoint stores itself.
         checkpoint: Name of the tuned checkpoint in error messages.
-        offline: Never connect to the hub.
-        tuned: Checkpoints that have this base, to detect circles.
+        offline: Whether to use only files that are already downloaded.
+        tuned: As in `read`.
 
     Raises:
         UserError: If the base does not exist or has changed.
@@ -283,20 +293,20 @@ def read_base(
     try:
         weights = read(address, offline, tuned)
     except UserError as error:
-        why = f"checkpoint={checkpoint} needs the weights that it was tuned on: {error.message}"
-        raise UserError(why, error.hint) from error
+        message = f"checkpoint={checkpoint} needs the weights that it was tuned on: {error.message}"
+        raise UserError(message, error.hint) from error
     base.require_same(base.base_tensors(weights.tensors, tuned_names), address, checkpoint)
     return weights
 
 
 def base_of_weights(address: str, weights: Weights, names: Collection[str], tokenizer: Tokenizer | None) -> Base:
-    """The base of a checkpoint that leaves out these tensors of its starting weights.
+    """Describes the base of a new checkpoint that leaves out some tensors of the weights from which it started.
 
     Args:
-        address: The value of `checkpoint=`.
-        weights: The starting weights.
-        names: Names of the tensors.
-        tokenizer: Of the checkpoint.
+        address: The value of `checkpoint=` from which the run or the conversion started.
+        weights: The weights of this checkpoint.
+        names: Names of the tensors that the new checkpoint leaves out.
+        tokenizer: The tokenizer of the new checkpoint, or None.
     """
     path = None if weights.revision is not None else str(weights.folder.expanduser().resolve())
     parts = tuple(sorted({part_of(name) for name in names}))
@@ -306,19 +316,20 @@ def base_of_weights(address: str, weights: Weights, names: Collection[str], toke
 
 
 def our_names(folder: HFFolder, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A Hugging Face folder's tensors under our names. Unknown tensors keep their names."""
+    """Renames the tensors of a Hugging Face folder to lmtool's names. Tensors that the family does not know keep their
+    names."""
     renamed: dict[str, Tensor] = folder.family().from_hf(tensors, folder.config)
     return renamed
 
 
 def their_names(config: ModelConfig, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Our tensors under transformers' names. Tensors that transformers lacks keep ours."""
+    """Renames lmtool's tensors to transformers' names. Tensors that transformers does not have keep their names."""
     renamed: dict[str, Tensor] = builder_module(entry_of(config)).to_hf(tensors, config)
     return renamed
 
 
 def read_hf(folder: HFFolder, offline: bool = False) -> dict[str, Tensor]:
-    """A Hugging Face folder's tensors under transformers' names, from one file or several shards."""
+    """Reads the tensors of a Hugging Face folder, under transformers' names, from one file or from several shards."""
     first = weight_file(folder, offline)
     if not first.name.endswith(".index.json"):
         return read_file(first)
@@ -330,29 +341,32 @@ def read_hf(folder: HFFolder, offline: bool = False) -> dict[str, Tensor]:
         tensors.update(read_file(path))
     missing = sorted(set(names) - set(tensors))
     if missing:
-        raise UserError(f"{first}: none of its files contains {listing(missing, 1)}", "copy it again")
+        raise UserError(f"{first}: none of its files contains {listing(missing, 1)}", "copy the folder again")
     return tensors
 
 
 def read_file(path: Path) -> dict[str, Tensor]:
-    """The tensors of one file. UserError if it is damaged."""
+    """Reads the tensors of a safetensors or `.bin` file. Raises UserError if the file is damaged or does not fit in
+    memory."""
     if path.suffix != ".safetensors":
         return read_pickled(path)
     try:
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 not a dict
     except (SafetensorError, OSError) as error:
-        raise UserError(f"{path}: not a complete safetensors file: {error}", "copy it again from its source") from error
+        raise UserError(
+            f"{path}: not a complete safetensors file: {error}", "copy the file again from its source"
+        ) from error
     except MemoryError as error:  # the file is mapped into memory, which may be limited
         size = path.stat().st_size / 2**30
         raise UserError(
-            f"{path}: {size:.1f} GiB exceed the memory limit of this process",
+            f"{path}: the file has {size:.1f} GiB, which exceeds the memory limit of this process",
             "raise the limit (`ulimit -v`), or copy the file again if the model is smaller",
         ) from error
 
 
 def wide(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Convert half precision to fp32, the precision of weights in training."""
+    """Converts tensors in half precision to fp32, the precision of weights in training."""
     return {
         name: tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
         for name, tensor in tensors.items()
@@ -360,11 +374,11 @@ def wide(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def shards_of_index(path: Path) -> dict[str, str]:
-    """The file name of each tensor, from the index of a sharded checkpoint."""
+    """Reads the index of a sharded checkpoint: the name of the file that contains each tensor."""
     try:
         names: object = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
     except (ValueError, KeyError, TypeError, OSError) as error:
-        raise UserError(f"{path}: not an index of weight files: {error!r}", "copy it again") from error
+        raise UserError(f"{path}: not an index of weight files: {error!r}", "copy the file again") from error
     if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
-        raise UserError(f"{path}: its weight_map does not name files", "copy it again")
+        raise UserError(f"{path}: its weight_map does not name files", "copy the file again")
     return names

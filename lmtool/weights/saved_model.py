@@ -1,4 +1,5 @@
-"""The model of a checkpoint: its configuration, its backbone and heads, their logits, and merging of tuned weights.
+"""Rebuilds the model of a checkpoint: reads its configuration, builds backbone and heads, computes logits, and merges
+tuned weights.
 
 Shape letters: T tokens, N documents, H hidden width, V vocabulary, C classes.
 """
@@ -35,7 +36,8 @@ from lmtool.weights.reading import Weights, by_part
 from lmtool.weights.task_heads import CLASSIFIER, DECISIONS, HEADS, WORDS, TaskHead, head_of_task
 
 PAIR_HEADS = {"next_sentence": ("next", "random"), "sentence_order": ("in order", "swapped")}
-"""Heads over text pairs, applied to the pooler's output, and the meaning of their two classes for the second text."""
+"""Heads that classify text pairs from the pooler's output, each with the names of its two classes. The classes say
+whether the second text follows the first or is random, or whether the two texts are in order or swapped."""
 
 
 class CheckpointModel(ModelWithHeads):
@@ -43,14 +45,18 @@ class CheckpointModel(ModelWithHeads):
 
     Args:
         backbone: The backbone.
-        tensors: The checkpoint's tensors, which determine the heads.
-        task: The `task` section of a finetuned checkpoint, which determines the form of its head.
-        seed: Of newly initialized parameters.
+        tensors: The checkpoint's tensors. Their names and shapes determine which heads are built.
+        task: The `task` section of a finetuned checkpoint, which determines the architecture of the task's head.
+        seed: Seed for the initialization of the parameters.
 
     Attributes:
-        task: Name of the task's head, which scores texts or (`of_tokens`) tokens; None without one.
-        pair: Name of the head for text pairs, or None.
-        first_token: First id of the special tokens that the task's head adds, or None.
+        form: The architecture of the task's head: pooling, hidden layers and text format.
+        task: Name of the task's head; None if the checkpoint has no complete head of a task.
+        of_tokens: Whether the task's head scores every token, and not whole texts.
+        of_inputs: Whether the task's head reads the states of the encoder in an encoder-decoder.
+        pooled: Whether the pooler is applied before the task's head.
+        pair: Name of the head that classifies text pairs, or None.
+        first_token: First id of the special tokens that the task's head adds to the vocabulary, or None.
     """
 
     def __init__(
@@ -75,13 +81,14 @@ class CheckpointModel(ModelWithHeads):
         complete = head_name in self.heads and (not self.pooled or "pooler" in self.heads)
         self.task = head_name if complete else None
         head = self.heads[head_name] if complete else None
-        tokens = head.tokens if isinstance(head, SequenceHead) else None
-        self.first_token = None if tokens is None else backbone.embed.extend(tokens)
+        new_tokens = head.tokens if isinstance(head, SequenceHead) else None
+        self.first_token = None if new_tokens is None else backbone.embed.extend(new_tokens)
         pairs = [name for name in PAIR_HEADS if name in self.heads and "pooler" in self.heads]
         self.pair = pairs[0] if pairs else None
 
     def _task_head(self, task: JsonMapping | None) -> TaskHead:
-        """The task's kind of head; without a task, the kind of the first task head among the tensors."""
+        """Returns the kind of the task's head. Without a `task` section, it is the first kind in `HEADS` with a head of
+        its name in the checkpoint, or else a classifier."""
         task_head = None if task is None else head_of_task(task)
         return task_head or next((head for name, head in HEADS.items() if name in self.heads), HEADS[CLASSIFIER])
 
@@ -97,13 +104,15 @@ class CheckpointModel(ModelWithHeads):
         read_M: Tensor | None = None,
         tap: Tap | None = None,
     ) -> Tensor:
-        """(T, H) input of the heads: encoder states if the task classifies tokens by these, otherwise the states of the
-        last stack. See `ModelWithHeads.hidden` for the parameters."""
+        """Returns the hidden states that the heads read, (T, H): those of the encoder if the task classifies its
+        tokens, otherwise those of the last stack. `ModelWithHeads.hidden` describes the parameters."""
         return super().hidden(inputs, None if self.of_inputs else outputs, rng, read_M, tap)
 
     def logits(self, hidden_TH: Tensor, read: Packed) -> Tensor | None:
-        """(N, C) for a task, (T, C) for a task that scores tokens; otherwise (T, V) for a language model, or (T,) for
-        replaced token detection; None without such a head."""
+        """Returns the logits of the checkpoint's main head, or None without such a head. hidden_TH: the hidden states
+        that the heads read. read: the tokens of these hidden states. Returns (N, C) for a task that scores texts, (T,
+        C) for a task that scores tokens. Without a task: (T, V) for a language model, (T,) for replaced token
+        detection."""
         if self.task is not None and self.of_tokens:
             return self.heads[self.task](self.heads["pooler"](hidden_TH) if self.pooled else hidden_TH)
         if self.task is not None:
@@ -114,12 +123,13 @@ class CheckpointModel(ModelWithHeads):
         return self.heads["replaced_token"](hidden_TH) if "replaced_token" in self.heads else None
 
     def pair_logits(self, hidden_TH: Tensor, read: Packed) -> Tensor | None:
-        """(N, 2) logits of the head for text pairs: whether the second text is from another document, or precedes the
-        first. None without such a head."""
+        """Returns the logits of the head that classifies text pairs, (N, 2), or None without such a head. `PAIR_HEADS`
+        names the two classes."""
         return None if self.pair is None else self._text_logits(self.pair, hidden_TH, read, "first")
 
     def _text_logits(self, head: str, hidden_TH: Tensor, read: Packed, pooling: Pooling) -> Tensor:
-        """(N, C) logits of a head over texts, after the pooler if there is one."""
+        """Returns the logits of a head that scores texts, (N, C). The pooler, if the checkpoint has one, is applied
+        first."""
         summary_NH = summary(hidden_TH, read, pooling)
         if "pooler" in self.heads:
             summary_NH = self.heads["pooler"](summary_NH)
@@ -127,17 +137,19 @@ class CheckpointModel(ModelWithHeads):
 
 
 def _head(backbone: Backbone, name: str, head_tensors: Mapping[str, Tensor]) -> nn.Module | None:
-    """The module of a head, by name; None for a head that is only used in pretraining."""
-    width, read = backbone.hidden_size, backbone.feature_size
+    """Builds a head of the checkpoint. backbone: the backbone. name: name of the head, without "heads.". head_tensors:
+    the tensors of the head by full name. Returns the module; None for a head that only pretraining uses, or whose
+    tensors do not have a known form."""
+    width, feature_size = backbone.hidden_size, backbone.feature_size
     if name == "masked_lm":
         return masked_lm_head(backbone)
     if name == "lm" and backbone.config.architecture == "bidirectional_lm":
-        return None  # it predicts from each direction separately
+        return None  # its two directions predict separately, so it has no logits for the whole text
     if name == "lm":
         head = lm_head(backbone)
-        trained = dict(head.named_parameters())
-        # An untied head without an output matrix in the checkpoint is left out.
-        return head if {f"heads.lm.{layer}" for layer in trained} <= set(head_tensors) else None
+        parameters = dict(head.named_parameters())
+        # An untied head is left out if the checkpoint does not have its output matrix.
+        return head if {f"heads.lm.{parameter}" for parameter in parameters} <= set(head_tensors) else None
     if name == "pooler":
         return pooler(backbone)
     if name == "replaced_token":
@@ -147,7 +159,7 @@ def _head(backbone: Backbone, name: str, head_tensors: Mapping[str, Tensor]) -> 
     tokens = f"heads.{name}.tokens.weight"
     decisions = [key for key in head_tensors if key.rpartition(".")[2] in DECISIONS]
     inputs = head_tensors[weight].shape[-1] if weight in head_tensors and head_tensors[weight].ndim == 2 else None
-    if inputs not in (width, read) or not set(head_tensors) <= {weight, bias, tokens, *dense, *decisions}:
+    if inputs not in (width, feature_size) or not set(head_tensors) <= {weight, bias, tokens, *dense, *decisions}:
         return None
     new_tokens = len(head_tensors[tokens]) if tokens in head_tensors else 0
     linear = SequenceHead(inputs, len(head_tensors[weight]), 0.0, bias in head_tensors, bool(dense), new_tokens, width)
@@ -157,12 +169,13 @@ def _head(backbone: Backbone, name: str, head_tensors: Mapping[str, Tensor]) -> 
 
 
 def form_of(model: ModelConfig, task: JsonMapping) -> SequenceForm:
-    """The form of a task's head. `task` sections of older checkpoints may lack fields."""
+    """Returns the architecture of the head for a `task` section, in which fields may be missing (older checkpoints)."""
     return model.sequence_form(task.get("head"), task.get("pooling"), task.get("head_layers"))
 
 
 def format_of(model: ModelConfig, task: JsonMapping) -> str:
-    """The text format of a `task` section. Token classification uses transformers' format."""
+    """Returns the name of the format in which a task's texts are read. Token classification always uses the format of
+    transformers, if the family exists there."""
     head = head_of_task(task)
     scores_tokens = head is not None and head.name == WORDS and model.transformers_form is not None
     return (model.sequence_form("transformers") if scores_tokens else form_of(model, task)).text_format
@@ -170,8 +183,16 @@ def format_of(model: ModelConfig, task: JsonMapping) -> str:
 
 @dataclass(frozen=True)
 class SavedModel:
-    """The `assemble` blueprint of a saved model. tensors: determine its heads. task: the `task` section of a finetuned
-    checkpoint, with the form of its head."""
+    """The blueprint from which `assemble` builds the model of a checkpoint.
+
+    Attributes:
+        model: The model's configuration.
+        tensors: The checkpoint's tensors, which determine its heads.
+        task: The `task` section of a finetuned checkpoint, or None.
+        tuned_by: The `tuning` section, or None.
+        seed: Seed of the run.
+        exits: Layers with early exits.
+    """
 
     model: ModelConfig
     tensors: Mapping[str, Tensor]
@@ -182,7 +203,7 @@ class SavedModel:
 
     @property
     def learns(self) -> SavedModel:
-        """The model itself: `learner` builds its heads."""
+        """The builder of the learner, which is this object."""
         return self
 
     def learner(self, backbone: Backbone, tokenizer: Tokenizer | None, seed: int) -> CheckpointModel:
@@ -190,7 +211,13 @@ class SavedModel:
 
 
 def saved_model(checkpoint: str, saved: JsonMapping, tensors: Mapping[str, Tensor]) -> SavedModel:
-    """The model of a saved configuration. UserError if it cannot be decoded."""
+    """Returns the blueprint of a checkpoint's model. Raises UserError if its configuration cannot be decoded.
+
+    Args:
+        checkpoint: The checkpoint, for error messages.
+        saved: The checkpoint's configuration.
+        tensors: The checkpoint's tensors.
+    """
     task = saved.get("task")
     return SavedModel(
         section(checkpoint, saved, Choice("model")),
@@ -202,20 +229,27 @@ def saved_model(checkpoint: str, saved: JsonMapping, tensors: Mapping[str, Tenso
 
 
 def saved_config(checkpoint: str, offline: bool = False) -> JsonObject:
-    """The configuration in a checkpoint, not decoded; it has at least a `model` section."""
+    """Returns the configuration of a checkpoint as plain JSON data, with at least a `model` section. Raises UserError
+    if a plugin of the checkpoint is not loaded."""
     folder = hf_folder(checkpoint, offline)
     if folder is not None:
         return folder.saved_config()
     saved = read_config(find(checkpoint))
     missing = [plugin for plugin in saved.get("plugins") or () if plugin not in plugins.typed()]
     if missing:
-        hint = f"if you trust it, load it first: lmtool.config.plugins.load({missing!r})"
+        hint = f"if you trust the plugin, load it first: lmtool.config.plugins.load({missing!r})"
         raise UserError(f"checkpoint={checkpoint} needs the plugin {missing[0]}, which is not loaded", hint)
     return saved
 
 
 def section(checkpoint: str, saved: Mapping[str, object], choice: Choice) -> Any:
-    """A component's section, decoded strictly. UserError if it is invalid."""
+    """Decodes the section of one component strictly. Raises UserError if the section is invalid.
+
+    Args:
+        checkpoint: The checkpoint, for error messages.
+        saved: The checkpoint's configuration.
+        choice: The component, such as `Choice("model")`.
+    """
     try:
         return choice.validate(saved.get(choice.group))
     except ValidationError as error:
@@ -225,26 +259,29 @@ def section(checkpoint: str, saved: Mapping[str, object], choice: Choice) -> Any
 
 
 @dataclass(frozen=True)
-class Folded:
-    """A tuned checkpoint without tensors that are only needed for training. config: its configuration."""
+class FoldedCheckpoint:
+    """The tensors and the configuration of a tuned checkpoint after modules that only training needs were replaced by
+    their results."""
 
     tensors: dict[str, Tensor]
     config: JsonObject
 
 
 def merged(weights: Weights, saved: Mapping[str, object]) -> Weights:
-    """Merge the tensors that the tuning method added into the model's weights. saved: the checkpoint's configuration.
-    UserError if the method cannot be merged."""
+    """Merges the tensors that a tuning method added into the model's weights. weights: the complete weights of a
+    checkpoint, tuned or not. saved: the checkpoint's configuration. Returns the merged weights; the same object if
+    there is nothing to merge. Raises UserError if the weights of the tuning method cannot be merged."""
     model = saved_model(weights.origin, saved, weights.tensors)
     if model.tuned_by is None:
         return weights
     with torch.device("meta"):
         planned, _ = assemble(model, None)
     if not planned.added:
+        # There is nothing to merge, but the method may still refuse.
         _merge(planned, weights.origin)
         return weights
     parts, _ = assemble(model, None, trained=weights)
-    # `CheckpointModel` lacks heads that are only used in pretraining.
+    # Tensors outside of the `CheckpointModel`, such as heads that only pretraining uses, are kept as they are.
     rest = {name: tensor for name, tensor in weights.tensors.items() if name not in parts.state_dict()}
     _merge(parts, weights.origin)
     tensors = {name: tensor.detach() for name, tensor in parts.state_dict().items()}
@@ -254,13 +291,14 @@ def merged(weights: Weights, saved: Mapping[str, object]) -> Weights:
         raise UserError(
             f"checkpoint={weights.origin}: {unmerged[0]}{more}, which its tuning method added, cannot be merged into "
             f"model={model.model.name}",
-            "format=delta exports them separately from their base; start from that base, or from a run whose tuning "
-            "method can be merged (tuning=lora)",
+            "use format=delta to export the added tensors separately from their base, or set checkpoint= to that base "
+            "or to a run whose tuning method can be merged (tuning=lora)",
         )
     return replace(weights, tensors={**rest, **tensors}, merged=True)
 
 
 def _merge(parts: ModelWithHeads, origin: str) -> None:
+    """Merges the tuning of a model in place. Raises UserError, with the checkpoint's name, if this is impossible."""
     assert parts.tuning is not None
     try:
         parts.tuning.merge(parts)
@@ -268,26 +306,28 @@ def _merge(parts: ModelWithHeads, origin: str) -> None:
         raise UserError(f"checkpoint={origin}: {error.message}", error.hint) from error
 
 
-def folded(weights: Weights, checkpoint_tensors: Mapping[str, Tensor], saved: Mapping[str, object]) -> Folded | None:
-    """Replace tensors that are only needed for training (a prefix encoder) by their result.
+def fold_checkpoint(
+    weights: Weights, checkpoint_tensors: Mapping[str, Tensor], saved: Mapping[str, object]
+) -> FoldedCheckpoint | None:
+    """Replaces modules that only training needs, such as the encoder of a prefix, by their results.
 
     Args:
-        weights: The complete weights, including the base.
+        weights: The complete weights of the tuned checkpoint, including those of its base.
         checkpoint_tensors: The tensors that the tuned checkpoint stores itself.
         saved: The checkpoint's configuration.
 
     Returns:
-        The checkpoint's new content; None if nothing changes.
+        The new content of the checkpoint; None if there is nothing to replace.
     """
     model = saved_model(weights.origin, saved, weights.tensors)
     if model.tuned_by is None:
         return None
     parts, _ = assemble(model, None, trained=weights)
     assert parts.tuning is not None
-    before, config = parts.added, parts.tuning.fold(parts)
+    added_before, config = parts.added, parts.tuning.fold(parts)
     if config == model.tuned_by:
         return None
     state = parts.state_dict()
-    tensors = {name: tensor for name, tensor in checkpoint_tensors.items() if name not in before}
+    tensors = {name: tensor for name, tensor in checkpoint_tensors.items() if name not in added_before}
     tensors |= {name: state[name] for name in sorted(parts.added)}
-    return Folded(tensors, {**saved, "tuning": config.model_dump(mode="json")})
+    return FoldedCheckpoint(tensors, {**saved, "tuning": config.model_dump(mode="json")})

@@ -1,5 +1,5 @@
-"""The sentence-transformers configuration of a Hugging Face folder: `modules.json` and the files that it names. Every
-setting is applied, has no effect, or is refused by name. Imports no torch.
+"""Reads the configuration that sentence-transformers stores in a Hugging Face folder: `modules.json` and the files that
+it names. A setting that lmtool cannot apply raises an error unless it has no effect. Imports no torch.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ MODES: dict[str, JsonObject | None] = {
     "weightedmean": None,
     "lasttoken": {"pooling": "last"},
 }
-"""Pooling modes, in the order in which their vectors are concatenated, with the equivalent fields of a `task` section;
-None if a task lacks the mode. The first token is used without a pooler."""
-# Boolean keys of older files.
+"""Pooling modes, with the equivalent fields of a `task` section; None if tasks do not support the mode. The vectors of
+several modes are concatenated in this order. "cls" reads the first token without a pooler."""
+# The Boolean key of each mode in older files, without "pooling_mode_".
 _FLAGS = dict(
     zip(
         ("cls_token", "max_tokens", "mean_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken"),
@@ -40,8 +40,8 @@ _ACTIVATIONS = {
     **{f"torch.nn.modules.activation.{name}": name for name in ("Tanh", "ReLU", "GELU", "SiLU", "Sigmoid")},
     "torch.nn.modules.linear.Identity": "Identity",
 }
-"""Activations of a Dense module: classes of torch.nn by their name in the file."""
-# The only supported values of these keys.
+"""The class of torch.nn for each activation that the file of a Dense module may name."""
+# Keys of the Transformer module, each with the only value that is supported.
 _SUPPORTED: JsonObject = {
     "transformer_task": "feature-extraction",
     "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
@@ -64,7 +64,16 @@ _NEUTRAL = (
 
 @dataclass(frozen=True)
 class Dense:
-    """A linear module. folder: its subfolder. activation: a class of torch.nn. residual: whether its input is added."""
+    """A linear layer with an activation.
+
+    Attributes:
+        folder: Subfolder with its files.
+        inputs: Number of inputs.
+        outputs: Number of outputs.
+        bias: Whether the layer has a bias.
+        activation: Name of a class of torch.nn.
+        residual: Whether the input is added to the output.
+    """
 
     folder: str
     inputs: int
@@ -76,7 +85,7 @@ class Dense:
 
 @dataclass(frozen=True)
 class Normalize:
-    """Scales vectors to length 1. folder: its subfolder."""
+    """A module that scales vectors to length 1. `folder` is the subfolder that modules.json names."""
 
     folder: str
 
@@ -86,14 +95,14 @@ class SentenceEncoder:
     """A sentence encoder's settings.
 
     Attributes:
-        file: The file with the pooling settings.
-        modes: Pooling modes; their vectors are concatenated.
-        modules: Modules applied after the pooling, in order.
-        prompt: Prepended to every text.
-        prompts: Names of other prompts, which are not applied.
-        max_length: Maximum number of tokens; None if no file sets it.
-        dimensions: Number of leading dimensions that are used; None for all.
-        lowercases: Whether texts are lowercased first.
+        file: Name of the file with the pooling settings.
+        modes: Pooling modes, whose vectors are concatenated.
+        modules: The modules after the pooling, in the order in which they are applied.
+        prompt: The text that is prepended to every text.
+        prompts: Names of other prompts, which lmtool does not apply.
+        max_length: Maximum number of tokens of a text; None if no file sets it.
+        dimensions: Number of leading dimensions of a vector that are retained; None means all.
+        lowercases: Whether texts are lowercased before they are tokenized.
     """
 
     file: str
@@ -107,18 +116,19 @@ class SentenceEncoder:
 
     @property
     def extra_steps(self) -> list[str]:
-        """Descriptions of the steps besides pooling."""
+        """Descriptions of the steps other than pooling."""
         steps = [module.folder for module in self.modules]
         steps += [f"the prompt {self.prompt!r}"] if self.prompt else []
         return steps + ([f"truncate_dim={self.dimensions}"] if self.dimensions is not None else [])
 
     def task_fields(self, checkpoint: str) -> JsonObject:
-        """The fields of a `task` section for the same pooling. UserError if a task lacks it."""
+        """Returns the fields of a `task` section for the same pooling. Raises UserError if tasks do not support this
+        pooling."""
         fields = MODES[self.modes[0]] if len(self.modes) == 1 else None
         if fields is None:
             allowed = ", ".join(mode for mode, fields in MODES.items() if fields is not None)
             raise UserError(
-                f"checkpoint={checkpoint}: its {self.file} pools by {' and '.join(self.modes)}; a task supports "
+                f"checkpoint={checkpoint}: {self.file} sets the pooling {' and '.join(self.modes)}; a task supports "
                 f"{allowed}",
                 "set task.pooling=mean, or another checkpoint",
             )
@@ -126,7 +136,9 @@ class SentenceEncoder:
 
 
 class _Settings(JsonObject):
-    """A JSON file of a folder; empty if the file is missing. name: the file's path in the folder."""
+    """The content of a JSON file in a Hugging Face folder; empty if the file is missing. folder: the folder. name: path
+    of the file in the folder. offline: whether to use only files that are already downloaded. required: whether a
+    missing file is an error."""
 
     def __init__(self, folder: HFFolder, name: str, offline: bool, required: bool = False):
         self.path = fetched(folder, name, offline, required)
@@ -134,34 +146,38 @@ class _Settings(JsonObject):
         self.folder, self.name = folder, name
 
     def refused(self, key: str) -> UserError:
+        """Returns the error for the value of a key that lmtool does not support."""
         return refused(self.folder, f"{self.name} has {key}={self[key]!r}")
 
     def require(self, neutral: Collection[str], **values: object) -> None:
-        """Raise UserError for keys that are not neutral, unless they have the value here or null."""
+        """Raises UserError if a key has a value that lmtool does not support. neutral: keys that may have any value.
+        values: the only supported value of each other key, apart from null."""
         for key, value in self.items():
             if key not in neutral and (key not in values or value not in (values[key], None)):
                 raise self.refused(key)
 
     def typed(self, key: str, kind: type, default: Any = None) -> Any:
-        """A value of a type; the default if it is missing or null. UserError for another type."""
+        """Returns the value of a key, or the default if it is missing or null. Raises UserError if it has another
+        type."""
         value = self.get(key)
         if value is None:
             return default
         if not isinstance(value, kind):
-            raise UserError(f"{self.path}: {key}={value!r} is not of type {kind.__name__}", "copy it again")
+            raise UserError(f"{self.path}: {key}={value!r} is not of type {kind.__name__}", "copy the file again")
         return value
 
     def size(self, key: str) -> int | None:
-        """A positive integer; None if it is missing or null. UserError for anything else."""
+        """Returns a positive integer, or None if it is missing or null. Raises UserError for any other value."""
         value = self.typed(key, int)
         if value is not None and (isinstance(value, bool) or value < 1):
-            raise UserError(f"{self.path}: {key}={value!r} is not a positive integer", "copy it again")
+            raise UserError(f"{self.path}: {key}={value!r} is not a positive integer", "copy the file again")
         return value
 
 
 def sentence_encoder(folder: HFFolder, offline: bool) -> SentenceEncoder | None:
-    """The settings of a sentence encoder's folder; None for any other folder. UserError for an unsupported setting, and
-    for unreadable files."""
+    """Reads the settings of a sentence encoder. folder: a Hugging Face folder. offline: whether to use only files that
+    are already downloaded. Returns the settings; None if the folder is not that of a sentence encoder. Raises UserError
+    if a file cannot be read, or if lmtool does not support a setting."""
     modules = _modules(folder, offline)
     if modules is None:
         pooling = _Settings(folder, "1_Pooling/config.json", offline)
@@ -194,7 +210,7 @@ def sentence_encoder(folder: HFFolder, offline: bool) -> SentenceEncoder | None:
 
 
 def dense_file(folder: HFFolder, module: Dense, offline: bool) -> Path:
-    """The weight file of a Dense module. UserError if there is none."""
+    """Returns the path of the weight file of a Dense module. Raises UserError if there is none."""
     path = fetched(folder, f"{module.folder}/model.safetensors", offline, required=False)
     path = path or fetched(folder, f"{module.folder}/pytorch_model.bin", offline)
     assert path is not None
@@ -202,16 +218,19 @@ def dense_file(folder: HFFolder, module: Dense, offline: bool) -> Path:
 
 
 def refused(folder: HFFolder, problem: str) -> UserError:
-    """The error for a setting of a sentence encoder that lmtool does not support."""
+    """Returns the error for a setting of a sentence encoder that lmtool does not support."""
     return UserError(
-        f"checkpoint={folder.checkpoint}: its {problem}, which lmtool does not support",
-        f"use another checkpoint, or a copy without {MODULES} to use its hidden states directly",
+        f"checkpoint={folder.checkpoint}: {problem}, which lmtool does not support",
+        f"use another checkpoint, or a copy without {MODULES} to use the model's hidden states directly",
     )
 
 
 def _modules(folder: HFFolder, offline: bool) -> list[tuple[str, str]] | None:
-    """Kind and subfolder of the modules after the Transformer, the pooling first; empty without pooling. None without
-    modules.json."""
+    """Returns the kind and the subfolder of each module after the Transformer; the first is the pooling.
+
+    The list is empty if there is only a Transformer. None means that the folder has no modules.json. Raises UserError
+    if lmtool does not support a module.
+    """
     path = fetched(folder, MODULES, offline, required=False)
     if path is None:
         return None
@@ -234,7 +253,7 @@ def _modules(folder: HFFolder, offline: bool) -> list[tuple[str, str]] | None:
 
 
 def _modes(pooling: _Settings) -> tuple[str, ...]:
-    """The pooling modes in a Pooling module's settings."""
+    """Returns the pooling modes that the settings of a Pooling module select."""
     flags = {f"pooling_mode_{flag}": mode for flag, mode in _FLAGS.items()}
     modes = pooling.get("pooling_mode", [mode for flag, mode in flags.items() if pooling.typed(flag, bool, False)])
     modes = [modes] if isinstance(modes, str) else modes or ["mean"]
@@ -245,7 +264,7 @@ def _modes(pooling: _Settings) -> tuple[str, ...]:
 
 
 def _module(folder: HFFolder, kind: str, subfolder: str, offline: bool) -> Dense | Normalize:
-    """A module after the pooling."""
+    """Reads the settings of a Dense or Normalize module."""
     settings = _Settings(folder, f"{subfolder}/config.json", offline, required=kind == "Dense")
     names = dict.fromkeys(("module_input_name", "module_output_name"), "sentence_embedding")
     if kind == "Normalize":
@@ -257,6 +276,6 @@ def _module(folder: HFFolder, kind: str, subfolder: str, offline: bool) -> Dense
         raise settings.refused("activation_function")
     inputs, outputs = settings.size("in_features"), settings.size("out_features")
     if inputs is None or outputs is None:
-        raise UserError(f"{settings.path}: in_features or out_features is missing", "copy it again")
+        raise UserError(f"{settings.path}: in_features or out_features is missing", "copy the file again")
     bias, residual = settings.typed("bias", bool, True), settings.typed("use_residual", bool, False)
     return Dense(subfolder, inputs, outputs, bias, _ACTIVATIONS[activation], residual)

@@ -1,7 +1,7 @@
-"""Task heads in transformers: one class per kind of output, and the keys of its config.json. Imports no torch.
+"""The task heads of transformers, and the keys of config.json that describe them. Imports no torch.
 
-To add one: a line in `HEADS`, the class with its tensors in `HF_FORMAT.classes` of each family, and the `task` section
-of such a folder in `task_of`.
+To add a head, add an entry to `HEADS`, add the transformers class with its tensors to `HF_FORMAT.classes` of each
+family, and let `task_of` return the `task` section for a folder with this class.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from lmtool.system.terminal import counted
 CLASSIFIER, QUESTION_ANSWERING, WORDS = "classifier", "question_answering", "token_classifier"
 CHOICES = "multiple_choice"
 DECISIONS = {"thresholds": "transformers decides at .5", "null_threshold": "transformers compares with 0"}
-"""Tensors of a head that turn scores into decisions, and what transformers does instead. They change no logits and are
-not exported."""
+"""Tensors of a head that turn scores into decisions, with the rule that transformers uses instead. They do not change
+logits, and are not exported."""
 
 
 @dataclass(frozen=True)
@@ -26,10 +26,10 @@ class TaskHead:
     """A kind of head in transformers.
 
     Attributes:
-        name: Of the head in our tensors if there is no `task` section.
-        suffix: Suffix of the transformers class; XLNet's class for question answering appends "Simple".
-        kinds: Kinds of tasks whose heads are exported as this one.
-        tokens: Whether it scores each token, not the whole text.
+        name: Name of the head in lmtool's tensors, if the checkpoint has no `task` section with another name.
+        suffix: Suffix of the transformers class. XLNet's class for question answering appends "Simple".
+        kinds: Kinds of tasks whose heads are exported as this head.
+        tokens: Whether the head scores each token, and not the whole text.
     """
 
     name: str
@@ -47,13 +47,14 @@ HEADS: dict[str, TaskHead] = {
         TaskHead(CHOICES, "ForMultipleChoice", ("multiple_choice",)),
     )
 }
-"""By name."""
+"""The heads by name."""
 UNPUBLISHED: tuple[str, ...] = ("span_classification",)
-"""Kinds of tasks without a class in transformers. Unknown kinds, of plugins, are exported as classification."""
+"""Kinds of tasks without a class in transformers. Kinds that plugins define are exported as classification."""
 
 
 def head_of_class(config: JsonMapping) -> TaskHead | None:
-    """The task head of the class in config.json; None without a class or for a class without a task head."""
+    """Returns the task head of the class that config.json names; None if it names no class or a class without a task
+    head."""
     classes = config.get("architectures")
     for name in classes if isinstance(classes, list) else ():
         for head in HEADS.values():
@@ -63,24 +64,28 @@ def head_of_class(config: JsonMapping) -> TaskHead | None:
 
 
 def head_of_task(task: JsonMapping) -> TaskHead | None:
-    """The transformers head for a `task` section; None if there is none."""
+    """Returns the head of transformers for a `task` section, or None if transformers has no such head."""
     kind = task.get("kind")
     if kind in UNPUBLISHED:
         return None
     return next((head for head in HEADS.values() if kind in head.kinds), HEADS[CLASSIFIER])
 
 
-# `...ForSequenceClassification` in transformers is a regression with one label and a classification with several (named
-# in `id2label`), unless `problem_type` says multi-label: any number of classes with a probability of at least .5.
+# In transformers, `...ForSequenceClassification` is a regression if `id2label` has one label, and a classification if
+# it has several. With `problem_type` "multi_label_classification", a text has every class whose probability is at least
+# .5.
 _REGRESSION, _CLASSIFICATION = "regression", "single_label_classification"
 _MULTI_LABEL = "multi_label_classification"
 NUM_CHOICES = "num_choices"
-"""Our key in config.json: the number of choices per row, which transformers' class does not store."""
+"""The number of choices per row: a key that lmtool adds to config.json, because transformers does not store it."""
 
 
 def task_of(config: JsonMapping) -> JsonObject | None:
-    """The `task` section for a config.json with a task head; None if lmtool lacks the task (see `refusal`). Files from
-    2019 name no class and are treated as classifiers; only their tensors show whether they are."""
+    """Returns the `task` section for a config.json with a task head; None if lmtool does not support the task
+    (`refusal` gives the reason).
+
+    Files from 2019 name no class. They are treated as classifiers; whether they are is visible only in their tensors.
+    """
     if refusal(config) is not None:
         return None
     head = head_of_class(config)
@@ -107,7 +112,7 @@ def task_of(config: JsonMapping) -> JsonObject | None:
 
 
 def refusal(config: JsonMapping) -> str | None:
-    """Why lmtool does not support a finetuned model's task, or None."""
+    """Returns the reason why lmtool does not support the task of a finetuned model, or None if it does."""
     head = head_of_class(config)
     if head is not None and head.name in (QUESTION_ANSWERING, CHOICES):
         return None
@@ -124,37 +129,38 @@ def refusal(config: JsonMapping) -> str | None:
 
 
 def is_multi_label(config: JsonMapping) -> bool:
-    """Whether a classifier's classes are not exclusive."""
+    """Whether config.json describes a classifier that may assign several classes to a text."""
     head = head_of_class(config)
     return head is not None and head.name == CLASSIFIER and config.get("problem_type") == _MULTI_LABEL
 
 
 def label_names(config: JsonMapping) -> list[str]:
-    """Class names in order. Without `id2label` there are `num_labels` unnamed classes, by default two. UserError unless
-    the ids are 0, 1, ..."""
+    """Returns the names of the classes in the order of their ids. Without `id2label`, there are `num_labels` classes
+    with default names, by default two. Raises UserError unless the ids are 0, 1, ..."""
     names = config.get("id2label")
     if not names:
         count = config.get("num_labels")
         return [unnamed(number) for number in range(2 if count is None else count)]
     numbers = {str(number) for number in names} if isinstance(names, Mapping) else set()
     if not numbers or numbers != {str(number) for number in range(len(numbers))}:
-        raise UserError(f"config.json: id2label={names!r} does not number its labels 0, 1, ...", "copy it again")
+        raise UserError(f"config.json: id2label={names!r} does not number the labels 0, 1, ...", "copy the file again")
     by_number = {int(number): str(name) for number, name in names.items()}
     return [by_number[number] for number in range(len(by_number))]
 
 
 def labels_of(task: JsonMapping) -> JsonObject:
-    """The keys of config.json for the labels or choices of a `task` section."""
+    """Returns the keys of config.json for the labels or choices in a `task` section."""
     if task.get("kind") == "multiple_choice":
         return {NUM_CHOICES: task["choices"]}
     names = task.get("labels") or [task.get("label") or unnamed(0)]
     if task.get("kind") == "token_classification":
-        return _numbered(names)
+        return _label_keys(names)
     kind = _CLASSIFICATION if task.get("labels") else _REGRESSION
-    return {"problem_type": _MULTI_LABEL if "thresholds" in task else kind, **_numbered(names)}
+    return {"problem_type": _MULTI_LABEL if "thresholds" in task else kind, **_label_keys(names)}
 
 
-def _numbered(names: Sequence[str]) -> JsonObject:
+def _label_keys(names: Sequence[str]) -> JsonObject:
+    """Returns the keys of config.json for these label names."""
     return {
         "num_labels": len(names),
         "id2label": {str(number): name for number, name in enumerate(names)},

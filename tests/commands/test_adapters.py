@@ -59,7 +59,7 @@ def test_a_run(place: Path, capsys: pytest.CaptureFixture[str], model: str, plac
     assert len(answers) == 40
     if model == "bert_tiny":
         assert cli.main(["export", f"checkpoint={run}", "output=exported"]) == 2
-        assert "its adapters cannot be merged" in capsys.readouterr().err
+        assert "cannot be merged into the weights of the model" in capsys.readouterr().err
         finetune("again", f"checkpoint={run}", "tuning=adapter", status=2)
         assert "tuning.stack_on=[RUN]" in capsys.readouterr().err
         assert cli.main(["export", f"checkpoint={run}", "output=small", "format=delta"]) == 0
@@ -114,10 +114,13 @@ def refusals(first: Path, second: Path, common: list[str], capsys: pytest.Captur
     other = pretrain("other", "max_steps=2", "seed=7")
     cases = [
         ([*common, f"tuning.adapters=[{full},{first}]"], "runs/full was trained with tuning=full"),
-        ([*common, f"tuning.adapters=[{normed},{first}]"], "runs/normed: its layers' norms were trained too"),
+        (
+            [*common, f"tuning.adapters=[{normed},{first}]"],
+            "runs/normed: the layers' norms were trained together with the adapters",
+        ),
         ([*common, f"tuning.adapters=[{first}]"], "names 1 run; a fusion mixes 2 or more"),
         ([*common, "tuning.adapters=[runs/nowhere,runs/first]"], "runs/nowhere: no such folder"),
-        ([f"checkpoint={other}", f"tuning.adapters=[{first},{second}]"], "trained on another model"),
+        ([f"checkpoint={other}", f"tuning.adapters=[{first},{second}]"], "were trained on a model with other weights"),
     ]
     capsys.readouterr()
     for words, said in cases:

@@ -70,7 +70,7 @@ def test_there_and_back(family: str, method: str, place: Path, capsys: pytest.Ca
     more = ["tuning.projections=[q_proj,v_proj,fc_out]", "tuning.rank=3"] if method == "lora" else []
     finetune("run", *TUNED, f"tuning={method}", "task.head=transformers", *more)
     run("export", "checkpoint=runs/run", "output=adapter", "format=peft")
-    assert "besides the weights of published" in capsys.readouterr().out
+    assert "without the weights of published" in capsys.readouterr().out
     settings = json.loads(Path("adapter/adapter_config.json").read_text())
     assert settings["base_model_name_or_path"] == "published" and settings["task_type"] == "SEQ_CLS"
     loaded = lmtool.load("runs/run")

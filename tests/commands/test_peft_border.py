@@ -256,7 +256,7 @@ def test_damaged_names_of_labels_are_one_line(labels, folders, capsys):
     peft.get_peft_model(opened(folders("bert", "labels")), settings).save_pretrained("adapter")
     Path("adapter/labels.json").write_text(json.dumps(labels))
     run("import", "checkpoint=adapter", "output=ours", status=2)
-    assert "does not number its labels 0, 1, ..." in capsys.readouterr().err
+    assert "does not number the labels 0, 1, ..." in capsys.readouterr().err
 
 
 def test_keys_that_nothing_reads_are_listed(folders, capsys):

@@ -121,7 +121,7 @@ def test_what_cannot_be_replaced(place: Path, capsys: pytest.CaptureFixture[str]
     for words, problem in (
         (
             ["checkpoint=gpt", "tokenizer=larger"],
-            "checkpoint=gpt: its tokenizer has 350 tokens, its embedding 330 rows",
+            "checkpoint=gpt: the tokenizer has 350 tokens, but the embedding has 330 rows",
         ),
         (["checkpoint=runs/tuned", "tokenizer=words"], "checkpoint=runs/tuned was finetuned"),
         (["checkpoint=bert", "tokenizer=words"], "tokenizer=words: the tokenizer has no cls token"),

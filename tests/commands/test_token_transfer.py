@@ -69,7 +69,7 @@ def test_families_without_such_a_class_are_refused(place: Path, capsys: pytest.C
     tags(place / "tags")
     run = tagger("run", "gpt1_tiny")
     assert cli.main(["export", f"checkpoint={run}", "output=exported"]) == 2
-    assert "transformers has no ...ForTokenClassification" in capsys.readouterr().err
+    assert "transformers has no class ...ForTokenClassification" in capsys.readouterr().err
     assert not hasattr(transformers, "OpenAIGPTForTokenClassification")
     tagger_words = ["task=ner", "task.path=tags", "checkpoint=none", "model=transformer_tiny", "max_steps=2"]
     finetune("other", *tagger_words, status=2)

@@ -176,7 +176,7 @@ def test_exported_complete_and_alone(place: Path, capsys: pytest.CaptureFixture[
     expected = predictions("runs/low", capsys)
     run("export", "checkpoint=runs/low", "output=complete")
     run("export", "checkpoint=runs/low", "output=alone", "format=delta")
-    assert "besides the weights of runs/words" in capsys.readouterr().out
+    assert "without the weights of runs/words" in capsys.readouterr().out
     assert {"model.safetensors", "base.json", "tokenizer.json"} <= {file.name for file in Path("alone").iterdir()}
     assert not Path("alone/optimizer.safetensors").exists()
     assert predictions("alone", capsys) == expected

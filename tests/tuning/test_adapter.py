@@ -188,7 +188,7 @@ def test_what_does_not_fit_is_refused() -> None:
     model, wide = model_config("bert"), TRAINED.model_copy(update={"hidden_size": 32})
     other, again = (TRAINED.model_copy(update={"path": path}) for path in ("runs/other", f"./{TRAINED.path}/"))
     for name, fields, said in (
-        ("adapter", {"reduction": 100.0}, "hidden_size=16 leaves an adapter no width"),
+        ("adapter", {"reduction": 100.0}, "hidden_size=16 is smaller, so an adapter would have no width"),
         ("adapter", {"stack_on": [TRAINED]}, "placement=parallel, not pfeiffer"),
         ("adapter_fusion", {}, "names 0 runs; a fusion mixes 2 or more"),
         ("adapter_fusion", {"adapters": [TRAINED]}, "names 1 run;"),
@@ -205,7 +205,7 @@ def test_what_does_not_fit_is_refused() -> None:
     assert refused(tuning_config(name="adapter_fusion", adapters=two), model, TASK) is None
     learner = tuned(model, None)
     learner.backbone.layers[1] = torch.nn.Linear(2, 2)
-    with pytest.raises(UserError, match="no slot for adapters"):
+    with pytest.raises(UserError, match="no empty slot for an adapter"):
         learner.tune(build(tuning_config(name="adapter")))
 
 

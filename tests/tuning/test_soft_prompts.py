@@ -242,7 +242,7 @@ def test_a_recipe_is_that_of_the_method():
                 "kind": "regression", "name": "mine", "path": "rows", "metrics": ["pearson"], "metric": "pearson"}},
             "tuning.init=class_labels: task.kind=regression has no labels", "set tuning.init=vocabulary",
         ),
-        ({"tuning": {"name": "ptuning", "deep": True, "encoder": "mlp"}}, "tuning.deep=true has none", None),
+        ({"tuning": {"name": "ptuning", "deep": True, "encoder": "mlp"}}, "tuning.deep=true uses no encoder", None),
     ],
 )  # fmt: skip
 def test_what_does_not_go_together_is_refused(sections, message, hint):

@@ -107,7 +107,7 @@ def test_what_autotokenizer_reads_otherwise_is_found(tmp_path: Path, monkeypatch
     settings = json.loads(path.read_text())
     for change, message in (
         ({"tokenizer_class": "BertTokenizer", "do_lower_case": False}, "encodes 5 of 29 unusual strings differently"),
-        ({"tokenizer_class": "T5Tokenizer"}, "AutoTokenizer cannot read it"),
+        ({"tokenizer_class": "T5Tokenizer"}, "AutoTokenizer cannot read the folder"),
         ({"extra_special_tokens": ["a"]}, "of 29 unusual strings differently"),
     ):
         path.write_text(json.dumps(settings | change))

@@ -38,7 +38,7 @@ def test_many_labels_go_there_and_back():
 
 @pytest.mark.parametrize("names", [{"1": "a", "2": "b"}, {"a": "b"}, ["a", "b"], {"0": "a", "2": "b"}])
 def test_labels_without_numbers_are_refused(names):
-    with pytest.raises(UserError, match="does not number its labels"):
+    with pytest.raises(UserError, match="does not number the labels"):
         label_names({"id2label": names})
 
 

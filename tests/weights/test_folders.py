@@ -257,5 +257,5 @@ def test_a_file_larger_than_the_memory_limit_is_refused_by_its_size(
         raise MemoryError
 
     monkeypatch.setattr(reading, "safe_open", refuse)
-    with pytest.raises(UserError, match="GiB exceed the memory limit of this process"):
+    with pytest.raises(UserError, match="GiB, which exceeds the memory limit of this process"):
         reading.read_file(path)

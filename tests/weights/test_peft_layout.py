@@ -14,7 +14,7 @@ from lmtool.config.tables import build, lookup
 from lmtool.errors import UserError
 from lmtool.weights.padded_model import load
 from lmtool.weights.peft import adapter
-from lmtool.weights.peft.maps import HFBase, Tuned, hf_linears
+from lmtool.weights.peft.maps import HFBase, TunedModel, hf_linears
 from lmtool.weights.peft.settings import settings_of
 from lmtool.weights.reading import their_names
 from tests.weights.published_folders import FAMILIES, logits_of, make, sample
@@ -24,7 +24,7 @@ FILE = Path("adapter/adapter_config.json")
 LORA = {"peft_type": "LORA", "target_modules": ["q_proj"]}
 
 
-def tuned(folder: Path, **fields: Any) -> tuple[Any, Tuned]:
+def tuned(folder: Path, **fields: Any) -> tuple[Any, TunedModel]:
     """A published folder as lmtool reads it, with LoRA that does something; and that for PEFT."""
     loaded = load(str(folder))
     config, parts = lookup("tuning", "lora").config.model_validate_json(json.dumps(fields)), loaded.model.parts
@@ -38,7 +38,7 @@ def tuned(folder: Path, **fields: Any) -> tuple[Any, Tuned]:
     added = {name: tensor for name, tensor in parts.state_dict().items() if name in parts.added}
     ours = {name: tensor for name, tensor in parts.state_dict().items() if name not in parts.added}
     base = HFBase(loaded.config, ours, their_names(loaded.config, ours), hf_linears(loaded.config, ours))
-    return loaded, Tuned(json.loads(config.model_dump_json()), added, base, None)
+    return loaded, TunedModel(json.loads(config.model_dump_json()), added, base, None)
 
 
 def close(given: torch.Tensor, expected: torch.Tensor, share: float = 1e-5) -> bool:
@@ -64,7 +64,7 @@ def test_every_family_there_and_back(family: str, tmp_path: Path) -> None:
     real = mask.bool() if decoder is None else torch.ones_like(decoder, dtype=torch.bool)
     given = logits_of(theirs, ids, mask, decoder)
     assert close(given[real], expected[real]) and not close(before[real], expected[real], 1e-2)
-    restored = adapter.read_adapter(tmp_path / "adapter").restored(ours.base)
+    restored = adapter.read_adapter(tmp_path / "adapter").restore(ours.base)
     # Queries, keys and values that are one map there come back with more ranks.
     joined = len(ours.base.linears[0].parts)
     assert restored.section["rank"] == (3 * joined - 3 if joined == 3 else 3) and not restored.changed
@@ -101,7 +101,7 @@ def test_tensors_that_are_not_those_of_the_configuration(change: Any, message: s
     path = tmp_path / "adapter/adapter_config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
     with pytest.raises(UserError, match=message):
-        adapter.read_adapter(tmp_path / "adapter").restored(ours.base)
+        adapter.read_adapter(tmp_path / "adapter").restore(ours.base)
 
 
 MODULES = [
@@ -203,7 +203,7 @@ def test_prompts_that_peft_reads_elsewhere_are_refused(
     added = {f"backbone.{'embed.' if name == 'virtual' else ''}{name}.weight": torch.zeros(2, 64)}
     config = lookup("model", model).config(num_layers=1, hidden_size=32, num_heads=2)
     with pytest.raises(UserError, match="with this head differently"):
-        adapter.prompt_to_peft(Tuned({"name": "prompt"}, added, HFBase(config, {}, {}, ()), task_type, learned))
+        adapter.prompt_to_peft(TunedModel({"name": "prompt"}, added, HFBase(config, {}, {}, ()), task_type, learned))
 
 
 def test_a_method_without_a_layout_names_another_export() -> None:

@@ -176,7 +176,7 @@ def test_files_of_old_and_new_versions(config: dict[str, Any], modes: tuple[str,
 
 def test_a_task_has_not_every_pooling() -> None:
     for modes in (("mean", "max"), ("weightedmean",)):
-        with pytest.raises(UserError, match="1_Pooling/config.json pools by"):
+        with pytest.raises(UserError, match="1_Pooling/config.json sets the pooling"):
             SentenceEncoder("1_Pooling/config.json", modes).task_fields("x")
 
 
@@ -245,7 +245,7 @@ def test_how_texts_are_read_is_refused_where_it_is_another_way(tmp_path: Path) -
         embedded(folder)
     change(folder / "sentence_bert_config.json", do_lower_case=False)
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer | {"post_processor": None}))
-    with pytest.raises(UserError, match="its tokenizer.json formats texts as"):
+    with pytest.raises(UserError, match="tokenizer.json formats texts as"):
         embedded(folder)
 
 

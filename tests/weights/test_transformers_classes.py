@@ -259,11 +259,11 @@ def test_what_transformers_cannot_open_is_said(tmp_path: Path, monkeypatch: pyte
     ("family", "kind", "reason"),
     [
         ("bert", "span_classification", "transformers has no class for task.kind=span_classification"),
-        ("gpt", "multiple_choice", "transformers has no ...ForMultipleChoice of it"),
+        ("gpt", "multiple_choice", "transformers has no class ...ForMultipleChoice for this family"),
         ("bigbird", "multiple_choice", "BigBirdForMultipleChoice: its pooler has another activation"),
         ("bigbird", "extractive_qa", "BigBirdForQuestionAnswering: it has a feed-forward layer"),
         ("t5", "token_classification", "T5ForTokenClassification: it has the encoder alone"),
-        ("bart", "token_classification", "transformers has no ...ForTokenClassification of it"),
+        ("bart", "token_classification", "transformers has no class ...ForTokenClassification for this family"),
     ],
 )
 def test_a_head_without_a_class_is_refused(family: str, kind: str, reason: str) -> None:

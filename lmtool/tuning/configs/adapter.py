@@ -1,4 +1,4 @@
-"""Configuration of adapters and of their fusion. Imports no torch."""
+"""Configuration of adapters and of adapter fusion. Imports no torch."""
 
 from __future__ import annotations
 
@@ -21,15 +21,24 @@ from lmtool.nn.configs import Activation, AdapterReads
 from lmtool.system.terminal import counted
 from lmtool.tuning.configs.base import ByDepthConfig, TuningConfig
 
-_GIVE = "use a run of lmtool finetune tuning=adapter"
+_USE_ADAPTER_RUN = "use a run of lmtool finetune tuning=adapter"
 Placement = Literal["houlsby", "pfeiffer", "parallel"]
 Scale = float | Literal["learned"]
 
 
 @dataclass(frozen=True)
 class PlacementSettings:
-    """A published placement. slots: in a layer. reads: the adapter's input. bottleneck: its width, or reduction: the
-    hidden size over the width. scale: of its output. trains_norms: whether the layers' norms are trained too."""
+    """The published settings of a placement. Either `bottleneck` or `reduction` is set.
+
+    Attributes:
+        slots: Attributes of a layer that receive an adapter.
+        reads: The input of the adapter: the sublayer's output, its sum with the residual, or the sublayer's input.
+        activation: Activation between the down and the up projection.
+        bottleneck: Width of the adapter.
+        reduction: Hidden size divided by the width of the adapter.
+        scale: Factor of the adapter's output.
+        trains_norms: Whether the norms of the layers are trained too.
+    """
 
     slots: tuple[str, ...]
     reads: AdapterReads
@@ -41,53 +50,58 @@ class PlacementSettings:
 
 
 HF_FORMAT: dict[Placement, PlacementSettings] = {
-    # Section 2.1, with the middle one of its sizes; activation and norms as in github.com/google-research/adapter-bert.
+    # Section 2.1, with the middle of the published widths; activation and norms as in
+    # github.com/google-research/adapter-bert.
     "houlsby": PlacementSettings(("attn_adapter", "ffn_adapter"), "output", "gelu", bottleneck=64, trains_norms=True),
-    # Section 3.1 and appendix B of "AdapterFusion"; the values of AdapterHub's `seq_bn`.
+    # Section 3.1 and appendix B of "AdapterFusion"; values as in `seq_bn` of AdapterHub.
     "pfeiffer": PlacementSettings(("ffn_adapter",), "sum", "relu", reduction=16.0),
-    # Table 1 and section 4.6; the values of AdapterHub's `par_bn`.
+    # He et al. 2022, table 1 and section 4.6; values as in `par_bn` of AdapterHub.
     "parallel": PlacementSettings(("ffn_adapter",), "input", "relu", reduction=2.0, scale=4.0),
 }
 
 
 class TrainedAdapter(Config):
-    """The adapters of an earlier run: names and training setup. A bare path is completed from the run's configuration,
-    so that a checkpoint with them can be rebuilt without that run."""
+    """The adapters of an earlier run. A user gives the run's path; all other fields are read from the run's
+    configuration and saved with the new run, so that its checkpoints can be rebuilt without the earlier run."""
 
-    path: str = Field(description="The run or checkpoint that holds them.", min_length=1)
-    placement: Placement = Field(description="Their placement.")
-    bottleneck: int = Field(description="Their width.", ge=1)
+    path: str = Field(description="The run or checkpoint with the adapters.", min_length=1)
+    placement: Placement = Field(description="Placement of the adapters.")
+    bottleneck: int = Field(description="Width of an adapter.", ge=1)
     activation: Activation = Field(description="Activation between down and up projection.")
-    scale: Scale = Field(description="Scale of their output.")
-    hidden_size: int = Field(description="Hidden size of the model they were trained in.", ge=1)
-    num_layers: int = Field(description="Layers of the model they were trained in.", ge=1)
+    scale: Scale = Field(description="Scale of an adapter's output.")
+    hidden_size: int = Field(description="Hidden size of the model in which the adapters were trained.", ge=1)
+    num_layers: int = Field(description="Number of layers of the model in which the adapters were trained.", ge=1)
 
     @model_validator(mode="before")
     @classmethod
-    def _of_a_path(cls, value: object) -> object:
-        return _read(value) if isinstance(value, str) else value
+    def _expand_path(cls, value: object) -> object:
+        return _read_fields(value) if isinstance(value, str) else value
 
 
-def _read(path: str) -> JsonObject:
-    """The adapters in a run's configuration. UserError if it has none that can be reused."""
+def _read_fields(path: str) -> JsonObject:
+    """Returns the fields of `TrainedAdapter` from a run's configuration. Raises UserError if the run has no adapters,
+    or adapters that cannot be reused: stacked adapters, or adapters that were trained together with the layers'
+    norms."""
     try:
         saved = read_checkpoint(path)
     except UserError as error:
-        raise UserError(error.message.removeprefix("checkpoint="), _GIVE) from error
+        raise UserError(error.message.removeprefix("checkpoint="), _USE_ADAPTER_RUN) from error
     tuning, model = saved.get("tuning") or {}, saved["model"]
     if tuning.get("name") != "adapter":
-        raise UserError(f"{path} was trained with tuning={tuning.get('name', 'full')} and has no adapters", _GIVE)
+        method = tuning.get("name", "full")
+        raise UserError(f"{path} was trained with tuning={method} and has no adapters", _USE_ADAPTER_RUN)
     trained = Choice("tuning").validate(tuning)
     assert isinstance(trained, AdapterConfig)
     if trained.stack_on:
         raise UserError(
-            f"{path}: its adapters are stacked on those of {trained.stack_on[0].path}",
+            f"{path}: the adapters of this run are stacked on those of {trained.stack_on[0].path}",
             "use a run whose adapters are not stacked",
         )
     if trained.tunes_norms:
         raise UserError(
-            f"{path}: its layers' norms were trained too, so its adapters do not fit the model that it started from",
-            "train it again with tuning.train_norms=false",
+            f"{path}: the layers' norms were trained together with the adapters, so the adapters do not fit the "
+            "checkpoint from which the run started",
+            "train the run again with tuning.train_norms=false",
         )
     return {
         "path": path,
@@ -101,16 +115,19 @@ def _read(path: str) -> JsonObject:
 
 
 def _same_sizes(key: str, trained: tuple[TrainedAdapter, ...]) -> Iterator[Requirement]:
-    """Requires that adapters were trained in a model of the same sizes."""
+    """Yields the requirements that the model has the hidden size and the number of layers with which adapters were
+    trained."""
     for adapter in trained:
         for name in ("hidden_size", "num_layers"):
-            hint = "start from the checkpoint that they were trained on"
+            hint = "start from the checkpoint that the adapters were trained on"
             size = adapter.hidden_size if name == "hidden_size" else adapter.num_layers
-            reason = f"{adapter.path}: its adapters were trained in a model with {name}={size}"
+            reason = f"{adapter.path}: the adapters of this run were trained in a model with {name}={size}"
             yield Requirement(_size(name, size), key, reason, hint)
 
 
 def _size(name: str, size: int) -> Offer[ModelConfig]:
+    """Returns the property of a model whose field `name` is `size`."""
+
     def size_of(model: ModelConfig) -> int:
         return model.hidden_size if name == "hidden_size" else model.num_layers
 
@@ -123,16 +140,16 @@ def _size(name: str, size: int) -> Offer[ModelConfig]:
 
 
 def _other_placements(key: str, trained: tuple[TrainedAdapter, ...], placement: Placement) -> Iterator[Problem]:
-    """Requires the same placement of all trained adapters."""
+    """Yields a problem for each earlier run whose adapters have another placement."""
     for adapter in trained:
         if adapter.placement != placement:
-            message = f"{adapter.path}: its adapters have tuning.placement={adapter.placement}, not {placement}"
-            yield Problem(key, message, f"train them with tuning.placement={placement}")
+            message = f"{adapter.path}: this run has tuning.placement={adapter.placement}, not {placement}"
+            yield Problem(key, message, f"train the run again with tuning.placement={placement}")
 
 
 @component("tuning", "adapter", builder="lmtool.tuning.adapter:AdapterTuning")
 class AdapterConfig(ByDepthConfig):
-    """Small modules between the layers' sublayers are trained, and the head (Houlsby et al. 2019)."""
+    """Adapters: small modules after or parallel to the sublayers are trained with the head (Houlsby et al. 2019)."""
 
     name: Literal["adapter"] = Field("adapter", description="Adapters and the head are trained; the model is frozen.")
     placement: Placement = Field(
@@ -168,7 +185,9 @@ class AdapterConfig(ByDepthConfig):
     @model_validator(mode="after")
     def _one_width(self) -> Self:
         if self.bottleneck is not None and self.reduction is not None:
-            raise ValueError(f"bottleneck={self.bottleneck} and reduction={self.reduction:g} both set the width")
+            raise ValueError(
+                f"bottleneck={self.bottleneck} and reduction={self.reduction:g} both set the adapter's width"
+            )
         return self
 
     @property
@@ -178,12 +197,12 @@ class AdapterConfig(ByDepthConfig):
 
     @property
     def activation_used(self) -> Activation:
-        """The activation between down and up projection."""
+        """The activation between the down and the up projection: the configured or the published one."""
         return self.activation or self.published.activation
 
     @property
     def scale_used(self) -> Scale:
-        """The scale of the output."""
+        """The configured scale of an adapter's output, or the published scale."""
         return self.published.scale if self.scale is None else self.scale
 
     @property
@@ -200,7 +219,8 @@ class AdapterConfig(ByDepthConfig):
         return tuple(adapter.path for adapter in self.stack_on)
 
     def width_at(self, hidden_size: int) -> int:
-        """The width of an adapter for this hidden size; 0 if the reduction is too large."""
+        """Returns the width of an adapter in a model of this hidden size; 0 if the reduction exceeds the hidden
+        size."""
         settings = self if self.bottleneck is not None or self.reduction is not None else self.published
         if settings.reduction is not None:
             return int(hidden_size // settings.reduction)
@@ -211,10 +231,10 @@ class AdapterConfig(ByDepthConfig):
         wide_enough: Offer[ModelConfig] = Offer(
             "model",
             lambda model: self.width_at(model.hidden_size) > 0,
-            lambda model: f"model.hidden_size={model.hidden_size} leaves an adapter no width",
-            wording="{reason} of {lacking}",
+            lambda model: f"model.hidden_size={model.hidden_size} is smaller, so an adapter would have no width",
+            wording="{reason}: {lacking}",
         )
-        reduction = f"tuning.reduction={self.reduction or 1:g}"
+        reduction = f"tuning.reduction={self.reduction or self.published.reduction or 1:g}"
         yield Requirement(wide_enough, "tuning.reduction", reduction, "set tuning.bottleneck=1 or more")
         yield from _same_sizes("tuning.stack_on", self.stack_on)
 
@@ -224,7 +244,8 @@ class AdapterConfig(ByDepthConfig):
 
 @component("tuning", "adapter_fusion", builder="lmtool.tuning.adapter:AdapterFusionTuning")
 class AdapterFusionConfig(TuningConfig):
-    """Trained adapters are frozen; their mixture is trained, and the head (Pfeiffer et al. 2021, "AdapterFusion")."""
+    """Adapter fusion: an attention that mixes the frozen adapters of earlier runs is trained with the head (Pfeiffer et
+    al. 2021, "AdapterFusion")."""
 
     name: Literal["adapter_fusion"] = Field(
         "adapter_fusion", description="An attention over trained adapters is trained, and the head."
@@ -236,7 +257,7 @@ class AdapterFusionConfig(TuningConfig):
         0.01, ge=0, description="weight of the squared distance of the value projection from the identity"
     )
 
-    fewest: ClassVar[int] = 2
+    min_adapters: ClassVar[int] = 2
 
     @property
     def builds_on(self) -> tuple[str, ...]:
@@ -244,19 +265,19 @@ class AdapterFusionConfig(TuningConfig):
 
     def needs(self) -> Iterator[Requirement]:
         yield from super().needs()
-        reason = f"tuning={self.name} keeps weights close to their initial values"
+        reason = f"tuning={self.name} penalizes the distance of whole weight matrices from their initial values"
         yield Requirement(WHOLE_WEIGHTS, "tuning", reason, "set tuning=adapter")
         yield from _same_sizes("tuning.adapters", self.adapters)
 
     def conflicts(self) -> Iterator[Problem]:
         key, hint = "tuning.adapters", "tuning.adapters=[runs/A,runs/B]"
-        if len(self.adapters) < self.fewest:
-            message = f"{key} names {counted(len(self.adapters), 'run')}; a fusion mixes {self.fewest} or more"
-            yield Problem(key, message, f"train them with tuning=adapter, and set {hint}")
+        if len(self.adapters) < self.min_adapters:
+            message = f"{key} names {counted(len(self.adapters), 'run')}; a fusion mixes {self.min_adapters} or more"
+            yield Problem(key, message, f"train {self.min_adapters} or more runs with tuning=adapter, and set {hint}")
             return
         folders = [Path(adapter.path).expanduser().resolve() for adapter in self.adapters]
-        twice = [run.path for run, folder in zip(self.adapters, folders, strict=True) if folders.count(folder) > 1]
-        if twice:
-            message = f"{key} names a run more than once: {', '.join(twice)}; mixing a run with itself has no effect"
+        repeated = [run.path for run, folder in zip(self.adapters, folders, strict=True) if folders.count(folder) > 1]
+        if repeated:
+            message = f"{key} names a run more than once: {', '.join(repeated)}; mixing a run with itself has no effect"
             yield Problem(key, message, f"name each run once, {hint}")
         yield from _other_placements(key, self.adapters, self.adapters[0].placement)

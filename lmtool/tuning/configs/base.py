@@ -20,56 +20,61 @@ from lmtool.training.configs import OptimizerConfig
 
 
 class TuningConfig(Component):
-    """The base of every tuning method. Its published settings, above all the learning rate, are in
-    `conf/recipe/tuning/NAME.yaml`; without one, the model's recipe applies."""
+    """Base class of the configuration of tuning methods.
+
+    The published settings of a method, above all its learning rate, are in `conf/recipe/tuning/NAME.yaml`. The recipe
+    of the model applies to a method without such a file.
+    """
 
     group: ClassVar[str] = "tuning"
     of_transformers: ClassVar[bool] = True
-    """Whether it edits the layers of a transformer; False: any model."""
+    """Whether the method requires a transformer, because it edits the layers of a transformer."""
     of_stacks: ClassVar[bool] = False
-    """Whether it needs a stack of layers of any kind, if it needs no transformer."""
+    """Whether the method requires a stack of layers, which need not be those of a transformer."""
 
     name: str = Field(description="Tuning method.")
 
     @property
     def builds_on(self) -> tuple[str, ...]:
-        """Earlier runs whose additions to the model are loaded unchanged; none by default."""
+        """Paths of the earlier runs whose added parameters the method loads and freezes; none by default."""
         return ()
 
     @property
     def recipe_name(self) -> str:
-        """The YAML of `conf/recipe/tuning/` with its settings; its name, unless its fields choose another."""
+        """Name of the YAML file in `conf/recipe/tuning/` with the published settings: the method's name, unless the
+        fields of the method select another file."""
         return self.name
 
     def recipe(self) -> JsonObject:
-        """The sections for `optimizer=auto` and `schedule=auto`; {} if the YAML has none."""
+        """Returns the sections for `optimizer=auto` and `schedule=auto`; {} if there is no YAML file."""
         return recipes.of_tuning(type(self), self.recipe_name)
 
     @property
     def positions(self) -> int:
-        """Positions used in every input text."""
+        """Number of positions that the method takes up in every input text, such as those of virtual tokens."""
         return 0
 
     def reserved_positions(self, model: ModelConfig) -> int:
-        """Positions that texts lose in a model of this configuration; 0 if positions are unlimited."""
+        """Returns by how many tokens the method shortens texts in this model; 0 if the model has no table of positions,
+        and so no limit."""
         return self.positions if model.table_of_positions else 0
 
     def warnings(self, optimizer: OptimizerConfig, model: ModelConfig) -> list[str]:
-        """Warnings for training a model of this configuration with this optimizer."""
+        """Returns warnings for training this model with this optimizer."""
         return []
 
     @property
     def schemes(self) -> tuple[SchemeConfig, ...]:
-        """The training schemes: when parameters are trained, and what regularizes them."""
+        """The training schemes of the run: the order of unfreezing, and the regularization."""
         return ()
 
     @property
     def needs_start(self) -> bool:
-        """Whether the initial weights are read throughout training, also on resume."""
+        """Whether training needs the initial weights in every step, so that a resumed run has to load them."""
         return False
 
     def needs(self) -> Iterator[Requirement]:
-        """The layers it edits, the parameters it trains, and the requirements of the schemes."""
+        """Yields the requirements of the method and of its schemes for other components."""
         if self.of_transformers:
             reason = f"tuning={self.name} edits the layers of a transformer"
             yield Requirement(TRANSFORMER, "tuning", reason, "set tuning=full or tuning=head")
@@ -84,19 +89,20 @@ class TuningConfig(Component):
 
 @dataclass(frozen=True)
 class HeadInput:
-    """What a task's heads read from a model."""
+    """A model and a task, from which methods derive the hidden states that the task's heads read."""
 
     model: ModelConfig
     task: LearnedConfig
 
     @property
     def sides(self) -> set[Side]:
-        """The batch sides whose states are read."""
+        """The stacks whose hidden states the heads read: "inputs" (encoder, or the only stack) or "outputs"
+        (decoder)."""
         return {member.states_read(self.model) for member in self.task.parts()}
 
     @property
     def depth(self) -> int:
-        """The number of layers of the stack that is read; of two stacks, the smaller number."""
+        """The number of layers of the stack that the heads read; the smaller number if they read both stacks."""
         if self.model.architecture != "encoder_decoder":
             return self.model.num_layers
         depths = {"inputs": self.model.num_layers, "outputs": self.model.layers_of_decoder}
@@ -104,14 +110,15 @@ class HeadInput:
 
     @property
     def frozen_table(self) -> bool:
-        """Whether all answers come from an output layer that is the frozen token embedding. A head that fills masks has
-        its own layers."""
-        written = all(member.writes_text for member in self.task.parts())
-        return written and self.model.architecture != "encoder" and not self.model.learned_output
+        """Whether all answers come from an output layer that is tied to the frozen token embedding, so that no head can
+        be trained. An encoder's masked language modeling head has further layers."""
+        generates_text = all(member.writes_text for member in self.task.parts())
+        return generates_text and self.model.architecture != "encoder" and not self.model.learned_output
 
 
 def offered(model: ModelConfig, task: LearnedConfig | None) -> dict[str, object]:
-    """The objects that a method is matched with, by section. task: None if unknown."""
+    """Returns, by section, the objects that must meet the requirements of a tuning method. `task` is None if it is
+    unknown."""
     head = None if task is None else HeadInput(model, task)
     return {"model": model, "task": task, "head_input": head}
 
@@ -124,7 +131,7 @@ ONE_STACK: Offer[HeadInput] = Offer(
 
 
 def depth_of(layers: int) -> Offer[HeadInput]:
-    """At least this many layers before the head."""
+    """Returns the requirement that the head reads a stack of at least this many layers."""
     return Offer(
         "head_input",
         lambda head: head.depth >= layers,
@@ -136,18 +143,18 @@ def depth_of(layers: int) -> Offer[HeadInput]:
 class SchemeConfig(Config):
     """The base of training schemes."""
 
-    name: str = Field(description="Which scheme.")
+    name: str = Field(description="Name of the scheme.")
 
     @property
     def needs_start(self) -> bool:
-        """Whether it reads the initial weights throughout training."""
+        """Whether the scheme needs the initial weights in every step."""
         return False
 
 
 class UnfreezingConfig(SchemeConfig):
     """When each trainable part starts training."""
 
-    name: str = Field(description="Which order.")
+    name: str = Field(description="Name of the order.")
 
 
 @component("tuning/schedule", "none", builder="lmtool.tuning.schemes:Scheme")
@@ -172,7 +179,7 @@ class GradualUnfreezingConfig(UnfreezingConfig):
 class RegularizationConfig(SchemeConfig):
     """Regularization towards the pretrained weights."""
 
-    name: str = Field(description="Which regularization.")
+    name: str = Field(description="Name of the regularization.")
 
     @property
     def needs_start(self) -> bool:
@@ -188,32 +195,32 @@ class NoRegularizationConfig(RegularizationConfig):
 
 @component("tuning/regularization", "l2_sp", builder="lmtool.tuning.schemes:L2Sp")
 class L2SpConfig(RegularizationConfig):
-    """A penalty on the distance from the pretrained weights (Li, Grandvalet and Davoine 2018, L2-SP), instead of weight
-    decay."""
+    """L2-SP: a penalty on the distance from the pretrained weights instead of weight decay (Li, Grandvalet and Davoine
+    2018)."""
 
     name: Literal["l2_sp"] = Field("l2_sp", description="A penalty on the distance from the pretrained weights.")
     alpha: float = Field(
         0.1, ge=0, description="weight of half the squared distance from the pretrained weights; needs tuning"
     )
     beta: float = Field(
-        0.01, ge=0, description="weight of half the squared new weights, those of the head; as published"
+        0.01, ge=0, description="weight of half the squares of the new weights, those of the head; 0.01 is published"
     )
 
 
 @component("tuning/regularization", "mixout", builder="lmtool.tuning.schemes:Mixout")
 class MixoutConfig(RegularizationConfig):
-    """In each step, a random part of the weights is reset to the pretrained ones (Lee, Cho and Kang 2020)."""
+    """Mixout: in each step, random weights are reset to their pretrained values (Lee, Cho and Kang 2020)."""
 
     name: Literal["mixout"] = Field(
-        "mixout", description="In each step, a random part of the weights is reset to the pretrained ones."
+        "mixout", description="In each step, random weights are reset to their pretrained values."
     )
     probability: float = Field(
-        0.9, ge=0, le=1, description="replacement probability of a weight; published: 0.7, 0.8 and 0.9"
+        0.9, ge=0, le=1, description="probability that a weight is reset; published: 0.7, 0.8 and 0.9"
     )
 
 
 class ByDepthConfig(TuningConfig):
-    """A method whose parameters are in the layers, so that these can be unfrozen one after the other."""
+    """Base class of methods that train parameters in every layer, so that layers can be unfrozen one after another."""
 
     schedule: Annotated[UnfreezingConfig, Choice("tuning/schedule")] = Field(
         AtOnceConfig(), description="when each layer starts training; `lmtool list tuning/schedule`"
@@ -225,17 +232,17 @@ class ByDepthConfig(TuningConfig):
 
     def needs(self) -> Iterator[Requirement]:
         if self.schedule.name != "none":
-            reason = f"tuning/schedule={self.schedule.name} starts with some layers"
+            reason = f"tuning/schedule={self.schedule.name} unfreezes one layer after another"
             yield Requirement(LAYERS_OF_EACH_DEPTH, "tuning.schedule", reason, "set tuning/schedule=none")
         yield from super().needs()
 
 
 class OfPretrainedConfig(TuningConfig):
-    """A method that trains pretrained weights, so that these can be regularized."""
+    """Base class of methods that train pretrained weights, which can be regularized towards their initial values."""
 
     regularization: Annotated[RegularizationConfig, Choice("tuning/regularization")] = Field(
         NoRegularizationConfig(),
-        description="penalty that keeps weights near the pretrained ones; `lmtool list tuning/regularization`",
+        description="regularization towards the pretrained weights; `lmtool list tuning/regularization`",
     )
 
     @property

@@ -1,4 +1,4 @@
-"""Configuration of the tuning methods except adapters. Imports no torch."""
+"""Configuration of all tuning methods except adapters. Imports no torch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from lmtool.tuning.configs.base import ONE_STACK, ByDepthConfig, HeadInput, OfPr
 
 @component("tuning", "full", builder="lmtool.tuning.partial:FullTuning")
 class FullConfig(ByDepthConfig, OfPretrainedConfig):
-    """Every parameter is trained, except for frozen lowest layers."""
+    """Full finetuning: every parameter is trained, except in the lower layers that `freeze_layers` excludes."""
 
     of_transformers: ClassVar[bool] = False
 
@@ -50,6 +50,7 @@ class FullConfig(ByDepthConfig, OfPretrainedConfig):
 
 
 def _fewer_layers(model: ModelConfig) -> str:
+    """Returns the hint for a model with fewer layers than are to be frozen."""
     return f"set tuning.freeze_layers={model.num_layers + model.layers_of_decoder} at most"
 
 
@@ -63,7 +64,7 @@ class HeadConfig(TuningConfig):
     of_transformers: ClassVar[bool] = False
 
     name: Literal["head"] = Field(
-        "head", description="Feature extraction: only the task's head is trained, and its pooler if new."
+        "head", description="Feature extraction: only the task's head is trained, and its pooler if this is new."
     )
     layers: Literal["last", "scalar_mix", "concat_last_4"] = Field(
         "last",
@@ -75,20 +76,20 @@ class HeadConfig(TuningConfig):
     def needs(self) -> Iterator[Requirement]:
         yield from super().needs()
         hint = "set tuning=last_n, tuning=lora or tuning=full"
-        yield Requirement(_SOMETHING_LEARNS, "tuning", f"tuning={self.name} trains only heads", hint)
+        yield Requirement(_TRAINABLE_HEAD, "tuning", f"tuning={self.name} trains only heads", hint)
         if self.layers == "last":
             return
-        key, typed, hint = "tuning.layers", f"tuning.layers={self.layers}", "set tuning.layers=last"
-        yield Requirement(STACK, key, f"{typed} reads the layers of a stack", hint)
+        key, setting, hint = "tuning.layers", f"tuning.layers={self.layers}", "set tuning.layers=last"
+        yield Requirement(STACK, key, f"{setting} reads the layers of a stack", hint)
         if self.layers == "scalar_mix":
-            yield Requirement(STATES_OF_ONE_WIDTH, key, f"{typed} mixes states of equal width", hint)
-        yield Requirement(_READS_STATES, key, typed, hint)
-        yield Requirement(ONE_STACK, key, f"{typed} reads one stack", hint)
+            yield Requirement(STATES_OF_ONE_WIDTH, key, f"{setting} mixes states of equal width", hint)
+        yield Requirement(_NO_LM_HEAD, key, setting, hint)
+        yield Requirement(ONE_STACK, key, f"{setting} reads one stack", hint)
         if self.layers == "concat_last_4":
-            yield Requirement(depth_of(_CONCATENATED_LAYERS), key, typed, "set tuning.layers=scalar_mix")
+            yield Requirement(depth_of(_CONCATENATED_LAYERS), key, setting, "set tuning.layers=scalar_mix")
 
 
-_SOMETHING_LEARNS: Offer[HeadInput] = Offer(
+_TRAINABLE_HEAD: Offer[HeadInput] = Offer(
     "head_input",
     lambda head: not head.frozen_table,
     lambda head: (
@@ -98,22 +99,25 @@ _SOMETHING_LEARNS: Offer[HeadInput] = Offer(
 )
 
 
-def _of_last_layer(task: LearnedConfig) -> LearnedConfig | None:
-    """The first member with a language model's head."""
+def _member_with_lm_head(task: LearnedConfig) -> LearnedConfig | None:
+    """Returns the first member of a task (the task itself unless it is a mixture) that uses the language model's head,
+    or None."""
     return next((part for part in task.parts() if part.writes_text or part.language_model_weight), None)
 
 
-_READS_STATES: Offer[LearnedConfig] = Offer(
+_NO_LM_HEAD: Offer[LearnedConfig] = Offer(
     "task",
-    lambda task: _of_last_layer(task) is None,
-    lambda task: f"the language model's head of task={(_of_last_layer(task) or task).name} reads only the last layer",
+    lambda task: _member_with_lm_head(task) is None,
+    lambda task: (
+        f"the language model's head of task={(_member_with_lm_head(task) or task).name} reads only the last layer"
+    ),
     wording="{reason}: {lacking}",
 )
 
 
 @component("tuning", "last_n", builder="lmtool.tuning.partial:LastLayersTuning")
 class LastLayersConfig(ByDepthConfig, OfPretrainedConfig):
-    """The top layers and the head are trained, the layers below are frozen."""
+    """The top layers and the head are trained; the layers below are frozen."""
 
     of_transformers: ClassVar[bool] = False
     of_stacks: ClassVar[bool] = True
@@ -127,8 +131,8 @@ class LastLayersConfig(ByDepthConfig, OfPretrainedConfig):
         "an encoder-decoder",
     )
 
-    def learning(self, depth: int) -> int:
-        """The number of trained layers of `depth`."""
+    def trained_layers(self, depth: int) -> int:
+        """Returns how many layers of a stack with `depth` layers are trained."""
         return -(-depth // 4) if self.layers is None else self.layers
 
     def needs(self) -> Iterator[Requirement]:
@@ -137,16 +141,17 @@ class LastLayersConfig(ByDepthConfig, OfPretrainedConfig):
         yield Requirement(LAYERS_OF_EACH_DEPTH, "tuning", "tuning=last_n trains the top layers", hint)
         yield Requirement(ONE_STACK, "tuning", "tuning=last_n trains one stack", "set tuning=full or tuning=lora")
         if self.layers is not None:
-            yield Requirement(depth_of(self.layers), "tuning.layers", f"tuning.layers={self.layers}", _fewer_of_head)
+            yield Requirement(depth_of(self.layers), "tuning.layers", f"tuning.layers={self.layers}", _fewer_top_layers)
 
 
-def _fewer_of_head(head: HeadInput) -> str:
+def _fewer_top_layers(head: HeadInput) -> str:
+    """Returns the hint for a stack with fewer layers than are to be trained."""
     return f"set tuning.layers={head.depth} or less, or tuning=full"
 
 
 @component("tuning", "bitfit", builder="lmtool.tuning.partial:BitFitTuning")
 class BitFitConfig(ByDepthConfig):
-    """Only biases are trained (Ben Zaken et al. 2022)."""
+    """BitFit: only biases and the head are trained (Ben Zaken et al. 2022)."""
 
     name: Literal["bitfit"] = Field("bitfit", description="The biases of all maps and norms are trained.")
 
@@ -156,11 +161,13 @@ class BitFitConfig(ByDepthConfig):
 
 
 Projection = Literal["q_proj", "k_proj", "v_proj", "out_proj", "fc_in", "fc_gate", "fc_out"]
+"""Names of the linear maps in a layer: four in an attention, and two or three in a feed-forward part."""
 
 
 @component("tuning", "lora", builder="lmtool.tuning.lora:LoraTuning")
 class LoraConfig(ByDepthConfig):
-    """Low-rank adaptation (Hu et al. 2021): W0 x + (alpha / rank) B A x, with trainable A and B."""
+    """Low-rank adaptation (Hu et al. 2021): linear maps compute W0 x + (alpha / rank) B A x, and A and B are
+    trained."""
 
     name: Literal["lora"] = Field("lora", description="Low-rank updates of the layers' linear maps are trained.")
     rank: int = Field(8, ge=1, description="rank of A (rank x inputs) and B (outputs x rank)")
@@ -183,9 +190,9 @@ class LoraConfig(ByDepthConfig):
 
     @field_validator("projections")
     @classmethod
-    def _differ(cls, projections: tuple[str, ...]) -> tuple[str, ...]:
+    def _require_distinct(cls, projections: tuple[str, ...]) -> tuple[str, ...]:
         if len(set(projections)) != len(projections):
-            raise ValueError(f"projections={list(projections)} names a map twice")
+            raise ValueError(f"projections={list(projections)} names a projection twice")
         return projections
 
     @property
@@ -203,28 +210,29 @@ class LoraConfig(ByDepthConfig):
             yield Requirement(GATE, "tuning.projections", "tuning.projections names fc_gate", hint)
 
     def warnings(self, optimizer: OptimizerConfig, model: ModelConfig) -> list[str]:
-        """Warns if the rank exceeds the smaller dimension of the map."""
+        """Warns if the rank exceeds the smaller dimension of an edited map, which limits the rank of its update."""
         model = cast(TransformerConfig, model)
         heads = {"k_proj": model.key_value_heads, "v_proj": model.key_value_heads}
-        sides = {
+        # Every map has one dimension of the hidden size; this is the other dimension.
+        dimensions = {
             name: model.feedforward_size
             if name.startswith("fc_")
             else model.width_of_head * heads.get(name, model.num_heads)
             for name in self.projections
         }
-        name, side = min(sides.items(), key=lambda item: item[1])
-        most = min(side, model.hidden_size)
-        if self.rank <= most:
+        name, dimension = min(dimensions.items(), key=lambda item: item[1])
+        max_rank = min(dimension, model.hidden_size)
+        if self.rank <= max_rank:
             return []
         return [
-            f"tuning.rank={self.rank}: an update of {name} ({model.hidden_size} x {side}) has at most rank {most}; "
-            f"tuning.rank={most} is equivalent"
+            f"tuning.rank={self.rank}: an update of {name} ({model.hidden_size} x {dimension}) has at most rank "
+            f"{max_rank}; tuning.rank={max_rank} is equivalent"
         ]
 
 
 @component("tuning", "ia3", builder="lmtool.tuning.lora:Ia3Tuning")
 class Ia3Config(ByDepthConfig):
-    """Inner activations are rescaled by learned vectors (Liu et al. 2022)."""
+    """(IA)3: learned vectors rescale keys, values and feed-forward activations (Liu et al. 2022)."""
 
     name: Literal["ia3"] = Field(
         "ia3", description="Trains vectors that rescale keys, values and the input of the feed-forward part's last map."
@@ -232,16 +240,17 @@ class Ia3Config(ByDepthConfig):
 
 
 SMALL_RATE = 1e-2
-"""Soft prompts hardly change below this learning rate; 0.3 is published."""
+"""Learning rate below which soft prompts hardly change, which is warned about. The published rate is 0.3."""
 
 
 @component("tuning", "prompt", builder="lmtool.tuning.prompt:PromptTuning")
 class SoftPromptConfig(TuningConfig):
     """Soft prompts (Lester et al. 2021): trainable vectors that act as tokens in every text; the model is frozen.
 
-    Published for T5, whose encoder reads them before all tokens, as decoders do here. In an encoder they follow the
-    first token, whose state the classifier reads, so that it keeps its pretrained position. For token vectors smaller
-    than T5's, whose root mean square is above 1, the learning rate is scaled down in proportion.
+    The method was published for T5. In encoder-decoders and decoders, the soft prompt precedes the text, as published.
+    In an encoder, it follows the first token: the classifier reads the state of this token, which so keeps the position
+    that it had in pretraining. If the root mean square of the token vectors is below 1 (T5's is above 1), the learning
+    rate is multiplied by it.
     """
 
     name: Literal["prompt"] = Field(
@@ -282,10 +291,10 @@ class SoftPromptConfig(TuningConfig):
 
 @component("tuning", "prefix", builder="lmtool.tuning.prompt:PrefixTuning")
 class PrefixConfig(TuningConfig):
-    """Prefix tuning (Li and Liang 2021): trains keys and values before every text in each layer's attention, in an
-    encoder-decoder also in its cross-attention; the model is frozen.
+    """Prefix tuning (Li and Liang 2021): in the attention of each layer, trainable keys and values precede those of
+    every text, in an encoder-decoder also in cross-attention; the model is frozen.
 
-    A prefix acts like cached keys and values of previous tokens: it uses the first positions.
+    A prefix acts like the cached keys and values of earlier tokens, so it takes up the first positions.
     """
 
     name: Literal["prefix"] = Field("prefix", description="Trainable keys and values before every text, in each layer.")
@@ -297,7 +306,9 @@ class PrefixConfig(TuningConfig):
         description="train the prefix through an MLP, used in training only: section 4.3. The MLP maps vectors of the "
         "model's width through a tanh layer to all keys and values",
     )
-    inner_size: int = Field(512, ge=1, le=1_000_000, description="hidden width of that MLP: published code")
+    inner_size: int = Field(
+        512, ge=1, le=1_000_000, description="hidden width of the MLP; 512 as in the published code"
+    )
 
     @property
     def positions(self) -> int:
@@ -306,9 +317,12 @@ class PrefixConfig(TuningConfig):
 
 @component("tuning", "ptuning", builder="lmtool.tuning.prompt:PTuning")
 class PTuningConfig(TuningConfig):
-    """P-tuning: soft prompts computed by a trainable encoder (Liu et al. 2021, "GPT Understands, Too"); with `deep`,
-    prompts in every layer and no encoder (Liu et al. 2022, "P-Tuning v2"), which is a prefix without a map. The model
-    is frozen."""
+    """P-tuning: soft prompts that a trainable encoder computes (Liu et al. 2021, "GPT Understands, Too"). The model is
+    frozen.
+
+    With `deep`, every layer has a prompt, and there is no encoder (Liu et al. 2022, "P-Tuning v2"): this is prefix
+    tuning with reparametrize=false.
+    """
 
     name: Literal["ptuning"] = Field("ptuning", description="Soft prompts with an encoder, or in every layer.")
     length: int = Field(
@@ -335,5 +349,5 @@ class PTuningConfig(TuningConfig):
     @model_validator(mode="after")
     def _deep_prompts_have_no_encoder(self) -> PTuningConfig:
         if self.deep and self.encoder != "lstm":
-            raise ValueError(f"encoder={self.encoder} applies to prompts at the input; deep=true has none")
+            raise ValueError(f"encoder={self.encoder} applies only to prompts at the input; deep=true uses no encoder")
         return self

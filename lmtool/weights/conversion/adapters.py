@@ -1,4 +1,4 @@
-"""`lmtool import` of a PEFT adapter: the tuned weights, with a reference to their base."""
+"""`lmtool import` of a PEFT adapter: writes a tuned checkpoint that refers to the adapter's base."""
 
 from __future__ import annotations
 
@@ -35,8 +35,9 @@ _TOKENS = "backbone.embed.token.weight"
 
 
 def import_adapter(config: ImportConfig, folder: Path) -> None:
-    """Write the checkpoint, read it back and print its content. folder: the adapter's. UserError if the adapter does
-    not fit its base."""
+    """Writes the checkpoint, reads it back, and prints what it contains. config: the configuration of the command.
+    folder: the adapter's folder. Raises UserError if the adapter does not fit its base. Raises CheckFailed if the
+    checkpoint, read back, differs from the adapter."""
     adapter = read_adapter(folder)
     address = _base_address(adapter)
     saved = saved_config(address, config.offline)
@@ -44,15 +45,15 @@ def import_adapter(config: ImportConfig, folder: Path) -> None:
     model = section(address, saved, Choice("model"))
     base_folder, head = _base_folder(adapter, address, start, model, config.offline)
     base = _hf_base(adapter, base_folder, start, model)
-    restored = adapter.restored(base)
+    restored = adapter.restore(base)
     tensors = {**restored.added, **_changed_tensors(adapter, base_folder, base, start, restored.changed)}
     tuning = json.loads(section(str(folder), {"tuning": restored.section}, Choice("tuning")).model_dump_json())
     base_tensors = _base_tensors(start, tensors, head)
     complete = {**base_tensors, **tensors}
     settings: JsonObject = {"generation": saved["generation"]} if "generation" in saved else {}
-    named = True
+    has_label_names = True
     if head is not None:
-        labelled, named = _labelled(base_folder, adapter, complete, head)
+        labelled, has_label_names = _with_labels(base_folder, adapter, complete, head)
         settings |= labelled.classifier_config()
         _require_heads(adapter, model, settings["task"], complete, head)
     tokenizer_folder = folder if has_tokenizer(folder) else start.folder
@@ -63,24 +64,25 @@ def import_adapter(config: ImportConfig, folder: Path) -> None:
     written = tensors if base_record is not None else complete
     write_import(ImportedModel(written, model, tokenizer, source, settings, tuning, base_record), output)
     _require_same(load(str(output), offline=True).model.parts.state_dict(), complete, output)
-    numbers = count(sum(tensor.numel() for tensor in tensors.values()))
-    Output().line(f"{output} · model={model.name} · tuning={tuning['name']} · {numbers} values on top of {address}")
+    values = count(sum(tensor.numel() for tensor in tensors.values()))
+    Output().line(f"{output} · model={model.name} · tuning={tuning['name']} · {values} values on top of {address}")
     merged_names = sorted(name for name in restored.changed if name not in adapter.saved)
     if merged_names:
         Output().line(f"merged, since tuning={tuning['name']} does not edit them: {listing(merged_names, 3)}")
     if adapter.settings.unread:
         Output().line(f"not read in {CONFIG}: {', '.join(adapter.settings.unread)}")
-    if not named and (labels := settings.get("task", {}).get("labels")):
+    if not has_label_names and (labels := settings.get("task", {}).get("labels")):
         Output().line(f"the adapter has no label names; they are assumed to be {', '.join(map(str, labels))}")
 
 
 def _base_address(adapter: Adapter) -> str:
-    """The adapter's base, as a value of `checkpoint=`. UserError if the adapter does not name it."""
+    """Returns the address of the adapter's base, as a value of `checkpoint=`. Raises UserError if the adapter does not
+    name its base."""
     name, revision = adapter.settings.base_model_name_or_path, adapter.settings.revision
     if not name:
         raise UserError(
             f"{adapter.folder / CONFIG} has no base_model_name_or_path",
-            "set it to the folder or hub name of the model that the adapter was trained on",
+            "set the key to the folder or hub name of the model that the adapter was trained on",
         )
     if Path(name).expanduser().exists():
         return name
@@ -90,16 +92,19 @@ def _base_address(adapter: Adapter) -> str:
 def _base_folder(
     adapter: Adapter, address: str, start: Weights, model: ModelConfig, offline: bool
 ) -> tuple[HFFolder, TaskHead | None]:
-    """The base as a Hugging Face folder of the class for which the adapter was trained, and that class's task head."""
+    """Returns the base as a Hugging Face folder of the class for which the adapter was trained, and the task head of
+    this class, or None."""
     task_type = adapter.settings.task_type
-    suffix = next((end for end, name in TASK_TYPES.items() if name == task_type), None)
+    suffix = next((class_suffix for class_suffix, name in TASK_TYPES.items() if name == task_type), None)
     module = builder_module(entry_of(model))
     settings = hf_folder(address, offline)
     config = dict(module.to_hf_config(model) if settings is None else settings.config)
     if any(head.suffix == suffix for head in HEADS.values()):
         names = [entry.name for entry in module.HF_FORMAT.classes if entry.name.endswith(str(suffix))]
         if not names:
-            raise UserError(f"task_type={task_type} in {CONFIG}: model={model.name} has no class ...{suffix}", MERGE)
+            raise UserError(
+                f"task_type={task_type} in {CONFIG}: model={model.name} has no class ...{suffix} in transformers", MERGE
+            )
         config["architectures"] = names[:1]
     elif suffix is not None:
         config["architectures"] = []
@@ -107,32 +112,39 @@ def _base_folder(
 
 
 def _hf_base(adapter: Adapter, base_folder: HFFolder, start: Weights, model: ModelConfig) -> HFBase:
-    """The base under the names of the class for which the adapter was trained. Without the prefix of classes with a
-    head if the adapter has no such prefix."""
+    """Returns the base with the names that the class for which the adapter was trained uses. Classes with a head put a
+    prefix before the names of the backbone; the prefix is removed if the adapter's names do not have it."""
     renamed = our_names(_untied(base_folder), adapter.saved)
     tensors = {**start.tensors, **{name: tensor for name, tensor in renamed.items() if name.startswith("heads.")}}
     base = HFBase(model, tensors, their_names(model, tensors), hf_linears(model, tensors))
     prefix = base_folder.family().HF_FORMAT.prefix
     edits = isinstance(adapter.settings, TargetedSettings)
-    return base.bare(prefix) if edits and not any(name.startswith(prefix) for name in adapter.updates) else base
+    return (
+        base.without_prefix(prefix) if edits and not any(name.startswith(prefix) for name in adapter.updates) else base
+    )
 
 
 def _untied(base_folder: HFFolder) -> HFFolder:
-    """The same folder, from which any subset of the tied tables can be read."""
+    """Returns the same folder, marked as tied, so that the key map accepts any subset of the tied tensors."""
     return replace(base_folder, config=HFConfig({**base_folder.config, "tie_word_embeddings": True}))
 
 
 def _changed_tensors(
     adapter: Adapter, base_folder: HFFolder, base: HFBase, start: Weights, changed: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """The base's tensors that the adapter changes, and its heads, under our names. UserError if lmtool lacks a
-    tensor."""
+    """Returns the tensors that the adapter stores completely and that differ from the base's: heads and trained
+    modules. adapter: the adapter. base_folder: the base as a Hugging Face folder. base: the base with transformers'
+    names. start: the base's weights. changed: the adapter's tensors, under transformers' names. Returns the changed
+    tensors, under lmtool's names. Raises UserError if lmtool's model has no such tensor, or if only one of two tied
+    tensors was trained."""
     renamed = our_names(_untied(base_folder), {**base.tensors, **changed})
     before = start.tensors
     changes = {name: tensor for name, tensor in renamed.items() if name not in before or not tensor.equal(before[name])}
     for name, tensor in changes.items():
         if not name.startswith("heads.") and (name not in before or tensor.shape != before[name].shape):
-            raise UserError(f"{adapter.folder}: lmtool has no tensor {name} {tuple(tensor.shape)}", MERGE)
+            raise UserError(
+                f"{adapter.folder}: lmtool's model has no tensor {name} with the shape {tuple(tensor.shape)}", MERGE
+            )
     untied = any(name.endswith("lm.output.weight") for name in renamed)
     untied = untied or adapter.settings.ensure_weight_tying
     if _TOKENS in changes and head_of_class(base_folder.config) is None and not untied:
@@ -145,18 +157,19 @@ def _changed_tensors(
 
 
 def _base_tensors(start: Weights, tensors: Mapping[str, Tensor], head: TaskHead | None) -> dict[str, Tensor]:
-    """The tensors that come from the base: with a task's head, only the backbone, the pooler and that head."""
+    """Returns the tensors that are read from the base. With a task's head, these belong to the backbone, the pooler and
+    this head only."""
     parts = {part_of(name) for name in start.tensors}
     if head is not None:
         parts &= {"backbone", "heads.pooler", f"heads.{head.name}"}
     return {name: tensor for name, tensor in start.tensors.items() if part_of(name) in parts and name not in tensors}
 
 
-def _labelled(
+def _with_labels(
     base_folder: HFFolder, adapter: Adapter, tensors: Mapping[str, Tensor], head: TaskHead
 ) -> tuple[HFFolder, bool]:
-    """The folder with as many labels as the head has outputs, and whether the labels have names, which only lmtool
-    stores with an adapter."""
+    """Returns the folder with as many labels as the head has outputs, and whether the labels have names. Only adapters
+    that lmtool wrote contain label names; otherwise, labels get default names."""
     labelled = replace(base_folder, config=HFConfig({**base_folder.config, **adapter.labels}))
     rows = tensors.get(f"heads.{head.name}.output.weight")
     if rows is not None and len(labelled.label_names()) != len(rows):
@@ -169,19 +182,19 @@ def _labelled(
 def _require_heads(
     adapter: Adapter, model: ModelConfig, task: Mapping[str, object], tensors: Mapping[str, Tensor], head: TaskHead
 ) -> None:
-    """Raise UserError if neither the adapter nor its base has the task's head."""
+    """Raises UserError if neither the adapter nor its base has the task's head."""
     expected = [f"heads.{head.name}"] + (["heads.pooler"] if not head.tokens and form_of(model, task).pooled else [])
     missing = [part for part in expected if not any(part_of(name) == part for name in tensors)]
     if missing:
         raise UserError(
             f"{adapter.folder}: task_type={adapter.settings.task_type} needs {missing[0]}, which neither the adapter "
             "nor its base has",
-            "save the adapter with modules_to_save, or use a base that has the tensor",
+            "save the adapter with the head in modules_to_save, or use a base that has the head",
         )
 
 
 def _require_same(state: Mapping[str, Tensor], expected: Mapping[str, Tensor], output: Path) -> None:
-    """Raise CheckFailed if the checkpoint, read back, has different tensors."""
+    """Raises CheckFailed if the checkpoint, read back, has other values in a tensor."""
     for name, tensor in expected.items():
         if name in state and not state[name].equal(tensor):
             raise CheckFailed(f"{output} differs from the adapter in {name}", "keep the adapter")

@@ -1,4 +1,5 @@
-"""`lmtool import model=`: copies a pretrained checkpoint's weights into another family, tensor by tensor."""
+"""`lmtool import model=`: copies the weights of a pretrained checkpoint into a model of another family that computes
+the same function."""
 
 from __future__ import annotations
 
@@ -35,31 +36,26 @@ from lmtool.weights.reading import read
 from lmtool.weights.saved_model import CheckpointModel
 
 POSITION, SEGMENT, TABLE = "backbone.embed.position.weight", "backbone.embed.segment.weight", "embed.segment"
-# Fields that may differ by family; their tables are truncated or extended.
+# Configuration fields that may differ between the families; the segment table is truncated or extended.
 _RESIZED = frozenset({"name", "segments"})
-# Attributes that do not affect a module's formula: direction, recomputation, table sizes.
-_FREE = frozenset(
+# Attributes of modules that may differ, because they do not change the formula: direction, recomputation, table sizes.
+_MAY_DIFFER = frozenset(
     {"training", "causal", "side", "recomputes", "offset", "max_positions", "num_embeddings", "states_read"}
 )
-_SHARED = ("position", "depth", "leave", "run", "read")
-_MOST_REPORTED = 4  # differences in a message
-_BIAS = " loses its bias"
+# Methods of a backbone that must be the same functions in both families.
+_SAME_METHODS = ("position", "depth", "leave", "run", "read")
+_MAX_REPORTED = 4  # differences in a message
+_LOSES_BIAS = " loses its bias"
 _COMPARABLE = (str, int, float, bool, tuple, type(None))
 
 
 @dataclass
 class ArchitectureConversion:
-    """A converted model, and what happened to each tensor.
-
-    Attributes:
-        model: The new model.
-        config: Its configuration.
-        copied: Tensors that were copied unchanged.
-        resized: Tensors that were copied with other rows, with a description.
-        new: Tensors that the source lacks, with a description.
-        left_out: Tensors of the source that were not copied.
-        masks: Attention mask before and after, if it changed.
-    """
+    """A converted model, with a record of what happened to each tensor. model: the new model. config: Its
+    configuration. copied: Names of the tensors that were copied unchanged. resized: names of the tensors that were
+    copied with changes to their rows, each with a description of the changes. new: Names of the tensors that the source
+    lacks, each with its initial value. left_out: Names of the source's tensors that were not copied. masks: Class names
+    of the attention mask before and after, if it changed."""
 
     model: CheckpointModel
     config: ModelConfig
@@ -70,13 +66,13 @@ class ArchitectureConversion:
     masks: tuple[str, str] | None = None
 
     def plain(self) -> JsonObject:
-        """The content of crossed.json."""
+        """Returns the content of crossed.json."""
         changed = {"resized": self.resized, "new": self.new, "left_out": self.left_out}
         return {"taken": self.copied, **changed, "masks": self.masks}
 
 
 def convert_architecture(source: CheckpointModel, name: str, tensors: Mapping[str, Tensor]) -> ArchitectureConversion:
-    """Build a model of another family with a checkpoint's weights.
+    """Builds a model of another family with the weights of a checkpoint.
 
     Args:
         source: The checkpoint's model.
@@ -88,15 +84,15 @@ def convert_architecture(source: CheckpointModel, name: str, tensors: Mapping[st
     """
     config = config_of(source, name)
     model = CheckpointModel(build(config, 0), source.state_dict())
-    differences = _once(_stack_differences(source.backbone, model.backbone))
+    differences = _merge_layers(_stack_differences(source.backbone, model.backbone))
     if differences:
-        more = f" (and {len(differences) - _MOST_REPORTED} more)" if len(differences) > _MOST_REPORTED else ""
-        message = "; ".join(differences[:_MOST_REPORTED])
+        more = f" (and {len(differences) - _MAX_REPORTED} more)" if len(differences) > _MAX_REPORTED else ""
+        message = "; ".join(differences[:_MAX_REPORTED])
         raise UserError(
             f"model={name} does not compute the same function as model={source.backbone.config.name}: {message}{more}",
             f"train model={name} from random weights, or distill from the checkpoint",
         )
-    # A head only fits states that were computed with the same attention mask.
+    # A head fits only hidden states that were computed with the attention mask of its training.
     same_architecture = config.architecture == source.backbone.config.architecture
     shared_heads = {head for head in model.heads if same_architecture and head in source.heads}
     shared_heads -= {head for head in shared_heads if list(_module_differences(source.heads[head], model.heads[head]))}
@@ -114,8 +110,8 @@ def convert_architecture(source: CheckpointModel, name: str, tensors: Mapping[st
 
 @torch.no_grad()
 def largest_difference(source: CheckpointModel, conversion: ArchitectureConversion) -> float:
-    """Largest difference of hidden states: over one text if the attention mask is the same, otherwise over texts of one
-    token, which attends to itself with any mask."""
+    """Returns the largest difference of the hidden states of both models on a sample: one text if the attention mask is
+    the same, otherwise texts of one token, which any mask lets attend to itself."""
     length = min(source.backbone.longest_text, conversion.model.backbone.longest_text, 24)
     tokens = torch.arange(length) * 7919 % source.backbone.config.vocab_size
     sample = Packed(tokens, (length,) if conversion.masks is None else (1,) * length)
@@ -123,8 +119,9 @@ def largest_difference(source: CheckpointModel, conversion: ArchitectureConversi
 
 
 def config_of(source: CheckpointModel, name: str) -> ModelConfig:
-    """The family's configuration with a checkpoint's sizes. name: the family. UserError if it does not support
-    them."""
+    """Returns the configuration of another family with the sizes of a checkpoint. source: the checkpoint's model. name:
+    the other family. Raises UserError if the family does not exist, is the checkpoint's family, or does not support the
+    sizes."""
     old, entry = source.backbone.config, lookup("model", name)
     if entry is None:
         close = nearest(name, names("model"))
@@ -151,18 +148,18 @@ def config_of(source: CheckpointModel, name: str) -> ModelConfig:
         ) from error
 
 
-def _once(differences: Iterator[str]) -> list[str]:
-    """Merge equal differences of all layers; missing biases come last."""
+def _merge_layers(differences: Iterator[str]) -> list[str]:
+    """Merges differences that occur in several layers into one for "layers.*". Missing biases come last."""
     unique = dict.fromkeys(re.sub(r"layers\.\d+", "layers.*", problem) for problem in differences)
-    return sorted(unique, key=lambda problem: problem.endswith(_BIAS))
+    return sorted(unique, key=lambda problem: problem.endswith(_LOSES_BIAS))
 
 
 def _stack_differences(source: nn.Module, model: nn.Module) -> Iterator[str]:
-    """Descriptions of the differences in the computations of two backbones."""
+    """Yields a description of each difference between the functions that two backbones compute."""
     if not isinstance(source, OneStack) or not isinstance(model, OneStack):
-        yield "one of them is not a single stack of layers"
+        yield "one of the two models is not a single stack of layers"
         return
-    if not all(getattr(type(source), part) is getattr(type(model), part) for part in _SHARED):
+    if not all(getattr(type(source), part) is getattr(type(model), part) for part in _SAME_METHODS):
         yield "its layers are run differently"
     yield from _module_differences(source, model)
     position = model.embed.position
@@ -171,6 +168,7 @@ def _stack_differences(source: nn.Module, model: nn.Module) -> Iterator[str]:
 
 
 def _module_differences(source: nn.Module, model: nn.Module) -> Iterator[str]:
+    """Yields a description of each difference between the submodules of two modules, by name."""
     before, after = (dict(part.named_modules()) for part in (source, model))
     for name in dict.fromkeys([*before, *after]):
         old, new = before.get(name), after.get(name)
@@ -188,23 +186,23 @@ def _module_differences(source: nn.Module, model: nn.Module) -> Iterator[str]:
 
 
 def _attribute_differences(name: str, old: nn.Module, new: nn.Module) -> Iterator[str]:
-    """Differences between two modules of one class."""
+    """Yields a description of each attribute in which two modules of the same class differ."""
     before, after = _settings(old), _settings(new)
     for key in sorted(before.keys() | after.keys()):
         if before.get(key) != after.get(key):
             yield f"{name} has {key}={_plain(after.get(key))}, had {_plain(before.get(key))}"
     if getattr(old, "bias", None) is not None and getattr(new, "bias", None) is None:
-        yield f"{name}{_BIAS}"
+        yield f"{name}{_LOSES_BIAS}"
 
 
 def _settings(module: nn.Module) -> JsonObject:
-    """A module's attributes that are plain values or functions."""
-    public = {key: value for key, value in vars(module).items() if not key.startswith("_") and key not in _FREE}
+    """Returns the public attributes of a module that are plain values or functions."""
+    public = {key: value for key, value in vars(module).items() if not key.startswith("_") and key not in _MAY_DIFFER}
     return {key: value for key, value in public.items() if isinstance(value, _COMPARABLE) or callable(value)}
 
 
 def _plain(value: object) -> str:
-    """A plain value, or the name of a function."""
+    """Returns a plain value as text, or the name of a function."""
     if isinstance(value, partial):
         return f"{_plain(value.func)} {' '.join(map(str, value.keywords.values()))}"
     return str(getattr(value, "__name__", value))
@@ -212,7 +210,7 @@ def _plain(value: object) -> str:
 
 @torch.no_grad()
 def _fill(conversion: ArchitectureConversion, source: CheckpointModel) -> None:
-    """Copy the weights into the new model."""
+    """Copies the weights of the source into the new model, and records what happened to each tensor."""
     tensors: Mapping[str, Tensor] = source.state_dict()
     for name, tensor in conversion.model.state_dict().items():
         known = tensors.get(name)
@@ -235,8 +233,11 @@ def _fill(conversion: ArchitectureConversion, source: CheckpointModel) -> None:
 
 
 def _positions(source: CheckpointModel, model: CheckpointModel, tensors: Mapping[str, Tensor]) -> tuple[Tensor, str]:
-    """The new table of learned positions, and a description of its changes: position 0 may be in another row, and the
-    first segment's vector is added if the family has no segments."""
+    """Returns the table of learned positions for the new model, and a description of its changes.
+
+    Position 0 may be in another row. If the new family has no segments, the vector of the first segment is added to
+    every position.
+    """
     old, new = source.backbone.embed.position, model.backbone.embed.position
     if not isinstance(old, Learned) or not isinstance(new, Learned):
         return tensors[POSITION], ""
@@ -255,14 +256,15 @@ _MASKS = {"Full": "tokens attend to the whole text", "Causal": "tokens attend to
 
 
 def import_architecture(config: ImportConfig, name: str) -> None:
-    """Write the checkpoint as a model of another family, read it back, and print what happened to each tensor.
-
-    UserError if the checkpoint was finetuned, or if the family does not compute the same function.
-    """
+    """Writes a checkpoint as a model of another family, reads it back, and prints what happened to each tensor. config:
+    the configuration of the command. name: the other family. Raises UserError if the checkpoint was finetuned, or if
+    the family does not compute the same function. Raises CheckFailed if the hidden states differ, or if the checkpoint
+    is read back with other tensors."""
     for key, value in (("tokenizer", config.tokenizer), ("data", config.data)):
         if value is not None:
             raise UserError(
-                f"model={name} and {key}={value} cannot be combined", "import model= first, then import its result"
+                f"model={name} and {key}={value} cannot be combined",
+                f"import with model={name} first, then import the result with {key}={value}",
             )
     folder = Path(config.output).expanduser()
     require_new(folder)
@@ -272,7 +274,7 @@ def import_architecture(config: ImportConfig, name: str) -> None:
     if tuned or (hugging_face is not None and classifies(hugging_face, weights)):
         raise UserError(
             f"model={name}: checkpoint={config.checkpoint} was finetuned",
-            "use the pretrained checkpoint, and finetune the result",
+            "use the pretrained checkpoint from which it was finetuned, and finetune the result",
         )
     conversion = convert_architecture(loaded.model.parts, name, weights.tensors)
     tensors = conversion.model.state_dict()
@@ -306,6 +308,6 @@ def _report(folder: Path, before: str, conversion: ArchitectureConversion, diffe
 
 
 def _modules(names: Iterable[str]) -> str:
-    """The modules of these tensors with the number of tensors, once for all layers."""
+    """Lists the modules of these tensors, with the number of tensors of each. Layers are merged into "layers.*"."""
     counts = Counter(re.sub(r"layers\.\d+", "layers.*", name.rpartition(".")[0]) for name in names)
     return ", ".join(f"{name} ({count})" for name, count in counts.items()) or "nothing"

@@ -1,4 +1,5 @@
-"""Open an exported folder with transformers and compare it with its checkpoint: weights, logits, predictions.
+"""Opens an exported folder with transformers, and compares weights, logits and predictions with those of its
+checkpoint.
 
 Shape letters: B rows, L their padded length in tokens.
 """
@@ -33,19 +34,19 @@ from lmtool.weights.task_heads import CHOICES, head_of_class
 PARITY = 1e-4
 """Tolerance between the implementations, relative to the largest value, or to 1 if that is larger."""
 _LONGEST, _SHORTEST, _DECODER = 24, 4, 7
+"""Lengths of the sample in tokens: of its longest and its shortest row, and of the decoder's input."""
 
 
 @dataclass(frozen=True)
 class Parity:
-    """The comparison of an exported folder in transformers with its checkpoint. Only this detects a key map that is
-    wrong in both directions.
+    """The comparison of an exported folder, opened by transformers, with its checkpoint.
 
-    Attributes:
-        library: transformers and its version; None if it is not installed.
-        architecture: The class that opened the folder; None if transformers lacks it.
-        errors: Tensors that the class does not expect, or why it cannot open the folder.
-        initialized: Tensors that the file lacks and transformers initializes, such as a pooler.
-        differences: Largest relative difference of each output.
+    No comparison within lmtool can replace it: a key map that is wrong in both directions is visible only here.
+    library: "transformers" with its version; None if transformers is not installed. architecture: The class that opened
+    the folder; None if transformers does not have the class. errors: Names of the tensors that the class does not
+    expect, or the reason why it cannot open the folder. initialized: Names of the tensors that the folder lacks and
+    transformers therefore initializes, such as a pooler. differences: Largest relative difference of each output, by
+    the output's name.
     """
 
     library: str | None
@@ -56,11 +57,11 @@ class Parity:
 
     @property
     def same(self) -> bool:
-        """Whether no difference was found; also true if nothing was compared."""
+        """Whether no difference was found. This is also true if nothing was compared."""
         return not self.errors and all(number < PARITY for number in self.differences.values())
 
     def row(self) -> tuple[str, str]:
-        """Label and value for the screen."""
+        """Returns a label and a value for the screen."""
         label = "opened by"
         if self.library is None:
             return label, "lmtool only: not compared, transformers is not installed"
@@ -76,7 +77,7 @@ class Parity:
 
 @torch.no_grad()
 def parity(folder: Path, architecture: str, original: CheckpointModel, tokenizer: Tokenizer) -> Parity:
-    """Open an exported folder with transformers, and compare its outputs for random ids with the checkpoint's.
+    """Opens an exported folder with transformers, and compares its outputs for random token ids with the checkpoint's.
 
     Args:
         folder: The exported folder.
@@ -116,8 +117,10 @@ def parity(folder: Path, architecture: str, original: CheckpointModel, tokenizer
 
 
 def sample(model: ModelConfig, tokenizer: Tokenizer) -> dict[str, Tensor]:
-    """(B, L) ids of random tokens without special ones, attention mask, segments if the model has some, and decoder
-    ids. Rows of an encoder-decoder end with the end token, which its task heads need."""
+    """Builds padded rows of random tokens on which two implementations are compared. model: the model's configuration.
+    tokenizer: the tokenizer. Special tokens are not sampled. Returns inputs by the names in transformers, each (B, L)
+    int64: ids and attention mask, for models with segments their segments, for encoder-decoders the decoder's ids. The
+    rows of an encoder-decoder end with the end token, because its task heads read the state of this token."""
     longest = min(model.max_positions, _LONGEST)
     if isinstance(model, BigbirdConfig):  # longer texts use block-sparse attention
         longest = min(longest, model.dense_length)
@@ -141,7 +144,8 @@ def sample(model: ModelConfig, tokenizer: Tokenizer) -> dict[str, Tensor]:
 
 
 def _outputs(reference: nn.Module, architecture: str, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The outputs of a transformers model, under our names. Each row of a multiple choice has one choice."""
+    """Computes the outputs of a transformers model, by the names that `Parity` uses. For multiple choice, every row is
+    the only choice of a question."""
     head = head_of_class({"architectures": [architecture]})
     if head is not None and head.name == CHOICES:
         return {"logits": reference(**{name: values[:, None] for name, values in rows.items()}).logits}
@@ -154,8 +158,8 @@ def _outputs(reference: nn.Module, architecture: str, rows: Mapping[str, Tensor]
 
 
 def _relative_difference(actual: Tensor | None, reference: Tensor, real_BL: Tensor | None) -> float:
-    """The largest relative difference; infinite if lmtool lacks the output. real_BL: real tokens, for outputs over
-    tokens."""
+    """Returns the largest relative difference of an output; infinite if lmtool does not have the output. For outputs of
+    each token, only the real tokens, where `real_BL` is true, are compared."""
     if actual is None:
         return float("inf")
     if real_BL is not None and actual.shape[:2] == reference.shape[:2] == real_BL.shape:
@@ -163,8 +167,8 @@ def _relative_difference(actual: Tensor | None, reference: Tensor, real_BL: Tens
     return relative_difference(actual, reference)
 
 
-# The exported folder as a transformers user reads texts (AutoTokenizer, padded rows), compared with `lmtool predict` on
-# the checkpoint (texts formatted and packed as in training).
+# The second comparison starts from texts. The exported folder reads them as a user of transformers does (AutoTokenizer,
+# padded rows), the checkpoint reads them as `lmtool predict` does (formatted and packed as in training).
 _TEXTS = (
     ("A", "b"),
     ("The dog sleeps", "It does."),
@@ -174,8 +178,8 @@ _TEXTS = (
 
 
 def layout_of(model: ModelConfig, task: Mapping[str, object] | None, tokenizer: Tokenizer) -> str | None:
-    """The text format of the exported model; None for a decoder without a task, and if the vocabulary lacks the
-    format's special tokens."""
+    """Returns the name of the exported model's text format. None means that no special tokens are added: for a decoder
+    without a task, or because the vocabulary lacks the special tokens of the format."""
     if task is None and model.architecture == "decoder":
         return None
     name = model.text_format if task is None else format_of(model, task)
@@ -185,8 +189,8 @@ def layout_of(model: ModelConfig, task: Mapping[str, object] | None, tokenizer: 
 def reading_of(
     model: ModelConfig, saved: JsonMapping, task: JsonMapping | None, tokenizer: Tokenizer
 ) -> TokenizerSettings:
-    """Settings of AutoTokenizer for the exported model. Without a task, special tokens in texts are parsed, since texts
-    for a masked language model contain masks."""
+    """Returns the settings of AutoTokenizer for the exported model. Without a task, special tokens in texts are parsed,
+    because texts for a masked language model contain mask tokens."""
     segments = has_segments(model)
     if task is None:
         return TokenizerSettings(segments, model.max_positions, False)
@@ -202,11 +206,11 @@ def compare_texts(
     layout: str,
     tokenizer: Tokenizer,
 ) -> None:
-    """Record the differences on texts and on pairs that fit into the folder's maximum length.
+    """Records the differences of the predictions for sample texts and pairs that fit into the folder's maximum length.
 
     Args:
-        comparison: Receives the differences.
-        original: A task's learner, or a backbone with its heads.
+        comparison: The comparison in which the differences are recorded.
+        original: The checkpoint's model: the learner of a task, or a backbone with its heads.
         reloaded: The exported folder, loaded with lmtool.
         folder: The exported folder.
         layout: The text format of the model.
@@ -229,7 +233,7 @@ def compare_texts(
 
 
 def _is_complete(original: TaskLearner, row: tuple[str, ...], longest: int) -> bool:
-    """Whether the task makes one example of a row, without truncation."""
+    """Whether the task turns a row into exactly one example, without truncation."""
     metadata = original.examples_of_texts([row], longest).metadata()
     return metadata["examples"] == 1 and not metadata.get("truncated") and not metadata.get("cut_questions")
 
@@ -243,8 +247,8 @@ def _text_difference(
     texts: Sequence[tuple[str, ...]],
     longest: int,
 ) -> float:
-    """The largest relative difference of predictions; infinite if transformers gives a text other tokens or
-    segments."""
+    """Returns the largest relative difference of the predictions; infinite if AutoTokenizer encodes a text to other
+    tokens or segments. `compare_texts` describes the parameters; `longest` is the folder's maximum length."""
     columns = tuple(list(column) for column in zip(*texts, strict=True))
     examples: Examples
     if isinstance(original, TaskLearner):
@@ -265,7 +269,7 @@ def _text_difference(
     if not torch.equal(read.get("token_type_ids", zeros)[real], segments):
         return float("inf")
     if isinstance(original, CheckpointModel) and reloaded.config.architecture == "encoder_decoder":
-        return 0.0  # the decoder's input does not depend on how texts are read
+        return 0.0  # only the encoder reads the text, and its tokens were compared above
     output = reloaded.model(**read)
     reference = [output.hidden[real], output.pair_logits]
     if isinstance(original, TaskLearner):
@@ -274,12 +278,18 @@ def _text_difference(
             logits = logits[real] if target is None or target.at is None else logits[real][target.at]
         reference = [logits]
     pairs = zip(_predictions(original, batch), reference, strict=True)
-    differences = [relative_difference(mine, other) for mine, other in pairs if mine is not None and other is not None]
-    return float(torch.tensor(differences).max())  # NaN if one is NaN, unlike max()
+    differences = [
+        relative_difference(expected, actual)
+        for expected, actual in pairs
+        if expected is not None and actual is not None
+    ]
+    # In contrast to max(), the result is NaN if any difference is NaN.
+    return float(torch.tensor(differences).max())
 
 
 def _predictions(original: TaskLearner | CheckpointModel, batch: Batch) -> list[Tensor | None]:
-    """A task's outputs; otherwise the hidden states, and the pair logits or None."""
+    """Computes the outputs of a task; without a task, the hidden states and the logits of a head over pairs, or
+    None."""
     if isinstance(original, TaskLearner):
         return [original.outputs(batch, 0)]
     hidden_TH = original.hidden(batch.inputs, None)

@@ -1,4 +1,4 @@
-"""`lmtool export` of tuned weights only: for lmtool with a reference to the base (format=delta), or as a PEFT adapter
+"""`lmtool export` of the tuned weights without their base: for lmtool (format=delta), or as a PEFT adapter
 (format=peft)."""
 
 from __future__ import annotations
@@ -40,42 +40,45 @@ from lmtool.weights.exporting import Export, export_of, write_delta, write_readi
 from lmtool.weights.folders import hf_folder
 from lmtool.weights.padded_model import LoadedCheckpoint, load
 from lmtool.weights.peft.adapter import LABEL_KEYS, peft_logits, read_adapter, task_type_of, write_adapter, writer_of
-from lmtool.weights.peft.maps import HFBase, Tuned, hf_linears
+from lmtool.weights.peft.maps import HFBase, TunedModel, hf_linears
 from lmtool.weights.reading import Weights, read, read_base, their_names
-from lmtool.weights.saved_model import folded, saved_config, saved_model
+from lmtool.weights.saved_model import fold_checkpoint, saved_config, saved_model
 
+# Texts on which PEFT and lmtool are compared.
 SAMPLE = ("The dog sleeps.", "What a lovely film, what an awful film; the dog saw it too.")
 
 
 def export_tuned(config: ExportConfig) -> None:
-    """Write the tuned weights of a run's best checkpoint. UserError if it is not tuned."""
+    """Writes the tuned weights of a checkpoint without its base. Raises UserError if the checkpoint has no base."""
     tuned, base = tuned_checkpoint(config)
     folder = Path(config.output).expanduser()
     if config.format == "delta":
         weights, saved = read(config.checkpoint, config.offline), saved_config(config.checkpoint, config.offline)
-        write_delta(tuned, folder, folded(weights, read_weights(tuned), saved))
+        write_delta(tuned, folder, fold_checkpoint(weights, read_weights(tuned), saved))
         read(str(folder), config.offline)
         kind = "for lmtool"
     else:
         kind = _export_adapter(config, tuned, base, folder)
     sizes = size(sum(file.stat().st_size for file in folder.iterdir()))
-    Output().line(f"{folder} · {kind} · {sizes} besides the weights of {base.checkpoint} (sha256 {base.sha256[:16]})")
+    Output().line(f"{folder} · {kind} · {sizes} without the weights of {base.checkpoint} (sha256 {base.sha256[:16]})")
 
 
 def tuned_checkpoint(config: ExportConfig) -> tuple[Path, Base]:
-    """The tuned checkpoint's folder and its base. UserError if it is complete and has no base."""
+    """Returns the folder of the tuned checkpoint and its base. Raises UserError if the checkpoint is complete and so
+    has no base."""
     folder = find(config.checkpoint) if hf_folder(config.checkpoint, config.offline) is None else None
     base = None if folder is None else saved_base(folder)
     if folder is None or base is None:
         raise UserError(
-            f"format={config.format}: checkpoint={config.checkpoint} is complete; it has no base",
+            f"format={config.format}: checkpoint={config.checkpoint} is complete and has no base",
             "omit format=; a run with tuning=full or checkpoint=none has no smaller export",
         )
     return folder, base
 
 
 def head_to_export(saved: Mapping[str, object], tensors: Mapping[str, Tensor]) -> JsonMapping | None:
-    """The `task` section whose head is exported; None if the language model generates the answers."""
+    """Returns the `task` section if its head is to be exported; None if the checkpoint has no such head, because the
+    language model generates the answers."""
     task = saved.get("task")
     if not isinstance(task, dict) or not any(name.startswith(f"heads.{task['name']}.") for name in tensors):
         return None
@@ -83,7 +86,8 @@ def head_to_export(saved: Mapping[str, object], tensors: Mapping[str, Tensor]) -
 
 
 def _export_adapter(config: ExportConfig, tuned: Path, base: Base, folder: Path) -> str:
-    """Write a PEFT adapter, read it back with lmtool and PEFT, and compare the outputs. Returns a description."""
+    """Writes a PEFT adapter, reads it back with lmtool and with PEFT, and compares the outputs. Returns a description
+    of the adapter for the screen."""
     checkpoint = config.checkpoint
     loaded = load(checkpoint, offline=config.offline)
     parts, tokenizer = loaded.model.parts, loaded.tokenizer
@@ -100,9 +104,9 @@ def _export_adapter(config: ExportConfig, tuned: Path, base: Base, folder: Path)
     trained = {id(tensor) for name, tensor in plain.items() if name in tuned_names}
     _require_readable_base(loaded, export.architecture, base, config.offline)
     changed = _hf_names(loaded.config, export, {n for n, tensor in export.exported.items() if id(tensor) in trained})
-    # Names of heads depend on the class, not only on the family.
+    # `_hf_names` converts only names that depend on the family. The names of heads also depend on the class.
     changed += [name for name, tensor in export.tensors.items() if id(tensor) in trained and name not in changed]
-    tuned_model = Tuned(section, added, hf_base, task_type_of(export.architecture), changed)
+    tuned_model = TunedModel(section, added, hf_base, task_type_of(export.architecture), changed)
     layout = layout_of(loaded.config, task, tokenizer)
     tokenizer = tokenizer if layout is None else with_format(tokenizer, layout)
     reading = reading_of(loaded.config, loaded.saved, task, tokenizer)
@@ -118,22 +122,23 @@ def _export_adapter(config: ExportConfig, tuned: Path, base: Base, folder: Path)
 
 
 def _require_readable_base(loaded: LoadedCheckpoint, architecture: str, base: Base, offline: bool) -> None:
-    """Raise UserError if transformers would initialize a new backbone, because its class uses another prefix than the
-    base's class."""
+    """Raises UserError if transformers cannot load the base's backbone into the adapter's class, and would initialize a
+    new backbone, because the two classes put different prefixes before the names."""
     declared = builder_module(entry_of(loaded.config)).HF_FORMAT
     model_class = declared.named_class({"architectures": [architecture]})
     hugging_face = hf_folder(base.addresses[0], offline)
     names = [] if hugging_face is None else hugging_face.config.get("architectures") or []
     if declared.prefix and model_class.prefix and architecture not in names:
         raise UserError(
-            f"format=peft: transformers does not load the backbone of {base.checkpoint} into {architecture}: its "
-            f"prefix is {model_class.prefix}, not {declared.prefix}, so a new backbone would be initialized",
+            f"format=peft: transformers does not load the backbone of {base.checkpoint} into {architecture}, whose "
+            f"prefix is {model_class.prefix}, not {declared.prefix}: a new backbone would be initialized",
             "omit format= to export merged weights",
         )
 
 
 def _hf_names(model: ModelConfig, export: Export, names: Collection[str]) -> list[str]:
-    """transformers' names of the tensors that contain the named ones."""
+    """Returns the names, in transformers, of the exported tensors that contain one of the named tensors of lmtool."""
+    # A tensor of transformers may join several of lmtool's: it contains a named tensor if it has any 1.
     marks = {
         name: (torch.ones_like if name in names else torch.zeros_like)(tensor)
         for name, tensor in export.exported.items()
@@ -143,14 +148,15 @@ def _hf_names(model: ModelConfig, export: Export, names: Collection[str]) -> lis
 
 
 def _base_export_command(base: Base) -> str | None:
-    """The command that exports the base for transformers if it is a run of lmtool; otherwise None."""
+    """Returns the command that exports the base for transformers, or None if the base is already in transformers'
+    format."""
     if "://" in base.checkpoint or hf_folder(base.checkpoint) is not None:
         return None
     return command_line("export", f"checkpoint={masked(base.checkpoint)}", "output=FOLDER")
 
 
 def _hub_name(base: Base) -> tuple[str, str | None]:
-    """The base's folder or hub name, and its commit on the hub."""
+    """Returns the base's folder or hub name, and its commit on the hub or None."""
     if base.revision is None:
         return masked(base.checkpoint), None
     return base.checkpoint.removeprefix("hf://").partition("@")[0], base.revision
@@ -159,12 +165,12 @@ def _hub_name(base: Base) -> tuple[str, str | None]:
 def _require_same(
     loaded: LoadedCheckpoint, folder: Path, added: Mapping[str, Tensor], base: HFBase, checkpoint: str
 ) -> None:
-    """Raise CheckFailed if the adapter, read back, gives other outputs."""
-    restored = read_adapter(folder).restored(base)
+    """Raises CheckFailed if lmtool computes other outputs with the adapter, read back, than with the checkpoint."""
+    restored = read_adapter(folder).restore(base)
     parts = loaded.model.parts
-    rest = {name: tensor for name, tensor in parts.state_dict().items() if name not in added}
+    base_tensors = {name: tensor for name, tensor in parts.state_dict().items() if name not in added}
     saved = {**loaded.saved, "tuning": restored.section}
-    weights = Weights({**rest, **restored.added}, folder, checkpoint)
+    weights = Weights({**base_tensors, **restored.added}, folder, checkpoint)
     copy, _ = assemble(saved_model(checkpoint, saved, weights.tensors), loaded.tokenizer, trained=weights)
     comparison = CheckpointComparison({}, [], [])
     compare_outputs(comparison, parts, copy)
@@ -177,8 +183,12 @@ def _require_same(
 
 
 def _open_with_peft(loaded: LoadedCheckpoint, folder: Path, export: Export, base: Weights) -> None:
-    """Compare the predictions of PEFT, for the adapter on a transformers model with the base's weights, with lmtool's.
-    CheckFailed if they differ. Prints a line if PEFT is not installed."""
+    """Compares the logits of PEFT, which applies the adapter to a transformers model with the base's weights, with
+    lmtool's.
+
+    Prints a line with the difference, or that PEFT is not installed. Raises CheckFailed if PEFT cannot open the adapter
+    or computes other logits.
+    """
     if not all(find_spec(package) for package in ("peft", "transformers")):
         Output().line("not compared with PEFT, which is not installed: pip install peft")
         return
@@ -196,7 +206,7 @@ def _open_with_peft(loaded: LoadedCheckpoint, folder: Path, export: Export, base
         raise CheckFailed(
             f"PEFT cannot open {folder}: {type(error).__name__}: {problem}", "keep the folder, and report this"
         ) from error
-    logits = logits[:, -expected.shape[1] :]  # without those of virtual tokens
+    logits = logits[:, -expected.shape[1] :]  # without the logits of virtual tokens, which come first
     real = rows["attention_mask"].bool() if expected.ndim == 3 and "decoder_input_ids" not in rows else slice(None)
     largest = relative_difference(expected[real], logits[real])
     Output().line(f"opened with PEFT: logits differ by {largest:.3g} of the largest, on {len(SAMPLE)} texts")
@@ -205,7 +215,7 @@ def _open_with_peft(loaded: LoadedCheckpoint, folder: Path, export: Export, base
 
 
 def _card(checkpoint: str, base: Base, export: Export, folder: Path, method: str) -> str:
-    """Content of README.md: a description and how to open the adapter."""
+    """Returns the content of README.md: a description of the adapter, and the code that opens it."""
     summary = {
         "method": f"tuning={method}",
         "base": base.checkpoint,

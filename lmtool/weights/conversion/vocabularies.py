@@ -1,4 +1,9 @@
-"""`lmtool import tokenizer=`: replaces a pretrained checkpoint's vocabulary, and measures the loss before and after."""
+"""`lmtool import tokenizer=`: replaces the vocabulary of a pretrained checkpoint, and measures the loss before and
+after.
+
+Shape letters: V entries of the old vocabulary, N entries of the new one, P old subwords of all new entries, W values of
+a row.
+"""
 
 from __future__ import annotations
 
@@ -47,12 +52,13 @@ Resizable = TypeVar("Resizable", bound=SavedModel | PretrainConfig)
 def vocabulary_tensors(
     smaller: SavedModel | PretrainConfig, larger: SavedModel | PretrainConfig, saved: Collection[str]
 ) -> list[str]:
-    """Names of the tensors whose first dimension is the vocabulary, found by building the model twice.
+    """Returns the names of the tensors whose first dimension is the vocabulary. The function builds the model with two
+    vocabulary sizes and compares the shapes.
 
     Args:
-        smaller: The model, built on the meta device.
+        smaller: The model.
         larger: The same model with a larger vocabulary.
-        saved: Names of the checkpoint's tensors, which determine whether a head is untied.
+        saved: Names of the checkpoint's tensors, which show whether an output layer is untied.
     """
     shapes = []
     with torch.device("meta"):
@@ -67,20 +73,21 @@ def vocabulary_tensors(
 
 
 def with_vocabulary(model: ModelConfig, size: int) -> ModelConfig:
-    """The same model with another vocabulary size."""
+    """Returns the same model with another vocabulary size."""
     return model.model_copy(update={"vocab_size": size})
 
 
 def replaced_rows(tensors: Mapping[str, Tensor], names: Sequence[str], replacement: Replacement) -> dict[str, Tensor]:
-    """Replace the rows of the old vocabulary by rows of the new one.
+    """Replaces the rows of the old vocabulary by rows for the new vocabulary.
 
-    An entry of both vocabularies keeps its row bit for bit. A new entry gets the mean of the rows of its old subwords,
-    or of all old rows if it has none. Unused rows after the old vocabulary follow the new one.
+    An entry of both vocabularies keeps its row bit for bit. A new entry gets the mean of the rows of the old subwords
+    into which the old tokenizer splits it, or the mean of all old rows if there are none. Unused rows after the old
+    vocabulary are appended unchanged.
 
     Args:
         tensors: All tensors of the checkpoint.
         names: Tensors whose first dimension is the vocabulary.
-        replacement: The map between the vocabularies.
+        replacement: The map from the new vocabulary to the old one.
 
     Returns:
         All tensors, with the same names.
@@ -93,7 +100,7 @@ def replaced_rows(tensors: Mapping[str, Tensor], names: Sequence[str], replaceme
 
 
 def _rows(table: Tensor, replacement: Replacement) -> Tensor:
-    """(N, ...) rows of the new entries, from the (V, ...) table of the old ones: copies or means."""
+    """Returns the rows of the new entries, (N, ...), as copies or means of rows of the old table, (V, ...)."""
     counts = np.array([len(ids) for ids in replacement.sources])
     ids_P = torch.from_numpy(np.concatenate([*replacement.sources, np.empty(0, dtype=np.int64)]))
     starts_N = torch.from_numpy(np.cumsum(counts) - counts)
@@ -107,13 +114,15 @@ def _rows(table: Tensor, replacement: Replacement) -> Tensor:
 
 
 REPORT = "replaced.json"
-_CLEANED = "A  b\n\tÉ"
+# A text with capitals, accents and repeated spaces, which some tokenizers remove.
+_NORMALIZATION_SAMPLE = "A  b\n\tÉ"
 
 
 @dataclass(frozen=True)
 class TextLoss:
-    """The loss with the old and the new vocabulary. term: name of the learner's loss. text: title of the text. before,
-    after: bits per byte, if every token of the text had the mean loss of the predicted ones."""
+    """The loss with the old and the new vocabulary. term: name of the loss term. text: Title of the text on which the
+    loss was measured. before: Bits per byte with the old vocabulary. If the objective predicts only some tokens, all
+    tokens of the text count with the mean loss of the predicted ones. after: bits per byte with the new vocabulary."""
 
     term: str
     text: str
@@ -122,10 +131,10 @@ class TextLoss:
 
 
 def replace_tokenizer(config: ImportConfig, tokenizer_path: str) -> None:
-    """Write the checkpoint with the new vocabulary, read it back, and print what changed.
-
-    UserError if the checkpoint was finetuned, or if the vocabulary lacks a token that the checkpoint's objective needs.
-    """
+    """Writes the checkpoint with a new vocabulary, reads it back, and prints what changed. config: the configuration of
+    the command. tokenizer_path: folder or hub address of the new tokenizer. Raises UserError if the checkpoint was
+    finetuned, or if the new vocabulary lacks a special token that the checkpoint's objective needs. Raises CheckFailed
+    if the checkpoint is read back with other tensors."""
     folder = Path(config.output).expanduser()
     require_new(folder)
     hugging_face = hf_folder(config.checkpoint, config.offline)
@@ -141,8 +150,9 @@ def replace_tokenizer(config: ImportConfig, tokenizer_path: str) -> None:
         blueprint = cast(PretrainConfig, trained.config)  # with the heads of the objective
     model = blueprint.model
     if old.vocab_size > model.vocab_size:
-        message = f"its tokenizer has {old.vocab_size:,} tokens, its embedding {model.vocab_size:,} rows"
-        raise UserError(f"checkpoint={config.checkpoint}: {message}", "copy the tokenizer it was trained with")
+        message = f"the tokenizer has {old.vocab_size:,} tokens, but the embedding has {model.vocab_size:,} rows"
+        hint = "copy the tokenizer with which the checkpoint was trained into its folder"
+        raise UserError(f"checkpoint={config.checkpoint}: {message}", hint)
     mapping = replacement(old, new)
     rows = new.vocab_size + model.vocab_size - old.vocab_size
     _require_roles(trained, with_vocabulary(model, rows), new, tokenizer_path)
@@ -154,7 +164,7 @@ def replace_tokenizer(config: ImportConfig, tokenizer_path: str) -> None:
     if trained is not None:
         resized = _resized(cast(PretrainConfig, trained.config), rows)
         changed = replace(trained, config=resized, tokenizer=new, weights=replace(weights, tensors=tensors))
-        loss = _measured(config, trained, changed)
+        loss = _measure_loss(config, trained, changed)
 
     report = {
         "checkpoint": masked(config.checkpoint),
@@ -176,7 +186,8 @@ def replace_tokenizer(config: ImportConfig, tokenizer_path: str) -> None:
 def _require_pretrained(
     config: ImportConfig, hugging_face: HFFolder | None, saved: Mapping[str, object], weights: Weights
 ) -> None:
-    hint = "replace the tokenizer of the pretrained checkpoint, and finetune that"
+    """Raises UserError if the checkpoint was finetuned, or has no tokenizer."""
+    hint = "replace the tokenizer of the pretrained checkpoint, and finetune the result"
     if saved.get("tuning") or saved.get("task") or saved.get("command") == "finetune":
         raise UserError(f"tokenizer={config.tokenizer}: checkpoint={config.checkpoint} was finetuned", hint)
     if hugging_face is not None and classifies(hugging_face, weights):
@@ -184,12 +195,12 @@ def _require_pretrained(
     if not has_tokenizer(weights.folder):
         raise UserError(
             f"tokenizer={config.tokenizer}: checkpoint={config.checkpoint} has no tokenizer to replace",
-            "copy its tokenizer files into the folder",
+            "copy the tokenizer's files into the checkpoint's folder",
         )
 
 
 def _tokenizer(config: FolderConfig, offline: bool) -> Tokenizer:
-    """The new tokenizer. UserError with the import's key in its message."""
+    """Loads the new tokenizer. Error messages name the key of the command, `tokenizer=`."""
     try:
         tokenizer: Tokenizer = hub_tokenizer(config, offline) or build(config, (), 0)
         return tokenizer
@@ -198,7 +209,8 @@ def _tokenizer(config: FolderConfig, offline: bool) -> Tokenizer:
 
 
 def _with_head(config: ImportConfig, saved: Mapping[str, object], weights: Weights) -> Trained | None:
-    """The checkpoint with its pretraining head; None for a Hugging Face encoder without one."""
+    """Reads the checkpoint with its pretraining head, which the loss needs; None for a Hugging Face encoder without
+    such a head."""
     model = saved_model(config.checkpoint, saved, weights.tensors).model
     encoder = model.architecture == "encoder" and "objective" not in saved
     if encoder and not any(name.startswith("heads.masked_lm.") for name in weights.tensors):
@@ -208,6 +220,7 @@ def _with_head(config: ImportConfig, saved: Mapping[str, object], weights: Weigh
 
 
 def _require_roles(trained: Trained | None, model: ModelConfig, new: Tokenizer, path: str) -> None:
+    """Raises UserError if the new tokenizer lacks a special token that the model or its objective needs."""
     hint = "use a tokenizer with this token: `lmtool tokenizer` with the kind of the model or tokenizer.special_tokens="
     if trained is None:
         problem = missing_token(tokens_around(model), new.roles)
@@ -221,15 +234,16 @@ def _require_roles(trained: Trained | None, model: ModelConfig, new: Tokenizer, 
 
 
 def _resized(blueprint: Resizable, rows: int) -> Resizable:
-    """A configuration or a saved model with another vocabulary size."""
+    """Returns the same configuration or saved model with another vocabulary size."""
     model = with_vocabulary(blueprint.model, rows)
     if isinstance(blueprint, PretrainConfig):
         return blueprint.model_copy(update={"model": model})
     return cast(Resizable, replace(cast(SavedModel, blueprint), model=model))
 
 
-def _measured(config: ImportConfig, before: Trained, after: Trained) -> TextLoss | str:
-    """The loss before and after on the same text; or why the original checkpoint's loss cannot be measured."""
+def _measure_loss(config: ImportConfig, before: Trained, after: Trained) -> TextLoss | str:
+    """Measures the loss of both checkpoints on the same text. Returns the reason as text if the loss of the original
+    checkpoint cannot be measured."""
     values: list[float] = []
     term = title = ""
     for trained in (before, after):
@@ -264,7 +278,8 @@ def _measured(config: ImportConfig, before: Trained, after: Trained) -> TextLoss
 def _new_config(
     config: ImportConfig, hugging_face: HFFolder | None, saved: Mapping[str, object], weights: Weights
 ) -> JsonObject:
-    """The configuration of the new checkpoint: of the run, or of an import."""
+    """Returns the configuration of the new checkpoint: that of the original run, or of an import for a Hugging Face
+    folder."""
     if hugging_face is None:
         changes = {"checkpoint": masked(config.checkpoint), "name": None, "run_dir": None}
         return {**saved, **(changes if "objective" in saved else {})}
@@ -276,6 +291,7 @@ def _new_config(
 def _report(
     folder: Path, mapping: Replacement, report: JsonMapping, loss: TextLoss | str, old: Tokenizer, new: Tokenizer
 ) -> None:
+    """Prints what changed: vocabulary entries, rows, tensors and the loss."""
     counts = mapping.counts
     added = f"{counts['new']:,} new"
     if counts["new"]:
@@ -288,8 +304,10 @@ def _report(
         rows.append(("bits per byte", f"not measured: {loss}"))
     else:
         rows.append(("bits per byte", f"{loss.before:.4f} before · {loss.after:.4f} after · {loss.term}, {loss.text}"))
-        if old.decode(old.encode(_CLEANED)) != new.decode(new.encode(_CLEANED)):
-            rows.append(("", "not comparable: the tokenizers remove different parts of a text, which cost nothing"))
+        if old.decode(old.encode(_NORMALIZATION_SAMPLE)) != new.decode(new.encode(_NORMALIZATION_SAMPLE)):
+            rows.append(
+                ("", "not comparable: the tokenizers remove different characters, which add nothing to the loss")
+            )
     output = Output()
     output.line(f"{folder} · {new.vocab_size:,} tokens instead of {old.vocab_size:,}")
     output.rows(rows)

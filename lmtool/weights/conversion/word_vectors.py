@@ -1,7 +1,8 @@
-"""Word vectors in text files (word2vec, GloVe, fastText): `lmtool import` as a model or as an embedding, and export.
+"""Word vectors in text files (word2vec, GloVe, fastText): imports them as a model or as an embedding, and exports them.
 
-A file has one line per word with its vector. In word2vec and fastText, the first line has the number of words and the
-width. A word may contain spaces, as in GloVe: the numbers are the last fields of a line.
+Each line of a file contains a word and its vector. In files of word2vec and fastText, the first line contains the
+number of words and the width of the vectors. A word may contain spaces (GloVe), so the vector is read from the end of
+the line.
 
 Shape letters: V vocabulary entries, H width of the vectors.
 """
@@ -36,14 +37,19 @@ from lmtool.weights.padded_model import load
 from lmtool.weights.saved_model import saved_config
 
 SUFFIXES = packed(".txt", ".vec")
-"""File name extensions."""
-_COPY = "copy or download it again, or remove the line in a copy"
+"""Extensions of files with word vectors, which may be compressed."""
+_COPY_AGAIN = "copy or download it again, or remove the line in a copy"
 
 
 @dataclass(frozen=True)
 class WordFile:
-    """The content of a file. words: V unique words. vectors: (V, H) float32. duplicates: number of lines with the word
-    of an earlier line, which are skipped."""
+    """The content of a file with word vectors.
+
+    Attributes:
+        words: The V distinct words, in the order of the file.
+        vectors: Their vectors, (V, H), float32.
+        duplicates: Number of lines that were skipped because an earlier line has the same word.
+    """
 
     words: list[str]
     vectors: Tensor
@@ -51,13 +57,13 @@ class WordFile:
 
 
 def is_word_file(path: str | Path) -> bool:
-    """Whether a path names a file of word vectors, by its extension."""
+    """Whether a path is an existing file with the extension of a file of word vectors."""
     return str(path).lower().endswith(SUFFIXES) and Path(path).expanduser().is_file()
 
 
 def read_words(path: Path) -> WordFile:
-    """Read a file of word vectors. UserError, with file and line, if a line has no numbers or another width than the
-    first line."""
+    """Reads a file of word vectors. Raises UserError, which names the line, if a line has fewer or more numbers than
+    the first line, or if the file contains no words."""
     words: dict[str, None] = {}
     values, duplicates = array("f"), 0
     width = 0
@@ -81,13 +87,13 @@ def read_words(path: Path) -> WordFile:
             words[word] = None
             values.extend(row)
     if not words:
-        raise UserError(f"{path}: contains no words", _COPY)
+        raise UserError(f"{path}: contains no words", _COPY_AGAIN)
     vectors = torch.from_numpy(np.frombuffer(values, dtype=np.float32).reshape(-1, width).copy())
     return WordFile(list(words), vectors, duplicates)
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Numbers and stripped text of the nonempty lines of a file."""
+    """Yields the number and the text of each line that is not empty, without spaces at its end."""
     try:
         with open_bytes(path) as file:
             for number, line in enumerate(file, 1):
@@ -101,22 +107,24 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def _word(path: Path, number: int, parts: Sequence[bytes], width: int) -> tuple[str, list[float]]:
-    """The word and the vector of a line."""
+    """Returns the word and the vector of a line. Raises UserError if the line is invalid. path: the file, for error
+    messages. number: number of the line, from 1. parts: the fields of the line, separated by spaces. width: the width
+    of the vectors."""
     count = _trailing_numbers(parts)
     if count < width or any(map(_is_number, parts[1:-width])):
-        raise UserError(f"{path}:{number}: {count} numbers after the word; the first line has {width}", _COPY)
+        raise UserError(f"{path}:{number}: {count} numbers after the word; the first line has {width}", _COPY_AGAIN)
     try:
         row = [float(part) for part in parts[-width:]]
         word = b" ".join(parts[:-width]).decode()
     except UnicodeDecodeError as problem:
-        raise UserError(f"{path}:{number}: the word is not UTF-8", _COPY) from problem
+        raise UserError(f"{path}:{number}: the word is not UTF-8", _COPY_AGAIN) from problem
     if not math.isfinite(sum(row)):
-        raise UserError(f"{path}:{number}: a number is not finite", _COPY)
+        raise UserError(f"{path}:{number}: a number is not finite", _COPY_AGAIN)
     return word, row
 
 
 def _trailing_numbers(parts: Sequence[bytes]) -> int:
-    """The number of numeric fields at the end of a line, after its first field."""
+    """Returns how many fields at the end of a line are numbers. The first field is always part of the word."""
     return next((count for count, part in enumerate(reversed(parts[1:])) if not _is_number(part)), len(parts) - 1)
 
 
@@ -129,21 +137,22 @@ def _is_number(part: bytes) -> bool:
 
 
 def write_words(path: Path, words: Sequence[str], vectors: Tensor) -> None:
-    """Write words and their (V, H) float32 vectors in GloVe's format, so that reading restores every value exactly."""
+    """Writes words and their float32 vectors, (V, H), in GloVe's format. Reading the file restores every value
+    exactly."""
     with path.open("w", encoding="utf-8") as file:
         for word, row in zip(words, vectors.numpy(), strict=True):
             file.write(f"{word} {' '.join(map(str, row))}\n")
 
 
 _TABLE = "backbone.embed.token.weight"
-# Some files have a vector for unlisted words under this entry.
+# Some files have an entry of this name, whose vector is for words that the file does not list.
 _UNKNOWN = "<unk>"
 _FILE = "vectors.txt"
 
 
 def import_vectors(config: ImportConfig, path: Path) -> None:
-    """Write a checkpoint with model=word_vectors, read it back, and print its content. UserError for an unreadable
-    file."""
+    """Writes a checkpoint with model=word_vectors, reads it back, and prints what it contains. Raises UserError if the
+    file cannot be read, and CheckFailed if the checkpoint is read back with other vectors."""
     file, folder = read_words(path), Path(config.output).expanduser()
     lowercase = all(word == word.lower() for word in file.words)
     tokenizer = of_words(WordConfig(lowercase=lowercase), [word for word in file.words if word != _UNKNOWN])
@@ -167,7 +176,8 @@ def import_vectors(config: ImportConfig, path: Path) -> None:
 
 
 def table_of(file: WordFile, tokenizer: Tokenizer) -> torch.Tensor:
-    """(V, H) vectors by id; zeros for special tokens that the file does not list."""
+    """Returns the vectors in the order of the tokenizer's ids, (V, H). Special tokens that the file does not list get
+    zeros."""
     if tokenizer.vocab_size < 8:
         raise UserError(f"the file has only {len(file.words)} words", "use a file with more words")
     table_VH = torch.zeros(tokenizer.vocab_size, file.vectors.shape[1])
@@ -178,7 +188,7 @@ def table_of(file: WordFile, tokenizer: Tokenizer) -> torch.Tensor:
 
 
 def unreachable(file: WordFile, tokenizer: Tokenizer) -> str:
-    """Number and examples of the words that the tokenizer splits, so that their vectors are never used."""
+    """Describes, with examples, how many words of the file are never looked up, because the tokenizer splits them."""
     words = [word for word in file.words if word != _UNKNOWN and word not in WordConfig().specials.values()]
     encoded = zip(words, tokenizer.encode_batch(words), strict=True)
     split = [word for word, ids in encoded if len(ids) != 1 or tokenizer.pieces(ids)[0] != word]
@@ -187,7 +197,8 @@ def unreachable(file: WordFile, tokenizer: Tokenizer) -> str:
 
 
 def export_vectors(config: ExportConfig) -> None:
-    """Write vectors.txt in GloVe's format and read it back. UserError if the model is contextual."""
+    """Writes vectors.txt in GloVe's format and reads it back. Raises UserError if the model is contextual, and
+    CheckFailed if the file is read back with other vectors."""
     loaded = load(config.checkpoint, offline=config.offline)
     if loaded.config.contextual or loaded.tokenizer is None:
         raise UserError(
@@ -209,9 +220,12 @@ def export_vectors(config: ExportConfig) -> None:
 
 
 def import_as_embedding(config: ImportConfig, family: str) -> None:
-    """Write a new model of a family with a checkpoint's word vectors as token embedding (Kim 2014): `embedding_size` is
-    their width, other sizes are the family's defaults, other weights random. UserError if the family's embedding has no
-    separate width."""
+    """Writes a new model whose token embedding is a checkpoint's word vectors (Kim 2014).
+
+    `embedding_size` is the width of the vectors. All other sizes are the defaults of the family, and all other weights
+    are random. config: the configuration of the command. family: the family of the new model. Raises UserError if the
+    token embedding of the family has no separate width, or is not a single table.
+    """
     loaded, folder = load(config.checkpoint, offline=config.offline), Path(config.output).expanduser()
     table_VH, entry = loaded.model.parts.state_dict()[_TABLE].float(), lookup("model", family)
     if entry is None or "embedding_size" not in entry.config.model_fields:
@@ -222,7 +236,7 @@ def import_as_embedding(config: ImportConfig, family: str) -> None:
     model = cast(ModelConfig, entry.config.model_validate(sizes))
     tensors = {f"backbone.{name}": tensor for name, tensor in build(model, 0).state_dict().items()}
     if _TABLE not in tensors or tensors[_TABLE].shape != table_VH.shape:
-        raise UserError(f"model={family} embeds more than tokens", "set model=cnn or model=lstm")
+        raise UserError(f"model={family} has no single table of token vectors", "set model=cnn or model=lstm")
     tensors[_TABLE] = table_VH
     source: JsonObject = {"checkpoint": config.checkpoint, "revision": None}
     write_import(ImportedModel(tensors, model, loaded.tokenizer, source), folder)
@@ -234,6 +248,6 @@ def import_as_embedding(config: ImportConfig, family: str) -> None:
 
 
 def holds_vectors(config: ImportConfig) -> bool:
-    """Whether a checkpoint's model consists of word vectors only."""
+    """Whether the model of a checkpoint consists of word vectors only."""
     kind = chosen_class(saved_config(config.checkpoint, config.offline).get("model"), Choice("model"))
     return kind is not None and issubclass(kind, ModelConfig) and not kind.contextual

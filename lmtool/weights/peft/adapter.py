@@ -1,4 +1,4 @@
-"""Read and write PEFT adapters: folders with adapter_config.json and adapter_model.safetensors."""
+"""Reads and writes PEFT adapters: folders with adapter_config.json and adapter_model.safetensors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from lmtool.weights.comparing import quiet_transformers
 from lmtool.weights.exporting import write_folder_atomically
 from lmtool.weights.folders import TOKENIZER, Address, MissingFile, read_object
 from lmtool.weights.peft import lora
-from lmtool.weights.peft.maps import HFBase, Restored, Tuned
+from lmtool.weights.peft.maps import HFBase, RestoredAdapter, TunedModel
 from lmtool.weights.peft.settings import (
     CONFIG,
     DELTA,
@@ -42,23 +42,24 @@ _ARCHITECTURES = {
     _VIRTUAL: {"CAUSAL_LM": "decoder", "SEQ_2_SEQ_LM": "encoder_decoder"},
     _PREFIX: {"CAUSAL_LM": "decoder"},
 }
-"""The architectures by PEFT's task type in which lmtool and PEFT use the tensor in the same way."""
+"""For each tensor, by PEFT's task type, the architecture in which lmtool and PEFT use the tensor in the same way."""
 _INCOMPATIBLE = {
     (_VIRTUAL, "transformer"): "transformers scales token embeddings, but not embeddings that are passed in",
-    (_PREFIX, "gpt1"): "transformers has no cache of keys for it",
+    (_PREFIX, "gpt1"): "transformers has no cache of keys and values for this model",
 }
-"""Families in which PEFT or transformers uses the tensor differently."""
+"""The families in which PEFT or transformers uses the tensor differently, with the reason."""
 
 
 def _incompatibility(name: str, task_type: str | None, model: ModelConfig) -> str | None:
-    """Why PEFT uses the tensor of this name differently from lmtool, or None."""
+    """Returns the reason why PEFT uses the tensor of this name differently from lmtool, or None."""
     if task_type is None or _ARCHITECTURES.get(name, {}).get(task_type) != model.architecture:
-        return "only prompts of generative language models and prefixes of generative decoders are the same"
+        return "PEFT and lmtool agree only on prompts of generative language models and prefixes of generative decoders"
     return _INCOMPATIBLE.get((name, model.name))
 
 
-def prompt_to_peft(tuned: Tuned) -> tuple[JsonObject, dict[str, Tensor]]:
-    """Convert a prompt or prefix to PEFT's configuration and tensor. UserError if PEFT uses it differently."""
+def prompt_to_peft(tuned: TunedModel) -> tuple[JsonObject, dict[str, Tensor]]:
+    """Converts a prompt or prefix to PEFT's configuration and tensor. Raises UserError if PEFT would compute other
+    outputs."""
     name, model = next(iter(tuned.tensors)), tuned.base.model
     reason = _incompatibility(name, None if len(tuned.tensors) > 1 or tuned.trained else tuned.task_type, model)
     if reason is not None:
@@ -77,7 +78,7 @@ def prompt_to_peft(tuned: Tuned) -> tuple[JsonObject, dict[str, Tensor]]:
 
 
 def _sizes(name: str, model: ModelConfig) -> dict[str, int]:
-    """PEFT's names for a transformer's sizes. A prefix uses the model's key-value heads."""
+    """Returns the sizes of a model under PEFT's keys. For a prefix, these are the sizes of the key and value heads."""
     assert isinstance(model, TransformerConfig)
     prefix = name == _PREFIX
     heads = model.key_value_heads if prefix else model.num_heads
@@ -85,40 +86,40 @@ def _sizes(name: str, model: ModelConfig) -> dict[str, int]:
     return {"token_dim": width, "num_attention_heads": heads, "num_layers": model.num_layers}
 
 
-def prompt_from_peft(settings: PromptSettings, tensors: Mapping[str, Tensor], base: HFBase) -> Restored:
-    """Convert a prompt or prefix from PEFT (see `READERS`); the result of a prompt encoder becomes a prompt without an
-    encoder."""
+def prompt_from_peft(settings: PromptSettings, tensors: Mapping[str, Tensor], base: HFBase) -> RestoredAdapter:
+    """Converts a prompt or prefix from PEFT; `READERS` describes the parameters. A prompt that an encoder computed in
+    training becomes a prompt without an encoder."""
     name = _PREFIX if settings.peft_type == "PREFIX_TUNING" else _VIRTUAL
     submodules = settings.num_transformer_submodules or (2 if settings.task_type == "SEQ_2_SEQ_LM" else 1)
     reason = _incompatibility(name, settings.task_type, base.model)
     if reason is None and submodules > 1:
-        reason = "num_transformer_submodules=2 prepends them to the decoder's text too"
+        reason = "num_transformer_submodules=2 adds virtual tokens to the decoder's input as well"
     if reason is not None:
         raise UserError(
             f"{CONFIG}: lmtool uses peft_type={settings.peft_type}, task_type={settings.task_type} of "
             f"model={base.model.name} differently from PEFT: {reason}",
-            "use it with PEFT",
+            "use the adapter with PEFT",
         )
     sizes = _sizes(name, base.model)
     count, width, depth = settings.num_virtual_tokens, sizes["token_dim"], sizes["num_layers"]
     expected = (count, 2 * depth * width if name == _PREFIX else width)
     if tensors[TENSOR].shape != expected:
         raise UserError(
-            f"{CONFIG}: num_virtual_tokens={count}, and {TENSOR} is {tuple(tensors[TENSOR].shape)}; its base needs "
-            f"{expected}",
+            f"{CONFIG}: {TENSOR} has the shape {tuple(tensors[TENSOR].shape)}; num_virtual_tokens={count} and the base "
+            f"require {expected}",
             DISAGREE,
         )
     section = {"name": "prompt", "length": count, "init": "random"}
     if name == _PREFIX:
         section = {"name": "prefix", "length": count, "reparametrize": False}
-    return Restored(section, {name: tensors[TENSOR]}, {})
+    return RestoredAdapter(section, {name: tensors[TENSOR]}, {})
 
 
 LABELS = "labels.json"
-"""lmtool's file for label names: PEFT does not store them, and transformers takes a folder with config.json for a
-complete model."""
+"""lmtool's file for label names. PEFT does not store label names, and they cannot be in config.json, because
+transformers treats a folder with config.json as a complete model."""
 LABEL_KEYS = ("num_labels", "id2label", "label2id", "problem_type")
-"""The keys of config.json that LABELS contains."""
+"""The keys of config.json that labels.json contains."""
 _PREFIX_IN_PEFT = "base_model.model."
 _COPY = re.compile(r"\.(original_module|modules_to_save(\.default)?)\.")
 _HEADS: dict[str | None, tuple[str, ...]] = {
@@ -126,28 +127,29 @@ _HEADS: dict[str | None, tuple[str, ...]] = {
     "TOKEN_CLS": ("classifier", "score"),
     "QUESTION_ANS": ("qa_outputs",),
 }
-"""The modules that PEFT always stores completely, by task type."""
+"""Names of the modules that PEFT always stores completely, by task type: the heads."""
 _BASE_LAYER = ".base_layer"
-"""PEFT's name for a linear layer in its wrapper."""
+"""PEFT wraps a layer that it edits; this is the name of the original layer in the wrapper."""
 PeftContent = tuple[JsonObject, dict[str, Tensor]]
-"""Content of adapter_config.json, and tensors."""
-WRITERS: dict[str, Callable[[Tuned], PeftContent]] = {
+"""The content of adapter_config.json, and the tensors by transformers' names."""
+WRITERS: dict[str, Callable[[TunedModel], PeftContent]] = {
     "lora": lora.lora_to_peft,
     "ia3": lora.ia3_to_peft,
     "prompt": prompt_to_peft,
     "ptuning": prompt_to_peft,
     "prefix": prompt_to_peft,
 }
-"""By tuning method."""
-READERS: dict[str, Callable[[Any, Mapping[str, Tensor], HFBase], Restored]] = {
+"""The function that converts a tuned model to PEFT's format, by tuning method."""
+READERS: dict[str, Callable[[Any, Mapping[str, Tensor], HFBase], RestoredAdapter]] = {
     "LORA": lora.lora_from_peft,
     "IA3": lora.ia3_from_peft,
     "PROMPT_TUNING": prompt_from_peft,
     "P_TUNING": prompt_from_peft,
     "PREFIX_TUNING": prompt_from_peft,
 }
-"""By peft_type: convert the settings and tensors of an adapter (under transformers' names) on a base. UserError if they
-do not match the configuration or the base, or if PEFT computes something else."""
+"""The function that converts an adapter from PEFT's format, by `peft_type`. Its arguments are the adapter's settings,
+the adapter's tensors under transformers' names, and the base. It raises UserError if the tensors do not match the
+settings or the base, or if lmtool cannot compute the same outputs."""
 TASK_TYPES = {
     "ForSequenceClassification": "SEQ_CLS",
     "ForTokenClassification": "TOKEN_CLS",
@@ -157,38 +159,39 @@ TASK_TYPES = {
     "ForConditionalGeneration": "SEQ_2_SEQ_LM",
     "MTModel": "SEQ_2_SEQ_LM",
 }
-"""PEFT's task types by the suffix of a transformers class."""
+"""PEFT's task type by the suffix of a transformers class."""
 
 
 def task_type_of(architecture: str) -> str | None:
-    """PEFT's task type for a transformers class, or None."""
+    """Returns PEFT's task type for a transformers class, or None."""
     return next((name for suffix, name in TASK_TYPES.items() if architecture.endswith(suffix)), None)
 
 
-def writer_of(method: str) -> Callable[[Tuned], PeftContent]:
-    """The function that writes a tuning method in PEFT's format. UserError if PEFT lacks the method."""
+def writer_of(method: str) -> Callable[[TunedModel], PeftContent]:
+    """Returns the function that converts a tuning method to PEFT's format. Raises UserError if PEFT lacks the
+    method."""
     if method not in WRITERS:
         raise UserError(f"tuning={method} has no counterpart in PEFT; allowed: {', '.join(WRITERS)}", DELTA)
     return WRITERS[method]
 
 
 def write_adapter(
-    tuned: Tuned,
+    tuned: TunedModel,
     base: str,
     revision: str | None,
     labels: Mapping[str, object],
     output: Path,
     write_files: Callable[[Path], None],
 ) -> None:
-    """Write the adapter's folder atomically.
+    """Writes the folder of an adapter, completely or not at all.
 
     Args:
         tuned: The tuned model.
         base: Folder or hub name of the base.
         revision: The base's commit on the hub, or None.
-        labels: The label keys of config.json.
+        labels: The label keys of config.json; empty if the model has no labels.
         output: The new folder.
-        write_files: Writes additional files into the folder.
+        write_files: Writes additional files, such as those of the tokenizer, into a folder.
 
     Raises:
         UserError: If PEFT lacks the method or implements it differently, or if the folder cannot be written.
@@ -220,9 +223,9 @@ def write_adapter(
     write_folder_atomically(output, fill)
 
 
-def _require_linears(tuned: Tuned) -> None:
-    """Raise UserError if a tuned layer is not a linear module of the transformers model, so that PEFT cannot edit
-    it."""
+def _require_linears(tuned: TunedModel) -> None:
+    """Raises UserError if tuning edited a layer that PEFT cannot edit, because it is not a linear module in
+    transformers."""
     linears = {part.name for linear in tuned.base.linears for part in linear.parts}
     modules = {name.rpartition(".")[0] for name in tuned.tensors}
     missing = sorted(
@@ -236,9 +239,12 @@ def _require_linears(tuned: Tuned) -> None:
         )
 
 
-def _saved_modules(tuned: Tuned) -> tuple[list[str], list[str]]:
-    """The modules that PEFT stores completely, as suffixes of their paths, and all their tensors: the heads, trained or
-    not, and other modules with trained weights. A bias that is trained without its weight is stored separately."""
+def _saved_modules(tuned: TunedModel) -> tuple[list[str], list[str]]:
+    """Returns the modules that PEFT stores completely, and the names of all their tensors.
+
+    These modules are the heads, trained or not, and all other modules with a trained weight. They are named by suffixes
+    of their paths. A bias that is trained without the weight of its module is not included; it is stored separately.
+    """
     heads = _HEADS.get(tuned.task_type, ())
     trained = {path.rpartition(".")[0] for path in tuned.trained if path.endswith(".weight")}
     modules = [*heads, *sorted(module for module in trained if not _is_within(module, heads))]
@@ -246,13 +252,14 @@ def _saved_modules(tuned: Tuned) -> tuple[list[str], list[str]]:
 
 
 def _is_within(module: str, suffixes: Sequence[str]) -> bool:
-    """Whether the path of a module, or of one that contains it, has one of these suffixes."""
+    """Whether the path of a module, or the path of a module that contains it, ends with one of these suffixes."""
     parts = module.split(".")
     return any(".".join(parts[: depth + 1]).endswith(tuple(suffixes)) for depth in range(len(parts)))
 
 
 def adapter_folder(checkpoint: str, offline: bool = False) -> Path | None:
-    """The folder of a PEFT adapter, downloaded if it is on the hub; None if `checkpoint=` names anything else."""
+    """Returns the folder of a PEFT adapter, after downloading it if it is on the hub; None if `checkpoint=` names
+    anything else."""
     if "://" not in checkpoint:
         folder = Path(checkpoint).expanduser()
         return folder if (folder / CONFIG).is_file() else None
@@ -273,10 +280,10 @@ class Adapter:
 
     Attributes:
         folder: The adapter's folder.
-        settings: The content of adapter_config.json.
-        labels: Label keys as in config.json; empty if the adapter has none.
-        updates: Tensors of the tuning method, under transformers' names.
-        saved: Other tensors, of heads and trained modules, under transformers' names.
+        settings: The decoded adapter_config.json.
+        labels: The label keys of config.json; empty if the adapter stores no labels.
+        updates: The tensors of the tuning method, under transformers' names.
+        saved: All other tensors, those of heads and of modules that were trained completely, under transformers' names.
     """
 
     folder: Path
@@ -285,23 +292,24 @@ class Adapter:
     updates: dict[str, Tensor]
     saved: dict[str, Tensor]
 
-    def restored(self, base: HFBase) -> Restored:
-        """The adapter in lmtool's form. UserError if it does not fit its base."""
+    def restore(self, base: HFBase) -> RestoredAdapter:
+        """Converts the adapter to a tuning method of lmtool. Raises UserError if the adapter does not fit its base."""
         base = base.with_values({name: tensor for name, tensor in self.saved.items() if name in base.tensors})
         try:
             restored = READERS[self.settings.peft_type](self.settings, self.updates, base)
         except UserError as error:
             raise UserError(f"{self.folder}: {error.message}", error.hint) from error
-        return Restored(restored.section, restored.added, {**self.saved, **restored.changed})
+        return RestoredAdapter(restored.section, restored.added, {**self.saved, **restored.changed})
 
 
 def read_adapter(folder: Path) -> Adapter:
-    """Read a PEFT adapter. UserError if a file is missing or damaged, and for a method that lmtool does not support."""
+    """Reads a PEFT adapter. Raises UserError if a file is missing or damaged, or if lmtool does not support the
+    method."""
     settings = settings_of(folder / CONFIG, read_object(str(folder), folder / CONFIG))
     if not (folder / WEIGHTS).is_file():
         raise UserError(f"{folder} lacks {WEIGHTS}", "save the adapter again, with safetensors")
     prompt = isinstance(settings, PromptSettings)
-    # PEFT wraps a model with virtual tokens only once.
+    # PEFT wraps a model with virtual tokens in one module, and a model with edited layers in two.
     prefix = _PREFIX_IN_PEFT.partition(".")[0] + "." if prompt else _PREFIX_IN_PEFT
     tensors = {
         name.removeprefix(prefix): tensor.float() if tensor.is_floating_point() else tensor
@@ -334,17 +342,17 @@ def peft_logits(
     base: Mapping[str, Tensor],
     rows: Mapping[str, Tensor],
 ) -> Tensor:
-    """Compute the logits of an adapter with PEFT. Errors of PEFT and transformers pass through.
+    """Computes the logits of an adapter with PEFT. Exceptions of PEFT and transformers are not caught.
 
     Args:
         folder: The adapter's folder.
         architecture: The transformers class of the base.
         config: Content of the base's config.json.
         base: The base's tensors under transformers' names.
-        rows: (B, L) inputs of the model by name.
+        rows: Inputs of the model by name, each (B, L).
 
     Returns:
-        The logits, including those of virtual tokens; hidden states for a class without a head.
+        The logits, which may include those of virtual tokens; the hidden states if the class has no head.
     """
     import peft
     import transformers

@@ -1,4 +1,4 @@
-"""LoRA, DoRA and (IA)3 (`lmtool/tuning/lora.py`) in PEFT's format.
+"""Converts LoRA, DoRA and (IA)3 (`lmtool/tuning/lora.py`) to PEFT's format and back.
 
 Shape letters: O outputs and I inputs of a linear layer, R rank.
 """
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lmtool.config.saved import JsonObject
 from lmtool.errors import UserError
-from lmtool.weights.peft.maps import HFBase, HFLinear, LinearSlice, Restored, Tuned
+from lmtool.weights.peft.maps import HFBase, HFLinear, LinearSlice, RestoredAdapter, TunedModel
 from lmtool.weights.peft.settings import (
     CONFIG,
     DELTA,
@@ -32,16 +32,18 @@ _NAMES = {
     "magnitude_O": "lora_magnitude_vector",
     "bias_O": "lora_B.bias",
 }
-"""PEFT's names for the tensors of an update."""
+"""PEFT's names for the tensors of an update, by the attribute of `_Update`."""
 LORA_SUFFIXES = tuple(f".{name}" for name in _NAMES.values())
 
 
-def lora_to_peft(tuned: Tuned) -> tuple[JsonObject, dict[str, Tensor]]:
-    """Convert LoRA or DoRA to PEFT's configuration and tensors. Updates of several layers that are joined in
-    transformers become one block-diagonal update with the sum of their ranks; outputs without an update keep their
-    magnitude."""
+def lora_to_peft(tuned: TunedModel) -> tuple[JsonObject, dict[str, Tensor]]:
+    """Converts LoRA or DoRA to PEFT's configuration and tensors.
+
+    If transformers joins several edited layers in one, their updates become one block-diagonal update, whose rank is
+    the sum of their ranks. Outputs without an update have zeros in B, and with DoRA the magnitude of the base's weight.
+    """
     section, tensors = tuned.section, tuned.tensors
-    rank, root = section["rank"], bool(section["rank_stabilised"])
+    rank, rank_stabilized = section["rank"], bool(section["rank_stabilised"])
     ranks: dict[str, int] = {}
     written: dict[str, Tensor] = {}
     for linear in tuned.base.linears:
@@ -66,15 +68,15 @@ def lora_to_peft(tuned: Tuned) -> tuple[JsonObject, dict[str, Tensor]]:
         "r": rank,
         "lora_alpha": _number(section["alpha"]),
         "lora_dropout": section["dropout"],
-        "use_rslora": root,
+        "use_rslora": rank_stabilized,
         "use_dora": section["dora"],
         "bias": section["bias"],
         "fan_in_fan_out": any(linear.transposed for linear in tuned.base.linears if linear.module in ranks),
         "target_modules": list(ranks),
         "rank_pattern": other_ranks,
-        # The scale is alpha / rank, or alpha / sqrt(rank).
+        # Joined updates have a larger rank. The scale, alpha / rank or alpha / sqrt(rank), must not change with it.
         "alpha_pattern": {
-            module: _number(section["alpha"] * (number / rank) ** (0.5 if root else 1))
+            module: _number(section["alpha"] * (number / rank) ** (0.5 if rank_stabilized else 1))
             for module, number in other_ranks.items()
         },
     }
@@ -83,7 +85,9 @@ def lora_to_peft(tuned: Tuned) -> tuple[JsonObject, dict[str, Tensor]]:
 
 @dataclass(frozen=True)
 class _Update:
-    """The update of a linear layer or of a part of one: scale B A, and with DoRA the magnitudes of its outputs."""
+    """The update of a linear layer of transformers, or of one of lmtool's layers in it: scale B A. a_RI: A. b_OR: B.
+    scale: factor of B A. magnitude_O: DoRA's magnitudes of the outputs; None without DoRA. bias_O: PEFT's bias of B;
+    None without such a bias."""
 
     a_RI: Tensor
     b_OR: Tensor
@@ -91,29 +95,31 @@ class _Update:
     magnitude_O: Tensor | None = None
     bias_O: Tensor | None = None
 
-    def part(self, part: LinearSlice) -> _Update:
-        """The update of one of our layers in a layer of transformers."""
+    def select(self, layer: LinearSlice) -> _Update:
+        """Returns the update of one of lmtool's layers that the layer of transformers contains."""
         a_RI = self.a_RI.new_zeros(self.a_RI.shape)
-        a_RI[:, part.columns_I] = self.a_RI
-        magnitude_O = None if self.magnitude_O is None else self.magnitude_O[part.rows_O]
-        return _Update(a_RI, self.b_OR[part.rows_O], self.scale, magnitude_O)
+        a_RI[:, layer.columns_I] = self.a_RI
+        magnitude_O = None if self.magnitude_O is None else self.magnitude_O[layer.rows_O]
+        return _Update(a_RI, self.b_OR[layer.rows_O], self.scale, magnitude_O)
 
     def changes(self, norm_O: Tensor) -> bool:
-        """Whether it changes the layer. norm_O: norms of the rows of its weight."""
+        """Whether the update changes a layer whose weight has rows of these norms."""
         return bool(self.b_OR.any()) or (self.magnitude_O is not None and not self.magnitude_O.allclose(norm_O))
 
-    def merged(self, weight_OI: Tensor) -> Tensor:
-        """(O, I) weight with the update."""
+    def merge(self, weight_OI: Tensor) -> Tensor:
+        """Returns the weight of the layer with the update, (O, I)."""
         updated_OI = torch.addmm(weight_OI, self.b_OR, self.a_RI, alpha=self.scale)
         if self.magnitude_O is None:
             return updated_OI
         return updated_OI * (self.magnitude_O / torch.linalg.vector_norm(updated_OI, dim=1))[:, None]
 
 
-def lora_from_peft(settings: LoraSettings, tensors: Mapping[str, Tensor], base: HFBase) -> Restored:
-    """Convert LoRA or DoRA from PEFT (see `READERS` of adapter.py). Updates of a smaller rank are padded with zeros;
-    differences in scale are multiplied into B. Updates of layers that our method does not edit are merged into the
-    base."""
+def lora_from_peft(settings: LoraSettings, tensors: Mapping[str, Tensor], base: HFBase) -> RestoredAdapter:
+    """Converts LoRA or DoRA from PEFT; `READERS` of adapter.py describes the parameters.
+
+    lmtool uses one rank and one scale for all layers: updates of a smaller rank are padded with zeros, and differences
+    in scale are multiplied into B. Updates of layers that lmtool's method does not edit are merged into the base.
+    """
     updates = dict(_updates(settings, tensors, base))
     modules = (linear.module for linear in base.linears)
     missing = [module for module in modules if module not in updates and settings.targets(module)]
@@ -126,23 +132,26 @@ def lora_from_peft(settings: LoraSettings, tensors: Mapping[str, Tensor], base: 
             changed[f"{module}.bias"] = base.tensors[f"{module}.bias"] + update.scale * update.bias_O
         linear, weight_OI = base.by_module.get(module), base.weight_OI(module)
         if linear is None:
-            changed[f"{module}.weight"] = base.stored(module, update.merged(weight_OI))
+            changed[f"{module}.weight"] = base.stored(module, update.merge(weight_OI))
             continue
         norm_O = torch.linalg.vector_norm(weight_OI, dim=1)
         for part in linear.parts:
-            part_update = update.part(part)
+            part_update = update.select(part)
             # In joined layers, parts that do not change have no update here.
             if len(linear.parts) == 1 or part_update.changes(norm_O[part.rows_O]):
                 ours[part.name] = part_update
     if not ours:
-        raise UserError(f"{WEIGHTS} only updates layers that lmtool's tuning methods do not edit", MERGE)
+        raise UserError(f"{WEIGHTS} contains only updates of layers that lmtool's tuning methods do not edit", MERGE)
     return _with_one_rank(settings, ours, base, changed)
 
 
 def _with_one_rank(
     settings: LoraSettings, updates: Mapping[str, _Update], base: HFBase, changed: dict[str, Tensor]
-) -> Restored:
-    """Updates by our names as one tuning method with the same rank and scale everywhere."""
+) -> RestoredAdapter:
+    """Combines updates into one tuning method with the same rank and scale in all layers. settings: the adapter's
+    settings. updates: the updates by lmtool's names. Other layers with the same projection names get updates of zero.
+    base: the base model. changed: tensors of the base into which other updates were merged, under transformers'
+    names."""
     rank = max(len(update.a_RI) for update in updates.values())
     scale = max(update.scale for update in updates.values())
     projections = sorted({name.rpartition(".")[2] for name in updates})
@@ -169,11 +178,12 @@ def _with_one_rank(
         "dora": settings.use_dora,
         "bias": settings.bias,
     }
-    return Restored(section, added, changed)
+    return RestoredAdapter(section, added, changed)
 
 
 def _updates(settings: LoraSettings, tensors: Mapping[str, Tensor], base: HFBase) -> Iterator[tuple[str, _Update]]:
-    """Updates by module. UserError if one does not match the configuration or its layer."""
+    """Yields the path of each edited module with its update. Raises UserError if an update does not match the settings
+    or its module."""
     modules = dict.fromkeys(name.removesuffix(end) for name in tensors for end in LORA_SUFFIXES if name.endswith(end))
     expected = {
         "a_RI",
@@ -197,7 +207,7 @@ def _updates(settings: LoraSettings, tensors: Mapping[str, Tensor], base: HFBase
             reason = f"its update of {module} has a magnitude or bias of another size than {outputs} outputs"
         elif settings.lora_bias and f"{module}.bias" not in base.tensors:
             raise UserError(
-                f"lora_bias=true: its update of {module} has a bias, which the layer lacks", "use it with PEFT"
+                f"lora_bias=true: its update of {module} has a bias, which the layer lacks", "use the adapter with PEFT"
             )
         if reason is not None:
             raise UserError(f"{CONFIG} and {WEIGHTS} disagree: {reason}", DISAGREE)
@@ -205,19 +215,22 @@ def _updates(settings: LoraSettings, tensors: Mapping[str, Tensor], base: HFBase
 
 
 def _number(value: float) -> float:
-    """PEFT's alpha is an integer where possible."""
+    """Returns an integer if the value is integral, because PEFT declares alpha as an integer."""
     return int(value) if float(value).is_integer() else value
 
 
 _SCALE = "ia3"
 _OUTPUTS, _INPUTS = ("k_proj", "v_proj"), ("fc_out",)
-"""Layers whose outputs (IA)3 scales, and layers whose inputs it scales."""
+"""Names of the layers whose outputs (IA)3 scales, and of the layers whose inputs it scales."""
 IA3_SUFFIXES = (".ia3_l",)
 
 
-def ia3_to_peft(tuned: Tuned) -> tuple[JsonObject, dict[str, Tensor]]:
-    """Convert (IA)3 to PEFT's configuration and tensors. In joined layers, outputs without a vector are scaled by 1.
-    UserError if PEFT would not scale a bias that lmtool scales."""
+def ia3_to_peft(tuned: TunedModel) -> tuple[JsonObject, dict[str, Tensor]]:
+    """Converts (IA)3 to PEFT's configuration and tensors.
+
+    If transformers joins several layers in one, the outputs of layers that (IA)3 does not edit are scaled by 1. Raises
+    UserError if PEFT would not scale a bias that lmtool scales.
+    """
     tensors = tuned.tensors
     targets, feedforward = [], []
     written: dict[str, Tensor] = {}
@@ -229,7 +242,7 @@ def ia3_to_peft(tuned: Tuned) -> tuple[JsonObject, dict[str, Tensor]]:
             raise UserError(
                 f"transformers adds the biases of {parts[0].name.removeprefix('backbone.')} after {linear.module}, so "
                 "PEFT does not scale them",
-                f"{DELTA}; omit format= to merge them",
+                f"{DELTA}; omit format= to export merged weights",
             )
         targets.append(linear.module)
         if parts[0].name.endswith(_INPUTS):
@@ -249,9 +262,9 @@ def ia3_to_peft(tuned: Tuned) -> tuple[JsonObject, dict[str, Tensor]]:
     return config, written
 
 
-def ia3_from_peft(settings: Ia3Settings, tensors: Mapping[str, Tensor], base: HFBase) -> Restored:
-    """Convert (IA)3 from PEFT (see `READERS` of adapter.py): scales that our method does not have are merged into the
-    base."""
+def ia3_from_peft(settings: Ia3Settings, tensors: Mapping[str, Tensor], base: HFBase) -> RestoredAdapter:
+    """Converts (IA)3 from PEFT; `READERS` of adapter.py describes the parameters. Scales that lmtool's method does not
+    have are merged into the base."""
     dims = {f".{kind}.weight": 0 for kind in _OUTPUTS} | {f".{kind}.weight": 1 for kind in _INPUTS}
     added = {
         f"{name.removesuffix('.weight')}.{_SCALE}": torch.ones(tensor.shape[dim])
@@ -272,25 +285,29 @@ def ia3_from_peft(settings: Ia3Settings, tensors: Mapping[str, Tensor], base: HF
         scale, linear = tensor.flatten(), base.by_module.get(module)
         # A scale of outputs does not apply to biases that are added after the module.
         if linear is None or (not inputs and base.has_separate_bias(linear)):
-            rest = scale
+            merged_scale = scale
         else:
-            rest = _take_scales(linear, scale, inputs, added)
-        if bool((rest == 1).all()):
+            merged_scale = _take_scales(linear, scale, inputs, added)
+        if bool((merged_scale == 1).all()):
             continue
-        changed[f"{module}.weight"] = base.stored(module, weight_OI * (rest if inputs else rest[:, None]))
+        factor = merged_scale if inputs else merged_scale[:, None]
+        changed[f"{module}.weight"] = base.stored(module, weight_OI * factor)
         if not inputs and f"{module}.bias" in base.tensors:
-            changed[f"{module}.bias"] = base.tensors[f"{module}.bias"] * rest
-    return Restored({"name": "ia3"}, added, changed)
+            changed[f"{module}.bias"] = base.tensors[f"{module}.bias"] * merged_scale
+    return RestoredAdapter({"name": "ia3"}, added, changed)
 
 
 def _take_scales(linear: HFLinear, scale: Tensor, inputs: bool, added: dict[str, Tensor]) -> Tensor:
-    """Store the scales that our method has in `added`; return the scale with these set to 1."""
-    rest = scale.clone()
+    """Copies the scales that lmtool's method can represent. linear: the layer of transformers. scale: one scale per
+    input or output of the layer. inputs: whether the inputs are scaled, and not the outputs. added: receives the
+    scales, under lmtool's names. Returns the scales that must be merged into the base: `scale`, with 1 where a scale
+    was copied."""
+    merged_scale = scale.clone()
     for part in linear.parts:
         if inputs and part.name.endswith(_INPUTS):
             added[f"{part.name}.{_SCALE}"][part.columns_I] = scale
-            return torch.ones_like(rest)
+            return torch.ones_like(merged_scale)
         if not inputs and part.name.endswith(_OUTPUTS):
             added[f"{part.name}.{_SCALE}"] = scale[part.rows_O]
-            rest[part.rows_O] = 1.0
-    return rest
+            merged_scale[part.rows_O] = 1.0
+    return merged_scale

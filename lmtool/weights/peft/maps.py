@@ -1,7 +1,9 @@
-"""The linear layers of a backbone in transformers: joined, transposed, or with reordered channels, depending on the
-family.
+"""Finds the linear layers of transformers that correspond to lmtool's, for the conversion of PEFT adapters.
 
-Shape letters: O outputs and I inputs of a layer.
+Depending on the family, a linear layer of transformers joins several of lmtool's layers (GPT-2's `c_attn` contains
+query, key and value projections), stores the transposed weight, or orders the channels differently.
+
+Shape letters: O outputs and I inputs of a linear layer.
 """
 
 from __future__ import annotations
@@ -27,8 +29,13 @@ _EDITED = tuple(f".{name}.weight" for name in get_args(Projection))
 
 @dataclass(frozen=True)
 class LinearSlice:
-    """One of our linear layers as part of a linear layer of transformers. name: our name. rows_O: for each of our
-    outputs, its index in transformers. columns_I: for each input in transformers, its index in ours."""
+    """One of lmtool's linear layers, as a slice of a linear layer of transformers.
+
+    Attributes:
+        name: Checkpoint name of lmtool's layer.
+        rows_O: For each output of lmtool's layer, the index of this output in the layer of transformers.
+        columns_I: For each input of the layer of transformers, the index of this input in lmtool's layer.
+    """
 
     name: str
     rows_O: Tensor
@@ -37,8 +44,14 @@ class LinearSlice:
 
 @dataclass(frozen=True)
 class HFLinear:
-    """A linear layer in transformers. module: its path. transposed: whether it is stored as (inputs, outputs). outputs:
-    number of outputs. parts: our layers that it contains."""
+    """A linear layer of transformers.
+
+    Attributes:
+        module: Path of the module.
+        transposed: Whether the weight is stored as (inputs, outputs).
+        outputs: Number of outputs.
+        parts: The layers of lmtool that this layer contains.
+    """
 
     module: str
     transposed: bool
@@ -47,17 +60,19 @@ class HFLinear:
 
 
 def hf_linears(config: ModelConfig, tensors: Mapping[str, Tensor]) -> list[HFLinear]:
-    """The linear layers of transformers that contain the layers that tuning methods edit.
+    """Returns the linear layers of transformers that contain the layers that tuning methods edit.
 
-    Found by converting matrices of row and column numbers with the family's key map. A layer that is not a matrix in
-    transformers (XLNet's has a dimension for heads) is in none. config: the model's configuration. tensors: all tensors
-    of the model, under our names.
+    The function replaces the weights of these layers by matrices of row numbers and of column numbers, converts both
+    with the key map of the family, and reads from the result where each row and column went. A layer that is not a
+    matrix in transformers (XLNet's weights have a dimension for heads) is left out. config: the model's configuration.
+    tensors: all tensors of the model, under lmtool's names.
     """
     first, rows, columns, total = {}, {}, {}, 0
     edited = [name for name in tensors if ".layers." in name and name.endswith(_EDITED)]
     for name in (name.removesuffix(_WEIGHT) for name in edited):
         outputs, inputs = tensors[name + _WEIGHT].shape
-        # float64 identifies the numbered matrices in the result; all other tensors are float32.
+        # The numbered matrices are float64 and all other tensors float32, so that they can be told apart after the
+        # conversion. Row numbers continue from layer to layer, so that a row number also identifies the layer.
         rows[name + _WEIGHT] = torch.arange(total, total + outputs, dtype=torch.float64)[:, None].repeat(1, inputs)
         columns[name + _WEIGHT] = torch.arange(inputs, dtype=torch.float64).repeat(outputs, 1)
         first[name] = total
@@ -69,6 +84,7 @@ def hf_linears(config: ModelConfig, tensors: Mapping[str, Tensor]) -> list[HFLin
         if hf_rows.dtype != torch.float64 or hf_rows.ndim != 2:
             continue
         hf_columns = by_column[path]
+        # All values in a row are equal unless the matrix is transposed.
         transposed = not torch.equal(hf_rows, hf_rows[:, :1].expand_as(hf_rows))
         if transposed:
             hf_rows, hf_columns = hf_rows.T, hf_columns.T
@@ -85,16 +101,12 @@ def hf_linears(config: ModelConfig, tensors: Mapping[str, Tensor]) -> list[HFLin
 
 
 @dataclass(frozen=True)
-class Tuned:
-    """A tuned model.
-
-    Attributes:
-        section: The `tuning` section of its configuration.
-        tensors: The tensors that the method added, except those needed only for training.
-        base: The model without them, with tuned values.
-        task_type: PEFT's task type of the model, or None.
-        trained: transformers' names of the base's tensors that were trained, such as heads and biases.
-    """
+class TunedModel:
+    """A tuned model that is to be written as a PEFT adapter. section: the `tuning` section of its configuration.
+    tensors: The tensors that the tuning method added, under lmtool's names, without tensors that only training needs.
+    base: The model without the added tensors. Other trained tensors, such as heads, have their trained values.
+    task_type: PEFT's task type of the model, or None. trained: names, in transformers, of the base's tensors that were
+    trained, such as heads and biases."""
 
     section: JsonMapping
     tensors: Mapping[str, Tensor]
@@ -104,9 +116,15 @@ class Tuned:
 
 
 @dataclass(frozen=True)
-class Restored:
-    """An adapter in lmtool's form. section: the `tuning` section. added: tensors of the tuning method, under our names.
-    changed: tensors of the base, under transformers' names, with updates merged that our method does not have."""
+class RestoredAdapter:
+    """A PEFT adapter that was converted to a tuning method of lmtool.
+
+    Attributes:
+        section: The `tuning` section.
+        added: The tensors that the tuning method adds, under lmtool's names.
+        changed: Tensors of the base, under transformers' names, into which updates were merged because lmtool's method
+            has no counterpart for them.
+    """
 
     section: JsonObject
     added: dict[str, Tensor]
@@ -115,8 +133,14 @@ class Restored:
 
 @dataclass(frozen=True)
 class HFBase:
-    """The base of an adapter. ours: its tensors under our names. tensors: under transformers' names. linears: layers
-    that tuning methods edit."""
+    """The base model of a PEFT adapter.
+
+    Attributes:
+        model: The model's configuration.
+        ours: The tensors under lmtool's names.
+        tensors: The tensors under transformers' names.
+        linears: The linear layers of transformers that tuning methods edit.
+    """
 
     model: ModelConfig
     ours: Mapping[str, Tensor]
@@ -125,37 +149,38 @@ class HFBase:
 
     @cached_property
     def by_module(self) -> dict[str, HFLinear]:
-        """The linear layers by path."""
+        """The linear layers by the path of their module."""
         return {linear.module: linear for linear in self.linears}
 
     def has_separate_bias(self, linear: HFLinear) -> bool:
-        """Whether the bias is not in the linear module but added afterwards in transformers (DeBERTa)."""
+        """Whether transformers adds the bias of a layer outside of its linear module (DeBERTa)."""
         return f"{linear.module}.bias" not in self.tensors and any(
             f"{part.name}.bias" in self.ours for part in linear.parts
         )
 
-    def bare(self, prefix: str) -> HFBase:
-        """The same base under the names of the class without a head. prefix: removed from the names."""
+    def without_prefix(self, prefix: str) -> HFBase:
+        """Returns the same base with the names that the class without a head uses, which lack this prefix."""
         tensors = {name.removeprefix(prefix): tensor for name, tensor in self.tensors.items()}
         linears = [replace(linear, module=linear.module.removeprefix(prefix)) for linear in self.linears]
         return replace(self, tensors=tensors, linears=linears)
 
     def with_values(self, changed: Mapping[str, Tensor]) -> HFBase:
-        """The same base with changed values."""
+        """Returns the same base with other values for some tensors, by transformers' names."""
         return replace(self, tensors={**self.tensors, **changed})
 
     def weight_OI(self, module: str) -> Tensor:
-        """(O, I) weight of a linear layer. UserError if the base has none at this path."""
+        """Returns the weight of a linear layer, (O, I). Raises UserError if the base has no linear layer at this
+        path."""
         weight = self.tensors.get(f"{module}.weight")
         if weight is None or weight.ndim != 2:
             raise UserError(
                 f"it updates {module}, which is not a linear layer of its base",
-                f"set base_model_name_or_path in adapter_config.json to the base that it was trained on, or {MERGE}",
+                f"set base_model_name_or_path in adapter_config.json to the base of the adapter's training, or {MERGE}",
             )
         return weight.T if self._is_transposed(module) else weight
 
     def stored(self, module: str, weight_OI: Tensor) -> Tensor:
-        """A weight as transformers stores it."""
+        """Returns an (O, I) weight in the layout in which transformers stores it."""
         return (weight_OI.T if self._is_transposed(module) else weight_OI).contiguous()
 
     def _is_transposed(self, module: str) -> bool:

@@ -1,8 +1,10 @@
-"""PEFT's adapter_config.json. Source: peft 0.21, config.py of each method; tuners/tuners_utils.py for the targeted
-modules; utils/other.py for rank and scale.
+"""Decodes PEFT's adapter_config.json.
 
-Keys with a wrong type and unsupported variants are refused. Unknown keys are listed (`unread`): PEFT writes every field
-of a method, and each version adds new ones.
+Source: peft 0.21. The keys are in config.py of each method, the rules for target modules in tuners/tuners_utils.py, and
+the rules for rank and scale in utils/other.py.
+
+Keys with a wrong type and unsupported variants raise an error. Unknown keys are only listed (`unread`), because PEFT
+writes every field of a method, and each version of PEFT adds fields.
 """
 
 from __future__ import annotations
@@ -19,26 +21,35 @@ from lmtool.config.checkpoint import ADAPTER
 from lmtool.errors import UserError
 
 CONFIG, WEIGHTS = ADAPTER, "adapter_model.safetensors"
-MERGE = "merge it with PEFT (merge_and_unload), save the model, and import that"
+MERGE = "merge the adapter with PEFT (merge_and_unload), save the model, and import that"
 DELTA = "format=delta exports the tuned weights for lmtool"
-DISAGREE = "use the base that it was trained on, or save the adapter again"
+DISAGREE = "use the base that the adapter was trained on, or save the adapter again"
 SAVE_AGAIN = "save the complete adapter again"
-"""Hints: for an adapter that lmtool does not support, for one that PEFT does not support, and for a damaged one."""
+"""Hints: MERGE for an adapter that lmtool does not support, DELTA for a tuned model that PEFT does not support,
+DISAGREE and SAVE_AGAIN for an adapter whose files do not match or are incomplete."""
 TaskType = Literal["SEQ_CLS", "TOKEN_CLS", "QUESTION_ANS", "CAUSAL_LM", "SEQ_2_SEQ_LM", "FEATURE_EXTRACTION"]
 Value = TypeVar("Value")
 Positive = Annotated[float, Field(gt=0)]
 
 
 class AdapterSettings(BaseModel):
-    """The keys of all methods. base_model_name_or_path, revision: the model that the adapter was trained on.
-    ensure_weight_tying: whether layers that are tied in the base stay tied."""
+    """The keys that all methods have in common, under the names that PEFT uses.
+
+    Attributes:
+        peft_type: The method.
+        task_type: The kind of model that the adapter was trained on.
+        base_model_name_or_path: Folder or hub name of the model that the adapter was trained on.
+        revision: Branch, tag or commit of that model on the hub.
+        modules_to_save: Names of modules that were trained completely and stored with the adapter.
+        ensure_weight_tying: Whether layers that are tied in the base stay tied.
+    """
 
     model_config = ConfigDict(strict=True, frozen=True, extra="allow", allow_inf_nan=False)
 
     refused: ClassVar[Mapping[str, str]] = {}
-    """Unsupported variants: their name by the key that enables them."""
+    """The name of each variant that lmtool does not support, by the key that enables it."""
     training: ClassVar[frozenset[str]] = frozenset()
-    """Keys for initialization and training, without effect on the adapter's outputs."""
+    """Keys that only initialization and training use. They do not change the outputs of a trained adapter."""
 
     peft_type: str
     task_type: TaskType | None = None
@@ -49,13 +60,14 @@ class AdapterSettings(BaseModel):
 
     @property
     def unread(self) -> tuple[str, ...]:
-        """Unknown keys that have a value."""
+        """Unknown keys that have a value other than false, 0 or empty."""
         neutral = {"auto_mapping", "inference_mode", "peft_version", *self.training}
         return tuple(sorted(key for key, value in (self.model_extra or {}).items() if value and key not in neutral))
 
 
 class TargetedSettings(AdapterSettings):
-    """A method that edits modules. target_modules: names or suffixes of their paths, or a regular expression."""
+    """Keys of methods that edit single modules. `target_modules` and `exclude_modules` are lists of paths or suffixes
+    of paths, or a regular expression for the whole path."""
 
     target_modules: list[str] | str
     exclude_modules: list[str] | str | None = None
@@ -71,7 +83,7 @@ class TargetedSettings(AdapterSettings):
 
 
 class Ia3Settings(TargetedSettings):
-    """(IA)3. feedforward_modules: modules whose inputs are scaled instead of their outputs."""
+    """Keys of (IA)3. In modules that `feedforward_modules` names, the inputs are scaled instead of the outputs."""
 
     training: ClassVar[frozenset[str]] = frozenset({"fan_in_fan_out", "init_ia3_weights"})
 
@@ -85,7 +97,7 @@ class Ia3Settings(TargetedSettings):
 
 
 class LoraSettings(TargetedSettings):
-    """LoRA."""
+    """Keys of LoRA and DoRA."""
 
     refused: ClassVar[Mapping[str, str]] = {
         "use_qalora": "QALoRA", "layer_replication": "replicated layers", "trainable_token_indices": "trained tokens",
@@ -100,7 +112,7 @@ class LoraSettings(TargetedSettings):
         }
     )  # fmt: skip
     initializations: ClassVar[frozenset[str]] = frozenset({"gaussian", "eva", "orthogonal", "mica"})
-    """Initializations that do not change the base's weights."""
+    """Names of the initializations that do not change the weights of the base."""
 
     r: int = Field(8, ge=1)
     lora_alpha: Positive = 8.0
@@ -116,6 +128,7 @@ class LoraSettings(TargetedSettings):
     layers_pattern: list[str] | str | None = None
 
     def targets(self, module: str) -> bool:
+        # As PEFT does: the layer number is read from the path of the module.
         layers = self.layers_to_transform
         if not super().targets(module) or layers is None or layers == [] or isinstance(self.target_modules, str):
             return super().targets(module)
@@ -128,19 +141,22 @@ class LoraSettings(TargetedSettings):
         return match is not None and int(match["layer"]) in ([layers] if isinstance(layers, int) else layers)
 
     def rank(self, module: str) -> int:
-        """Rank of a module's update."""
+        """Returns the rank of the update of a module."""
         return _pattern_value(self.rank_pattern or {}, module, self.r)
 
     def scale(self, module: str) -> float:
-        """Factor of a module's update."""
+        """Returns the factor of the update of a module: alpha / rank, or alpha / sqrt(rank) with `use_rslora`."""
         rank = self.rank(module)
         alpha = _pattern_value(self.alpha_pattern or {}, module, self.lora_alpha)
         return alpha / (rank**0.5 if self.use_rslora else rank)
 
 
 class PromptSettings(AdapterSettings):
-    """Prompt tuning, p-tuning and prefix tuning. The file stores the output of a prompt encoder, so the encoder's keys
-    have no effect. num_transformer_submodules: 2 if encoder and decoder both have a prompt."""
+    """Keys of prompt tuning, p-tuning and prefix tuning.
+
+    PEFT stores the output of a prompt encoder and not the encoder, so the keys of the encoder have no effect.
+    `num_transformer_submodules` is 2 if both the encoder and the decoder have a prompt.
+    """
 
     training: ClassVar[frozenset[str]] = frozenset(
         {
@@ -161,12 +177,12 @@ SETTINGS: dict[str, type[AdapterSettings]] = {
     "P_TUNING": PromptSettings,
     "PREFIX_TUNING": PromptSettings,
 }
-"""By peft_type."""
+"""The class that decodes the keys of a method, by `peft_type`."""
 
 
 def settings_of(path: Path, content: Mapping[str, object]) -> AdapterSettings:
-    """Decode the content of adapter_config.json. path: of the file. UserError for an unsupported method or variant, and
-    if a key is missing or has a wrong type."""
+    """Decodes adapter_config.json. path: the file, for error messages. content: the content of the file. Raises
+    UserError if lmtool does not support the method or the variant, or if a key is missing or has a wrong type."""
     method = content.get("peft_type")
     if not isinstance(method, str) or method not in SETTINGS:
         value = words.quoted(method)
@@ -174,11 +190,11 @@ def settings_of(path: Path, content: Mapping[str, object]) -> AdapterSettings:
     try:
         settings = SETTINGS[method].model_validate(dict(content))
     except ValidationError as error:
-        first, further = error.errors()[0], len({error["loc"][0] for error in error.errors()}) - 1
+        first, other_keys = error.errors()[0], len({error["loc"][0] for error in error.errors()}) - 1
         key = str(first["loc"][0])
         reason = "it is missing" if key not in content else f"given {words.quoted(content[key])}"
         allowed = words.allowed(SETTINGS[method].model_fields[key])
-        more = f" (and {further} more)" if further else ""
+        more = f" (and {other_keys} more)" if other_keys else ""
         raise UserError(
             f"{path}: {key}: {reason}; allowed: {allowed}{more}", "save the adapter again, or correct the file"
         ) from error
@@ -186,37 +202,41 @@ def settings_of(path: Path, content: Mapping[str, object]) -> AdapterSettings:
         if content.get(key):
             raise UserError(f"{path}: {key}: given {words.quoted(content[key])}; lmtool has no {variant}", MERGE)
     if isinstance(settings, LoraSettings):
-        start = settings.init_lora_weights
-        if isinstance(start, str) and start not in settings.initializations:
+        initialization = settings.init_lora_weights
+        if isinstance(initialization, str) and initialization not in settings.initializations:
             raise UserError(
-                f"{path}: init_lora_weights={start} changes the base's weights before training",
-                "save it with PEFT's save_pretrained(..., path_initial_model_for_weight_conversion=...), or merge it "
-                "(merge_and_unload), save the model, and import that",
+                f"{path}: init_lora_weights={initialization} changes the base's weights before training",
+                "save the adapter with PEFT's save_pretrained(..., path_initial_model_for_weight_conversion=...), or "
+                "merge it (merge_and_unload), save the model, and import that",
             )
     return settings
 
 
 def _is_listed(names: Sequence[str] | str, module: str) -> bool:
-    """Whether a list contains the path or a suffix of it, or a regular expression matches the whole path."""
+    """Whether a list of names contains the path of a module or a suffix of the path, or whether a regular expression
+    matches the whole path."""
     if isinstance(names, str):
         return _match(names, module, complete=True)
     return module in names or module.endswith(tuple(f".{name}" for name in names))
 
 
 def _pattern_value(pattern: Mapping[str, Value], module: str, default: Value) -> Value:
-    """The value of the first regular expression that matches the path or a suffix of it."""
+    """Returns the value of the first regular expression that matches the path of a module or a suffix of the path."""
     return next((value for key, value in pattern.items() if _match(rf"(.*\.)?({key})$", module)), default)
 
 
 def _match(pattern: str, module: str, complete: bool = False) -> bool:
+    """Whether a regular expression matches the start of a module's path, or with `complete` the whole path."""
     compiled = _compiled(pattern)
     return (compiled.fullmatch if complete else compiled.match)(module) is not None
 
 
 def _compiled(pattern: str) -> re.Pattern[str]:
+    """Compiles a regular expression. Raises UserError if it is invalid."""
     try:
         return re.compile(pattern)
     except (re.error, OverflowError, RecursionError) as error:
         raise UserError(
-            f"{CONFIG}: {pattern!r} is not a regular expression: {error}", "save the adapter again, or correct it"
+            f"{CONFIG}: {pattern!r} is not a regular expression: {error}",
+            "save the adapter again, or correct the file",
         ) from error
