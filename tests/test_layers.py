@@ -312,7 +312,7 @@ def light() -> list[Path]:
     named = [source for source in SOURCES if room_of(source) in ("config", "errors", "system", "cli", "__main__")]
     named += [source for source in SOURCES if "configs" in (source.stem, source.parent.name)]
     named += [source for source in SOURCES if room_of(source) == "resolver/schema"]
-    named += [PACKAGE / "commands" / f"{name}.py" for name in ("list", "show", "__init__")]
+    named += [PACKAGE / "commands" / f"{name}.py" for name in ("show", "__init__")]
     named += [PACKAGE / "resolver" / f"{name}.py" for name in ("decoding", "rules", "__init__")]
     return named
 

@@ -264,7 +264,7 @@ def import_architecture(config: ImportConfig, name: str) -> None:
         if value is not None:
             raise UserError(
                 f"model={name} and {key}={value} cannot be combined",
-                f"import with model={name} first, then import the result with {key}={value}",
+                f"import with model={name} first, then import the result with the new {key}",
             )
     folder = Path(config.output).expanduser()
     require_new(folder)
