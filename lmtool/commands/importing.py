@@ -75,7 +75,10 @@ def run(config: ImportConfig) -> None:
     warn_of(published, loaded.report.ignored, config.offline)
     print_comparison(f"{folder} · model={loaded.config.name} · {loaded.report.sentence()}", comparison)
     if not comparison.same:
-        raise CheckFailed(f"{folder} is not what was imported", "see the differences above, and keep the folder")
+        raise CheckFailed(
+            f"{folder} is not what was imported",
+            "see the differences above; keep the published folder, because the import does not replace it",
+        )
 
 
 def require_no_vocabulary(config: ImportConfig, kind: str) -> None:

@@ -61,7 +61,9 @@ def run(config: PretrainConfig | FinetuneConfig, verb: str, profiling: Profiling
 def _of_first_phase(config: PretrainConfig | FinetuneConfig) -> str:
     """A note that only the first phase of a run in phases is profiled."""
     phases = len(config.phases) if isinstance(config, PretrainConfig) else 0
-    return f", of the first of {phases} phases: replace phases= by the keys of another phase" if phases else ""
+    return (
+        f", of the first of {phases} phases; to profile another one, set its keys instead of phases=" if phases else ""
+    )
 
 
 def _require_new_run(config: PretrainConfig | FinetuneConfig, verb: str) -> None:
@@ -88,7 +90,8 @@ def _require_new_run(config: PretrainConfig | FinetuneConfig, verb: str) -> None
 
 @contextmanager
 def _folder(typed: str | None, stem: str) -> Iterator[Path]:
-    """Creates the folder of a profile; removes it if profiling fails. typed: None for runs/NAME with `stem`."""
+    """Creates the folder of a profile; removes it if profiling fails. typed: the folder; None: a new folder in runs/
+    whose name begins with `stem`."""
     before = RUNS.exists()
     if typed is not None:
         folder = Path(typed).expanduser()
@@ -122,7 +125,7 @@ def _recorded(session: Session, steps: int, folder: Path) -> StepProfile:
     profiled = ProfiledLoader(session.loader, precision.device, steps, WARM_UP)
     teacher = getattr(session.distilled, "teacher", None)
     others = {TEACHER: [] if teacher is None else [teacher]}
-    with ranges(session.trained, others, compiled=compiles):
+    with ranges(session.trained, others, compiled=compiles):  # each step runs with and without the profiler
         train_few_steps(session, profiled, WARM_UP + 2 * steps)
     recording = profiled.recording
     recording.profiler.export_chrome_trace(str(folder / TRACE))
@@ -145,7 +148,7 @@ def _recorded(session: Session, steps: int, folder: Path) -> StepProfile:
 
 
 def _metadata(config: RunConfig, metadata: JsonObject, on_device: bool, compiles: bool) -> JsonObject:
-    """Properties of the run that the remarks depend on. metadata: of the loader."""
+    """Properties of the run from which `print_profile` chooses its remarks. metadata: the metadata of the loader."""
     model = config.model
     return {
         "attention_dropout": getattr(model, "attention_dropout", 0.0),

@@ -34,11 +34,11 @@ from lmtool.errors import UserError
 _Path = tuple[str, ...]
 
 MAX_SIZE = 1_000_000
-"""Maximum length of a value in characters, with its interpolations expanded; each reference adds one."""
+"""Maximum length of a value in characters, with its interpolations expanded. Each reference counts as one character
+more, so that chains of empty values are limited too."""
 
-_REFERENCE = re.compile(
-    r"\$\{([^${}]*)(\$?)"
-)  # a name or a resolver's call, and whether it contains another interpolation
+# Group 1: a key or the call of a resolver, up to a nested interpolation. Group 2: "$" if there is one.
+_REFERENCE = re.compile(r"\$\{([^${}]*)(\$?)")
 
 
 def check(data: JsonObject) -> None:
@@ -148,8 +148,8 @@ def initialized_hydra() -> Iterator[Any]:
 
 @cache
 def _section_of_a_run() -> DictConfig:
-    """The part of Hydra's own section that a single run needs, as plain data. Launcher, sweeper, logging and help are
-    composed only for sweeps; they took a fifth of the time."""
+    """The part of Hydra's own section that a single run needs, as plain data. Launcher, the whole sweeper, logging and
+    help are composed only for sweeps: they took a fifth of the time of composing."""
     separators = {"kv_sep": "=", "item_sep": ",", "exclude_keys": []}
     job = {"name": None, "config_name": None, "override_dirname": None, "config": {"override_dirname": separators}}
     return OmegaConf.create(
@@ -280,13 +280,14 @@ def compose(primary: str, checked: CheckedOverrides, config_dirs: Sequence[Path]
         config = hydra_compose(primary, overrides=words, return_hydra_config=True)
         typed_keys = {key_of(text) for text in words}
         left = {key: values for key, values in _grid(config).items() if key_of(key) not in typed_keys}
-        # Errors in the values of a grid are reported first.
+        # If there are other problems, these are reported instead.
         if left and not checked.problems and not checked.sweeps:
             firsts = {key: "VALUE" if "(" in value else value.partition(",")[0] for key, value in left.items()}
             values = " ".join(f"{key}={value}" for key, value in firsts.items())
-            chosen = next((text for text in checked.choices if text.startswith(("sweep=", "experiment="))), "the YAML")
-            message = f"{chosen} has several values for {', '.join(left)}, but a run takes one"
-            raise UserError(message, f"add -m to run a job for each: lmtool {primary} -m {chosen}; or set {values}")
+            chosen = next((text for text in checked.choices if text.startswith(("sweep=", "experiment="))), None)
+            message = f"{chosen or 'the YAML'} has several values for {', '.join(left)}, but a run takes one"
+            multirun = f"add -m to run a job for each{f': lmtool {primary} -m {chosen}' if chosen else ''}"
+            raise UserError(message, f"{multirun}; or set {values}")
         with open_dict(config):
             del config["hydra"]
         return to_data(config) | checked.verbatim
@@ -306,8 +307,8 @@ def _require_package(choices: Sequence[str], config_dirs: Sequence[Path]) -> Non
 
 
 def grid(primary: str, checked: CheckedOverrides, config_dirs: Sequence[Path] = ()) -> dict[str, str]:
-    """The sweep values of the selected YAML by key, as on the command line. If several options of a group are selected,
-    their values are omitted, since each applies only to the jobs of its option."""
+    """The sweep values of the selected YAML by key, in the syntax of the command line. If several options of a group
+    are selected, their values are omitted, since each applies only to the jobs of its option."""
     _require_package([text for text in checked.choices if "," not in text], config_dirs)
     with translated_errors(), _hydra_for_a_run() as hydra:
         words = [*checked.choices, *search_path(config_dirs)]

@@ -41,7 +41,7 @@ LONG_LINE = 1_000_000  # characters; longer lines are read, and counted in the m
 
 
 class TextSource(FileSource[TextConfig]):
-    """Plain text files, in documents of lines."""
+    """Plain text files, whose lines are grouped into documents as `document` says."""
 
     suffixes = packed(*SUFFIXES["text"])
 
@@ -71,7 +71,7 @@ class TextSource(FileSource[TextConfig]):
 
 
 Pieces = Iterable[tuple[str, bool]]
-"""Lines, long ones in several pieces, and whether the line ends there."""
+"""(text, ends) for each line, or for each piece of a long line. ends: whether the line ends with this piece."""
 
 
 def _counted(pieces: Pieces, counts: Counter[str]) -> Iterator[tuple[str, bool]]:
@@ -159,7 +159,7 @@ class RowSource(FileSource[AnyRows]):
     """Files in which a row is a document: its columns of text, joined by newlines. Rows without text are counted and
     omitted."""
 
-    blank = "without rows that contain text"
+    blank = "without rows that contain text"  # in the message that there is no text
 
     @abstractmethod
     def rows_of(self, path: Path) -> Iterator[tuple[int, Sequence[object]]]:

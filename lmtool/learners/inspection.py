@@ -87,7 +87,8 @@ class Statistic:
 
 class RunningStatistics:
     """Statistics that are accumulated over batches, in the order in which they first occur. statistics: the statistics
-    by name. remarks: for some statistics, how the defined value is computed if no key of the configuration has it."""
+    by name. remarks: how the defined value is computed, for statistics whose value is not a key of the
+    configuration."""
 
     def __init__(self) -> None:
         self.statistics: dict[str, Statistic] = {}
@@ -149,8 +150,8 @@ class RunningStatistics:
         self.exact(name, times, 0.0, count)
 
     def report(self, name: str, total: float, count: float, is_fraction: bool = False) -> None:
-        """Adds the sum and the number of samples without a definition, whose mean is only reported. is_fraction:
-        whether the mean is shown as a percentage."""
+        """Adds samples of a statistic without a defined value: their mean is reported, but not tested. total, count:
+        the sum and the number of the samples. is_fraction: whether the mean is shown as a percentage."""
         statistic = self._statistic(name)
         statistic.is_fraction = is_fraction
         statistic.total += float(total)
@@ -182,8 +183,8 @@ class SampledBatch:
     """Some examples of an epoch, and their batch.
 
     Attributes:
-        rows: The rows (N,) of the examples in the plan of the epoch.
-        numbers: The numbers (N,) of the examples, their indices in the plan.
+        rows: (N,) the records of the examples in the plan of the epoch.
+        numbers: (N,) the indices of these records in the plan.
         epoch: The number of the epoch.
         batch: The batch of these examples.
     """
@@ -195,8 +196,8 @@ class SampledBatch:
 
     @cached_property
     def boundaries(self) -> np.ndarray:
-        """The index (N+1,) of each example's first document in the batch, and the number of documents. An example may
-        have several documents."""
+        """(N+1,) the index of each example's first document in the batch; the last entry is the number of documents. An
+        example may have several documents."""
         examples = self.batch.examples.numpy()
         return np.append(np.flatnonzero(np.diff(examples, prepend=-1)), len(examples))
 
@@ -243,7 +244,7 @@ class Inspector:
             first = self.examples.batch(plan.rows[:1], np.arange(1), 0)
             stats.report("truncated fraction", metadata["truncated"], metadata["examples"])
             if len(first.inputs.lengths) == 1:
-                # A truncated example has max_length tokens on each side that it has.
+                # The inputs of a truncated example have max_length tokens, and so have its outputs if there are any.
                 sides = 1 if first.outputs is None else 2
                 full = (plan.lengths >= sides * self.max_length).sum()
                 stats.never("truncated rows that are shorter than max_length", max(0, metadata["truncated"] - full))
@@ -294,7 +295,7 @@ class Inspector:
         yield from self.entries(SampledBatch(rows, numbers, 0, self.examples.batch(rows, numbers, 0)))
 
     def measured(self, tokens: int) -> RunningStatistics:
-        """Measures the statistics of as many examples as have `tokens` tokens together."""
+        """Measures examples until they have at least `tokens` tokens in total."""
         stats = RunningStatistics()
         self.check_plan(stats)
         self.check_batches(stats, tokens)
@@ -377,7 +378,7 @@ class Inspector:
 
 
 def _padding(batch: Batch, pad: int | None) -> int:
-    """Returns the number of positions that have padding or no token. The first output token does not count, because
+    """Counts padding tokens, and tokens that belong to no document. The first output token does not count, because
     some families use the padding token as the start token. pad: the id of the padding token."""
     positions = 0
     for side, first in ((batch.inputs, 0), (batch.outputs, 1)):

@@ -43,8 +43,8 @@ from lmtool.types import send
 
 
 class EncoderMemory(NamedTuple):
-    """The encoded inputs of a batch's documents, sorted for lockstep decoding: keys_NKA and values_NKV, which are zero
-    after the last token of an input, and (N, K) the scores that exclude padding."""
+    """The encoded inputs of a batch's documents, sorted for lockstep decoding. keys_NKA: the keys. values_NKV: the
+    values, zero after the last token of an input. barrier_NK: added to scores to exclude padding."""
 
     keys_NKA: Tensor
     values_NKV: Tensor
@@ -71,7 +71,7 @@ class AdditiveAttention(nn.Module):
         index_K = torch.arange(max(lengths, default=0))
         index_NK = starts_N[:, None] + torch.minimum(index_K, (lengths_N - 1).clamp(min=0)[:, None])
         mask_NK = index_K < lengths_N[:, None]
-        # A trailing input without tokens has no valid index; all its weights become zero.
+        # An empty input at the end has no valid index. Any index will do, because its values are multiplied by zero.
         index_NK = send(index_NK.clamp(max=max(len(values_SV) - 1, 0)), values_SV.device)
         mask_NK = send(mask_NK, values_SV.device)
         order_N = steps.order_N.div(encoded.outputs, rounding_mode="floor")
@@ -96,7 +96,7 @@ class AttendingGru(nn.Module):
 
     The gates are those of torch.nn.GRU, in its order: reset, update, new. The reset gate is applied after the
     projection of the state (the paper applies it before). The first state is computed from the backward state of the
-    encoder at the first token, which is the second half of the value.
+    encoder at the first token, which is the second half of the value of that token.
     """
 
     def __init__(
@@ -112,8 +112,8 @@ class AttendingGru(nn.Module):
         self.dropout = Dropout(dropout)
 
     def saved_activations(self, keys: float) -> float:
-        """The number of values per token that are saved for the backward pass. keys: the mean number of tokens of its
-        input."""
+        """The number of values per token that are saved for the backward pass. keys: the mean number of
+        encoder tokens that a decoder token attends to."""
         state, value = self.state_gates.in_features, self.context_gates.in_features
         read = self.output.in_features + self.output.out_features + self.token_gates.in_features
         attention = self.cross_attn.q_proj.out_features
@@ -171,7 +171,7 @@ class AttendingGru(nn.Module):
         return ends_NC if steps.empty_N is None else torch.where(steps.empty_N[:, None], before_NC, ends_NC)
 
 
-_OF_ATTENTION = 0.001
+_ATTENTION_STD = 0.001
 
 
 class RecurrentDecoder(DecoderStack):
@@ -213,15 +213,15 @@ class RnnAttention(EncoderDecoder):
         return normal(self.config.initializer_std)
 
     def initialize(self, module: nn.Module, seed: int, prefix: str) -> None:
-        """Initializes as in appendix B.1: recurrent matrices are orthogonal; the values in the attention are smaller,
-        and its initial scores are all zero."""
+        """Initializes as in appendix B.1: recurrent matrices are orthogonal; the weights in the attention have a
+        smaller standard deviation, and its scores are initially zero."""
 
         def draw_of(name: str, part: nn.Module) -> Draw:
             if name.endswith("cross_attn.score"):
                 return zero
             if name.endswith("state_gates"):
                 return orthogonal_blocks
-            return normal(_OF_ATTENTION) if "cross_attn" in name else self.initial_draw()
+            return normal(_ATTENTION_STD) if "cross_attn" in name else self.initial_draw()
 
         initialize_each(module, seed, draw_of, prefix)
         for name, parameter in module.named_parameters():

@@ -21,7 +21,8 @@ from lmtool.types import Segments
 #
 # Both read packed tokens and their cumulative lengths. `flash_attention` is torch's variable-length function, the
 # fastest, without dropout; `jagged_attention` is scaled dot product attention on jagged nested tensors, with dropout in
-# the same kernel. Tiles handle biases, keyed dropout and masks that are not windows.
+# the same kernel. For biases, dropout keyed by token (`nn/dropout.py`) and masks that are not windows, attention is
+# computed in tiles (`nn/tiled.py`) instead.
 #
 # Shape letters: T query tokens, S key tokens, A heads, D head width.
 
@@ -40,8 +41,8 @@ def has_flash(device: torch.device) -> bool:
 
 
 def kernel_for(device: torch.device, dtype: torch.dtype, head_size: int, dropout: float) -> Kernel | None:
-    """The kernel for attention without a bias; None for tiles. dropout: fraction of the weights dropped by the device's
-    generator."""
+    """The kernel for attention without a bias; None for tiles. dropout: the fraction of the weights that is dropped
+    with torch's own generator."""
     if dtype not in (torch.float16, torch.bfloat16) or head_size % 8 or head_size > 256 or not has_flash(device):
         return None
     return "jagged" if dropout else "flash"
@@ -64,9 +65,9 @@ def serves(kernel: Kernel, layout: Layout) -> bool:
         return False
     if kernel == "flash":
         return window == Full.window or layout.ends_together
-    if window == Causal.window:  # counted from the first key, so both sides must be alike
+    if window == Causal.window:  # torch aligns this mask at the first key, so queries and keys need the same lengths
         return layout.ends_together and layout.query.lengths == layout.key.lengths
-    # Nested tensors have no empty documents: one is left out on both sides, or it cannot be.
+    # A nested tensor cannot contain an empty document. It can be left out only if both its queries and keys are empty.
     return layout.paired
 
 
@@ -113,21 +114,21 @@ def jagged_attention(
 
 # Self-attention in training on a CPU, with keyed dropout of its weights: one function forward and one backward.
 #
-# `tiled` computes the same in differentiable pieces. Here queries, keys and values of a tile are selected from the
-# projections head by head, in the layout of the products, without copies, padding or recording: of 6,700 calls into
-# torch in a finetuning step, 5,400 are left. If a stack selects some tokens in its last layer, only those are queries.
-# Under bf16 autocast it computes in fp32 (see `tiled`).
+# `tiled` computes the same with differentiable operations. Here one `index_select` gathers the queries, keys and values
+# of all tiles in the layout that the products need, and autograd records a single operation: a finetuning step calls
+# torch 5,400 instead of 6,700 times. If a stack selects some tokens in its last layer, only those are queries. Under
+# bf16 autocast it computes in fp32 (see `tiled`).
 #
-# Shape letters: T tokens, M query tokens, A heads, D head width, R rows of a tile, L queries and K keys of a row, P
-# query slots in all tiles, S key slots. B: R*A.
+# Shape letters: T tokens, M query tokens, A heads, D head width, R rows of a tile, L queries and K keys of a row, B
+# rows of all heads (R*A), P positions of queries in all tiles, S positions of keys, both with padding.
 
 
 def fused_attention(
     joint_TX: Tensor, heads: int, layout: Layout, scale: float | None, rate: float, rng: TokenRng
 ) -> Tensor:
     """(T, A*D) softmax(q k^T scale) v within each document. joint_TX: (T, 3*A*D), queries, keys and values of all
-    heads, concatenated. layout: of packed documents to themselves. scale: None for 1/sqrt(D). rate: fraction of the
-    weights dropped by `rng`."""
+    heads, concatenated. layout: self-attention within packed documents. scale: None for 1/sqrt(D). rate: fraction of
+    the weights dropped by `rng`."""
     plan = layout.plans.get(heads)
     if plan is None:
         plan = layout.plans[heads] = head_plan(layout, heads)
@@ -145,10 +146,12 @@ def fused_attention_of(
     rate: float,
     rng: TokenRng,
 ) -> Tensor:
-    """(M, A*D) for at least one selected token, in any order. query_MX: (M, A*D) their queries. joint_TX: (T, 2*A*D)
-    keys and values of all tokens. read_M: indices of the selected tokens. The rest as in `fused_attention`.
+    """(M, A*D) the attention of M selected tokens, at least one, in any order. query_MX: (M, A*D) their queries.
+    joint_TX: (T, 2*A*D) the keys and values of all tokens. read_M: the indices of the selected tokens. The other
+    arguments are those of `fused_attention`.
 
-    If a tenth of the tokens are selected, attention takes 0.78 of the time, plan included; a step of four layers 0.987.
+    If a tenth of the tokens is selected, attention takes 0.78 times as long as `fused_attention`, including the plan,
+    and a step of a model with four layers 0.987 times as long.
     """
     scale = 1 / math.sqrt(query_MX.shape[1] // heads) if scale is None else scale
     return _apply(query_MX, joint_TX, head_plan(layout, heads, read_M.numpy()), scale, rate, rng)
@@ -161,9 +164,10 @@ def _apply(query_MX: Tensor | None, joint_TX: Tensor, *arguments: Any) -> Tensor
 
 @dataclass(frozen=True)
 class HeadTile:
-    """Documents of similar length, one per row, heads separate. rows: B. queries, keys: L, K. query, key: index of the
-    first vector among the queries of all tiles, and among keys and values. added: term added to the scores, 0 or
-    -inf, (B or 1, L or 1, K); None for none."""
+    """Documents of similar length, one per row, with separate rows for each head. rows: B. queries, keys: L and K.
+    query: the offset of the tile's first vector among the queries of all tiles. key: its offset among the keys and
+    values of all tiles. added: (B or 1, L or 1, K) the term added to scores, 0 or -inf; None if all keys are
+    visible."""
 
     rows: int
     queries: int
@@ -173,22 +177,23 @@ class HeadTile:
     added: Tensor | None
 
     def of_queries(self, vectors: Tensor) -> Tensor:
-        """(B, L, D) of (P*A, D), a view."""
+        """The queries of the tile: a view (B, L, D) of `vectors`, (P*A, D)."""
         return vectors[self.query :][: self.rows * self.queries].view(self.rows, self.queries, -1)
 
     def of_keys(self, vectors: Tensor) -> Tensor:
-        """(2, B, K, D), keys and values, of (2*S*A, D), a view."""
+        """The keys and values of the tile: a view (2, B, K, D) of `vectors`, (2*S*A, D)."""
         return vectors[self.key :][: 2 * self.rows * self.keys].view(2, self.rows, self.keys, -1)
 
 
 @dataclass(frozen=True)
 class HeadPlan:
-    """Index of the tokens' heads in the tiles; all numbers count vectors of width D.
+    """Where the vector of each head of each token lies in the tiles. All indices refer to vectors of width D.
 
-    queries: (P*A,) for each tile (R, A, L): index into (M, A). padding: entries of `queries` that are no token.
-    outputs: (M*A,) the inverse. keys: (2*S*A,) for each tile (2, R, A, K): index into (T, 2, A). to_keys: (T*2*A,) the
-    inverse. unused: indices into (T, 2, A) of documents without queries, which are in no tile. tokens_P: token of each
-    query.
+    queries: (P*A,) the index in (M, A) of each query, tile after tile, each in the order (R, A, L). padding: the
+    entries of `queries` that repeat a token as padding. outputs: (M*A,) the inverse of `queries`. keys: (2*S*A,) the
+    index in (T, 2, A) of each key and value, tile after tile, each in the order (2, R, A, K). to_keys: (T*2*A,) the
+    inverse of `keys`. unused: the indices in (T, 2, A) of documents without queries, which are in no tile. tokens_P:
+    the token of each query.
     """
 
     tiles: tuple[HeadTile, ...]
@@ -215,7 +220,8 @@ class HeadPlan:
 
 
 def head_plan(layout: Layout, heads: int, read_M: np.ndarray | None = None) -> HeadPlan:
-    """The plan of a layout of documents to themselves, on the host. read_M: tokens that are queries; None for all."""
+    """The plan for self-attention within packed documents, on the host. read_M: the tokens that are queries; None:
+    all."""
     starts_N, lengths_N = np.array(layout.query.starts, np.int64), np.array(layout.query.lengths, np.int64)
     documents_T = np.repeat(np.arange(len(lengths_N)), lengths_N)
     query_M = np.arange(len(documents_T)) if read_M is None else read_M
@@ -228,7 +234,7 @@ def head_plan(layout: Layout, heads: int, read_M: np.ndarray | None = None) -> H
         rows_R = np.array(numbers)[counts_N[numbers] > 0]
         if not len(rows_R):
             continue
-        # A multiple of the channels that one hash decides.
+        # Rounded up to a multiple of 4, because one hash of `TokenRng` decides on 4 weights.
         width = -(-int(lengths_N[rows_R].max()) // 4) * 4
         key_RK, real_RK, at_RAK = _rows(starts_N[rows_R], lengths_N[rows_R], width, heads)
         width = width if read_M is None else int(counts_N[rows_R].max())
@@ -261,8 +267,13 @@ def head_plan(layout: Layout, heads: int, read_M: np.ndarray | None = None) -> H
 
 
 def _rows(first_R: np.ndarray, counts_R: np.ndarray, width: int, heads: int) -> tuple[np.ndarray, ...]:
-    """Ranges of numbers as rows: (R, W) the numbers, the last one repeated to the width; (R, W) which are real; (R, W,
-    A) the index of each head in (R, A, W)."""
+    """Ranges of numbers as rows of the same width.
+
+    Returns:
+        (R, W) the numbers; shorter ranges repeat their last number.
+        (R, W) bool, which of them are not repeated.
+        (R, W, A) the index of each head of each of them in (R, A, W).
+    """
     steps_W, counts_R1 = np.arange(width), counts_R[:, None]
     index_RAW = np.arange(len(counts_R) * heads * width).reshape(len(counts_R), heads, width)
     numbers_RW = first_R[:, None] + np.minimum(steps_W, counts_R1 - 1)
@@ -282,7 +293,7 @@ def _added(
     # A causal mask hides the padding, which comes last.
     if not isinstance(layout.mask, Causal):
         allow = real_R1K if allow is None else allow & real_R1K
-        # As in `Layout`: padding with no visible key.
+        # Padding without a visible key sees all keys, as in `Layout`, so that its softmax is not NaN.
         allow = allow | ~allow.any(-1, keepdim=True)
     assert allow is not None
     if allow.all():

@@ -28,8 +28,8 @@ Saved = Mapping[str, JsonObject]
 
 
 def read_teachers(data: JsonMapping, problems: list[Problem]) -> dict[str, JsonObject]:
-    """The saved configurations of the teachers that composed data names. The errors of teachers that cannot be read are
-    appended to `problems`."""
+    """The saved configurations of the teachers named in the composed data. The errors of teachers that cannot be read
+    are appended to `problems`."""
     section = data.get("distill")
     section = section if isinstance(section, dict) else {}
     several = section.get("teachers")
@@ -46,7 +46,7 @@ def read_teachers(data: JsonMapping, problems: list[Problem]) -> dict[str, JsonO
             problems.append(Problem(key, message, error.hint))
         except OSError as error:  # a name too long for the file system, a folder that may not be entered
             message = f"{key}={path[:100]}: {(error.strerror or str(error)).lower()}"
-            problems.append(Problem(key, message, "use a folder that may be read"))
+            problems.append(Problem(key, message, "use a folder that you can read"))
     return saved
 
 
@@ -55,7 +55,8 @@ def saved_teacher(path: str, offline: bool) -> JsonObject:
     published = hf_folder(path, offline)
     saved = read_checkpoint(path) if published is None else published.saved_config()
     tokenizer = saved.get("tokenizer") or {}
-    # A checkpoint contains a copy of a tokenizer that was read from a folder.
+    # A checkpoint contains a copy of a tokenizer that was read from a folder. The copy is read, because the folder may
+    # no longer exist.
     return {**saved, "tokenizer": {**tokenizer, "path": path}} if tokenizer.get("name") == "folder" else saved
 
 
@@ -101,7 +102,8 @@ class TeacherSpec:
         return load_head(section, task)
 
     def section_for(self, task: TaskConfig) -> JsonObject | None:
-        """The teacher's section of the task of the same name, or of the nameless task of a published classifier."""
+        """The teacher's section for the task of this name; otherwise its section for a published head, whose task has
+        no name of its own."""
         tasks = self.tasks()
         return next((tasks[name] for name in (task.name, *HEADS) if name in tasks), None)
 

@@ -87,7 +87,8 @@ TIMEOUT = timedelta(minutes=10)
 PATIENCE = timedelta(days=7)
 """Maximum time of `wait`: rank 0 may be tokenizing a corpus."""
 
-# Counts are sent in one message of this many bytes; torch's functions for objects send two, and each step waits for it.
+# Counts are sent in one message of `_FRAME` bytes, the first `_HEAD` of which are its length. torch's functions for
+# objects send two messages, and every step waits for them.
 _FRAME, _HEAD = 512, 8
 
 
@@ -117,7 +118,8 @@ class Processes:
         return values
 
     def _gathered(self, data: bytes, size: int) -> list[bytes]:
-        """The bytes of each rank; zeros of the same length for a rank whose bytes do not fit in a frame of `size`."""
+        """The bytes of each rank. Bytes that do not fit in a frame of `size` are replaced by as many zeros, so that the
+        caller knows their length."""
         fits = data if len(data) <= size - _HEAD else b""
         frame = (len(data).to_bytes(_HEAD, "little") + fits).ljust(size, b"\0")
         frames = list(torch.empty(self.size, size, dtype=torch.uint8).unbind())

@@ -186,4 +186,6 @@ def _progress(folder: Path) -> Progress:
     try:
         return Progress.from_plain(read_state(folder))
     except ValueError as error:
-        raise UserError(f"{folder / STATE}: {error}", "copy the checkpoint again from where it came") from error
+        raise UserError(
+            f"{folder / STATE} is damaged: {error}", "use another checkpoint of the run, or copy this one again"
+        ) from error

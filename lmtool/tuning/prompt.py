@@ -275,7 +275,7 @@ class EncodedTokens(VirtualTokens):
 
 
 class PTuning(TuningMethod):
-    """Trains virtual tokens with their encoder, or with `deep` a prefix in every layer, and the heads."""
+    """Trains the heads, and either virtual tokens with their encoder or, with `deep`, a prefix in every layer."""
 
     config: PTuningConfig
 

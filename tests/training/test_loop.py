@@ -362,7 +362,7 @@ def test_counters_of_another_type_are_refused(tmp_path: Path, key: str, value: A
     metadata = Manifest.read(folder).metadata
     (folder / MANIFEST).unlink()
     write_manifest(folder, metadata)
-    with pytest.raises(UserError, match=f"state.json: {key}=") as caught:
+    with pytest.raises(UserError, match=f"state.json is damaged: {key}=") as caught:
         go(tmp_path / "run", max_steps=4)
     assert caught.value.hint
 

@@ -166,7 +166,7 @@ def label_tokens(pattern: Pattern, labels: Sequence[str], words: Sequence[str]) 
             raise UserError(
                 f"task.prompt.words: {word!r}, for {label}, is the same token as the word for {other}: "
                 f"{pattern.tokenizer.pieces(ids)[0]}",
-                hint,
+                "give each class a different word: task.prompt.words={CLASS: WORD, ...}",
             )
         tokens += ids
     return tokens
