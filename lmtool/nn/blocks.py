@@ -72,8 +72,11 @@ class PreNormLayer(_Layer):
 # Shape letters: T decoder tokens, M selected tokens, H hidden width.
 
 
-class _CrossLayer(nn.Module):
-    """norms: of the self-attention, the cross-attention and the feed-forward part."""
+class CrossLayer(nn.Module):
+    """A decoder layer that reads an encoder.
+
+    norms: the norms of the self-attention, the cross-attention and the feed-forward part.
+    """
 
     def __init__(
         self,
@@ -97,7 +100,7 @@ class _CrossLayer(nn.Module):
         self.ffn_adapter = AdapterSlot()
 
 
-class PostNormCrossLayer(_CrossLayer):
+class PostNormCrossLayer(CrossLayer):
     """Sublayer, add, normalize (Vaswani et al. 2017; BART)."""
 
     def forward(self, x_TH: Tensor, context: Context) -> Tensor:
@@ -119,7 +122,7 @@ class PostNormCrossLayer(_CrossLayer):
         return self.norm3(x_TH + self.ffn_adapter(fed_TH, x_TH, self.norm3))
 
 
-class PreNormCrossLayer(_CrossLayer):
+class PreNormCrossLayer(CrossLayer):
     """Normalize, sublayer, add (T5)."""
 
     def forward(self, x_TH: Tensor, context: Context) -> Tensor:

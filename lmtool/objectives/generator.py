@@ -26,6 +26,7 @@ from lmtool.models.base import Backbone
 from lmtool.models.heads.lm import MaskedLMHead, masked_lm_head
 from lmtool.nn.dropout import Dropout, DropoutRng
 from lmtool.nn.embeddings import Embeddings
+from lmtool.nn.positions import Position
 from lmtool.objectives.configs import RtdConfig
 from lmtool.types import Packed
 
@@ -137,7 +138,7 @@ class MappedEmbeddings(nn.Module):
 
 def _embeds(position: nn.Module) -> bool:
     """Returns whether positions are learned vectors, which are added to the token vectors."""
-    return not getattr(position, "scores", False) and any(True for _ in position.parameters())
+    return not (isinstance(position, Position) and position.scores) and any(True for _ in position.parameters())
 
 
 def build_generator(config: RtdConfig, model: Backbone, seed: int) -> nn.ModuleDict:

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lmtool.learners.base import BaseLearner
+from lmtool.nn.blocks import CrossLayer
 from lmtool.nn.context import Context
 from lmtool.nn.dropout import Dropout, name_dropouts
 from lmtool.nn.initialization import generator_for
@@ -183,7 +184,7 @@ def set_dropout_rng(layer: nn.Module, arguments: tuple[object, ...]) -> None:
     forward; the second is the `Context`.
     """
     context = cast(Context, arguments[1])
-    last_attention = "cross_attn" if hasattr(layer, "cross_attn") else "self_attn"
+    last_attention = "cross_attn" if isinstance(layer, CrossLayer) else "self_attn"
     for name, module in layer.named_modules():
         if not isinstance(module, LoraLinear):
             continue

@@ -16,6 +16,7 @@ from lmtool.learners.base import BaseLearner, decayed_groups
 from lmtool.learners.configs import LearnedConfig
 from lmtool.models.base import Backbone
 from lmtool.models.configs import TransformerConfig
+from lmtool.nn.blocks import CrossLayer
 from lmtool.nn.initialization import generator_for
 from lmtool.nn.prefix import KeyPrefix, VirtualTokens
 from lmtool.nn.stack import Stack
@@ -203,7 +204,7 @@ def prefix_slots(learner: BaseLearner) -> Iterator[PrefixSlot]:
     """Yields the slot for the self-attention of every stack, and the slot for its cross-attention, if any."""
     for name, stack in stacks(learner.backbone):
         yield PrefixSlot(f"{name}.prefix", stack, "prefix")
-        if any(hasattr(layer, "cross_attn") for layer in stack.layers):
+        if any(isinstance(layer, CrossLayer) for layer in stack.layers):
             yield PrefixSlot(f"{name}.cross_prefix", stack, "cross_prefix")
 
 
