@@ -75,14 +75,14 @@ _FIXABLE = {
 
 
 def cannot_write(path: Path, error: OSError, key: str = "run_dir") -> UserError:
-    """The error for a failed write. key: the key that sets the folder."""
+    """Returns the error for a failed write. key: the key that sets the folder."""
     hint = _FIXABLE.get(error.errno or 0, "{elsewhere} in another folder")
     return UserError(f"cannot write {path}: {_reason(error)}", hint.format(elsewhere=f"set {key}="))
 
 
 @contextmanager
 def system_errors() -> Iterator[None]:
-    """Convert OSErrors that the user can fix (a full disk, a folder without read permission) into UserErrors. Callers
+    """Converts OSErrors that the user can fix (a full disk, a folder without read permission) into UserErrors. Callers
     that know which key to change raise their own."""
     try:
         yield
@@ -109,8 +109,8 @@ class ConfigError(UserError):
         super().__init__(first.message, first.hint)
 
     def inside(self, origin: str, hint: str) -> ConfigError:
-        """The same errors in a configuration that was read from a file. origin: the file. hint: what to do about it; an
-        error about plugins keeps its own hint, because plugins are typed on the command line."""
+        """Returns the same errors in a configuration that was read from a file. origin: the file. hint: what to do
+        about it; an error about plugins keeps its own hint, because plugins are typed on the command line."""
         return ConfigError(
             [
                 Problem(problem.key, f"{origin}: {problem.message}", problem.hint if problem.key == "plugins" else hint)
@@ -120,7 +120,8 @@ class ConfigError(UserError):
 
 
 def out_of_memory(error: BaseException) -> LmtoolError | None:
-    """The error for an exception that means out of memory, on a device or the host; None for other exceptions."""
+    """Returns the error for an exception that means out of memory, on a device or the host; None for other
+    exceptions."""
     text = str(error)
     known_type = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
     if not known_type and "not enough memory" not in text and "can't allocate memory" not in text:

@@ -40,7 +40,7 @@ def mix(values: np.ndarray) -> np.ndarray:
 
 
 def key(seed: int, stream: str, *counters: int) -> int:
-    """A 64-bit key of a named stream and any counters, as an int in [0, 2**64)."""
+    """Returns a 64-bit key of a named stream and any counters, as an int in [0, 2**64)."""
     value = _mix_int((seed + _GOLDEN) & _MASK)
     for counter in (STREAMS.index(stream), *counters):
         value = _mix_int(((value ^ _mix_int((counter + _GOLDEN) & _MASK)) + _GOLDEN) & _MASK)

@@ -24,8 +24,8 @@ _sent = WeakTensorKeyDictionary()
 
 
 def send(tensor: Tensor, device: torch.device) -> Tensor:
-    """The tensor on the device. Host tensors are copied from pinned memory, so that neither side waits: a copy from
-    pageable memory waits for all queued work of the device."""
+    """Returns the tensor on the device. Host tensors are copied from pinned memory, so that neither side waits: a copy
+    from pageable memory waits for all queued work of the device."""
     if tensor.device.type == "cpu" and device.type != "cpu":
         sent = tensor.pin_memory().to(device, non_blocking=True)
         _sent[sent] = tensor
@@ -34,14 +34,14 @@ def send(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def on_host(tensor: Tensor) -> Tensor:
-    """The tensor on the host, for plans. Of one that was sent to a device it is what was sent, which nobody waits for;
-    another is copied."""
+    """Returns the tensor on the host, for plans. Of one that was sent to a device it is what was sent, which nobody
+    waits for; another is copied."""
     source = _sent.get(tensor)
     return tensor.cpu() if source is None else source
 
 
 def receive(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """The tensors on the host, for one wait together."""
+    """Returns the tensors on the host, for one wait together."""
     copies = tuple(tensor.to("cpu", non_blocking=True) for tensor in tensors)
     for device in {tensor.device for tensor in tensors if tensor.device.type == "cuda"}:
         torch.cuda.current_stream(device).synchronize()
@@ -186,7 +186,7 @@ class Batch:
     source: Batch | None = field(default=None, repr=False)
 
     def to(self, device: torch.device) -> Batch:
-        """The batch on the device; `host` stays."""
+        """Returns the batch on the device; `host` stays."""
         return replace(
             self,
             inputs=self.inputs.to(device),
@@ -232,7 +232,7 @@ class Scores:
     documents: Tensor
 
     def cpu(self) -> Scores:
-        """The scores on the host."""
+        """Returns the scores on the host."""
         return Scores(*receive(self.losses, self.labels, self.predictions, self.documents))
 
 
@@ -267,7 +267,7 @@ class Learner(Protocol):
         """Terms added once per step regardless of the batch (towards the pretrained weights, ...)."""
 
     def parameter_groups(self) -> list[ParameterGroup]:
-        """The trainable parameters. Frozen ones are in no group."""
+        """Returns the trainable parameters. Frozen ones are in no group."""
 
     def on_step(self, step: int) -> None:
         """Called before the forward pass of each optimizer step, with the step number from 1."""
@@ -315,4 +315,4 @@ class Phased(Loader, Protocol):
         """Steps of a run that ends with this budget, relative to a run whose steps are all like the first."""
 
     def fix(self, steps: int, budget: str) -> None:
-        """Set the number of steps, and the budget that ends the run. Until then the first phase applies."""
+        """Sets the number of steps, and the budget that ends the run. Until then the first phase applies."""

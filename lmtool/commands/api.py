@@ -92,7 +92,8 @@ class Loaded(weights.LoadedCheckpoint):
         batch_tokens: int = _BATCH_TOKENS,
         task: str | None = None,
     ) -> list[JsonObject]:
-        """The predictions of `lmtool predict`, a record per text: label and score, filled masks, or a continuation.
+        """Returns the predictions of `lmtool predict`, a record per text: label and score, filled masks, or a
+        continuation.
 
         Args:
             texts: texts, or the columns of a task by name.
@@ -124,8 +125,8 @@ class Loaded(weights.LoadedCheckpoint):
         pooling: Pooling | Literal["auto"] = "auto",
         batch_tokens: int = _BATCH_TOKENS,
     ) -> np.ndarray | list[np.ndarray]:
-        """The vectors of `lmtool embed`: (N, H) float32, or (N, W, H) for layers="all"; for pooling="none" a list with
-        the tokens of each text, (L, H) or (W, L, H). UserError if there is no such layer."""
+        """Returns the vectors of `lmtool embed`: (N, H) float32, or (N, W, H) for layers="all"; for pooling="none" a
+        list with the tokens of each text, (L, H) or (W, L, H). Raises UserError if there is no such layer."""
         rows = _rows({TEXT: texts} if pairs is None else {TEXT: texts, PAIR: pairs})
         precision = self._precision
         embeds, _ = embedder_of(self, self.checkpoint, layers, pooling, batch_tokens, precision, self.offline)
@@ -149,7 +150,7 @@ class Loaded(weights.LoadedCheckpoint):
         return {}
 
     def _answering(self, paired: bool, task: str | None) -> BaseLearner:
-        """The learner that predicts. It shares the tensors of `model`, so that changes there apply."""
+        """Returns the learner that predicts. It shares the tensors of `model`, so that changes there apply."""
         key, task_config = (paired, task), self._trained.task(task)
         if key not in self._learners:
             self._learners[key] = (
@@ -161,8 +162,8 @@ class Loaded(weights.LoadedCheckpoint):
 
 
 def load(checkpoint: str | Path, device: str = "cpu", offline: bool = False) -> Loaded:
-    """Loads a checkpoint: a run or checkpoint of lmtool, a published folder or hf://org/name. UserError if it cannot be
-    read, or a part of the backbone is missing."""
+    """Loads a checkpoint: a run or checkpoint of lmtool, a published folder or hf://org/name. Raises UserError if it
+    cannot be read, or a part of the backbone is missing."""
     base = weights.load(checkpoint, device, offline)
     for note in notes(str(checkpoint), base.report.ignored):
         warnings.warn(note, stacklevel=2)
@@ -178,7 +179,7 @@ def _as_list(texts: Texts) -> list[str]:
 
 
 def _rows(columns: Mapping[str, Texts]) -> Rows:
-    """Rows of texts. ValueError if the columns have different lengths."""
+    """Rows of texts. Raises ValueError if the columns have different lengths."""
     texts_by_column = {name: _as_list(texts) for name, texts in columns.items()}
     if len({len(texts) for texts in texts_by_column.values()}) != 1:
         raise ValueError(" and ".join(f"{len(texts)} of {name}" for name, texts in texts_by_column.items()))

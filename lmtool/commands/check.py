@@ -27,7 +27,7 @@ TOO_MANY = 0.01
 
 
 def run(config: CheckConfig) -> JsonObject:
-    """Reads the data, prints and writes the findings. CheckFailed if rows fail, or if held-out rows occur in the
+    """Reads the data, prints and writes the findings. Raises CheckFailed if rows fail, or if held-out rows occur in the
     training rows."""
     if (config.task is None) == (config.data is None):
         raise UserError("lmtool check needs either task= or data=", "lmtool check task=mydata.csv")
@@ -68,7 +68,7 @@ def run(config: CheckConfig) -> JsonObject:
 
 
 def _leaking(splits: JsonMapping) -> list[str]:
-    """The splits of which too much occurs in the training data."""
+    """Returns the splits of which too much occurs in the training data."""
     return [split for split, summary in splits.items() if summary.get("in_training", {}).get("share", 0) > TOO_MANY]
 
 
@@ -100,7 +100,7 @@ class _Documents:
 
 
 def _lengths(config: CheckConfig) -> tuple[Callable[[Sequence[str]], list[int]], str]:
-    """The function that measures lengths, and their unit."""
+    """Returns the function that measures lengths, and their unit."""
     if config.checkpoint is None:
         return lambda texts: [len(text.split()) for text in texts], "words"
     folder = Path(config.checkpoint).expanduser()

@@ -68,7 +68,7 @@ _MARKS = {"good": ("✔", "green"), "note": ("·", "yellow"), "problem": ("✘",
 
 
 def run(config: DoctorConfig) -> list[Finding]:
-    """Prints the findings. CheckFailed if there is a problem."""
+    """Prints the findings. Raises CheckFailed if there is a problem."""
     output, findings = Output(), []
     for finding in _findings(config):
         mark, style = _MARKS[finding.state]
@@ -154,7 +154,7 @@ def _devices(chosen: torch.device) -> Iterator[Finding]:
 
 
 def _speed(device: torch.device) -> Finding:
-    """The speed of matrix products of a base model's width, forward and backward."""
+    """Returns the speed of matrix products of a base model's width, forward and backward."""
     precision = select_precision("auto", device)
     rates = {}
     for name in dict.fromkeys(("fp32", precision.name)):

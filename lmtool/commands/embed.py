@@ -32,7 +32,7 @@ _GROUP = 256
 
 
 def check_output(path: str | None, pooling: str) -> None:
-    """UserError if the suffix of `output=` is not a known format, or the format cannot hold the vectors."""
+    """Raises UserError if the suffix of `output=` is not a known format, or the format cannot hold the vectors."""
     if path is None:
         return
     suffix = Path(path).suffix.lower()
@@ -50,8 +50,8 @@ def check_output(path: str | None, pooling: str) -> None:
 
 
 def write_npy(path: Path, vectors: Iterable[Vectors], count: int, embedder: Embedder) -> tuple[int, ...]:
-    """Writes (N, H) float32 in the order of the rows, or (N, W, H) for several layers. Returns the shape. OSError if
-    writing fails."""
+    """Writes (N, H) float32 in the order of the rows, or (N, W, H) for several layers. Returns the shape. Raises
+    OSError if writing fails."""
     layers, width = _layers(embedder), embedder.width
     shape = (count, width) if len(layers) == 1 else (count, len(layers), width)
     with in_one_move(path) as draft, draft.open("wb") as file:
@@ -64,7 +64,7 @@ def write_npy(path: Path, vectors: Iterable[Vectors], count: int, embedder: Embe
 
 def write_parquet(path: Path, rows: Rows, vectors: Iterable[Vectors], embedder: Embedder) -> int:
     """Writes the columns `row` (from 0), the texts (for tokens: `position` and `token`), and `vector`, or `layer_0`,
-    `layer_1`, ... for several layers. Returns the number of rows. OSError if writing fails."""
+    `layer_1`, ... for several layers. Returns the number of rows. Raises OSError if writing fails."""
     pyarrow, width, written = _pyarrow(str(path)), embedder.width, 0
     kind = pyarrow.list_(pyarrow.float32(), width)
     mask, taken = masker(), iter(vectors)
@@ -89,7 +89,7 @@ def write_parquet(path: Path, rows: Rows, vectors: Iterable[Vectors], embedder: 
 
 
 def _columns(rows: Rows, start: int, group: list[Vectors], embedder: Embedder) -> Iterator[tuple[str, list[object]]]:
-    """The columns that identify the vectors of a group of texts. start: row of the first text."""
+    """Yields the columns that identify the vectors of a group of texts. start: row of the first text."""
     numbers = range(start, start + len(group))
     if embedder.pooling != "none":
         yield "row", list(numbers)
@@ -108,7 +108,7 @@ def _layers(embedder: Embedder) -> list[str]:
 
 
 def _pyarrow(path: str) -> ModuleType:
-    """The library pyarrow. UserError if it is not installed."""
+    """Returns the library pyarrow. Raises UserError if it is not installed."""
     try:
         import pyarrow
         import pyarrow.parquet
@@ -150,7 +150,8 @@ def run(config: EmbedConfig) -> None:
 
 
 def _rows(config: EmbedConfig, loaded: LoadedCheckpoint) -> Rows:
-    """The texts or pairs to embed: the columns that the checkpoint's task reads, otherwise `text` and `pair`."""
+    """Returns the texts or pairs to embed: the columns that the checkpoint's task reads, otherwise `text` and
+    `pair`."""
     task = section(config.checkpoint, loaded.saved, Choice("task", key="kind", optional=True))
     table = requested_table(config, task)
     if table is None:
@@ -177,12 +178,12 @@ def _rows(config: EmbedConfig, loaded: LoadedCheckpoint) -> Rows:
 
 
 def _text(value: object) -> str:
-    """A cell as text; words of a list are separated by spaces."""
+    """Returns a cell as text; words of a list are separated by spaces."""
     return " ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
 
 
 def _write(path: str, rows: Rows, vectors: Iterable[Vectors], embeds: Embedder) -> str:
-    """Writes the vectors and returns a description of their number. UserError if writing fails."""
+    """Writes the vectors and returns a description of their number. Raises UserError if writing fails."""
     try:
         if Path(path).suffix.lower() == ".npy":
             shape = write_npy(Path(path).expanduser(), vectors, len(rows), embeds)

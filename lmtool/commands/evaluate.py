@@ -83,7 +83,7 @@ class TaskScores:
     metric: str
 
     def splits(self) -> dict[str, TaskEvaluation]:
-        """The evaluation of each split; for a mixture, of each member in each split."""
+        """Returns the evaluation of each split; for a mixture, of each member in each split."""
         splits: dict[str, TaskEvaluation] = {}
         for split, evaluation in self.evaluations.splits.items():
             if isinstance(evaluation, MixedEvaluation):
@@ -93,13 +93,13 @@ class TaskScores:
         return splits
 
     def references(self, split: str) -> JsonObject:
-        """The baseline of a split; for a mixture, the baseline of the member."""
+        """Returns the baseline of a split; for a mixture, the baseline of the member."""
         members: dict[str, JsonObject] = self.constant.get("members", {})
         return members.get(split.partition(" ")[0], self.constant)
 
 
 def _on_task(config: EvaluateConfig, trained: Trained, output: Output, checkpoint: str | None = None) -> TaskScores:
-    """The scores of a finetuned checkpoint on its task. checkpoint: None for the configuration's."""
+    """Returns the scores of a finetuned checkpoint on its task. checkpoint: None for the configuration's."""
     before = trained.config
     if not isinstance(before, FinetuneConfig):
         raise UserError(f"against={checkpoint} was not trained for a task", "use a checkpoint of lmtool finetune")
@@ -118,7 +118,8 @@ def _on_task(config: EvaluateConfig, trained: Trained, output: Output, checkpoin
 
 
 def _filled(config: EvaluateConfig, filled: FilledPrompts) -> TaskScores:
-    """The scores of a masked language model on a task by the words that it predicts for a mask, without finetuning."""
+    """Returns the scores of a masked language model on a task by the words that it predicts for a mask, without
+    finetuning."""
     data, learner = filled.task.splits(), filled.learner
     held_out = HeldOutSplits(learner, data, filled.max_length, config.batch_tokens, filled.seed)
     title = f"{filled.task.config.name} from prompts alone"

@@ -47,7 +47,7 @@ _WRITERS = ("LMHeadModel", "ForCausalLM", "ForConditionalGeneration", "MTModel")
 
 
 def run(config: ExportConfig) -> None:
-    """Writes the folder, reads it again, compares, and prints the differences. CheckFailed if there are any."""
+    """Writes the folder, reads it again, compares, and prints the differences. Raises CheckFailed if there are any."""
     if config.format == "vectors":
         export_vectors(config)
         return
@@ -99,7 +99,7 @@ def run(config: ExportConfig) -> None:
 
 
 def require_published_tensors(weights: Weights, model: ModelConfig, export: Export) -> None:
-    """UserError if the backbone has tensors that published models lack."""
+    """Raises UserError if the backbone has tensors that published models lack."""
     unpublished = [name for name in weights.tensors if name.startswith("backbone.") and name not in export.exported]
     if unpublished:
         more = f" and {counted(len(unpublished) - 1, 'more tensor')} have" if len(unpublished) > 1 else " has"
@@ -162,7 +162,7 @@ def model_card(checkpoint: str, weights: Weights, saved: JsonMapping, export: Ex
 
 
 def usage(architecture: str, model: ModelConfig, folder: Path) -> str:
-    """The README.md block with the code for transformers. architecture: the exported class."""
+    """Returns the README.md block with the code for transformers. architecture: the exported class."""
     path, inputs = json.dumps(masked(str(folder))), '"A text."'
     if "QuestionAnswering" in architecture:
         inputs = '"A question?", "A text with its answer."'

@@ -31,7 +31,8 @@ from lmtool.weights.sentence_encoders import Dense, dense_file, sentence_encoder
 
 
 def is_remote(checkpoint: str) -> bool:
-    """Whether a checkpoint, or the base of a tuned one, is on the hub. UserError if the checkpoint cannot be read."""
+    """Whether a checkpoint, or the base of a tuned one, is on the hub. Raises UserError if the checkpoint cannot be
+    read."""
     if "://" in checkpoint:
         return True
     if hf_folder(checkpoint, offline=True) is not None:
@@ -42,8 +43,8 @@ def is_remote(checkpoint: str) -> bool:
 
 
 def files_of(checkpoint: str, offline: bool) -> list[Path]:
-    """The files of a checkpoint that a run reads, including those of its base if it was tuned. UserError if a file is
-    missing.
+    """Returns the files of a checkpoint that a run reads, including those of its base if it was tuned. Raises UserError
+    if a file is missing.
 
     offline: whether connections are forbidden.
     """
@@ -71,15 +72,15 @@ THERE, FETCHED, MISSING = "was there", "fetched", "missing"
 @dataclass(frozen=True)
 class Need:
     """A source that a run reads from the network. name: as typed. read(offline) returns its known files, or raises
-    UserError if it is not available."""
+    Raises UserError if it is not available."""
 
     name: str
     read: Callable[[bool], Iterable[Path]]
 
 
 def run(config: TrainingConfig, verb: str, words: Sequence[str]) -> int:
-    """Fetches all sources and prints their states. words: the command line of the run. UserError if a source could not
-    be fetched, after fetching the others."""
+    """Fetches all sources and prints their states. words: the command line of the run. Raises UserError if a source
+    could not be fetched, after fetching the others."""
     output = Output()
     needs = list({need.name: need for need in needs_of(config, output)}.values())
     if not needs:
@@ -102,7 +103,7 @@ def run(config: TrainingConfig, verb: str, words: Sequence[str]) -> int:
 
 
 def _fetched(need: Need, offline: bool, output: Output) -> tuple[str, list[Path], UserError | None]:
-    """The state of a source, its files, and the error if it is missing."""
+    """Returns the state of a source, its files, and the error if it is missing."""
     try:
         return THERE, list(need.read(True)), None
     except UserError as absent:
@@ -116,7 +117,7 @@ def _fetched(need: Need, offline: bool, output: Output) -> tuple[str, list[Path]
 
 
 def needs_of(config: TrainingConfig, output: Output) -> Iterator[Need]:
-    """The sources that a run reads from the network."""
+    """Yields the sources that a run reads from the network."""
     yield from _checkpoints(config)
     path = config.tokenizer.path if isinstance(config.tokenizer, FolderConfig) else ""
     if "://" in path:
@@ -136,7 +137,7 @@ def needs_of(config: TrainingConfig, output: Output) -> Iterator[Need]:
 
 
 def _checkpoints(config: TrainingConfig) -> Iterator[Need]:
-    """The checkpoints that the run, its teachers and its peers start from."""
+    """Yields the checkpoints that the run, its teachers and its peers start from."""
     peer_checkpoint = getattr(config.distill, "checkpoint", None)
     named = [("checkpoint", config.checkpoint), ("distill.checkpoint", peer_checkpoint)]
     named += [("distill.teacher", teacher) for teacher in config.distill.checkpoints]
@@ -164,7 +165,7 @@ def _task(config: TrainingConfig, task: TaskConfig) -> Need:
 
 
 def _text(config: TrainingConfig, data: DataConfig, output: Output) -> Need:
-    """A text that may have to be downloaded."""
+    """Returns a text that may have to be downloaded."""
 
     def read(offline: bool) -> list[Path]:
         open_source(data, config.cache_dir, output.stage, offline)
@@ -174,7 +175,7 @@ def _text(config: TrainingConfig, data: DataConfig, output: Output) -> Need:
 
 
 def _hub_text(config: TrainingConfig, data: HubConfig, output: Output) -> Need:
-    """A data set of the hub as text. It is not read if all of it is cached."""
+    """Returns a data set of the hub as text. It is not read if all of it is cached."""
     splits = (data.split, *([] if data.validation is None else [data.validation]))
 
     def read(offline: bool) -> list[Path]:

@@ -80,7 +80,7 @@ class _Screen:
 
 
 def _prompts(config: GenerateConfig, trained: Trained) -> Prompts:
-    """The prompts, and (file, line) of each."""
+    """Returns the prompts, and (file, line) of each."""
     if config.prompt is not None:
         return [config.prompt], [("prompt", 1)]
     assert config.input is not None

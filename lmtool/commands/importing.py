@@ -82,7 +82,8 @@ def run(config: ImportConfig) -> None:
 
 
 def require_no_vocabulary(config: ImportConfig, kind: str) -> None:
-    """UserError if a key for replacing a vocabulary is set. kind: what is imported, which has its own vocabulary."""
+    """Raises UserError if a key for replacing a vocabulary is set. kind: what is imported, which has its own
+    vocabulary."""
     if config.tokenizer is not None or config.data is not None:
         message = "data= measures the loss after replacing a vocabulary, but tokenizer= is not set"
         if config.tokenizer is not None:

@@ -35,7 +35,8 @@ from lmtool.weights.assemble import assemble
 
 
 def run(config: TrainingConfig, verb: str, looking: Looking) -> int:
-    """Prints examples and statistics for each phase of a run. CheckFailed if a statistic violates its definition."""
+    """Prints examples and statistics for each phase of a run. Raises CheckFailed if a statistic violates its
+    definition."""
     output = Output()
     phase_configs: list[TrainingConfig] = list(config.forms) if isinstance(config, PretrainConfig) else [config]
     parts: list[InspectionScreen] = []
@@ -97,7 +98,8 @@ def _looked_into(
 
 
 def _pretraining(config: PretrainConfig, first: PretrainConfig, output: Output) -> Inspector:
-    """The inspector of pretraining. first: configuration of the first phase, whose text trains the vocabulary."""
+    """Returns the inspector of pretraining. first: configuration of the first phase, whose text trains the
+    vocabulary."""
     preparation = PretrainPreparation(config)
     config, on_stage = preparation.config, output.stage
     tokenizer = starting_tokenizer(config) or preparation.trained_tokenizer(on_stage, first.data)
@@ -127,7 +129,7 @@ def _inspector(learner: BaseLearner, data: SplitData, max_length: int) -> Inspec
 
 
 def _screen_of(stats: RunningStatistics, heading: str, fact: str, examples: list[JsonObject]) -> InspectionScreen:
-    """The screen of statistics. Checks whose subject never occurred are listed in the summary only."""
+    """Returns the screen of statistics. Checks whose subject never occurred are listed in the summary only."""
     statistics = list(stats.statistics.values())
     never = [statistic.name for statistic in statistics if statistic.must_be_zero and statistic.holds(0)]
     visible_statistics = [statistic for statistic in statistics if statistic.name not in never]
@@ -152,7 +154,7 @@ def _screen_of(stats: RunningStatistics, heading: str, fact: str, examples: list
 
 
 def _row(statistic: Statistic, tested: int) -> list[str]:
-    """The name, measured and defined value, interval and number of samples; fractions as percentages."""
+    """Returns the name, measured and defined value, interval and number of samples; fractions as percentages."""
     named_fraction = "share" in statistic.name or "fraction" in statistic.name
     is_fraction = statistic.count > 0 and (statistic.is_fraction or named_fraction)
     format_value = _percent if is_fraction else _mean

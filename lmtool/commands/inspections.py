@@ -127,7 +127,8 @@ def attention(config: InspectAttentionConfig) -> list[JsonObject]:
 
 
 def _clearest(heads: list[Head]) -> list[Head]:
-    """The heads with a pattern: first the clearest head of each pattern, then the second clearest, and so on."""
+    """Returns the heads with a pattern: first the clearest head of each pattern, then the second clearest, and so
+    on."""
     ranked = sorted((head for head in heads if head.pattern), key=lambda head: -head.fractions[head.pattern])
     before: Counter[str] = Counter()
     turns = {}
@@ -155,7 +156,7 @@ def positions(config: InspectPositionsConfig) -> list[JsonObject]:
 
 
 def _new(config: InspectPositionsConfig) -> Iterator[PositionMaps]:
-    """The kinds in the configuration, with random weights."""
+    """Yields the kinds in the configuration, with random weights."""
     known = names(GROUP)
     head, left = divmod(config.hidden_size, config.num_heads)
     if left or (head % 2 and "rotary" in config.kinds):

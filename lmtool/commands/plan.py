@@ -55,8 +55,8 @@ class Measurements:
 
 
 def measure(config: TrainingConfig) -> Measurements:
-    """Builds the run as its command does and trains a few steps. UserError if the overrides describe several runs or a
-    branch."""
+    """Builds the run as its command does and trains a few steps. Raises UserError if the overrides describe several
+    runs or a branch."""
     if isinstance(config, FinetuneConfig) and isinstance(config.task, GlueConfig):
         message = f"measure=true: task={config.task.name} trains a run for each of its tasks"
         raise UserError(message, "choose one of them: task=sst2")
@@ -101,7 +101,7 @@ EXAMPLE_BYTES = 24
 
 
 def run(config: TrainingConfig, verb: str, keys: PlanKeys) -> int:
-    """Prints the plan of a run. UserError if measure=true needs a device that is not available."""
+    """Prints the plan of a run. Raises UserError if measure=true needs a device that is not available."""
     device, notes, rows = planned_device(config, keys.device), [], 0
     typed = config
     if isinstance(config, FinetuneConfig):
@@ -155,8 +155,8 @@ def _measured(config: TrainingConfig, device: PlannedDevice, fits: bool) -> Meas
 def _with_known_epochs(
     config: TrainingConfig, rows: int, metadata: JsonMapping | None, notes: list[str]
 ) -> tuple[TrainingConfig, float | None]:
-    """The configuration and the tokens per epoch (None if unknown). If they are unknown, max_epochs is removed, with a
-    note. UserError if there is no other budget."""
+    """Returns the configuration and the tokens per epoch (None if unknown). If they are unknown, max_epochs is removed,
+    with a note. Raises UserError if there is no other budget."""
     if metadata is not None:
         return config, float(metadata["tokens_per_epoch"])
     if isinstance(config, FinetuneConfig):
@@ -179,7 +179,7 @@ def _plan_of(
     device: PlannedDevice,
     metadata: JsonMapping | None,
 ) -> RunPlan:
-    """The plan. epoch_tokens: tokens of an epoch. metadata: of a loader that read the text."""
+    """Returns the plan. epoch_tokens: tokens of an epoch. metadata: of a loader that read the text."""
     if isinstance(config, PretrainConfig) and config.phases:
         by_phase = [_assumed(form, epoch_tokens, form.objective.predicted_fraction) for form in config.forms]
         plan = plan_in_phases(config, learner, by_phase, device)[0]
@@ -190,7 +190,7 @@ def _plan_of(
 
 
 def _epoch_text(config: TrainingConfig, rows: int, epoch_tokens: float | None, measured: bool) -> str:
-    """The rows or tokens of an epoch."""
+    """Returns the rows or tokens of an epoch."""
     if isinstance(config, FinetuneConfig):
         return f" over {counted(rows, 'row')}"
     return f" over {'' if measured else 'about '}{count(float(f'{epoch_tokens or 0:.3g}'))} tokens"
@@ -220,7 +220,7 @@ def _shared_bytes(config: TrainingConfig) -> int:
 
 
 def _read(config: TrainingConfig, rows: int) -> str:
-    """A note on the assumed lengths of data that is not read."""
+    """Returns a note on the assumed lengths of data that is not read."""
     if isinstance(config, FinetuneConfig):
         length = f"max_length={config.max_length}"
         return f"{counted(rows, 'training row')}, each assumed to have {length} tokens; most are shorter"
@@ -229,8 +229,8 @@ def _read(config: TrainingConfig, rows: int) -> str:
 
 
 def _assumed(config: RunConfig, epoch_tokens: float | None, predicted: float) -> dict[str, float]:
-    """The metadata of a loader that is not built, if every sequence has `max_length` tokens. epoch_tokens: tokens of an
-    epoch; None if unknown."""
+    """Returns the metadata of a loader that is not built, if every sequence has `max_length` tokens. epoch_tokens:
+    tokens of an epoch; None if unknown."""
     length = float(config.max_length)
     tokens = config.batch_tokens or (config.batch_examples or 1) * length
     epoch_tokens = max(epoch_tokens or 0.0, tokens)

@@ -83,8 +83,8 @@ def _trained_on(task: TaskConfig, input_path: str) -> bool:
 
 
 def answering(trained: Trained, paired: bool) -> BaseLearner:
-    """The learner that predicts. A published classifier reads single texts or pairs; a pretrained model reads pairs
-    with its head over pairs. UserError if there is no such head. paired: whether the inputs are pairs."""
+    """Returns the learner that predicts. A published classifier reads single texts or pairs; a pretrained model reads
+    pairs with its head over pairs. Raises UserError if there is no such head. paired: whether the inputs are pairs."""
     if isinstance(trained.config, FinetuneConfig):
         # The folder of a published classifier does not say whether it reads single texts or pairs.
         if not trained.foreign or trained.saved["task"]["name"] != CLASSIFIER:
@@ -106,7 +106,7 @@ def answering(trained: Trained, paired: bool) -> BaseLearner:
 
 
 def _rows(config: PredictConfig, table: Table | None, learner: BaseLearner) -> Rows:
-    """The input: rows of a table, or texts."""
+    """Returns the input: rows of a table, or texts."""
     if table is not None:
         return learner.read_rows(dict(table.columns), table.origin)
     texts, origin = requested_texts(config)
@@ -115,7 +115,8 @@ def _rows(config: PredictConfig, table: Table | None, learner: BaseLearner) -> R
 
 
 def columns_of(learner: BaseLearner, texts: list[str], pairs: list[str] | None) -> dict[str, list[str]]:
-    """Texts, and optionally second texts, by the names of the learner's columns. UserError if they do not fit."""
+    """Texts, and optionally second texts, by the names of the learner's columns. Raises UserError if they do not
+    fit."""
     names = ", ".join(learner.reads)
     if len(learner.reads) == 1 and pairs is not None:
         raise UserError(f"task={learner.config.name} reads one text, {names}; pair is a second one", "omit pair=")

@@ -67,7 +67,7 @@ def run(config: ProbeConfig) -> list[CheckpointProbes]:
 
 
 def _task(config: ProbeConfig) -> TaskData | None:
-    """The labeled data if a task is the target. UserError if the target has no data."""
+    """Returns the labeled data if a task is the target. Raises UserError if the target has no data."""
     if config.target == "task":
         if config.task is None:
             raise UserError("target=task needs a task", "set task=NAME; `lmtool list task` lists the tasks")
@@ -92,7 +92,7 @@ class _Probed:
     output: Output
 
     def scores(self) -> CheckpointProbes:
-        """The accuracy of the probes on every layer, with the trained and with random weights."""
+        """Returns the accuracy of the probes on every layer, with the trained and with random weights."""
         config, loaded = self.config, self.loaded
         tokenizer = tokenizer_of(loaded, self.checkpoint)
         trained = loaded.model.parts.backbone
@@ -125,7 +125,8 @@ class _Probed:
     def _of(
         self, backbone: Backbone, tokenizer: Tokenizer, progress: Callable[[], None]
     ) -> tuple[list[JsonObject], LabeledStates, LabeledStates, int]:
-        """The scores of the probes on each layer, the training and held-out states, and the number of classes."""
+        """Returns the scores of the probes on each layer, the training and held-out states, and the number of
+        classes."""
         config, states, of_text = self.config, HiddenStates(backbone, self.precision), self.task is None
         train, held_out, term, classes = self._text(tokenizer) if of_text else self._rows(backbone, tokenizer)
         read = (term, config.pooling)
@@ -158,7 +159,7 @@ class _Probed:
         return train_and_held_out[0], train_and_held_out[1], TERM, int(classes_V.max()) + 1
 
     def _rows(self, backbone: Backbone, tokenizer: Tokenizer) -> tuple[Examples, Examples, str, int]:
-        """The training rows of the task and the rows of its first development split."""
+        """Returns the training rows of the task and the rows of its first development split."""
         assert self.task is not None
         task = self.task.config
         learner = task.learner(backbone, tokenizer, self.config.seed)

@@ -39,8 +39,8 @@ TABLE, TRACE = "profile.json", "trace.json.gz"
 
 
 def run(config: PretrainConfig | FinetuneConfig, verb: str, profiling: Profiling) -> int:
-    """Trains a few steps, prints the table, and writes it and the trace. UserError if the command would not train a new
-    run."""
+    """Trains a few steps, prints the table, and writes it and the trace. Raises UserError if the command would not
+    train a new run."""
     _require_new_run(config, verb)
     output = Output()
     learned = config.objective.name if isinstance(config, PretrainConfig) else config.task.name
@@ -59,7 +59,7 @@ def run(config: PretrainConfig | FinetuneConfig, verb: str, profiling: Profiling
 
 
 def _of_first_phase(config: PretrainConfig | FinetuneConfig) -> str:
-    """A note that only the first phase of a run in phases is profiled."""
+    """Returns a note that only the first phase of a run in phases is profiled."""
     phases = len(config.phases) if isinstance(config, PretrainConfig) else 0
     return (
         f", of the first of {phases} phases; to profile another one, set its keys instead of phases=" if phases else ""
@@ -67,7 +67,7 @@ def _of_first_phase(config: PretrainConfig | FinetuneConfig) -> str:
 
 
 def _require_new_run(config: PretrainConfig | FinetuneConfig, verb: str) -> None:
-    """UserError if the same command would train several runs, resume a run, or do nothing."""
+    """Raises UserError if the same command would train several runs, resume a run, or do nothing."""
     if isinstance(config, FinetuneConfig) and isinstance(config.task, GlueConfig):
         raise UserError(f"task={config.task.name} trains a run for each of its tasks", "profile one of them: task=sst2")
     if (config.devices or 1) > 1 or int(os.environ.get("WORLD_SIZE", 1)) > 1:
@@ -119,7 +119,7 @@ def _profile(config: PretrainConfig | FinetuneConfig, steps: int, folder: Path) 
 
 
 def _recorded(session: Session, steps: int, folder: Path) -> StepProfile:
-    """The profile of some steps of a session."""
+    """Returns the profile of some steps of a session."""
     config, precision, compiles = session.config, session.run.precision, session.compilation.on
     on_device = precision.device.type == "cuda"
     profiled = ProfiledLoader(session.loader, precision.device, steps, WARM_UP)

@@ -133,7 +133,7 @@ def _what(folder: Path) -> str:
 
 
 def _written_and_size(folder: Path) -> tuple[float, int]:
-    """The last modification of a file below the folder, and the bytes of all files. Skips files that vanish
+    """Returns the last modification of a file below the folder, and the bytes of all files. Skips files that vanish
     meanwhile."""
     written, size_bytes = folder.stat().st_mtime, 0
     for path, _, names in os.walk(folder):

@@ -49,7 +49,7 @@ def main(arguments: Sequence[str], config_dirs: Sequence[Path] = ()) -> int:
 
 
 def all_fields(config_dirs: Sequence[Path] = ()) -> Iterator[DocumentedField]:
-    """Every key of every command and component."""
+    """Yields every key of every command and component."""
     for verb, command in COMMANDS.items():
         file = groups.conf_dir() / f"{PRIMARY[verb]}.yaml"
         yield from _fields(command, "", f"lmtool {verb}", file, "")
@@ -71,7 +71,7 @@ def _fields(
 
 
 def _full_key(key_typed: str, fields: list[DocumentedField]) -> str:
-    """A key below a section that is an option of another group (`data.task.labels`) as a key of that group."""
+    """Returns a key below a section that is an option of another group (`data.task.labels`) as a key of that group."""
     for field_entry in fields:
         mark = choice_of(field_entry.field) or several_of(field_entry.field)
         group = "" if mark is None else mark.group.replace("/", ".")
@@ -120,7 +120,7 @@ def _by_description(fields: list[DocumentedField]) -> list[tuple[FieldInfo, list
 
 
 def _defaults(same: list[DocumentedField]) -> list[tuple[str, str]]:
-    """The defaults with the file and line that set them; equal defaults without a file are merged."""
+    """Returns the defaults with the file and line that set them; equal defaults without a file are merged."""
     defaults: dict[tuple[str, str], None] = {}
     for field_entry in same:
         line = groups.line_of(field_entry.file, field_entry.yaml_path) if field_entry.file is not None else None
@@ -130,7 +130,7 @@ def _defaults(same: list[DocumentedField]) -> list[tuple[str, str]]:
 
 
 def _value(field_entry: DocumentedField, line: int | None) -> str:
-    """The value in the YAML, otherwise the class's default."""
+    """Returns the value in the YAML, otherwise the class's default."""
     if field_entry.file is not None and line is not None:
         value: object = saved.read_yaml(field_entry.file)
         for part in field_entry.yaml_path.split("."):
@@ -154,7 +154,7 @@ def _written(value: object) -> str:
 
 
 def _short(path: Path) -> str:
-    """The path of a file, relative to conf/ if it is there."""
+    """Returns the path of a file, relative to conf/ if it is there."""
     base = groups.conf_dir()
     return f"conf/{path.relative_to(base)}" if path.is_relative_to(base) else str(path)
 
@@ -179,7 +179,7 @@ def _show_choice(group: str, name: str, config_dirs: Sequence[Path]) -> None:
 
 
 def _recipes(group: str, name: str) -> list[Path]:
-    """The recipes for a model or a tuning method."""
+    """Returns the recipes for a model or a tuning method."""
     entry = tables.lookup(group, name)
     if entry is None or group not in ("model", "tuning"):
         return []
@@ -194,7 +194,7 @@ def _recipes(group: str, name: str) -> list[Path]:
 
 
 def _component(group: str, name: str, config_dirs: Sequence[Path]) -> str:
-    """The component of an option, from the defaults list of its YAML."""
+    """Returns the component of an option, from the defaults list of its YAML."""
     path = groups.yaml_file(group, name, config_dirs)
     written = {} if path is None else saved.read_yaml(path)
     base = next((item for item in written.get("defaults", []) if isinstance(item, str) and item != "_self_"), None)
@@ -233,7 +233,7 @@ def _options(group: str, config_dirs: Sequence[Path]) -> list[str]:
 
 
 def about(group: str, name: str, config_dirs: Sequence[Path] = ()) -> str:
-    """A line about an option: the first comment of its YAML, or the first line of its class's docstring."""
+    """Returns a line about an option: the first comment of its YAML, or the first line of its class's docstring."""
     path = groups.yaml_file(group, name, config_dirs)
     if path is not None:
         return groups.purpose(path)

@@ -63,7 +63,7 @@ def run(config: TokenizerCommandConfig) -> dict[str, float]:
 
 
 def _sizes(entries: int, requested: int) -> str:
-    """The size of a vocabulary, and the requested size if the text was too small for it."""
+    """Returns the size of a vocabulary, and the requested size if the text was too small for it."""
     if entries == requested:
         return f"{entries:,} tokens"
     return f"{entries:,} tokens of tokenizer.vocab_size={requested:,}: the text has no more"

@@ -47,7 +47,7 @@ class AcceptedOverrides:
 
 
 def read_accepted(primary: Path, config_dirs: Sequence[Path], extra: dict[str, tuple[str, ...]]) -> AcceptedOverrides:
-    """Read the overrides that a primary YAML file accepts. extra: options of plugins, by group."""
+    """Reads the overrides that a primary YAML file accepts. extra: options of plugins, by group."""
     offered = groups.all_options(config_dirs)
     for name, options in extra.items():
         offered[name] = tuple(sorted({*offered.get(name, ()), *options}))
@@ -58,8 +58,8 @@ def read_accepted(primary: Path, config_dirs: Sequence[Path], extra: dict[str, t
 
 
 def without_key(text: str, accepted: AcceptedOverrides) -> Problem:
-    """The error for an argument without `=`. Its hint names the override that was probably meant: the argument may be
-    an option without its group, a key without a value, a file, or a misspelling of one of these."""
+    """Returns the error for an argument without `=`. Its hint names the override that was probably meant: the argument
+    may be an option without its group, a key without a value, a file, or a misspelling of one of these."""
     message = f"{text} is not an override"
     if text.startswith("-"):
         return Problem(text, message, "type two dashes before a flag: `lmtool --help`")
@@ -84,7 +84,7 @@ def without_key(text: str, accepted: AcceptedOverrides) -> Problem:
 
 
 def _as_paths(text: str) -> Iterator[str]:
-    """The overrides that were probably meant by an argument that looks like a path or a hub model, most likely
+    """Yields the overrides that were probably meant by an argument that looks like a path or a hub model, most likely
     first."""
     here, run = os.path.exists(text), text.startswith("runs/")
     if not here and not run and not groups.is_path_only(text) and _OF_THE_HUB.fullmatch(text):

@@ -283,7 +283,7 @@ class Meaning:
 
 
 def meaning(key: str, value: object, has: Callable[[str], bool]) -> Meaning | None:
-    """The meaning of another tool's key in lmtool; None if it is not in the table.
+    """Returns the meaning of another tool's key in lmtool; None if it is not in the table.
 
     value: plain data; None: unknown. has: whether the command has a key. Only the last part of a dotted key counts if
     the command does not have its section (`trainer.accelerator`), or has the key elsewhere (`tuning.r`).
@@ -326,12 +326,12 @@ def is_overrides(form: str) -> bool:
 
 
 def keys_in(form: str) -> list[str]:
-    """The keys that a form names, except those in the commands it mentions."""
+    """Returns the keys that a form names, except those in the commands it mentions."""
     return _KEY.findall(_COMMAND.sub("", form))
 
 
 def filled(word: str, value: object) -> str:
-    """A word of a form with lmtool's name of the value inserted."""
+    """Returns a word of a form with lmtool's name of the value inserted."""
     key = word.partition("=")[0]
     parts = value if isinstance(value, list) else [value]
     inside = ",".join(of_value(key, part) or shown(part) for part in parts)
@@ -341,7 +341,7 @@ def filled(word: str, value: object) -> str:
 
 
 def shown(value: object) -> str:
-    """A plain value as on the command line."""
+    """Returns a plain value as on the command line."""
     if value is None:
         return "VALUE"
     if isinstance(value, list):
@@ -350,6 +350,7 @@ def shown(value: object) -> str:
 
 
 def _weights(value: str) -> str:
-    """The value of `checkpoint=` for a model that another tool loads: an existing folder, else a model on the hub."""
+    """Returns the value of `checkpoint=` for a model that another tool loads: an existing folder, else a model on the
+    hub."""
     is_path = value == "VALUE" or "://" in value or value[:1] in "./~" or Path(value).exists()
     return value if is_path else f"hf://{value}"

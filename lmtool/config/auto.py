@@ -28,7 +28,7 @@ def resolve(
     unreadable: bool = False,
     teacher: JsonObject | None = None,
 ) -> tuple[JsonObject, list[Problem], set[str]]:
-    """Replace every `auto` section.
+    """Replaces every `auto` section.
 
     Args:
         command: the class of the command.
@@ -96,7 +96,7 @@ def _source(
     command: type[Config],
     unreadable: bool,
 ) -> tuple[JsonObject | None, bool]:
-    """The first source that exists; and whether an error in another section is the reason why there is none."""
+    """Returns the first source that exists; and whether an error in another section is the reason why there is none."""
     for source in rule.sources:
         if isinstance(source, dict):
             return source, False
@@ -122,7 +122,7 @@ def _source(
 
 
 def _decoded(value: object, choice: Choice) -> Config | None:
-    """The configuration of a section, or None if it has an error, which the decoder reports."""
+    """Returns the configuration of a section, or None if it has an error, which the decoder reports."""
     try:
         return choice.validate(value)
     except ValidationError:
@@ -130,7 +130,7 @@ def _decoded(value: object, choice: Choice) -> Config | None:
 
 
 def _default(chosen: type[Config]) -> Config | None:
-    """A substitute for a section with an error, so that sections that depend on it can still be checked."""
+    """Returns a substitute for a section with an error, so that sections that depend on it can still be checked."""
     try:
         return chosen()
     except ValidationError:
@@ -138,7 +138,7 @@ def _default(chosen: type[Config]) -> Config | None:
 
 
 def chosen_class(value: object, choice: Choice) -> type[Config] | None:
-    """The configuration class that the data of a section selects, or None."""
+    """Returns the configuration class that the data of a section selects, or None."""
     name = value.get(choice.key) if isinstance(value, dict) else None
     entry = lookup(choice.group, name) if isinstance(name, str) else None
     return None if entry is None else entry.config
@@ -180,13 +180,13 @@ def _disagreements(section: str, value: JsonObject, saved: object, choice: Choic
 
 
 def _plain(value: object) -> Any:
-    """The value of a field as plain data."""
+    """Returns the value of a field as plain data."""
     if isinstance(value, Config):
         return value.model_dump(mode="json")
     return list(value) if isinstance(value, tuple) else value
 
 
 def _displayed(value: object) -> Any:
-    """A value for a message; a selected component by its name."""
+    """Returns a value for a message; a selected component by its name."""
     plain = _plain(value)
     return plain.get("name", plain) if isinstance(plain, dict) else plain

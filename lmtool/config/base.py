@@ -47,7 +47,7 @@ class Variant:
     keys: tuple[str, ...] = ()
 
     def placed(self, problem: Problem) -> Problem:
-        """A problem of this configuration, with its keys written below `path`, as the user types them."""
+        """Returns a problem of this configuration, with its keys written below `path`, as the user types them."""
         keys = "|".join(map(re.escape, sorted({problem.key, *self.keys}, key=len, reverse=True)))
         pattern = re.compile(rf"(?<![\w.\-/])(?<!lmtool show )({keys})(?=[=:.]|$)")
 
@@ -93,7 +93,7 @@ class Config(BaseModel):
 
     @classmethod
     def filled(cls, data: JsonObject) -> JsonObject:
-        """The data of a command or section with derived values filled in. By default there are none."""
+        """Returns the data of a command or section with derived values filled in. By default there are none."""
         return data
 
     @classmethod
@@ -103,5 +103,5 @@ class Config(BaseModel):
 
 
 def summary(description: str | None) -> str:
-    """The first sentence of a description, which is the field's comment in YAML."""
+    """Returns the first sentence of a description, which is the field's comment in YAML."""
     return re.split(r"(?<!et al)\. ", description or "")[0].removesuffix(".")

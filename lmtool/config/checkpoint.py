@@ -47,8 +47,8 @@ class NoCheckpoint(UserError):
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a checkpoint. Raises Damaged if it is missing, changed, or belongs to another step than the
-    folder's name says."""
+    """Returns the manifest of a checkpoint. Raises Damaged if it is missing, changed, or belongs to another step than
+    the folder's name says."""
     manifest = Manifest.read(folder)
     missing = {MODEL, STATE, CONFIG} - manifest.files.keys()
     if missing:
@@ -60,18 +60,18 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def verify(folder: Path, only: str | None = None, hashes: bool = True) -> None:
-    """Compare all files of a checkpoint (or one) with its manifest: see `Manifest.verify`."""
+    """Compares all files of a checkpoint (or one) with its manifest: see `Manifest.verify`."""
     read_manifest(folder).verify(None if only is None else [only], hashes)
 
 
 def refusal(damage: Damaged) -> UserError:
-    """The error for a damaged checkpoint; it names an intact one of the same run."""
+    """Returns the error for a damaged checkpoint; it names an intact one of the same run."""
     folder = next((parent for parent in damage.path.parents if _STEP.fullmatch(parent.name)), None)
     return UserError(damage.message, _COPY if folder is None else _another(folder.parent, folder))
 
 
 def _another(checkpoints: Path, damaged: Path | None = None) -> str:
-    """The hint of another checkpoint to use instead of a damaged one."""
+    """Returns the hint of another checkpoint to use instead of a damaged one."""
     for folder in saved_steps(checkpoints):
         if folder != damaged and is_intact(folder):
             return f"use {folder}, which is intact"
@@ -96,7 +96,7 @@ def is_checkpoint(folder: Path) -> bool:
 
 
 def saved_steps(checkpoints: Path) -> list[Path]:
-    """The folders that are named like checkpoints, newest first. They are not verified."""
+    """Returns the folders that are named like checkpoints, newest first. They are not verified."""
     if not checkpoints.is_dir():
         return []
     named = [path for path in checkpoints.iterdir() if _STEP.fullmatch(path.name) and path.is_dir()]
@@ -104,12 +104,12 @@ def saved_steps(checkpoints: Path) -> list[Path]:
 
 
 def of_step(checkpoints: Path, step: int | None) -> Path | None:
-    """The checkpoint of a step, or None."""
+    """Returns the checkpoint of a step, or None."""
     return next((folder for folder in saved_steps(checkpoints) if int(folder.name[5:]) == step), None)
 
 
 def pointed(checkpoints: Path, pointer: str) -> Path | None:
-    """The checkpoint that `last` or `best` names, or None."""
+    """Returns the checkpoint that `last` or `best` names, or None."""
     try:
         return _pointed(checkpoints / pointer)
     except UserError:
@@ -117,7 +117,7 @@ def pointed(checkpoints: Path, pointer: str) -> Path | None:
 
 
 def _pointed(pointer: Path) -> Path:
-    """The checkpoint that a pointer file names. Raises UserError if it does not exist."""
+    """Returns the checkpoint that a pointer file names. Raises UserError if it does not exist."""
     name = ""
     if pointer.is_file():  # reading a FIFO would block
         with suppress(OSError, UnicodeDecodeError), pointer.open(encoding="utf-8") as file:
@@ -130,7 +130,7 @@ def _pointed(pointer: Path) -> Path:
 
 
 def run_folder(path: str | Path) -> Path:
-    """The run folder that the user means: the target of `runs/latest`, otherwise the path itself, which may not
+    """Returns the run folder that the user means: the target of `runs/latest`, otherwise the path itself, which may not
     exist."""
     given = Path(path).expanduser()
     if given.name != "latest":
@@ -151,10 +151,10 @@ def run_folder(path: str | Path) -> Path:
 
 
 def checkpoint_folder(path: str | Path) -> Path:
-    """The checkpoint that the user means: a checkpoint, `checkpoints/best` or `last`, a run (its best checkpoint, or
-    its newest before the first evaluation) or `runs/latest`. The contents are verified when they are read. Raises
-    NoCheckpoint if no checkpoint exists there. Raises UserError if that checkpoint does not exist; another one is never
-    used instead."""
+    """Returns the checkpoint that the user means: a checkpoint, `checkpoints/best` or `last`, a run (its best
+    checkpoint, or its newest before the first evaluation) or `runs/latest`. The contents are verified when they are
+    read. Raises NoCheckpoint if no checkpoint exists there. Raises UserError if that checkpoint does not exist; another
+    one is never used instead."""
     given = run_folder(path)
     if given.name in ("best", "last") and os.path.lexists(given) and saved_steps(given.parent):
         return best_of(given.parent) if given.name == "best" else saved_steps(given.parent)[0]
@@ -181,7 +181,7 @@ def checkpoint_folder(path: str | Path) -> Path:
 
 
 def _hint_for(given: Path, typed: str) -> str:
-    """A suggestion for a folder that does not exist: a run with a similar name, or a model on the hub."""
+    """Returns a suggestion for a folder that does not exist: a run with a similar name, or a model on the hub."""
     if (close := _nearest_folder(given)) is not None:
         return f"did you mean {close}?"
     if _OF_THE_HUB.fullmatch(typed) and not typed.startswith(f"{RUNS}/"):
@@ -190,7 +190,7 @@ def _hint_for(given: Path, typed: str) -> str:
 
 
 def _nearest_folder(path: Path) -> Path | None:
-    """A folder with a similar name, or the run of this name; None if there is none."""
+    """Returns a folder with a similar name, or the run of this name; None if there is none."""
     with suppress(OSError):
         siblings = [folder.name for folder in path.parent.iterdir() if folder.is_dir()] if path.parent.is_dir() else []
         close = nearest(path.name, siblings)
@@ -202,7 +202,7 @@ def _nearest_folder(path: Path) -> Path | None:
 
 
 def no_run(folder: Path) -> UserError:
-    """The error for a folder that contains no run."""
+    """Returns the error for a folder that contains no run."""
     above = folder.parent.parent if folder.parent.name == "checkpoints" else None
     close = above or _nearest_folder(folder)
     listed = f"`lmtool runs{'' if folder.parent in (RUNS, Path()) else f' {folder.parent}'}` prints the existing runs"
@@ -210,7 +210,7 @@ def no_run(folder: Path) -> UserError:
 
 
 def best_of(checkpoints: Path) -> Path:
-    """The best checkpoint of a run according to the state of its newest one, or the newest one before the first
+    """Returns the best checkpoint of a run according to the state of its newest one, or the newest one before the first
     evaluation.
 
     The pointer file `best` is for people: a kill or a flipped bit can leave it at another checkpoint. It is used only
@@ -234,7 +234,7 @@ def best_of(checkpoints: Path) -> Path:
 
 
 def find(path: str | Path) -> Path:
-    """The complete checkpoint at `checkpoint_folder(path)`. Raises UserError, naming the problem and an intact
+    """Returns the complete checkpoint at `checkpoint_folder(path)`. Raises UserError, naming the problem and an intact
     checkpoint, if a file is missing or truncated; contents are verified when they are read."""
     folder = checkpoint_folder(path)
     try:
@@ -248,7 +248,7 @@ def find(path: str | Path) -> Path:
 
 
 def read_json(folder: Path, name: str) -> JsonObject:
-    """A verified JSON file of a checkpoint. Raises UserError if it is damaged or contains no JSON object."""
+    """Returns a verified JSON file of a checkpoint. Raises UserError if it is damaged or contains no JSON object."""
     try:
         return _object(folder, name)
     except Damaged as damage:
@@ -280,7 +280,7 @@ def read_config(folder: str | Path) -> JsonObject:
 
 
 def read_checkpoint(path: str) -> JsonObject:
-    """The saved configuration of the checkpoint that `checkpoint=` names."""
+    """Returns the saved configuration of the checkpoint that `checkpoint=` names."""
     if "://" in path:
         raise UserError(f"checkpoint={path}: this command reads only runs on this machine", _GIVE)
     folder = find(path)

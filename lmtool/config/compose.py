@@ -42,7 +42,7 @@ _REFERENCE = re.compile(r"\$\{([^${}]*)(\$?)")
 
 
 def check(data: JsonObject) -> None:
-    """Raise UserError, naming the key, if a value of a composed configuration would expand its interpolations to more
+    """Raises UserError, naming the key, if a value of a composed configuration would expand its interpolations to more
     than MAX_SIZE characters."""
     sizes = _Sizes({path: value for path, value in _leaves(data, ()) if isinstance(value, str)})
     for path in sizes.texts:
@@ -68,7 +68,8 @@ class _Sizes:
         self._open: set[_Path] = set()
 
     def of(self, path: _Path) -> int:
-        """The expanded length of a key. A circular reference counts as 0: it has no value, and resolving it fails."""
+        """Returns the expanded length of a key. A circular reference counts as 0: it has no value, and resolving it
+        fails."""
         if path in self._open:
             return 0
         if path not in self._known:
@@ -82,7 +83,7 @@ class _Sizes:
         return self._known[path]
 
     def _of_reference(self, path: _Path, call: str, continued: bool) -> int:
-        """The expanded length of the key that a reference names, or of all keys in a resolver's arguments."""
+        """Returns the expanded length of the key that a reference names, or of all keys in a resolver's arguments."""
         _, colon, arguments = call.partition(":")
         size = 0
         for name in arguments.split(",") if colon else [call]:
@@ -100,7 +101,7 @@ FIRST_LINE = f"add {WHOLE_RUN} as its first line"
 
 
 def accepted_overrides(primary: str, config_dirs: Sequence[Path] = ()) -> AcceptedOverrides:
-    """The groups and options that a primary file can be composed with, including components of plugins.
+    """Returns the groups and options that a primary file can be composed with, including components of plugins.
 
     Plugins' components reach Hydra here, as nodes of its ConfigStore. Raises UserError if a plugin's node has the name
     of a shipped YAML.
@@ -121,7 +122,7 @@ def accepted_overrides(primary: str, config_dirs: Sequence[Path] = ()) -> Accept
 
 
 def _stored(repo: JsonObject, above: str = "") -> dict[str, tuple[str, ...]]:
-    """The nodes in Hydra's store by group, except Hydra's own."""
+    """Returns the nodes in Hydra's store by group, except Hydra's own."""
     options: dict[str, tuple[str, ...]] = {}
     for name, nodes in repo.items():
         group = f"{above}/{name}" if above else name
@@ -133,7 +134,7 @@ def _stored(repo: JsonObject, above: str = "") -> dict[str, tuple[str, ...]]:
 
 @contextmanager
 def initialized_hydra() -> Iterator[Any]:
-    """Initialize Hydra on the shipped folder and restore its global state at the end, because a job of a sweep runs
+    """Initializes Hydra on the shipped folder and restores its global state at the end, because a job of a sweep runs
     inside Hydra."""
     outer = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()
@@ -148,8 +149,8 @@ def initialized_hydra() -> Iterator[Any]:
 
 @cache
 def _section_of_a_run() -> DictConfig:
-    """The part of Hydra's own section that a single run needs, as plain data. Launcher, the whole sweeper, logging and
-    help are composed only for sweeps: they took a fifth of the time of composing."""
+    """Returns the part of Hydra's own section that a single run needs, as plain data. Launcher, the whole sweeper,
+    logging and help are composed only for sweeps: they took a fifth of the time of composing."""
     separators = {"kv_sep": "=", "item_sep": ",", "exclude_keys": []}
     job = {"name": None, "config_name": None, "override_dirname": None, "config": {"override_dirname": separators}}
     return OmegaConf.create(
@@ -165,7 +166,7 @@ def _section_of_a_run() -> DictConfig:
 
 @contextmanager
 def _hydra_for_a_run() -> Iterator[Any]:
-    """Initialize Hydra with only the part of its own section that the YAML of a run may use."""
+    """Initializes Hydra with only the part of its own section that the YAML of a run may use."""
     nodes: JsonObject = ConfigStore.instance().repo["hydra"]
     original = nodes["config.yaml"]
     with initialized_hydra() as hydra:
@@ -178,7 +179,7 @@ def _hydra_for_a_run() -> Iterator[Any]:
 
 @contextmanager
 def translated_errors() -> Iterator[None]:
-    """Translate exceptions of Hydra and OmegaConf into UserError."""
+    """Translates exceptions of Hydra and OmegaConf into UserError."""
     try:
         yield
     except MissingConfigException as error:
@@ -209,8 +210,8 @@ def translated_errors() -> Iterator[None]:
 
 
 def require_known_targets(hydra: Any, primary: str, words: list[str]) -> None:
-    """Raise UserError if the section `hydra` names a class that belongs to no installed launcher or sweeper: Hydra
-    would import and call it, but lmtool never imports a name from a configuration."""
+    """Raises UserError if the section `hydra` names a class that belongs to no installed launcher or sweeper: Hydra
+    would import and calls it, but lmtool never imports a name from a configuration."""
     config = hydra.compose_config(primary, words, RunMode.MULTIRUN, with_log_configuration=False, from_shell=False)
     section = OmegaConf.to_container(config.hydra, resolve=False)
     search_space = config.hydra.sweeper.get("custom_search_space")
@@ -229,7 +230,7 @@ def require_known_targets(hydra: Any, primary: str, words: list[str]) -> None:
 
 
 def _targets(repo: JsonObject) -> Iterator[Any]:
-    """The classes that nodes in Hydra's store name."""
+    """Yields the classes that nodes in Hydra's store name."""
     for entry in repo.values():
         if isinstance(entry, dict):
             yield from _targets(entry)
@@ -239,7 +240,7 @@ def _targets(repo: JsonObject) -> Iterator[Any]:
 
 
 def _named_targets(value: object, key: str) -> Iterator[tuple[str, Any]]:
-    """The key and value of each `_target_` in plain data."""
+    """Yields the key and value of each `_target_` in plain data."""
     if isinstance(value, dict):
         for name, inside in value.items():
             if name == "_target_":
@@ -260,7 +261,7 @@ def _missing(error: MissingConfigException) -> UserError:
 
 
 def search_path(config_dirs: Sequence[Path]) -> list[str]:
-    """The override that adds the user's folders to Hydra's search path."""
+    """Returns the override that adds the user's folders to Hydra's search path."""
     if not config_dirs:
         return []
     places = [hydra_plugins.source_path(folder.resolve()).replace("'", "\\'") for folder in config_dirs]
@@ -269,7 +270,7 @@ def search_path(config_dirs: Sequence[Path]) -> list[str]:
 
 
 def compose(primary: str, checked: CheckedOverrides, config_dirs: Sequence[Path] = ()) -> JsonObject:
-    """The composed configuration as plain data with interpolations resolved; missing values stay `???`.
+    """Returns the composed configuration as plain data with interpolations resolved; missing values stay `???`.
 
     Raises UserError if a selected YAML has several values for a key that is not on the command line, since a run takes
     one.
@@ -294,7 +295,7 @@ def compose(primary: str, checked: CheckedOverrides, config_dirs: Sequence[Path]
 
 
 def _require_package(choices: Sequence[str], config_dirs: Sequence[Path]) -> None:
-    """Raise UserError if a user's YAML in a group that sets run-wide keys, such as `experiment`, has no `# @package`
+    """Raises UserError if a user's YAML in a group that sets run-wide keys, such as `experiment`, has no `# @package`
     line: Hydra would put its keys below the name of the group."""
     for text in choices:
         group, _, name = text.lstrip("+~").partition("=")
@@ -307,8 +308,8 @@ def _require_package(choices: Sequence[str], config_dirs: Sequence[Path]) -> Non
 
 
 def grid(primary: str, checked: CheckedOverrides, config_dirs: Sequence[Path] = ()) -> dict[str, str]:
-    """The sweep values of the selected YAML by key, in the syntax of the command line. If several options of a group
-    are selected, their values are omitted, since each applies only to the jobs of its option."""
+    """Returns the sweep values of the selected YAML by key, in the syntax of the command line. If several options of a
+    group are selected, their values are omitted, since each applies only to the jobs of its option."""
     _require_package([text for text in checked.choices if "," not in text], config_dirs)
     with translated_errors(), _hydra_for_a_run() as hydra:
         words = [*checked.choices, *search_path(config_dirs)]
@@ -330,7 +331,8 @@ def option(group: str, name: str, config_dirs: Sequence[Path] = ()) -> JsonObjec
 
 
 def to_data(config: object) -> JsonObject:
-    """A composed configuration as plain data with interpolations resolved. Raises UserError if they expand too far."""
+    """Returns a composed configuration as plain data with interpolations resolved. Raises UserError if they expand too
+    far."""
     unresolved = OmegaConf.to_container(config, resolve=False)
     assert isinstance(unresolved, dict)
     check({str(key): value for key, value in unresolved.items()})

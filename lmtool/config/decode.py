@@ -34,7 +34,7 @@ def decode(
     earlier: Sequence[Problem] = (),
     running: bool = False,
 ) -> Command:
-    """Decode the configuration of a command and resolve every `auto` section.
+    """Decodes the configuration of a command and resolves every `auto` section.
 
     Args:
         command: the class of the command. data: plain nested data, as in YAML or JSON; `???` marks a required value.
@@ -95,8 +95,8 @@ def _checked(
     teachers: Mapping[str, JsonObject] | None,
     running: bool,
 ) -> tuple[Command | None, list[Problem]]:
-    """The decoded configuration, or None if it has an error, and its problems: those of its values, and those of the
-    rules whose keys are valid. silent: keys that are reported already. left: sections without data."""
+    """Returns the decoded configuration, or None if it has an error, and its problems: those of its values, and those
+    of the rules whose keys are valid. silent: keys that are reported already. left: sections without data."""
     config, errors = _validate(command, data)
     problems = [
         problem for problem in wording.from_pydantic(command, data, errors) if not _covered(problem.key, silent)
@@ -121,7 +121,7 @@ def _covered(key: str, keys: set[str]) -> bool:
 
 
 def _valid_values(command: type[Config], data: JsonObject, config: Config | None, bad: set[str]) -> JsonObject:
-    """The decoded values of the valid top-level keys, for the rules."""
+    """Returns the decoded values of the valid top-level keys, for the rules."""
     if config is not None:
         return {key: getattr(config, key) for key in command.model_fields if key not in bad}
     values = {}
@@ -136,7 +136,8 @@ def _valid_values(command: type[Config], data: JsonObject, config: Config | None
 
 
 def _plain(value: object, key: str, problems: list[Problem], depth: int = 0) -> Any:
-    """A copy with JSON types only; any other type (a date, bytes) and text that is not valid UTF-8 are problems."""
+    """Returns a copy with JSON types only; any other type (a date, bytes) and text that is not valid UTF-8 are
+    problems."""
     if depth > MAX_DEPTH:
         problems.append(
             Problem(
@@ -170,8 +171,8 @@ def _plain(value: object, key: str, problems: list[Problem], depth: int = 0) -> 
 
 
 def _text(text: str, key: str, problems: list[Problem]) -> str:
-    """A text that files and libraries accept: without lone surrogates (invalid UTF-8 bytes of a command line) and
-    NUL."""
+    """Returns a text that files and libraries accept: without lone surrogates (invalid UTF-8 bytes of a command line)
+    and NUL."""
     clean = text.encode("utf-8", "replace").decode().replace("\0", "?")
     if clean != text:
         hint = "type it in UTF-8; rename a file whose name is not UTF-8"
@@ -180,7 +181,7 @@ def _text(text: str, key: str, problems: list[Problem]) -> str:
 
 
 def _without_missing(value: object, key: str, missing: list[str]) -> Any:
-    """A copy without `???` values; their keys are added to `missing`."""
+    """Returns a copy without `???` values; their keys are added to `missing`."""
     if isinstance(value, dict):
         complete = {}
         for name, item in value.items():
@@ -237,7 +238,7 @@ def rule(command: type[Config], *needs: str, running: bool = False) -> Callable[
 
 
 def violations(command: type[Config], values: JsonObject, running: bool) -> Iterator[Problem]:
-    """The problems of all rules whose keys have valid values."""
+    """Yields the problems of all rules whose keys have valid values."""
     for rule in list(_RULES.values()):
         applies = issubclass(command, rule.command) and (running or not rule.running)
         if applies and all(need in values for need in rule.needs):

@@ -12,7 +12,7 @@ from lmtool.errors import UserError
 
 
 def conf_dir() -> Path:
-    """The shipped configuration: inside the package (wheel) or next to it (checkout)."""
+    """Returns the shipped configuration: inside the package (wheel) or next to it (checkout)."""
     package = Path(__file__).resolve().parents[1]
     for folder in (package / "conf", package.parent / "conf"):
         if (folder / "pretrain.yaml").is_file():
@@ -21,7 +21,7 @@ def conf_dir() -> Path:
 
 
 def folders(config_dirs: Sequence[Path] = ()) -> list[Path]:
-    """The folders that are searched for YAML: the shipped one, then the user's."""
+    """Returns the folders that are searched for YAML: the shipped one, then the user's."""
     for folder in config_dirs:
         if not folder.is_dir():
             kind = "a file, not a folder" if folder.exists() else "no such folder"
@@ -34,12 +34,12 @@ def folders(config_dirs: Sequence[Path] = ()) -> list[Path]:
 
 
 def all_groups(config_dirs: Sequence[Path] = ()) -> list[str]:
-    """All groups, such as `model` and `model/positions`, sorted."""
+    """Returns all groups, such as `model` and `model/positions`, sorted."""
     return list(all_options(config_dirs))
 
 
 def all_options(config_dirs: Sequence[Path] = ()) -> dict[str, tuple[str, ...]]:
-    """The YAML names of every group, sorted."""
+    """Returns the YAML names of every group, sorted."""
     names: dict[str, set[str]] = {}
     for root in folders(config_dirs):
         for folder, _, files in os.walk(root):
@@ -51,13 +51,13 @@ def all_options(config_dirs: Sequence[Path] = ()) -> dict[str, tuple[str, ...]]:
 
 
 def options(group: str, config_dirs: Sequence[Path] = ()) -> tuple[str, ...]:
-    """The YAML names of a group, sorted."""
+    """Returns the YAML names of a group, sorted."""
     names = {path.stem for folder in folders(config_dirs) for path in (folder / group).glob("*.yaml")}
     return tuple(sorted(names))
 
 
 def singular(word: str, known: Collection[str]) -> str:
-    """The group if its plural was typed (`models`), otherwise the word itself."""
+    """Returns the group if its plural was typed (`models`), otherwise the word itself."""
     return next((word.removesuffix(end) for end in ("", "s", "es") if word.removesuffix(end) in known), word)
 
 
@@ -72,7 +72,7 @@ def is_path_only(value: str) -> bool:
 
 
 def yaml_file(group: str, option: str, config_dirs: Sequence[Path] = ()) -> Path | None:
-    """The file of an option. As in Hydra, the first folder that contains it wins."""
+    """Returns the file of an option. As in Hydra, the first folder that contains it wins."""
     for folder in folders(config_dirs):
         if (folder / group / f"{option}.yaml").is_file():
             return folder / group / f"{option}.yaml"
@@ -80,7 +80,7 @@ def yaml_file(group: str, option: str, config_dirs: Sequence[Path] = ()) -> Path
 
 
 def purpose(path: Path) -> str:
-    """The first sentence of the first comment in a YAML file: its purpose."""
+    """Returns the first sentence of the first comment in a YAML file: its purpose."""
     purpose = ""
     for line in path.read_text(encoding="utf-8").splitlines():
         if line.startswith("# @package"):
@@ -93,7 +93,8 @@ def purpose(path: Path) -> str:
 
 
 def line_of(path: Path, key: str) -> int | None:
-    """The number of the line that sets a key in a block-style YAML file; `loss.label_smoothing` is a nested key."""
+    """Returns the number of the line that sets a key in a block-style YAML file; `loss.label_smoothing` is a nested
+    key."""
     open_keys: list[tuple[int, str]] = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         match = re.match(r"^( *)([A-Za-z0-9_]+):", line)

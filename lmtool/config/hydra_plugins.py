@@ -57,7 +57,7 @@ Plugins._scan_all_plugins = staticmethod(_own_plugins)  # type: ignore[method-as
 
 
 def require(group: str, name: str) -> None:
-    """Register the launcher or sweeper of a name with Hydra. group: hydra/launcher or hydra/sweeper. Raises UserError
+    """Registers the launcher or sweeper of a name with Hydra. group: hydra/launcher or hydra/sweeper. Raises UserError
     if the name is unknown or its package is not installed."""
     if name in _known(group):
         return
@@ -112,7 +112,7 @@ class LimitedFiles(FileConfigSource):
 
 
 def _require_read(path: Path, data: dict[Any, Any]) -> None:
-    """Raise UserError if a YAML sets keys of Hydra itself that lmtool does not use: all but sweep values."""
+    """Raises UserError if a YAML sets keys of Hydra itself that lmtool does not use: all but sweep values."""
     section = data.get("hydra") or {}
     keys = [f"hydra.{key}" for key in _dotted(section)] if isinstance(section, dict) else ["hydra"]
     chosen = [str(group) for item in data.get("defaults") or () if isinstance(item, dict) for group in item]
@@ -140,7 +140,7 @@ _choices_so_far = lists._create_interpolation_map
 
 
 def _choices_if_read(overrides: Any, defaults_list: list[Any], self_added: bool) -> DictConfig:
-    """The options selected so far, which interpolations in a defaults list refer to; empty if there are no
+    """Returns the options selected so far, which interpolations in a defaults list refer to; empty if there are no
     interpolations."""
     if any(item.is_interpolation() for item in defaults_list if not item.is_self()):
         return _choices_so_far(overrides, defaults_list, self_added)
@@ -151,12 +151,12 @@ lists._create_interpolation_map = _choices_if_read
 
 
 def source_path(folder: Path | str) -> str:
-    """The name of a folder in Hydra's search path."""
+    """Returns the name of a folder in Hydra's search path."""
     return f"{LimitedFiles.scheme()}://{folder}"
 
 
 def limit(loader: ConfigLoader, conf: Path) -> None:
-    """Make a loader of Hydra read the shipped folder, and Hydra's own, through LimitedFiles."""
+    """Makes a loader of Hydra read the shipped folder, and Hydra's own, through LimitedFiles."""
     assert isinstance(loader, ConfigLoaderImpl)
     folders = {"main": conf, "hydra": Path(hydra.conf.__file__).parent}
     search_path = loader.get_search_path()
@@ -177,5 +177,5 @@ _LOADER = type(
 
 @lru_cache(maxsize=1000)
 def _parsed(text: str) -> tuple[str, Any]:
-    """A document as plain data. Shared by all callers, because OmegaConf.create copies."""
+    """Returns a document as plain data. Shared by all callers, because OmegaConf.create copies."""
     return text, saved.load(text, _LOADER)

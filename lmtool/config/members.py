@@ -14,8 +14,8 @@ WITH = "with"
 
 
 def with_member_values(section: JsonObject) -> JsonObject:
-    """The data of a section with the values of `with` merged into its members. Raises pydantic's error if a key of
-    `with` names no member."""
+    """Returns the data of a section with the values of `with` merged into its members. Raises pydantic's error if a key
+    of `with` names no member."""
     changes, members = section.get(WITH), section.get("members")
     if not isinstance(changes, dict) or not isinstance(members, list):
         return section
@@ -30,7 +30,7 @@ def with_member_values(section: JsonObject) -> JsonObject:
 
 
 def title_of(member: object) -> str:
-    """The name of a member: its `title` if it has one; for a task among objectives, the task's name."""
+    """Returns the name of a member: its `title` if it has one; for a task among objectives, the task's name."""
     if not isinstance(member, dict):
         return str(member)
     if "title" in member:

@@ -37,7 +37,7 @@ def _differ_too_much(word: str, other: str) -> bool:
 
 
 def nearest(word: str, known: Iterable[object]) -> str | None:
-    """The known name that is most similar to `word`, or None if none is similar enough."""
+    """Returns the known name that is most similar to `word`, or None if none is similar enough."""
     if len(word) > LONGEST:
         return None
     lower = word.lower()
@@ -52,7 +52,7 @@ def nearest(word: str, known: Iterable[object]) -> str | None:
 
 
 def nearest_keys(key: str, known: Sequence[str]) -> list[str]:
-    """At most three dotted keys that are most similar to a misspelled one, best first.
+    """Returns at most three dotted keys that are most similar to a misspelled one, best first.
 
     The last part decides (`lr` finds `optimizer.lr`). A different section costs half an edit if it is a typo itself,
     one edit if it is missing or another word.
@@ -73,8 +73,8 @@ def nearest_keys(key: str, known: Sequence[str]) -> list[str]:
 
 
 def _sharing(word: str, known: Sequence[str]) -> list[str]:
-    """The keys that share a part with the word, by the rarest such part: `num_epochs` finds `max_epochs`. Empty if more
-    than three do."""
+    """Returns the keys that share a part with the word, by the rarest such part: `num_epochs` finds `max_epochs`. Empty
+    if more than three do."""
     sharing: dict[str, list[str]] = {}
     for key in known:
         for part in {*key.rpartition(".")[2].split("_")} & {*word.split("_")}:

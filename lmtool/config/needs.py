@@ -54,7 +54,7 @@ class Requirement:
     instead: str | Callable[[Any], str] | None = None
 
     def problem(self, other: object) -> Problem:
-        """The error for a component without the property."""
+        """Returns the error for a component without the property."""
         instead = self.instead(other) if callable(self.instead) else self.instead
         hint = None if instead is None else ", ".join(filter(None, (instead, self.offer.alternative)))
         return Problem(self.key, self.offer.message(self.reason, other), hint)
@@ -74,7 +74,7 @@ class Component(Config):
         return f"{self.group}={self.name}"
 
     def needs(self) -> Iterable[Requirement]:
-        """The requirements of other sections, the most fundamental first."""
+        """Returns the requirements of other sections, the most fundamental first."""
         return ()
 
     def conflicts(self) -> Iterable[Problem]:
@@ -83,8 +83,8 @@ class Component(Config):
 
 
 def unmet(component: Component, **others: object) -> Iterator[tuple[Requirement, Any]]:
-    """The unmet requirements of a component, each with the component that does not meet it. others: components by
-    section; a requirement of a missing section or of None is skipped."""
+    """Yields the unmet requirements of a component, each with the component that does not meet it. others: components
+    by section; a requirement of a missing section or of None is skipped."""
     for need in component.needs():
         other = others.get(need.offer.section)
         if other is not None and not need.offer.holds(other):
@@ -92,11 +92,11 @@ def unmet(component: Component, **others: object) -> Iterator[tuple[Requirement,
 
 
 def refusals(component: Component, **others: object) -> Iterator[Problem]:
-    """The errors within a component, then those of its unmet requirements."""
+    """Yields the errors within a component, then those of its unmet requirements."""
     yield from component.conflicts()
     yield from (need.problem(other) for need, other in unmet(component, **others))
 
 
 def refusal(component: Component, **others: object) -> Problem | None:
-    """The first of `refusals`, or None."""
+    """Returns the first of `refusals`, or None."""
     return next(refusals(component, **others), None)

@@ -58,7 +58,7 @@ class CheckedOverrides:
 
 
 def read(overrides: Sequence[str], accepted: AcceptedOverrides, *, multirun: bool = False) -> CheckedOverrides:
-    """Check and rewrite overrides. accepted: the overrides that the command accepts. multirun: whether -m is set."""
+    """Checks and rewrite overrides. accepted: the overrides that the command accepts. multirun: whether -m is set."""
     checked = CheckedOverrides()
     parser = OverridesParser.create()
     values: dict[str, str] = {}
@@ -89,12 +89,12 @@ def read(overrides: Sequence[str], accepted: AcceptedOverrides, *, multirun: boo
 
 
 def key_of(text: str) -> str:
-    """The key of an override, the same in every spelling (`model/positions=`, `++model.positions=`)."""
+    """Returns the key of an override, the same in every spelling (`model/positions=`, `++model.positions=`)."""
     return _key(text)[1].partition("@")[0].replace("/", ".")
 
 
 def _key(text: str) -> tuple[str, str]:
-    """The sign of an override (+, ++, ~ or none) and its key."""
+    """Returns the sign of an override (+, ++, ~ or none) and its key."""
     key = text.partition("=")[0]
     bare = key.lstrip("+~")
     return key[: len(key) - len(bare)], bare
@@ -130,8 +130,8 @@ def _parsed(parser: OverridesParser, text: str, key: str, checked: CheckedOverri
 
 
 def _quoted(parser: OverridesParser, text: str) -> str | None:
-    """The override with its texts quoted, for characters that Hydra accepts only in quotes; None if it has none, or if
-    quotes do not make it valid."""
+    """Returns the override with its texts quoted, for characters that Hydra accepts only in quotes; None if it has
+    none, or if quotes do not make it valid."""
     key, _, value = text.partition("=")
     unknown = _UNKNOWN_TO_HYDRA.findall(value)
     if not unknown:
@@ -150,7 +150,8 @@ def _quoted(parser: OverridesParser, text: str) -> str | None:
 
 
 def _written(value: object) -> str:
-    """A value in the syntax of Hydra, with texts quoted. Raises TypeError for a value that has no such syntax."""
+    """Returns a value in the syntax of Hydra, with texts quoted. Raises TypeError for a value that has no such
+    syntax."""
     if isinstance(value, QuotedString):
         return str(value.with_quotes())
     if isinstance(value, str):
@@ -222,12 +223,12 @@ def _has_pattern(value: object) -> bool:
 
 
 def _matching(value: object, options: Sequence[str]) -> list[str]:
-    """The options that match a pattern; empty if the pattern is one of several values."""
+    """Returns the options that match a pattern; empty if the pattern is one of several values."""
     return list(value.filter(list(options))) if isinstance(value, Glob) else []
 
 
 def _pattern_problem(key: str, value: str, is_group: bool, multirun: bool) -> Problem:
-    """The problem of a pattern that cannot be used."""
+    """Returns the problem of a pattern that cannot be used."""
     if not is_group:
         hint = "write the values out, with commas; or quote it as text: " + shlex.quote(f'{key}="{value}"')
         return Problem(key, f"{key}={value}: a pattern of options, but {key} is not a group", hint)
@@ -246,7 +247,7 @@ def _sweeps_inside(value: object) -> bool:
 
 
 def _hydra_problem(key: str, value: str, multirun: bool) -> Problem:
-    """The problem of a key of Hydra's own configuration that lmtool does not use."""
+    """Returns the problem of a key of Hydra's own configuration that lmtool does not use."""
     if key.startswith(GRID):
         hint = f"on the command line, set the values of each key: -m {key.removeprefix(GRID).lstrip('.') or 'seed'}=1,2"
         return Problem(key, f"{key}={value}: this key is for sweep values in YAML", hint)
@@ -269,7 +270,7 @@ def _choice(
     multirun: bool,
     checked: CheckedOverrides,
 ) -> Iterator[Problem]:
-    """Check the override of a group and add it to `checked` if it is valid."""
+    """Checks the override of a group and adds it to `checked` if it is valid."""
     section, value = group.split("/")[0], text.partition("=")[2]
     if sign == "~":
         yield Problem(
@@ -319,7 +320,7 @@ def _choice(
 
 
 def _names(override: Override) -> list[Any]:
-    """The options that an override names: a single one, a list, or a sweep over plain values."""
+    """Returns the options that an override names: a single one, a list, or a sweep over plain values."""
     if not override.is_sweep_override():
         value = override.value()
         return list(value) if isinstance(value, list) else [value]
@@ -358,7 +359,7 @@ def as_values(overrides: Sequence[str], accepted: AcceptedOverrides) -> tuple[Js
 
 
 def _plain(value: object) -> Any:
-    """The value of an override as plain data."""
+    """Returns the value of an override as plain data."""
     if isinstance(value, QuotedString):
         return value.text
     if isinstance(value, dict):

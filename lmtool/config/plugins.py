@@ -21,19 +21,19 @@ _typed: tuple[str, ...] = ()
 
 
 def typed() -> tuple[str, ...]:
-    """The imported modules of --plugin."""
+    """Returns the imported modules of --plugin."""
     return _typed
 
 
 def command_line(verb: str, *words: str, modules: Sequence[str] | None = None) -> str:
-    """An lmtool command line for the user, with the plugins that it needs. modules: the plugins to include; None: those
-    of --plugin."""
+    """Returns an lmtool command line for the user, with the plugins that it needs. modules: the plugins to include;
+    None: those of --plugin."""
     needed = [part for module in (_typed if modules is None else modules) for part in ("--plugin", module)]
     return shlex.join(["lmtool", verb, *needed, *words])
 
 
 def load(modules: Sequence[str]) -> None:
-    """Import the plugins: those of installed packages, then the modules of --plugin (also from the working folder).
+    """Imports the plugins: those of installed packages, then the modules of --plugin (also from the working folder).
 
     Raises UserError if one cannot be imported.
     """
@@ -55,7 +55,7 @@ def load(modules: Sequence[str]) -> None:
 
 
 def _path_instead(module: str) -> UserError:
-    """The error for a path instead of the name of a module."""
+    """Returns the error for a path instead of the name of a module."""
     path, folder = Path(module).expanduser().absolute(), Path.cwd()
     path = Path(os.path.normpath(path)).with_suffix("")
     if path.is_relative_to(folder):
@@ -75,7 +75,7 @@ def _import(module: str, subject: str, hint: str) -> None:
 
 
 def nodes(config_dirs: Sequence[Path] = ()) -> dict[tuple[str, str], tuple[Entry, JsonObject]]:
-    """The default values of components that have no YAML, by (group, name).
+    """Returns the default values of components that have no YAML, by (group, name).
 
     Only components of plugins have no YAML file. A required value is `???`.
     """
@@ -85,7 +85,7 @@ def nodes(config_dirs: Sequence[Path] = ()) -> dict[tuple[str, str], tuple[Entry
 
 
 def defaults(entry: Entry) -> JsonObject:
-    """The default values of a component as plain data."""
+    """Returns the default values of a component as plain data."""
     data: JsonObject = {}
     for name, field in entry.config.model_fields.items():
         if field.is_required():

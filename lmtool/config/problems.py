@@ -64,7 +64,8 @@ def _worded(command: type[Config], data: JsonObject, error: Any) -> Iterator[Pro
 
 
 def _refused(command: type[Config], data: JsonObject, key: str, text: str) -> Problem:
-    """An error of a section's validator with its keys as on the command line: `sharing=` becomes objective.sharing=."""
+    """Returns an error of a section's validator with its keys as on the command line: `sharing=` becomes
+    objective.sharing=."""
     known = known_keys(command, data)
 
     def typed(match: re.Match[str]) -> str:
@@ -100,7 +101,7 @@ def _not_allowed(key: str, field: FieldInfo, value: Any) -> Problem:
 
 
 def _number(value: object) -> int | float | None:
-    """The number that a text stands for, or the integer that a float equals; None otherwise."""
+    """Returns the number that a text stands for, or the integer that a float equals; None otherwise."""
     if isinstance(value, bool) or not isinstance(value, str | float):
         return None
     try:
@@ -121,13 +122,13 @@ def _takes(field: FieldInfo, value: object) -> bool:
 
 
 def _plainly(number: int | float) -> str:
-    """A number in the syntax of YAML 1.1, which reads 1e-5 as text."""
+    """Returns a number in the syntax of YAML 1.1, which reads 1e-5 as text."""
     shown = repr(number)
     return shown if "e" not in shown or "." in shown else shown.replace("e", ".0e", 1)
 
 
 def missing(command: type[Config], keys: list[str], data: JsonObject) -> list[Problem]:
-    """The problems of required keys without a value."""
+    """Returns the problems of required keys without a value."""
     problems, sections = [], choices(command)
     for key in keys:
         if key in sections:
@@ -158,8 +159,8 @@ def missing(command: type[Config], keys: list[str], data: JsonObject) -> list[Pr
 
 
 def unknown_choice(group: str, key: str, given: str, offered: tuple[str, ...] | None = None) -> Problem:
-    """The problem of a name that its group does not have. key: as on the command line; members of a list are typed by
-    name."""
+    """Returns the problem of a name that its group does not have. key: as on the command line; members of a list are
+    typed by name."""
     offered = names(group) if offered is None else offered
     typed = "" if key.endswith(".members") else f"{key}="
     close = aliases.of_value(group, given) or _inside(given, offered) or nearest(given, offered)
@@ -173,7 +174,7 @@ def unknown_choice(group: str, key: str, given: str, offered: tuple[str, ...] | 
 
 
 def _inside(given: str, offered: Sequence[str]) -> str | None:
-    """The option that is the last part of a longer name: `glue/sst2`."""
+    """Returns the option that is the last part of a longer name: `glue/sst2`."""
     last = re.split("[/:]", given)[-1]
     return last if last != given and last in offered else None
 
@@ -187,7 +188,7 @@ _PUBLISHED: dict[str, Callable[[str], str | None]] = {
 
 
 def _unknown(command: type[Config], data: JsonObject, key: str, value: object) -> Iterator[Problem]:
-    """The problems of an unknown key, or of each key in an unknown section."""
+    """Yields the problems of an unknown key, or of each key in an unknown section."""
     if isinstance(value, dict) and value:
         for name, item in value.items():
             yield from _unknown(command, data, f"{key}.{name}", item)
@@ -196,8 +197,8 @@ def _unknown(command: type[Config], data: JsonObject, key: str, value: object) -
 
 
 def unknown_key(key: str, value: object, command: type[Config], data: JsonObject) -> Problem:
-    """The problem of an unknown key, with its meaning in other tools, otherwise with the most similar keys. value:
-    plain data; None: unknown."""
+    """Returns the problem of an unknown key, with its meaning in other tools, otherwise with the most similar keys.
+    value: plain data; None: unknown."""
     meant = meant_by(key, value, command, data)
     return Problem(
         key, f"unknown key {key}", meant.hint or _elsewhere(key, command), meant=tuple(name for name, _ in meant.pairs)
@@ -205,8 +206,8 @@ def unknown_key(key: str, value: object, command: type[Config], data: JsonObject
 
 
 def meant_by(key: str, value: object, command: type[Config], data: JsonObject) -> Meaning:
-    """The overrides to type instead of an unknown key, and a hint: by its meaning in other tools, otherwise the keys
-    with the most similar spelling that take the value. Both are empty if nothing is similar."""
+    """Returns the overrides to type instead of an unknown key, and a hint: by its meaning in other tools, otherwise the
+    keys with the most similar spelling that take the value. Both are empty if nothing is similar."""
     known = known_fields(command, data)
     if aliases.has_meaning(key):
         every = {**known_fields(command, {}), **known}
@@ -224,8 +225,8 @@ def meant_by(key: str, value: object, command: type[Config], data: JsonObject) -
 
 
 def _fitting_hint(meaning: Meaning, value: object, command: type[Config], known: Container[str], every: Fields) -> str:
-    """The hint of a meaning: without the value if the key does not take it, and with the component to select if the
-    selected one does not have the key. known: keys of the selected components. every: fields by key."""
+    """Returns the hint of a meaning: without the value if the key does not take it, and with the component to select if
+    the selected one does not have the key. known: keys of the selected components. every: fields by key."""
     chosen = {name for name, _ in meaning.pairs if name in components()}
     for name, text in meaning.pairs:
         if value is not None and not _has_option(name, text) and not _takes_text(every[name], text):
@@ -281,13 +282,13 @@ def _elsewhere(key: str, command: type[Config]) -> str:
 
 
 def known_keys(command: type[Config], data: JsonObject) -> list[str]:
-    """Every dotted key that is allowed with the components selected in `data`; for a section without a valid selection,
-    the keys of all its components."""
+    """Returns every dotted key that is allowed with the components selected in `data`; for a section without a valid
+    selection, the keys of all its components."""
     return list(known_fields(command, data))
 
 
 def known_fields(command: type[Config], data: JsonObject) -> dict[str, list[FieldInfo | None]]:
-    """Every key of `known_keys` with its fields, see `Fields`."""
+    """Returns every key of `known_keys` with its fields, see `Fields`."""
     known: dict[str, list[FieldInfo | None]] = {key: [None] for key in command.overlays}
     for key, field in _fields(command, "", data):
         known.setdefault(key, []).append(field)
@@ -306,7 +307,7 @@ def _fields(config: type[Config], above: str, value: object) -> Iterator[tuple[s
 
 
 def _classes(field: FieldInfo, value: object) -> list[type[Config]]:
-    """The classes that a section may have; empty if the field is not a section."""
+    """Returns the classes that a section may have; empty if the field is not a section."""
     choice = choice_of(field)
     config_class = chosen_class(value, choice) if choice else section_class(field)
     if config_class is None and choice is not None:
@@ -315,17 +316,17 @@ def _classes(field: FieldInfo, value: object) -> list[type[Config]]:
 
 
 def choice_of(field: FieldInfo) -> Choice | None:
-    """The `Choice` of a field whose section is selected by a name, or None."""
+    """Returns the `Choice` of a field whose section is selected by a name, or None."""
     return next((mark for mark in field.metadata if isinstance(mark, Choice)), None)
 
 
 def several_of(field: FieldInfo) -> Several | None:
-    """The `Several` of a field that holds components by name, or None."""
+    """Returns the `Several` of a field that holds components by name, or None."""
     return next((mark for mark in field.metadata if isinstance(mark, Several)), None)
 
 
 def section_class(field: FieldInfo) -> type[Config] | None:
-    """The class of a field that is a section itself, also if null is allowed."""
+    """Returns the class of a field that is a section itself, also if null is allowed."""
     kinds = (
         get_args(field.annotation) if get_origin(field.annotation) in (Union, types.UnionType) else (field.annotation,)
     )
@@ -336,7 +337,7 @@ def section_class(field: FieldInfo) -> type[Config] | None:
 
 
 def _locate(command: type[Config], data: JsonObject, loc: tuple[Any, ...]) -> tuple[str, FieldInfo | None, Any]:
-    """The dotted key of a pydantic location (which also contains tags of unions), its field and its value."""
+    """Returns the dotted key of a pydantic location (which also contains tags of unions), its field and its value."""
     key, field = "", None
     value: Any = data
     owner: type[Config] | None = command

@@ -39,8 +39,8 @@ class TooMuch(yaml.MarkedYAMLError):
 
 
 def load(text: str, loader: Any = _LOADER) -> Any:
-    """A document as plain data. loader: a safe one. Raises yaml.YAMLError if it is not plain YAML or exceeds the limits
-    (TooMuch)."""
+    """Returns a document as plain data. loader: a safe one. Raises yaml.YAMLError if it is not plain YAML or exceeds
+    the limits (TooMuch)."""
     check(text)
     loading = loader(text)
     try:
@@ -52,8 +52,8 @@ def load(text: str, loader: Any = _LOADER) -> Any:
 
 
 def read_yaml(path: Path, hint: str | None = None, parse: Callable[[str], Any] = load) -> Any:
-    """The document in a file. Raises OSError if it cannot be read, and UserError with the hint if it is not plain
-    YAML."""
+    """Returns the document in a file. Raises OSError if it cannot be read, and UserError with the hint if it is not
+    plain YAML."""
     try:
         return parse(read_text(path))
     except UnicodeDecodeError as error:
@@ -63,19 +63,19 @@ def read_yaml(path: Path, hint: str | None = None, parse: Callable[[str], Any] =
 
 
 def read_text(path: Path) -> str:
-    """The text of a file up to the maximum size; `check` refuses a longer one."""
+    """Returns the text of a file up to the maximum size; `check` refuses a longer one."""
     content = beginning(path)
     return content.decode("utf-8", "ignore" if len(content) > MAX_BYTES else "strict")
 
 
 def beginning(path: Path) -> bytes:
-    """The bytes of a file up to one more than the maximum size of a configuration."""
+    """Returns the bytes of a file up to one more than the maximum size of a configuration."""
     with path.open("rb") as file:
         return file.read(MAX_BYTES + 1)
 
 
 def refusal(error: yaml.YAMLError, name: str, hint: str | None = None) -> UserError:
-    """The error for a file, with the line."""
+    """Returns the error for a file, with the line."""
     mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
     where = f"{name}:{mark.line + 1}" if mark is not None else name
     if isinstance(error, TooMuch):
@@ -86,7 +86,7 @@ def refusal(error: yaml.YAMLError, name: str, hint: str | None = None) -> UserEr
 
 
 def check(text: str) -> None:
-    """Raise TooMuch for a document that exceeds the limits, before it is parsed."""
+    """Raises TooMuch for a document that exceeds the limits, before it is parsed."""
     if len(text.encode("utf-8", "surrogatepass")) > MAX_BYTES:
         mark = yaml.Mark("<file>", 0, 0, 0, "", 0)
         raise TooMuch(f"more than {MAX_BYTES} bytes, which no configuration has", mark)
@@ -122,7 +122,7 @@ VERSION = 1
 
 
 def save(config: Config, command: str, environ: Mapping[str, str] | None = None) -> JsonObject:
-    """The configuration as plain data for `decode`: {"version", "command", keys and sections...}."""
+    """Returns the configuration as plain data for `decode`: {"version", "command", keys and sections...}."""
     data = {"version": VERSION, "command": command, **json.loads(config.model_dump_json())}
     masks: JsonObject = masked_data(data, masker(environ))
     return masks
@@ -138,7 +138,7 @@ def to_yaml(data: JsonObject) -> str:
 
 
 def read(path: Path) -> JsonObject:
-    """A saved configuration (YAML or JSON) as plain data, including `version` and `command`.
+    """Returns a saved configuration (YAML or JSON) as plain data, including `version` and `command`.
 
     Raises UserError for a file that is missing, too large, not UTF-8, not YAML, not a mapping or of another version,
     and for a changed config.json of a checkpoint.
@@ -174,7 +174,7 @@ def _read_json(path: Path) -> Any:
 
 
 def of_this_version(data: object, path: Path) -> JsonObject:
-    """The data of a saved configuration. Raises UserError if it is not a mapping, or has another version."""
+    """Returns the data of a saved configuration. Raises UserError if it is not a mapping, or has another version."""
     if not isinstance(data, dict):
         raise UserError(f"{path}: no keys and values in it", "use the config.yaml of a run folder")
     version = data.get("version", VERSION)

@@ -120,23 +120,23 @@ def _origin(config: type[Config]) -> tuple[str, str]:
 
 
 def groups() -> tuple[str, ...]:
-    """The groups that have components, sorted."""
+    """Returns the groups that have components, sorted."""
     return tuple(sorted({*SHIPPED, *_TABLES}))
 
 
 def names(group: str) -> tuple[str, ...]:
-    """The names in a group, sorted."""
+    """Returns the names in a group, sorted."""
     shipped = (name for owner, name in _MODULES if owner == group)
     return tuple(sorted({*shipped, *_TABLES.get(group, {})}))
 
 
 def entries(group: str) -> tuple[Entry, ...]:
-    """The components of a group, sorted by name."""
+    """Returns the components of a group, sorted by name."""
     return tuple(entry for name in names(group) if (entry := lookup(group, name)) is not None)
 
 
 def added() -> tuple[Entry, ...]:
-    """The components that plugins have registered."""
+    """Returns the components that plugins have registered."""
     return tuple(
         entry
         for group in sorted(_TABLES)
@@ -146,25 +146,25 @@ def added() -> tuple[Entry, ...]:
 
 
 def lookup(group: str, name: str) -> Entry | None:
-    """The entry of a name, or None."""
+    """Returns the entry of a name, or None."""
     if name not in _TABLES.get(group, {}) and (group, name) in _MODULES:
         importlib.import_module(_MODULES[group, name])
     return _TABLES.get(group, {}).get(name)
 
 
 def entry_of(config: Config) -> Entry:
-    """The entry of a decoded configuration."""
+    """Returns the entry of a decoded configuration."""
     return _ENTRIES[type(config)]
 
 
 def load_builder(config: Config) -> Callable[..., Any]:
-    """Import and return the builder of a decoded component."""
+    """Imports and returns the builder of a decoded component."""
     return imported(entry_of(config).builder)
 
 
 def attribute_of(package: str, *modules: str) -> Callable[[str], Any]:
-    """A `__getattr__` for a package that re-exports the names of these modules, imported in turn until one has the
-    name."""
+    """Returns a `__getattr__` for a package that re-exports the names of these modules, imported in turn until one has
+    the name."""
 
     def attribute(name: str) -> Any:
         for module in () if name.startswith("__") else modules:
@@ -177,18 +177,18 @@ def attribute_of(package: str, *modules: str) -> Callable[[str], Any]:
 
 
 def imported(name: str) -> Any:
-    """Import the object of a "package.module:attribute" literal in lmtool's own code."""
+    """Imports the object of a "package.module:attribute" literal in lmtool's own code."""
     module, _, attribute = name.partition(":")
     return getattr(importlib.import_module(module), attribute)
 
 
 def builder_module(entry: Entry) -> Any:
-    """Import the module of a component's builder; for a model family it contains the maps of Hugging Face weights."""
+    """Imports the module of a component's builder; for a model family it contains the maps of Hugging Face weights."""
     return importlib.import_module(entry.builder.partition(":")[0])
 
 
 def build(config: Config, *arguments: object, **keywords: object) -> Any:
-    """Build a component: `builder(config, *arguments, **keywords)`."""
+    """Builds a component: `builder(config, *arguments, **keywords)`."""
     return load_builder(config)(config, *arguments, **keywords)
 
 
@@ -214,7 +214,7 @@ class Choice:
         )
 
     def validate(self, value: object) -> Config | None:
-        """The decoded section. Raises pydantic's errors, which the decoder turns into messages."""
+        """Returns the decoded section. Raises pydantic's errors, which the decoder turns into messages."""
         if isinstance(value, Config) or (value is None and self.optional):
             return value
         if not isinstance(value, dict) or not isinstance(value.get(self.key), str):
@@ -244,7 +244,7 @@ class Several:
         )
 
     def validate(self, value: object) -> dict[str, Config]:
-        """The decoded sections. Raises pydantic's errors, which the decoder turns into messages."""
+        """Returns the decoded sections. Raises pydantic's errors, which the decoder turns into messages."""
         if not isinstance(value, dict):
             raise PydanticCustomError("several", "a section for each name")
         if all(isinstance(section, Config) for section in value.values()):
@@ -256,7 +256,7 @@ class Several:
 
 
 def choices(config: type[Config]) -> dict[str, Choice]:
-    """The sections of a command's class that are selected by a name."""
+    """Returns the sections of a command's class that are selected by a name."""
     marked = {}
     for name, field in config.model_fields.items():
         for mark in field.metadata:

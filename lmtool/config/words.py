@@ -22,7 +22,7 @@ _KINDS = {
 
 
 def quoted(value: object) -> str:
-    """A value as the user would write it, with its type if that is ambiguous: `"7" (text)`."""
+    """Returns a value as the user would write it, with its type if that is ambiguous: `"7" (text)`."""
     # Masked before it is truncated: half a secret would not be recognized.
     shown = masked(json.dumps(value, ensure_ascii=False, default=str))
     shown = shown if len(shown) <= 80 else shown[:77] + "..."
@@ -30,7 +30,7 @@ def quoted(value: object) -> str:
 
 
 def kind(value: object) -> str:
-    """The type of a plain value in one or two words."""
+    """Returns the type of a plain value in one or two words."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -127,14 +127,14 @@ _LIMITS = {
 
 
 def bounds(metadata: list[Any]) -> str:
-    """The bounds in the constraints of a field: `, at least 1, below 10`."""
+    """Returns the bounds in the constraints of a field: `, at least 1, below 10`."""
     marks = [mark for item in metadata for mark in (item.metadata if isinstance(item, FieldInfo) else [item])]
     limits = ((form, getattr(mark, name, None)) for mark in marks for name, form in _LIMITS.items())
     return "".join(form.format(limit) for form, limit in limits if limit is not None)
 
 
 def options(field: FieldInfo) -> tuple[str, ...]:
-    """The names that a field allows, also through null and lists; empty for other fields."""
+    """Returns the names that a field allows, also through null and lists; empty for other fields."""
     literals: list[str] = []
 
     def walk(annotation: object) -> None:

@@ -191,18 +191,20 @@ def _layer_bytes(layer: nn.Module, formats: Formats, context: AttentionContext, 
 
 
 def _lstm_bytes(part: LstmCell, formats: Formats) -> float:
-    """The bytes per token of an LSTM: inputs, gates, the cell state before and after its activation, and the output."""
+    """Returns the bytes per token of an LSTM: inputs, gates, the cell state before and after its activation, and the
+    output."""
     fp32_bytes = VALUE_BYTES * (6 * part.cell_size + 2 * part.output_size)
     return formats.product * part.weight_ih.shape[1] + fp32_bytes
 
 
 def _norm_bytes(norm: nn.Module, width: int) -> float:
-    """The bytes per token of a norm. LayerNorm saves its input; a norm of several operations (T5) also its result."""
+    """Returns the bytes per token of a norm. LayerNorm saves its input; a norm of several operations (T5) also its
+    result."""
     return width * VALUE_BYTES * (1 if isinstance(norm, nn.LayerNorm) else 2)
 
 
 def _feed_forward_bytes(part: FeedForward, formats: Formats) -> float:
-    """The bytes per token of a feed-forward block."""
+    """Returns the bytes per token of a feed-forward block."""
     width, inner = part.fc_in.in_features, part.fc_in.out_features
     dropped = part.dropout.rate > 0
     # ReLU saves its result, which without dropout is the same tensor as the input of the second linear map.
@@ -261,7 +263,7 @@ def copied_bytes(learner: nn.Module, formats: Formats) -> int:
 
 
 def _width(layer: nn.Module) -> int:
-    """The width of a layer's hidden states."""
+    """Returns the width of a layer's hidden states."""
     widths = [part.q_proj.in_features for _, part in attentions_of(layer)]
     widths += [sum(part.output_size for part in layer.modules() if isinstance(part, LstmCell))]
     widths += [layer.hidden_size] if isinstance(layer, WindowLayer) else []

@@ -223,14 +223,15 @@ def works_of(
 
 
 def _enhanced_decoder_work(backbone: OneStack, length: float) -> Work:
-    """The work of an enhanced mask decoder (DeBERTa), which applies the last layer a second time."""
+    """Returns the work of an enhanced mask decoder (DeBERTa), which applies the last layer a second time."""
     layers = list(backbone.depth())
     last = layers[-1:]
     return Work(1.0, _matrix_values(last), _attention_width(last), backbone.seen(len(layers) - 1, length))
 
 
 def _query_stream_work(backbone: OneStack, fraction: float, length: float) -> Work:
-    """The work of a query stream (XLNet): all layers at the predicted tokens, which have queries but no keys."""
+    """Returns the work of a query stream (XLNet): all layers at the predicted tokens, which have queries but no
+    keys."""
     layers = list(backbone.depth())
     projections = _matrix_values(part for layer in layers for part in _key_value_maps(cast(nn.Module, layer.self_attn)))
     return Work(fraction, _matrix_values(layers) - projections, _attention_width(layers), backbone.seen(0, length))
@@ -319,12 +320,12 @@ def _key_value_maps(attention: nn.Module) -> Iterator[nn.Module]:
 
 
 def _attention_width(layers: Iterable[nn.Module]) -> int:
-    """The total width of the attention heads, summed over layers."""
+    """Returns the total width of the attention heads, summed over layers."""
     return sum(_head_width(cast(MultiHead, layer.self_attn)) for layer in layers if hasattr(layer, "self_attn"))
 
 
 def _head_width(attention: MultiHead) -> int:
-    """The total width of the heads of an attention."""
+    """Returns the total width of the heads of an attention."""
     return attention.q_proj.weight.shape[0]
 
 

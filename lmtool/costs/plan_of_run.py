@@ -210,7 +210,7 @@ def _carried_values(config: RunConfig, learner: BaseLearner) -> int:
 
 
 def _formats(config: RunConfig, device: PlannedDevice) -> Formats:
-    """The number formats of the run on a device."""
+    """Returns the number formats of the run on a device."""
     return Formats(device.precision.name != "fp32", device.cuda, config.gradient_checkpointing)
 
 

@@ -272,5 +272,5 @@ def _published(name: str, precision_name: str) -> PlannedDevice:
 
 
 def _precision(requested: str, has_bf16: bool) -> str:
-    """The name of the number format that a run would use on a device."""
+    """Returns the name of the number format that a run would use on a device."""
     return requested if requested != "auto" else "bf16" if has_bf16 else "fp32"

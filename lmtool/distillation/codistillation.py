@@ -63,7 +63,7 @@ class Codistillation(Distilled):
         return {"": self.student, **self.peers}
 
     def _mutual_name(self, name: str, part: str) -> str:
-        """The name of the loss term with which a learner learns from the others' predictions."""
+        """Returns the name of the loss term with which a learner learns from the others' predictions."""
         return _loss_name(name, "mutual" if not part or len(self.student.weights) == 1 else f"mutual_{part}")
 
     # Methods that the training loop calls.
@@ -148,7 +148,7 @@ class Codistillation(Distilled):
 
 
 def _loss_name(name: str, term: str) -> str:
-    """The name of a learner's loss term in the sum of all losses; the student's terms keep their names."""
+    """Returns the name of a learner's loss term in the sum of all losses; the student's terms keep their names."""
     return f"{name}_{term}" if name else term
 
 

@@ -26,7 +26,7 @@ _STUDENT = "student."
 
 
 def none(config: DistillConfig, student: BaseLearner, *_: object) -> BaseLearner:
-    """The builder of distill=none: returns the student unchanged."""
+    """Returns the builder of distill=none: returns the student unchanged."""
     return student
 
 

@@ -43,7 +43,7 @@ class Site(NamedTuple):
     teacher: int
 
     def point(self, teacher: bool) -> TapPoint:
-        """The location in the teacher, or with teacher=False in the student."""
+        """Returns the location in the teacher, or with teacher=False in the student."""
         return TapPoint(self.teacher if teacher else self.student, self.side)
 
 

@@ -51,7 +51,7 @@ class SelfDistillation(Distilled):
             self.weights[f"exit_{depth}_states"] = config.states
 
     def _soft_name(self, depth: int, part: str) -> str:
-        """The name of the loss term with which an exit learns the last layer's predictions."""
+        """Returns the name of the loss term with which an exit learns the last layer's predictions."""
         several = part and len(self.student.weights) > 1
         return f"exit_{depth}_soft_{part}" if several else f"exit_{depth}_soft"
 

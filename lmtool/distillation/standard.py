@@ -162,7 +162,8 @@ class Standard(Distilled):
         return {name: cast(Term, term) for name, term in self.distill.items()}
 
     def _loss_name(self, name: str, part: str) -> str:
-        """The name under which a part of a distillation term is logged: "soft_mlm", or "soft" if there is one part."""
+        """Returns the name under which a part of a distillation term is logged: "soft_mlm", or "soft" if there is one
+        part."""
         return name if not part or len(self.student.weights) == 1 else f"{name}_{part}"
 
     def counts(self, batch: Batch) -> dict[str, float]:
@@ -199,7 +200,7 @@ class Standard(Distilled):
 
 
 def _members_of(learner: BaseLearner) -> list[str]:
-    """The names of a mixture's members; empty for a learner that is not a mixture."""
+    """Returns the names of a mixture's members; empty for a learner that is not a mixture."""
     return [name for name, _ in learner.named_members()] if isinstance(learner, Mixture) else []
 
 

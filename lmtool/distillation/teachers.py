@@ -164,7 +164,7 @@ class StoredTeacher(Teacher):
         return stored
 
     def _last_layer(self, side: Side) -> TapPoint:
-        """The tap point after the last layer of the teacher's stack that reads a side of the batch."""
+        """Returns the tap point after the last layer of the teacher's stack that reads a side of the batch."""
         return TapPoint(self.learner.backbone.config.depths[side], side)
 
     def _fill(self, folder: Path, passes: Passes) -> JsonObject:

@@ -51,7 +51,7 @@ class Albert(BertLike):
 
 
 def build(config: AlbertConfig, seed: int) -> Albert:
-    """A new encoder on the default device."""
+    """Returns a new encoder on the default device."""
     return new(Albert, config, seed)
 
 
@@ -138,6 +138,6 @@ def to_hf_config(config: AlbertConfig) -> JsonObject:
 
 
 def from_hf_config(data: JsonMapping) -> JsonObject:
-    """The inverse of `to_hf_config`."""
+    """Returns the inverse of `to_hf_config`."""
     section = HF_FORMAT.from_hf_config(data)
     return {**section, "activation": _ACTIVATIONS[data.get("hidden_act") or "gelu_new"]}

@@ -76,7 +76,7 @@ class Bart(EncoderDecoder):
 
 
 def build(config: BartConfig, seed: int) -> Bart:
-    """A new encoder-decoder on the default device."""
+    """Returns a new encoder-decoder on the default device."""
     return new(Bart, config, seed)
 
 
@@ -195,7 +195,7 @@ def to_hf(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tenso
 
 
 def from_hf(tensors: Mapping[str, Tensor], config: Mapping[str, object] = EMPTY) -> dict[str, Tensor]:
-    """The inverse of `to_hf_config`."""
+    """Returns the inverse of `to_hf_config`."""
     rows = {name: tensor[0] if name == _BIAS else tensor for name, tensor in tensors.items()}
     return HF_FORMAT.from_hf(rows, config)
 

@@ -115,18 +115,18 @@ class Backbone(nn.Module):
         return self.config.norm_epsilon if isinstance(self.config, TransformerConfig) else 1e-12
 
     def spell(self, vocabulary: SpellingVocabulary) -> None:
-        """Set the vocabulary, for families that read the bytes of its entries. Called once."""
+        """Sets the vocabulary, for families that read the bytes of its entries. Called once."""
 
     def diagram(self, length: int) -> list[tuple[str, str]]:
         """Titled lines that show which tokens attend to which in a text of this length; empty if it is obvious."""
         return []
 
     def initial_draw(self) -> Draw:
-        """The initial distribution of the matrices of this family and of its heads."""
+        """Returns the initial distribution of the matrices of this family and of its heads."""
         raise TypeError(f"{type(self).__name__} does not define its initial weights")
 
     def initialize(self, module: nn.Module, seed: int, prefix: str) -> None:
-        """Set the initial weights of this model or of a head on it. prefix: the beginning of the tensors' names in a
+        """Sets the initial weights of this model or of a head on it. prefix: the beginning of the tensors' names in a
         checkpoint, by which the random numbers are keyed."""
         initialize(module, seed, self.initial_draw(), prefix)
 
@@ -155,7 +155,7 @@ class OneStack(Stack, Backbone):
     def read(
         self, packed: Packed, rng: DropoutRng | None, cache: Cache | None, read_M: Tensor | None, tap: Tap | None
     ) -> Tensor:
-        """Embed the tokens, apply the layers, and return the final states."""
+        """Embeds the tokens, applies the layers, and returns the final states."""
         state = enter(self.embed, self.embed.tokens(packed.tokens), packed, rng, cache, self.ahead)
         return self.run(state, state.read(read_M), tap=tap)
 
@@ -196,7 +196,7 @@ class Decoder(OneStack):
         return self.read(packed, rng, cache, read_M, tap)
 
     def new_cache(self, documents: int, capacity: int) -> Cache:
-        """An empty cache for this many texts of at most `capacity` tokens, virtual ones not counted."""
+        """Returns an empty cache for this many texts of at most `capacity` tokens, virtual ones not counted."""
         return self.cache_for(self.embed, documents, capacity)
 
 
@@ -210,8 +210,8 @@ class StatefulBackbone(Protocol):
     """
 
     def initial_state(self, lanes: int) -> State:
-        """The state of this many new lanes: tensors (lanes, ...) by name, on the backbone's device. Later states have
-        the same shapes."""
+        """Returns the state of this many new lanes: tensors (lanes, ...) by name, on the backbone's device. Later
+        states have the same shapes."""
 
 
 @runtime_checkable
@@ -219,14 +219,14 @@ class Remembers(Protocol):
     """A backbone whose state is a memory of adjustable length."""
 
     def remember(self, tokens: int) -> None:
-        """Set the number of tokens before a segment that the memory holds in evaluation."""
+        """Sets the number of tokens before a segment that the memory holds in evaluation."""
 
 
 def read_streams(
     backbone: Backbone, carried: CarriedState | None, batch: Batch, rng: DropoutRng | None, read_M: Tensor | None
 ) -> Tensor:
-    """The states of a backbone for a batch: (T, H), or (M, H) of the tokens `read_M`. If the documents of the batch are
-    segments of lanes, it starts from the stored state of these lanes and stores the new one."""
+    """Returns the states of a backbone for a batch: (T, H), or (M, H) of the tokens `read_M`. If the documents of the
+    batch are segments of lanes, it starts from the stored state of these lanes and stores the new one."""
     if carried is None or batch.lanes is None or not isinstance(backbone, StatefulBackbone):
         states: Tensor = backbone(batch.inputs, rng, read_M=read_M)
         return states
@@ -237,14 +237,14 @@ def read_streams(
 
 
 def new(family: Callable[[AnyConfig], AnyBackbone], config: AnyConfig, seed: int) -> AnyBackbone:
-    """A family's model with initial weights on the default device."""
+    """Returns a family's model with initial weights on the default device."""
     model = materialize(lambda: family(config))
     model.initialize(model, seed, "backbone.")
     return model
 
 
 def positions_of(config: TransformerConfig, causal: bool, width: int | None = None, offset: int = 0) -> Position:
-    """The positions of one stack, as configured.
+    """Returns the positions of one stack, as configured.
 
     causal: whether tokens attend only to earlier ones. width: the width of token vectors; None for hidden_size. offset:
     the number of rows in a learned table before that of position 0.

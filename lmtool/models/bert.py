@@ -59,7 +59,7 @@ class BertLike(Encoder):
 def post_norm_layer(
     config: TransformerConfig, activation: Activation = "gelu", activation_dropout: float = 0.0
 ) -> PostNormLayer:
-    """A layer as in BERT."""
+    """Returns a layer as in BERT."""
     width = config.hidden_size
     return PostNormLayer(
         SelfAttention(width, config.num_heads, config.attention_dropout),
@@ -81,7 +81,7 @@ class Bert(BertLike):
 
 
 def build(config: BertConfig, seed: int) -> Bert:
-    """A new encoder on the default device."""
+    """Returns a new encoder on the default device."""
     return new(Bert, config, seed)
 
 

@@ -81,7 +81,7 @@ class Bigbird(BertLike):
 
 
 def build(config: BigbirdConfig, seed: int) -> Bigbird:
-    """A new encoder on the default device."""
+    """Returns a new encoder on the default device."""
     return new(Bigbird, config, seed)
 
 

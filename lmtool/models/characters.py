@@ -69,8 +69,8 @@ class VocabularyBytes:
 
     @classmethod
     def from_ids(cls, entries: int, longest: int) -> VocabularyBytes:
-        """A stand-in for models that have no vocabulary yet: each entry is a word, which is spelled as the entry's
-        number."""
+        """Returns a stand-in for models that have no vocabulary yet: each entry is a word, which is spelled as the
+        entry's number."""
         return cls.of_bytes([str(number).encode() for number in range(entries)], np.zeros(entries, bool), longest)
 
 
@@ -84,7 +84,7 @@ class WordSegments:
     word_T: Tensor | None = None
 
     def to(self, device: torch.device) -> WordSegments:
-        """A copy on the device."""
+        """Returns a copy on the device."""
         if self.first_W is None or self.word_T is None:
             return WordSegments(self.packed.to(device))
         return WordSegments(self.packed.to(device), send(self.first_W, device), send(self.word_T, device))
@@ -133,7 +133,7 @@ class WordCharacters(StackInput):
         self._spelled: tuple[Tensor, Tensor, Tensor] | None = None
 
     def spell(self, vocabulary_bytes: VocabularyBytes) -> None:
-        """Set the vocabulary of the ids."""
+        """Sets the vocabulary of the ids."""
         self._spelled = (
             torch.from_numpy(vocabulary_bytes.symbols_VB),
             torch.from_numpy(vocabulary_bytes.lengths_V),
@@ -179,8 +179,8 @@ class WordCharacters(StackInput):
         return lengths_V.numpy()
 
     def words(self, packed: Packed) -> WordSegments:
-        """The words of packed texts, on the host: a token and its continuations. The first token of a text always
-        starts a word."""
+        """Returns the words of packed texts, on the host: a token and its continuations. The first token of a text
+        always starts a word."""
         _, _, continues_V = self._vocabulary_bytes()
         packed = replace(packed, tokens=on_host(packed.tokens))
         starts_T = ~continues_V[packed.tokens] | (packed.positions == 0)

@@ -111,5 +111,5 @@ class Cnn(Encoder):
 
 
 def build(config: CnnConfig, seed: int) -> Cnn:
-    """A new encoder on the default device."""
+    """Returns a new encoder on the default device."""
     return new(Cnn, config, seed)

@@ -168,15 +168,15 @@ class ModelConfig(Component):
         return {}
 
     def metadata(self) -> dict[str, int]:
-        """The sizes shown on screens and in reports."""
+        """Returns the sizes shown on screens and in reports."""
         return {"layers": self.num_layers, "width": self.hidden_size}
 
     def remark(self, max_length: int) -> str | None:
-        """A remark on a run with this maximum length that may not do what the user expects, or None."""
+        """Returns a remark on a run with this maximum length that may not do what the user expects, or None."""
         return None
 
     def scaled(self, width: float, depth: float) -> Self:
-        """The same family with a fraction of its width and layers: ELECTRA's generator."""
+        """Returns the same family with a fraction of its width and layers: ELECTRA's generator."""
         sizes = {
             "hidden_size": max(4, round(self.hidden_size * width)),
             "num_layers": max(1, round(self.num_layers * depth)),
@@ -186,7 +186,7 @@ class ModelConfig(Component):
     def sequence_form(
         self, head: str | None = None, pooling: str | None = None, head_layers: int | None = None
     ) -> SequenceForm:
-        """The form of a task's head over texts.
+        """Returns the form of a task's head over texts.
 
         Args:
             head: "transformers", "text_to_text" or "prompt" (the format of any text), or the paper's head.
@@ -212,7 +212,7 @@ class ModelConfig(Component):
         return replace(form, dense=head_layers == 2 and not form.pooled)
 
     def recipe(self) -> dict[str, Any]:
-        """The sections that `auto` resolves to: `recipes.recipe_of`."""
+        """Returns the sections that `auto` resolves to: `recipes.recipe_of`."""
         return recipes.recipe_of(type(self), self.hidden_size)
 
 
@@ -268,8 +268,8 @@ class TransformerConfig(ModelConfig):
         return {}
 
     def scaled(self, width: float, depth: float) -> Self:
-        """The same family with a fraction of its widths, heads and layers: ELECTRA's generator. Vocabulary, positions
-        and embedding width are unchanged."""
+        """Returns the same family with a fraction of its widths, heads and layers: ELECTRA's generator. Vocabulary,
+        positions and embedding width are unchanged."""
         heads = max(1, round(self.num_heads * width))
         head_size = max(1, round(self.hidden_size * width / heads))
         head_size = max(head_size + (head_size % 2 if self.positions.even_heads else 0), -(-4 // heads))

@@ -61,7 +61,7 @@ class Deberta(Disentangled):
 
 
 def build(config: DebertaConfig, seed: int) -> Deberta:
-    """A new encoder on the default device."""
+    """Returns a new encoder on the default device."""
     return new(Deberta, config, seed)
 
 
@@ -128,7 +128,7 @@ _ABSOLUTE = "mask_decoder.absolute.weight"
 
 
 def classes(family: str, *more: HFClass) -> tuple[HFClass, ...]:
-    """The classes in transformers. family: prefix of their names. more: additional classes of one version."""
+    """Returns the classes in transformers. family: prefix of their names. more: additional classes of one version."""
     return (
         token_classifier(f"{family}ForTokenClassification"),
         HFClass(f"{family}ForSequenceClassification", ("pooler", "classifier")),
@@ -195,8 +195,8 @@ class _DebertaFormat(DisentangledFormat):
         return super().to_hf(merged, config)
 
     def from_hf(self, tensors: Mapping[str, Tensor], config: JsonMapping = EMPTY) -> dict[str, Tensor]:
-        """Also converts the enhanced mask decoder (original code, masked_language_model.py). UserError if the rows of
-        the joint projection do not match the number of heads."""
+        """Also converts the enhanced mask decoder (original code, masked_language_model.py). Raises UserError if the
+        rows of the joint projection do not match the number of heads."""
         heads = config.get("num_attention_heads") or self.defaults["num_attention_heads"]
         split: dict[str, Tensor] = {}
         for name, tensor in super().from_hf(tensors, config).items():

@@ -49,7 +49,7 @@ class DebertaV3(Disentangled):
 
 
 def build(config: DebertaV3Config, seed: int) -> DebertaV3:
-    """A new encoder on the default device."""
+    """Returns a new encoder on the default device."""
     return new(DebertaV3, config, seed)
 
 

@@ -51,12 +51,12 @@ class RelativeTable(Position):
         return self.weight if self.norm is None else self.norm(self.weight)
 
     def bucket(self, distances: Tensor) -> Tensor:
-        """The number by which distances (query minus key) are looked up: the distance itself, or a signed bucket
-        number."""
+        """Returns the number by which distances (query minus key) are looked up: the distance itself, or a signed
+        bucket number."""
         return distances
 
     def index(self, distances: Tensor) -> Tensor:
-        """The row of each distance."""
+        """Returns the row of each distance."""
         return (self.bucket(distances) + self.span).clamp(0, 2 * self.span - 1)
 
 
@@ -215,8 +215,8 @@ class Disentangled(BertLike):
         return self.run(state, state.read(read_M), tap=tap, last=partial(self._decode, absolute))
 
     def _decode(self, absolute: nn.Module, x_TH: Tensor, context: Context) -> Tensor:
-        """The last layer, applied twice to the states before it: absolute positions are added to the queries (3.2;
-        original code, masked_language_model.py)."""
+        """Returns the last layer, applied twice to the states before it: absolute positions are added to the queries
+        (3.2; original code, masked_language_model.py)."""
         layer = self.layers[-1]
         query_TH = x_TH + absolute(context.positions_T)
         once_TH = layer(x_TH, replace(context, queries_TH=query_TH, read_M=None, watch=None))

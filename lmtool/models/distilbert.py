@@ -35,7 +35,7 @@ class Distilbert(BertLike):
 
 
 def build(config: DistilbertConfig, seed: int) -> Distilbert:
-    """A new encoder on the default device."""
+    """Returns a new encoder on the default device."""
     return new(Distilbert, config, seed)
 
 

@@ -51,7 +51,7 @@ class Electra(BertLike):
 
 
 def build(config: ElectraConfig, seed: int) -> Electra:
-    """A new encoder on the default device."""
+    """Returns a new encoder on the default device."""
     return new(Electra, config, seed)
 
 

@@ -133,5 +133,5 @@ def _by_size(tensor: Tensor, generator: torch.Generator) -> None:
 
 
 def build(config: ElmoConfig, seed: int) -> Elmo:
-    """A new model on the default device."""
+    """Returns a new model on the default device."""
     return new(Elmo, config, seed)

@@ -68,7 +68,7 @@ class EncoderDecoder(Backbone):
         return self.decode(encoded, outputs, None if rng is None else rng.for_outputs(), read_M=read_M, tap=tap)
 
     def encode(self, inputs: Packed, rng: DropoutRng | None = None, tap: Tap | None = None) -> EncoderState:
-        """Encode the inputs for the decoder."""
+        """Encodes the inputs for the decoder."""
         state = enter(self.embed, self.embed.tokens(inputs.tokens), inputs, rng, ahead=self.encoder.ahead)
         return EncoderState(self.encoder.run(state, tap=tap), state.packed.segments, rng=state.rng)
 
@@ -97,7 +97,7 @@ class EncoderDecoder(Backbone):
         return self.decoder.run(state, state.read(read_M), encoded, tap)
 
     def new_cache(self, documents: int, capacity: int) -> Cache:
-        """An empty cache for this many outputs of at most `capacity` tokens, in addition to virtual ones."""
+        """Returns an empty cache for this many outputs of at most `capacity` tokens, in addition to virtual ones."""
         return self.decoder.cache_for(self.decoder.embed, documents, capacity)
 
     @property
@@ -111,7 +111,8 @@ class EncoderDecoder(Backbone):
 
 
 def shifted(packed: Packed, start: int) -> Packed:
-    """The decoder's input for predicting `packed`: each document after the token `start`, without its last token."""
+    """Returns the decoder's input for predicting `packed`: each document after the token `start`, without its last
+    token."""
     tokens_T = packed.tokens.roll(1)
     firsts = [at for at, length in zip(packed.starts, packed.lengths, strict=True) if length]
     tokens_T.index_fill_(0, send(torch.tensor(firsts, dtype=torch.int64), tokens_T.device), start)
@@ -121,7 +122,7 @@ def shifted(packed: Packed, start: int) -> Packed:
 def post_norm_layers(
     config: TwoTransformersConfig, activation: Activation, activation_dropout: float
 ) -> tuple[list[PostNormLayer], list[PostNormCrossLayer]]:
-    """The layers of both stacks, with biases and with norms after the sublayers."""
+    """Returns the layers of both stacks, with biases and with norms after the sublayers."""
     width = config.hidden_size
     attention = (width, config.num_heads, config.attention_dropout)
 

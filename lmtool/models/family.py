@@ -42,20 +42,20 @@ class HFClass:
 
 
 def token_classifier(name: str, output: str = "classifier", pooler: tuple[tuple[str, str], ...] = ()) -> HFClass:
-    """A ...ForTokenClassification. output: its linear layer. pooler: pairs of the layers before it."""
+    """Returns a ...ForTokenClassification. output: its linear layer. pooler: pairs of the layers before it."""
     return _with_head(name, "token_classifier", output, pooler)
 
 
 def question_answering(
     name: str, output: str = "qa_outputs", pooler: tuple[tuple[str, str], ...] = (), prefix: str | None = None
 ) -> HFClass:
-    """A ...ForQuestionAnswering. output, pooler: as in `token_classifier`. prefix: as in `HFClass`."""
+    """Returns a ...ForQuestionAnswering. output, pooler: as in `token_classifier`. prefix: as in `HFClass`."""
     return replace(_with_head(name, "question_answering", output, pooler), prefix=prefix)
 
 
 def multiple_choice(name: str, output: str = "classifier", pooler: tuple[tuple[str, str], ...] = ()) -> HFClass:
-    """A ...ForMultipleChoice with the pooler of the family's classifier. pooler: its pairs, if they differ from the
-    classifier's."""
+    """Returns a ...ForMultipleChoice with the pooler of the family's classifier. pooler: its pairs, if they differ from
+    the classifier's."""
     return replace(_with_head(name, "multiple_choice", output, pooler), heads=("pooler", "multiple_choice"))
 
 
@@ -115,11 +115,11 @@ class HFFormat:
         return entry.config.hf_model_type if entry is not None and issubclass(entry.config, ModelConfig) else None
 
     def class_of_heads(self, heads: Collection[str]) -> HFClass:
-        """The first class whose heads are all in `heads`."""
+        """Returns the first class whose heads are all in `heads`."""
         return next(entry for entry in self.classes if set(entry.heads) <= set(heads))
 
     def named_class(self, config: Mapping[str, object]) -> HFClass | None:
-        """The class named in a config.json, or None."""
+        """Returns the class named in a config.json, or None."""
         names, known = config.get("architectures"), {entry.name: entry for entry in self.classes}
         return next((known[name] for name in names if name in known), None) if isinstance(names, list) else None
 
@@ -153,19 +153,19 @@ class HFFormat:
         }
 
     def _names_in(self, model_class: HFClass | None) -> tuple[KeyMap, str]:
-        """The key map and the backbone's prefix in a class; None for an unknown class."""
+        """Returns the key map and the backbone's prefix in a class; None for an unknown class."""
         if model_class is None:
             return self.keys, self.prefix
         prefix = self.prefix if model_class.prefix is None else model_class.prefix
         return KeyMap((*model_class.pairs, *self.keys.pairs)), prefix
 
     def _moved(self, path: str, prefix: str, other: str) -> str:
-        """A name with its prefix replaced, if it belongs to the backbone."""
+        """Returns a name with its prefix replaced, if it belongs to the backbone."""
         in_backbone = path.startswith(prefix) and not path.startswith(self.outside)
         return other + path.removeprefix(prefix) if in_backbone else path
 
     def to_hf_config(self, config: TransformerConfig) -> JsonObject:
-        """Our configuration as config.json. UserError if transformers lacks the variant."""
+        """Our configuration as config.json. Raises UserError if transformers lacks the variant."""
         if self.positions is not None:
             require_positions(config, self.positions, self.title)
         for name, value in self.fixed.items():
@@ -179,7 +179,7 @@ class HFFormat:
         return {"model_type": self.model_type, **section, **repeated, **self.constant}
 
     def from_hf_config(self, data: Mapping[str, object]) -> JsonObject:
-        """The `model` section for a config.json. UserError for a variant that lmtool does not support."""
+        """Returns the `model` section for a config.json. Raises UserError for a variant that lmtool does not support."""
         allowed = {**{key: (value,) for key, value in self.constant.items()}, **self.allowed}
         section = sizes(data, self.fields, self.defaults)
         for key, other in self.repeats.items():

@@ -83,7 +83,7 @@ class Gpt(Decoder):
 
 
 def build(config: GptConfig, seed: int) -> Gpt:
-    """A new decoder on the default device."""
+    """Returns a new decoder on the default device."""
     return new(Gpt, config, seed)
 
 
@@ -138,6 +138,6 @@ to_hf_config = HF_FORMAT.to_hf_config
 
 
 def from_hf_config(data: Mapping[str, object]) -> JsonObject:
-    """The `model` section for a config.json, in which `n_inner` is optional."""
+    """Returns the `model` section for a config.json, in which `n_inner` is optional."""
     section = HF_FORMAT.from_hf_config(data)
     return {"feedforward_size": 4 * section["hidden_size"], **section}

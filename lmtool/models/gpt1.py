@@ -49,7 +49,7 @@ class Gpt1(Decoder):
 
 
 def build(config: Gpt1Config, seed: int) -> Gpt1:
-    """A new decoder on the default device."""
+    """Returns a new decoder on the default device."""
     return new(Gpt1, config, seed)
 
 
@@ -103,6 +103,6 @@ def to_hf_config(config: Gpt1Config) -> JsonObject:
 
 
 def from_hf_config(data: Mapping[str, object]) -> JsonObject:
-    """The inverse of `to_hf_config`."""
+    """Returns the inverse of `to_hf_config`."""
     section = HF_FORMAT.from_hf_config(data)
     return {**section, "feedforward_size": 4 * section["hidden_size"]}

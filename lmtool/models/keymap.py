@@ -27,7 +27,7 @@ class KeyMap:
         self._from = [(_pattern(hf_name), ours) for ours, hf_name in pairs]
 
     def to_hf(self, name: str) -> str | None:
-        """The name of one of our tensors in transformers, or None."""
+        """Returns the name of one of our tensors in transformers, or None."""
         return _rename(name, self._to)
 
     def from_hf(self, name: str) -> str | None:
@@ -36,7 +36,7 @@ class KeyMap:
 
 
 def encoder_pairs(name: str) -> tuple[tuple[str, str], ...]:
-    """The pairs of a Hugging Face encoder modeled on BertModel, whose names start with `name`."""
+    """Returns the pairs of a Hugging Face encoder modeled on BertModel, whose names start with `name`."""
     layer, hf_name = "backbone.layers.*.", f"{name}.encoder.layer.*."
     return (
         ("backbone.embed.token", f"{name}.embeddings.word_embeddings"),
@@ -75,7 +75,7 @@ class Tied:
     def resolve(
         self, tensors: Mapping[str, Tensor], config: Mapping[str, object], predicts: bool | None = None
     ) -> dict[str, Tensor]:
-        """Remove copies from the tensors of a file, as transformers 5 does. An output layer stays if it differs from
+        """Removes copies from the tensors of a file, as transformers 5 does. An output layer stays if it differs from
         the token embedding, or if config.json says that it is not tied (`tie_word_embeddings`). A copy takes the place
         of a missing original.
 
@@ -119,7 +119,7 @@ class Tied:
         return untied
 
     def separate(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The tensors of an untied model with the copies that its file needs."""
+        """Returns the tensors of an untied model with the copies that its file needs."""
         copies = dict.fromkeys(self.tables, self.token) | ({} if self.bias is None else {self.bias[1]: self.bias[0]})
         return {**tensors, **{name: tensors[original].clone() for name, original in copies.items()}}
 
@@ -138,8 +138,8 @@ def _rename(name: str, table: list[tuple[re.Pattern[str], str]]) -> str | None:
 
 
 def join_projections(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Concatenate the projections of queries, keys and values of each attention, in this order, to one tensor `qkv`, as
-    in GPT-2."""
+    """Concatenates the projections of queries, keys and values of each attention, in this order, to one tensor `qkv`,
+    as in GPT-2."""
     merged: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         module, _, kind = name.rpartition(".")
@@ -152,7 +152,7 @@ def join_projections(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def split_projections(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The inverse of `join_projections`."""
+    """Returns the inverse of `join_projections`."""
     renamed: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         if ".qkv." in name:

@@ -74,7 +74,7 @@ class Llama(Decoder):
         self.vocabulary_head = VocabularyHead(config.tied)
 
     def attention(self, config: LlamaConfig) -> SelfAttention:
-        """The attention of a layer."""
+        """Returns the attention of a layer."""
         heads = config.num_heads, config.attention_dropout
         return SelfAttention(config.hidden_size, *heads, bias=False, key_value_heads=config.num_key_value_heads)
 
@@ -83,7 +83,7 @@ class Llama(Decoder):
 
 
 def build(config: LlamaConfig, seed: int) -> Llama:
-    """A new decoder on the default device."""
+    """Returns a new decoder on the default device."""
     return new(Llama, config, seed)
 
 
@@ -130,7 +130,7 @@ class LlamaFormat(HFFormat):
         return {**data, **self.head_size(config), "rope_parameters": rotary, "tie_word_embeddings": config.tied}
 
     def head_size(self, config: LlamaConfig) -> dict[str, int]:
-        """The key for the width of a head, if the family has one."""
+        """Returns the key for the width of a head, if the family has one."""
         return {"head_dim": config.width_of_head}
 
     def from_hf_config(self, data: JsonMapping) -> JsonObject:
@@ -154,7 +154,7 @@ def _ties(config: JsonMapping) -> bool:
 
 
 def _rotary_base(data: JsonMapping, model: str) -> float:
-    """The base of rotary positions in current or older config.json files."""
+    """Returns the base of rotary positions in current or older config.json files."""
     base = data.get("rope_theta")
     for key in ("rope_parameters", "rope_scaling"):
         rotary = data.get(key) or {}
@@ -178,7 +178,7 @@ FIELDS = {
 
 
 def classes(family: str) -> tuple[HFClass, ...]:
-    """The classes in transformers with Llama's tensors. family: prefix of their names."""
+    """Returns the classes in transformers with Llama's tensors. family: prefix of their names."""
     return (
         token_classifier(f"{family}ForTokenClassification", "score"),
         HFClass(f"{family}ForSequenceClassification", ("classifier",)),

@@ -17,5 +17,5 @@ class LlamaEncoder(Llama):
 
 
 def build(config: LlamaEncoderConfig, seed: int) -> LlamaEncoder:
-    """A new encoder on the default device."""
+    """Returns a new encoder on the default device."""
     return new(LlamaEncoder, config, seed)

@@ -89,7 +89,7 @@ class LstmDecoder(Decoder):
         return self.config.embedding_size, *super().state_widths[1:]
 
     def cache_for(self, embed: StackInput, documents: int, capacity: int) -> Cache:
-        """A cache with the state of each layer instead of keys and values."""
+        """Returns a cache with the state of each layer instead of keys and values."""
         return Cache(len(self.layers), documents, capacity + embed.virtual_count, StateCache)
 
     def initial_draw(self) -> Draw:
@@ -104,5 +104,5 @@ class LstmDecoder(Decoder):
 
 
 def build(config: LstmConfig, seed: int) -> LstmDecoder:
-    """A new decoder on the default device."""
+    """Returns a new decoder on the default device."""
     return new(LstmDecoder, config, seed)

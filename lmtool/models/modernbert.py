@@ -127,7 +127,7 @@ class Modernbert(Encoder):
 
 
 def build(config: ModernbertConfig, seed: int) -> Modernbert:
-    """A new encoder on the default device."""
+    """Returns a new encoder on the default device."""
     return new(Modernbert, config, seed)
 
 

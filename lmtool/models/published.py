@@ -57,7 +57,7 @@ def unnamed(number: int) -> str:
 
 
 def expect(data: Mapping[str, object], family: str, **allowed: tuple[Any, ...]) -> None:
-    """Raise UserError for unsupported values. data: content of config.json. family: our name of the family. allowed:
+    """Raises UserError for unsupported values. data: content of config.json. family: our name of the family. allowed:
     supported values by key; missing and null mean the first one."""
     for key, values in allowed.items():
         value = data.get(key)
@@ -67,7 +67,7 @@ def expect(data: Mapping[str, object], family: str, **allowed: tuple[Any, ...]) 
 
 
 def require_positions(config: TransformerConfig, kind: str, title: str) -> None:
-    """Raise UserError if transformers has another kind of positions for the family. kind: in transformers. title: the
+    """Raises UserError if transformers has another kind of positions for the family. kind: in transformers. title: the
     family's name."""
     if config.positions.name != kind:
         raise UserError(
@@ -77,7 +77,7 @@ def require_positions(config: TransformerConfig, kind: str, title: str) -> None:
 
 
 def require_half_split(positions: RotaryPositionsConfig, title: str) -> None:
-    """Raise UserError if rotary pairs are interleaved, which transformers does not support. title: the family's
+    """Raises UserError if rotary pairs are interleaved, which transformers does not support. title: the family's
     name."""
     if positions.layout != "half_split":
         raise UserError(
@@ -87,7 +87,7 @@ def require_half_split(positions: RotaryPositionsConfig, title: str) -> None:
 
 
 def sizes(data: Mapping[str, object], names: Mapping[str, str], defaults: Mapping[str, object]) -> JsonObject:
-    """The fields of a `model` section.
+    """Returns the fields of a `model` section.
 
     Args:
         data: Content of config.json.

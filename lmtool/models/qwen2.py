@@ -30,7 +30,7 @@ class Qwen2(Llama):
 
 
 def build(config: Qwen2Config, seed: int) -> Qwen2:
-    """A new decoder on the default device."""
+    """Returns a new decoder on the default device."""
     return new(Qwen2, config, seed)
 
 

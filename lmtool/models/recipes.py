@@ -54,7 +54,7 @@ class Sections(Config):
     )
 
     def by_key(self) -> dict[str, Section]:
-        """The sections that are not empty, by key such as `pretrain.optimizer`."""
+        """Returns the sections that are not empty, by key such as `pretrain.optimizer`."""
         commands = {"pretrain": self.pretrain, "finetune": self.finetune}
         nested = {f"{command}.{key}": section for command, sections in commands.items() for key, section in sections}
         return {key: section for key, section in ({"tokenizer": self.tokenizer} | nested).items() if section}
@@ -75,14 +75,15 @@ class Recipe(Sections):
         return self
 
     def at(self, width: int, recipe_width: int) -> dict[str, Section]:
-        """The sections by key for a width. A learning rate is scaled unless the recipe lists one for this width."""
+        """Returns the sections by key for a width. A learning rate is scaled unless the recipe lists one for this
+        width."""
         sections, changes = self.by_key(), self.widths.get(width, Sections()).by_key()
         scaled = {key: fit(section, width, recipe_width) for key, section in sections.items()}
         return {key: merge(section, changes.get(key, {})) for key, section in scaled.items()}
 
 
 def fit(section: Section, width: int, recipe_width: int) -> Section:
-    """An optimizer section with its learning rate scaled to a width; other sections unchanged.
+    """Returns an optimizer section with its learning rate scaled to a width; other sections unchanged.
 
     A model narrower than the recipe's gets a larger rate, in inverse proportion to the width (Yang et al. 2022, "Tensor
     Programs V", for Adam; the tables of GPT-3, RoBERTa and ELECTRA are within a factor of 1.5 of it), at
@@ -97,8 +98,8 @@ def fit(section: Section, width: int, recipe_width: int) -> Section:
 
 
 def recipe_of(family: type[Config], width: int) -> JsonObject:
-    """The sections to which `auto` resolves for a family and width: {"tokenizer": ..., "pretrain": {"objective": ...,
-    ...}, "finetune": {...}}. UserError for an invalid recipe."""
+    """Returns the sections to which `auto` resolves for a family and width: {"tokenizer": ..., "pretrain":
+    {"objective": ..., ...}, "finetune": {...}}. UserError for an invalid recipe."""
     sections = read(_default()).at(width, _recipe_width(family))
     for parent, path in _layers(family):
         sections |= read(path).at(width, _recipe_width(parent))
@@ -110,25 +111,25 @@ def recipe_of(family: type[Config], width: int) -> JsonObject:
 
 
 def of_tuning(method: type[Config], name: str) -> dict[str, Section]:
-    """The sections `optimizer` and `schedule` of a tuning method's recipe, `tuning/NAME.yaml` next to those of the
-    families, the same at every width. Raises UserError for an invalid recipe."""
+    """Returns the sections `optimizer` and `schedule` of a tuning method's recipe, `tuning/NAME.yaml` next to those of
+    the families, the same at every width. Raises UserError for an invalid recipe."""
     path = tuning_file(method, name)
     return {} if path is None else {key: section for key, section in read(path).finetune if section}
 
 
 def tuning_file(method: type[Config], name: str) -> Path | None:
-    """The recipe file of a tuning method, or None."""
+    """Returns the recipe file of a tuning method, or None."""
     path = _folder(method) / "tuning" / f"{name}.yaml"
     return path if path.is_file() else None
 
 
 def files_of(family: type[Config]) -> list[Path]:
-    """A family's recipe files by precedence: of its class, of its base classes, the default."""
+    """Returns a family's recipe files by precedence: of its class, of its base classes, the default."""
     return [*(path for _, path in reversed(_layers(family))), _default()]
 
 
 def _layers(family: type[Config]) -> list[tuple[type[Config], Path]]:
-    """The class and its base classes that have a recipe, base classes first."""
+    """Returns the class and its base classes that have a recipe, base classes first."""
     layers = []
     for parent in reversed(family.__mro__):
         field = parent.model_fields.get("name") if issubclass(parent, Config) else None
@@ -139,7 +140,7 @@ def _layers(family: type[Config]) -> list[tuple[type[Config], Path]]:
 
 
 def _folder(family: type[Config]) -> Path:
-    """The folder of a class's recipe."""
+    """Returns the folder of a class's recipe."""
     package, lmtool = (name.partition(".")[0] for name in (family.__module__, __name__))
     file = sys.modules[family.__module__].__file__
     return groups.conf_dir() / GROUP if package == lmtool or file is None else Path(file).parent / GROUP
@@ -156,7 +157,7 @@ def _recipe_width(family: type[Config]) -> int:
 
 @lru_cache
 def read(path: Path) -> Recipe:
-    """Read a recipe from its YAML. Raises UserError with the first invalid key."""
+    """Reads a recipe from its YAML. Raises UserError with the first invalid key."""
     hint = f"see {_default()}"
     try:
         return Recipe.model_validate(saved.read_yaml(path, hint))

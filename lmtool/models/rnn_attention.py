@@ -61,7 +61,7 @@ class AdditiveAttention(nn.Module):
         self.score = nn.Linear(width, 1, bias=False)
 
     def memory(self, encoded: EncoderState, steps: Lockstep) -> EncoderMemory:
-        """The keys and values for the documents of a batch. Keys may be cached for the next call."""
+        """Returns the keys and values for the documents of a batch. Keys may be cached for the next call."""
         values_SV, segments = encoded.hidden_SH, encoded.segments
         keys_SA = encoded.cached[self][0] if self in encoded.cached else self.k_proj(values_SV)
         if encoded.keep:
@@ -112,7 +112,7 @@ class AttendingGru(nn.Module):
         self.dropout = Dropout(dropout)
 
     def saved_activations(self, keys: float) -> float:
-        """The number of values per token that are saved for the backward pass. keys: the mean number of
+        """Returns the number of values per token that are saved for the backward pass. keys: the mean number of
         encoder tokens that a decoder token attends to."""
         state, value = self.state_gates.in_features, self.context_gates.in_features
         read = self.output.in_features + self.output.out_features + self.token_gates.in_features
@@ -231,5 +231,5 @@ class RnnAttention(EncoderDecoder):
 
 
 def build(config: RnnAttentionConfig, seed: int) -> RnnAttention:
-    """A new encoder-decoder on the default device."""
+    """Returns a new encoder-decoder on the default device."""
     return new(RnnAttention, config, seed)

@@ -51,7 +51,7 @@ class Roberta(BertLike):
 
 
 def build(config: RobertaConfig, seed: int) -> Roberta:
-    """A new encoder on the default device."""
+    """Returns a new encoder on the default device."""
     return new(Roberta, config, seed)
 
 
@@ -116,6 +116,6 @@ def to_hf_config(config: RobertaConfig) -> JsonObject:
 
 
 def from_hf_config(data: Mapping[str, object]) -> JsonObject:
-    """The inverse of `to_hf_config`."""
+    """Returns the inverse of `to_hf_config`."""
     section = HF_FORMAT.from_hf_config(data)
     return {**section, "max_positions": section["max_positions"] - OFFSET}

@@ -18,7 +18,7 @@ from lmtool.models.encoder_configs import SpanbertConfig
 
 
 def build(config: SpanbertConfig, seed: int) -> Bert:
-    """A new encoder on the default device."""
+    """Returns a new encoder on the default device."""
     return new(Bert, config, seed)
 
 

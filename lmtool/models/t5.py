@@ -107,7 +107,7 @@ class T5(EncoderDecoder):
 
 
 def build(config: T5Config, seed: int) -> T5:
-    """A new encoder-decoder on the default device."""
+    """Returns a new encoder-decoder on the default device."""
     return new(T5, config, seed)
 
 
@@ -191,8 +191,8 @@ def to_hf(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tenso
 
 
 def from_hf(tensors: Mapping[str, Tensor], config: Mapping[str, object] = EMPTY) -> dict[str, Tensor]:
-    """The inverse of `to_hf`. A copy of the shared embedding is dropped in version 1.0; in version 1.1 a missing output
-    layer is a copy of it, as in transformers. UserError if there is no decoder."""
+    """Returns the inverse of `to_hf`. A copy of the shared embedding is dropped in version 1.0; in version 1.1 a
+    missing output layer is a copy of it, as in transformers. Raises UserError if there is no decoder."""
     plain = {name.removeprefix(_INSIDE).replace(".wi_1.", ".wi."): tensor for name, tensor in tensors.items()}
     if {name.partition(".")[0] for name in plain if ".block." in name} == {"encoder"}:
         raise UserError(
@@ -228,7 +228,7 @@ def to_hf_config(config: T5Config) -> JsonObject:
 
 
 def from_hf_config(data: Mapping[str, object]) -> JsonObject:
-    """The inverse of `to_hf_config`."""
+    """Returns the inverse of `to_hf_config`."""
     section = HF_FORMAT.from_hf_config(data)
     gated = data.get("feed_forward_proj", "relu") == "gated-gelu"
     # These keys repeat feed_forward_proj.

@@ -83,7 +83,7 @@ class Transformer(EncoderDecoder):
 
 
 def build(config: Transformer2017Config, seed: int) -> Transformer:
-    """A new encoder-decoder on the default device."""
+    """Returns a new encoder-decoder on the default device."""
     return new(Transformer, config, seed)
 
 
@@ -119,7 +119,7 @@ def to_hf(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tenso
 
 
 def from_hf(tensors: Mapping[str, Tensor], config: Mapping[str, object] = EMPTY) -> dict[str, Tensor]:
-    """The inverse of `to_hf`. UserError for a Marian model that adds constants to its logits."""
+    """Returns the inverse of `to_hf`. Raises UserError for a Marian model that adds constants to its logits."""
     if _BIAS in tensors and tensors[_BIAS].any():
         raise UserError(
             f"the checkpoint adds constants to its logits ({_BIAS}); model=transformer has none",
@@ -130,7 +130,7 @@ def from_hf(tensors: Mapping[str, Tensor], config: Mapping[str, object] = EMPTY)
 
 
 def _reordered(name: str, tensor: Tensor, to_hf_names: bool) -> Tensor:
-    """A tensor with reordered channels of the hidden states. name: our name."""
+    """Returns a tensor with reordered channels of the hidden states. name: our name."""
     if name.endswith(_READ_BY_LAYERS) or name in ("backbone.embed.token.weight", "heads.lm.output.weight"):
         return tensor.index_select(1, _channels(tensor.shape[1], to_hf_names))
     if name.endswith(_WRITTEN_BY_LAYERS) or ".norm" in name:
@@ -139,7 +139,7 @@ def _reordered(name: str, tensor: Tensor, to_hf_names: bool) -> Tensor:
 
 
 def _channels(width: int, to_hf_names: bool) -> Tensor:
-    """The order of channels: even ones first, then odd ones, or the inverse."""
+    """Returns the order of channels: even ones first, then odd ones, or the inverse."""
     order = torch.cat([torch.arange(0, width, 2), torch.arange(1, width, 2)])
     return order if to_hf_names else order.argsort()
 
@@ -163,7 +163,7 @@ def to_hf_config(config: Transformer2017Config) -> JsonObject:
 
 
 def from_hf_config(data: Mapping[str, object]) -> JsonObject:
-    """The inverse of `to_hf_config`."""
+    """Returns the inverse of `to_hf_config`."""
     if data.get("activation_function") is None or data.get("scale_embedding") is None:
         # Marian's defaults have another activation and no scale.
         expect({"activation_function": "gelu", "scale_embedding": False}, "transformer", activation_function=("relu",))

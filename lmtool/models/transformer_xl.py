@@ -152,5 +152,5 @@ class MemoryRecorder(Tap):
 
 
 def build(config: TransformerXlConfig, seed: int) -> TransformerXl:
-    """A new decoder on the default device."""
+    """Returns a new decoder on the default device."""
     return new(TransformerXl, config, seed)

@@ -67,7 +67,7 @@ class StreamAttention:
         self._tiles: dict[int, tuple[Tensor, StreamTile]] = {}
 
     def of_tile(self, query_RL: Tensor, key_RK: Tensor, key_positions_RK: Tensor) -> StreamTile:
-        """The masks and indices of a tile. They are computed once for all layers."""
+        """Returns the masks and indices of a tile. They are computed once for all layers."""
         if id(query_RL) not in self._tiles:
             index_R1LK = None
             if self.positions_Q is not None:
@@ -118,7 +118,7 @@ class SignedDistances(Position):
         return self._rows[1]
 
     def streams(self, context: Context) -> Streams:
-        """The content stream of a context."""
+        """Returns the content stream of a context."""
         known = self._streams
         if known is None or known[0] is not context.packed or known[1] is not context.layout:
             known = context.packed, context.layout, Streams(self, content_stream(context.packed, context.layout))
@@ -149,8 +149,8 @@ class Streams(Position):
 
 
 def content_stream(packed: Packed, layout: Layout) -> StreamAttention:
-    """The content stream: every token is a query. Keys of a prefix or a memory have segment 0 and are visible to
-    all."""
+    """Returns the content stream: every token is a query. Keys of a prefix or a memory have segment 0 and are visible
+    to all."""
     starts = set(layout.query_start)
     pairs = {name: (column, _of_keys(column, packed, layout, before)) for name, column, before in _columns(packed)}
     positions_Q = None if len(starts) <= 1 else layout.query_positions
@@ -158,8 +158,9 @@ def content_stream(packed: Packed, layout: Layout) -> StreamAttention:
 
 
 def query_stream(packed: Packed, content: Layout, query_M: Tensor) -> tuple[StreamAttention, Tensor]:
-    """The query stream of the tokens with the flat indices `query_M` (increasing, on the host), and (M,) bool, which of
-    them have no visible key. content: the layout of the content stream. Raises ValueError if the batch has no ranks."""
+    """Returns the query stream of the tokens with the flat indices `query_M` (increasing, on the host), and (M,) bool,
+    which of them have no visible key. content: the layout of the content stream. Raises ValueError if the batch has no
+    ranks."""
     if "rank" not in packed.columns:
         raise ValueError("a query stream needs the column rank")
     device = packed.tokens.device
@@ -180,8 +181,8 @@ def query_stream(packed: Packed, content: Layout, query_M: Tensor) -> tuple[Stre
 
 
 def _columns(packed: Packed) -> list[tuple[str, Tensor, int]]:
-    """The columns that attention reads, each with its value for the keys of a prefix or a memory. Without a column of
-    segments, all tokens are in the first segment."""
+    """Returns the columns that attention reads, each with its value for the keys of a prefix or a memory. Without a
+    column of segments, all tokens are in the first segment."""
     segments_T = packed.columns.get("segment")
     columns = [("segment", torch.zeros_like(packed.tokens) if segments_T is None else segments_T, 0)]
     return columns + ([("rank", packed.columns["rank"], _SEEN_BY_ALL)] if "rank" in packed.columns else [])
@@ -310,7 +311,7 @@ class TwoStreamAttention(SelfAttention):
         return attend(q_QAD, k_ZAD, v_ZAD, stream.layout, bias, self.scale, self.dropout.rate, rng)
 
     def relative(self, stream: StreamAttention, rows_PAD: Tensor) -> RelativeScores:
-        """The terms added to the scores of a stream."""
+        """Returns the terms added to the scores of a stream."""
         scale = 1 / math.sqrt(self.head_size)
         distance_AD = (self.place_bias - self.content_bias) * scale
         segment_AD = (self.segment_bias - self.content_bias) * scale

@@ -114,7 +114,7 @@ class Xlnet(Encoder):
         carried: Carried | None = None,
         reuse: int = 0,
     ) -> Tensor:
-        """Compute hidden states.
+        """Computes hidden states.
 
         Args:
             packed: The texts. Column "rank" defines what the query stream attends to.
@@ -180,7 +180,7 @@ class ReuseRecorder(MemoryRecorder):
 
 
 def build(config: XlnetConfig, seed: int) -> Xlnet:
-    """A new model on the default device."""
+    """Returns a new model on the default device."""
     return new(Xlnet, config, seed)
 
 

@@ -74,7 +74,7 @@ def reference_attention(
     bias: Position | None = None,
     scale: float | None = None,
 ) -> Tensor:
-    """The result that `attend` must return, computed document by document in plain torch. For tests."""
+    """Returns the result that `attend` must return, computed document by document in plain torch. For tests."""
     out_TAD = torch.zeros_like(q_TAD)
     scale = 1 / math.sqrt(q_TAD.shape[-1]) if scale is None else scale
     device = q_TAD.device
@@ -138,8 +138,8 @@ def joint_projection(x_TH: Tensor, *projections: nn.Module) -> Tensor:
 
 
 def project(x_TH: Tensor, q_proj: nn.Module, k_proj: nn.Module, v_proj: nn.Module) -> tuple[Tensor, Tensor, Tensor]:
-    """The three projections, computed by one product if possible. For few tokens, concatenating the weights would cost
-    more than it saves."""
+    """Returns the three projections, computed by one product if possible. For few tokens, concatenating the weights
+    would cost more than it saves."""
     few = not torch.is_grad_enabled() and not torch.compiler.is_compiling() and len(x_TH) < _FEW
     if few or not joins(q_proj, k_proj, v_proj):
         return apply_linear(q_proj, x_TH), apply_linear(k_proj, x_TH), apply_linear(v_proj, x_TH)
@@ -189,7 +189,7 @@ class MultiHead(nn.Module):
         return self.q_proj.out_features // self.num_heads
 
     def heads(self, x_TW: Tensor) -> Tensor:
-        """Split (T, A*D) into heads, (T, A, D). Keys and values may have fewer heads than queries."""
+        """Splits (T, A*D) into heads, (T, A, D). Keys and values may have fewer heads than queries."""
         return x_TW.unflatten(-1, (-1, self.head_size))
 
     def for_queries(self, x_SAD: Tensor) -> Tensor:
@@ -268,7 +268,7 @@ class SelfAttention(MultiHead):
         return self.attend_and_project(q_TAD, k_TAD, v_TAD, context.layout, self.bias(position), context, read_M)
 
     def bias(self, position: Position) -> Position | None:
-        """The term added to this layer's scores, or None."""
+        """Returns the term added to this layer's scores, or None."""
         return position if position.scores else None
 
     def _in_one_piece(self, context: Context) -> bool:

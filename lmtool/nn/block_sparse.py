@@ -142,8 +142,8 @@ def block_attention(
     rate: float,
     rng: DropoutRng | None,
 ) -> Tensor:
-    """The result of `attend` for a `Blocks` mask, (T, A, D). layout: of documents to themselves. rate: fraction of the
-    weights dropped by `rng`."""
+    """Returns the result of `attend` for a `Blocks` mask, (T, A, D). layout: of documents to themselves. rate: fraction
+    of the weights dropped by `rng`."""
     heads, dtype = q_TAD.shape[1], q_TAD.dtype
     plan = layout.plans.get(heads)
     if plan is None:
@@ -209,7 +209,7 @@ class _Rows(NamedTuple):
 
 
 def block_plan(layout: Layout) -> BlockPlan:
-    """The plan of a layout, on its device."""
+    """Returns the plan of a layout, on its device."""
     mask = layout.mask
     assert isinstance(mask, Blocks)
     size, heads = mask.pattern.size, mask.pattern.heads
@@ -272,7 +272,7 @@ def _tile_index(token_NB: np.ndarray, real_NB: np.ndarray, segments: Segments) -
 
 
 def _tiles(mask: Blocks, blocks_D: np.ndarray) -> Iterator[_Rows]:
-    """The rows of every tile. Blocks are numbered across all documents; each is in one query row."""
+    """Yields the rows of every tile. Blocks are numbered across all documents; each is in one query row."""
     first_D, pattern = np.cumsum(blocks_D) - blocks_D, mask.pattern
     for blocks in sorted(set(blocks_D.tolist()) - {0}):
         first_R1 = first_D[blocks_D == blocks][:, None]

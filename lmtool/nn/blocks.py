@@ -41,7 +41,7 @@ class PostNormLayer(_Layer):
 
     @region(1, 2)
     def after_attention(self, x_TH: Tensor, attention_TH: Tensor, rng: DropoutRng | None = None) -> Tensor:
-        """The rest of the layer, (T, H)."""
+        """Returns the rest of the layer, (T, H)."""
         x_TH = self.norm1(x_TH + self.attn_adapter(self.dropout1(attention_TH, rng), x_TH, self.norm1))
         fed_TH = self.dropout2(self.ffn(x_TH, rng), rng)
         return self.norm2(x_TH + self.ffn_adapter(fed_TH, x_TH, self.norm2))
@@ -57,7 +57,7 @@ class PreNormLayer(_Layer):
 
     @region(1, 2)
     def after_attention(self, x_TH: Tensor, attention_TH: Tensor, rng: DropoutRng | None = None) -> Tensor:
-        """The rest of the layer, (T, H)."""
+        """Returns the rest of the layer, (T, H)."""
         x_TH = x_TH + self.attn_adapter(self.dropout1(attention_TH, rng), x_TH)
         normed_TH = self.norm2(x_TH)
         fed_TH = self.dropout2(self.ffn(normed_TH, rng), rng)
@@ -111,12 +111,12 @@ class PostNormCrossLayer(CrossLayer):
 
     @region(1, 2)
     def between(self, x_TH: Tensor, attention_TH: Tensor, rng: DropoutRng | None = None) -> Tensor:
-        """The part between self-attention and cross-attention, (T, H)."""
+        """Returns the part between self-attention and cross-attention, (T, H)."""
         return self.norm1(x_TH + self.attn_adapter(self.dropout1(attention_TH, rng), x_TH, self.norm1))
 
     @region(1, 2)
     def after_attention(self, x_TH: Tensor, attention_TH: Tensor, rng: DropoutRng | None = None) -> Tensor:
-        """The part after cross-attention, (T, H)."""
+        """Returns the part after cross-attention, (T, H)."""
         x_TH = self.norm2(x_TH + self.dropout2(attention_TH, rng))
         fed_TH = self.dropout3(self.ffn(x_TH, rng), rng)
         return self.norm3(x_TH + self.ffn_adapter(fed_TH, x_TH, self.norm3))
@@ -134,13 +134,13 @@ class PreNormCrossLayer(CrossLayer):
 
     @region(1, 2)
     def between(self, x_TH: Tensor, attention_TH: Tensor, rng: DropoutRng | None = None) -> tuple[Tensor, Tensor]:
-        """The part between the attentions: (T, H) the residual stream, and the input of cross-attention."""
+        """Returns the part between the attentions: (T, H) the residual stream, and the input of cross-attention."""
         x_TH = x_TH + self.attn_adapter(self.dropout1(attention_TH, rng), x_TH)
         return x_TH, self.norm2(x_TH)
 
     @region(1, 2)
     def after_attention(self, x_TH: Tensor, attention_TH: Tensor, rng: DropoutRng | None = None) -> Tensor:
-        """The part after cross-attention, (T, H)."""
+        """Returns the part after cross-attention, (T, H)."""
         x_TH = x_TH + self.dropout2(attention_TH, rng)
         normed_TH = self.norm3(x_TH)
         fed_TH = self.dropout3(self.ffn(normed_TH, rng), rng)

@@ -55,7 +55,7 @@ class Cache:
         self._before: Sequence[int] = ()
 
     def extend(self, packed: Packed) -> Tensor:
-        """Make room for new tokens and return their positions, (T,). Called once per forward, before the layers.
+        """Makes room for new tokens and returns their positions, (T,). Called once per forward, before the layers.
         `packed` has one document for each of the cache's, possibly empty."""
         self._before = tuple(self.lengths)
         self.fresh = not any(self._before)
@@ -72,7 +72,7 @@ class Cache:
         return positions_T
 
     def layout(self, packed: Packed, mask: Mask) -> Layout:
-        """The layout of the new tokens' attention to all cached ones."""
+        """Returns the layout of the new tokens' attention to all cached ones."""
         if self.fresh:
             return Layout.of(packed, mask, self.ahead)
         one_each = self.documents > 1 and all(length == 1 for length in packed.lengths)
@@ -84,7 +84,7 @@ class Cache:
         return Layout(packed.segments, keys, mask, tuple(before + self.ahead for before in self._before))
 
     def select(self, rows: Sequence[int]) -> None:
-        """Keep only these documents, in this order; a document may be repeated."""
+        """Keeps only these documents, in this order; a document may be repeated."""
         self.documents = len(rows)
         self.lengths = [self.lengths[row] for row in rows]
         rows_R = send(torch.tensor(rows), self.places_T.device)
@@ -104,8 +104,8 @@ class LayerCache:
         self._values_NCAD: Tensor | None = None
 
     def append(self, k_TAD: Tensor, v_TAD: Tensor, prefix: LayerPrefix | None = None) -> tuple[Tensor, Tensor]:
-        """Append the new tokens, the first ones after the prefix. Returns the layout's keys and values: the new ones if
-        the cache was empty, otherwise all rows, (N*C, A, D)."""
+        """Appends the new tokens, the first ones after the prefix. Returns the layout's keys and values: the new ones
+        if the cache was empty, otherwise all rows, (N*C, A, D)."""
         self._keys_NCAD = self._written(self._keys_NCAD, k_TAD)
         self._values_NCAD = self._written(self._values_NCAD, v_TAD)
         if prefix is not None:
@@ -126,7 +126,7 @@ class LayerCache:
         return rows_NCAD
 
     def select(self, rows_R: Tensor) -> None:
-        """Keep only these documents."""
+        """Keeps only these documents."""
         if self._keys_NCAD is not None and self._values_NCAD is not None:
             self._keys_NCAD = self._keys_NCAD.index_select(0, rows_R)
             self._values_NCAD = self._values_NCAD.index_select(0, rows_R)
@@ -164,9 +164,9 @@ class CarriedState(nn.Module):
         self.tensors: State = {}
 
     def begin(self, lanes: Lanes, initial: Callable[[int], State]) -> Carried:
-        """The state before the segments of a batch. initial: builds the state of `count` new lanes.
+        """Returns the state before the segments of a batch. initial: builds the state of `count` new lanes.
 
-        ValueError if lanes have started but no state is held: earlier batches were skipped.
+        Raises ValueError if lanes have started but no state is held: earlier batches were skipped.
         """
         if not any(lanes.read):
             return Carried(initial(len(lanes.numbers)), lanes.read)
@@ -177,8 +177,8 @@ class CarriedState(nn.Module):
         return Carried({name: x.index_select(0, _rows(lanes, x)) for name, x in self.tensors.items()}, lanes.read)
 
     def keep(self, lanes: Lanes, carried: Carried, initial: Callable[[int], State]) -> None:
-        """Store the state that a forward left, without gradient. Tensors are replaced, never modified, because a
-        backward may still need the old ones. RuntimeError if the forward left no state."""
+        """Stores the state that a forward left, without gradient. Tensors are replaced, never modified, because a
+        backward may still need the old ones. Raises RuntimeError if the forward left no state."""
         if carried.after is None:
             raise RuntimeError("a model that carries state left none behind a segment")
         after = {name: x.detach().to(carried.before[name].dtype) for name, x in carried.after.items()}
@@ -193,17 +193,17 @@ def _rows(lanes: Lanes, like: Tensor) -> Tensor:
 
 
 def _states(model: nn.Module) -> dict[str, CarriedState]:
-    """The carried states in a model, by module name."""
+    """Returns the carried states in a model, by module name."""
     return {name: module for name, module in model.named_modules() if isinstance(module, CarriedState)}
 
 
 def carried_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """All carried state in a model by name, for a checkpoint; empty if there is none."""
+    """Returns all carried state in a model by name, for a checkpoint; empty if there is none."""
     return {f"{path}.{name}": x for path, state in _states(model).items() for name, x in state.tensors.items()}
 
 
 def load_carried(model: nn.Module, tensors: Mapping[str, Tensor], device: torch.device) -> None:
-    """Restore what `carried_tensors` returned."""
+    """Restores what `carried_tensors` returned."""
     for path, state in _states(model).items():
         prefixed = {name: x for name, x in tensors.items() if name.rpartition(".")[0] == path}
         state.tensors = {name.rpartition(".")[2]: send(x, device) for name, x in prefixed.items()}
@@ -211,7 +211,7 @@ def load_carried(model: nn.Module, tensors: Mapping[str, Tensor], device: torch.
 
 @contextmanager
 def set_aside(model: nn.Module) -> Iterator[None]:
-    """Clear a model's carried state inside the context and restore it afterwards: for a pass over other text in
+    """Clears a model's carried state inside the context and restores it afterwards: for a pass over other text in
     between."""
     previous = {state: state.tensors for state in _states(model).values()}
     for state in previous:

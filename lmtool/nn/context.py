@@ -46,7 +46,8 @@ class EncoderState:
     _layouts: dict[tuple[int, ...], Layout] = field(default_factory=dict, repr=False)
 
     def layout(self, outputs: Packed, ahead: int = 0) -> Layout:
-        """The cross-attention layout: each decoder token attends to its whole input, after `ahead` prefix keys."""
+        """Returns the cross-attention layout: each decoder token attends to its whole input, after `ahead` prefix
+        keys."""
         keys, mask = with_prefix(self.segments, ahead), self.mask
         if ahead and isinstance(mask, First):
             mask = First(tuple(length + ahead for length in mask.lengths))
@@ -62,8 +63,8 @@ class EncoderState:
         return self._layouts[lengths]
 
     def in_rows(self) -> EncoderState:
-        """The same state for generation, with every input padded to the longest length, so that no step has to gather
-        keys. The mask hides the padding. ValueError if an input has no tokens."""
+        """Returns the same state for generation, with every input padded to the longest length, so that no step has to
+        gather keys. The mask hides the padding. Raises ValueError if an input has no tokens."""
         lengths, device = self.segments.lengths, self.hidden_SH.device
         if not min(lengths):
             raise ValueError("an input has no tokens")
@@ -77,7 +78,7 @@ class EncoderState:
         return EncoderState(hidden, segments, True, mask=First(lengths))
 
     def select(self, rows: Sequence[int], outputs: int) -> None:
-        """Keep only the inputs in these rows, with `outputs` decoder texts each. Call after `in_rows`."""
+        """Keeps only the inputs in these rows, with `outputs` decoder texts each. Call after `in_rows`."""
         self.outputs, self._layouts = outputs, {}
         inputs = len(self.segments.lengths)
         if list(rows) == list(range(inputs)):
@@ -125,7 +126,7 @@ class Context:
 
     @classmethod
     def of(cls, packed: Packed, mask: Mask, position: Position | None = None, **more: Any) -> Self:
-        """The context of a single layer on a packed batch. position: None for no positions."""
+        """Returns the context of a single layer on a packed batch. position: None for no positions."""
         position = Position() if position is None else position
         return cls(packed, Layout.of(packed, mask), packed.positions, position, **more)
 
@@ -135,5 +136,5 @@ class Context:
         return select_rng(self.rng, self.read_M)
 
     def observer(self, kind: AttentionKind) -> AttentionObserver | None:
-        """The observer of this layer's attention inputs, or None."""
+        """Returns the observer of this layer's attention inputs, or None."""
         return None if self.watch is None else self.watch(kind)

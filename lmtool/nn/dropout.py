@@ -40,9 +40,9 @@ _BLOCK = 1 << 17
 
 
 def mix(values: Tensor) -> Tensor:
-    """Hash int64 tensors of any shape in place: two rounds of xor-shift and multiply (multiplier and shifts by degski,
-    "Invertible integer hash functions", 2018), then a shift. Torch shifts arithmetically, which costs a xor its top
-    bit. The rounds can spare that bit; the last step adds instead, because all of its bits are used."""
+    """Hashes int64 tensors of any shape in place: two rounds of xor-shift and multiply (multiplier and shifts by
+    degski, "Invertible integer hash functions", 2018), then a shift. Torch shifts arithmetically, which costs a xor its
+    top bit. The rounds can spare that bit; the last step adds instead, because all of its bits are used."""
     if torch.compiler.is_compiling():  # it cuts blocks of its own
         for _ in range(2):
             values = (values ^ (values >> 32)) * _MULTIPLIER
@@ -92,12 +92,12 @@ def keep_mask(keys: Tensor, constants: Tensor, channels: int, rate: float) -> Te
 
 
 def _threshold(bits: Tensor, rate: float) -> Tensor:
-    """Compare in place: a comparison that returns bools takes 14 times as long."""
+    """Compares in place: a comparison that returns bools takes 14 times as long."""
     return bits.ge_(round(rate * _LEVELS) - _LEVELS // 2)
 
 
 def _factor(rate: float) -> float:
-    """The factor of values that are not dropped: 1/(1 - rate), with the rate rounded to 16 bits."""
+    """Returns the factor of values that are not dropped: 1/(1 - rate), with the rate rounded to 16 bits."""
     return _LEVELS / (_LEVELS - round(rate * _LEVELS))
 
 
@@ -165,32 +165,32 @@ class DropoutRng(Protocol):
     numbers."""
 
     def at(self, site: int) -> DropoutRng:
-        """The generator of a location within this one: of a module, a layer or a second forward pass."""
+        """Returns the generator of a location within this one: of a module, a layer or a second forward pass."""
 
     def drop(self, x_TH: Tensor, rate: float) -> Tensor:
-        """Apply dropout to the hidden states of this generator's tokens."""
+        """Applies dropout to the hidden states of this generator's tokens."""
 
     def rng_tensors(self) -> RngTensors:
-        """The generator as tensors, for compiled code."""
+        """Returns the generator as tensors, for compiled code."""
 
     def rows(self, index_N: Tensor) -> DropoutRng:
-        """The generator of some of the tokens, for a head that reads only those."""
+        """Returns the generator of some of the tokens, for a head that reads only those."""
 
     def for_outputs(self) -> DropoutRng:
-        """The generator of the tokens that the decoder of an encoder-decoder reads."""
+        """Returns the generator of the tokens that the decoder of an encoder-decoder reads."""
 
     def inserted(self, source_S: Tensor, number_S: Tensor) -> DropoutRng:
-        """The generator after inserting virtual tokens. source_S: the token at or next to each position. number_S: the
-        number of the virtual token there, 0 for none."""
+        """Returns the generator after inserting virtual tokens. source_S: the token at or next to each position.
+        number_S: the number of the virtual token there, 0 for none."""
 
 
 def select_rng(rng: DropoutRng | None, read_M: Tensor | None) -> DropoutRng | None:
-    """The generator of the tokens with the indices `read_M`; None: of all tokens."""
+    """Returns the generator of the tokens with the indices `read_M`; None: of all tokens."""
     return rng if rng is None or read_M is None else rng.rows(read_M)
 
 
 def rng_at(rng: DropoutRng | None, location: int) -> DropoutRng | None:
-    """The generator at a location; None if there is no generator."""
+    """Returns the generator at a location; None if there is no generator."""
     return None if rng is None else rng.at(location)
 
 
@@ -224,8 +224,8 @@ class TokenRng:
     def weight_masks(
         self, tokens_P: Tensor, shapes: Sequence[tuple[int, int, int]], heads: int, rate: float
     ) -> tuple[list[Tensor], float]:
-        """The masks of `drop_weights` for several tiles at once, uint8, 0 for dropped weights, and the scale of the
-        kept ones. shapes: (rows times heads, L queries, S keys) of each tile, with S a multiple of four. tokens_P:
+        """Returns the masks of `drop_weights` for several tiles at once, uint8, 0 for dropped weights, and the scale of
+        the kept ones. shapes: (rows times heads, L queries, S keys) of each tile, with S a multiple of four. tokens_P:
         the token of each query in the tiles, rows concatenated."""
         keys_P, at, end = self.keys_T[tokens_P], 0, 0
         numbers = keys_P.new_empty(sum(rows * queries * keys // _CHANNELS_PER_HASH for rows, queries, keys in shapes))
@@ -309,7 +309,7 @@ class Dropout(nn.Module):
         self.rng_tensors: RngTensors | None = None
 
     def rng(self, rng: DropoutRng | None) -> DropoutRng | None:
-        """The generator of this site, for other forms of dropout; None if nothing is dropped."""
+        """Returns the generator of this site, for other forms of dropout; None if nothing is dropped."""
         if rng is None or self.rate == 0.0:
             return None
         if self.site is None:
@@ -317,7 +317,7 @@ class Dropout(nn.Module):
         return rng.at(self.site)
 
     def set_rng_tensors(self, rng: DropoutRng | None) -> list[Tensor]:
-        """Store this generator, or the preset one, for compiled code. Returns the tensors whose first dimension counts
+        """Stores this generator, or the preset one, for compiled code. Returns the tensors whose first dimension counts
         tokens."""
         site_rng = self.rng(rng if self.preset_rng is None else self.preset_rng)
         self.rng_tensors = None if site_rng is None else site_rng.rng_tensors()
@@ -334,8 +334,8 @@ class Dropout(nn.Module):
 
 
 def name_dropouts(module: nn.Module, prefix: str = "") -> None:
-    """Set the site of every `Dropout` in a module from its name. prefix: prepended to the names, for a part of a larger
-    model."""
+    """Sets the site of every `Dropout` in a module from its name. prefix: prepended to the names, for a part of a
+    larger model."""
     for name, part in module.named_modules():
         if isinstance(part, Dropout):
             part.site = zlib.crc32(f"{prefix}{name}".encode())

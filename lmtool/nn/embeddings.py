@@ -47,7 +47,7 @@ class StackInput(nn.Module):
         return 0 if self.virtual is None else len(self.virtual)
 
     def finish(self, vectors_TH: Tensor, packed: Packed, positions_T: Tensor, rng: DropoutRng | None = None) -> Tensor:
-        """Add positions and segments, then norm and dropout. positions_T: positions within the documents."""
+        """Adds positions and segments, then norm and dropout. positions_T: positions within the documents."""
         x_TH = self.position.embed(vectors_TH, positions_T)
         if self.segment is not None:
             ids_T = packed.columns.get("segment")
@@ -115,7 +115,7 @@ class Embeddings(StackInput):
         return self
 
     def extend(self, table: nn.Embedding) -> int:
-        """Add tokens with a separate table, after all existing ones. Returns the id of the first."""
+        """Adds tokens with a separate table, after all existing ones. Returns the id of the first."""
         first = self.token.num_embeddings + sum(other.num_embeddings for other in self.further)
         self.further = (*self.further, table)
         return first

@@ -77,7 +77,7 @@ def zero(tensor: Tensor, generator: torch.Generator) -> None:
 
 
 def generator_for(seed: int, name: str) -> torch.Generator:
-    """A CPU generator for the tensor of this name."""
+    """Returns a CPU generator for the tensor of this name."""
     generator = torch.Generator()
     generator.manual_seed(key(seed, "init", zlib.crc32(name.encode())) & (2**63 - 1))
     return generator
@@ -119,7 +119,7 @@ class _Undrawn(TorchFunctionMode):
 
 
 def materialize(make: Callable[[], AnyModule]) -> AnyModule:
-    """Build a module on the default device without torch's own initialization, which would take seconds at full size
+    """Builds a module on the default device without torch's own initialization, which would take seconds at full size
     and advance the global generator. Its values are undefined until `initialize`."""
     device = torch.get_default_device()
     with torch.device("meta"), _Undrawn():

@@ -41,8 +41,8 @@ def has_flash(device: torch.device) -> bool:
 
 
 def kernel_for(device: torch.device, dtype: torch.dtype, head_size: int, dropout: float) -> Kernel | None:
-    """The kernel for attention without a bias; None for tiles. dropout: the fraction of the weights that is dropped
-    with torch's own generator."""
+    """Returns the kernel for attention without a bias; None for tiles. dropout: the fraction of the weights that is
+    dropped with torch's own generator."""
     if dtype not in (torch.float16, torch.bfloat16) or head_size % 8 or head_size > 256 or not has_flash(device):
         return None
     return "jagged" if dropout else "flash"
@@ -98,7 +98,7 @@ def jagged_attention(
     query, key = layout.query.occupied, layout.key.occupied
 
     def nested(x_TAD: Tensor, segments: Segments) -> Tensor:
-        """The documents as a nested tensor (N, A, L, D)."""
+        """Returns the documents as a nested tensor (N, A, L, D)."""
         shortest, longest = min(segments.lengths), max(segments.lengths)
         x_NLAD = torch.nested.nested_tensor_from_jagged(
             x_TAD.to(q_TAD.dtype), segments.cu_lengths, min_seqlen=shortest, max_seqlen=longest
@@ -177,11 +177,11 @@ class HeadTile:
     added: Tensor | None
 
     def of_queries(self, vectors: Tensor) -> Tensor:
-        """The queries of the tile: a view (B, L, D) of `vectors`, (P*A, D)."""
+        """Returns the queries of the tile: a view (B, L, D) of `vectors`, (P*A, D)."""
         return vectors[self.query :][: self.rows * self.queries].view(self.rows, self.queries, -1)
 
     def of_keys(self, vectors: Tensor) -> Tensor:
-        """The keys and values of the tile: a view (2, B, K, D) of `vectors`, (2*S*A, D)."""
+        """Returns the keys and values of the tile: a view (2, B, K, D) of `vectors`, (2*S*A, D)."""
         return vectors[self.key :][: 2 * self.rows * self.keys].view(2, self.rows, self.keys, -1)
 
 
@@ -220,8 +220,8 @@ class HeadPlan:
 
 
 def head_plan(layout: Layout, heads: int, read_M: np.ndarray | None = None) -> HeadPlan:
-    """The plan for self-attention within packed documents, on the host. read_M: the tokens that are queries; None:
-    all."""
+    """Returns the plan for self-attention within packed documents, on the host. read_M: the tokens that are queries;
+    None: all."""
     starts_N, lengths_N = np.array(layout.query.starts, np.int64), np.array(layout.query.lengths, np.int64)
     documents_T = np.repeat(np.arange(len(lengths_N)), lengths_N)
     query_M = np.arange(len(documents_T)) if read_M is None else read_M
@@ -287,7 +287,7 @@ def _flat(numbers: list[np.ndarray]) -> Tensor:
 def _added(
     layout: Layout, rows_R: np.ndarray, positions_RL: np.ndarray, real_RK: np.ndarray, heads: int
 ) -> Tensor | None:
-    """The mask as a term added to a tile's scores, (R*A or 1, L or 1, K). positions_RL: of the queries."""
+    """Returns the mask as a term added to a tile's scores, (R*A or 1, L or 1, K). positions_RL: of the queries."""
     seen_1K, real_R1K = torch.arange(real_RK.shape[1])[None], torch.from_numpy(real_RK)[:, None]
     allow = layout.mask.allow(torch.from_numpy(positions_RL)[:, :, None], seen_1K[:, None], torch.from_numpy(rows_R))
     # A causal mask hides the padding, which comes last.

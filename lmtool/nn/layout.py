@@ -118,14 +118,14 @@ class First:
 
 
 def with_prefix(segments: Segments, ahead: int) -> Segments:
-    """The documents concatenated, with `ahead` extra keys before each that has tokens; unchanged for 0."""
+    """Returns the documents concatenated, with `ahead` extra keys before each that has tokens; unchanged for 0."""
     if not ahead:
         return segments
     return Segments.packed(tuple(length + ahead if length else 0 for length in segments.lengths), segments.device)
 
 
 def causal_mask(packed: Packed) -> Causal | PrefixLM:
-    """The mask of a causal stack, with the prefixes of its documents."""
+    """Returns the mask of a causal stack, with the prefixes of its documents."""
     return PrefixLM(packed.prefixes) if packed.prefixes else Causal()
 
 

@@ -22,7 +22,7 @@ _HALF = (torch.bfloat16, torch.float16)
 
 
 def product_type(x: Tensor) -> torch.dtype:
-    """The type in which products with x are computed: the type of autocast, otherwise the type of x."""
+    """Returns the type in which products with x are computed: the type of autocast, otherwise the type of x."""
     device = x.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
 
@@ -51,7 +51,7 @@ def linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
 
 
 def apply_linear(module: nn.Module, x_TI: Tensor) -> Tensor:
-    """The output (T, O) of a linear module; an edited module or one with hooks is called."""
+    """Returns the output (T, O) of a linear module; an edited module or one with hooks is called."""
     return linear(x_TI, module.weight, module.bias) if is_plain(module, nn.Linear) else cast(Tensor, module(x_TI))
 
 

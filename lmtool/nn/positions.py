@@ -60,11 +60,11 @@ class Position(nn.Module):
     """Whether there is a last position."""
 
     def check(self, longest: int, virtual: int = 0) -> None:
-        """Raise UserError for documents longer than the kind supports. longest: in tokens, `virtual` of them
+        """Raises UserError for documents longer than the kind supports. longest: in tokens, `virtual` of them
         virtual."""
 
     def embed(self, x_TH: Tensor, positions_T: Tensor) -> Tensor:
-        """Add to the token vectors (learned, sinusoidal)."""
+        """Adds to the token vectors (learned, sinusoidal)."""
         return x_TH
 
     def turns(self, positions_T: Tensor, dtype: torch.dtype) -> Turns | None:
@@ -72,27 +72,27 @@ class Position(nn.Module):
         return None
 
     def rotate(self, q_TAD: Tensor, k_TAD: Tensor, turns: Turns) -> tuple[Tensor, Tensor]:
-        """Rotate queries and keys (rotary), before the keys are cached."""
+        """Rotates queries and keys (rotary), before the keys are cached."""
         return q_TAD, k_TAD
 
     def score(self, q_RALD: Tensor, k_RAKD: Tensor, query_positions_RL: Tensor, key_positions_RK: Tensor) -> Tensor:
-        """A term added to the scores (T5 buckets, ALiBi, Shaw); broadcasts to (R, A, L, K). The queries are already
-        scaled. Positions have R rows, or one for all."""
+        """Returns a term added to the scores (T5 buckets, ALiBi, Shaw); broadcasts to (R, A, L, K). The queries are
+        already scaled. Positions have R rows, or one for all."""
         return q_RALD.new_zeros(())
 
     def terms(
         self, q_RALD: Tensor, k_RAKD: Tensor, query_positions_RL: Tensor, key_positions_RK: Tensor
     ) -> dict[str, Tensor]:
-        """The terms that `score` sums, by name."""
+        """Returns the terms that `score` sums, by name."""
         return {"places": self.score(q_RALD, k_RAKD, query_positions_RL, key_positions_RK)}
 
     def value(self, weights_RALK: Tensor, query_positions_RL: Tensor, key_positions_RK: Tensor) -> Tensor:
-        """A term added to the result of the attention (Shaw); broadcasts to (R, A, L, D)."""
+        """Returns a term added to the result of the attention (Shaw); broadcasts to (R, A, L, D)."""
         return weights_RALK.new_zeros(())
 
     def of_tokens(self, query_RL: Tensor, key_RK: Tensor, key_positions_RK: Tensor) -> Position:
-        """The same kind for these queries and keys, given as flat indices: for kinds that depend on more than the
-        position."""
+        """Returns the same kind for these queries and keys, given as flat indices: for kinds that depend on more than
+        the position."""
         return self
 
 
@@ -181,7 +181,7 @@ class T5Buckets(Position):
         self.weight = nn.Embedding(buckets, num_heads).weight
 
     def bucket(self, distances: Tensor) -> Tensor:
-        """The bucket of each distance, key minus query; as Mesh TensorFlow's `_relative_position_bucket`."""
+        """Returns the bucket of each distance, key minus query; as Mesh TensorFlow's `_relative_position_bucket`."""
         if self.causal:
             buckets, side, far = self.buckets, torch.zeros_like(distances), (-distances).clamp(min=0)
         else:

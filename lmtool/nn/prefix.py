@@ -59,7 +59,7 @@ class KeyPrefix(nn.Module):
         return self.weight
 
     def layers(self, segments: Segments) -> list[LayerPrefix]:
-        """The prefix of each layer, for documents in these segments."""
+        """Returns the prefix of each layer, for documents in these segments."""
         index_S = in_front(segments, len(self))
         parts = self.rows().chunk(2 * self.depth, -1)
         pairs = zip(parts[::2], parts[1::2], strict=True)
@@ -119,7 +119,7 @@ class VirtualTokens(nn.Module):
 
     def insertion(self, packed: Packed, before: Sequence[int] | None = None) -> Insertion:
         """Insertion into these texts. before: cached tokens of each document; a continued document already has its
-        virtual tokens. ValueError if a new text has fewer than `after` tokens."""
+        virtual tokens. Raises ValueError if a new text has fewer than `after` tokens."""
         read = [0] * len(packed.lengths) if before is None else before
         starting = [length > 0 and not past for length, past in zip(packed.lengths, read, strict=True)]
         if any(starts and length < self.after for length, starts in zip(packed.lengths, starting, strict=True)):

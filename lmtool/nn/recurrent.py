@@ -36,7 +36,7 @@ class State(NamedTuple):
     cell_NC: Tensor
 
     def detached(self) -> State:
-        """The same values, detached from the graph."""
+        """Returns the same values, detached from the graph."""
         return State(self.output_NP.detach(), self.cell_NC.detach())
 
 
@@ -110,7 +110,7 @@ class LstmCell(nn.Module):
 
     @torch.no_grad()
     def open_forget_gates(self) -> None:
-        """Set the forget gates' biases to 1 and the others to 0, so that a new cell remembers (Jozefowicz, Zaremba and
+        """Sets the forget gates' biases to 1 and the others to 0, so that a new cell remembers (Jozefowicz, Zaremba and
         Sutskever 2015)."""
         self.bias.zero_()
         self.bias[self.cell_size : 2 * self.cell_size] = 1.0
@@ -272,7 +272,7 @@ def _before(values: Tensor, first: Tensor, sizes: tuple[int, ...]) -> Tensor:
 
 @lru_cache(maxsize=8)
 def steps_of(texts: Segments, reverse: bool = False) -> Lockstep:
-    """The steps of packed texts, left to right or right to left, cached for all layers that read a batch."""
+    """Returns the steps of packed texts, left to right or right to left, cached for all layers that read a batch."""
     return Lockstep.of(texts, reverse)
 
 
@@ -285,11 +285,11 @@ class StateCache:
         self.state: tuple[Tensor, ...] | None = None
 
     def keep(self, state: tuple[Tensor, ...]) -> None:
-        """Store the state after the new tokens, from which the next ones start."""
+        """Stores the state after the new tokens, from which the next ones start."""
         self.state = state
 
     def select(self, rows_R: Tensor) -> None:
-        """Keep only these documents."""
+        """Keeps only these documents."""
         if self.state is not None:
             self.state = tuple(part.index_select(0, rows_R) for part in self.state)
 

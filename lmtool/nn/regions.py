@@ -36,7 +36,8 @@ class CompiledRegions:
     def call(
         self, function: Function, rows: tuple[int, ...], arguments: tuple[Any, ...], rng: DropoutRng | None
     ) -> Any:
-        """Call the compiled function. rows: indices of the arguments whose first dimension may differ between calls."""
+        """Calls the compiled function. rows: indices of the arguments whose first dimension may differ between
+        calls."""
         tensors = [tensor for number in rows for tensor in _tensors(arguments[number])]
         if any(len(tensor) < 2 for tensor in tensors):
             return function(*arguments, **_named(rng))  # compilers make graphs of their own for sizes of 0 and 1
@@ -71,7 +72,7 @@ _active: CompiledRegions | None = None
 
 @contextmanager
 def regions_by(compiled: CompiledRegions | None) -> Iterator[None]:
-    """Call all regions through `compiled` inside the context; None: uncompiled. It applies to the whole process,
+    """Calls all regions through `compiled` inside the context; None: uncompiled. It applies to the whole process,
     because a backward pass recomputes in other threads."""
     global _active
     before, _active = _active, compiled
@@ -82,7 +83,7 @@ def regions_by(compiled: CompiledRegions | None) -> Iterator[None]:
 
 
 def region(*rows: int) -> Callable[[Function], Function]:
-    """Mark a function, or a method of a module, that may be compiled: it reads tensors, modules and constants, and
+    """Marks a function, or a method of a module, that may be compiled: it reads tensors, modules and constants, and
     dropout's generator as `rng`. rows: indices of the arguments, tensors or tuples of them, whose first dimension
     counts tokens."""
 

@@ -129,7 +129,7 @@ class RelativeAttention(SelfAttention):
         return self.attend_and_project(q_TAD, k_TAD, v_TAD, context.layout, bias, context, read_M)
 
     def distance_scores(self, distances: Distances, layout: Layout, like: Tensor) -> DistanceScores:
-        """The term that distances add to the scores of this layer."""
+        """Returns the term that distances add to the scores of this layer."""
         ends = map(sum, zip(layout.query_start, layout.query.lengths, strict=True))
         rows_PAD = self.heads(self.pos_proj(distances.rows(max(ends, default=1) - 1, like)))
         difference_AD = (distances.place_bias - distances.content_bias) / math.sqrt(self.head_size)

@@ -65,7 +65,7 @@ class Tap:
         return x_TH
 
     def attention(self, point: TapPoint, kind: AttentionKind) -> AttentionObserver | None:
-        """The observer of an attention in the layer before this point, or None."""
+        """Returns the observer of an attention in the layer before this point, or None."""
         return None
 
 
@@ -124,11 +124,11 @@ class StackState:
         return self.batch_T.index_select(0, read_M)
 
     def layout(self, mask: Mask) -> Layout:
-        """The attention layout under a mask."""
+        """Returns the attention layout under a mask."""
         return Layout.of(self.packed, mask, self.ahead) if self.cache is None else self.cache.layout(self.packed, mask)
 
     def tapped(self, tap: Tap, point: TapPoint, x_TH: Tensor) -> Tensor:
-        """The states after a tap."""
+        """Returns the states after a tap."""
         if not tap.wants(point):
             return x_TH
         if self.batch_T is None:
@@ -216,18 +216,18 @@ class Stack(nn.Module):
         return 0 if self.cross_prefix is None else len(self.cross_prefix)
 
     def cache_for(self, embed: StackInput, documents: int, capacity: int) -> Cache:
-        """An empty cache for this many texts of at most `capacity` tokens, virtual ones not counted. UserError if there
-        are too few positions."""
+        """Returns an empty cache for this many texts of at most `capacity` tokens, virtual ones not counted. Raises
+        Raises UserError if there are too few positions."""
         virtual = embed.virtual_count
         embed.position.check(capacity + virtual + self.ahead, virtual + self.ahead)
         return Cache(len(list(self.depth())), documents, capacity + virtual, ahead=self.ahead)
 
     def depth(self) -> Iterator[nn.Module]:
-        """The layers in the order they are applied."""
+        """Yields the layers in the order they are applied."""
         yield from self.layers
 
     def mask(self, number: int, packed: Packed) -> Mask:
-        """The mask of a layer, counted from 0."""
+        """Returns the mask of a layer, counted from 0."""
         return causal_mask(packed) if self.causal else Full()
 
     def seen(self, number: int, length: float) -> float:
@@ -236,11 +236,11 @@ class Stack(nn.Module):
         return length / 2 if self.causal else length
 
     def position(self, number: int, state: StackState) -> Position:
-        """The positions of this layer's attention."""
+        """Returns the positions of this layer's attention."""
         return state.position
 
     def leave(self, x_TH: Tensor, rng: DropoutRng | None = None) -> Tensor:
-        """The final norm and dropout. rng: of the same tokens."""
+        """Returns the final norm and dropout. rng: of the same tokens."""
         return self.dropout(x_TH if self.final_norm is None else self.final_norm(x_TH), rng)
 
     def run(
@@ -296,7 +296,7 @@ class Stack(nn.Module):
         return self.leave(x_TH, select_rng(state.rng, read_M))
 
     def _applied(self, layer: Callable[[Tensor, Context], Tensor], x_TH: Tensor, context: Context) -> Tensor:
-        """Apply a layer, recomputing it in the backward pass if possible: an accumulating cache or an observer would
+        """Applies a layer, recomputing it in the backward pass if possible: an accumulating cache or an observer would
         otherwise see it twice. Random numbers are functions of the location, so no generator state has to be
         restored."""
         single_run = not torch.is_grad_enabled() or (context.cache is not None and context.cache.accumulates)
@@ -311,20 +311,20 @@ class Stack(nn.Module):
         return output
 
     def _prefixes(self, state: StackState) -> list[LayerPrefix] | None:
-        """The prefix of each layer; None if a cache holds it."""
+        """Returns the prefix of each layer; None if a cache holds it."""
         if self.prefix is None or (state.cache is not None and not state.cache.fresh):
             return None
         return self.prefix.layers(state.packed.segments)
 
     def _cross_prefixes(self, encoded: EncoderState | None) -> list[LayerPrefix] | None:
-        """The prefix of each layer's cross-attention; None if it is cached with the encoder's keys."""
+        """Returns the prefix of each layer's cross-attention; None if it is cached with the encoder's keys."""
         if self.cross_prefix is None or encoded is None or encoded.cached:
             return None
         return self.cross_prefix.layers(encoded.segments)
 
 
 def recompute_layers(model: nn.Module) -> None:
-    """Make every stack of a model recompute its layers in the backward pass. UserError if it has none."""
+    """Makes every stack of a model recompute its layers in the backward pass. Raises UserError if it has none."""
     stacks = [module for module in model.modules() if isinstance(module, Stack)]
     if not stacks:
         raise UserError(

@@ -33,7 +33,7 @@ def tiled_attention(
     rate: float,
     rng: DropoutRng | None,
 ) -> Tensor:
-    """The result of `attend`, (T, A, D). rate: fraction of the weights dropped by `rng`."""
+    """Returns the result of `attend`, (T, A, D). rate: fraction of the weights dropped by `rng`."""
     dtype = q_TAD.dtype
     with torch.autocast(q_TAD.device.type, enabled=False):
         q_TAD, k_SAD, v_SAD = widened(q_TAD, k_SAD, v_SAD)
@@ -111,8 +111,8 @@ def tiled_scores(
 def score_terms(
     q_TAD: Tensor, k_SAD: Tensor, layout: Layout, bias: Position, scale: float | None = None
 ) -> Iterator[dict[str, Tensor]]:
-    """The terms (R, A, L, K) that sum to each tile's scores, by name: `content`, q k^T scale, and those of the bias;
-    masked entries included."""
+    """Yields the terms (R, A, L, K) that sum to each tile's scores, by name: `content`, q k^T scale, and those of the
+    bias; masked entries included."""
     scale = 1 / math.sqrt(q_TAD.shape[-1]) if scale is None else scale
     dtype = torch.promote_types(q_TAD.dtype, torch.float32)
     queries = _rows(q_TAD.to(dtype) * scale, layout.query_index, [tile.query_RL.shape for tile in layout.tiles])
@@ -127,7 +127,7 @@ def score_terms(
 
 
 def _rows(x_TAD: Tensor, index: TileIndex, shapes: list[torch.Size]) -> list[Tensor]:
-    """The tokens as rows: (R, A, L, D) for each tile."""
+    """Returns the tokens as rows: (R, A, L, D) for each tile."""
     parts = gathered(x_TAD, index).split([shape.numel() for shape in shapes])
     return [part.unflatten(0, shape).transpose(1, 2) for part, shape in zip(parts, shapes, strict=True)]
 
@@ -185,7 +185,7 @@ def _dropped(weights_RALK: Tensor, rows: MaskedRows, rate: float, rng: DropoutRn
 
 
 def _added(q_RALD: Tensor, k_RAKD: Tensor, tile: Tile, bias: Position | None) -> Tensor | None:
-    """The sum of bias and mask; None without a bias. The queries are scaled."""
+    """Returns the sum of bias and mask; None without a bias. The queries are scaled."""
     if bias is None:
         return None
     added = _biased(q_RALD, k_RAKD, tile, bias)
@@ -193,7 +193,7 @@ def _added(q_RALD: Tensor, k_RAKD: Tensor, tile: Tile, bias: Position | None) ->
 
 
 def _biased(q_RALD: Tensor, k_RAKD: Tensor, tile: Tile, bias: Position) -> Tensor:
-    """The bias of a tile's scores, without its mask."""
+    """Returns the bias of a tile's scores, without its mask."""
     bias = bias.of_tokens(tile.query_RL, tile.key_RK, tile.key_positions_RK)
     return bias.score(q_RALD, k_RAKD, tile.query_positions_RL, tile.key_positions_RK)
 
@@ -286,7 +286,7 @@ class AttentionInputs(NamedTuple):
         return tiled_scores(self.q_TAD, self.k_SAD, self.layout, self.bias, self.scale)
 
     def terms(self) -> Iterator[dict[str, Tensor]]:
-        """The named terms that sum to each tile's scores; none without a bias."""
+        """Returns the named terms that sum to each tile's scores; none without a bias."""
         if self.bias is None or not self.bias.scores:
             return iter(())
         return score_terms(self.q_TAD, self.k_SAD, self.layout, self.bias, self.scale)

@@ -77,7 +77,7 @@ def paired_difference(first: RunFiles, second: RunFiles) -> dict[str, dict[str, 
 
 
 def _columns(*columns: Sequence[object]) -> tuple[np.ndarray, ...] | None:
-    """The columns as numbers; labels become their indices in the sorted set of all labels."""
+    """Returns the columns as numbers; labels become their indices in the sorted set of all labels."""
     values = [value for column in columns for value in column]
     if all(is_number(value) for value in values):
         return tuple(np.asarray(column, dtype=np.float64) for column in columns)
@@ -89,7 +89,7 @@ def _columns(*columns: Sequence[object]) -> tuple[np.ndarray, ...] | None:
 
 
 def _metrics(run: RunFiles, gold: np.ndarray, predicted: np.ndarray) -> Iterator[Metric]:
-    """The run's metrics that its predictions reproduce."""
+    """Yields the run's metrics that its predictions reproduce."""
     for name, value in as_object(run.result.get("metrics")).items():
         metric = METRICS.get(name)
         if metric is None or not isinstance(value, int | float) or (name in _CLASS_METRICS) != (gold.dtype == np.int64):
@@ -151,7 +151,7 @@ class RunComparison:
 
 
 def compare(run_dirs: Sequence[str | Path]) -> RunComparison:
-    """Reads the runs. UserError if a folder is not a run or is named twice."""
+    """Reads the runs. Raises UserError if a folder is not a run or is named twice."""
     if len(run_dirs) < 2:
         raise UserError(f"a comparison needs at least two runs, not {len(run_dirs)}", "name the folders of two runs")
     runs = [read_run(run_dir) for run_dir in run_dirs]
@@ -169,7 +169,7 @@ def compare(run_dirs: Sequence[str | Path]) -> RunComparison:
 
 
 def report_comparison(output: Output, run_dirs: Sequence[str | Path], path: Path) -> None:
-    """Prints the comparison and writes its page. UserError if a folder is not a run or is named twice."""
+    """Prints the comparison and writes its page. Raises UserError if a folder is not a run or is named twice."""
     comparison = compare(run_dirs)
     print_comparison(output, comparison)
     output.line(str(write_comparison(comparison, path)))
@@ -226,7 +226,7 @@ def write_comparison(comparison: RunComparison, path: Path) -> Path:
 
 
 def _paired_html(comparison: RunComparison) -> str:
-    """Each run's difference from the first run, by metric."""
+    """Returns each run's difference from the first run, by metric."""
     rows, sentences = [], []
     for name, gap in zip(comparison.names[1:], comparison.paired, strict=True):
         if isinstance(gap, str):
@@ -242,7 +242,7 @@ def _paired_html(comparison: RunComparison) -> str:
 
 
 def _with_error(run: RunFiles, metric: str) -> str | None:
-    """The run's score by this metric, with its standard error over rows."""
+    """Returns the run's score by this metric, with its standard error over rows."""
     score = score_of(run.result, run.baseline)
     if score is None or score.metric != metric:
         return None

@@ -256,7 +256,7 @@ _MIN_FIRST_COLUMN = 16
 
 
 def cell(value: object) -> str:
-    """A value as the text of a table cell: None is empty, numbers are rounded, text is escaped and masked."""
+    """Returns a value as the text of a table cell: None is empty, numbers are rounded, text is escaped and masked."""
     if value is None:
         return ""
     if is_number(value):
@@ -270,7 +270,7 @@ def _numeric(column: Sequence[object]) -> bool:
 
 
 def table_lines(header: Sequence[str], rows: Sequence[Sequence[object]], columns: int | None = None) -> list[str]:
-    """The table as plain lines: header, rule, rows; numbers are right-aligned.
+    """Returns the table as plain lines: header, rule, rows; numbers are right-aligned.
 
     columns: maximum width in cells, reached by wrapping the first column; None for no limit.
     """
@@ -295,7 +295,7 @@ def table_lines(header: Sequence[str], rows: Sequence[Sequence[object]], columns
 
 
 def _wrapped_row(row: Sequence[str], width: int) -> list[list[str]]:
-    """A row on as many lines as its wrapped first cell needs; continuations are indented."""
+    """Returns a row on as many lines as its wrapped first cell needs; continuations are indented."""
     first, *rest_cells = row
     if len(first) <= width:
         return [list(row)]

@@ -145,7 +145,7 @@ class RunPlan:
 
 
 def plan_rows(plan: RunPlan) -> list[tuple[str, str]]:
-    """The plan as (label, text) rows."""
+    """Returns the plan as (label, text) rows."""
     # Exact, for comparison with published counts.
     parts = " · ".join(f"{part} {number:,}" for part, number in plan.parameters.items())
     each = f", {count(round(plan.tokens_per_step / plan.devices))} per device" if plan.devices > 1 else ""

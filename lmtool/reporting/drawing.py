@@ -47,14 +47,14 @@ _PANEL = 1.8
 
 
 def blank(width: float, height: float) -> Figure:
-    """An empty transparent figure. width, height: in inches."""
+    """Returns an empty transparent figure. width, height: in inches."""
     figure = Figure(figsize=(width, height), layout="constrained")
     figure.patch.set_alpha(0)
     return figure
 
 
 def single(width: float, height: float) -> tuple[Figure, Axes]:
-    """A transparent figure with one plot. width, height: in inches."""
+    """Returns a transparent figure with one plot. width, height: in inches."""
     figure = blank(width, height)
     axes = figure.add_subplot()
     axes.patch.set_alpha(0)
@@ -62,7 +62,8 @@ def single(width: float, height: float) -> tuple[Figure, Axes]:
 
 
 def step_plots(names: Sequence[str], width: float) -> tuple[Figure, list[Axes]]:
-    """A figure of small plots over steps, as many in a row as fit. names: titles of the plots. width: in inches."""
+    """Returns a figure of small plots over steps, as many in a row as fit. names: titles of the plots. width: in
+    inches."""
     columns = max(1, min(len(names), int(width / _PANEL)))
     rows = -(-len(names) // columns)
     figure = blank(width, 1.75 * rows)
@@ -101,7 +102,7 @@ def mark(axes: Axes, steps: Sequence[int], name: str = "") -> None:
 
 
 def smooth(values: Sequence[float]) -> list[float]:
-    """A centered running mean over 6% of the points, narrower at the ends."""
+    """Returns a centered running mean over 6% of the points, narrower at the ends."""
     half = max(int(len(values) * 0.06 / 2), 2 if len(values) >= 20 else 0)
     sums = [0.0, *itertools.accumulate(values)]
     smoothed = []
@@ -150,7 +151,7 @@ def label_ends(axes: Axes, x: float, labels: Iterable[tuple[float, str, str]], g
 
 
 def thin(steps: list[int], values: list[float]) -> tuple[list[int], list[float]]:
-    """At most POINTS evenly spaced points of a line."""
+    """Returns at most POINTS evenly spaced points of a line."""
     stride = -(-len(steps) // POINTS)
     return steps[::stride] if stride else steps, values[::stride] if stride else values
 
@@ -172,7 +173,7 @@ _SCALE = 1.59
 
 
 def svg(figure: Figure) -> str:
-    """The figure as an inline SVG without external references, with unique ids and the colors of the page."""
+    """Returns the figure as an inline SVG without external references, with unique ids and the colors of the page."""
     buffer = io.StringIO()
     with matplotlib.rc_context(STYLE):
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
@@ -192,7 +193,7 @@ def svg(figure: Figure) -> str:
 
 
 def svgs(figure: Figure) -> tuple[str, str]:
-    """The figure as an inline SVG, and a second one for narrow pages ("" if the figure is small anyway)."""
+    """Returns the figure as an inline SVG, and a second one for narrow pages ("" if the figure is small anyway)."""
     wide, (width, height) = svg(figure), figure.get_size_inches()
     if width < WIDE:
         return wide, ""

@@ -71,7 +71,7 @@ _NOT_TEXT = (
 
 
 def _joined(value: object) -> object:
-    """A list as text: its items, separated by spaces."""
+    """Returns a list as text: its items, separated by spaces."""
     return " ".join(map(str, value)) if isinstance(value, list) else value
 
 
@@ -100,7 +100,7 @@ def print_difference(
 
 
 def between(score: Mapping[str, float], sign: str = "") -> str:
-    """The interval of a score as text. sign: "+" for an explicit sign of positive numbers."""
+    """Returns the interval of a score as text. sign: "+" for an explicit sign of positive numbers."""
     return f"{score['low']:{sign}.4f} to {score['high']:{sign}.4f}"
 
 
@@ -110,7 +110,7 @@ def is_significant(gap: Mapping[str, float]) -> bool:
 
 
 def write_evaluation(folder: Path, details: JsonMapping) -> None:
-    """Writes evaluation.json and plots/SPLIT_*.png to a folder. UserError if that fails."""
+    """Writes evaluation.json and plots/SPLIT_*.png to a folder. Raises UserError if that fails."""
     with _writing(folder, "report"):
         replace_text(folder / "evaluation.json", to_json(masked_data(dict(details))) + "\n")
         for split, evaluation in details["splits"].items():
@@ -140,7 +140,7 @@ def _draw(folder: Path, split: str, evaluation: JsonMapping) -> None:
 
 
 def _commonest(labels: list[str], counts: list[list[int]], limit: int = 20) -> tuple[list[str], list[list[int]]]:
-    """The confusion matrix of the most frequent gold classes, in their original order."""
+    """Returns the confusion matrix of the most frequent gold classes, in their original order."""
     indices = sorted(sorted(range(len(labels)), key=lambda row: -sum(counts[row]))[:limit])
     return [labels[row] for row in indices], [[counts[row][column] for column in indices] for row in indices]
 
@@ -196,7 +196,7 @@ def print_probes(output: Output, target: str, probes: CheckpointProbes) -> None:
 
 
 def _probe_table(target: str, probes: CheckpointProbes) -> tuple[str, list[list[str]]]:
-    """The heading and the rows of a checkpoint's table."""
+    """Returns the heading and the rows of a checkpoint's table."""
 
     def text(score: Accuracy) -> str:
         return f"{score['accuracy']:.4f} ± {score['standard_error']:.4f}"
@@ -211,7 +211,8 @@ def _probe_table(target: str, probes: CheckpointProbes) -> tuple[str, list[list[
 
 
 def write_probes(folder: Path, target: str, checkpoints: Sequence[CheckpointProbes], settings: JsonMapping) -> None:
-    """Writes probe.json, probe.png and probe.html to a folder. UserError if that fails. settings: of the probes."""
+    """Writes probe.json, probe.png and probe.html to a folder. Raises UserError if that fails. settings: of the
+    probes."""
     # Imported late: matplotlib takes most of a second.
     from lmtool.reporting import drawing, plots
 

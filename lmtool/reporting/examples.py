@@ -68,7 +68,7 @@ class PredictionSummary:
         return not self.texts and not any(name == "" or "," in name for name in names)
 
     def confusion(self, limit: int = 20) -> tuple[list[str], list[list[int]]]:
-        """The most frequent labels and their counts, gold by predicted."""
+        """Returns the most frequent labels and their counts, gold by predicted."""
         frequency: Counter[str] = Counter()
         for (gold, predicted), count in self.pairs.items():
             frequency[gold] += count
@@ -164,7 +164,7 @@ def prediction_html(row: JsonMapping) -> str:
 
 
 def _words(row: JsonMapping) -> list[object] | None:
-    """The words of a row with a gold and a predicted label per word; None for other rows."""
+    """Returns the words of a row with a gold and a predicted label per word; None for other rows."""
     gold, count = row["gold"], len(row["prediction"])
     if not isinstance(gold, list) or len(gold) != count:
         return None
@@ -190,7 +190,7 @@ def _tagged_html(words: list[object], row: JsonMapping, kind: str) -> str:
 
 
 def predictions_html(summary: PredictionSummary) -> str:
-    """The selected predictions under their headings."""
+    """Returns the selected predictions under their headings."""
     surprising = ("Surprising: confident and wrong", summary.surprising)
     groups = [("Right", summary.right), ("Wrong", summary.wrong), surprising]
     if summary.regression:
@@ -201,7 +201,7 @@ def predictions_html(summary: PredictionSummary) -> str:
 
 
 def _unmarked(piece: str) -> str:
-    """A token without the space marker of byte-level BPE or SentencePiece."""
+    """Returns a token without the space marker of byte-level BPE or SentencePiece."""
     return piece.replace("Ċ", "⏎ ").replace("Ġ", "").removeprefix("▁") or "␣"
 
 
@@ -225,7 +225,8 @@ def _joined(pieces: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def masked_html(sample: JsonMapping) -> str:
-    """A text with its masked words replaced by the model's; wrong ones are followed by the truth, struck out."""
+    """Returns a text with its masked words replaced by the model's; wrong ones are followed by the truth, struck
+    out."""
     pieces = [str(piece) for piece in sample["pieces"]][:_TOKENS]
     masked_positions = {masked["position"]: masked for masked in sample["masked"] if masked["guesses"]}
     words = []
@@ -248,7 +249,7 @@ def masked_html(sample: JsonMapping) -> str:
 
 
 def detected_html(sample: JsonMapping) -> str:
-    """A text as a discriminator read it: replaced tokens that it detected and missed, and false positives."""
+    """Returns a text as a discriminator read it: replaced tokens that it detected and missed, and false positives."""
     pieces = [str(piece) for piece in sample["pieces"]]
     replaced = {
         target["position"]: str(target["sampled"])
@@ -295,7 +296,7 @@ def _guesses_row(target: JsonMapping) -> str:
 
 
 def generated_html(sample: JsonMapping) -> str:
-    """A prompt and its continuation."""
+    """Returns a prompt and its continuation."""
     prompt = str(sample.get("prompt", ""))
     continuation = str(sample.get("text", "")).removeprefix(prompt)
     parts = [escape_lines(text, _CHARACTERS).replace("\n", "<br>") for text in (prompt, continuation)]
@@ -339,7 +340,7 @@ def _is_masked(sample: object) -> TypeGuard[JsonObject]:
 
 
 def samples_html(samples: Sequence[object]) -> str:
-    """The samples of samples.json: masked, generated and labeled texts; unknown entries are skipped."""
+    """Returns the samples of samples.json: masked, generated and labeled texts; unknown entries are skipped."""
     masked = [sample for sample in samples if _is_masked(sample)]
     texts = [sample for sample in samples if isinstance(sample, dict) and "text" in sample]
     detected = [sample for sample in samples if _is_detected(sample)]

@@ -81,7 +81,7 @@ def position_maps_figure(scores_ALL: np.ndarray) -> Figure:
 
 
 def _squares(axes: Axes, values_LL: np.ndarray, **options: Any) -> QuadMesh:
-    """A heat map of a square matrix, its first row at the top."""
+    """Returns a heat map of a square matrix, its first row at the top."""
     axes.patch.set_alpha(0)
     mesh = axes.pcolormesh(values_LL, cmap=_PAPER, edgecolors="none", **options)
     axes.invert_yaxis()
@@ -141,7 +141,7 @@ def _cell(axes: Axes, column: int, row: int, alpha: float, color: str = VALIDATI
 
 
 def _text_color(shade: float) -> str:
-    """A color that is readable on a cell. shade: between 0 and 1."""
+    """Returns a color that is readable on a cell. shade: between 0 and 1."""
     return "#ffffff" if shade > 0.6 else INK
 
 
@@ -208,7 +208,7 @@ def agreement_figure(accuracy: JsonMapping) -> Figure | None:
 
 
 def _aligned_layers(cell: JsonObject) -> tuple[int, int]:
-    """The student's and the teacher's layer."""
+    """Returns the student's and the teacher's layer."""
     return cell["student_layer"], cell["teacher_layer"]
 
 
@@ -220,7 +220,7 @@ def settings_figure(
     values: Mapping[str, Sequence[str | None]],
     scale: tuple[float, float],
 ) -> Figure:
-    """A heat map of two keys of a sweep.
+    """Returns a heat map of two keys of a sweep.
 
     Args:
         block: the compared groups.
@@ -248,7 +248,7 @@ def settings_figure(
 
 
 def _shade(block: Block, mean: float, low: float, high: float) -> float:
-    """The position of a mean between the worst (0) and the best (1)."""
+    """Returns the position of a mean between the worst (0) and the best (1)."""
     if not math.isfinite(high - low) or high == low:
         return 0.5
     position = (mean - low) / (high - low)
@@ -256,5 +256,5 @@ def _shade(block: Block, mean: float, low: float, high: float) -> float:
 
 
 def setting_text(value: str | None) -> str:
-    """The value of a key as the label of a tick."""
+    """Returns the value of a key as the label of a tick."""
     return "not given" if value is None else plain(value, 14)

@@ -122,7 +122,7 @@ def writing(folder: Path) -> Iterator[None]:
 
 
 def section(heading: str, *parts: str) -> str:
-    """A section with a heading; "" if all parts are empty."""
+    """Returns a section with a heading; "" if all parts are empty."""
     content = "\n".join(part for part in parts if part)
     return f"<section>\n<h2>{escape(heading)}</h2>\n{content}\n</section>" if content else ""
 
@@ -138,13 +138,14 @@ def paragraph(text: object, kind: str = "quiet") -> str:
 
 
 def headline(value: float, label: str, margin: float | None = None, kind: str = "value") -> str:
-    """A score in large digits above its label. margin: its standard error. kind: value, or baseline (smaller)."""
+    """Returns a score in large digits above its label. margin: its standard error. kind: value, or baseline
+    (smaller)."""
     error = f" <small>± {escape(number(margin))}</small>" if margin is not None else ""
     return f'<div class="{kind}">{escape(number(value))}{error}<span class="label">{escape(label)}</span></div>'
 
 
 def figure(svg: str, caption: str = "", narrow: str = "") -> str:
-    """An inline SVG with its caption. narrow: the SVG for narrow pages, where the first would be illegible."""
+    """Returns an inline SVG with its caption. narrow: the SVG for narrow pages, where the first would be illegible."""
     caption_html = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
     if svg and narrow:
         svg = f'<div class="roomy">{svg}</div><div class="narrow">{narrow}</div>'
@@ -156,7 +157,7 @@ def commands(lines: Sequence[str]) -> str:
 
 
 def folded(summary: str, text: str, limit: int = 100_000) -> str:
-    """A long text that a click unfolds."""
+    """Returns a long text that a click unfolds."""
     if not text:
         return ""
     return f"<details><summary>{escape(summary)}</summary><pre>{escape_lines(text, limit)}</pre></details>"
@@ -177,7 +178,7 @@ def metadata(heading: str, values: Mapping[str, object], limit: int = 60) -> str
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A table with right-aligned numbers. Columns named seconds, bytes or fraction have readable units."""
+    """Returns a table with right-aligned numbers. Columns named seconds, bytes or fraction have readable units."""
     rows = [list(row) for row in rows]
 
     def right(index: int) -> str:
@@ -197,7 +198,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def wide(table_html: str) -> str:
-    """A table that scrolls horizontally on a narrow page."""
+    """Returns a table that scrolls horizontally on a narrow page."""
     return f'<div class="wide">{table_html}</div>'
 
 

@@ -128,7 +128,7 @@ def _rows(example: JsonMapping) -> Iterator[tuple[str, str]]:
 
 
 def _spaced(text: str) -> str:
-    """A text on one line, with all white space but single spaces made visible."""
+    """Returns a text on one line, with all white space but single spaces made visible."""
     return re.sub(r"\s{2,}|[\n\r\t]", lambda space: f"{visible_space(space[0])} ", text)
 
 
@@ -153,7 +153,7 @@ def _is_next(pieces: Sequence[str], answers: Mapping[int, str]) -> bool:
 
 
 def _learned(targets: Sequence[JsonMapping], pieces: Sequence[str]) -> str:
-    """The number of tokens with a target."""
+    """Returns the number of tokens with a target."""
     answers = {target["position"]: target["label"] for target in targets}
     if len(answers) < len(targets):
         return f"{counted(len(targets), 'prediction')} at {counted(len(answers), 'token')}"
@@ -164,7 +164,7 @@ def _learned(targets: Sequence[JsonMapping], pieces: Sequence[str]) -> str:
 
 
 def _legend(texts: Sequence[str]) -> str:
-    """A line that explains the signs in the texts."""
+    """Returns a line that explains the signs in the texts."""
     every = " ".join(texts)
     signs = {
         _PREDICTED: f"a{_PREDICTED}b: b is the target at a",
@@ -181,7 +181,7 @@ def _legend(texts: Sequence[str]) -> str:
 
 
 def inspection_html(screen: InspectionScreen) -> str:
-    """The inspection as a part of a page."""
+    """Returns the inspection as a part of a page."""
     examples = []
     texts: list[str] = []
     for example in screen.examples:
@@ -226,7 +226,7 @@ def _marked(text: str) -> str:
 
 
 def write_inspection(path: Path, parts: Sequence[InspectionScreen]) -> None:
-    """Writes the page. UserError if that fails."""
+    """Writes the page. Raises UserError if that fails."""
     single = len(parts) == 1
     body = [f"<h1>{html.escape(parts[0].heading) if single else 'Model inputs'}</h1>"]
     body += [html.section("Model inputs" if single else part.heading, inspection_html(part)) for part in parts]

@@ -64,7 +64,7 @@ def _summary(tokenization: Tokenization) -> str:
 
 
 def _back(text: str, tokenization: Tokenization) -> str:
-    """The decoded text, compared with the original."""
+    """Returns the decoded text, compared with the original."""
 
     def letters(text: str) -> str:
         return "".join(text.split()).lower()
@@ -76,7 +76,7 @@ def _back(text: str, tokenization: Tokenization) -> str:
 
 
 def write_tokenizations(path: Path, text: str, tokenizations: Sequence[Tokenization]) -> None:
-    """Writes the page. UserError if that fails."""
+    """Writes the page. Raises UserError if that fails."""
     rows = []
     for tokenization in tokenizations:
         marks = "".join(
@@ -136,7 +136,7 @@ def _print_picture(output: Output, names: Sequence[str], weights_LL: np.ndarray)
 
 
 def write_position_maps(path: Path, maps: Sequence[PositionMaps]) -> None:
-    """Writes the page. UserError if that fails."""
+    """Writes the page. Raises UserError if that fails."""
     from lmtool.reporting import drawing, heat_maps
 
     figures = [html.figure(drawing.svg(heat_maps.position_maps_figure(each.scores))) for each in maps]
@@ -169,7 +169,7 @@ def print_similar(output: Output, word: str, sentences: Sequence[str], read: Seq
 
 
 def write_similar(path: Path, word: str, sentences: Sequence[str], read: Sequence[Similar]) -> None:
-    """Writes the page. UserError if that fails."""
+    """Writes the page. Raises UserError if that fails."""
     from lmtool.reporting import drawing, heat_maps, plots
 
     numbered = [f"{number}. {sentence}" for number, sentence in enumerate(sentences, 1)]
@@ -249,7 +249,7 @@ def print_heads(
 
 def write_heads(path: Path, name: str, heads: Sequence[_Head], tokens: Sequence[str], attention: _Attention) -> None:
     """Writes the page: maps of all heads, the terms of the scores of each layer's first head if there are several, and
-    a table of the heads. UserError if writing fails."""
+    a table of the heads. Raises UserError if writing fails."""
     from lmtool.reporting import drawing, heat_maps
 
     drawings = [

@@ -65,19 +65,19 @@ def loss_figure(run: RunFiles, width: float = WIDE) -> Figure | None:
 
 
 def _headline(run: RunFiles) -> str:
-    """The metric of the run if it is the loss of one term (rtd_loss), otherwise ""."""
+    """Returns the metric of the run if it is the loss of one term (rtd_loss), otherwise ""."""
     metric = str(run.result.get("metric") or run.baseline.get("metric") or "")
     return metric if metric.endswith("_loss") else ""
 
 
 def _training_loss(run: RunFiles) -> str:
-    """The key of a training row that is comparable with held-out data; "" if none is."""
+    """Returns the key of a training row that is comparable with held-out data; "" if none is."""
     headline = _headline(run)
     return f"loss_{headline.removesuffix('_loss')}" if headline else comparable_loss(run)
 
 
 def loss_caption(run: RunFiles) -> str:
-    """The caption of the loss figure."""
+    """Returns the caption of the loss figure."""
     key = _training_loss(run)
     rows = len(series(run.train, key)[0])
     sentences = ["Faint: each logged step of training; above it, its running mean. Dots: held-out data."]
@@ -307,7 +307,7 @@ _CELLS, _PANELS, _POINTS = 12, 6, 40
 
 
 def settings_figures(block: Block) -> tuple[list[Figure], str]:
-    """The figures for the varying keys, and their caption; none if there are too few or too many values."""
+    """Returns the figures for the varying keys, and their caption; none if there are too few or too many values."""
     with_score = [group for group in block.groups if group.n]
     values = {key: _ordered([group.settings[key] for group in with_score]) for key in block.keys}
     # A key needs two values with scores.

@@ -130,8 +130,8 @@ class ProgressDisplay:
             self._bar.refresh()
 
     def _total(self, step: int) -> tuple[int | None, bool]:
-        """The total steps, and whether a time budget ends the run: then estimated from the speed since the start. None
-        while there are too few steps for an estimate, since the first ones take longer."""
+        """Returns the total steps, and whether a time budget ends the run: then estimated from the speed since the
+        start. None while there are too few steps for an estimate, since the first ones take longer."""
         if self._max_seconds is None:
             return self._steps, False
         if not self._trained_seconds:
@@ -190,7 +190,7 @@ class ProgressDisplay:
         self._bar.refresh()
 
     def _cell(self, row: JsonMapping, key: str) -> str:
-        """A score; the loss of a term is followed by that of its baseline."""
+        """Returns a score; the loss of a term is followed by that of its baseline."""
         if key not in row:
             return ""
         baseline = row.get(f"{key.removesuffix('_loss')}_baseline") if key.endswith("_loss") else None

@@ -31,7 +31,7 @@ _COLUMNS = {"standard_error": "±", "parameters": "parameters", "weight_bytes": 
 
 
 def distillation_html(run: RunFiles) -> str:
-    """The table of the models, their agreement, and the command that trains the student without a teacher."""
+    """Returns the table of the models, their agreement, and the command that trains the student without a teacher."""
     models = models_of(run)
     if not models:
         return ""
@@ -52,7 +52,7 @@ def _cell(value: object) -> object:
 
 
 def interchange_of(run: RunFiles) -> JsonObject:
-    """The measurements under interchange interventions; empty if there were none."""
+    """Returns the measurements under interchange interventions; empty if there were none."""
     accuracy = as_object(as_object(run.result.get("distillation")).get("interchange_accuracy"))
     cells = accuracy.get("cells")
     return accuracy if as_objects(cells) == cells and all(cell.keys() >= _CELL for cell in cells) else {}
@@ -90,8 +90,8 @@ _CLASSES = 40
 def write_report(run_dir: str | Path) -> Path:
     """Writes report.html and plots/*.png of a run folder and returns the path of the report.
 
-    The section of a missing or damaged file is left out, with a note on the page. UserError if the folder is not a run
-    or cannot be written.
+    The section of a missing or damaged file is left out, with a note on the page. Raises UserError if the folder is not
+    a run or cannot be written.
     """
     run = read_run(run_dir)
     predictions = summarize(read_predictions(run))
@@ -249,18 +249,18 @@ def _trainable(run: RunFiles) -> str:
 
 
 def _lineage(run: RunFiles) -> str:
-    """The checkpoints that the run descends from, oldest first."""
+    """Returns the checkpoints that the run descends from, oldest first."""
     names = {"checkpoint": "checkpoint", "step": "step", "command": "command", "sha256": "sha256 of its weights"}
     return _table(as_objects(run.metadata.get("lineage")), names)
 
 
 def _table(rows: Sequence[JsonMapping], names: Mapping[str, str]) -> str:
-    """The columns `names` of the rows, under these headings; "" without rows."""
+    """Returns the columns `names` of the rows, under these headings; "" without rows."""
     return html.table([*names.values()], [[row.get(name) for name in names] for row in rows]) if rows else ""
 
 
 def _phases(run: RunFiles) -> str:
-    """The overrides, fraction of the budget and steps of each phase."""
+    """Returns the overrides, fraction of the budget and steps of each phase."""
     names = {"phase": "phase", "share": "share of the budget", "given": "changed keys"}
     names |= {"first_step": "first step", "last_step": "last step"}
     phases = as_objects(run.result.get("phases"))
@@ -297,7 +297,7 @@ def _forgetting(run: RunFiles) -> str:
 
 
 def _rates(run: RunFiles) -> str:
-    """The peak learning rate of each part of the model, and its first training step."""
+    """Returns the peak learning rate of each part of the model, and its first training step."""
     columns = ("group", "parameters", "learning_rate", "weight_decay", "without_decay", "from_step")
     # Three digits, since 0.0015 must not become 0.002.
     rows = [
@@ -318,7 +318,7 @@ def _classes(run: RunFiles) -> str:
 
 
 def _environment_text(environment: JsonMapping) -> str:
-    """The environment, one entry per line, nested entries indented."""
+    """Returns the environment, one entry per line, nested entries indented."""
     lines: list[str] = []
 
     def add(values: JsonMapping, indent: str) -> None:

@@ -96,22 +96,22 @@ class RunFiles:
         return tuple(map(str, plugins)) if isinstance(plugins, list) else ()
 
     def section(self, name: str) -> JsonObject:
-        """A section of facts.json, or {}."""
+        """Returns a section of facts.json, or {}."""
         return as_object(self.metadata.get(name))
 
 
 def as_object(value: object) -> JsonObject:
-    """The value if it is a JSON object, otherwise {}."""
+    """Returns the value if it is a JSON object, otherwise {}."""
     return value if isinstance(value, dict) else {}
 
 
 def as_objects(value: object) -> list[JsonObject]:
-    """The value if it is a list of JSON objects, otherwise []."""
+    """Returns the value if it is a list of JSON objects, otherwise []."""
     return value if isinstance(value, list) and all(isinstance(item, dict) for item in value) else []
 
 
 def read_run(run_dir: str | Path) -> RunFiles:
-    """Reads a run folder. UserError if it is not a run."""
+    """Reads a run folder. Raises UserError if it is not a run."""
     folder = Path(run_dir)
     if not folder.is_dir():
         raise no_run(folder)
@@ -167,7 +167,7 @@ def _read_json(run: RunFiles, name: str, needed: bool = True) -> object:
 
 
 def read_object(run: RunFiles, name: str, needed: bool = True) -> JsonObject:
-    """A JSON object in the run's folder, or {}; errors are added to `run.problems`."""
+    """Returns a JSON object in the run's folder, or {}; errors are added to `run.problems`."""
     value = _read_json(run, name, needed)
     if value is not None and not isinstance(value, dict):
         run.problems.append(f"{name} is not a JSON object.")
@@ -185,7 +185,7 @@ def _metrics(run: RunFiles) -> Iterator[JsonObject]:
 
 
 def _lines(run: RunFiles, name: str) -> Iterator[bytes]:
-    """The lines of a file of the run, up to the first read error."""
+    """Yields the lines of a file of the run, up to the first read error."""
     if not (run.run_dir / name).is_file():
         return
     try:
@@ -228,13 +228,13 @@ def series(rows: list[JsonObject], key: str) -> tuple[list[int], list[float]]:
 
 
 def loss_terms(run: RunFiles) -> list[str]:
-    """The keys of the training loss's terms."""
+    """Returns the keys of the training loss's terms."""
     return list(dict.fromkeys(key for row in run.train for key in row if key.startswith("loss_")))
 
 
 def comparable_loss(run: RunFiles) -> str:
-    """The training key that is comparable with the `loss` of held-out data. With auxiliary losses or a teacher, it is
-    the one term that is scored on held-out data; "" if several but not all terms are."""
+    """Returns the training key that is comparable with the `loss` of held-out data. With auxiliary losses or a teacher,
+    it is the one term that is scored on held-out data; "" if several but not all terms are."""
     terms = [key.removeprefix("loss_") for key in loss_terms(run)]
     validated = [term for term in terms if series(run.validation, f"{term}_loss")[0]]
     if not validated and run.result.get("task") in terms:
@@ -245,7 +245,7 @@ def comparable_loss(run: RunFiles) -> str:
 
 
 def phase_starts(run: RunFiles) -> list[int]:
-    """The first steps of all phases but the first; for a running run, taken from its rows."""
+    """Returns the first steps of all phases but the first; for a running run, taken from its rows."""
     if phases := as_objects(run.result.get("phases")):
         starts = [phase.get("first_step") for phase in phases[1:]]
         return [step for step in starts if isinstance(step, int)]
@@ -260,8 +260,8 @@ _IGNORED_KEYS = ("distill", "name", "run_dir", "checkpoint_every")
 
 
 def models_of(run: RunFiles) -> list[JsonObject]:
-    """The models of a distilled run in result.json (`name`, `score`, `parameters`, ...), and the same student without a
-    teacher if a run in the same folder trained it."""
+    """Returns the models of a distilled run in result.json (`name`, `score`, `parameters`, ...), and the same student
+    without a teacher if a run in the same folder trained it."""
     models = as_objects(as_object(run.result.get("distillation")).get("models"))
     undistilled = _undistilled_run(run) if models else None
     if undistilled is None:
@@ -273,7 +273,7 @@ def models_of(run: RunFiles) -> list[JsonObject]:
 
 
 def _undistilled_run(run: RunFiles) -> RunFiles | None:
-    """The first finished run in the same folder that differs only in the distillation."""
+    """Returns the first finished run in the same folder that differs only in the distillation."""
     config = _undistilled(run.run_dir)
     if config is None:
         return None
@@ -296,7 +296,7 @@ def _undistilled_run(run: RunFiles) -> RunFiles | None:
 
 
 def _undistilled(folder: Path) -> JsonMapping | None:
-    """The configuration of a run without `_IGNORED_KEYS`; None if it cannot be read."""
+    """Returns the configuration of a run without `_IGNORED_KEYS`; None if it cannot be read."""
     try:
         config = saved.read_yaml(folder / "config.yaml")
     except (OSError, UserError):

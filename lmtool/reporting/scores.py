@@ -66,7 +66,7 @@ class Score:
 
 
 def stopped_by(result: JsonMapping) -> str | None:
-    """The reason why a run stopped, in words: a budget, or patience."""
+    """Returns the reason why a run stopped, in words: a budget, or patience."""
     reason = result.get("ended")
     if reason == "patience":
         return "stopped early (patience)"
@@ -74,13 +74,13 @@ def stopped_by(result: JsonMapping) -> str | None:
 
 
 def selected_on(result: JsonMapping) -> str | None:
-    """A note that the checkpoint was selected on the scored rows; None for a run without a task."""
+    """Returns a note that the checkpoint was selected on the scored rows; None for a run without a task."""
     examples = result.get("validation_examples")
     return f"selected on these {count(examples)} {plural(examples, 'row')}" if isinstance(examples, int) else None
 
 
 def test_scores(result: JsonMapping) -> list[str]:
-    """A sentence for each labeled test split: 'test: accuracy 0.71, loss 0.6 on 1 821 rows, scored once'."""
+    """Returns a sentence for each labeled test split: 'test: accuracy 0.71, loss 0.6 on 1 821 rows, scored once'."""
     sentences = []
     for split, scores in (result.get("tests") or {}).items():
         values = {name: value for name, value in scores.items() if name != "examples"}
@@ -92,12 +92,12 @@ def test_scores(result: JsonMapping) -> list[str]:
 
 
 def as_number(value: object) -> float | None:
-    """The value if it is a number, otherwise None."""
+    """Returns the value if it is a number, otherwise None."""
     return float(value) if is_number(value) else None
 
 
 def score_of(result: JsonMapping, baseline: Baseline | None, examples: int | None = None) -> Score | None:
-    """The headline score of a run; None if there is none.
+    """Returns the headline score of a run; None if there is none.
 
     Args:
         result: result.json ("metric", "value", optionally "standard_error" and "validation_examples").

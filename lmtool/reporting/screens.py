@@ -26,7 +26,7 @@ def metadata_text(metadata: Mapping[str, object]) -> str:
 
 
 def _sections(label: str, metadata: Mapping[str, object]) -> list[tuple[str, str]]:
-    """A row for the plain metadata, and one for each nested section ('train', 'validation')."""
+    """Returns a row for the plain metadata, and one for each nested section ('train', 'validation')."""
     flat = {key: value for key, value in metadata.items() if not isinstance(value, Mapping)}
     texts = [metadata_text(flat)] if flat else []
     for key, value in metadata.items():
@@ -41,7 +41,7 @@ def _labeled(label: str, texts: Iterable[str]) -> list[tuple[str, str]]:
 
 
 def _label_counts(metadata: Mapping[str, int]) -> str:
-    """The counts of labels; of many labels, only the rarest and the most frequent one."""
+    """Returns the counts of labels; of many labels, only the rarest and the most frequent one."""
     counts = [f"{name} {count(rows)}" for name, rows in zip(shortened(metadata, 40), metadata.values(), strict=True)]
     if len(counts) <= _LABELS:
         return " · ".join(counts)
@@ -102,8 +102,8 @@ class RateRow(TypedDict):
 
 
 def rate_text(row: RateRow) -> str:
-    """A row of the learning rates by depth: 'layer 2: 198 272 · rate 0.0001 · decay 0.01 (1 280 without) · from step
-    1'."""
+    """Returns a row of the learning rates by depth: 'layer 2: 198 272 · rate 0.0001 · decay 0.01 (1 280 without) · from
+    step 1'."""
     without = f" ({count(row['without_decay'])} without)" if row["weight_decay"] and row["without_decay"] else ""
     decay = f"decay {row['weight_decay']:.3g}{without}" if row["weight_decay"] else "no decay"
     first = "not in this run" if row["from_step"] is None else f"from step {count(row['from_step'])}"
@@ -160,7 +160,7 @@ def print_start(output: Output, screen: StartScreen) -> None:
 
 
 def _forgetting_rows(forgetting: JsonMapping) -> list[tuple[str, str]]:
-    """The pretraining loss before and after finetuning, and the change of the weights."""
+    """Returns the pretraining loss before and after finetuning, and the change of the weights."""
     before, after = (float(forgetting[when]["loss"]) for when in ("before", "after"))
     sentence = f"{plain(forgetting['objective'])} loss {number(before)} before, {number(after)} after"
     moved = " · ".join(f"{plain(level)} {percent(share)}" for level, share in forgetting["distance"].items())

@@ -87,7 +87,7 @@ def is_sweep(folder: Path) -> bool:
 
 
 def read_sweep(folder: str | Path) -> SweepFiles:
-    """Reads the folder of a sweep. UserError if it is not one."""
+    """Reads the folder of a sweep. Raises UserError if it is not one."""
     sweep = SweepFiles(Path(folder))
     if not is_sweep(sweep.folder):
         problem = "is not a sweep: no subfolder has a job.json" if sweep.folder.is_dir() else "is not a folder"
@@ -99,7 +99,7 @@ def read_sweep(folder: str | Path) -> SweepFiles:
 
 
 def count_finished(folder: Path) -> int:
-    """The number of jobs of a sweep that have ended, successfully or not."""
+    """Returns the number of jobs of a sweep that have ended, successfully or not."""
     return sum(is_finished(read_object(RunFiles(path.parent), JOB)) for path in folder.glob(f"*/{JOB}"))
 
 
@@ -109,7 +109,7 @@ def is_finished(record: JsonMapping) -> bool:
 
 
 def final_status(exit_status: object) -> str:
-    """The status of a finished job."""
+    """Returns the status of a finished job."""
     return DONE_JOB if exit_status == DONE else STOPPED if exit_status in _STOPPED else FAILED
 
 
@@ -143,7 +143,7 @@ def _job(path: Path) -> ReportedJob:
 
 
 def _number(folder: Path) -> int:
-    """The number at the start of a job's folder (3_lr-0.001); -1 if there is none."""
+    """Returns the number at the start of a job's folder (3_lr-0.001); -1 if there is none."""
     first = folder.name.partition("_")[0]
     return int(first) if first.isdecimal() and len(first) < 10 else -1
 
@@ -170,7 +170,7 @@ def _is_alive(owner: object) -> bool:
 
 
 def _with_score(job: ReportedJob, record: JsonObject) -> ReportedJob:
-    """A finished job with its score."""
+    """Returns a finished job with its score."""
     metric = record.get("metric") or job.result.get("metric")
     value = _finite(record.get("value", job.result.get("value")))
     job = replace(job, metric=str(metric) if metric else None, value=value, status=DONE_JOB)
@@ -181,7 +181,7 @@ def _with_score(job: ReportedJob, record: JsonObject) -> ReportedJob:
 
 
 def _finite(value: object) -> float | None:
-    """A finite number as a float, None for anything else."""
+    """Returns a finite number as a float, None for anything else."""
     try:
         return float(value) if is_number(value) and math.isfinite(value) else None
     except OverflowError:

@@ -100,7 +100,7 @@ class Difference:
 
 
 def difference(group: SeedGroup, other: SeedGroup) -> Difference:
-    """The scores of `group` minus those of `other`, paired by seed."""
+    """Returns the scores of `group` minus those of `other`, paired by seed."""
     mine, theirs = group.scores, other.scores
     pairs = [mine[seed] - theirs[seed] for seed in mine if seed in theirs]
     if not pairs:
@@ -138,13 +138,13 @@ class Block:
         return [job for group in self.groups for job in group.jobs]
 
     def contrasts(self) -> list[tuple[SeedGroup, Difference]]:
-        """The difference of each other group with scores from the reference."""
+        """Returns the difference of each other group with scores from the reference."""
         rest = (group for group in self.groups if group is not self.reference and group.n)
         return [(group, difference(group, self.reference)) for group in rest]
 
 
 def blocks_of(sweep: SweepFiles, against: str | None = None) -> list[Block]:
-    """The blocks of a sweep that have a score, in the order of their first jobs. sweep: the jobs. against: the
+    """Returns the blocks of a sweep that have a score, in the order of their first jobs. sweep: the jobs. against: the
     reference group: a job in it (number or folder) or its setting ('optimizer.lr=0.001'). None for the best group of
     each block. Raises UserError if `against` does not match exactly one group."""
     # Damaged jobs have no overrides.
@@ -172,8 +172,8 @@ def _block(task: str, metric: str, jobs: Sequence[ReportedJob]) -> Block:
 
 
 def varying_keys(jobs: Sequence[ReportedJob]) -> list[str]:
-    """The keys that vary between jobs, except the seed, in the order typed. Jobs with GROUP=none do not count for the
-    keys of that group."""
+    """Returns the keys that vary between jobs, except the seed, in the order typed. Jobs with GROUP=none do not count
+    for the keys of that group."""
     values: dict[str, set[str | None]] = {}
     for key in dict.fromkeys(key for job in jobs for key in job.overrides):
         values[key] = {job.overrides.get(key) for job in jobs if not _is_none(job.overrides, key)}
@@ -187,7 +187,7 @@ def _is_none(settings: Mapping[str, str | None], key: str) -> bool:
 
 
 def _missing(keys: Sequence[str], groups: Sequence[SeedGroup]) -> Iterator[dict[str, str]]:
-    """The cells of the grid without a group; nothing if the settings are not a grid."""
+    """Yields the cells of the grid without a group; nothing if the settings are not a grid."""
     values = [list(dict.fromkeys(group.settings[key] for group in groups)) for key in keys]
     cells = math.prod(map(len, values))
     if len(groups) == cells or len(groups) < _GRID_SHARE * cells:
@@ -238,7 +238,7 @@ def same(first: str | None, second: str | None) -> bool:
 
 
 def number_of(value: str | None) -> float | None:
-    """The value as a finite number, or None."""
+    """Returns the value as a finite number, or None."""
     try:
         number = float(value or "")
     except ValueError:
@@ -252,7 +252,7 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def varying_keys_and_seed(jobs: Sequence[ReportedJob]) -> list[str]:
-    """The keys that vary, the seed last."""
+    """Returns the keys that vary, the seed last."""
     seeded = len({job.overrides.get(SEED) for job in jobs}) > 1
     return [*varying_keys(jobs), *([SEED] if seeded else [])]
 
@@ -273,8 +273,8 @@ def csv_rows(sweep: SweepFiles) -> Iterator[dict[str, CsvValue]]:
 
 
 def csv_cell(value: object) -> CsvValue:
-    """A cell that no spreadsheet takes for a formula: text that starts like one gets a leading '. Control characters
-    are escaped."""
+    """Returns a cell that no spreadsheet takes for a formula: text that starts like one gets a leading '. Control
+    characters are escaped."""
     if value is None or isinstance(value, int | float):
         return value
     text = plain(value)
@@ -288,6 +288,6 @@ def csv_cell(value: object) -> CsvValue:
 
 
 def _scores(job: ReportedJob) -> dict[str, float]:
-    """The numeric metrics of result.json."""
+    """Returns the numeric metrics of result.json."""
     metrics = as_object(job.result.get("metrics"))
     return {name: value for name, value in metrics.items() if isinstance(value, int | float)}

@@ -59,7 +59,7 @@ def status_line(sweep: SweepFiles) -> str:
 
 
 def headline(block: Block) -> str:
-    """The sentence to quote: the best setting and its score."""
+    """Returns the sentence to quote: the best setting and its score."""
     on = f" on {plain(block.task, 80)}" if block.task else ""
     settings = sum(group.n > 0 for group in block.groups)
     if not block.keys:
@@ -90,13 +90,13 @@ def sentences(block: Block) -> list[str]:
 
 
 def _first_names(names: Sequence[str]) -> str:
-    """The first names, and the number of the others."""
+    """Returns the first names, and the number of the others."""
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return "; ".join(names[:_NAMED]) + more
 
 
 def _ties(block: Block) -> str:
-    """The settings that do not differ significantly from the best."""
+    """Returns the settings that do not differ significantly from the best."""
     contrasts = block.contrasts()
     if not contrasts:
         return ""
@@ -128,7 +128,7 @@ def _one_more_pair(block: Block) -> str:
 
 
 def _referred(block: Block) -> str:
-    """The difference between the best and the named setting."""
+    """Returns the difference between the best and the named setting."""
     gap = next((gap for group, gap in block.contrasts() if group is block.best), None)
     if gap is None or gap.value is None:
         return f"The best shares no seed with {setting(block.reference)}."
@@ -180,7 +180,7 @@ def _extra_columns(block: Block) -> dict[str, Sequence[object]]:
 
 
 def _mean_of(group: SeedGroup, value: Callable[[JsonMapping], float]) -> float | None:
-    """The mean of a value over the results that have it; None if none has."""
+    """Returns the mean of a value over the results that have it; None if none has."""
     known = []
     for job in group.jobs:
         with suppress(KeyError, TypeError, ValueError):
@@ -198,18 +198,18 @@ def _gap_cells(gap: Difference | None, reference: bool, seeded: bool) -> list[ob
 
 
 def _score_count(group: SeedGroup) -> int | str:
-    """The number of scores; '2 of 3' if a job has none."""
+    """Returns the number of scores; '2 of 3' if a job has none."""
     return group.n if group.n == len(group.jobs) else f"{group.n} of {len(group.jobs)}"
 
 
 def _time(jobs: Sequence[ReportedJob]) -> str | None:
-    """The mean time per job."""
+    """Returns the mean time per job."""
     known = [job.seconds for job in jobs if job.seconds is not None]
     return duration(sum(known) / len(known)) if known else None
 
 
 def _job_numbers(jobs: Sequence[ReportedJob]) -> str:
-    """The numbers of the jobs, which start the names of their folders."""
+    """Returns the numbers of the jobs, which start the names of their folders."""
     numbers = [str(job.number) for job in jobs]
     return " ".join(numbers[:12]) + (f" and {len(numbers) - 12} more" if len(numbers) > 12 else "")
 
@@ -229,7 +229,7 @@ def unscored_table(sweep: SweepFiles) -> tuple[list[str], list[list[object]]]:
 
 
 def end_line(record: JsonMapping, finished: int, total: int | None, left: float | None) -> str:
-    """The line printed at the end of a job: 'job 3 done: accuracy 0.712 · 4.9 s · 4 of 12 · left 39 s'."""
+    """Returns the line printed at the end of a job: 'job 3 done: accuracy 0.712 · 4.9 s · 4 of 12 · left 39 s'."""
     metric, value = record.get("metric"), record.get("value")
     status = final_status(record.get("exit_status"))
     parts = [f"{title(str(metric))} {number(value)}"] if metric and isinstance(value, int | float) else []
@@ -245,7 +245,7 @@ _GROUPS, _JOBS, _UNSCORED = 300, 1000, 300
 
 
 def write_sweep(sweep: SweepFiles, blocks: Sequence[Block]) -> tuple[Path, Path]:
-    """Writes both files and returns their paths. UserError if that fails."""
+    """Writes both files and returns their paths. Raises UserError if that fails."""
     page, table = sweep.folder / "sweep.html", sweep.folder / "sweep.csv"
     with html.writing(sweep.folder):
         write_delimited(table, csv_rows(sweep), ",", typed=False)

@@ -136,7 +136,7 @@ def clock(seconds: float) -> str:
 
 
 def number(value: float) -> str:
-    """A score or loss: four significant digits, exponents only where a decimal would be unreadable."""
+    """Returns a score or loss: four significant digits, exponents only where a decimal would be unreadable."""
     if not is_number(value):
         return plain(value, 200)
     if not math.isfinite(value):
@@ -151,13 +151,13 @@ def number(value: float) -> str:
 
 
 def exponent(value: float) -> str:
-    """A learning rate: 0.00045 -> '4.5e-4'."""
+    """Returns a learning rate: 0.00045 -> '4.5e-4'."""
     mantissa, _, power = f"{value:.1e}".partition("e")
     return f"{mantissa.removesuffix('.0')}e{int(power)}" if value else "0"
 
 
 def percent(fraction: float) -> str:
-    """A fraction: 0.153 -> '15.3%', 0.00012 -> '0.012%', 1.48e-9 -> '< 0.001%'."""
+    """Returns a fraction: 0.153 -> '15.3%', 0.00012 -> '0.012%', 1.48e-9 -> '< 0.001%'."""
     if 0.0005 <= abs(fraction) <= 0.9995 or fraction in (0, 1):
         return f"{100 * fraction:.1f}%".replace(".0%", "%")
     if abs(fraction) < 0.00001:
@@ -196,5 +196,5 @@ def fact(key: str, value: object) -> str:
 
 
 def title(key: str) -> str:
-    """A key as words: 'mean_length' -> 'mean length'."""
+    """Returns a key as words: 'mean_length' -> 'mean length'."""
     return plain(key, 80).replace("_", " ")

@@ -21,8 +21,8 @@ from lmtool.resolver.shorthands import CommandLine, Data, expand_sections
 
 
 def configuration(line: CommandLine, running: bool) -> CommandConfig:
-    """The decoded configuration of a complete command line. running: whether the command runs on this machine, rather
-    than only being planned. Raises ConfigError with all errors."""
+    """Returns the decoded configuration of a complete command line. running: whether the command runs on this machine,
+    rather than only being planned. Raises ConfigError with all errors."""
     accepted = accepted_by(line)
     if trunks.branch_of(line.words) is not None:
         return trunks.configuration(line, accepted, running)
@@ -31,7 +31,7 @@ def configuration(line: CommandLine, running: bool) -> CommandConfig:
 
 
 def accepted_by(line: CommandLine) -> AcceptedOverrides:
-    """The groups, options and keys that the command accepts."""
+    """Returns the groups, options and keys that the command accepts."""
     command, primary = COMMANDS[line.verb], VERBS[line.verb].primary
     assert primary is not None
     accepted = compose.accepted_overrides(primary, line.config_dirs)
@@ -44,13 +44,13 @@ def accepted_by(line: CommandLine) -> AcceptedOverrides:
 
 
 def _composed(line: CommandLine, accepted: AcceptedOverrides) -> tuple[Data, list[Problem]]:
-    """The data that Hydra composes, and the errors in the overrides."""
+    """Returns the data that Hydra composes, and the errors in the overrides."""
     typed = overrides.read(line.words, accepted)
     return compose.compose(str(VERBS[line.verb].primary), typed, line.config_dirs), typed.problems
 
 
 def _saved(line: CommandLine, accepted: AcceptedOverrides) -> tuple[Data, list[Problem]]:
-    """A saved configuration updated with the overrides, and the errors in the overrides."""
+    """Returns a saved configuration updated with the overrides, and the errors in the overrides."""
     path = line.saved
     assert path is not None
     data = saved.read(path)
@@ -63,7 +63,7 @@ def _saved(line: CommandLine, accepted: AcceptedOverrides) -> tuple[Data, list[P
 
 
 def decoded_job(line: CommandLine, data: Data, problems: Sequence[Problem], running: bool) -> CommandConfig:
-    """The decoded configuration of one job of a sweep."""
+    """Returns the decoded configuration of one job of a sweep."""
     config = decoded(line.verb, expand_sections(data, line), earlier=problems, running=running)
     if isinstance(config, RunConfig) and (config.devices or 1) > 1:
         raise UserError(f"devices={config.devices} with -m: a job of a sweep runs in one process", "omit devices=")

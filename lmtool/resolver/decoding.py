@@ -29,7 +29,7 @@ def decoded(
     running: bool = False,
     reads_checkpoint: bool = True,
 ) -> Any:
-    """The decoded configuration of `verb`, an instance of COMMANDS[verb].
+    """Returns the decoded configuration of `verb`, an instance of COMMANDS[verb].
 
     Args:
         verb: the command.
@@ -70,7 +70,7 @@ def decoded(
 
 
 def _checkpoint_config(data: JsonMapping, problems: list[Problem]) -> JsonObject | None:
-    """The saved configuration of the checkpoint that training starts from, or None. Errors are appended to
+    """Returns the saved configuration of the checkpoint that training starts from, or None. Errors are appended to
     `problems`."""
     checkpoint = data.get("checkpoint")
     if isinstance(checkpoint, list) and checkpoint:
@@ -96,8 +96,8 @@ def _checkpoint_config(data: JsonMapping, problems: list[Problem]) -> JsonObject
 
 
 def _missing_device(verb: str, data: JsonMapping, problem: Problem) -> Problem:
-    """The error for a type of device (`h100`) given to a command that runs: only `lmtool plan` accepts it. Other
-    problems are returned unchanged."""
+    """Returns the error for a type of device (`h100`) given to a command that runs: only `lmtool plan` accepts it.
+    Other problems are returned unchanged."""
     name = data.get("device")
     if problem.key != "device" or name not in DEVICES:
         return problem
@@ -107,8 +107,8 @@ def _missing_device(verb: str, data: JsonMapping, problem: Problem) -> Problem:
 
 
 def _suggest_other_commands(verb: str, problem: Problem) -> Problem:
-    """A problem with an unknown key, with a hint that names the commands that have the key. Other problems are returned
-    unchanged."""
+    """Returns a problem with an unknown key, with a hint that names the commands that have the key. Other problems are
+    returned unchanged."""
     having = [name for name, command in COMMANDS.items() if problem.key in command.model_fields and name != verb]
     if not problem.message.startswith("unknown key") or problem.meant or not having:
         return problem
@@ -116,7 +116,8 @@ def _suggest_other_commands(verb: str, problem: Problem) -> Problem:
 
 
 def completed(config: JsonMapping) -> JsonMapping:
-    """A saved configuration with default values for keys that are newer than it; unchanged if it does not decode."""
+    """Returns a saved configuration with default values for keys that are newer than it; unchanged if it does not
+    decode."""
     verb = str(config.get("command"))
     if verb not in COMMANDS:
         return config

@@ -33,7 +33,7 @@ _LETTERS = re.compile(r"[A-Za-z]+")
 
 
 def named(line: CommandLine) -> list[str]:
-    """The arguments, with the key task= or data= added to each file or folder."""
+    """Returns the arguments, with the key task= or data= added to each file or folder."""
     return [
         word if "=" in word else f"{'task' if Path(word).suffix.lower() in TABLES else 'data'}={word}"
         for word in line.words
@@ -41,7 +41,7 @@ def named(line: CommandLine) -> list[str]:
 
 
 def _require_one_path(values: Mapping[str, str], section: str, content: str, choice: str) -> None:
-    """Raise UserError if both SECTION=FILE and SECTION.path= are set. content, choice: words of the message."""
+    """Raises UserError if both SECTION=FILE and SECTION.path= are set. content, choice: words of the message."""
     file, path = values[section], values.get(f"{section}.path")
     if path is not None:
         raise UserError(
@@ -51,8 +51,8 @@ def _require_one_path(values: Mapping[str, str], section: str, content: str, cho
 
 
 def with_task(line: CommandLine) -> list[str]:
-    """The overrides with `task=FILE` expanded, which is printed too; unchanged if there is none. Raises UserError if
-    the kind of task cannot be inferred from the file."""
+    """Returns the overrides with `task=FILE` expanded, which is printed too; unchanged if there is none. Raises
+    UserError if the kind of task cannot be inferred from the file."""
     values = line.values
     file = values.get("task", "")
     if not is_path(file, options("task", line.config_dirs)):
@@ -69,8 +69,8 @@ def with_task(line: CommandLine) -> list[str]:
 
 
 def with_text(line: CommandLine) -> list[str]:
-    """The overrides with `data=FILE` expanded, which is printed too; unchanged if there is none. Raises UserError if
-    the file type cannot be inferred."""
+    """Returns the overrides with `data=FILE` expanded, which is printed too; unchanged if there is none. Raises
+    UserError if the file type cannot be inferred."""
     values = line.values
     file = values.get("data", "")
     if not _is_path(file, options("data", line.config_dirs)):
@@ -81,7 +81,8 @@ def with_text(line: CommandLine) -> list[str]:
 
 
 def _printed(line: CommandLine, key: str, file: str, full: Sequence[str]) -> list[str]:
-    """The overrides with `key=file` replaced by `full`, which is printed together with other keys of the section."""
+    """Returns the overrides with `key=file` replaced by `full`, which is printed together with other keys of the
+    section."""
     others = [word for word in line.words if word.startswith(f"{key}.")]
     say(f"{key}={file} is read as: {shlex.join([*full, *others])}", sys.stderr)
     number = line.words.index(f"{key}={file}")
@@ -116,7 +117,7 @@ def _full(value: str, values: Mapping[str, str]) -> list[str]:
 
 
 def _of_folder(value: str, folder: Path) -> dict[str, str]:
-    """The paths in a folder: the folder itself; or, if files are named after splits, those for training and for
+    """Returns the paths in a folder: the folder itself; or, if files are named after splits, those for training and for
     development, but none for testing. Raises UserError if the files of a split have several types."""
     by_split: dict[str, set[str]] = {}
     for name in sorted(os.listdir(folder)):
@@ -139,7 +140,8 @@ def _of_folder(value: str, folder: Path) -> dict[str, str]:
 
 
 def _only_kind(value: str, folder: Path) -> str:
-    """The type of the files in a folder and its subfolders. Raises UserError if there are none, or several types."""
+    """Returns the type of the files in a folder and its subfolders. Raises UserError if there are none, or several
+    types."""
     kinds: Counter[str] = Counter()
     for _, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
@@ -157,8 +159,8 @@ def _only_kind(value: str, folder: Path) -> str:
 
 
 def _column(value: str, rows: Iterator[JsonMapping], words: str, has_header: bool) -> str:
-    """The text column: `text`, or the only text column in the first rows. has_header: the first line contains column
-    names. Raises UserError if that line is a row, or if the column is ambiguous."""
+    """Returns the text column: `text`, or the only text column in the first rows. has_header: the first line contains
+    column names. Raises UserError if that line is a row, or if the column is ambiguous."""
     columns: dict[str, list[Any]] = {}
     # Errors in rows, or in the rest of the file, are reported when the text is read.
     with collected(), contextlib.suppress(UserError):

@@ -32,7 +32,7 @@ Roles = frozenset[str] | None
 
 
 def tokens_around(model: ModelConfig, text_format: str | None = None) -> Iterator[Requirement]:
-    """The special tokens that the model's text format needs. text_format: replaces the model's own format."""
+    """Yields the special tokens that the model's text format needs. text_format: replaces the model's own format."""
     layout, start = FORMATS.get(text_format or model.text_format), model.start_role
     for role in (*(layout.roles if layout is not None else ()), *([start] if start else [])):
         yield Requirement(
@@ -41,8 +41,8 @@ def tokens_around(model: ModelConfig, text_format: str | None = None) -> Iterato
 
 
 def missing_token(needs: Iterable[Requirement], roles: Iterable[str]) -> str | None:
-    """A predicate about the first missing token, such as "has no mask token, which objective=mlm needs"; None if no
-    token is missing. roles: the special tokens of the vocabulary."""
+    """Returns a predicate about the first missing token, such as "has no mask token, which objective=mlm needs"; None
+    if no token is missing. roles: the special tokens of the vocabulary."""
     tokens = frozenset(roles)
     lacking = (need for need in needs if need.offer.section == "roles" and not need.offer.holds(tokens))
     return next((need.problem(tokens).message for need in lacking), None)
@@ -63,7 +63,7 @@ SectionsOf = Callable[..., dict[str, Any]]
 
 
 def match(command: type[Config], section: str, *keys: str, others: SectionsOf | None = None) -> None:
-    """Register a rule that compares the requirements of a section, or of every member of a mixture, with other keys.
+    """Registers a rule that compares the requirements of a section, or of every member of a mixture, with other keys.
 
     Args:
         command: The commands that the rule applies to.
@@ -96,7 +96,7 @@ def _incompatibilities(section: str, component: Component, others: JsonObject) -
 
 
 def _worded(section: str, component: Component, part: Component, problem: Problem) -> Problem:
-    """A problem, rewritten for a member of a mixture: the keys of a member are set below `with.NAME`."""
+    """Returns a problem, rewritten for a member of a mixture: the keys of a member are set below `with.NAME`."""
     if part is component or not isinstance(part, LearnedConfig):
         return problem
 
@@ -108,7 +108,8 @@ def _worded(section: str, component: Component, part: Component, problem: Proble
 
 
 def _nearest(component: Component, part: Component, others: JsonObject) -> str | None:
-    """The hint with the nearest legal override, for requirements that do not name one; None if there is none."""
+    """Returns the hint with the nearest legal override, for requirements that do not name one; None if there is
+    none."""
     overrides: list[str] = []
     if isinstance(component, ObjectiveConfig):
         overrides = [*_other_objective(component, others["model"], None), *_other_model(component, None)]
@@ -118,7 +119,7 @@ def _nearest(component: Component, part: Component, others: JsonObject) -> str |
 
 
 def _conflicts(section: str, command: type[Config]) -> None:
-    """Register a rule that checks a section, or every member of a mixture, for contradictions within it."""
+    """Registers a rule that checks a section, or every member of a mixture, for contradictions within it."""
 
     def check(component: Component) -> Iterator[Problem]:
         parts = component.parts() if isinstance(component, LearnedConfig) else (component,)
@@ -180,7 +181,7 @@ def require_tokens_of_objective(
 
 
 def _defaults(group: str) -> Iterator[Any]:
-    """The components of a group with their default values. Components with required values are left out."""
+    """Yields the components of a group with their default values. Components with required values are left out."""
     for entry in entries(group):
         try:
             yield entry.config()
@@ -189,19 +190,19 @@ def _defaults(group: str) -> Iterator[Any]:
 
 
 def _suggested_roles(model: ModelConfig) -> Roles:
-    """The special tokens of the tokenizer that a model's recipe names; None if they are unknown."""
+    """Returns the special tokens of the tokenizer that a model's recipe names; None if they are unknown."""
     named = model.recipe().get("tokenizer")
     suggested = Choice("tokenizer").validate(named) if named else None
     return suggested.roles if isinstance(suggested, TokenizerConfig) else None
 
 
 def _published_objective(model: ModelConfig) -> JsonObject:
-    """The objective in a model's recipe, which objective=auto selects, as a section."""
+    """Returns the objective in a model's recipe, which objective=auto selects, as a section."""
     return model.recipe()["pretrain"].get("objective", {})
 
 
 def fitting_objectives(model: ModelConfig, roles: Roles) -> list[ObjectiveConfig]:
-    """The objectives, except mixtures, that are compatible with a model: the one in its recipe first."""
+    """Returns the objectives, except mixtures, that are compatible with a model: the one in its recipe first."""
     published = _published_objective(model).get("name")
     fitting = [
         default
@@ -212,8 +213,8 @@ def fitting_objectives(model: ModelConfig, roles: Roles) -> list[ObjectiveConfig
 
 
 def _other_objective(objective: ObjectiveConfig, model: ModelConfig, roles: Roles) -> list[str]:
-    """The nearest objective that is compatible with a model, as an override; for a mixture, its compatible members with
-    replacements for the incompatible ones. Empty if there is none."""
+    """Returns the nearest objective that is compatible with a model, as an override; for a mixture, its compatible
+    members with replacements for the incompatible ones. Empty if there is none."""
     fitting = [other.name for other in fitting_objectives(model, _suggested_roles(model) if roles is None else roles)]
     if not isinstance(objective, MixtureConfig):
         return [f"objective={name}" for name in fitting[:1]]
@@ -230,8 +231,8 @@ def _other_objective(objective: ObjectiveConfig, model: ModelConfig, roles: Role
 
 
 def _other_model(objective: ObjectiveConfig, roles: Roles) -> list[str]:
-    """The nearest model that is compatible with an objective, as an override: preferably one whose recipe has this
-    objective with at most one changed value. Empty if there is none."""
+    """Returns the nearest model that is compatible with an objective, as an override: preferably one whose recipe has
+    this objective with at most one changed value. Empty if there is none."""
     candidates: list[tuple[bool, bool, str]] = []
     for model in _defaults("model"):
         if fits(objective, model, _suggested_roles(model)):
@@ -242,7 +243,7 @@ def _other_model(objective: ObjectiveConfig, roles: Roles) -> list[str]:
 
 
 def _written(member: str | JsonObject) -> str:
-    """A member of a mixture in the syntax of the command line."""
+    """Returns a member of a mixture in the syntax of the command line."""
     if isinstance(member, str):
         return member
     return "{" + ",".join(f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in member.items()) + "}"
@@ -273,8 +274,8 @@ def require_reuse_for_memory(model: ModelConfig, objective: ObjectiveConfig, dat
 
 
 def _phase_that_cuts(phases: Phases) -> str | None:
-    """A sentence about the first phase that changes the streams or their number, which would lose their state; None if
-    no phase does."""
+    """Returns a sentence about the first phase that changes the streams or their number, which would lose their state;
+    None if no phase does."""
     for number, phase in enumerate(phases):
         changed = {key: phase[key] for key in EPOCH_KEYS if key in phase}
         if changed:

@@ -49,7 +49,7 @@ def with_sections(data: JsonObject, config_dirs: Sequence[Path] = ()) -> JsonObj
 
 
 def _phase(phase: object, number: int, config_dirs: Sequence[Path]) -> Any:
-    """A phase whose text source, given by name, is replaced by the source's section with the keys of the phase
+    """Returns a phase whose text source, given by name, is replaced by the source's section with the keys of the phase
     applied."""
     nested = nested_keys(phase) if isinstance(phase, dict) else {}
     text = nested.get("data")
@@ -65,8 +65,8 @@ def _phase(phase: object, number: int, config_dirs: Sequence[Path]) -> Any:
 
 
 def _task(key: str, member: object, config_dirs: Sequence[Path]) -> Any:
-    """The section of a task. member: the task's name, or a section with this name and keys to change; anything else is
-    returned unchanged. key: the key that errors name."""
+    """Returns the section of a task. member: the task's name, or a section with this name and keys to change; anything
+    else is returned unchanged. key: the key that errors name."""
     name = member if isinstance(member, str) else None
     if isinstance(member, dict) and "kind" not in member and isinstance(member.get("name"), str):
         name = member["name"]
@@ -80,7 +80,8 @@ def _task(key: str, member: object, config_dirs: Sequence[Path]) -> Any:
 
 
 def _objective(member: object, config_dirs: Sequence[Path]) -> Any:
-    """A member of a mixture of objectives. A name that is not an objective but a task becomes a task's section."""
+    """Returns a member of a mixture of objectives. A name that is not an objective but a task becomes a task's
+    section."""
     if isinstance(member, dict) and member.get("name") == "task" and "task" in member:
         return {**member, "task": _task("objective.members", member["task"], config_dirs)}
     if isinstance(member, str) and lookup("objective", member) is None and member in _tasks(config_dirs):
@@ -89,8 +90,8 @@ def _objective(member: object, config_dirs: Sequence[Path]) -> Any:
 
 
 def _text(member: object, config_dirs: Sequence[Path]) -> Any:
-    """The section of a text source. member: the name of an option of `data`, or a section with this name and keys to
-    change."""
+    """Returns the section of a text source. member: the name of an option of `data`, or a section with this name and
+    keys to change."""
     name = member.get("name") if isinstance(member, dict) else member
     if not isinstance(name, str) or name == "???":
         return member

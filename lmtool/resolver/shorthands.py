@@ -110,7 +110,7 @@ SECTION_SHORTHANDS = (
 
 
 def expand_arguments(line: CommandLine) -> CommandLine:
-    """The line with its shorthands expanded into overrides. Raises UserError if one cannot be expanded."""
+    """Returns the line with its shorthands expanded into overrides. Raises UserError if one cannot be expanded."""
     for shorthand in ARGUMENT_SHORTHANDS:
         if line.verb in shorthand.verbs and any(map(shorthand.matches, line.words)):
             line = replace(line, words=tuple(imported(f"lmtool.resolver.{shorthand.expander}")(line)))
@@ -118,7 +118,7 @@ def expand_arguments(line: CommandLine) -> CommandLine:
 
 
 def expand_sections(data: Data, line: CommandLine) -> Data:
-    """A composed configuration with its shorthands expanded. Raises UserError if one cannot be expanded."""
+    """Returns a composed configuration with its shorthands expanded. Raises UserError if one cannot be expanded."""
     for shorthand in SECTION_SHORTHANDS:
         if line.verb in shorthand.verbs:
             data = imported(f"lmtool.resolver.{shorthand.expander}")(data, line)
@@ -129,7 +129,7 @@ def expand_sections(data: Data, line: CommandLine) -> Data:
 
 
 def with_positional_keys(line: CommandLine) -> list[str]:
-    """Assign arguments without = to the positional keys of the command, in order. Surplus arguments stay as they are,
+    """Assigns arguments without = to the positional keys of the command, in order. Surplus arguments stay as they are,
     and are refused later."""
     keys = iter(VERBS[line.verb].places)
     return [
@@ -138,7 +138,7 @@ def with_positional_keys(line: CommandLine) -> list[str]:
 
 
 def with_target(line: CommandLine) -> list[str]:
-    """Replace `target=NAME` by `target=task task=NAME` if NAME is a task."""
+    """Replaces `target=NAME` by `target=task task=NAME` if NAME is a task."""
     words: list[str] = []
     for word in line.words:
         key, _, value = word.partition("=")
@@ -148,7 +148,7 @@ def with_target(line: CommandLine) -> list[str]:
 
 
 def with_task_of_text(line: CommandLine) -> list[str]:
-    """Replace `data=task:NAME` by `data=task data.task.name=NAME`."""
+    """Replaces `data=task:NAME` by `data=task data.task.name=NAME`."""
     words: list[str] = []
     for word in line.words:
         key, _, value = word.partition("=")
@@ -159,7 +159,7 @@ def with_task_of_text(line: CommandLine) -> list[str]:
 
 
 def with_names(line: CommandLine) -> list[str]:
-    """Replace `data.task=NAME` and `task.domain=NAME` by overrides of `name` within these sections, so that other keys
+    """Replaces `data.task=NAME` and `task.domain=NAME` by overrides of `name` within these sections, so that other keys
     of the sections may be set too."""
     words = []
     for word in line.words:
@@ -170,7 +170,7 @@ def with_names(line: CommandLine) -> list[str]:
 
 
 def with_members(line: CommandLine) -> list[str]:
-    """Replace `data.members.NAME.KEY=VALUE` by `data.with.NAME.KEY=VALUE`: `members` is a list, and Hydra cannot
+    """Replaces `data.members.NAME.KEY=VALUE` by `data.with.NAME.KEY=VALUE`: `members` is a list, and Hydra cannot
     override elements of a list."""
     return [_MEMBER.sub(r"\1.with.\2.", word) for word in line.words]
 
@@ -208,7 +208,7 @@ _FOLDER_KEYS = ("name", "run_dir")  # the folder of this run, not a path that is
 
 
 def started_config(config: JsonMapping) -> Data:
-    """The configuration with which the run of this folder was started; empty if there is no such run."""
+    """Returns the configuration with which the run of this folder was started; empty if there is no such run."""
     folder = _folder(config)
     if folder is None or not (folder / "config.yaml").is_file():
         return {}
@@ -216,7 +216,7 @@ def started_config(config: JsonMapping) -> Data:
 
 
 def with_latest_run(data: Data, line: CommandLine) -> Data:
-    """Replace `runs/latest` in paths by the run that it points to now, because the new run becomes `runs/latest` when
+    """Replaces `runs/latest` in paths by the run that it points to now, because the new run becomes `runs/latest` when
     it starts. If it points to this very run, which is being resumed, use the path with which the run was started."""
     if _LINK not in repr(data):
         return data
@@ -238,7 +238,7 @@ def _folder(config: JsonMapping) -> Path | None:
 
 
 def _resolved(value: object, before: object, current: Path | None) -> Any:
-    """Replace `runs/latest` in a value. before: the value with which the run was started, or None. current: the folder
+    """Replaces `runs/latest` in a value. before: the value with which the run was started, or None. current: the folder
     of this run."""
     if isinstance(value, dict):
         earlier = before if isinstance(before, dict) else {}

@@ -56,8 +56,8 @@ def _same_texts(distill: DistillConfig, learned: LearnedConfig) -> bool:
 
 @rule(RunConfig, "distill", running=True)
 def require_teachers(distill: DistillConfig) -> Iterator[Problem]:
-    """A distillation method that needs a teacher has one. Applies only to training: a trained student is used without
-    its teacher."""
+    """Yields a distillation method that needs a teacher has one. Applies only to training: a trained student is used
+    without its teacher."""
     problem = distill.missing_teacher()
     if problem is not None:
         yield problem
@@ -65,7 +65,7 @@ def require_teachers(distill: DistillConfig) -> Iterator[Problem]:
 
 @rule(RunConfig, "distill", running=True)
 def require_label_file(distill: DistillConfig) -> Iterator[Problem]:
-    """The file with the teacher's hard labels exists."""
+    """Yields the file with the teacher's hard labels exists."""
     path = distill.label_file
     if path is not None and not Path(path).expanduser().is_file():
         hint = f"lmtool predict checkpoint=TEACHER input=ROWS output={path}"
@@ -74,7 +74,7 @@ def require_label_file(distill: DistillConfig) -> Iterator[Problem]:
 
 @rule(RunConfig, "distill", "checkpoint", running=True)
 def require_one_student_start(distill: DistillConfig, checkpoint: str | None) -> Iterator[Problem]:
-    """A student's weights start from a checkpoint or from layers of its teacher, not from both."""
+    """Yields a student's weights start from a checkpoint or from layers of its teacher, not from both."""
     if distill.starts_from_teacher and checkpoint not in (None, "none"):
         yield Problem(
             "distill.initialize",
@@ -139,7 +139,7 @@ def require_task_of_teachers(distill: DistillConfig, task: TaskConfig, teachers:
 def require_text_format_of_teachers(
     distill: DistillConfig, learned: LearnedConfig, model: ModelConfig, max_length: int, teachers: Saved
 ) -> Iterator[Problem]:
-    """A teacher that reads the student's tokens has enough positions and the student's text format."""
+    """Yields a teacher that reads the student's tokens has enough positions and the student's text format."""
     for teacher in _token_teachers(distill, learned, teachers):
         other, named = teacher.model, f"{distill.teacher_key}={teacher.path}"
         if other is None:
@@ -162,7 +162,7 @@ def require_text_format_of_teachers(
 
 @rule(RunConfig, "distill", "model", "teachers")
 def require_comparable_layers(distill: DistillConfig, model: ModelConfig, teachers: Saved) -> Iterator[Problem]:
-    """The layers that the loss terms compare exist in both models."""
+    """Yields the layers that the loss terms compare exist in both models."""
     for teacher in _specs(distill, teachers):
         if teacher.model is not None:
             yield from distill.refusals_of_pair(ModelPair(model, teacher.model))
@@ -178,7 +178,7 @@ def require_vocabulary_of_teachers(
     checkpoint: str | None,
     teachers: Saved,
 ) -> Iterator[Problem]:
-    """A teacher that reads the student's tokens has the student's vocabulary."""
+    """Yields a teacher that reads the student's tokens has the student's vocabulary."""
     random_weights = checkpoint in (None, "none")
     for teacher in _token_teachers(distill, learned, teachers):
         other, rows = teacher.tokenizer, None if teacher.model is None else teacher.model.vocab_size
@@ -203,14 +203,14 @@ def _specs(distill: DistillConfig, teachers: Saved) -> list[TeacherSpec]:
 
 
 def _token_teachers(distill: DistillConfig, learned: LearnedConfig, teachers: Saved) -> list[TeacherSpec]:
-    """The teachers that depend on the student's token ids. A teacher that predicts whole rows of a task may have
-    another tokenizer."""
+    """Returns the teachers that depend on the student's token ids. A teacher that predicts whole rows of a task may
+    have another tokenizer."""
     of_tokens = isinstance(learned, ObjectiveConfig) or _same_texts(distill, learned)
     return _specs(distill, teachers) if of_tokens else []
 
 
 def _text_format(model: ModelConfig) -> tuple[str, str, str | None]:
-    """The properties that determine how a model reads a text."""
+    """Returns the properties that determine how a model reads a text."""
     return model.architecture, model.text_format, model.start_role
 
 
@@ -222,7 +222,7 @@ def _trained_for(teacher: TeacherSpec) -> str:
 
 
 def _other_head(section: JsonMapping, task: TaskConfig) -> str:
-    """A sentence on how a teacher's head differs from the head of the student's task of the same name."""
+    """Returns a sentence on how a teacher's head differs from the head of the student's task of the same name."""
     if section.get("kind") != task.kind:
         return f"its task {section.get('name')} is of kind {section.get('kind')}, the student's of kind {task.kind}"
     labels, expected = section.get("labels") or (), task.class_names or ()

@@ -28,8 +28,8 @@ Saved = Mapping[str, JsonObject]
 
 
 def read_teachers(data: JsonMapping, problems: list[Problem]) -> dict[str, JsonObject]:
-    """The saved configurations of the teachers named in the composed data. The errors of teachers that cannot be read
-    are appended to `problems`."""
+    """Returns the saved configurations of the teachers named in the composed data. The errors of teachers that cannot
+    be read are appended to `problems`."""
     section = data.get("distill")
     section = section if isinstance(section, dict) else {}
     several = section.get("teachers")
@@ -51,7 +51,7 @@ def read_teachers(data: JsonMapping, problems: list[Problem]) -> dict[str, JsonO
 
 
 def saved_teacher(path: str, offline: bool) -> JsonObject:
-    """A teacher's saved configuration. Raises UserError if it cannot be read."""
+    """Returns a teacher's saved configuration. Raises UserError if it cannot be read."""
     published = hf_folder(path, offline)
     saved = read_checkpoint(path) if published is None else published.saved_config()
     tokenizer = saved.get("tokenizer") or {}
@@ -81,19 +81,19 @@ class TeacherSpec:
         return not {"task", "objective"} & set(self.saved)
 
     def tasks(self) -> dict[str, JsonObject]:
-        """The configuration sections of its tasks, by name: the finetuned task, tasks used as pretraining objectives,
-        and the task of a published classifier."""
+        """Returns the configuration sections of its tasks, by name: the finetuned task, tasks used as pretraining
+        objectives, and the task of a published classifier."""
         among = [part.task for part in self.objectives() if isinstance(part, TaskObjectiveConfig)]
         return {**{task.name: task.model_dump(mode="json") for task in among}, **sections_of(self.saved)}
 
     def objectives(self) -> tuple[ObjectiveConfig, ...]:
-        """The objectives of its pretraining."""
+        """Returns the objectives of its pretraining."""
         objective = _decoded(Choice("objective"), self.saved.get("objective"))
         return () if objective is None else objective.parts()
 
     def head_for(self, task: TaskConfig) -> LoadedHead | None:
-        """The teacher's head for a task, if its labels are the task's; otherwise None. A task whose labels are unknown
-        takes those of the head."""
+        """Returns the teacher's head for a task, if its labels are the task's; otherwise None. A task whose labels are
+        unknown takes those of the head."""
         section = self.section_for(task)
         if section is None:
             return None
@@ -102,8 +102,8 @@ class TeacherSpec:
         return load_head(section, task)
 
     def section_for(self, task: TaskConfig) -> JsonObject | None:
-        """The teacher's section for the task of this name; otherwise its section for a published head, whose task has
-        no name of its own."""
+        """Returns the teacher's section for the task of this name; otherwise its section for a published head, whose
+        task has no name of its own."""
         tasks = self.tasks()
         return next((tasks[name] for name in (task.name, *HEADS) if name in tasks), None)
 
@@ -116,7 +116,7 @@ class TeacherSpec:
         return self.published or any(objective.name == part.name for objective in self.objectives())
 
     def without_auxiliaries(self, task: TaskConfig) -> TaskConfig:
-        """The student's task without the auxiliary losses that the teacher was not trained with."""
+        """Returns the student's task without the auxiliary losses that the teacher was not trained with."""
         section, changes = self.section_for(task) or {}, dict[str, Any]()
         if task.adapts is not None:
             changes["domain"] = None
@@ -126,7 +126,7 @@ class TeacherSpec:
 
 
 def task_of(part: LearnedConfig) -> TaskConfig | None:
-    """The task, also if an objective wraps it; None for other objectives."""
+    """Returns the task, also if an objective wraps it; None for other objectives."""
     learned = part.task if isinstance(part, TaskObjectiveConfig) else part
     return learned if isinstance(learned, TaskConfig) else None
 
@@ -138,8 +138,8 @@ def one_vocabulary(distill: DistillConfig, learned: LearnedConfig) -> bool:
 
 
 def differing_tokenizer(student: TokenizerConfig, teacher: TokenizerConfig | None) -> str | None:
-    """The first field in which two tokenizers certainly differ, or None. Tokenizers in files are compared later, when
-    the files are read."""
+    """Returns the first field in which two tokenizers certainly differ, or None. Tokenizers in files are compared
+    later, when the files are read."""
     if teacher is None or isinstance(student, FolderConfig) or isinstance(teacher, FolderConfig):
         return None
     if student.name != teacher.name:

@@ -51,8 +51,8 @@ class Trunk:
 
     @classmethod
     def of(cls, typed: str) -> Trunk:
-        """The trunk of RUN@STEP, RUN@last, RUN@best or RUN, which means RUN@last. Raises UserError if there is no such
-        checkpoint."""
+        """Returns the trunk of RUN@STEP, RUN@last, RUN@best or RUN, which means RUN@last. Raises UserError if there is
+        no such checkpoint."""
         name, position = _parts(typed)
         run = run_folder(name)
         checkpoints = run / "checkpoints"
@@ -76,7 +76,7 @@ class Trunk:
 
     @classmethod
     def gone(cls, named: str) -> Trunk:
-        """The trunk RUN@STEP without reading it: its checkpoint may have been deleted."""
+        """Returns the trunk RUN@STEP without reading it: its checkpoint may have been deleted."""
         run, _, step = named.rpartition("@")
         return cls(Path(run), Path(run) / "checkpoints" / f"step_{int(step):08d}")
 
@@ -88,8 +88,8 @@ class Trunk:
         return f"{self.run}@{self.step}"
 
     def config(self) -> JsonObject:
-        """The configuration of the checkpoint, including `version` and `command`. Raises UserError if the checkpoint is
-        damaged."""
+        """Returns the configuration of the checkpoint, including `version` and `command`. Raises UserError if the
+        checkpoint is damaged."""
         try:
             verify(self.point, hashes=False)
             manifest = read_manifest(self.point)
@@ -106,18 +106,18 @@ class Trunk:
         return saved.save(decoded(verb, saved.body(data), reads_checkpoint=False), verb)
 
     def phase(self) -> int:
-        """The number of phases that were complete at the checkpoint."""
+        """Returns the number of phases that were complete at the checkpoint."""
         return phases_ended(read_state(self.point))
 
     def refusal(self, damage: Damaged) -> UserError:
-        """The error for a damaged checkpoint; its hint names the nearest intact checkpoint of the run."""
+        """Returns the error for a damaged checkpoint; its hint names the nearest intact checkpoint of the run."""
         others = [folder for folder in saved_steps(self.run / "checkpoints") if folder != self.point]
         intact = [folder for folder in others if is_intact(folder)]
         hint = f"set branch={self.run}@{_nearest(self.step, intact)}, which is intact" if intact else damage.hint
         return UserError(damage.message, hint)
 
     def require_same(self, config: JsonObject) -> None:
-        """Raise UserError if a configuration differs from the trunk's in a key that a branch cannot change."""
+        """Raises UserError if a configuration differs from the trunk's in a key that a branch cannot change."""
         if keys := changed_values(self.complete(), config, BRANCH_KEYS):
             raise UserError(
                 f"branch={self} cannot change what its trunk learns: {'; '.join(keys)}",
@@ -126,7 +126,7 @@ class Trunk:
 
 
 def phases_ended(state: JsonObject) -> int:
-    """The number of phases that were complete at a checkpoint. state: its state.json."""
+    """Returns the number of phases that were complete at a checkpoint. state: its state.json."""
     cursor = state.get("cursor")
     return int(cursor.get("phase", 0)) if isinstance(cursor, dict) else 0
 
@@ -140,7 +140,7 @@ def _nearest(step: int, folders: Sequence[Path]) -> int:
 
 
 def _parts(typed: str) -> tuple[str, str]:
-    """Split RUN@CHECKPOINT into the run and the checkpoint: a step, `last` (the default) or `best`."""
+    """Splits RUN@CHECKPOINT into the run and the checkpoint: a step, `last` (the default) or `best`."""
     name, _, place = typed.rpartition("@")
     if name and (place in ("last", "best") or re.fullmatch("[0-9]{1,18}", place)):
         return name, place
@@ -156,7 +156,7 @@ def _parts(typed: str) -> tuple[str, str]:
 
 
 def branch_of(words: Sequence[str]) -> str | None:
-    """The value of branch= on the command line, or None. Raises UserError if there are two."""
+    """Returns the value of branch= on the command line, or None. Raises UserError if there are two."""
     typed = [word.partition("=")[2] for word in words if word.lstrip("+").startswith("branch=")]
     if len(set(typed)) > 1:
         raise UserError(
@@ -166,13 +166,13 @@ def branch_of(words: Sequence[str]) -> str | None:
 
 
 def refuse_in_sweep(words: Sequence[str]) -> None:
-    """Raise UserError for branch= with -m: a branch has the configuration of its trunk."""
+    """Raises UserError for branch= with -m: a branch has the configuration of its trunk."""
     if branch_of(words) is not None:
         raise UserError("branch= cannot be used with -m", "start each branch separately, with its own name=")
 
 
 def configuration(line: CommandLine, accepted: AcceptedOverrides, running: bool) -> CommandConfig:
-    """The decoded configuration of a branch: that of its trunk's checkpoint, updated with the overrides.
+    """Returns the decoded configuration of a branch: that of its trunk's checkpoint, updated with the overrides.
 
     Raises:
         ConfigError: all overrides that would change what is learned.
@@ -228,7 +228,7 @@ def _as_before(typed: str, before: JsonObject) -> str:
 def _choices(
     line: CommandLine, base: JsonObject, accepted: AcceptedOverrides, trunk: Trunk
 ) -> tuple[JsonObject, list[str], list[Problem]]:
-    """Sort the arguments of a branch. Returns the selected sections that may differ from the trunk's, the arguments
+    """Sorts the arguments of a branch. Returns the selected sections that may differ from the trunk's, the arguments
     that do not select a section, and the errors of selections that would change what is learned."""
     free, others, problems = list[str](), list[str](), list[Problem]()
     for word in line.words:
@@ -263,7 +263,7 @@ def _learned(key: str, message: str, trunk: Trunk) -> Problem:
 
 
 def _folder_problems(trunk: Trunk, keyed: dict[str, str]) -> Iterator[Problem]:
-    """The errors of a branch without a name, in the folder of its trunk, or with a second start."""
+    """Yields the errors of a branch without a name, in the folder of its trunk, or with a second start."""
     name, folder = (keyed.get(key) if keyed.get(key) != "null" else None for key in ("name", "run_dir"))
     if not name and not folder:
         yield Problem("name", f"branch={trunk}: a branch is a new run and needs a name", "set name=NEW")
@@ -288,7 +288,7 @@ def _changes(trunk: Trunk, now: JsonObject) -> Iterator[Problem]:
 
 
 def _spent(trunk: Trunk, config: RunConfig) -> Iterator[Problem]:
-    """The errors of budgets that the trunk has used up; budgets count from the start of the trunk."""
+    """Yields the errors of budgets that the trunk has used up; budgets count from the start of the trunk."""
     state = read_state(trunk.point)
     done = {
         "max_steps": state["step"],
@@ -307,5 +307,5 @@ def _spent(trunk: Trunk, config: RunConfig) -> Iterator[Problem]:
 
 
 def _more(key: str, spent: float) -> str:
-    """A budget 10% above the spent amount, rounded."""
+    """Returns a budget 10% above the spent amount, rounded."""
     return f"{spent * 1.1:.3g}" if key in ("max_epochs", "max_minutes") else str(int(spent + max(spent // 10, 1)))

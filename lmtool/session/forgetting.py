@@ -182,5 +182,5 @@ def distances(start: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> dic
 
 
 def _squares(tensors: Iterable[Tensor]) -> float:
-    """The sum of the squares of all elements."""
+    """Returns the sum of the squares of all elements."""
     return sum(float(tensor.double().square().sum()) for tensor in tensors)

@@ -49,8 +49,9 @@ def analysis(evaluation: TaskEvaluation) -> JsonObject:
 
 
 def difference(first: TaskEvaluation, second: TaskEvaluation) -> dict[str, dict[str, float]]:
-    """The paired bootstrap of two evaluations, by metric: the first system's score minus the second's ({"value", "low",
-    "high"}), both resampled with the same rows. UserError if they were scored on different rows."""
+    """Returns the paired bootstrap of two evaluations, by metric: the first system's score minus the second's
+    ({"value", "low", "high"}), both resampled with the same rows. Raises UserError if they were scored on different
+    rows."""
     rows, other = first.rows, second.rows
     if list(rows.ids) != list(other.ids) or rows.columns != other.columns:
         raise UserError(
@@ -67,7 +68,7 @@ def difference(first: TaskEvaluation, second: TaskEvaluation) -> dict[str, dict[
 
 
 def _resampled(evaluation: TaskEvaluation, resamples: int) -> dict[str, list[float]]:
-    """The scores of each sample of the rows, by metric."""
+    """Returns the scores of each sample of the rows, by metric."""
     rows = evaluation.rows
     return evaluation.kind.resampled(rows, evaluation.predictions, resampled_rows(len(rows), resamples))
 
@@ -151,8 +152,8 @@ class EarlyExitScorer(TaskScorer):
 
 def leaving(learner: Any, checkpoint: str, depth: int | None, entropy: float | None) -> Any:
     """Returns a learner whose rows exit early: all after the layer `depth`, or each at the first exit where the
-    normalized entropy of its prediction is at most `entropy`; the learner itself if both are None. UserError if it has
-    no such exit or predicts no classes."""
+    normalized entropy of its prediction is at most `entropy`; the learner itself if both are None. Raises UserError if
+    it has no such exit or predicts no classes."""
     if depth is None and entropy is None:
         return learner
     if depth is not None and entropy is not None:

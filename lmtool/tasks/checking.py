@@ -56,8 +56,8 @@ class Shift:
 
 
 def shifts(members: Mapping[str, TaskData]) -> Iterator[Shift]:
-    """The shift from the training rows of each task to its other rows, and between the training rows of every two
-    tasks."""
+    """Yields the shift from the training rows of each task to its other rows, and between the training rows of every
+    two tasks."""
     for name, data in members.items():
         kind: TaskKind = build(data.config)
         title = "" if len(members) == 1 else f"{name} "
@@ -72,7 +72,8 @@ def shifts(members: Mapping[str, TaskData]) -> Iterator[Shift]:
 
 
 def shift(source: str, first: Rows, target: str, second: Rows, kind: TaskKind | None = None) -> Shift:
-    """The shift from the first rows to the second. kind: the task kind of both; None for rows of different tasks."""
+    """Returns the shift from the first rows to the second. kind: the task kind of both; None for rows of different
+    tasks."""
     count = len(second)
     first, second = (_sampled(rows, MOST) if len(rows) > MOST else rows for rows in (first, second))
     words, other_words = unigrams(first), unigrams(second)
@@ -91,7 +92,7 @@ def shift(source: str, first: Rows, target: str, second: Rows, kind: TaskKind | 
 
 
 def _sampled(rows: Rows, count: int) -> Rows:
-    """A seeded sample of rows."""
+    """Returns a seeded sample of rows."""
     return rows.take(Permutation(len(rows), 0, "sample", _CHANCE)(np.arange(count)))
 
 
@@ -102,7 +103,7 @@ def unigrams(rows: Rows) -> Counter[str]:
 
 
 def divergence(first: Mapping[Label, float], second: Mapping[Label, float]) -> float:
-    """The Jensen-Shannon divergence, in bits, of two distributions given by counts; nan if either is empty."""
+    """Returns the Jensen-Shannon divergence, in bits, of two distributions given by counts; nan if either is empty."""
     names = sorted({*first, *second}, key=str)
     sides = [np.array([side.get(name, 0) for name in names], dtype=np.float64) for side in (first, second)]
     if not all(side.sum() for side in sides):
@@ -113,7 +114,7 @@ def divergence(first: Mapping[Label, float], second: Mapping[Label, float]) -> f
 
 
 def _label_shift(kind: TaskKind, first: Rows, second: Rows) -> float | None:
-    """The divergence of the classes, or of binned values; None for labels of other types."""
+    """Returns the divergence of the classes, or of binned values; None for labels of other types."""
     if first.labels is None or second.labels is None:
         return None
     sides = [np.asarray(list(kind.single(labels))) for labels in (first.labels, second.labels)]
@@ -206,7 +207,7 @@ def read_valid_rows(
 
 
 def _without(tables: Mapping[str, TaskTable], problem: UserError) -> dict[str, TaskTable] | None:
-    """The tables without the row that an error names by file:line; None if it names no row."""
+    """Returns the tables without the row that an error names by file:line; None if it names no row."""
     match = _PLACE.match(problem.message)
     if match is None:
         return None
@@ -229,7 +230,7 @@ def findings(
     seed: int = 0,
     progress: OnStage | None = None,
 ) -> JsonObject:
-    """The findings of each split: the numbers of rows and labels, lengths, and duplicate texts.
+    """Returns the findings of each split: the numbers of rows and labels, lengths, and duplicate texts.
 
     Args:
         data: The task's data.
@@ -322,8 +323,8 @@ def _repeated(
 
 
 def _counted(kind: TaskKind, rows: Rows) -> dict[str, object] | None:
-    """The counts of labels in descending order; for values, their mean, standard deviation and range; None if there are
-    no labels."""
+    """Returns the counts of labels in descending order; for values, their mean, standard deviation and range; None if
+    there are no labels."""
     if rows.labels is None or not len(rows):
         return None
     single = kind.single(rows.labels)
@@ -340,7 +341,8 @@ def _counted(kind: TaskKind, rows: Rows) -> dict[str, object] | None:
 
 
 def _quantiles(lengths: np.ndarray, longest: int) -> dict[str, float]:
-    """The median, 95th percentile and maximum of the lengths, and as `cut` the fraction of lengths above `longest`."""
+    """Returns the median, 95th percentile and maximum of the lengths, and as `cut` the fraction of lengths above
+    `longest`."""
     return {
         "median": float(np.median(lengths)),
         "percentile_95": float(np.percentile(lengths, 95)),

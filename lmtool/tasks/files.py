@@ -40,18 +40,18 @@ class FileLayout:
 
 
 def beginning(file: Path) -> str:
-    """The first characters of a file, from which its format is recognized."""
+    """Returns the first characters of a file, from which its format is recognized."""
     with file.open("rb") as handle:
         return handle.read(_HEAD).decode("utf-8-sig", errors="ignore")
 
 
 def suffixes(config: TaskConfig) -> tuple[str, ...]:
-    """The suffixes that a task can read, the most common first."""
+    """Returns the suffixes that a task can read, the most common first."""
     return tuple(dict.fromkeys(suffix for name in config.layouts for suffix in LAYOUTS[name].suffixes))
 
 
 def layout_of(file: Path, config: TaskConfig) -> str | None:
-    """The name of the layout in which a task reads a file; None if it cannot."""
+    """Returns the name of the layout in which a task reads a file; None if it cannot."""
     return next((name for name in config.layouts if LAYOUTS[name].takes(file)), None)
 
 
@@ -112,12 +112,13 @@ class TaskTable:
 
 
 def canonical(split: str) -> str:
-    """The canonical name of a split: dev for validation, valid, val and devel, also before a suffix like _matched."""
+    """Returns the canonical name of a split: dev for validation, valid, val and devel, also before a suffix like
+    _matched."""
     return _DEVELOPMENT.sub("dev", split.lower())
 
 
 def read_folder(config: TaskConfig, scoring: bool = False) -> tuple[dict[str, TaskTable], JsonObject]:
-    """The tables of `task.path` by canonical split, and metadata: the files read, and lines skipped.
+    """Returns the tables of `task.path` by canonical split, and metadata: the files read, and lines skipped.
 
     scoring: no train file is required.
     """
@@ -145,7 +146,7 @@ def read_folder(config: TaskConfig, scoring: bool = False) -> tuple[dict[str, Ta
 def _splits(config: TaskConfig, folder: Path, scoring: bool) -> dict[str, Path]:
     """Files by split. A file named after its split takes precedence over one mapped by `task.files`.
 
-    UserError if the file of a split cannot be read: rows held out of train must not replace it silently.
+    Raises UserError if the file of a split cannot be read: rows held out of train must not replace it silently.
     """
     development = {"dev", *map(canonical, config.validation)}
     configured = {"train", *development, *map(canonical, config.test)}
@@ -218,7 +219,8 @@ def read_hub(config: TaskConfig, cache_dir: str | Path, offline: bool) -> dict[s
 
 
 def hub_table(origin: str, rows: Any) -> TaskTable:
-    """A split of a hub data set. An object column is also split into a column per key, NAME.KEY (`translation.de`)."""
+    """Returns a split of a hub data set. An object column is also split into a column per key, NAME.KEY
+    (`translation.de`)."""
     columns: dict[str, list[Any]] = {name: list(rows[name]) for name in rows.column_names}
     for name, feature in rows.features.items():
         names = getattr(getattr(feature, "feature", feature), "names", None)  # a class, or a list of classes

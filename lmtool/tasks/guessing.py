@@ -61,7 +61,7 @@ class Guess:
     delimiter: str | None = None
 
     def words(self, path: str) -> list[str]:
-        """The guess as overrides. path: the value of task.path."""
+        """Returns the guess as overrides. path: the value of task.path."""
         overrides = {
             "kind": self.kind, "path": typed(path), "text": f"[{','.join(map(typed, self.text))}]",
             "label": typed(self.label), **({"delimiter": typed(self.delimiter)} if self.delimiter else {}),
@@ -107,7 +107,7 @@ def guess(value: str, overrides: Mapping[str, str]) -> Guess:
 
 
 def _columns(file: Path, header: tuple[str, ...] | None) -> Columns:
-    """The columns of a table. header: their names, for a file without a header line."""
+    """Returns the columns of a table. header: their names, for a file without a header line."""
     if file.suffix.lower() == ".parquet":
         return read_parquet(file).columns
     table = read_table(file)
@@ -121,8 +121,9 @@ def _are_tags(name: str, values: Sequence[str]) -> bool:
 
 
 def headless(columns: Columns) -> str | None:
-    """A sentence with the evidence that a table has no header line, so that its first row was read as column names: a
-    name is a number, like all values below it, or occurs among the values below it. None if there is no evidence."""
+    """Returns a sentence with the evidence that a table has no header line, so that its first row was read as column
+    names: a name is a number, like all values below it, or occurs among the values below it. None if there is no
+    evidence."""
     names = [name for name in columns if name]
     if names == [str(number) for number in range(len(names))]:  # pandas numbers unnamed columns
         return None
@@ -139,7 +140,8 @@ def headless(columns: Columns) -> str | None:
 
 
 def _with_header(value: str, columns: Columns, kind: str | None) -> str:
-    """The hint for a table that may lack a header line: how to name its columns, and how to use its first line."""
+    """Returns the hint for a table that may lack a header line: how to name its columns, and how to use its first
+    line."""
     names = [f"column_{number}" for number in range(1, len(columns) + 1)]
     rows = dict(zip(names, ([name, *values] for name, values in columns.items()), strict=True))
     with contextlib.suppress(UserError):
@@ -156,14 +158,14 @@ def _with_header(value: str, columns: Columns, kind: str | None) -> str:
 
 
 def _without_ids(columns: Columns) -> Columns:
-    """The columns except ids and line numbers: the candidates for text and label."""
+    """Returns the columns except ids and line numbers: the candidates for text and label."""
     return {name: values for name, values in columns.items() if name.lower() not in IDS and name != LINES}
 
 
 def _of_columns(
     value: str, columns: Columns, kind: str | None, text: tuple[str, ...] | None, label: str | None
 ) -> Guess:
-    """The guess for a table. kind, text, label: values on the command line; None for those to guess."""
+    """Returns the guess for a table. kind, text, label: values on the command line; None for those to guess."""
     text_columns = [part for name in text or () for part in ([name] if name in columns else parts_of(name))]
     unknown = [name for name in (*text_columns, *([label] if label else [])) if name not in columns]
     if unknown:
@@ -199,13 +201,13 @@ def _of_columns(
 
 
 def _words_of(columns: Columns) -> tuple[str, ...]:
-    """The column of words: among columns of equally long lists, the one with the most distinct values."""
+    """Returns the column of words: among columns of equally long lists, the one with the most distinct values."""
     lists = [name for name in columns if _parallel(columns, name)]
     return tuple(sorted(lists, key=lambda name: -len({str(item) for row in columns[name] for item in row}))[:1])
 
 
 def _parallel(columns: Columns, name: str) -> list[str]:
-    """The other columns whose lists have the same length as this column's in every row."""
+    """Returns the other columns whose lists have the same length as this column's in every row."""
     if not all(isinstance(value, list) for value in columns[name]):
         return []
     sizes = [len(value) for value in columns[name]]
@@ -216,8 +218,8 @@ def _parallel(columns: Columns, name: str) -> list[str]:
 
 
 def _kinds(values: list[object], of_words: bool = False, plural: bool = False) -> list[str]:
-    """The task kinds whose label a column may be; empty for a column of texts. of_words: whether another column has
-    lists of the same lengths. plural: whether the column's name suggests several labels per row."""
+    """Returns the task kinds whose label a column may be; empty for a column of texts. of_words: whether another column
+    has lists of the same lengths. plural: whether the column's name suggests several labels per row."""
     present = [value for value in values if word_of(value)]
     if not present:
         return []
@@ -241,7 +243,7 @@ def _kinds(values: list[object], of_words: bool = False, plural: bool = False) -
 
 
 def _delimiter_of(cells: Sequence[str]) -> str | None:
-    """The separator of labels in cells, if the cells hold several short labels that recur; otherwise None."""
+    """Returns the separator of labels in cells, if the cells hold several short labels that recur; otherwise None."""
     for delimiter in _DELIMITERS:
         # Checked first, since a text column fails it at once.
         if not all(0 < len(part.split()) < _LONG for cell in cells for part in cell.split(delimiter)):
@@ -256,7 +258,7 @@ def _delimiter_of(cells: Sequence[str]) -> str | None:
 
 
 def _delimiter(kind: str, values: Sequence[object]) -> str | None:
-    """The separator of the labels in a cell of text; None for a comma or if there is one label."""
+    """Returns the separator of the labels in a cell of text; None for a comma or if there is one label."""
     if kind != "multi_label" or any(isinstance(value, list) for value in values):
         return None
     delimiter = _delimiter_of([word_of(value) for value in values if word_of(value)])
@@ -264,7 +266,7 @@ def _delimiter(kind: str, values: Sequence[object]) -> str | None:
 
 
 def _number(word: str) -> float | None:
-    """The finite number that a word spells, with a decimal point or comma; otherwise None."""
+    """Returns the finite number that a word spells, with a decimal point or comma; otherwise None."""
     try:
         number = float(word.replace(",", ".") if DECIMAL_COMMA.fullmatch(word) else word)
     except ValueError:
@@ -273,7 +275,7 @@ def _number(word: str) -> float | None:
 
 
 def _texts(value: str, columns: Columns, label: str, kind: str) -> tuple[str, ...]:
-    """The text columns for a label. UserError if there are none, or more than a pair."""
+    """Returns the text columns for a label. Raises UserError if there are none, or more than a pair."""
     rest = [name for name in columns if name != label]
     if kind == "token_classification":
         return _words_of(columns) or ("tokens",)
@@ -311,7 +313,7 @@ def _refuse(value: str, guesses: Sequence[Guess]) -> NoReturn:
 
 
 def _training_file(value: str) -> Path:
-    """The training file. UserError if there is none."""
+    """Returns the training file. Raises UserError if there is none."""
     path = Path(value).expanduser()
     if path.is_file():
         return path
@@ -328,14 +330,14 @@ def _training_file(value: str) -> Path:
 
 
 def _list(value: str | None) -> tuple[str, ...] | None:
-    """The columns of a typed `task.text=[a,b]`."""
+    """Returns the columns of a typed `task.text=[a,b]`."""
     if value is None:
         return None
     return tuple(part.strip().strip("'\"") for part in value.strip().strip("[]").split(","))
 
 
 def typed(value: str) -> str:
-    """A value in Hydra's syntax: quoted unless it is a plain word."""
+    """Returns a value in Hydra's syntax: quoted unless it is a plain word."""
     if re.fullmatch(r"[A-Za-z_./~-][\w./-]*", value) and value.lower() not in ("null", "true", "false"):
         return value
     return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"

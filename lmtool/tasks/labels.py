@@ -37,8 +37,8 @@ class LoadedHead:
     note: str = ""
 
     def tensors(self, tensors: Mapping[str, Tensor], task: str) -> dict[str, Tensor]:
-        """The tensors of a checkpoint, with this head renamed to the task and its rows in the order of the task's
-        classes."""
+        """Returns the tensors of a checkpoint, with this head renamed to the task and its rows in the order of the
+        task's classes."""
         exits = {".".join(name.split(".")[:2]) for name in tensors if name.startswith("heads.exit_")}
         for heads in ("heads", *exits):
             tensors = self._loaded(tensors, heads, task)
@@ -56,7 +56,7 @@ class LoadedHead:
 
 
 def sections_of(saved: Mapping[str, object]) -> dict[str, dict[str, object]]:
-    """The task sections in a saved configuration, by name: its task, or the members of its mixture."""
+    """Returns the task sections in a saved configuration, by name: its task, or the members of its mixture."""
     section = saved.get("task")
     if not isinstance(section, dict):
         return {}

@@ -52,7 +52,7 @@ class TaskData:
         return {self.config.name: self}
 
     def texts(self) -> list[Sequence[str]]:
-        """The training texts by column."""
+        """Returns the training texts by column."""
         kind: TaskKind = build(self.config)
         extra = [] if self.unlabelled is None else [*self.unlabelled.columns.values()]
         return [*kind.texts(self.train), *extra]
@@ -68,7 +68,7 @@ class TaskData:
         return contents
 
     def splits(self) -> dict[str, SplitData]:
-        """The training and development splits, for a learner."""
+        """Returns the training and development splits, for a learner."""
         splits = self._data({"train": self.train, **self.validation})
         if self.unlabelled is not None:
             name = self.config.name
@@ -76,7 +76,7 @@ class TaskData:
         return splits
 
     def labelled_tests(self) -> dict[str, SplitData]:
-        """The test splits with labels."""
+        """Returns the test splits with labels."""
         return self._data({split: rows for split, rows in self.test.items() if rows.labels is not None})
 
     def _data(self, splits: dict[str, Rows]) -> dict[str, SplitData]:
@@ -195,7 +195,7 @@ def draw_shots(kind: TaskKind, train: Rows, held_out: Sequence[Rows], shots: int
 def _few_shots(
     kind: TaskKind, train: Rows, held_out: dict[str, Rows], test: dict[str, Rows], shots: int, seed: int
 ) -> tuple[Rows, Rows, Rows, JsonObject]:
-    """The rows of `draw_shots`, and their metadata."""
+    """Returns the rows of `draw_shots`, and their metadata."""
     train, selection, rest = draw_shots(kind, train, [*held_out.values(), *test.values()], shots, seed)
     hashes = [_sha256([list(rows.columns.values()), _labels(rows)]) for rows in (train, selection)]
     few_shot = {"rows_of_a_class": shots, "seed": seed, "train_sha256": hashes[0], "dev_sha256": hashes[1]}
@@ -205,7 +205,7 @@ def _few_shots(
 
 
 def unlabelled_rows(config: TaskConfig, cache_dir: str | Path, offline: bool = False) -> dict[str, list[list[str]]]:
-    """The text columns of a task's training and development splits, without labels. Raises UserError like
+    """Returns the text columns of a task's training and development splits, without labels. Raises UserError like
     `load_task`."""
     kind: TaskKind = build(config)
     tables, _ = read_tables(config, cache_dir, offline)
@@ -219,7 +219,7 @@ def unlabelled_rows(config: TaskConfig, cache_dir: str | Path, offline: bool = F
 
 
 def target_rows(config: WindowedConfig, cache_dir: str | Path, offline: bool) -> Rows:
-    """The unlabeled texts of a task's target domain. Raises UserError like `load_task`."""
+    """Returns the unlabeled texts of a task's target domain. Raises UserError like `load_task`."""
     assert config.domain is not None
     elsewhere = config.model_copy(update={"path": config.domain.target})
     try:
@@ -238,7 +238,7 @@ def _unlabelled(kind: TaskKind, columns: Columns, origin: Origin) -> Rows:
 def _without_train(
     config: TaskConfig, kind: TaskKind, tables: Mapping[str, TaskTable], metadata: JsonObject
 ) -> TaskData:
-    """The data of a task that has only development and test splits. Its labels must be configured."""
+    """Returns the data of a task that has only development and test splits. Its labels must be configured."""
     rows = {split: kind.rows(_columns(config, split, table), table.origin, False) for split, table in tables.items()}
     tests = [split for split in map(canonical, config.test) if split in rows]
     development = {split: part for split, part in rows.items() if split not in tests and part.labels is not None}
@@ -250,8 +250,8 @@ def _without_train(
 def read_tables(
     config: TaskConfig, cache_dir: str | Path, offline: bool, scoring: bool = False
 ) -> tuple[dict[str, TaskTable], JsonObject]:
-    """The tables of a task's splits by canonical name, and metadata of their source: `path`, else `embedded`, else
-    `hub`."""
+    """Returns the tables of a task's splits by canonical name, and metadata of their source: `path`, else `embedded`,
+    else `hub`."""
     build(config)  # a group of tasks is refused before files are searched
     if config.path is not None:
         return read_folder(config, scoring)
@@ -268,7 +268,8 @@ def read_tables(
 
 
 def _columns(config: TaskConfig, split: str, table: TaskTable) -> dict[str, list]:
-    """The columns of a table under the names that the task uses. Raises UserError if a text column is missing."""
+    """Returns the columns of a table under the names that the task uses. Raises UserError if a text column is
+    missing."""
     columns = dict(table.columns)
     for file_name, name in config.aliases.items():
         if file_name in columns and name not in columns:
@@ -299,7 +300,8 @@ def _where(table: TaskTable, split: str) -> str:
 
 
 def _validation(config: TaskConfig, columns: Mapping[str, Columns]) -> list[str]:
-    """The names of the configured development splits, or of equivalent ones. Raises UserError if one is missing."""
+    """Returns the names of the configured development splits, or of equivalent ones. Raises UserError if one is
+    missing."""
     named = [split for split in map(canonical, config.validation) if split in columns]
     missing = [split for split in map(canonical, config.validation) if split not in columns and split[:3] != "dev"]
     if missing:
@@ -331,7 +333,7 @@ def _labels(rows: Rows) -> list[object]:
 
 
 def _sha256(content: object) -> str:
-    """The hash of plain data."""
+    """Returns the hash of plain data."""
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
@@ -387,7 +389,7 @@ class TaskText:
 
 
 def _documents(columns: Sequence[Sequence[str]]) -> Iterator[str]:
-    """The rows as documents. A repeated text is left out after its first occurrence."""
+    """Yields the rows as documents. A repeated text is left out after its first occurrence."""
     seen: set[str] = set()
     for row in zip(*columns, strict=True):
         new = [text for text in dict.fromkeys(row) if text.strip() and text not in seen]

@@ -55,7 +55,7 @@ class MixedData:
         return [column for data in self.members.values() for column in data.texts()]
 
     def splits(self) -> dict[str, SplitData]:
-        """The training rows of all members; their first development splits, combined; and each further split by
+        """Returns the training rows of all members; their first development splits, combined; and each further split by
         itself."""
         entry = {name: data.splits() for name, data in self.members.items()}
         firsts = [list(splits)[1] for splits in entry.values()]
@@ -76,7 +76,7 @@ class MixedData:
 
 
 def with_members(config: TaskConfig, members: Mapping[str, TaskData]) -> TaskData | MixedData:
-    """The data of a task, or of a mixture, from the data of its members."""
+    """Returns the data of a task, or of a mixture, from the data of its members."""
     if not isinstance(config, MixtureTaskConfig):
         (data,) = members.values()
         return data
@@ -85,15 +85,15 @@ def with_members(config: TaskConfig, members: Mapping[str, TaskData]) -> TaskDat
 
 
 def learner(config: TaskObjectiveConfig, backbone: Backbone, tokenizer: Tokenizer, seed: int) -> BaseLearner:
-    """The learner of a task that is used as an objective."""
+    """Returns the learner of a task that is used as an objective."""
     return config.task.learner(backbone, tokenizer, seed)
 
 
 def read_tasks(
     objective: ObjectiveConfig, seed: int, cache_dir: str | Path, offline: bool
 ) -> tuple[ObjectiveConfig, dict[str, TaskData]]:
-    """The objective with the labels found in the data of its tasks, and this data by task. Raises UserError like
-    `load_task`."""
+    """Returns the objective with the labels found in the data of its tasks, and this data by task. Raises UserError
+    like `load_task`."""
     read = {task.name: load_task(task, seed, cache_dir, offline) for task in tasks_of(objective)}
     parts = tuple(
         part.model_copy(update={"task": read[part.task.name].config}) if isinstance(part, TaskObjectiveConfig) else part
@@ -103,7 +103,8 @@ def read_tasks(
 
 
 def rows_of(read: Mapping[str, TaskData], split: str) -> dict[str, Rows]:
-    """The rows of each task that accompany a split of texts: the training rows, or the first development split."""
+    """Returns the rows of each task that accompany a split of texts: the training rows, or the first development
+    split."""
     return {
         name: data.train if split == "train" else next(iter(data.validation.values())) for name, data in read.items()
     }
@@ -121,7 +122,7 @@ class MixedTasks:
     config: MixtureTaskConfig
 
     def learner(self, backbone: Backbone, tokenizer: Tokenizer, seed: int) -> TaskMixture:
-        """The learner of all members on a backbone."""
+        """Returns the learner of all members on a backbone."""
         return TaskMixture(self.config, backbone, tokenizer, seed)
 
 
@@ -148,7 +149,7 @@ class TaskMixture(Mixture):
     def baseline(
         self, train: SplitData, held_out: SplitData, batches: Iterable[Batch], predictors: Mapping[str, Predictor]
     ) -> JsonObject:
-        """The mean of the members' baselines. `members` has the baseline of each."""
+        """Returns the mean of the members' baselines. `members` has the baseline of each."""
         parts = {name: list[Batch]() for name, _ in self.named_members()}
         for batch in batches:
             for name, entry in cast(MixedBatch, batch).members:
@@ -176,7 +177,7 @@ class TaskMixture(Mixture):
 
 
 def average(scores: Mapping[str, tuple[str, Mapping[str, float]]]) -> float:
-    """The mean of the tasks' metrics. scores: for each task, the name of its metric and all its scores."""
+    """Returns the mean of the tasks' metrics. scores: for each task, the name of its metric and all its scores."""
     values = [entry[metric] / (100 if metric in _OF_100 else 1) for metric, entry in scores.values()]
     return sum(values) / len(values)
 
@@ -209,7 +210,7 @@ class MixedEvaluation(Evaluation):
         return {"loss": self.loss, **self.scores, **losses}
 
     def records(self) -> Iterator[JsonObject]:
-        """The records of all members, each with the member's name as `task`."""
+        """Yields the records of all members, each with the member's name as `task`."""
         for name, entry in self.members.items():
             yield from ({"task": name, **record} for record in entry.records())
 
@@ -249,7 +250,8 @@ class Glue:
 
 
 def folder_of(member: str, path: Path) -> Path | None:
-    """The folder of a task below `path`, or None. Punctuation, case and suffixes (mnli_10k) of its name are ignored."""
+    """Returns the folder of a task below `path`, or None. Punctuation, case and suffixes (mnli_10k) of its name are
+    ignored."""
     named = {entry: re.sub("[^a-z0-9]", "", entry.name.lower()) for entry in sorted(path.iterdir()) if entry.is_dir()}
     matches = [entry for entry, name in named.items() if name == member]
     if not matches and member != DIAGNOSTIC:
@@ -261,20 +263,21 @@ def folder_of(member: str, path: Path) -> Path | None:
 
 
 def score_of(member: str, metrics: Mapping[str, float]) -> float:
-    """The score of a task in GLUE's average: the mean of its metrics. MNLI without two development sets has one
+    """Returns the score of a task in GLUE's average: the mean of its metrics. MNLI without two development sets has one
     accuracy."""
     names = [name for name in _SCORES[member] if name in metrics] or ["accuracy"]
     return sum(metrics[name] for name in names) / len(names)
 
 
 def glue_average(scores: Mapping[str, float]) -> float | None:
-    """The mean score of GLUE's tasks without WNLI; None if there are no other scores."""
+    """Returns the mean score of GLUE's tasks without WNLI; None if there are no other scores."""
     averaged = [score for member, score in scores.items() if member != LEFT_OUT]
     return sum(averaged) / len(averaged) if averaged else None
 
 
 def submission(member: str, labels: tuple[str, ...] | None, predictions: Iterable[Label]) -> str:
-    """The contents of a file for the leaderboard. predictions: class names or values, in the order of the rows."""
+    """Returns the contents of a file for the leaderboard. predictions: class names or values, in the order of the
+    rows."""
     lines = ["index\tprediction"]
     for number, prediction in enumerate(predictions):
         if labels is None:

@@ -160,7 +160,7 @@ class _Attribution:
         return _At(part, at.backward, is_final)
 
     def _labelled(self, event: FunctionEvent, at: _At, compiled: bool) -> _At:
-        """The location of an operator: if its range has several parts, the operator's name or start decides."""
+        """Returns the location of an operator: if its range has several parts, the operator's name or start decides."""
         if compiled and not (at.is_final and not at.backward):
             return replace(at, part=COMPILED, is_final=True)
         if at.is_final:
@@ -233,7 +233,7 @@ def _starts(events: Sequence[FunctionEvent], step: FunctionEvent, *prefixes: str
 
 
 def _label(part: str) -> str:
-    """The part of operators that nothing assigns to another part of their range."""
+    """Returns the part of operators that nothing assigns to another part of their range."""
     if part in (ATTENTION, CROSS_ATTENTION):
         return part + SCORES
     return {LEARNER: OTHER, STEP: HOST}.get(part, part)

@@ -38,7 +38,7 @@ class _Mark:
 
 
 class Budget:
-    """The budgets of one run. UserError if there are none."""
+    """The budgets of one run. Raises UserError if there are none."""
 
     def __init__(self, settings: TrainingSettings, loader: Loader):
         self.settings = settings
@@ -81,7 +81,7 @@ class Budget:
         return 60 * self.measured.get("max_minutes", math.inf)
 
     def spent(self, progress: Progress) -> str | None:
-        """The name of a budget that is spent, or None."""
+        """Returns the name of a budget that is spent, or None."""
         for name, steps in self.exact.items():
             if progress.step >= steps:
                 return name
@@ -103,14 +103,14 @@ class Budget:
         return int(steps) if math.isfinite(steps) else None, left
 
     def horizon(self, progress: Progress) -> float:
-        """The number of steps of the run for the schedule. Before it is measured: an exact budget, because a warm-up
-        of unknown length would have a learning rate of zero; otherwise infinity."""
+        """Returns the number of steps of the run for the schedule. Before it is measured: an exact budget, because a
+        warm-up of unknown length would have a learning rate of zero; otherwise infinity."""
         self.measure(progress)
         return min(self.exact.values(), default=math.inf) if progress.total_steps is None else progress.total_steps
 
     def measure(self, progress: Progress) -> None:
-        """Set the horizon in `progress` once enough steps are measured, and pass it to a loader with phases; with a
-        budget in minutes, update it. Call this before each step is loaded."""
+        """Sets the horizon in `progress` once enough steps are measured, and passes it to a loader with phases; with a
+        budget in minutes, updates it. Call this before each step is loaded."""
         if self._by_clock:
             self._follow(progress)
         elif progress.total_steps is None:
@@ -119,7 +119,7 @@ class Budget:
             self._phased.fix(progress.total_steps, progress.horizon)
 
     def fractions(self, progress: Progress) -> dict[str, float]:
-        """The spent fraction of each budget."""
+        """Returns the spent fraction of each budget."""
         fractions = {name: progress.step / steps for name, steps in self.exact.items()}
         if math.isfinite(self.tokens):
             fractions[self._token_budget()] = progress.tokens / self.tokens
@@ -189,7 +189,7 @@ class Budget:
 
 
 def steps_of_epochs(loader: Loader, epochs: float, enough: float = math.inf) -> int:
-    """The number of optimizer steps in `epochs` epochs; that of a fraction of an epoch is rounded up.
+    """Returns the number of optimizer steps in `epochs` epochs; that of a fraction of an epoch is rounded up.
 
     Epochs may differ in length if batches are sized in tokens, so each is planned, up to COUNTED_EPOCHS epochs or
     COUNTED_STEPS steps; later ones are assumed to be as long as the mean of these. enough: the number of steps after
@@ -237,8 +237,8 @@ class CheckpointSchedule(Protocol):
 
 
 def retained_checkpoints(settings: CheckpointSchedule, steps: float) -> int:
-    """The maximum number of checkpoints that a run of `steps` steps retains; if `steps` is infinite, that of a run with
-    ten evaluations."""
+    """Returns the maximum number of checkpoints that a run of `steps` steps retains; if `steps` is infinite, that of a
+    run with ten evaluations."""
     is_known = math.isfinite(steps)
     evaluate = settings.evaluate_every or (math.ceil(steps / 10) if is_known else 1)
     save = settings.checkpoint_every or evaluate

@@ -62,7 +62,7 @@ def select_compilation(
 
 
 def require_compiler(choice: Choice, device: torch.device) -> None:
-    """UserError for compile=true on a machine without a requirement of torch's compiler."""
+    """Raises UserError for compile=true on a machine without a requirement of torch's compiler."""
     requirement = missing(device) if choice is True else None
     if requirement is not None:
         raise UserError(
@@ -72,7 +72,7 @@ def require_compiler(choice: Choice, device: torch.device) -> None:
 
 
 def missing(device: torch.device) -> str | None:
-    """A requirement of torch's compiler that this machine lacks, or None."""
+    """Returns a requirement of torch's compiler that this machine lacks, or None."""
     if device.type == "cuda" and importlib.util.find_spec("triton") is None:
         return "triton"
     named = os.environ.get("CC" if device.type == "cuda" else "CXX")

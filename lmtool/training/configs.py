@@ -109,7 +109,7 @@ class AdafactorConfig(OptimizerConfig):
     )
 
     def state_size(self, name: str, shape: tuple[int, ...]) -> int:
-        """The means of squares, for a matrix by row and by column; with beta1 also the mean of the updates."""
+        """Returns the means of squares, for a matrix by row and by column; with beta1 also the mean of the updates."""
         means = prod(shape[:-1]) + prod((*shape[:-2], shape[-1])) if len(shape) > 1 else prod(shape)
         return means + (0 if self.beta1 is None else prod(shape))
 
@@ -165,7 +165,7 @@ class MuonConfig(OptimizerConfig):
     epsilon: float = Field(1e-8, gt=0, le=1, description="AdamW: added to the root of the second moment")
 
     def state_size(self, name: str, shape: tuple[int, ...]) -> int:
-        """The mean gradient of a matrix in a layer; AdamW's two means of other parameters."""
+        """Returns the mean gradient of a matrix in a layer; AdamW's two means of other parameters."""
         return prod(shape) if is_hidden_matrix(name, len(shape)) else super().state_size(name, shape)
 
 
@@ -204,7 +204,7 @@ class ScheduleConfig(Config):
             )
 
     def factor(self, step: int, total: float) -> float:
-        """The `Schedule` function."""
+        """Returns the `Schedule` function."""
         warmup: float = self.warmup_steps or 0
         if self.warmup_steps is None and self.warmup_fraction:
             warmup = self.warmup_fraction * total
@@ -214,16 +214,16 @@ class ScheduleConfig(Config):
         return self.after_warmup(step, warmup, total)
 
     def after_warmup(self, step: int, warmup: float, total: float) -> float:
-        """The factor of a step after `warmup` steps."""
+        """Returns the factor of a step after `warmup` steps."""
         return self.decayed(min((step - 1 - warmup) / max(total - warmup, 1), 1.0))
 
     def decayed(self, done: float) -> float:
-        """The factor when a fraction of the steps after the warm-up is done, in [0, 1]."""
+        """Returns the factor when a fraction of the steps after the warm-up is done, in [0, 1]."""
         return 1.0
 
 
 def schedule(config: ScheduleConfig) -> Schedule:
-    """The function that a configuration describes."""
+    """Returns the function that a configuration describes."""
     return config.factor
 
 

@@ -26,12 +26,12 @@ def versions(plugins: tuple[str, ...] = ()) -> dict[str, str]:
 
 
 def keys(config: Mapping[str, object]) -> dict[str, object]:
-    """A configuration as plain data, by dotted key, without the keys that may differ between ranks."""
+    """Returns a configuration as plain data, by dotted key, without the keys that may differ between ranks."""
     return {key: value for key, value in flatten(config).items() if key.split(".")[0] not in FREE_KEYS}
 
 
 def require_same_training(group: ProcessGroup, learner: nn.Module, loader: Loader) -> None:
-    """Raise UserError on all ranks if the training data or the weights of a rank differ from those of rank 0. Weights
+    """Raises UserError on all ranks if the training data or the weights of a rank differ from those of rank 0. Weights
     are compared by a sum over their bits; sharded tensors, which differ between ranks, are omitted."""
     if group.size > 1:
         data = {f"training data: {name}": value for name, value in loader.metadata().items()}
@@ -39,7 +39,7 @@ def require_same_training(group: ProcessGroup, learner: nn.Module, loader: Loade
 
 
 def require_same(group: ProcessGroup, values: Mapping[str, object]) -> None:
-    """Raise UserError on all ranks if a value, by its name for the message, differs between a rank and rank 0."""
+    """Raises UserError on all ranks if a value, by its name for the message, differs between a rank and rank 0."""
     if group.size == 1:
         return
     all_values = group.all({name: str(value) for name, value in values.items()})
@@ -54,7 +54,7 @@ def require_same(group: ProcessGroup, values: Mapping[str, object]) -> None:
 
 
 def _sums(learner: nn.Module) -> dict[str, int]:
-    """The sum over the bits of each tensor."""
+    """Returns the sum over the bits of each tensor."""
     tensors = {name: tensor for name, tensor in learner.state_dict().items() if not is_cut(tensor)}
     if not tensors:
         return {}
@@ -63,7 +63,7 @@ def _sums(learner: nn.Module) -> dict[str, int]:
 
 
 def _bits(tensor: Tensor) -> Tensor:
-    """The bytes of a tensor as integers: int32 for 4-byte elements, otherwise uint8."""
+    """Returns the bytes of a tensor as integers: int32 for 4-byte elements, otherwise uint8."""
     flat = tensor.detach().contiguous().flatten()
     return flat.view(torch.int32 if flat.element_size() == 4 else torch.uint8)
 

@@ -47,8 +47,8 @@ class Engine(Protocol):
         all processes."""
 
     def adding_up(self, last: bool) -> AbstractContextManager[None]:
-        """The context of the forward and backward pass of a micro-batch; gradients are summed over processes in the
-        last one of the step."""
+        """Returns the context of the forward and backward pass of a micro-batch; gradients are summed over processes in
+        the last one of the step."""
 
 
 class Plain:
@@ -137,7 +137,7 @@ class _LossModule(nn.Module):
 def part_of_loss(
     learner: Learner, batch: Batch, step: int, counts: Mapping[str, float], precision: Precision
 ) -> ForwardLoss:
-    """Run a forward pass. Each term's sum is divided by its count over all micro-batches and processes of the step, so
+    """Runs a forward pass. Each term's sum is divided by its count over all micro-batches and processes of the step, so
     that their number does not change the loss. A term without targets in the step is omitted."""
     with precision.autocast():
         output = learner(batch, step)
@@ -149,7 +149,7 @@ def part_of_loss(
 
 
 def _summed(gradients: Tensor) -> torch.futures.Future[Tensor]:
-    """Sum gradients in place over all processes."""
+    """Sums gradients in place over all processes."""
     work = dist.all_reduce(gradients, async_op=True)
     assert work is not None
     return work.get_future().then(lambda future: future.value()[0])
@@ -164,8 +164,8 @@ def _summed(gradients: Tensor) -> torch.futures.Future[Tensor]:
 
 def shard(learner: nn.Module, device: torch.device, group: ProcessGroup) -> None:
     """Shard every parameter of a learner along its first dimension over the processes, in place. The parameters become
-    new objects. A learner on the host is moved to the device layer by layer. UserError if a parameter is a scalar, or
-    if torch is too old."""
+    new objects. A learner on the host is moved to the device layer by layer. Raises UserError if a parameter is a
+    scalar, or if torch is too old."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import FSDPModule, fully_shard
 
@@ -280,12 +280,13 @@ def _stacks(learner: nn.Module) -> list[Stack]:
 
 
 def _layers(learner: nn.Module) -> list[nn.Module]:
-    """Each layer of each stack, once."""
+    """Returns each layer of each stack, once."""
     return list(dict.fromkeys(layer for stack in _stacks(learner) for layer in stack.layers))
 
 
 def engine_for(learner: Learner, parallel: Parallel, group: ProcessGroup) -> Engine:
-    """The engine for a learner, which has the same weights in all processes; with fsdp it is already sharded."""
+    """Returns the engine for a learner, which has the same weights in all processes; with fsdp it is already
+    sharded."""
     if group.size == 1:
         return Plain(learner)
     return Ddp(learner, group) if parallel == "ddp" else Fsdp(learner, group)

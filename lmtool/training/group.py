@@ -38,16 +38,16 @@ class ProcessGroup(Protocol):
         """Counts by name, summed over all processes; a name missing in a process counts as 0."""
 
     def first(self, value: Value) -> Value:
-        """The value of rank 0, on all ranks."""
+        """Returns the value of rank 0, on all ranks."""
 
     def all(self, value: Value) -> list[Value]:
-        """The values of all ranks, in order."""
+        """Returns the values of all ranks, in order."""
 
     def wait(self) -> None:
         """Return once all processes have called it, however long that takes."""
 
     def add_up(self, tensor: Tensor) -> Tensor:
-        """Sum the tensor in place over all processes on their devices; the host does not wait."""
+        """Sums the tensor in place over all processes on their devices; the host does not wait."""
 
 
 class SingleProcess:
@@ -118,8 +118,8 @@ class Processes:
         return values
 
     def _gathered(self, data: bytes, size: int) -> list[bytes]:
-        """The bytes of each rank. Bytes that do not fit in a frame of `size` are replaced by as many zeros, so that the
-        caller knows their length."""
+        """Returns the bytes of each rank. Bytes that do not fit in a frame of `size` are replaced by as many zeros, so
+        that the caller knows their length."""
         fits = data if len(data) <= size - _HEAD else b""
         frame = (len(data).to_bytes(_HEAD, "little") + fits).ljust(size, b"\0")
         frames = list(torch.empty(self.size, size, dtype=torch.uint8).unbind())
@@ -143,7 +143,7 @@ def _length(frame: bytes) -> int:
 def process_group(device: torch.device) -> Iterator[ProcessGroup]:
     """The group that this process was started in; a single process if the environment names no others.
 
-    device: where this process computes. UserError where torch lacks the backend, the rendezvous port is in use, or not
+    device: where this process computes. Raises UserError if torch lacks the backend, the rendezvous port is in use, or not
     all processes arrive within TIMEOUT.
     """
     process = rank_info(os.environ)
@@ -171,13 +171,14 @@ so that a group does not read the addresses of an earlier one."""
 
 @cache
 def _store(process: RankInfo) -> dist.Store:
-    """The store in which processes find each other: torchrun's, or rank 0's. It lasts as long as the processes."""
+    """Returns the store in which processes find each other: torchrun's, or rank 0's. It lasts as long as the
+    processes."""
     store, _, _ = next(dist.rendezvous("env://", process.rank, process.size, timeout=TIMEOUT))
     return store
 
 
 def backend_of(device: torch.device) -> str:
-    """The communication backend. UserError where this build of torch lacks it."""
+    """Returns the communication backend. Raises UserError if this build of torch lacks it."""
     needed = {"gloo": dist.is_available() and dist.is_gloo_available()}
     if device.type == "cuda":
         needed["nccl"] = dist.is_available() and dist.is_nccl_available()
@@ -191,7 +192,7 @@ def backend_of(device: torch.device) -> str:
 
 
 def _never_met(process: RankInfo, error: Exception) -> UserError:
-    """The error for processes that did not find each other, with torch's reason."""
+    """Returns the error for processes that did not find each other, with torch's reason."""
     address, port = os.environ[ADDRESS], os.environ[PORT]
     who = f"rank {process.rank} of {process.size}"
     text = str(error)

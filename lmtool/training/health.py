@@ -60,7 +60,7 @@ class Health:
         self._cursors: dict[int, dict[str, int] | None] = {}
 
     def watch(self, step: int, cursor: dict[str, int] | None, loss: Tensor, norm: Tensor, scaled: bool) -> None:
-        """Check a step on the device. cursor: the loader's before the step. scaled: with an fp16 scaler, which handles
+        """Checks a step on the device. cursor: the loader's before the step. scaled: with an fp16 scaler, which handles
         infinite gradients itself."""
         bad = ~torch.isfinite(loss)
         if not scaled:
@@ -74,7 +74,7 @@ class Health:
         self._cursors[step] = cursor
 
     def check(self, data: Step, step: int, loss: Tensor, norm: Tensor) -> None:
-        """Raise Diverged, with the offending batch saved, if a step since the last check was not finite or the loss
+        """Raises Diverged, with the offending batch saved, if a step since the last check was not finite or the loss
         exploded; otherwise update the progress."""
         verdict = (self._first_bad, self._first_exploded, self._exploded_steps, self._reference)
         first_bad, first_exploded, exploded_steps, reference = torch.stack(
@@ -99,12 +99,12 @@ class Health:
         raise self._diverged(first, offending, f"the {quantity} of step {first} is not finite", metadata)
 
     def _diverged(self, step: int, data: Step, message: str, metadata: Mapping[str, object]) -> Diverged:
-        """The error on all ranks, after saving the batches of all ranks."""
+        """Returns the error on all ranks, after saving the batches of all ranks."""
         batches = [batch for part in self._group.all(data.batches) for batch in part]
         return self._saved(step, replace(data, batches=batches), message, metadata)
 
     def _saved(self, step: int, data: Step, message: str, metadata: Mapping[str, object]) -> Diverged:
-        """The error after saving the batches, if there is a folder."""
+        """Returns the error after saving the batches, if there is a folder."""
         remedies = ["a lower optimizer.lr", "a longer warm-up", "precision=fp32"]
         *first, last = remedies[:-1] if self._precision.name == "fp32" else remedies
         hint = f"{', '.join(first)} or {last}, under another name="
@@ -121,7 +121,7 @@ class Health:
         return next(iter(self._loader.steps(self._cursors[step], self._group.rank, self._group.size)))
 
     def check_evaluation(self, data: Step, loss: float | None) -> None:
-        """Raise Diverged if the loss of an evaluation after this step has exploded. loss: None if it has none."""
+        """Raises Diverged if the loss of an evaluation after this step has exploded. loss: None if it has none."""
         reference = self._progress.reference_loss
         if loss is not None and loss > EXPLODED_TIMES * reference:
             step = self._progress.step
@@ -130,7 +130,7 @@ class Health:
             raise self._diverged(step, data, message, metadata)
 
     def not_finite(self, data: Step, problem: NotFinite) -> Diverged:
-        """The error for an evaluation with outputs that are not finite; saves the held-out batch."""
+        """Returns the error for an evaluation with outputs that are not finite; saves the held-out batch."""
         step = self._progress.step
         offending = data if problem.batch is None else replace(data, batches=[problem.batch.host])
         message = f"the model's {problem.quantity} are not finite in the evaluation after step {step}"
@@ -142,7 +142,7 @@ def _times(reference: float) -> str:
 
 
 def save_batch(folder: Path, step: int, data: Step, metadata: Mapping[str, object]) -> Path:
-    """Write `diverged/step_N.safetensors` with the tensors of all micro-batches, and `.json` with lengths and
+    """Writes `diverged/step_N.safetensors` with the tensors of all micro-batches, and `.json` with lengths and
     metadata."""
     tensors: dict[str, Tensor] = {}
     lengths: list[dict[str, object]] = []

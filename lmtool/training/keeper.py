@@ -66,8 +66,8 @@ class Keeper:
             extension.write(folder)
 
     def restore(self, group: ProcessGroup = ALONE) -> Progress:
-        """Load the run's newest intact checkpoint, if there is one, and drop later rows. Rank 0 selects it. UserError
-        if it belongs to another model; CheckFailed if there are checkpoints but none is intact."""
+        """Loads the run's newest intact checkpoint, if there is one, and drop later rows. Rank 0 selects it. UserError
+        if it belongs to another model; raises CheckFailed if there are checkpoints but none is intact."""
         if self.run.writes:  # the run holds the lock, so temporary files are those of a killed process
             for pattern in (f"{TEMPORARY}*", f"{DELETED}*"):
                 for path in self.folder.glob(pattern):
@@ -93,8 +93,8 @@ class Keeper:
         return progress
 
     def require_space(self, steps: float) -> None:
-        """UserError if the disk has no space for the retained checkpoints and one that is being written, each with the
-        weights and two moments of trained parameters. steps: of the run; infinite if unknown."""
+        """Raises UserError if the disk has no space for the retained checkpoints and one that is being written, each
+        with the weights and two moments of trained parameters. steps: of the run; infinite if unknown."""
         if not self.run.writes:
             return
         weights = sum(tensor.nbytes for tensor in self._copy_of_weights().values())
@@ -113,12 +113,12 @@ class Keeper:
             )
 
     def _copy_of_weights(self) -> dict[str, Tensor]:
-        """The learner's tensors in a checkpoint. Tied parameters are the same object."""
+        """Returns the learner's tensors in a checkpoint. Tied parameters are the same object."""
         tensors = self.learner.state_dict(keep_vars=True)
         return {name: tensor for name, tensor in tensors.items() if name not in self.excluded}
 
     def save(self, progress: Progress, must: bool = False) -> bool:
-        """Write a checkpoint of this step, update `last` and `best`, and remove old checkpoints. Returns False if
+        """Writes a checkpoint of this step, updates `last` and `best`, and removes old checkpoints. Returns False if
         writing failed, which is logged. UserError after FAILURES consecutive failures, or after one if `must`."""
         if self.saved_step == progress.step:
             return True
@@ -154,7 +154,7 @@ class Keeper:
         return self.folder / f"step_{step:08d}"
 
     def point(self, progress: Progress) -> None:
-        """Write the names of this step's checkpoint and of the best one to the files `last` and `best`; remove `best`
+        """Writes the names of this step's checkpoint and of the best one to the files `last` and `best`; removes `best`
         if that checkpoint is lost. These files are for people: the run itself reads the steps in state.json."""
         if not self.run.writes:
             return
@@ -170,7 +170,7 @@ class Keeper:
             self.run.log(f"last and best could not be written: {error}")
 
     def _prune(self, progress: Progress) -> None:
-        """Remove checkpoints that are not retained by `keep` or `keep_every` and are not the last or best one."""
+        """Removes checkpoints that are not retained by `keep` or `keep_every` and are not the last or best one."""
         if self.settings.keep == "all":
             return
         named = {pointed(self.folder, "last"), pointed(self.folder, "best")}
@@ -182,7 +182,8 @@ class Keeper:
 
 
 def _progress(folder: Path) -> Progress:
-    """The progress in a checkpoint. UserError if a value has a wrong type, which lmtool did not write."""
+    """Returns the progress in a checkpoint. Raises UserError if a value has a wrong type, which lmtool did not
+    write."""
     try:
         return Progress.from_plain(read_state(folder))
     except ValueError as error:

@@ -33,8 +33,8 @@ _MOST_A_CORE = 4
 
 
 def processes_to_start(config: Any, verb: str) -> int:
-    """The number of processes to start for a command; 1: this process runs it. UserError if the machine cannot run that
-    many, or if torchrun started another number."""
+    """Returns the number of processes to start for a command; 1: this process runs it. Raises UserError if the machine
+    cannot run that many, or if torchrun started another number."""
     devices, process = getattr(config, "devices", None), rank_info(os.environ)
     if started_together(os.environ):
         if not hasattr(config, "devices") and process.size > 1:
@@ -53,7 +53,7 @@ def processes_to_start(config: Any, verb: str) -> int:
 
 
 def _require_devices(devices: int, device: str) -> None:
-    """UserError if this machine has fewer devices."""
+    """Raises UserError if this machine has fewer devices."""
     import torch
 
     kind, _, number = device.partition(":")
@@ -78,12 +78,12 @@ def _require_devices(devices: int, device: str) -> None:
 
 
 def cores() -> int:
-    """The number of CPU cores that this process may use."""
+    """Returns the number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def launch(processes: int, arguments: Sequence[str]) -> int:
-    """Run `lmtool ARGUMENTS` in several processes. Returns the exit status of the process that ended the others."""
+    """Runs `lmtool ARGUMENTS` in several processes. Returns the exit status of the process that ended the others."""
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -125,7 +125,7 @@ def _environment(processes: int) -> Iterator[None]:
 
 @contextmanager
 def _forwarding(folder: Path, processes: int) -> Iterator[list[int]]:
-    """Forward signals to all processes, or end the launch if some have not started yet. Yields the list of received
+    """Forwards signals to all processes, or ends the launch if some have not started yet. Yields the list of received
     signals."""
     from torch.distributed.elastic.multiprocessing import SignalException
 
@@ -152,8 +152,8 @@ def _forwarding(folder: Path, processes: int) -> Iterator[list[int]]:
 
 
 def _exit_status(folder: Path, processes: int, failed: Mapping[int, int], received: Sequence[int]) -> int:
-    """The exit status of a run that failed. Reports a process that was killed. failed: exit codes by rank of the
-    processes that ended first, negative for signals. received: forwarded signals."""
+    """Returns the exit status of a run that failed. Reports a process that was killed. failed: exit codes by rank of
+    the processes that ended first, negative for signals. received: forwarded signals."""
     attempt = next(folder.glob("*/attempt_*"), folder)
     ends = Ends(attempt, RankInfo(0, processes, 0, processes)).all()
     reported = sorted(
@@ -172,7 +172,7 @@ def _exit_status(folder: Path, processes: int, failed: Mapping[int, int], receiv
 
 
 def _killed(rank: int, number: int, run: str | None) -> tuple[str, str]:
-    """The error and the hint for a process that a signal ended."""
+    """Returns the error and the hint for a process that a signal ended."""
     restart = "the same command starts again"
     resume = f"{command_line('resume', run)} continues from its last checkpoint" if run else restart
     name = signal.Signals(number).name
@@ -188,7 +188,7 @@ RUN = "run"
 
 
 def note_run(path: Path) -> None:
-    """Write the run's folder to a file for the launcher, which names it if a process is killed."""
+    """Writes the run's folder to a file for the launcher, which names it if a process is killed."""
     file = os.environ.get(ranks.ERROR_FILE)
     if file:
         (Path(file).parent.parent / RUN).write_text(str(path), encoding="utf-8")

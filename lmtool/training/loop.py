@@ -125,15 +125,16 @@ def train(
 def optimization(
     learner: Learner, settings: TrainingSettings, precision: Precision
 ) -> tuple[Optimizer, Schedule, GradScaler | None, dict[str, nn.Parameter]]:
-    """The optimizer, the learning-rate schedule, the gradient scaler of fp16, and the trained parameters by name."""
+    """Returns the optimizer, the learning-rate schedule, the gradient scaler of fp16, and the trained parameters by
+    name."""
     groups = training_groups(learner, settings.optimizer.layer_decay)
     optimizer: Optimizer = build(settings.optimizer, groups)
     return optimizer, build(settings.schedule), precision.scaler(), named_parameters(groups)
 
 
 def move_to_device(learner: nn.Module, loader: Loader, settings: TrainingSettings, group: ProcessGroup) -> Precision:
-    """Move a learner to its device, with parallel=fsdp sharded over the group, in training mode. Returns the device and
-    number format."""
+    """Moves a learner to its device, with parallel=fsdp sharded over the group, in training mode. Returns the device
+    and number format."""
     precision = select_precision(settings.precision, select_device(settings.device))
     device = precision.device
     if device.type == "cpu":
@@ -148,15 +149,15 @@ def move_to_device(learner: nn.Module, loader: Loader, settings: TrainingSetting
 
 
 def announce(run: RunFolder, precision: Precision) -> None:
-    """Make the run the latest one, and log where it trains."""
+    """Makes the run the latest one, and log where it trains."""
     run.announce()
     threads = counted(torch.get_num_threads(), "thread")
     run.log(f"trains on {precision.device} in {precision.name} ({precision.why}), {threads}")
 
 
 def agree(group: ProcessGroup, seconds: float, signals: Signals) -> tuple[float, bool]:
-    """The clock and the signals, the same for all processes of a group: the seconds of rank 0, and whether any process
-    received a signal to stop; then all of them stop."""
+    """Returns the clock and the signals, the same for all processes of a group: the seconds of rank 0, and whether any
+    process received a signal to stop; then all of them stop."""
     received = {} if signals.received is None else {signals.received.name: 1.0}
     totals = group.sum({_SECONDS: 0.0 if group.rank else seconds, **received})
     names = [name for name in totals if name != _SECONDS]
@@ -166,8 +167,8 @@ def agree(group: ProcessGroup, seconds: float, signals: Signals) -> tuple[float,
 
 
 def resume(keeper: Keeper, budget: Budget, settings: TrainingSettings, group: ProcessGroup = ALONE) -> Progress:
-    """Load the newest intact checkpoint of the run, if it has one, and return its progress. UserError if the budget is
-    already spent."""
+    """Loads the newest intact checkpoint of the run, if it has one, and returns its progress. Raises UserError if the
+    budget is already spent."""
     keeper.require_space(min(budget.exact.values(), default=math.inf))
     progress = keeper.restore(group)
     if progress.best_step is None and progress.evaluated_step == progress.step > 0:
@@ -201,7 +202,7 @@ def score(
     learner: nn.Module, evaluate: Evaluate, settings: TrainingSettings, progress: Progress, rows: RowWriter,
     health: Health, data: Step, group: ProcessGroup = ALONE,
 ) -> None:  # fmt: skip
-    """Evaluate, write the row of metrics.jsonl, and update the best score and patience. Raises Diverged if outputs are
+    """Evaluates the model, writes the row of metrics.jsonl, and updates the best score and patience. Raises Diverged if outputs are
     not finite or the loss has exploded."""
     started = time.perf_counter()
     learner.eval()
@@ -223,7 +224,7 @@ def score(
 
 
 def save(keeper: Keeper, progress: Progress, listener: Listener, best: Best, group: ProcessGroup = ALONE) -> bool:
-    """Save a checkpoint of this step. best: the best evaluation before this step's. Returns whether it was written."""
+    """Saves a checkpoint of this step. best: the best evaluation before this step's. Returns whether it was written."""
     started = time.perf_counter()
     saved = group.first(keeper.save(progress, must=progress.ended is not None))
     progress.evaluation_seconds += time.perf_counter() - started
@@ -235,7 +236,7 @@ def save(keeper: Keeper, progress: Progress, listener: Listener, best: Best, gro
 
 
 def note_best(progress: Progress, settings: TrainingSettings) -> bool:
-    """Make the last evaluation the best one if its score is better, or equal with a smaller loss. Returns whether it
+    """Makes the last evaluation the best one if its score is better, or equal with a smaller loss. Returns whether it
     is now the best."""
     number, best = progress.metrics[settings.metric], progress.best_value
     value = math.nan if number is None else float(number)  # a number that is not finite is null in state.json

@@ -69,8 +69,8 @@ def by_model(names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def layer_decayed(groups: Sequence[ParameterGroup], names: Iterable[str], decay: float) -> list[ParameterGroup]:
-    """Split groups by level (`levels`), and multiply the learning rate of each level below the head by `decay` relative
-    to the level above.
+    """Splits groups by level (`levels`), and multiplies the learning rate of each level below the head by `decay`
+    relative to the level above.
 
     This is the rule of ELECTRA's paper (Clark et al. 2020, table 7). Its code has decay^2 at the top layer (`n_layers +
     2 - depth` in run_finetuning.py). ULMFiT's decay is 1/2.6 (Howard and Ruder 2018, section 3.2).
@@ -114,14 +114,14 @@ class PlainOptimizer(Optimizer):
 
 
 def training_groups(learner: Learner, layer_decay: float) -> list[ParameterGroup]:
-    """The learner's parameter groups with layer-wise learning rates."""
+    """Returns the learner's parameter groups with layer-wise learning rates."""
     assert isinstance(learner, nn.Module)
     return layer_decayed(learner.parameter_groups(), [name for name, _ in learner.named_parameters()], layer_decay)
 
 
 def torch_groups(groups: Iterable[ParameterGroup], lr: float, weight_decay: float = 0.0) -> list[TorchGroup]:
-    """The groups that have parameters, for torch's optimizers. Their learning rate and weight decay are multiples of
-    the configuration's; the loop calls `set_learning_rate` before each step."""
+    """Returns the groups that have parameters, for torch's optimizers. Their learning rate and weight decay are
+    multiples of the configuration's; the loop calls `set_learning_rate` before each step."""
     return [
         {
             "params": [parameter for _, parameter in group.parameters],
@@ -136,14 +136,14 @@ def torch_groups(groups: Iterable[ParameterGroup], lr: float, weight_decay: floa
 
 
 def set_learning_rate(optimizer: Optimizer, learning_rate: float) -> float:
-    """Give every group its multiple of the learning rate. Returns the learning rate."""
+    """Gives every group its multiple of the learning rate. Returns the learning rate."""
     for group in optimizer.param_groups:
         group["lr"] = learning_rate * group["learning_rate_scale"]
     return learning_rate
 
 
 def named_parameters(groups: Sequence[ParameterGroup]) -> dict[str, nn.Parameter]:
-    """Trained parameters by name. ValueError if a parameter is in two groups, where it would be moved twice."""
+    """Trained parameters by name. Raises ValueError if a parameter is in two groups, where it would be moved twice."""
     named: dict[str, nn.Parameter] = {}
     seen: set[int] = set()
     for group in groups:
@@ -156,7 +156,7 @@ def named_parameters(groups: Sequence[ParameterGroup]) -> dict[str, nn.Parameter
 
 
 def state_tensors(optimizer: Optimizer, named: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
-    """The optimizer's state by `KIND.PARAMETER`. A parameter that has had no gradient has no state."""
+    """Returns the optimizer's state by `KIND.PARAMETER`. A parameter that has had no gradient has no state."""
     return {
         f"{kind}.{name}": value
         for name, parameter in named.items()
@@ -166,8 +166,8 @@ def state_tensors(optimizer: Optimizer, named: Mapping[str, nn.Parameter]) -> di
 
 
 def load_state_tensors(optimizer: Optimizer, named: Mapping[str, nn.Parameter], tensors: Mapping[str, Tensor]) -> None:
-    """Restore a saved state. UserError if it belongs to other parameters. A state tensor is a scalar or has the shape
-    of its parameter, or that of the optimizer's `state_shape(kind, parameter)`."""
+    """Restores a saved state. Raises UserError if it belongs to other parameters. A state tensor is a scalar or has the
+    shape of its parameter, or that of the optimizer's `state_shape(kind, parameter)`."""
     optimizer.state.clear()
     # Fused kernels read the step count on the device, other optimizers on the host.
     fused = any(group.get("fused") for group in optimizer.param_groups)
@@ -189,8 +189,8 @@ def load_state_tensors(optimizer: Optimizer, named: Mapping[str, nn.Parameter], 
 
 
 def gradient_norm(parameters: Sequence[nn.Parameter], clip_norm: float | None) -> Tensor:
-    """Clip gradients to a total norm of `clip_norm`, and return their norm before that, on the device. Sparse gradients
-    are coalesced."""
+    """Clips gradients to a total norm of `clip_norm`, and returns their norm before that, on the device. Sparse
+    gradients are coalesced."""
     sparse = [parameter for parameter in parameters if parameter.grad is not None and parameter.grad.is_sparse]
     for parameter in sparse:
         assert parameter.grad is not None

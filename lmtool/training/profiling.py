@@ -124,7 +124,7 @@ class ProfiledLoader:
 
 
 def named(part: str) -> Any:
-    """A range in the profiler's events: a tenth of the overhead of torch's `record_function`."""
+    """Returns a range in the profiler's events: a tenth of the overhead of torch's `record_function`."""
     return torch._C._profiler._RecordFunctionFast(RANGE + part)
 
 
@@ -132,7 +132,7 @@ def named(part: str) -> Any:
 def ranges(
     learner: nn.Module, alongside: Mapping[str, Sequence[object]] | None = None, compiled: bool = False
 ) -> Iterator[None]:
-    """Name the parts of a learner by ranges of the profiler.
+    """Names the parts of a learner by ranges of the profiler.
 
     Args:
         learner: The learner.
@@ -187,7 +187,7 @@ def parts_of(learner: nn.Module, compiled: bool = False) -> Iterator[tuple[nn.Mo
 
 @contextmanager
 def _around(thing: object, method: str, part: str) -> Iterator[None]:
-    """Wrap a method of an object in a range."""
+    """Wraps a method of an object in a range."""
     before = vars(thing).get(method)
     method_inside: Callable[..., object] = getattr(thing, method)
 

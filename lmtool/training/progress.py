@@ -123,7 +123,7 @@ class Progress:
         return asdict(self)
 
     def advance(self, data: Step, tokens: int) -> None:
-        """Count a completed step."""
+        """Counts a completed step."""
         self.step, self.cursor, self.epoch = self.step + 1, data.cursor, data.epoch
         self.tokens += tokens
 
@@ -136,17 +136,17 @@ class Progress:
         self.best_step, self.best_value, self.best_metrics = best
 
     def forget_best(self) -> None:
-        """Discard the best evaluation because its checkpoint is lost."""
+        """Discards the best evaluation because its checkpoint is lost."""
         self.best = None, None, {}
 
     def forget_horizon(self) -> None:
-        """Discard the horizon because the budgets have changed. A run ended by patience stays ended."""
+        """Discards the horizon because the budgets have changed. A run ended by patience stays ended."""
         self.total_steps, self.horizon = None, None
         self.ended = self.ended if self.ended == "patience" else None
 
     @classmethod
     def from_plain(cls, state: Mapping[str, object]) -> Progress:
-        """Read state.json; fields that an older version did not write have their defaults. ValueError, naming the key,
+        """Reads state.json; fields that an older version did not write have their defaults. ValueError, naming the key,
         for a value of a wrong type."""
         names = {field.name for field in fields(cls)}
         values = {name: value for name, value in state.items() if name in names}
@@ -200,7 +200,7 @@ class CheckpointExtension(Protocol):
         """Called after each update of the weights, with the number of the step from 1."""
 
     def write(self, folder: Path) -> None:
-        """Add files to the folder of a checkpoint that is being written."""
+        """Adds files to the folder of a checkpoint that is being written."""
 
 
 class Listener(Protocol):

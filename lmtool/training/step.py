@@ -48,7 +48,7 @@ def row_gradients(learner: nn.Module, optimizer: Optimizer, sparse: bool) -> Ite
 
 
 def _merge(weight: Tensor, leaf: Tensor) -> None:
-    """Add the rows of a lookup to the table's gradient, which is sparse unless a head has made it dense."""
+    """Adds the rows of a lookup to the table's gradient, which is sparse unless a head has made it dense."""
     gradient, leaf.grad = leaf.grad, None
     assert gradient is not None
     if weight.grad is None:
@@ -68,7 +68,7 @@ class _Buffers:
         self._filled: list[tuple[nn.Parameter, Tensor]] = []
 
     def fill(self, optimizer: Optimizer, *_: object) -> None:
-        """Make sparse gradients dense."""
+        """Makes sparse gradients dense."""
         for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
             gradient = parameter.grad
             if gradient is None or not gradient.is_sparse:
@@ -81,7 +81,7 @@ class _Buffers:
             self._filled.append((parameter, rows_U))
 
     def clear(self, *_: object) -> None:
-        """Remove the gradients that `fill` made dense."""
+        """Removes the gradients that `fill` made dense."""
         for parameter, rows_U in self._filled:
             self._dense[parameter].index_fill_(0, rows_U, 0.0)
             parameter.grad = None
@@ -101,7 +101,8 @@ class Outcome:
     tokens: int
 
     def row(self, progress: Progress, learning_rate: float, rate: float, norm: Tensor) -> dict[str, object]:
-        """The step's row in metrics.jsonl; waits for the device. A single term equals the loss and is omitted."""
+        """Returns the step's row in metrics.jsonl; waits for the device. A single term equals the loss and is
+        omitted."""
         terms = {f"loss_{name}": float(term) for name, term in self.terms.items()}
         terms = {name: term for name, term in terms.items() if not math.isnan(term)}
         return {
@@ -133,7 +134,7 @@ class RowWriter:
 
 
 def phase_of(data: Step) -> dict[str, int]:
-    """The phase of a step as a field of its row; empty without phases."""
+    """Returns the phase of a step as a field of its row; empty without phases."""
     return {} if data.phase is None else {"phase": data.phase}
 
 
@@ -145,7 +146,7 @@ def gradients(
     precision: Precision,
     scaler: GradScaler | None = None,
 ) -> Outcome:
-    """Sum the gradients of a step over its micro-batches and over the processes of the engine's group."""
+    """Sums the gradients of a step over its micro-batches and over the processes of the engine's group."""
     engine.begin(step)
     group, learner, device = engine.group, engine.learner, precision.device
     counts = group.sum({**total_counts(learner, data.batches), _TOKENS: sum(batch.tokens for batch in data.batches)})
@@ -183,8 +184,8 @@ def gradients(
 def summed(
     loss: Tensor, terms: Mapping[str, Tensor], names: Sequence[str], group: ProcessGroup
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The loss and the terms of a step over all processes, on the device. names: of terms that any process may have; a
-    term that none has is NaN."""
+    """Returns the loss and the terms of a step over all processes, on the device. names: of terms that any process may
+    have; a term that none has is NaN."""
     local = [terms.get(name) for name in names]
     zero = torch.zeros_like(loss)
     present = [float(term is not None) for term in local]
@@ -196,7 +197,7 @@ def summed(
 
 
 def total_counts(learner: Learner, batches: Sequence[Batch]) -> dict[str, float]:
-    """The number of targets of each term in this process's batches of the step."""
+    """Returns the number of targets of each term in this process's batches of the step."""
     totals: dict[str, float] = {}
     for batch in batches:
         for name, count in learner.counts(batch).items():
@@ -210,7 +211,7 @@ def apply_gradients(
     parameters: Sequence[nn.Parameter],
     clip_norm: float | None,
 ) -> Tensor:
-    """Clip, step, and remove the gradients. Returns their norm before clipping, on the device."""
+    """Clips the gradients, takes a step, and removes the gradients. Returns their norm before clipping, on the device."""
     if scaler is not None:
         scaler.unscale_(optimizer)
     norm = gradient_norm(parameters, clip_norm)

@@ -40,7 +40,7 @@ class AdamDirections(PlainOptimizer, ABC):
 
     @abstractmethod
     def move(self, group: TorchGroup, parameters: list[Tensor], updates: list[Tensor]) -> None:
-        """Move the parameters of a group. updates: bias-corrected mean / (root of the mean square + epsilon); may be
+        """Moves the parameters of a group. updates: bias-corrected mean / (root of the mean square + epsilon); may be
         changed in place."""
 
     @torch.no_grad()
@@ -76,7 +76,7 @@ class AdamDirections(PlainOptimizer, ABC):
 
 
 def root_mean_squares(parameters: list[Tensor]) -> list[Tensor]:
-    """The root mean square of each parameter, at least `SMALLEST_SCALE`: scalars on the device."""
+    """Returns the root mean square of each parameter, at least `SMALLEST_SCALE`: scalars on the device."""
     norms = torch._foreach_norm(parameters)
     return [
         (norm / math.sqrt(parameter.numel())).clamp(min=SMALLEST_SCALE)
@@ -134,7 +134,7 @@ class Adafactor(PlainOptimizer):
         self.config = config
 
     def state_shape(self, kind: str, parameter: Tensor) -> torch.Size:
-        """The shape of a state tensor: row and column means have one dimension less than the parameter."""
+        """Returns the shape of a state tensor: row and column means have one dimension less than the parameter."""
         if kind == "row_mean_sq":
             return parameter.shape[:-1]
         if kind == "column_mean_sq":
@@ -175,7 +175,7 @@ class Adafactor(PlainOptimizer):
         return state
 
     def _direction(self, gradient: Tensor, state: dict[str, Tensor], fraction: float) -> Tensor:
-        """The gradient divided by the root of its mean square. fraction: weight of this step in the mean."""
+        """Returns the gradient divided by the root of its mean square. fraction: weight of this step in the mean."""
         squares = gradient.square().add_(self.config.epsilon)
         if "mean_sq" in state:
             return state["mean_sq"].lerp_(squares, fraction).rsqrt().mul_(gradient)
@@ -235,7 +235,7 @@ class StableAdamW(AdamDirections):
 def build_muon(config: MuonConfig, groups: Sequence[ParameterGroup]) -> Optimizer:
     """torch's Muon (Jordan et al. 2024) for the matrices of the layers, and torch's AdamW for embeddings, heads, norms
     and biases. Muon's steps are as large as AdamW's (`match_rms_adamw`, Liu et al. 2025), so both use one learning
-    rate. UserError if no matrix of a layer is trained."""
+    rate. Raises UserError if no matrix of a layer is trained."""
     matrices = torch_groups([_part(group, hidden=True) for group in groups], config.lr, config.weight_decay)
     rest = torch_groups([_part(group, hidden=False) for group in groups], config.lr, config.weight_decay)
     if not matrices:

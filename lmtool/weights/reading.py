@@ -117,7 +117,7 @@ def ignored_keys(folder: HFFolder, generates_text: bool) -> tuple[str, ...]:
     """Lists the keys and files of a folder that lmtool does not read. folder: the folder. A key of config.json counts
     as read if it was accessed before this call. generates_text: whether the model generates text, so that generation
     settings are relevant. Returns one line per file with ignored keys, and one line with the ignored files. Raises
-    UserError if a file cannot be read."""
+    Raises UserError if a file cannot be read."""
     generation, ignored = folder.path / GENERATION, folder.config.ignored
     keys = {
         CONFIG: [name for name in ignored if name not in _GENERATION_DEFAULTS],

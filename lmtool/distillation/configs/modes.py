@@ -359,7 +359,7 @@ class SelfConfig(DistillConfig):
         yield Requirement(self._valid_exits(), "distill.exits", "distill.exits", _middle_exit)
 
     def _valid_exits(self) -> Offer[ModelConfig]:
-        """The offer of a model in which all exits follow distinct layers below the last."""
+        """Returns the offer of a model in which all exits follow distinct layers below the last."""
 
         def mismatch(model: ModelConfig) -> str | None:
             exits = self.exit_layers(model)

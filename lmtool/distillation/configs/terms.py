@@ -80,13 +80,15 @@ _USE_HIDDEN_STATES = "use terms over states: distill.terms.hidden.weight=1"
 
 
 def _head_counts(pair: ModelPair) -> tuple[int, int]:
-    """The numbers of attention heads per layer in the student and in the teacher; 0 for a model without attention."""
+    """Returns the numbers of attention heads per layer in the student and in the teacher; 0 for a model without
+    attention."""
     student, teacher = (model.num_heads if isinstance(model, TransformerConfig) else 0 for model in pair)
     return student, teacher
 
 
 def _total_head_widths(pair: ModelPair) -> tuple[int, int]:
-    """The summed width of all heads of a layer in the student and in the teacher; 0 for a model without attention."""
+    """Returns the summed width of all heads of a layer in the student and in the teacher; 0 for a model without
+    attention."""
     student, teacher = (
         model.num_heads * model.width_of_head if isinstance(model, TransformerConfig) else 0 for model in pair
     )
@@ -109,7 +111,7 @@ def _different_head_counts(pair: ModelPair) -> str:
 
 
 def _pair_offer(holds: Callable[[ModelPair], bool], lacking: Callable[[ModelPair], str]) -> Offer[ModelPair]:
-    """A property that a student and its teacher may have together; `lacking` words the error if they do not."""
+    """Returns a property that a student and its teacher may have together; `lacking` words the error if they do not."""
     return Offer("pair", holds, lacking, wording="{reason}: {lacking}")
 
 
@@ -122,7 +124,7 @@ _EQUAL_HEAD_COUNTS = _pair_offer(lambda pair: len({*_head_counts(pair)}) == 1, _
 
 
 def _set_head_count(pair: ModelPair) -> str:
-    """The hint to give the student as many heads as the teacher, if its width allows it."""
+    """Returns the hint to give the student as many heads as the teacher, if its width allows it."""
     heads = _head_counts(pair)[1]
     return f"set model.num_heads={heads}" if pair.student.hidden_size % heads == 0 else _USE_HIDDEN_STATES
 
@@ -198,7 +200,7 @@ class RelationsConfig(AttentionTermConfig):
 
 
 def _set_relation_heads(pair: ModelPair) -> str:
-    """The hint to split the vectors of both models into the same number of heads."""
+    """Returns the hint to split the vectors of both models into the same number of heads."""
     key = "distill.terms.relations"
     return f"set {key}.relation_heads={math.gcd(*_head_counts(pair))} {key}.relations=[queries,keys,values]"
 

@@ -251,7 +251,7 @@ def temperatures_of(terms: Iterable[TermConfig]) -> tuple[float, ...]:
 
 
 def _lengths(part: TermBatch) -> np.ndarray:
-    """The number of tokens of each document, (N,)."""
+    """Returns the number of tokens of each document, (N,)."""
     return np.array(part.packed.lengths, dtype=np.int64)
 
 

@@ -171,7 +171,7 @@ class Relations(AttentionTerm):
             yield from zip(*scores, strict=True)
 
     def _vectors(self, inputs: AttentionInputs, relation: str) -> Tensor:
-        """The vectors of a relation, split into relation heads if these are configured."""
+        """Returns the vectors of a relation, split into relation heads if these are configured."""
         x_TAD = {"queries": inputs.q_TAD, "keys": inputs.k_SAD, "values": inputs.v_SAD}[relation]
         heads = self.config.relation_heads
         return x_TAD if heads is None else x_TAD.flatten(-2).unflatten(-1, (heads, -1))
@@ -186,7 +186,7 @@ class Relations(AttentionTerm):
 
 
 def _log_probabilities(tile: TileScores) -> Tensor:
-    """The log softmax of the scores over the attended tokens."""
+    """Returns the log softmax of the scores over the attended tokens."""
     scores_RALK = tile.scores_RALK
     if tile.allow is not None:
         scores_RALK = scores_RALK.masked_fill(~tile.allow, -torch.inf)

@@ -49,7 +49,7 @@ class PredictingHead(nn.Module):
         self.tap = None
 
     def seen(self, logits: Tensor) -> Tensor:
-        """The logits, after reporting them to the tap."""
+        """Returns the logits, after reporting them to the tap."""
         if self.tap is not None:
             self.tap(self, logits)
         return logits

@@ -52,8 +52,8 @@ class ScalarMix(LayerFeatures):
 
 
 def layer_mix(model: nn.Module) -> JsonObject:
-    """The learned mixture of a model's layers, under the key `layer_mix`: the `weights` of the embedding and of each
-    layer, and `gamma`. Empty for other models."""
+    """Returns the learned mixture of a model's layers, under the key `layer_mix`: the `weights` of the embedding and of
+    each layer, and `gamma`. Empty for other models."""
     mix = next((module for module in model.modules() if isinstance(module, ScalarMix)), None)
     if mix is None:
         return {}

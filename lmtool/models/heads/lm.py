@@ -43,15 +43,15 @@ class LMHead(PredictingHead):
         self.output = None
 
     def untie(self, rows: int, width: int) -> None:
-        """Add a separate output layer (rows, width), for a checkpoint that has one."""
+        """Adds a separate output layer (rows, width), for a checkpoint that has one."""
         self.output = nn.Linear(width, rows, bias=False)
 
     def table(self, table_VH: Tensor) -> Tensor:
-        """The weight of the output layer: its own if it is untied, otherwise the token embedding."""
+        """Returns the weight of the output layer: its own if it is untied, otherwise the token embedding."""
         return table_VH if self.output is None else self.output.weight
 
     def transform(self, hidden_MH: Tensor) -> Tensor:
-        """The layers before the output layer."""
+        """Returns the layers before the output layer."""
         return hidden_MH
 
     def forward(self, hidden_MH: Tensor, table_VH: Tensor) -> Tensor:
@@ -124,7 +124,7 @@ class AdaptiveLMHead(LMHead):
         return self.sizes[0] + sum(p * size for p, size in zip(probabilities, self.sizes[1:], strict=True))
 
     def _parts(self, table_VH: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """The table rows and the biases of the first softmax, then those of each cluster."""
+        """Yields the table rows and the biases of the first softmax, then those of each cluster."""
         first, *tails = zip(self.table(table_VH).split(self.sizes), self.biases.split(self.sizes), strict=True)
         yield torch.cat([first[0], self.clusters.weight]), torch.cat([first[1], self.clusters.bias])
         yield from tails
@@ -180,7 +180,7 @@ def _log_softmax(logits: Tensor) -> Tensor:
 
 
 def lm_head(backbone: Backbone) -> LMHead:
-    """The language model head of a backbone."""
+    """Returns the language model head of a backbone."""
     kind = backbone.vocabulary_head
     if kind.cutoffs:
         return AdaptiveLMHead(kind.cutoffs, backbone.hidden_size, backbone.config.vocab_size)
@@ -244,8 +244,8 @@ class EnhancedMaskedLMHead(MaskedLMHead):
 
 
 def masked_lm_head(backbone: Backbone, enhanced: bool = False) -> MaskedLMHead:
-    """The masked language model head of a backbone. enhanced: whether it follows the enhanced mask decoder. Raises
-    UserError if the family has none."""
+    """Returns the masked language model head of a backbone. enhanced: whether it follows the enhanced mask decoder.
+    Raises UserError if the family has none."""
     if enhanced and not backbone.decodes_masks:
         raise UserError(
             f"objective.enhanced_decoder=true: model={backbone.config.name} has no enhanced mask decoder",
@@ -298,7 +298,7 @@ class CopyGate(nn.Module):
 def copy_losses(
     head: MaskedLMHead, gate_M: Tensor, hidden_MH: Tensor, table_VW: Tensor, read_M: Tensor, labels_M: Tensor
 ) -> Tensor:
-    """The losses of a head with a copy gate (section 3.4, All-Tokens MLM). The probability of a token is its
+    """Returns the losses of a head with a copy gate (section 3.4, All-Tokens MLM). The probability of a token is its
     probability by the head times the probability of not copying; for the input token, the probability of copying is
     added.
 

@@ -72,7 +72,7 @@ class Predicted(TargetProbabilities):
 
     @abstractmethod
     def divergence_sum(self, teacher: TargetProbabilities, temperature: float) -> Tensor:
-        """Sum over targets of the divergence from a teacher, a scalar; for values, of squared errors."""
+        """Sums over targets of the divergence from a teacher, a scalar; for values, of squared errors."""
 
     @abstractmethod
     def hard_loss_sum(self, labels: Tensor) -> Tensor:
@@ -297,7 +297,7 @@ class TopWords(TargetProbabilities):
     @classmethod
     @torch.no_grad()
     def of(cls, predicted: PredictedWords, k: int, temperatures: Sequence[float]) -> TopWords:
-        """The top K words of a prediction. Logits are log probabilities over all words at temperature 1."""
+        """Returns the top K words of a prediction. Logits are log probabilities over all words at temperature 1."""
         words, top_logits, norms, vocabulary = [], [], [], 0
         for first in range(0, max(len(predicted), 1), ROWS):
             logits_RV = predicted.logits.of(first, first + ROWS).float().log_softmax(-1)
@@ -335,7 +335,7 @@ class TopWords(TargetProbabilities):
 
 
 def cut(predicted: TargetProbabilities, k: int | None, temperatures: Sequence[float]) -> TargetProbabilities:
-    """Reduce a prediction over a vocabulary to its k most probable words; None for all."""
+    """Reduces a prediction over a vocabulary to its k most probable words; None for all."""
     return (
         TopWords.of(predicted, k, temperatures)
         if k is not None and isinstance(predicted, PredictedWords)

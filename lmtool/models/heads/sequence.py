@@ -67,7 +67,7 @@ class Pooler(nn.Module):
 
 
 def pooler(backbone: Backbone) -> Pooler:
-    """The pooler of a backbone's family."""
+    """Returns the pooler of a backbone's family."""
     width, bias = backbone.hidden_size, backbone.head_biases
     norm = nn.LayerNorm(width, backbone.head_norm_epsilon, bias=bias) if backbone.pooler_norm else None
     return Pooler(width, backbone.pooler_activation, backbone.feature_size, bias, norm)

@@ -27,18 +27,18 @@ class TrackerConfig(Config):
         return False
 
     def missing(self, key: str) -> Problem | None:
-        """The problem if its package or API key is missing; found without importing the package."""
+        """Returns the problem if its package or API key is missing; found without importing the package."""
         if self.package is None or importlib.util.find_spec(self.package) is not None:
             return None
         message = f"{key} needs the Python package {self.package}, which is not installed"
         return Problem(key, message, f"pip install 'lmtool[{self.extra}]'")
 
     def fallback(self) -> TrackerConfig | None:
-        """The configuration to try if this one cannot start; None to give up."""
+        """Returns the configuration to try if this one cannot start; None to give up."""
         return None
 
     def left(self, folder: str) -> str:
-        """A sentence about rows that were not written when the run ended. folder: of the run."""
+        """Returns a sentence about rows that were not written when the run ended. folder: of the run."""
         return "its last rows may be missing there, metrics.jsonl has every row"
 
 
@@ -77,7 +77,7 @@ class Tracker(ABC):
 
 
 def numbers(row: JsonMapping, above: str = "") -> Iterator[tuple[str, float]]:
-    """The numbers of a row by name; numbers in a section are named `section/name`."""
+    """Yields the numbers of a row by name; numbers in a section are named `section/name`."""
     for name, value in row.items():
         if isinstance(value, dict):
             yield from numbers(value, f"{above}{name}/")

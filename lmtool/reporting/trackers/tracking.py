@@ -168,7 +168,7 @@ class TrackerThread:
             raise Failed("it ended") from error
 
     def _answer(self, seconds: float | None) -> str | None:
-        """The tracker's next answer. Raises Failed if it reports a failure, or does not answer in time.
+        """Returns the tracker's next answer. Raises Failed if it reports a failure, or does not answer in time.
 
         seconds: None waits without limit, since `join` ends the process.
         """
@@ -291,7 +291,7 @@ def main() -> None:
 
 
 def open_tracker(start: JsonObject) -> Tracker:
-    """The tracker that the first line names."""
+    """Returns the tracker that the first line names."""
     plugins.load(start["plugins"])
     entry = lookup("logger", start["name"])
     assert entry is not None, start["name"]

@@ -110,7 +110,7 @@ def mode_of(mode: Mode | Literal["auto"], offline: bool, environ: Mapping[str, s
 
 
 def server_of(environ: Mapping[str, str]) -> str:
-    """The address of wandb's server."""
+    """Returns the address of wandb's server."""
     return environ.get("WANDB_BASE_URL") or "https://api.wandb.ai"
 
 

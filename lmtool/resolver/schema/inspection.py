@@ -23,7 +23,7 @@ class RunKeys:
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
-        """The keys that the run does not have."""
+        """Returns the keys that the run does not have."""
         return tuple(field.name for field in fields(cls))
 
     @classmethod
@@ -33,7 +33,7 @@ class RunKeys:
 
     @classmethod
     def of(cls, words: Sequence[str]) -> Self:
-        """Decode KEY=VALUE arguments. Raises UserError for an invalid value."""
+        """Decodes KEY=VALUE arguments. Raises UserError for an invalid value."""
         values: JsonObject = {}
         for word in dict.fromkeys(words):
             key, _, value = word.partition("=")
@@ -64,7 +64,7 @@ class PlanKeys(RunKeys):
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
-        """The keys that the run does not have."""
+        """Returns the keys that the run does not have."""
         return ("measure",)
 
     @classmethod
@@ -75,7 +75,7 @@ class PlanKeys(RunKeys):
 
     @classmethod
     def of(cls, words: Sequence[str]) -> PlanKeys:
-        """Decode KEY=VALUE arguments. Raises UserError for an unknown device, and for measuring on a device type."""
+        """Decodes KEY=VALUE arguments. Raises UserError for an unknown device, and for measuring on a device type."""
         values: dict[str, str] = {}
         for word in words:
             key, _, value = word.partition("=")
@@ -107,7 +107,7 @@ class Looking(RunKeys):
     output: str | None = None
 
     def __post_init__(self) -> None:
-        """Raise ConfigError if the output cannot be written, before any text is read."""
+        """Raises ConfigError if the output cannot be written, before any text is read."""
         if errors := list(output_errors(self.output)):
             raise ConfigError(errors)
 

@@ -42,7 +42,7 @@ def normalized(phases: object) -> Any:
 
 
 def nested_keys(phase: JsonMapping) -> JsonObject:
-    """A phase with nested sections instead of dotted keys and names of sections."""
+    """Returns a phase with nested sections instead of dotted keys and names of sections."""
     nested: JsonObject = {}
     for key, value in phase.items():
         above = str(key).split(".")
@@ -55,8 +55,8 @@ def nested_keys(phase: JsonMapping) -> JsonObject:
 
 
 def words_of(phase: JsonMapping, above: str = "") -> str:
-    """A phase as overrides, without its share: `max_length=512 batch_examples=64`. Default values of whole sections are
-    omitted; lists of sections show only names."""
+    """Returns a phase as overrides, without its share: `max_length=512 batch_examples=64`. Default values of whole
+    sections are omitted; lists of sections show only names."""
     words, chosen = [], chosen_class(phase, Choice("data")) if above == "data." else None
     for key, value in phase.items():
         if isinstance(value, dict):
@@ -71,8 +71,8 @@ def words_of(phase: JsonMapping, above: str = "") -> str:
 
 
 def overridden(data: JsonMapping, phase: JsonMapping) -> JsonObject:
-    """The configuration of a phase as plain data: that of the run, updated with the keys of the phase. A text source of
-    another kind replaces the section."""
+    """Returns the configuration of a phase as plain data: that of the run, updated with the keys of the phase. A text
+    source of another kind replaces the section."""
     changes = {key: value for key, value in phase.items() if key != "share"}
     base = {key: value for key, value in data.items() if key != "phases"}
     if sum(changes.get(key) is not None for key in BATCH) == 1:
@@ -88,8 +88,8 @@ def overridden(data: JsonMapping, phase: JsonMapping) -> JsonObject:
 
 
 def variants(data: JsonMapping) -> Iterator[Variant]:
-    """The configuration of each phase, to be checked like that of the run, and the problems of the phases themselves.
-    data: the run's configuration, resolved."""
+    """Yields the configuration of each phase, to be checked like that of the run, and the problems of the phases
+    themselves. data: the run's configuration, resolved."""
     phases = data.get("phases")
     if not isinstance(phases, list) or not all(isinstance(phase, dict) for phase in phases):
         return
@@ -132,7 +132,7 @@ def _is_number(value: object) -> bool:
 
 
 def _fixed(key: str, value: object, data: JsonMapping, path: str) -> Iterator[Problem]:
-    """The problems of a key in a phase that must have the same value in the whole run. Unknown keys are reported
+    """Yields the problems of a key in a phase that must have the same value in the whole run. Unknown keys are reported
     elsewhere."""
     section = data.get(key)
     if key in ("share", "data", *_KEYS):
@@ -168,7 +168,8 @@ def _objective_problems(value: JsonMapping, section: object, path: str) -> Itera
 
 
 def _fixed_fields(changes: JsonMapping, of_run: object, free: Sequence[str], path: str, key: str) -> Iterator[Problem]:
-    """The problems of fields in a phase that must have the same value in the whole run. of_run: the run's section."""
+    """Yields the problems of fields in a phase that must have the same value in the whole run. of_run: the run's
+    section."""
     of_run = of_run if isinstance(of_run, dict) else {}
     chosen = chosen_class(of_run, Choice(key.split(".")[0]))
     fields = set(of_run) if chosen is None else set(chosen.model_fields)

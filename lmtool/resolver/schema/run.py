@@ -146,7 +146,7 @@ class RunConfig(CommandConfig):
 
     @classmethod
     def filled(cls, data: JsonObject) -> JsonObject:
-        """Resolve a budget that is `auto`: no limit if another budget is set."""
+        """Resolves a budget that is `auto`: no limit if another budget is set."""
         key, default = cls.default_budget
         limited = any(data.get(other) is not None for other in BUDGETS - {key})
         return {**data, key: None if limited else default} if data.get(key) == AUTO else data
@@ -190,13 +190,13 @@ class PretrainConfig(RunConfig):
 
     @classmethod
     def filled(cls, data: JsonObject) -> JsonObject:
-        """Convert the dotted keys of phases to sections, and fill in the share of the last one."""
+        """Converts the dotted keys of phases to sections, and fill in the share of the last one."""
         data = super().filled(data)
         return {**data, "phases": normalized(data["phases"])} if "phases" in data else data
 
     @classmethod
     def variants(cls, data: JsonObject) -> Iterator[Variant]:
-        """The configuration of each phase."""
+        """Returns the configuration of each phase."""
         return variants(data)
 
     @property
@@ -253,7 +253,7 @@ class FinetuneConfig(RunConfig):
 
     @classmethod
     def filled(cls, data: JsonObject) -> JsonObject:
-        """Resolve a null max_length: the default of the task's kind, but at most the positions of the model."""
+        """Resolves a null max_length: the default of the task's kind, but at most the positions of the model."""
         data = super().filled(data)
         if data.get("max_length", 0) is not None:
             return data
@@ -278,7 +278,7 @@ class FinetuneConfig(RunConfig):
 
 
 def _positions_taken(data: JsonObject) -> int:
-    """The positions that the tuning method reserves, if both sections are valid."""
+    """Returns the positions that the tuning method reserves, if both sections are valid."""
     try:
         tuning, model = (Choice(key).validate(data.get(key)) for key in ("tuning", "model"))
     except ValidationError:

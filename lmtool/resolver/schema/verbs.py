@@ -194,7 +194,7 @@ COMMANDS: Mapping[str, type[CommandConfig]] = _Classes()
 
 
 def keys_of(verb: str) -> type[RunKeys] | None:
-    """The class of the additional keys of a command about a run."""
+    """Returns the class of the additional keys of a command about a run."""
     named = VERBS[verb].keys
     return None if named is None else _class(named)
 
@@ -211,7 +211,7 @@ FLAGS = """flags, anywhere after the command:
 
 
 def overview() -> str:
-    """The text that `lmtool` alone prints."""
+    """Returns the text that `lmtool` alone prints."""
     width = max(map(len, VERBS))
     lines = [
         "lmtool: pretrain and finetune language models from composed YAML",
@@ -225,7 +225,7 @@ def overview() -> str:
 
 
 def help_of(verb: str, rest: Sequence[str] = ()) -> str:
-    """The text that `lmtool VERB --help` prints: a command's primary file is its manual."""
+    """Returns the text that `lmtool VERB --help` prints: a command's primary file is its manual."""
     about = VERBS[verb]
     primary = about.primary
     if about.reads == "run":

@@ -44,7 +44,7 @@ JOINED = "+"
 
 
 def parts_of(name: str) -> list[str]:
-    """The columns joined in a name such as A+B."""
+    """Returns the columns joined in a name such as A+B."""
     parts = name.split(JOINED)
     return parts if all(parts) else [name]
 
@@ -120,28 +120,29 @@ class TaskConfig(LearnedConfig):
         return splits
 
     def learner(self, *arguments: Any) -> Any:
-        """The learner of this task. `arguments`: backbone, tokenizer and seed."""
+        """Returns the learner of this task. `arguments`: backbone, tokenizer and seed."""
         return build(self).learner(*arguments)
 
     @classmethod
     def longest(cls, section: JsonObject) -> int:
-        """The default of max_length. section: the task's configuration before it is decoded."""
+        """Returns the default of max_length. section: the task's configuration before it is decoded."""
         return cls.default_max_length
 
     def parts(self) -> tuple[TaskConfig, ...]:
-        """The member tasks: the task itself, except in mixtures."""
+        """Returns the member tasks: the task itself, except in mixtures."""
         return (self,)
 
     def with_parts(self, parts: tuple[TaskConfig, ...]) -> TaskConfig:
-        """A copy with other members, in order."""
+        """Returns a copy with other members, in order."""
         return parts[0]
 
     def of_parts(self, parts: Sequence[TaskConfig]) -> TaskConfig:
-        """A copy with some of the members; the architectures of their heads may differ from this configuration's."""
+        """Returns a copy with some of the members; the architectures of their heads may differ from this
+        configuration's."""
         return parts[0]
 
     def text_format(self, model: ModelConfig) -> str:
-        """The text format (`lmtool.data.formats`) in which a model of this configuration reads the rows."""
+        """Returns the text format (`lmtool.data.formats`) in which a model of this configuration reads the rows."""
         return model.text_format
 
     def takes_head(self, form: JsonMapping, model: ModelConfig) -> bool:
@@ -149,7 +150,7 @@ class TaskConfig(LearnedConfig):
         return True
 
     def with_head(self, form: JsonMapping) -> TaskConfig:
-        """A copy with the head architecture of a checkpoint. form: the saved values of `head_fields`."""
+        """Returns a copy with the head architecture of a checkpoint. form: the saved values of `head_fields`."""
         return self.model_copy(update=dict(form))
 
     def same_question(self, other: TaskConfig) -> bool:
@@ -267,7 +268,7 @@ class PromptConfig(Config):
 
 
 def placeholders(template: str) -> list[str]:
-    """The placeholders of a template, in order. Raises ValueError if braces do not match."""
+    """Returns the placeholders of a template, in order. Raises ValueError if braces do not match."""
     names = [name for _, name, form, change in Formatter().parse(template) if name is not None]
     if any(form or change for _, _, form, change in Formatter().parse(template)):
         raise ValueError(
@@ -299,8 +300,8 @@ class PromptedConfig(TaskConfig):
         return self.prompt.template or self.default_template
 
     def unworded(self) -> Problem | None:
-        """The error if rows cannot be turned into prompts, because of the columns that the template names; otherwise
-        None."""
+        """Returns the error if rows cannot be turned into prompts, because of the columns that the template names;
+        otherwise None."""
         if ANSWER in self.reads:
             return Problem(
                 "task.text",

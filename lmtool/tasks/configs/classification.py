@@ -153,11 +153,11 @@ class ClassificationConfig(PromptedConfig, WindowedConfig):
         yield from (problem for problem in problems if problem is not None)
 
     def ambiguous(self) -> Problem | None:
-        """The reason why the words do not distinguish the classes, if any."""
+        """Returns the reason why the words do not distinguish the classes, if any."""
         return self._ambiguous("prompt.words", self.words)
 
     def _ambiguous(self, field: str, words: tuple[str, ...]) -> Problem | None:
-        """The same for one field that maps classes to words."""
+        """Returns the same for one field that maps classes to words."""
         field_words = self.prompt.words if field == "prompt.words" else self.label_words
         unknown = [name for name in field_words if self.labels is not None and name not in self.labels]
         if unknown:
@@ -175,7 +175,7 @@ class ClassificationConfig(PromptedConfig, WindowedConfig):
         return None
 
     def _out_of_prompt(self) -> Problem | None:
-        """A field that has no effect without a prompt."""
+        """Returns a field that has no effect without a prompt."""
         for field in ("auxiliary_mlm", "demonstrations", "demonstration_rows"):
             value = getattr(self, field)
             if value:

@@ -122,7 +122,7 @@ class MixtureTaskConfig(TaskConfig):
 
     @classmethod
     def longest(cls, section: JsonObject) -> int:
-        """The longest default of the members."""
+        """Returns the longest default of the members."""
         entries = [
             lookup("task", str(part.get("kind"))) for part in section.get("members") or () if isinstance(part, dict)
         ]
@@ -130,7 +130,7 @@ class MixtureTaskConfig(TaskConfig):
         return max(lengths, default=cls.default_max_length)
 
     def parts(self) -> tuple[TaskConfig, ...]:
-        """The member tasks."""
+        """Returns the member tasks."""
         parts = [_TASK.validate(member) for member in self.members]
         tasks = tuple(part for part in parts if isinstance(part, TaskConfig))
         if self.head is None:
@@ -146,7 +146,7 @@ class MixtureTaskConfig(TaskConfig):
         return self.with_parts(tuple(parts)).model_copy(update={"rows": rows})
 
     def fractions(self) -> tuple[float, ...]:
-        """Sampling rates of the members, which sum to 1. ValueError if the rows have not been counted."""
+        """Sampling rates of the members, which sum to 1. Raises ValueError if the rows have not been counted."""
         if self.rows is None:
             raise ValueError("build a mixture from the config of its loaded data, where the rows are counted")
         of_rows = {
@@ -166,7 +166,7 @@ class MixtureTaskConfig(TaskConfig):
         return self.head is not None
 
     def needs(self) -> Iterator[Requirement]:
-        """The members add their own requirements."""
+        """Yields the members add their own requirements."""
         yield from one_forward("task", [part.name for part in self.parts()])
 
     def conflicts(self) -> Iterator[Problem]:
@@ -239,7 +239,7 @@ class TaskObjectiveConfig(ObjectiveConfig):
 
 
 def tasks_of(objective: ObjectiveConfig) -> tuple[TaskConfig, ...]:
-    """The tasks of an objective and its members."""
+    """Returns the tasks of an objective and its members."""
     return tuple(part.task for part in objective.parts() if isinstance(part, TaskObjectiveConfig))
 
 

@@ -180,7 +180,7 @@ class SequenceConfig(TaskConfig):
         return self._meaningless(self.of_summary, "applies to heads over the whole text", "reads one position")
 
     def _meaningless(self, fields: tuple[str, ...], whose: str, but: str) -> Problem | None:
-        """The first field that is set without effect under this head."""
+        """Returns the first field that is set without effect under this head."""
         for field in fields:
             value, default = self, type(self).model_validate({})
             for name in field.split("."):

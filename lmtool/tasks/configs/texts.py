@@ -266,7 +266,7 @@ class TokenClassificationConfig(TaskConfig):
         yield Requirement(WORD_STATES, "task", f"task={self.name} tags words", "set model=bert, model=t5 or model=bart")
 
     def text_format(self, model: ModelConfig) -> str:
-        """The format of transformers' ...ForTokenClassification, which is that of its sequence classifier."""
+        """Returns the format of transformers' ...ForTokenClassification, which is that of its sequence classifier."""
         return model.sequence_form(None if model.transformers_form is None else "transformers").text_format
 
     @model_validator(mode="after")

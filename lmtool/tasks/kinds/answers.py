@@ -37,8 +37,8 @@ class GoldAnswer(NamedTuple):
 
 
 def gold_answers(value: Label, where: tuple[str, int]) -> tuple[GoldAnswer, ...]:
-    """The answers of a row, given as parallel lists (on the hub) or as a list of objects (in SQuAD's files). An empty
-    cell means no answer. Raises UserError with file:line for any other layout."""
+    """Returns the answers of a row, given as parallel lists (on the hub) or as a list of objects (in SQuAD's files). An
+    empty cell means no answer. Raises UserError with file:line for any other layout."""
     if value is None:
         return ()
     pairs: list[tuple[Label, Label]] | None = None
@@ -56,7 +56,7 @@ def gold_answers(value: Label, where: tuple[str, int]) -> tuple[GoldAnswer, ...]
 
 
 def problem_of(config: ExtractiveQaConfig, context: str, answers: Sequence[GoldAnswer]) -> tuple[str, str] | None:
-    """The message and the hint for invalid answers of a row; None if they are valid."""
+    """Returns the message and the hint for invalid answers of a row; None if they are valid."""
     if not answers and not config.unanswerable:
         return (
             "a question without an answer",

@@ -37,8 +37,8 @@ class TaskKind(ABC):
     # Rows.
 
     def with_labels(self, columns: Columns, origin: Origin) -> TaskConfig:
-        """The configuration with the class or tag names found in the training columns, unless they are configured.
-        Raises UserError if the columns have no valid ones."""
+        """Returns the configuration with the class or tag names found in the training columns, unless they are
+        configured. Raises UserError if the columns have no valid ones."""
         return self.config
 
     @abstractmethod
@@ -67,11 +67,12 @@ class TaskKind(ABC):
         return columns["prediction"]
 
     def fitted(self, train: Rows) -> TaskConfig:
-        """The configuration with values computed from the training rows, such as class weights."""
+        """Returns the configuration with values computed from the training rows, such as class weights."""
         return self.config
 
     def first_loss(self, train: Rows) -> float | None:
-        """The loss of a new head, whose outputs are 0, if it depends on the scale of the labels; otherwise None."""
+        """Returns the loss of a new head, whose outputs are 0, if it depends on the scale of the labels; otherwise
+        None."""
         return None
 
     def metadata(self, train: Rows) -> tuple[JsonObject, list[str]]:
@@ -79,12 +80,12 @@ class TaskKind(ABC):
         return {}, []
 
     def groups(self, rows: Rows) -> Sequence[object]:
-        """A group key for each row. Rows of a group are held out together; by default, rows with equal texts form a
-        group."""
+        """Returns a group key for each row. Rows of a group are held out together; by default, rows with equal texts
+        form a group."""
         return list(zip(*rows.columns.values(), strict=True))
 
     def texts(self, rows: Rows) -> list[Sequence[str]]:
-        """The input texts of each column, to train a tokenizer on. Lists of words are joined with spaces."""
+        """Returns the input texts of each column, to train a tokenizer on. Lists of words are joined with spaces."""
         return [
             [value if isinstance(value, str) else " ".join(value) for value in column]
             for column in rows.columns.values()
@@ -94,29 +95,29 @@ class TaskKind(ABC):
 
     @abstractmethod
     def learner(self, backbone: Backbone, tokenizer: Tokenizer, seed: int) -> BaseLearner:
-        """The learner of this task on a backbone."""
+        """Returns the learner of this task on a backbone."""
 
     # Prompts.
 
     def candidates(self, rows: Rows) -> list[tuple[str, ...]] | None:
-        """The candidate answers of each row, in class order; None if answers are generated. Raises UserError for kinds
-        without prompts."""
+        """Returns the candidate answers of each row, in class order; None if answers are generated. Raises UserError
+        for kinds without prompts."""
         raise UserError(
             f"task={self.config.name} is {self.config.kind}, which has no prompts",
             f"lmtool finetune task={self.config.name} learns it",
         )
 
     def right_answers(self, rows: Rows) -> list[str]:
-        """The correct answers of labeled rows, as demonstrations show them."""
+        """Returns the correct answers of labeled rows, as demonstrations show them."""
         labels = np.asarray(rows.labels)
         return [texts[label] for texts, label in zip(self.candidates(rows) or [], labels, strict=True)]
 
     def worded(self, rows: Rows) -> Mapping[str, Sequence[str]]:
-        """The columns as prompts show them."""
+        """Returns the columns as prompts show them."""
         return rows.columns
 
     def predicted_rows(self, rows: Rows) -> Rows:
-        """The rows that have one prediction each."""
+        """Returns the rows that have one prediction each."""
         return rows
 
     # Predictions.
@@ -132,14 +133,14 @@ class TaskKind(ABC):
         return prediction
 
     def metrics(self, rows: Rows, predictions: Sequence[Prediction]) -> dict[str, float]:
-        """The configured metrics of the predictions, by name. rows: labeled."""
+        """Returns the configured metrics of the predictions, by name. rows: labeled."""
         return compute(self.config.metrics, np.asarray(rows.labels), np.asarray(values_of(predictions)))
 
     def resampled(
         self, rows: Rows, predictions: Sequence[Prediction], draws: Iterable[np.ndarray]
     ) -> dict[str, list[float]]:
-        """The metrics of resampled rows, for bootstrap intervals. draws: the row indices of each sample. Kinds with
-        slow metrics override this method and add up counts of each row."""
+        """Returns the metrics of resampled rows, for bootstrap intervals. draws: the row indices of each sample. Kinds
+        with slow metrics override this method and add up counts of each row."""
         ids: list[str | int] = [0] * len(rows)
         origin = [("", 0)] * len(rows)
         values: dict[str, list[float]] = {}
@@ -152,10 +153,10 @@ class TaskKind(ABC):
 
     @abstractmethod
     def constant(self, train: Rows) -> tuple[str, Prediction]:
-        """The constant baseline: its name (majority, mean), and its prediction, the same for every row."""
+        """Returns the constant baseline: its name (majority, mean), and its prediction, the same for every row."""
 
     def constant_predictions(self, rows: Rows, prediction: Prediction) -> list[Prediction]:
-        """The constant baseline's predictions of the rows."""
+        """Returns the constant baseline's predictions of the rows."""
         return [prediction] * len(rows)
 
     def single(self, values: Sequence[object] | np.ndarray) -> Sequence[object] | np.ndarray:
@@ -164,11 +165,11 @@ class TaskKind(ABC):
 
     @abstractmethod
     def shown(self, value: Label) -> object:
-        """A label or predicted value in the form that users read, as plain data."""
+        """Returns a label or predicted value in the form that users read, as plain data."""
 
     def record(self, rows: Rows, number: int, prediction: Prediction) -> JsonObject:
-        """A line of predictions.jsonl without its id: columns, gold, prediction, score, and probabilities of the
-        classes."""
+        """Returns a line of predictions.jsonl without its id: columns, gold, prediction, score, and probabilities of
+        the classes."""
         record = {name: values[number] for name, values in rows.columns.items()}
         if rows.labels is not None:
             record["gold"] = self.shown(rows.labels[number])
@@ -180,7 +181,7 @@ class TaskKind(ABC):
         return record
 
     def line(self, record: JsonMapping) -> str:
-        """A record as a line of the screen, prediction first."""
+        """Returns a record as a line of the screen, prediction first."""
         texts = " | ".join(str(record[name]) for name in self.config.reads)
         return f"{record['prediction']} {record['score']:.2f}  {texts}"
 

@@ -42,16 +42,16 @@ class OneClassKind(TaskKind):
     """The base of kinds whose labels and predictions are class numbers."""
 
     def constant(self, train: Rows) -> tuple[str, Prediction]:
-        """The majority class of the training rows."""
+        """Returns the majority class of the training rows."""
         counts = np.bincount(np.asarray(train.labels))
         return "majority", Prediction(int(counts.argmax()), float(counts.max() / counts.sum()))
 
     def shown(self, value: Label) -> str:
-        """The name of the class."""
+        """Returns the name of the class."""
         return (*self.classes, NO_LABEL)[int(value)]
 
     def details(self, rows: Rows, predictions: Sequence[Prediction]) -> JsonObject:
-        """The confusion matrix (gold rows, predicted columns), metrics by class, and calibration, if any."""
+        """Returns the confusion matrix (gold rows, predicted columns), metrics by class, and calibration, if any."""
         gold, values = np.asarray(rows.labels), np.asarray(values_of(predictions))
         classes = [*self.classes, *([NO_LABEL] if values.max() == len(self.classes) else [])]
         counts = confusion(gold, values, len(classes))
@@ -77,7 +77,8 @@ class NamedClassKind(OneClassKind, TextKind):
         return class_numbers(self.config, self.classes, values, origin)
 
     def fitted(self, train: Rows) -> ClassificationConfig | SpanClassificationConfig:
-        """The configuration, unchanged. Raises UserError if a metric is not defined for the number of classes."""
+        """Returns the configuration, unchanged. Raises UserError if a metric is not defined for the number of
+        classes."""
         if "f1" in self.config.metrics and len(self.classes) != 2:
             raise UserError(
                 f"task.metrics includes f1, which needs two classes, but the data has {len(self.classes)}",
@@ -92,8 +93,8 @@ class NamedClassKind(OneClassKind, TextKind):
 
 
 def with_class_weights(config: Weighted, balanced: tuple[float, ...]) -> Weighted:
-    """The configuration with class_weights=balanced replaced by these weights. Raises UserError unless there is one
-    weight for each class."""
+    """Returns the configuration with class_weights=balanced replaced by these weights. Raises UserError unless there is
+    one weight for each class."""
     weights = balanced if config.loss.class_weights == "balanced" else config.loss.class_weights
     require_one_per_class("loss.class_weights", weights, config.labels or ())
     loss = {**config.loss.model_dump(), "class_weights": weights}
@@ -144,7 +145,7 @@ class ClassLearner(TaskLearner):
         return Scores(losses(outputs, labels_M), labels_M, outputs.argmax(-1), self.documents(batch))
 
     def predictors(self, train: SplitData, examples: Examples) -> dict[str, Predictor]:
-        """A constant baseline: the class frequencies of the training rows."""
+        """Returns a constant baseline: the class frequencies of the training rows."""
         counts = np.bincount(np.asarray(self.rows(train).labels), minlength=len(self.kind.classes))
         return {self.term: ConstantPredictor.of_counts("base rate", counts)}
 

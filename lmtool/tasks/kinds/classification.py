@@ -52,7 +52,7 @@ from lmtool.types import Batch, StepOutput, send
 
 
 def prompted_texts(config: ClassificationConfig, rows: Rows) -> list[Sequence[str]]:
-    """The prompt of each row, filled with the word of its class, to train a tokenizer on."""
+    """Returns the prompt of each row, filled with the word of its class, to train a tokenizer on."""
     template, words = PromptTemplate(config.template), config.words
     labels = np.zeros(len(rows), dtype=np.int64) if rows.labels is None else np.asarray(rows.labels)
     values = [dict(zip(rows.columns, texts, strict=True)) for texts in zip(*rows.columns.values(), strict=True)]
@@ -205,8 +205,8 @@ class PromptPairs(TextPairs):
 
 
 def _with_gap(pattern: Pattern) -> list[list[int]]:
-    """The tokens around the texts of a prompt. If text follows the answer, the model's gap token takes the answer's
-    place. Raises UserError if a text column follows and the vocabulary has no gap token."""
+    """Returns the tokens around the texts of a prompt. If text follows the answer, the model's gap token takes the
+    answer's place. Raises UserError if a text column follows and the vocabulary has no gap token."""
     tokenizer = pattern.tokenizer
     gaps = [*tokenizer.sentinels[:1], *(number for role, number in tokenizer.roles.items() if role == "mask")]
     if pattern.ends_with_answer or not gaps:
@@ -237,7 +237,7 @@ class Classification(NamedClassKind, WrittenKind):
         return config
 
     def candidates(self, rows: Rows) -> list[tuple[str, ...]]:
-        """The words of the classes, the same for every row."""
+        """Returns the words of the classes, the same for every row."""
         problem = self.config.ambiguous()
         if problem is not None:
             raise UserError(problem.message, problem.hint)
@@ -266,7 +266,7 @@ class Classification(NamedClassKind, WrittenKind):
         return [words[label] for label in labels]
 
     def parsed(self, text: str) -> Prediction | None:
-        """The class whose name or word the text is, with probability 1; None for any other text."""
+        """Returns the class whose name or word the text is, with probability 1; None for any other text."""
         words = list(self.label_words())
         return Prediction(words.index(text), 1.0) if text in words else None
 

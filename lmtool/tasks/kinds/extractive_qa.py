@@ -78,7 +78,7 @@ class ExtractiveQa(TextKind):
         return [{"text": [text][: bool(text)], "answer_start": [start][: bool(text)]} for text, start in spans]
 
     def _checked(self, rows: Rows, labels: list[tuple[GoldAnswer, ...]]) -> Rows:
-        """The rows whose answers occur in their contexts. Raises UserError at the first other row, unless
+        """Returns the rows whose answers occur in their contexts. Raises UserError at the first other row, unless
         bad_answers=skip."""
         contexts, rows_left = rows.columns[self.config.text[1]], []
         for number, (context, answers) in enumerate(zip(contexts, labels, strict=True)):
@@ -91,7 +91,7 @@ class ExtractiveQa(TextKind):
         return rows if len(rows_left) == len(rows) else rows.take(np.array(rows_left))
 
     def groups(self, rows: Rows) -> Sequence[object]:
-        """The contexts: questions about the same context are held out together."""
+        """Returns the contexts: questions about the same context are held out together."""
         return rows.columns[self.config.text[1]]
 
     def metadata(self, train: Rows) -> tuple[JsonObject, list[str]]:
@@ -115,7 +115,8 @@ class ExtractiveQa(TextKind):
         return Prediction(answer, float(self.fractions(answer)[0]))
 
     def fractions(self, answer: PredictedAnswer) -> np.ndarray:
-        """The probabilities of the reported spans, followed by the probability of no answer if it is allowed."""
+        """Returns the probabilities of the reported spans, followed by the probability of no answer if it is
+        allowed."""
         scores = np.append(answer.spans_K["score"].astype(np.float64), [answer.null] * self._with_null(answer))
         fractions = np.exp(scores - scores.max())
         return fractions / fractions.sum()
@@ -124,7 +125,7 @@ class ExtractiveQa(TextKind):
         return self.config.unanswerable or not len(answer.spans_K)
 
     def with_threshold(self, prediction: Prediction, threshold: float) -> Prediction:
-        """The prediction if no answer is chosen above this threshold of the null difference."""
+        """Returns the prediction if no answer is chosen above this threshold of the null difference."""
         answer = prediction.value
         chosen = len(answer.spans_K) > 0 and answer.null_difference <= threshold
         fractions = self.fractions(answer)
@@ -143,7 +144,7 @@ class ExtractiveQa(TextKind):
     def _of_samples(
         self, rows: Rows, predictions: Sequence[Prediction], draws: Iterable[np.ndarray]
     ) -> Iterator[dict[str, float]]:
-        """The metrics of several samples of the rows. Each answer is scored only once."""
+        """Yields the metrics of several samples of the rows. Each answer is scored only once."""
         gold, answered_N = self._gold(rows)
         chosen = [self._text(rows, number, answer.span) for number, answer in enumerate(values_of(predictions))]
         scores = answer_scores(gold, chosen, self.config.unanswerable)
@@ -156,25 +157,25 @@ class ExtractiveQa(TextKind):
             yield summarized(self.config.metrics, sample, raw_sample, answered_N[numbers], null_N[numbers])
 
     def tuned_threshold(self, rows: Rows, predictions: Sequence[Prediction]) -> float:
-        """The threshold with the best f1 on labeled rows."""
+        """Returns the threshold with the best f1 on labeled rows."""
         raw, null_N = self._raw(rows, predictions)
         return best_threshold(raw["f1"], self._gold(rows)[1], null_N).value
 
     def details(self, rows: Rows, predictions: Sequence[Prediction]) -> JsonObject:
-        """The best threshold for each of the two metrics."""
+        """Returns the best threshold for each of the two metrics."""
         if not self.config.unanswerable:
             return {}
         (raw, null_N), answered_N = self._raw(rows, predictions), self._gold(rows)[1]
         return {f"best_{name}_threshold": best_threshold(raw[name], answered_N, null_N).value for name in raw}
 
     def _gold(self, rows: Rows) -> tuple[list[list[str]], np.ndarray]:
-        """The texts of each row's gold answers, and (N,) bool, whether a row has any."""
+        """Returns the texts of each row's gold answers, and (N,) bool, whether a row has any."""
         assert rows.labels is not None
         return [[answer.text for answer in answers] for answers in rows.labels], np.array(list(map(bool, rows.labels)))
 
     def _raw(self, rows: Rows, predictions: Sequence[Prediction]) -> tuple[dict[str, np.ndarray], np.ndarray]:
-        """The inputs of `threshold_scores`: the scores of each row's best text, whether or not it is predicted, and the
-        null differences."""
+        """Returns the inputs of `threshold_scores`: the scores of each row's best text, whether or not it is predicted,
+        and the null differences."""
         answers = values_of(predictions)
         texts = [self._text(rows, number, answer.first) for number, answer in enumerate(answers)]
         null_N = np.array([answer.null_difference for answer in answers])
@@ -184,7 +185,7 @@ class ExtractiveQa(TextKind):
         return rows.columns[self.config.text[1]][number][span[0] : span[1]]
 
     def constant(self, train: Rows) -> tuple[str, Prediction]:
-        """The constant baseline: no answer."""
+        """Returns the constant baseline: no answer."""
         return "no answer", Prediction(PredictedAnswer(np.zeros(0, SPANS), 0.0, False), 1.0)
 
     def shown(self, value: Label) -> object:

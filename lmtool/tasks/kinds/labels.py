@@ -33,14 +33,14 @@ def location(origin: tuple[str, int]) -> str:
 
 
 def word_of(value: object) -> str:
-    """A label as text, which is the same whether it was read from JSON, a table or the hub."""
+    """Returns a label as text, which is the same whether it was read from JSON, a table or the hub."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return "" if value is None else str(value).strip()
 
 
 def cell_text(cell: object) -> str:
-    """A cell as text. Items of a list are joined with spaces."""
+    """Returns a cell as text. Items of a list are joined with spaces."""
     return " ".join(map(str, cell)) if isinstance(cell, list | tuple) else str(cell)
 
 
@@ -55,8 +55,8 @@ def is_unlabelled(values: Sequence[object]) -> bool:
 
 
 def class_names(config: TaskConfig, values: Sequence[object], origin: Origin) -> tuple[str, ...]:
-    """The classes in a training column: its distinct values, sorted; whole numbers are sorted by value. Raises
-    UserError if they cannot be classes."""
+    """Returns the classes in a training column: its distinct values, sorted; whole numbers are sorted by value. Raises
+    Raises UserError if they cannot be classes."""
     words = [word_of(value) for value in values]
     if "" in words:
         raise UserError(
@@ -98,7 +98,7 @@ def class_numbers(config: TaskConfig, labels: Sequence[str], values: Sequence[ob
 
 
 def unknown_label(config: TaskConfig, labels: Sequence[str], word: str, where: str) -> UserError:
-    """The error for an unknown label. where: its file:line."""
+    """Returns the error for an unknown label. where: its file:line."""
     problem = f"label {word!r} is unknown" if word else f"no value in the column {config.label}"
     names = ",".join(f'"{name}"' for name in labels[:2])
     return UserError(
@@ -130,7 +130,7 @@ def numbers(config: TaskConfig, values: Sequence[object], origin: Origin) -> np.
 
 
 def repeated_ids(columns: Columns, origin: Origin) -> str | None:
-    """A warning if rows have duplicate ids (`row_ids`); otherwise None."""
+    """Returns a warning if rows have duplicate ids (`row_ids`); otherwise None."""
     for name in IDS:
         if name not in columns or not len(columns[name]):
             continue
@@ -148,7 +148,7 @@ def repeated_ids(columns: Columns, origin: Origin) -> str | None:
 
 
 def row_ids(columns: Columns, count: int) -> list[str | int]:
-    """The ids of the rows, if a column of `IDS` holds unique values; otherwise their indices from 0."""
+    """Returns the ids of the rows, if a column of `IDS` holds unique values; otherwise their indices from 0."""
     for name in IDS:
         if name in columns and len(set(map(str, columns[name]))) == count:
             return list(columns[name])
@@ -168,7 +168,7 @@ def text_of(config: TaskConfig, name: str, value: object, where: tuple[str, int]
 
 
 def with_joined_columns(config: TaskConfig, columns: Columns, origin: Origin) -> dict[str, list]:
-    """The columns, with the joined columns (A+B) added whose parts are present."""
+    """Returns the columns, with the joined columns (A+B) added whose parts are present."""
     new: dict[str, list] = {}
     for name in config.text:
         parts = parts_of(name)
@@ -180,7 +180,7 @@ def with_joined_columns(config: TaskConfig, columns: Columns, origin: Origin) ->
 
 
 def balanced_weights(labels: np.ndarray, classes: int) -> tuple[float, ...]:
-    """The balanced weight of each class: rows / (classes x rows of the class); 1 for an empty class."""
+    """Returns the balanced weight of each class: rows / (classes x rows of the class); 1 for an empty class."""
     counts = np.bincount(labels, minlength=classes)
     return tuple(float(len(labels) / (classes * count)) if count else 1.0 for count in counts)
 
@@ -199,6 +199,6 @@ def class_warnings(counts: Mapping[str, int]) -> list[str]:
 
 
 def label_counts(labels: np.ndarray, names: Sequence[str]) -> dict[str, int]:
-    """The number of rows of each class, by name, in class order."""
+    """Returns the number of rows of each class, by name, in class order."""
     counts = Counter(labels.tolist())
     return {name: counts.get(index, 0) for index, name in enumerate(names)}

@@ -34,7 +34,7 @@ class TaskInspector(Inspector):
     """Inspects the examples of a task."""
 
     def texts(self, sampled: SampledBatch) -> list[list[str]]:
-        """The columns of each row; words joined with spaces."""
+        """Returns the columns of each row; words joined with spaces."""
         row_N = sampled.batch.rows
         if row_N is None:
             return super().texts(sampled)
@@ -43,7 +43,7 @@ class TaskInspector(Inspector):
         return [[" ".join(cell) if _is_words(cell) else str(cell) for cell in row] for row in rows]
 
     def fact(self, stats: RunningStatistics) -> str:
-        """A sentence with the mean length of the examples and the fraction of truncated ones."""
+        """Returns a sentence with the mean length of the examples and the fraction of truncated ones."""
         length, truncated = stats.measured("tokens per example"), stats.measured("truncated fraction")
         if length is None:
             return ""
@@ -177,7 +177,7 @@ class TaskScorer(Scorer):
 
 
 def _of_documents(scores: Scores, selected_N: np.ndarray) -> Scores:
-    """The scores of the targets in the selected documents."""
+    """Returns the scores of the targets in the selected documents."""
     retained_M = torch.from_numpy(selected_N).to(scores.documents.device)[scores.documents]
     return Scores(*(getattr(scores, field.name)[retained_M] for field in fields(scores)))
 
@@ -228,7 +228,7 @@ class TaskLearner(BaseLearner):
         return self.backbone.config.dropout if self.config.dropout is None else self.config.dropout
 
     def head_rng(self, rng: DropoutRng | None, batch: Batch, at: Tensor | None = None) -> DropoutRng | None:
-        """The dropout generator of the head. at: flat indices of the tokens that the head reads; None: all."""
+        """Returns the dropout generator of the head. at: flat indices of the tokens that the head reads; None: all."""
         if rng is not None and batch.outputs is not None:
             rng = rng.for_outputs()
         return rng if rng is None or at is None else rng.rows(at)
@@ -243,22 +243,22 @@ class TaskLearner(BaseLearner):
 
     @abstractmethod
     def outputs(self, batch: Batch, step: int) -> Tensor:
-        """The outputs of the head. step: the training step, which seeds dropout."""
+        """Returns the outputs of the head. step: the training step, which seeds dropout."""
 
     @abstractmethod
     def training_loss(self, outputs: Tensor, batch: Batch) -> Tensor:
-        """The sum of the losses of all targets."""
+        """Returns the sum of the losses of all targets."""
 
     @abstractmethod
     def scores(self, outputs: Tensor, batch: Batch) -> Scores:
-        """The loss and best prediction of each target."""
+        """Returns the loss and best prediction of each target."""
 
     @abstractmethod
     def parts(self, outputs: Tensor, batch: Batch) -> list[Label]:
-        """The output of each document, on the host, in the form that the kind's `join` expects."""
+        """Returns the output of each document, on the host, in the form that the kind's `join` expects."""
 
     def labels(self, batch: Batch) -> Tensor:
-        """The labels of a labeled batch."""
+        """Returns the labels of a labeled batch."""
         labels = batch.targets[self.term].labels
         if labels is None:
             raise ValueError("the batch has no labels")
@@ -270,7 +270,7 @@ class TaskLearner(BaseLearner):
         return torch.arange(len(labels_N), device=labels_N.device)
 
     def target_count(self, batch: Batch) -> float:
-        """The number of targets, or the sum of their weights."""
+        """Returns the number of targets, or the sum of their weights."""
         return float(self.labels(batch).numel())
 
     def counts(self, batch: Batch) -> dict[str, float]:
@@ -292,7 +292,7 @@ class TaskLearner(BaseLearner):
         `join`, without thresholds."""
 
     def decided(self, predictions: Sequence[Prediction]) -> Sequence[Prediction]:
-        """The predictions under the thresholds tuned by `calibrate`."""
+        """Returns the predictions under the thresholds tuned by `calibrate`."""
         return predictions
 
     # Data.
@@ -301,7 +301,7 @@ class TaskLearner(BaseLearner):
         return self.config.name in data.rows
 
     def rows(self, data: SplitData) -> Rows:
-        """The task's rows of a split."""
+        """Returns the task's rows of a split."""
         return data.rows[self.config.name]
 
     def parts_of(self, rows: Rows, examples: Examples) -> np.ndarray:
@@ -318,7 +318,7 @@ class TaskLearner(BaseLearner):
     def baseline(
         self, train: SplitData, held_out: SplitData, batches: Iterable[Batch], predictors: Mapping[str, Predictor]
     ) -> JsonObject:
-        """The constant baseline of the task: its name, its prediction, and its metrics on the held-out rows."""
+        """Returns the constant baseline of the task: its name, its prediction, and its metrics on the held-out rows."""
         name, prediction = self.kind.constant(self.rows(train))
         rows = self.rows(held_out)
         metrics = self.kind.metrics(rows, self.kind.constant_predictions(rows, prediction))
@@ -333,7 +333,7 @@ class TaskLearner(BaseLearner):
     # Inference.
 
     def samples(self, batch: Batch, n: int) -> list[JsonObject]:
-        """The first n texts of a batch as plain data: `text`, `gold`, `prediction` and `score`."""
+        """Returns the first n texts of a batch as plain data: `text`, `gold`, `prediction` and `score`."""
         if batch.targets[self.term].at is not None:
             return []  # a text has many labels, of which a part holds some
         parts, labels = self.parts(self.outputs(batch, 0), batch), self.labels(batch)

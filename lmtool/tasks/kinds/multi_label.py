@@ -49,7 +49,7 @@ class MultiLabel(WindowedKind):
         return self.config.model_copy(update={"labels": names})
 
     def _classes(self, values: Sequence[object]) -> tuple[list[int], list[str]]:
-        """The classes in all cells, flattened: their rows and their names."""
+        """Returns the classes in all cells, flattened: their rows and their names."""
         rows, words = [], []
         for row, value in enumerate(values):
             parts = value if isinstance(value, list | tuple) else word_of(value).split(self.config.delimiter)
@@ -97,12 +97,12 @@ class MultiLabel(WindowedKind):
         return MULTI_LABEL[self.config.metric]
 
     def constant(self, train: Rows) -> tuple[str, Prediction]:
-        """The constant baseline: the classes that more than half of the training rows have."""
+        """Returns the constant baseline: the classes that more than half of the training rows have."""
         fractions_C = np.asarray(train.labels).mean(axis=0)
         return "majority", Prediction((fractions_C > 0.5).astype(np.int8), float((1 - fractions_C).min()))
 
     def shown(self, value: Label) -> str:
-        """The names of the classes joined with the delimiter, as in a text column."""
+        """Returns the names of the classes joined with the delimiter, as in a text column."""
         return self.config.delimiter.join(compress(self.classes, value))
 
     def line(self, record: JsonMapping) -> str:
@@ -139,7 +139,7 @@ class MultiLabelLearner(SequenceLearner, ClassLearner):
         return Scores(losses_NC.flatten(), labels_NC.flatten().long(), decisions_NC.flatten().long(), documents)
 
     def parts(self, outputs: Tensor, batch: Batch) -> list[Prediction]:
-        """The probability of each class, and the maximum."""
+        """Returns the probability of each class, and the maximum."""
         probabilities_NC = outputs.detach().float().sigmoid()
         best_N = probabilities_NC.amax(-1).tolist()
         return list(map(Prediction, probabilities_NC.cpu().numpy(), best_N))
@@ -164,6 +164,6 @@ class MultiLabelLearner(SequenceLearner, ClassLearner):
         return decided
 
     def predictors(self, train: SplitData, examples: Examples) -> dict[str, Predictor]:
-        """The frequency of each class in the training rows."""
+        """Returns the frequency of each class in the training rows."""
         labels_NC = np.asarray(self.rows(train).labels)
         return {self.term: ConstantRates.of_counts("base rate", labels_NC.sum(axis=0), len(labels_NC))}

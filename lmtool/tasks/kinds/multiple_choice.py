@@ -53,17 +53,17 @@ class MultipleChoice(OneClassKind, TextKind):
         return list(zip(*(rows.columns[name] for name in self.columns_before), strict=True))
 
     def worded(self, rows: Rows) -> dict[str, list[str]]:
-        """The columns, with `wordings` applied to those before the choices."""
+        """Returns the columns, with `wordings` applied to those before the choices."""
         wordings = self.config.wordings
         before = {name: [wordings.get(text, text) for text in rows.columns[name]] for name in self.columns_before}
         return before | {name: rows.columns[name] for name in self.classes}
 
     def candidates(self, rows: Rows) -> list[tuple[str, ...]]:
-        """The choices of each row."""
+        """Returns the choices of each row."""
         return list(zip(*(rows.columns[name] for name in self.classes), strict=True))
 
     def pairs(self, rows: Rows) -> Rows:
-        """A row for each choice: the text before it, and the choice. The choices of a row are adjacent."""
+        """Returns a row for each choice: the text before it, and the choice. The choices of a row are adjacent."""
         config, columns, before = self.config, self.worded(rows), self.columns_before
         shared, begun = (before[:-1], before[-1:]) if config.continued else (before, ())
         firsts, seconds = [], []
@@ -81,7 +81,7 @@ class MultipleChoice(OneClassKind, TextKind):
         return MultipleChoiceLearner(self, backbone, tokenizer, seed)
 
     def join(self, parts: Sequence[float]) -> Prediction:
-        """The best choice, and its softmax probability."""
+        """Returns the best choice, and its softmax probability."""
         fractions = torch.tensor(parts, dtype=torch.float64).softmax(0)
         best = int(fractions.argmax())
         return Prediction(best, float(fractions[best]))
@@ -101,7 +101,7 @@ class ChoiceExamples(TaskExamples):
         self._plan = Plan(flat.rows.reshape(-1, choices), flat.lengths.reshape(-1, choices).sum(axis=1))
 
     def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:
-        """The batch of some rows. rows: (G, K) records of the plan, one for each choice."""
+        """Returns the batch of some rows. rows: (G, K) records of the plan, one for each choice."""
         numbers = torch.from_numpy(np.asarray(examples, dtype=np.int64))
         flat = self.pairs.batch(rows.reshape(-1), np.arange(rows.size), epoch)
         row_G = torch.from_numpy(rows["row"][:, 0] // self.choices)
@@ -181,5 +181,5 @@ class MultipleChoiceLearner(SequenceLearner, ClassLearner):
         return super().predicted(head, logits, batch)
 
     def parts(self, outputs: Tensor, batch: Batch) -> list[float]:
-        """The score of each choice."""
+        """Returns the score of each choice."""
         return outputs[:, 0].float().tolist()

@@ -35,7 +35,7 @@ class _Numbers:
 
     @classmethod
     def of(cls, count: int, first: int | float | np.ndarray) -> _Numbers:
-        """An empty column for values like `first`."""
+        """Returns an empty column for values like `first`."""
         return cls(np.zeros((count, *np.shape(first)), dtype=np.asarray(first).dtype), type(first))
 
     def fits(self, value: object) -> bool:
@@ -111,7 +111,7 @@ class _Objects:
 
 
 def _column(count: int, first: Label) -> _Numbers | _Lists | _Objects:
-    """An empty column for values like `first`."""
+    """Returns an empty column for values like `first`."""
     if type(first) in (int, float, np.ndarray):
         return _Numbers.of(count, first)
     if _are_integers(first):
@@ -177,31 +177,31 @@ class PredictionColumns(Sequence[Prediction]):
         return (self[row] for row in range(self._count))
 
     def take(self, rows: np.ndarray) -> PredictionColumns:
-        """The predictions of these rows, in order."""
+        """Returns the predictions of these rows, in order."""
         selected = PredictionColumns(len(rows))
         selected._columns = {name: column.take(rows) for name, column in self._columns.items()}
         selected._filled = self._filled[rows]
         return selected
 
     def column(self, name: str) -> Label:
-        """The values of a field for all rows: an array of numbers or a sequence; None if no row has a value."""
+        """Returns the values of a field for all rows: an array of numbers or a sequence; None if no row has a value."""
         return self._columns[name].all() if name in self._columns else None
 
 
 def column_of(predictions: Sequence[Prediction], name: str) -> Label:
-    """The values of a field for all rows (`PredictionColumns.column`)."""
+    """Returns the values of a field for all rows (`PredictionColumns.column`)."""
     if isinstance(predictions, PredictionColumns):
         return predictions.column(name)
     return [getattr(prediction, name) for prediction in predictions]
 
 
 def values_of(predictions: Sequence[Prediction]) -> Label:
-    """The predicted values of all rows: an array of numbers or a sequence."""
+    """Returns the predicted values of all rows: an array of numbers or a sequence."""
     return column_of(predictions, "value")
 
 
 def select_predictions(predictions: Sequence[Prediction], rows: np.ndarray) -> Sequence[Prediction]:
-    """The predictions of these rows, in order."""
+    """Returns the predictions of these rows, in order."""
     if isinstance(predictions, PredictionColumns):
         return predictions.take(rows)
     return [predictions[row] for row in rows]

@@ -53,7 +53,7 @@ class Regression(WrittenKind):
         return self.config.model_copy(update={"standardize": (float(values.mean()), float(values.std()))})
 
     def first_loss(self, train: Rows) -> float | None:
-        """The mean square of the values, or 1 if they are standardized; None if they are generated as text."""
+        """Returns the mean square of the values, or 1 if they are standardized; None if they are generated as text."""
         if self.config.head == TEXT_TO_TEXT:
             return None
         return 1.0 if self.config.standardize else float(np.square(np.asarray(train.labels)).mean())
@@ -71,7 +71,7 @@ class Regression(WrittenKind):
         return ()
 
     def written(self, labels: np.ndarray) -> list[str]:
-        """The values as texts, rounded to multiples of 0.2 (Raffel et al. 2020, section 2.4)."""
+        """Returns the values as texts, rounded to multiples of 0.2 (Raffel et al. 2020, section 2.4)."""
         return [f"{value:.1f}" for value in np.round(labels * 5) / 5 + 0.0]
 
     def parsed(self, text: str) -> Prediction | None:
@@ -92,7 +92,7 @@ class Regression(WrittenKind):
         return Prediction(float(votes[0]), float(votes[0]))
 
     def constant(self, train: Rows) -> tuple[str, Prediction]:
-        """The mean of the training rows."""
+        """Returns the mean of the training rows."""
         mean = float(np.asarray(train.labels).mean())
         return "mean", Prediction(mean, mean)
 
@@ -133,10 +133,10 @@ class RegressionLearner(SequenceLearner):
         return Scores(losses_N, labels_N, values_N, self.documents(batch))
 
     def parts(self, outputs: Tensor, batch: Batch) -> list[Prediction]:
-        """The value of each text."""
+        """Returns the value of each text."""
         values = outputs[:, 0].float().tolist()
         return list(map(Prediction, values, values))
 
     def predictors(self, train: SplitData, examples: Examples) -> dict[str, ConstantValue]:
-        """The mean of the training rows."""
+        """Returns the mean of the training rows."""
         return {self.term: ConstantValue("mean", float(np.asarray(self.rows(train).labels).mean()), self.deviation)}

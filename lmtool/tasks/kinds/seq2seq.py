@@ -46,7 +46,7 @@ class Seq2Seq(TextKind):
     config: Seq2SeqConfig
 
     def with_labels(self, columns: Columns, origin: Origin) -> Seq2SeqConfig:
-        """The configuration, unchanged. Raises UserError, before training, if a metric cannot be computed."""
+        """Returns the configuration, unchanged. Raises UserError, before training, if a metric cannot be computed."""
         require_scorers(self.config.metrics)
         return self.config
 
@@ -54,7 +54,7 @@ class Seq2Seq(TextKind):
         return [self._targets(value, where) for value, where in zip(values, origin, strict=True)]
 
     def _targets(self, value: object, where: tuple[str, int]) -> tuple[str, ...]:
-        """The target texts of a row. Raises UserError if there are none, or if one is empty."""
+        """Returns the target texts of a row. Raises UserError if there are none, or if one is empty."""
         texts = value if isinstance(value, list | tuple) else [value]
         targets = tuple("" if text is None else text_of(self.config, self.config.label, text, where) for text in texts)
         if not targets or not all(target.strip() for target in targets):
@@ -70,7 +70,7 @@ class Seq2Seq(TextKind):
         return {**metadata, "sources": len(set(sources))}, warnings
 
     def texts(self, rows: Rows) -> list[Sequence[str]]:
-        """The sources and the targets."""
+        """Returns the sources and the targets."""
         (sources,) = rows.columns.values()
         targets = [target for targets in rows.labels or () for target in targets]
         return [[self.config.prefix, *sources], targets]
@@ -79,7 +79,7 @@ class Seq2Seq(TextKind):
         """None, because answers are generated."""
 
     def right_answers(self, rows: Rows) -> list[str]:
-        """The first target of each row."""
+        """Returns the first target of each row."""
         return [targets[0] for targets in rows.labels or ()]
 
     def predicted_rows(self, rows: Rows) -> Rows:
@@ -90,7 +90,7 @@ class Seq2Seq(TextKind):
         return Seq2SeqLearner(self, backbone, tokenizer, seed)
 
     def metrics(self, rows: Rows, predictions: Sequence[Prediction]) -> dict[str, float]:
-        """The configured metrics. predictions: one for each row."""
+        """Returns the configured metrics. predictions: one for each row."""
         return self._scores(rows, predictions).scores()
 
     def _scores(self, rows: Rows, predictions: Sequence[Prediction]) -> TextScores:
@@ -105,7 +105,7 @@ class Seq2Seq(TextKind):
         return {name: [values[name] for values in samples] for name in self.config.metrics}
 
     def constant(self, train: Rows) -> tuple[str, Prediction]:
-        """The most frequent target in training."""
+        """Returns the most frequent target in training."""
         counts = Counter(target for targets in train.labels or () for target in targets)
         text, count = counts.most_common(1)[0]
         return "most frequent target", Prediction(text, count / counts.total())
@@ -124,7 +124,7 @@ class Seq2Seq(TextKind):
 
 
 def first_rows(rows: Rows) -> dict[str, int]:
-    """The index of the first row of each distinct source, in order."""
+    """Returns the index of the first row of each distinct source, in order."""
     first: dict[str, int] = {}
     (sources,) = rows.columns.values()
     for number, source in enumerate(sources):
@@ -133,7 +133,7 @@ def first_rows(rows: Rows) -> dict[str, int]:
 
 
 def by_source(rows: Rows) -> Rows:
-    """The first row of each distinct source, in order. Its targets are those of all rows with this source."""
+    """Returns the first row of each distinct source, in order. Its targets are those of all rows with this source."""
     first, (sources,) = first_rows(rows), rows.columns.values()
     distinct = rows.take(np.array(list(first.values()), dtype=np.int64))
     if rows.labels is None:
@@ -166,7 +166,7 @@ class Seq2SeqLearner(TextLearner):
     def baseline(
         self, train: SplitData, held_out: SplitData, batches: Iterable[Batch], predictors: Mapping[str, Predictor]
     ) -> JsonObject:
-        """The better of two baselines without a model: a copy of the source, or the most frequent target."""
+        """Returns the better of two baselines without a model: a copy of the source, or the most frequent target."""
         rows, (name, constant) = by_source(self.rows(held_out)), self.kind.constant(self.rows(train))
         (sources,) = rows.columns.values()
         baselines = {
@@ -223,7 +223,7 @@ class GeneratedScorer(Scorer):
         return {numbers[source]: source for source in chosen}
 
     def outputs(self, batch: Batch) -> tuple[Scores | None, dict[int, Prediction]]:
-        """The scores of a batch's targets, and its generated texts by the index of the source."""
+        """Returns the scores of a batch's targets, and its generated texts by the index of the source."""
         learner = self.learner
         scores = None if self.rows.labels is None else learner.score(batch)[learner.term].cpu()
         assert batch.rows is not None

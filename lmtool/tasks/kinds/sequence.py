@@ -55,16 +55,16 @@ class Adaptation(ABC):
         return 0.0
 
     def head(self, width: int) -> nn.Module | None:
-        """A new trainable module for features of this width; None if the loss has no parameters."""
+        """Returns a new trainable module for features of this width; None if the loss has no parameters."""
         return None
 
     @abstractmethod
     def count(self, source: int, target: int) -> float:
-        """The number of losses that `loss` adds up for these numbers of source and target texts."""
+        """Returns the number of losses that `loss` adds up for these numbers of source and target texts."""
 
     @abstractmethod
     def loss(self, source_NH: Tensor, target_NH: Tensor, head: nn.Module | None, step: int) -> Tensor:
-        """The sum of the losses. step: the training step."""
+        """Returns the sum of the losses. step: the training step."""
 
 
 class GradientReversal(Adaptation):
@@ -83,7 +83,7 @@ class GradientReversal(Adaptation):
         return float(source + target)
 
     def strength(self, step: int) -> float:
-        """The scale of the reversed gradient at a training step, which rises from 0 to nearly 1."""
+        """Returns the scale of the reversed gradient at a training step, which rises from 0 to nearly 1."""
         progress = min(step / self.config.steps, 1.0)
         return 2 / (1 + math.exp(-_STEEPNESS * progress)) - 1
 
@@ -193,11 +193,11 @@ class WindowedKind(TextKind):
 
     @abstractmethod
     def vote(self, part: Prediction) -> np.ndarray:
-        """The prediction for a window, as numbers that can be averaged."""
+        """Returns the prediction for a window, as numbers that can be averaged."""
 
     @abstractmethod
     def elected(self, votes: np.ndarray) -> Prediction:
-        """The prediction that joined votes stand for."""
+        """Returns the prediction that joined votes stand for."""
 
 
 class SequenceLearner(TaskLearner):
@@ -233,7 +233,8 @@ class SequenceLearner(TaskLearner):
         return f"{self.term}_domain"
 
     def examples(self, data: SplitData, max_length: int) -> Examples:
-        """The examples of a split. With domain adaptation, training rows are paired with texts of the other domain."""
+        """Returns the examples of a split. With domain adaptation, training rows are paired with texts of the other
+        domain."""
         examples = self.sequence_examples(self.rows(data), data.split, max_length)
         target = data.rows.get(unlabelled(self.term))
         if self.adaptation is None or target is None or data.split != "train":
@@ -241,7 +242,7 @@ class SequenceLearner(TaskLearner):
         return PairedExamples(examples, self.sequence_examples(target, TARGET, max_length), self.seed)
 
     def sequence_examples(self, rows: Rows, split: str, max_length: int) -> SequenceExamples:
-        """The examples of rows with one text or a pair of texts, in the text format of this backbone."""
+        """Returns the examples of rows with one text or a pair of texts, in the text format of this backbone."""
         stride = self.config.stride if self.config.windowed != "none" else None
         layout = InputFormat(self.tokenizer, self.form.text_format, max_length, self.start_token, stride)
         return SequenceExamples(rows, layout, self.term, split)
@@ -272,7 +273,7 @@ class SequenceLearner(TaskLearner):
         return StepOutput({self.term: total, LANGUAGE_MODEL: of_text}, self.weights)
 
     def _adapted(self, batch: MixedBatch, step: int) -> StepOutput:
-        """A training step on texts of two domains."""
+        """Returns a training step on texts of two domains."""
         assert self.adaptation is not None
         (_, source), (_, target) = batch.members
         rng = self.dropout_rng(source, step)
@@ -328,5 +329,5 @@ class SequenceLearner(TaskLearner):
 
     @staticmethod
     def _read(batch: Batch) -> Packed:
-        """The packed texts whose hidden states are pooled."""
+        """Returns the packed texts whose hidden states are pooled."""
         return batch.inputs if batch.outputs is None else batch.outputs

@@ -42,7 +42,7 @@ class SpanClassification(NamedClassKind):
         return inputs
 
     def groups(self, rows: Rows) -> Sequence[object]:
-        """The texts: rows with spans of the same text are held out together."""
+        """Returns the texts: rows with spans of the same text are held out together."""
         return rows.columns[self.config.text[0]]
 
     def texts(self, rows: Rows) -> list[Sequence[str]]:

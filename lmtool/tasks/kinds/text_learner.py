@@ -42,8 +42,8 @@ from lmtool.types import Batch, Packed, Scores, StepOutput, Target, send
 
 
 def truth_probability(config: ScheduledSamplingConfig, step: int) -> float:
-    """The probability of reading the true token instead of a prediction (Bengio et al. 2015, section 2.4). step:
-    counted from 1."""
+    """Returns the probability of reading the true token instead of a prediction (Bengio et al. 2015, section 2.4).
+    step: counted from 1."""
     if config.schedule == "none":
         return 1.0
     pace = step / config.steps
@@ -147,13 +147,13 @@ class TextPairs(TaskExamples):
         return source, target
 
     def sourced(self, capacity: int) -> tuple[EncodedTexts, int]:
-        """The encoded sources, and the number of sources with more than `capacity` tokens."""
+        """Returns the encoded sources, and the number of sources with more than `capacity` tokens."""
         (texts,) = self.rows.columns.values()
         sources = EncodedTexts.of([self.config.prefix + text for text in texts], self.tokenizer)
         return sources, int(np.sum(sources.lengths > capacity))
 
     def prompts(self, numbers: Sequence[int]) -> list[list[int]]:
-        """The tokens that a model reads for each of these rows before it writes the target."""
+        """Returns the tokens that a model reads for each of these rows before it writes the target."""
         rows_N = np.asarray(numbers, dtype=np.int64)
         inputs = self._inputs(rows_N)
         return [ids.tolist() for ids in inputs.tokens.split(list(inputs.lengths))]
@@ -333,7 +333,7 @@ class TextLearner(TaskLearner):
         return Scores(each, labels, best, side.documents[indices_of(batch, self.term)])
 
     def predictors(self, train: SplitData, examples: TextPairs) -> dict[str, ConstantPredictor]:
-        """The unigram distribution of the training targets, including the special tokens around them."""
+        """Returns the unigram distribution of the training targets, including the special tokens around them."""
         assert examples.targets is not None
         counts = token_counts(examples.targets.ids, self.tokenizer.vocab_size)
         pieces = examples.template.pieces
@@ -352,6 +352,6 @@ class TextLearner(TaskLearner):
         return []  # see predictions.jsonl
 
     def writer(self) -> Writer:
-        """A writer that reads sources as in training."""
+        """Returns a writer that reads sources as in training."""
         section = {"prefix": self.writing.prefix, "mask": self.writing.mask}
         return writer_of(self.backbone, self._lm, self.tokenizer, section)

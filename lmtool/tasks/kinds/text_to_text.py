@@ -59,15 +59,15 @@ class WrittenKind(WindowedKind):
 
     @abstractmethod
     def label_words(self) -> Sequence[str]:
-        """All texts that labels may be written as; empty for values."""
+        """Returns all texts that labels may be written as; empty for values."""
 
     @abstractmethod
     def written(self, labels: np.ndarray) -> list[str]:
-        """The labels of N rows as texts."""
+        """Returns the labels of N rows as texts."""
 
     @abstractmethod
     def parsed(self, text: str) -> Prediction | None:
-        """The prediction that a written text stands for; None if the text is not a label."""
+        """Returns the prediction that a written text stands for; None if the text is not a label."""
 
     @property
     @abstractmethod
@@ -111,7 +111,7 @@ class TextToTextLearner(TextLearner):
         return None if parsed is None else parsed.value
 
     def references(self, rows: Rows) -> list[tuple[str]] | None:
-        """The label of each row, as the only target text; None if rows have no labels."""
+        """Returns the label of each row, as the only target text; None if rows have no labels."""
         return None if rows.labels is None else [(word,) for word in self.kind.written(np.asarray(rows.labels))]
 
     def pairs(self, rows: Rows) -> Rows:

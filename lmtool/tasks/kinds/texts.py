@@ -47,8 +47,8 @@ class AlignedTexts:
         self.starts_E = (np.cumsum(lengths) - lengths)[self.text_E]
 
     def tokens_of(self, row: int, start: int, end: int) -> tuple[int, int]:
-        """The first and the last token of a row that overlap the characters [start, end). If no token does, last <
-        first."""
+        """Returns the first and the last token of a row that overlap the characters [start, end). If no token does,
+        last < first."""
         spans_T2 = self.spans[self.starts_E[row] :][: self.lengths_E[row]]
         first = int(np.searchsorted(spans_T2[:, 1], start, side="right"))
         return first, int(np.searchsorted(spans_T2[:, 0], end, side="left")) - 1
@@ -129,7 +129,7 @@ class EncodedTexts:
         return cls(np.concatenate(pieces) if pieces else np.zeros(0, dtype=np.int32), np.array(list(map(len, pieces))))
 
     def read(self, rows_N: np.ndarray, lengths_N: np.ndarray, from_N: np.ndarray | int = 0) -> np.ndarray:
-        """The concatenated ids of these rows: `lengths_N` ids of each row, starting at its token `from_N`."""
+        """Returns the concatenated ids of these rows: `lengths_N` ids of each row, starting at its token `from_N`."""
         return self.ids[ragged_ranges(self.starts[rows_N] + from_N, lengths_N)]
 
 
@@ -150,7 +150,8 @@ class InputFormat:
     stride: int | None = None
 
     def template(self, texts: int, fewest: int) -> FormatTemplate:
-        """The special tokens around one or two texts. Raises UserError if fewer than `fewest` tokens of text fit."""
+        """Returns the special tokens around one or two texts. Raises UserError if fewer than `fewest` tokens of text
+        fit."""
         template = FormatTemplate.of(text_format(self.format_name, self.tokenizer), texts)
         if self.max_length - template.special_count < fewest:
             raise UserError(
@@ -209,7 +210,7 @@ class TaskExamples:
         )
 
     def metadata(self) -> JsonObject:
-        """The split, and counts of examples and tokens."""
+        """Returns the split, and counts of examples and tokens."""
         return {"split": self.split, **self._plan.metadata()}
 
 

@@ -37,7 +37,7 @@ _PREFIXES = {"B", "I", "E", "S", "L", "U"}
 
 
 def parts_of(tag: str) -> tuple[str, str] | None:
-    """The prefix and the type of a tag; ("O", "") outside of entities; None if it is not such a tag."""
+    """Returns the prefix and the type of a tag; ("O", "") outside of entities; None if it is not such a tag."""
     if tag == OUTSIDE:
         return OUTSIDE, ""
     prefix, dash, kind = tag.partition("-")
@@ -45,7 +45,7 @@ def parts_of(tag: str) -> tuple[str, str] | None:
 
 
 def scheme_of(sentences: Iterable[Sequence[str]]) -> str:
-    """The scheme of training tags: bio, iob1, iobes, or none if a tag has another form.
+    """Returns the scheme of training tags: bio, iob1, iobes, or none if a tag has another form.
 
     Tags with E or S are iobes. Others are iob1 if some I, but no B, begins an entity that follows no other; else bio.
     """
@@ -106,7 +106,7 @@ def continuation_tags(labels: Sequence[str], scheme: str) -> list[int]:
 
 
 def bio_labels(tags: Iterable[str]) -> tuple[str, ...]:
-    """The labels of a BIO tagger: O, then B and I of each type, sorted."""
+    """Returns the labels of a BIO tagger: O, then B and I of each type, sorted."""
     kinds = sorted({tag[2:] for tag in tags if tag != OUTSIDE})
     return (OUTSIDE, *(f"{prefix}-{kind}" for kind in kinds for prefix in "BI"))
 
@@ -238,7 +238,7 @@ class TokenLearner(ClassLearner):
         self.add_token_head(SequenceHead(self.token_width, len(kind.classes), self.head_dropout))
 
     def examples(self, data: SplitData, max_length: int) -> TaggedWindows:
-        """The examples of a split, in the text format of this backbone."""
+        """Returns the examples of a split, in the text format of this backbone."""
         model, learns = self.backbone.config, data.split == "train" and self.config.train_on == "all"
         start = self.start_token if model.token_states == "outputs" else None
         layout = InputFormat(self.tokenizer, self.config.text_format(model), max_length, start, self.config.stride)
@@ -274,7 +274,7 @@ class TokenLearner(ClassLearner):
         return list(zip(*pieces, strict=True))
 
     def predictors(self, train: SplitData, examples: Examples) -> dict[str, Predictor]:
-        """A constant baseline: the frequencies of the tags of the training words."""
+        """Returns a constant baseline: the frequencies of the tags of the training words."""
         tags = np.fromiter(chain(*(self.rows(train).labels or ())), dtype=np.int64)
         counts = np.bincount(tags, minlength=len(self.kind.classes))
         return {self.term: ConstantPredictor.of_counts("base rate", counts)}

@@ -85,8 +85,8 @@ class TokenClassification(TaskKind):
         return Rows(row_ids(columns, len(origin)), {name: words}, labels, origin)
 
     def _numbers(self, words: list[list[str]], columns: Columns, origin: Origin) -> list[list[int]]:
-        """The number of each word's tag. Raises UserError with file:line if a row has different numbers of words and
-        tags, or an unknown tag."""
+        """Returns the number of each word's tag. Raises UserError with file:line if a row has different numbers of
+        words and tags, or an unknown tag."""
         sentences = self._named(_lists(columns[self.config.label]))
         for number, (sentence, tags) in enumerate(zip(words, sentences, strict=True)):
             if len(sentence) != len(tags):
@@ -200,7 +200,7 @@ class TokenClassification(TaskKind):
         return EntityTags(self.classes).score(gold_M, predicted_M, _lengths(rows.labels))
 
     def constant(self, train: Rows) -> tuple[str, Prediction]:
-        """The most common tag of the training words."""
+        """Returns the most common tag of the training words."""
         counts = np.bincount(flat(train.labels))
         return "majority tag", Prediction(int(counts.argmax()), float(counts.max() / counts.sum()))
 

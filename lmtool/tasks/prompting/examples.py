@@ -174,8 +174,8 @@ class Wording:
     words: Sequence[int]
 
     def template(self, demonstrations: bool) -> FormatTemplate:
-        """The tokens around the texts of a question. demonstrations: adds those around the texts of a labeled row of
-        each class: before the question for a decoder, otherwise after it, each closed like a text of its own."""
+        """Returns the tokens around the texts of a question. demonstrations: adds those around the texts of a labeled
+        row of each class: before the question for a decoder, otherwise after it, each closed like a text of its own."""
         first, last = (piece.tolist() for piece in self.around.pieces)
         before = SEPARATOR if self.mask is None and demonstrations else ""
         question, (run, at) = self.pattern.pieces(None if self.mask is None else [self.mask], before)
@@ -231,7 +231,8 @@ class PromptedExamples(TaskExamples):
         self.plan(0)
 
     def plan(self, epoch: int) -> Plan:
-        """The plan of an epoch. Plans differ only in training with sampled demonstrations or auxiliary texts."""
+        """Returns the plan of an epoch. Plans differ only in training with sampled demonstrations or auxiliary
+        texts."""
         sampled = self.split == "train" and (self.demonstrations is not None or self.auxiliary is not None)
         epoch = epoch if sampled else 0
         if epoch not in self._plans:

@@ -30,8 +30,8 @@ _SAMPLING_EPOCH = 3
 
 
 def demonstrations(kind: TaskKind, train: Rows, held_out: Sequence[Rows], shots: int, seed: int) -> Rows:
-    """A seeded sample of training rows, in the order of the prompt. Rows whose text also occurs in a held-out row are
-    excluded. Raises UserError if too few remain."""
+    """Returns a seeded sample of training rows, in the order of the prompt. Rows whose text also occurs in a held-out
+    row are excluded. Raises UserError if too few remain."""
     if not shots:
         return train.take(np.zeros(0, dtype=np.int64))
     held_out_groups = {repr(group) for rows in held_out for group in kind.groups(rows)}
@@ -46,7 +46,7 @@ def demonstrations(kind: TaskKind, train: Rows, held_out: Sequence[Rows], shots:
 
 
 def row_values(kind: TaskKind, rows: Rows) -> list[dict[str, str]]:
-    """The columns of each row as texts for a template."""
+    """Returns the columns of each row as texts for a template."""
     columns = kind.worded(rows)
     return [dict(zip(columns, texts, strict=True)) for texts in zip(*columns.values(), strict=True)]
 
@@ -89,11 +89,11 @@ class Prompts:
         return len(self._texts)
 
     def text(self, values: Mapping[str, str]) -> str:
-        """A prompt with all demonstrations, as text."""
+        """Returns a prompt with all demonstrations, as text."""
         return SEPARATOR.join([*self._texts, self.template.before(values)])
 
     def question(self, values: Mapping[str, str], answer: int, where: tuple[str, int]) -> Question:
-        """The prompt of a row with as many demonstrations as fit.
+        """Returns the prompt of a row with as many demonstrations as fit.
 
         Args:
             values: The columns of the row as texts.
@@ -120,16 +120,17 @@ class Prompts:
         )
 
     def with_demonstrations(self, values: Mapping[str, str], shown: int) -> Question:
-        """The prompt of a row with this many demonstrations."""
+        """Returns the prompt of a row with this many demonstrations."""
         return self._formatted(shown, self._own(values, SEPARATOR if shown else ""))
 
     def _own(self, values: Mapping[str, str], separator: str) -> tuple[int, ...]:
-        """The tokens of a row. separator: the text between the row and the demonstration before it; empty for none."""
+        """Returns the tokens of a row. separator: the text between the row and the demonstration before it; empty for
+        none."""
         text = separator + self.template.before(values)
         return tuple(self.writer.encode(text).tolist()) if text else ()
 
     def _formatted(self, shown: int, own: tuple[int, ...]) -> Question:
-        """The question with the model's special tokens. If there are any, all tokens are in `own`."""
+        """Returns the question with the model's special tokens. If there are any, all tokens are in `own`."""
         question = Question(shown, self._shared[shown], own)
         if question.tokens and not self._around:
             return question
@@ -217,7 +218,7 @@ class FewShot:
         return predictions, [question.shown for question in questions]
 
     def _line_ends(self) -> list[int]:
-        """The tokens of line breaks, where generation may stop."""
+        """Returns the tokens of line breaks, where generation may stop."""
         texts = [self.writer.encode(text).tolist() for text in ("\n", "\n\n")]
         decode = self.writer.tokenizer.decode
         return [ids[0] for ids in texts if len(ids) == 1 and "\n" in decode(ids, skip_special=False)]
@@ -225,7 +226,7 @@ class FewShot:
     def _chosen(
         self, prompts: Prompts, rows: Rows, candidates: Sequence[Sequence[str]]
     ) -> tuple[list[Prediction], list[int]]:
-        """The best candidate of each row, and its softmax probability."""
+        """Returns the best candidate of each row, and its softmax probability."""
         values = row_values(self.kind, rows)
         answers = [
             [self._tokens(self.template.answer(answer, texts)) for answer in row]
@@ -282,8 +283,8 @@ class FewShot:
 
 
 def _checked(kind: TaskKind) -> str:
-    """The prompt template of a kind. Raises UserError if the kind has no prompts, or if the template names a column
-    that the task does not read."""
+    """Returns the prompt template of a kind. Raises UserError if the kind has no prompts, or if the template names a
+    column that the task does not read."""
     if not isinstance(kind.config, PromptedConfig):
         raise UserError(
             f"task={kind.config.name} is of kind {kind.config.kind}, which has no prompts",

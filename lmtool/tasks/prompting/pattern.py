@@ -33,19 +33,19 @@ class PromptTemplate:
         self._space = before[len(self._before) :]
 
     def before(self, values: Mapping[str, str]) -> str:
-        """The text before the answer. values: the texts of the row by column."""
+        """Returns the text before the answer. values: the texts of the row by column."""
         return _filled(self._before, values)
 
     def answer(self, text: str, values: Mapping[str, str]) -> str:
-        """The answer with the white space before it and the text after it."""
+        """Returns the answer with the white space before it and the text after it."""
         return self._space + text + _filled(self._after, values)
 
     def example(self, text: str, values: Mapping[str, str]) -> str:
-        """A complete demonstration: the template filled with a row and its answer."""
+        """Returns a complete demonstration: the template filled with a row and its answer."""
         return self.before(values) + self.answer(text, values)
 
     def stop(self, values: Mapping[str, str]) -> str:
-        """The text that ends a generated answer: the text after it in the template, or a line break."""
+        """Returns the text that ends a generated answer: the text after it in the template, or a line break."""
         return _filled(self._after, values).strip() or "\n"
 
 
@@ -84,9 +84,9 @@ class Pattern:
         return self._names[-1] == ANSWER and not self._last.strip()
 
     def pieces(self, answer: Sequence[int] | None, before: str = "") -> tuple[list[list[int]], tuple[int, int]]:
-        """The K+1 runs of tokens around the columns, and the position of the answer: its run, and its first token
-        within the run. answer: the tokens of the answer; None: the runs end where the answer would begin. before: a
-        text before the prompt."""
+        """Returns the K+1 runs of tokens around the columns, and the position of the answer: its run, and its first
+        token within the run. answer: the tokens of the answer; None: the runs end where the answer would begin. before:
+        a text before the prompt."""
         pieces: list[list[int]] = [[]]
         position, literal = (0, 0), before
         for text, name in zip(self._literals, self._names, strict=True):
@@ -103,11 +103,11 @@ class Pattern:
         return pieces, position
 
     def answer(self, word: str) -> list[int]:
-        """The tokens of a word at the answer's position."""
+        """Returns the tokens of a word at the answer's position."""
         return self.tokenizer.encode(self.space + word).tolist()
 
     def _tokens(self, text: str, first: bool) -> list[int]:
-        """The tokens of a part of the prompt. first: whether it is the first part."""
+        """Returns the tokens of a part of the prompt. first: whether it is the first part."""
         if not text:
             return []
         ids = self.tokenizer.encode(text).tolist()
@@ -133,8 +133,8 @@ class PatternTexts:
 
 
 def prompt_capacity(max_length: int, special_count: int, texts: int) -> int:
-    """The number of tokens left for texts in a prompt. special_count: the tokens around the texts. texts: the number of
-    texts. Raises UserError if there is less than one token for each text."""
+    """Returns the number of tokens left for texts in a prompt. special_count: the tokens around the texts. texts: the
+    number of texts. Raises UserError if there is less than one token for each text."""
     if max_length - special_count < texts:
         raise UserError(
             f"max_length={max_length} leaves no room for text: the prompt around it has {special_count} tokens",
@@ -145,8 +145,8 @@ def prompt_capacity(max_length: int, special_count: int, texts: int) -> int:
 
 
 def label_tokens(pattern: Pattern, labels: Sequence[str], words: Sequence[str]) -> list[int]:
-    """The token of each class's word at the answer's position. Raises UserError unless each word is a different single
-    token."""
+    """Returns the token of each class's word at the answer's position. Raises UserError unless each word is a different
+    single token."""
     tokens: list[int] = []
     hint = "give words of one token each: task.prompt.words={CLASS: WORD, ...}"
     unknown = pattern.tokenizer.roles.get("unk")
