@@ -48,7 +48,7 @@ def key(seed: int, stream: str, *counters: int) -> int:
 
 
 def keys(seed: int, stream: str, epoch: int, examples: np.ndarray) -> np.ndarray:
-    """(N,) uint64: `key(seed, stream, epoch, example)` of each example."""
+    """Returns (N,) uint64: `key(seed, stream, epoch, example)` of each example."""
     base = np.uint64(key(seed, stream, epoch))
     golden = np.uint64(_GOLDEN)
     return mix((base ^ mix(_unsigned(examples) + golden)) + golden)
@@ -61,7 +61,7 @@ def bits(seed: int, stream: str, epoch: int, examples: np.ndarray, count: int, f
 
 
 def bits_at(seed: int, stream: str, epoch: int, examples: np.ndarray, draw: np.ndarray) -> np.ndarray:
-    """(M,) uint64: draw `draw[m]` of example `examples[m]`; equal to the entries of `bits`."""
+    """Returns (M,) uint64: draw `draw[m]` of example `examples[m]`; equal to the entries of `bits`."""
     counters = (_unsigned(draw) + np.uint64(1)) * np.uint64(_GOLDEN)
     return mix(keys(seed, stream, epoch, examples) + counters)
 
@@ -72,7 +72,7 @@ def uniform(seed: int, stream: str, epoch: int, examples: np.ndarray, count: int
 
 
 def uniform_at(seed: int, stream: str, epoch: int, examples: np.ndarray, draw: np.ndarray) -> np.ndarray:
-    """(M,) float64 in [0, 1): a pure function of each (example, draw)."""
+    """Returns (M,) float64 in [0, 1): a pure function of each (example, draw)."""
     return _to_unit(bits_at(seed, stream, epoch, examples, draw))
 
 

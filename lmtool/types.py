@@ -259,7 +259,7 @@ class Learner(Protocol):
     `heads.NAME.` and `objective.`."""
 
     def counts(self, batch: Batch) -> dict[str, float]:
-        """How many targets each term has in this batch, known without a forward pass."""
+        """Returns how many targets each term has in this batch, known without a forward pass."""
 
     def __call__(self, batch: Batch, step: int) -> StepOutput: ...
 
@@ -301,7 +301,8 @@ class Loader(Protocol):
     def steps_in_epoch(self, epoch: int) -> int: ...
 
     def metadata(self) -> dict[str, Any]:
-        """Examples, tokens per epoch, mean length, truncated and padding fractions: for the screens and the report."""
+        """Returns examples, tokens per epoch, mean length, truncated and padding fractions: for the screens and the
+        report."""
 
 
 @runtime_checkable
@@ -309,7 +310,7 @@ class Phased(Loader, Protocol):
     """A loader whose steps change at fractions of the run, so that it has to know the run's length."""
 
     def mean_tokens(self, budget: str) -> float:
-        """Mean tokens per step of a run that ends with this budget."""
+        """Returns the mean tokens per step of a run that ends with this budget."""
 
     def stretch(self, budget: str) -> float:
         """Steps of a run that ends with this budget, relative to a run whose steps are all like the first."""

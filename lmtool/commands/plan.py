@@ -197,8 +197,8 @@ def _epoch_text(config: TrainingConfig, rows: int, epoch_tokens: float | None, m
 
 
 def _text_tokens(config: PretrainConfig) -> float | None:
-    """Estimated tokens of the training text, from the size of local files or the size limit of downloaded text; None if
-    unknown."""
+    """Returns the estimated number of tokens of the training text, from the size of local files or the size limit of
+    downloaded text; None if unknown."""
     size_limit, path = getattr(config.data, "max_bytes", None), getattr(config.data, "path", None)
     if isinstance(path, str) and "://" not in path:
         device = Path(path).expanduser()
@@ -208,13 +208,13 @@ def _text_tokens(config: PretrainConfig) -> float | None:
 
 
 def _store_bytes(config: TrainingConfig) -> int | None:
-    """Estimated bytes of the token stores of text; None for a task's rows, and if unknown."""
+    """Returns the estimated bytes of the token stores of text; None for a task's rows, and if unknown."""
     tokens = _text_tokens(config) if isinstance(config, PretrainConfig) else None
     return None if tokens is None else round(tokens * (2 if config.model.vocab_size <= 1 << 16 else 4))
 
 
 def _shared_bytes(config: TrainingConfig) -> int:
-    """Estimated bytes of the plan of an epoch, a file that several processes map: a record per window."""
+    """Returns the estimated bytes of the plan of an epoch, a file that several processes map: a record per window."""
     tokens = _text_tokens(config) if isinstance(config, PretrainConfig) and devices_of(config) > 1 else None
     return round((tokens or 0) / config.max_length * EXAMPLE_BYTES)
 

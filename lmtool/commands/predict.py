@@ -115,8 +115,8 @@ def _rows(config: PredictConfig, table: Table | None, learner: BaseLearner) -> R
 
 
 def columns_of(learner: BaseLearner, texts: list[str], pairs: list[str] | None) -> dict[str, list[str]]:
-    """Texts, and optionally second texts, by the names of the learner's columns. Raises UserError if they do not
-    fit."""
+    """Returns texts, and optionally second texts, by the names of the learner's columns. Raises UserError if they do
+    not fit."""
     names = ", ".join(learner.reads)
     if len(learner.reads) == 1 and pairs is not None:
         raise UserError(f"task={learner.config.name} reads one text, {names}; pair is a second one", "omit pair=")

@@ -73,7 +73,7 @@ def _ago(written: float, now: float) -> str:
 
 
 def _of_run(folder: Path) -> RunLine | None:
-    """None if the folder is not a run."""
+    """Returns None if the folder is not a run."""
     if not (folder / "config.yaml").is_file():
         return None
     files = RunFiles(folder)
@@ -114,7 +114,7 @@ def _state(folder: Path, result: JsonMapping) -> str:
 
 
 def _what(folder: Path) -> str:
-    """Command, model, task and tuning: `finetune bert on sst2, lora`."""
+    """Returns the command, model, task and tuning: `finetune bert on sst2, lora`."""
     config: object = None
     with suppress(OSError, yaml.YAMLError, UnicodeDecodeError):
         config = saved.load((folder / "config.yaml").read_text(encoding="utf-8"))

@@ -98,7 +98,7 @@ class Config(BaseModel):
 
     @classmethod
     def variants(cls, data: JsonObject) -> Iterable[Variant]:
-        """Further configurations within a command's data. By default there are none."""
+        """Returns further configurations within a command's data. By default there are none."""
         return ()
 
 

@@ -323,7 +323,7 @@ def _grid(config: Any) -> dict[str, str]:
 
 
 def option(group: str, name: str, config_dirs: Sequence[Path] = ()) -> JsonObject:
-    """One option of a group as plain data. Raises UserError if the group has no such option."""
+    """Returns one option of a group as plain data. Raises UserError if the group has no such option."""
     with translated_errors(), _hydra_for_a_run():
         composed = to_data(hydra_compose(f"{group}/{name}", overrides=search_path(config_dirs)))
     section: JsonObject = composed[group]

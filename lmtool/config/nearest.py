@@ -24,7 +24,7 @@ def distance(a: str, b: str) -> int:
 
 
 def _max_distance(word: str) -> int:
-    """Maximum edit distance for a suggestion."""
+    """Returns the maximum edit distance for a suggestion."""
     return min(max(1, len(word) // 3), len(word) - 1)
 
 

@@ -29,7 +29,7 @@ Fields = Mapping[str, Sequence[FieldInfo | None]]
 
 
 def from_pydantic(command: type[Config], data: JsonObject, errors: list[Any]) -> list[Problem]:
-    """One problem per key. errors: `ValidationError.errors()` of decoding `data` as `command`."""
+    """Returns one problem per key. errors: `ValidationError.errors()` of decoding `data` as `command`."""
     problems: dict[str, Problem] = {}
     for error in errors:
         for problem in _worded(command, data, error):
@@ -266,7 +266,7 @@ def _takes_text(fields: Sequence[FieldInfo | None], text: str) -> bool:
 
 
 def _elsewhere(key: str, command: type[Config]) -> str:
-    """Another component of the group that has the key; otherwise the command that lists the keys."""
+    """Returns another component of the group that has the key; otherwise the command that lists the keys."""
     section, _, name = key.partition(".")
     choice = choices(command).get(section)
     if choice is None and section in components() and section in command.model_fields:

@@ -129,8 +129,8 @@ def save(config: Config, command: str, environ: Mapping[str, str] | None = None)
 
 
 def to_yaml(data: JsonObject) -> str:
-    """Plain data as YAML text in the same order. Characters that would control a terminal are written as escapes of
-    YAML, so the printed text still parses to the same data."""
+    """Returns plain data as YAML text in the same order. Characters that would control a terminal are written as
+    escapes of YAML, so the printed text still parses to the same data."""
     text = yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=120)
     if all(visible(line) == line for line in text.split("\n")):
         return text
@@ -187,5 +187,5 @@ def of_this_version(data: object, path: Path) -> JsonObject:
 
 
 def body(data: JsonObject) -> JsonObject:
-    """Saved data without `version` and `command`: the input of the decoder."""
+    """Returns saved data without `version` and `command`: the input of the decoder."""
     return {key: value for key, value in data.items() if key not in ("version", "command")}

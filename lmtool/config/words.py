@@ -47,12 +47,12 @@ def kind(value: object) -> str:
 
 
 def allowed(field: FieldInfo) -> str:
-    """What a field allows: `a number, above 0, or null`."""
+    """Returns what a field allows: `a number, above 0, or null`."""
     return _allowed(field.annotation, field.metadata)
 
 
 def allowed_item(field: FieldInfo) -> str:
-    """What the items of a list, or the sections of a mapping by name, may be."""
+    """Returns what the items of a list, or the sections of a mapping by name, may be."""
     items = _items(field.annotation)
     return _allowed(items, []) if items is not None else allowed(field)
 

@@ -118,7 +118,8 @@ class Backbone(nn.Module):
         """Sets the vocabulary, for families that read the bytes of its entries. Called once."""
 
     def diagram(self, length: int) -> list[tuple[str, str]]:
-        """Titled lines that show which tokens attend to which in a text of this length; empty if it is obvious."""
+        """Returns titled lines that show which tokens attend to which in a text of this length; empty if it is
+        obvious."""
         return []
 
     def initial_draw(self) -> Draw:
@@ -171,7 +172,7 @@ class Encoder(OneStack):
     def forward(
         self, packed: Packed, rng: DropoutRng | None = None, read_M: Tensor | None = None, tap: Tap | None = None
     ) -> Tensor:
-        """Hidden states (T, H), or (M, H) of the tokens with the flat indices `read_M`."""
+        """Returns hidden states (T, H), or (M, H) of the tokens with the flat indices `read_M`."""
         return self.read(packed, rng, None, read_M, tap)
 
 
@@ -191,8 +192,8 @@ class Decoder(OneStack):
         read_M: Tensor | None = None,
         tap: Tap | None = None,
     ) -> Tensor:
-        """Hidden states (T, H), or (M, H) of the tokens with the flat indices `read_M`. cache: the keys and values of
-        earlier tokens, to which those of these tokens are appended."""
+        """Returns hidden states (T, H), or (M, H) of the tokens with the flat indices `read_M`. cache: the keys and
+        values of earlier tokens, to which those of these tokens are appended."""
         return self.read(packed, rng, cache, read_M, tap)
 
     def new_cache(self, documents: int, capacity: int) -> Cache:

@@ -174,7 +174,7 @@ class WordCharacters(StackInput):
         return [part for part in self.convolutions if isinstance(part, nn.Conv1d)]
 
     def entry_lengths(self) -> np.ndarray:
-        """(V,) number of bytes of each entry, including bytes that are not read."""
+        """Returns (V,): number of bytes of each entry, including bytes that are not read."""
         _, lengths_V, _ = self._vocabulary_bytes()
         return lengths_V.numpy()
 
@@ -192,8 +192,8 @@ class WordCharacters(StackInput):
         return WordSegments(words, first_W, starts_T.cumsum(0) - 1)
 
     def symbols(self, packed: Packed, words: WordSegments) -> tuple[Tensor, Tensor]:
-        """(U, L) symbols of the distinct words and (W,) the index of each word among them, on the host. Words of
-        several tokens are not deduplicated. words: of these texts, on the host."""
+        """Returns (U, L): symbols of the distinct words and (W,) the index of each word among them, on the host. Words
+        of several tokens are not deduplicated. words: of these texts, on the host."""
         symbols_VB, lengths_V, _ = self._vocabulary_bytes()
         ids_T = on_host(packed.tokens)
         if words.first_W is None or words.word_T is None:
@@ -237,7 +237,7 @@ class WordCharacters(StackInput):
         return framed_UL.scatter_(1, lengths_U.clamp(max=self.longest)[:, None] + 1, WORD_ENDS)
 
     def of_symbols(self, symbols_UL: Tensor) -> Tensor:
-        """(U, P) the vectors of words, given their symbols, which are on the host."""
+        """Returns (U, P): the vectors of words, given their symbols, which are on the host."""
         # A filter has the same output at all positions with only `FILL`, so one of them is enough.
         filled = int((symbols_UL == FILL).all(0).sum()) if len(symbols_UL) else 0
         columns = min(self.word_length, self.word_length - filled + self.widest)
@@ -252,7 +252,7 @@ class WordCharacters(StackInput):
         return projected
 
     def vectors(self, packed: Packed, words: WordSegments) -> Tensor:
-        """(W, 2P) the vector of each word, twice. words: the words of these texts, on the host."""
+        """Returns (W, 2P): the vector of each word, twice. words: the words of these texts, on the host."""
         symbols_UL, number_W = self.symbols(packed, words)
         vectors_WP = F.embedding(send(number_W, packed.tokens.device), self.of_symbols(symbols_UL))
         return torch.cat([vectors_WP, vectors_WP], 1)

@@ -39,8 +39,8 @@ from lmtool.types import Packed
 
 
 def windows_of(x_TH: Tensor, packed: Packed, left: int, right: int, read_M: Tensor | None = None) -> Tensor:
-    """(M, S, H) states from `left` tokens before each token to `right` tokens after it; zeros outside its text. read_M:
-    flat indices of the tokens; None for all."""
+    """Returns (M, S, H): states from `left` tokens before each token to `right` tokens after it; zeros outside its
+    text. read_M: flat indices of the tokens; None for all."""
     position_M, document_M, tokens = packed.positions, packed.documents, len(x_TH)
     length_M = packed.segments.cu_lengths.diff().long()[document_M]
     if read_M is not None:
@@ -74,12 +74,12 @@ class WindowLayer(nn.Module):
         )
 
     def forward(self, x_TH: Tensor, context: Context) -> Tensor:
-        """(T, H) to (T, F), or (M, F) of the selected tokens."""
+        """Maps (T, H) to (T, F), or (M, F) of the selected tokens."""
         return self.filtered(windows_of(x_TH, context.packed, self.left, self.right, context.read_M))
 
     @region(1)
     def filtered(self, windows_MSH: Tensor) -> Tensor:
-        """(M, S, H) to (M, F)."""
+        """Maps (M, S, H) to (M, F)."""
         parts = []
         for width, linear in zip(self.widths, self.filters, strict=True):
             first = self.left - (width - 1) // 2

@@ -47,7 +47,7 @@ class RelativeTable(Position):
         self.norm = norm
 
     def rows(self) -> Tensor:
-        """(2 S, H) the table, after the norm."""
+        """Returns (2 S, H): the table, after the norm."""
         return self.weight if self.norm is None else self.norm(self.weight)
 
     def bucket(self, distances: Tensor) -> Tensor:
@@ -116,7 +116,7 @@ class DisentangledScores(Position):
 
 
 def _table(rows_PAD: Tensor, chosen: Tensor | None, like: Tensor) -> Tensor:
-    """(A, D, P) the rows of a projected table, transposed; those with the indices `chosen`, or all."""
+    """Returns (A, D, P): the rows of a projected table, transposed; those with the indices `chosen`, or all."""
     rows_PAD = rows_PAD if chosen is None else rows_PAD.index_select(0, chosen)
     return rows_PAD.permute(1, 2, 0).to(like.dtype)
 
@@ -131,11 +131,11 @@ class DisentangledAttention(SelfAttention):
         self.terms = config.scores
 
     def keys_of(self, rows_PH: Tensor) -> Tensor:
-        """(P, W) the keys of relative positions."""
+        """Returns (P, W): the keys of relative positions."""
         return self.k_proj(rows_PH)
 
     def queries_of(self, rows_PH: Tensor) -> Tensor:
-        """(P, W) the queries of relative positions."""
+        """Returns (P, W): the queries of relative positions."""
         return self.q_proj(rows_PH)
 
     def forward(
@@ -207,8 +207,8 @@ class Disentangled(BertLike):
         tap: Tap | None = None,
         absolute: nn.Module | None = None,
     ) -> Tensor:
-        """Hidden states (T, H), or (M, H) of the tokens with the flat indices `read_M`. absolute: maps positions (T,)
-        to vectors; if set, the enhanced mask decoder takes the place of the last layer."""
+        """Returns hidden states (T, H), or (M, H) of the tokens with the flat indices `read_M`. absolute: maps
+        positions (T,) to vectors; if set, the enhanced mask decoder takes the place of the last layer."""
         if absolute is None:
             return super().forward(packed, rng, read_M, tap)
         state = enter(self.embed, self.embed.tokens(packed.tokens), packed, rng, None, self.ahead)

@@ -60,8 +60,8 @@ class EncoderDecoder(Backbone):
         read_M: Tensor | None = None,
         tap: Tap | None = None,
     ) -> Tensor:
-        """Hidden states (T, H) of the decoder, or (M, H) of the outputs with the flat indices `read_M`. rng: the
-        dropout generator of the inputs; the outputs use `rng.for_outputs()`. tap: observes both stacks."""
+        """Returns hidden states (T, H) of the decoder, or (M, H) of the outputs with the flat indices `read_M`. rng:
+        the dropout generator of the inputs; the outputs use `rng.for_outputs()`. tap: observes both stacks."""
         if outputs is None:
             raise ValueError("an encoder-decoder needs inputs and outputs; outputs are missing")
         encoded = self.encode(inputs, rng, tap)
@@ -75,7 +75,7 @@ class EncoderDecoder(Backbone):
     def read_inputs(
         self, inputs: Packed, rng: DropoutRng | None = None, read_M: Tensor | None = None, tap: Tap | None = None
     ) -> Tensor:
-        """Hidden states of the encoder: (T, H), or (M, H) of the inputs with the flat indices `read_M`."""
+        """Returns hidden states of the encoder: (T, H), or (M, H) of the inputs with the flat indices `read_M`."""
         state = enter(self.embed, self.embed.tokens(inputs.tokens), inputs, rng, ahead=self.encoder.ahead)
         return self.encoder.run(state, state.read(read_M), tap=tap)
 
@@ -88,9 +88,9 @@ class EncoderDecoder(Backbone):
         read_M: Tensor | None = None,
         tap: Tap | None = None,
     ) -> Tensor:
-        """Hidden states (T, H) of the outputs, or (M, H) of those with the flat indices `read_M`. rng: the dropout
-        generator of the outputs. cache: the keys and values of earlier outputs, to which those of these outputs are
-        appended; `encoded` caches the keys and values of the inputs."""
+        """Returns hidden states (T, H) of the outputs, or (M, H) of those with the flat indices `read_M`. rng: the
+        dropout generator of the outputs. cache: the keys and values of earlier outputs, to which those of these outputs
+        are appended; `encoded` caches the keys and values of the inputs."""
         encoded.keep = encoded.keep or cache is not None
         vectors_TE = self.embed.tokens(outputs.tokens)
         state = enter(self.decoder.embed, vectors_TE, outputs, rng, cache, self.decoder.ahead)

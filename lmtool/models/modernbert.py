@@ -101,7 +101,7 @@ class Modernbert(Encoder):
         return Window(self.config.local_window, self.ahead) if self.is_local(number) else Full()
 
     def seen(self, number: int, length: float) -> float:
-        """Mean number of attended tokens: windows are smaller near the ends of a text."""
+        """Returns the mean number of attended tokens: windows are smaller near the ends of a text."""
         reach = self.config.local_window
         if not self.is_local(number) or length <= reach + 1:
             return length

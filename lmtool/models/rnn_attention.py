@@ -81,7 +81,7 @@ class AdditiveAttention(nn.Module):
         return EncoderMemory(keys_SA[index_NK], values_NKV, barrier_NK)
 
     def forward(self, state_RC: Tensor, memory: EncoderMemory) -> Tensor:
-        """(R, V) the context vectors of the first R documents."""
+        """Returns (R, V): the context vectors of the first R documents."""
         rows = len(state_RC)
         sums_RKA = memory.keys_NKA[:rows] + self.q_proj(state_RC)[:, None]
         scores_RK = self.score(sums_RKA.tanh())[..., 0] + memory.barrier_NK[:rows]
@@ -120,7 +120,7 @@ class AttendingGru(nn.Module):
         return read + attention + 8 * state + 2 * value + keys * (attention + 2)
 
     def forward(self, x_TE: Tensor, context: Context) -> Tensor:
-        """(T, E) to (T, O), or (M, O) of the selected tokens. Raises ValueError if the context has no encoder
+        """Maps (T, E) to (T, O), or (M, O) of the selected tokens. Raises ValueError if the context has no encoder
         states."""
         if context.encoded is None:
             raise ValueError("the attention reads an encoder; the context has none")
@@ -147,7 +147,7 @@ class AttendingGru(nn.Module):
         return self.dropout(maps_MO2.amax(-1), context.read_rng)
 
     def _first(self, encoded: EncoderState, steps: Lockstep) -> Tensor:
-        """(N, C) the first state of each document, in the order of the steps."""
+        """Returns (N, C): the first state of each document, in the order of the steps."""
         starts_N = torch.tensor(encoded.segments.starts).clamp(max=max(len(encoded.hidden_SH) - 1, 0))
         order_N = steps.order_N.div(encoded.outputs, rounding_mode="floor")
         at_N = send(starts_N, encoded.hidden_SH.device).index_select(0, order_N)
@@ -155,7 +155,7 @@ class AttendingGru(nn.Module):
         return self.first_state(backward_NV).tanh()
 
     def _step(self, read_RG: Tensor, state_RC: Tensor) -> Tensor:
-        """(R, C) the next states."""
+        """Returns (R, C): the next states."""
         (reset, update, new), (old_reset, old_update, old_new) = (
             gates.chunk(3, -1) for gates in (read_RG, self.state_gates(state_RC))
         )
@@ -163,7 +163,7 @@ class AttendingGru(nn.Module):
         return torch.lerp(new_RC, state_RC.to(new_RC.dtype), (update + old_update).sigmoid())
 
     def _last(self, states: list[Tensor], before_NC: Tensor, steps: Lockstep) -> Tensor:
-        """(N, C) the state after each document, in the order of the batch."""
+        """Returns (N, C): the state after each document, in the order of the batch."""
         before_NC = torch.empty_like(before_NC).index_copy(0, steps.order_N, before_NC)
         if not states:
             return before_NC

@@ -113,9 +113,9 @@ class TransformerXl(Decoder):
         tap: Tap | None = None,
         carried: Carried | None = None,
     ) -> Tensor:
-        """Hidden states (T, H), or (M, H) of the tokens with the flat indices `read_M`. cache: the keys and values of
-        earlier tokens, to which those of these tokens are appended. carried: the memory of earlier segments, from which
-        the memory for the next segment is computed."""
+        """Returns hidden states (T, H), or (M, H) of the tokens with the flat indices `read_M`. cache: the keys and
+        values of earlier tokens, to which those of these tokens are appended. carried: the memory of earlier segments,
+        from which the memory for the next segment is computed."""
         if carried is None or not self.memory_length:
             if carried is not None:
                 carried.after = carried.before

@@ -82,7 +82,7 @@ class StreamAttention:
     def _pairwise(
         pair: tuple[Tensor, Tensor] | None, query_RL: Tensor, key_RK: Tensor, compare: Callable[..., Tensor]
     ) -> Tensor | None:
-        """(R, 1, L, K) the result of `compare` for the value of each key and the value of each query."""
+        """Returns (R, 1, L, K): the result of `compare` for the value of each key and the value of each query."""
         if pair is None:
             return None
         queries, keys = pair
@@ -108,8 +108,8 @@ class SignedDistances(Position):
         self._streams: tuple[Packed, Layout, Streams] | None = None
 
     def rows(self, keys: int, queries: int, like: Tensor) -> Tensor:
-        """(P, H) the sinusoids of the distances from keys - 1 down to -queries, in the type of `like` or a wider
-        one."""
+        """Returns (P, H): the sinusoids of the distances from keys - 1 down to -queries, in the type of `like` or a
+        wider one."""
         key = keys, queries, like.device, torch.promote_types(like.dtype, torch.float32)
         # All layers of a forward use the same rows.
         if self._rows is None or self._rows[0] != key:
@@ -143,7 +143,7 @@ class Streams(Position):
         self.distances, self.content, self.query, self.blind_M = distances, content, query, blind_M
 
     def rows(self, like: Tensor) -> Tensor:
-        """(P, H) the sinusoids of all distances in the batch."""
+        """Returns (P, H): the sinusoids of all distances in the batch."""
         layout = self.content.layout
         return self.distances.rows(max(layout.key.lengths, default=1), max(layout.query.lengths, default=1), like)
 
@@ -189,7 +189,7 @@ def _columns(packed: Packed) -> list[tuple[str, Tensor, int]]:
 
 
 def _of_keys(column_T: Tensor, packed: Packed, layout: Layout, before: int) -> Tensor:
-    """(Z,) a column with a value for every key. before: the value of the keys before a text."""
+    """Returns (Z,): a column with a value for every key. before: the value of the keys before a text."""
     if layout.key is layout.query:
         return column_T
     starts_N = torch.tensor(layout.key.starts) + torch.tensor(layout.query_start)
@@ -283,8 +283,8 @@ class TwoStreamAttention(SelfAttention):
         return self.attend_and_project(q_TAD, k_ZAD, v_ZAD, streams.content.layout, bias, context, read_M)
 
     def _two_streams(self, x_SH: Tensor, context: Context, streams: Streams, rows_PAD: Tensor, last: bool) -> Tensor:
-        """(S, H) both streams; in the last layer only the query stream, (M, H). A memory precedes the keys of the
-        content."""
+        """Returns (S, H): both streams; in the last layer only the query stream, (M, H). A memory precedes the keys of
+        the content."""
         assert streams.query is not None and streams.blind_M is not None
         tokens = len(context.packed.tokens)
         x_ZH, x_MH = x_SH[:tokens], x_SH[tokens:]
@@ -303,7 +303,8 @@ class TwoStreamAttention(SelfAttention):
         self, q_QAD: Tensor, k_ZAD: Tensor, v_ZAD: Tensor, stream: StreamAttention, rows_PAD: Tensor, context: Context,
         first: int,
     ) -> Tensor:  # fmt: skip
-        """(Q, A, D) the attention of one stream. first: the index of its first token among those of both streams."""
+        """Returns (Q, A, D): the attention of one stream. first: the index of its first token among those of both
+        streams."""
         rng = self.dropout.rng(context.rng)
         if rng is not None:
             rng = rng.rows(torch.arange(first, first + len(q_QAD), device=q_QAD.device))

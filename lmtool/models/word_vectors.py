@@ -30,5 +30,5 @@ class WordVectorModel(Encoder):
 
 
 def build(config: WordVectorsConfig, seed: int) -> WordVectorModel:
-    """New vectors on the default device."""
+    """Returns new vectors on the default device."""
     return new(WordVectorModel, config, seed)

@@ -117,7 +117,7 @@ _MANY = 0.5
 
 
 def only(x_TH: Tensor, read_M: Tensor | None) -> Tensor:
-    """(M, H) the states of the tokens with the indices `read_M`; None: of all tokens."""
+    """Returns (M, H): the states of the tokens with the indices `read_M`; None: of all tokens."""
     return x_TH if read_M is None else x_TH.index_select(0, read_M)
 
 
@@ -227,8 +227,8 @@ class SelfAttention(MultiHead):
     def projected(
         self, x_TH: Tensor, turns: Turns | None, position: Position, norm: nn.Module | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """(T, A, D) the queries, keys and values. turns: the rotations for the positions of the tokens, or None. norm:
-        applied to the states first, or None."""
+        """Returns (T, A, D): the queries, keys and values. turns: the rotations for the positions of the tokens, or
+        None. norm: applied to the states first, or None."""
         x_TH = x_TH if norm is None else norm(x_TH)
         q_TAD, k_TAD, v_TAD = map(self.heads, project(x_TH, self.q_proj, self.k_proj, self.v_proj))
         if turns is not None:
@@ -237,20 +237,21 @@ class SelfAttention(MultiHead):
 
     @region(1)
     def project_jointly(self, x_TH: Tensor, norm: nn.Module | None) -> Tensor:
-        """(T, 3H) queries, keys and values, concatenated."""
+        """Returns (T, 3H): queries, keys and values, concatenated."""
         return joint_projection(x_TH if norm is None else norm(x_TH), self.q_proj, self.k_proj, self.v_proj)
 
     @region(1, 2)
     def project_subset(self, x_TH: Tensor, read_M: Tensor, norm: nn.Module | None) -> tuple[Tensor, Tensor]:
-        """(M, H) the queries of the selected tokens, and (T, 2H) the keys and values of all tokens, concatenated."""
+        """Returns (M, H): the queries of the selected tokens, and (T, 2H) the keys and values of all tokens,
+        concatenated."""
         x_TH = x_TH if norm is None else norm(x_TH)
         return apply_linear(self.q_proj, only(x_TH, read_M)), joint_projection(x_TH, self.k_proj, self.v_proj)
 
     def forward(
         self, x_TH: Tensor, context: Context, read_M: Tensor | None = None, norm: nn.Module | None = None
     ) -> Tensor:
-        """(T, H) to (T, H). read_M: the flat indices of the tokens whose result is needed; the result is then (M, H).
-        norm: applied to the input, or None."""
+        """Maps (T, H) to (T, H). read_M: the flat indices of the tokens whose result is needed; the result is then (M,
+        H). norm: applied to the input, or None."""
         position, rng = context.position, self.dropout.rng(context.rng)
         turns = position.turns(context.positions_T, x_TH.dtype)
         if isinstance(rng, TokenRng) and turns is None and self._in_one_piece(context):
@@ -294,8 +295,8 @@ class CrossAttention(MultiHead):
     kind = "cross_attn"
 
     def keys_values(self, encoded: EncoderState, prefix: LayerPrefix | None = None) -> tuple[Tensor, Tensor]:
-        """(S, A, D) the keys and values of the encoder's hidden states, preceded by those of a prefix if there is
-        one."""
+        """Returns (S, A, D): the keys and values of the encoder's hidden states, preceded by those of a prefix if there
+        is one."""
         if self in encoded.cached:
             return encoded.cached[self]
         keys_values = (
@@ -309,8 +310,8 @@ class CrossAttention(MultiHead):
         return keys_values
 
     def forward(self, x_TH: Tensor, context: Context, read_M: Tensor | None = None) -> Tensor:
-        """(T, H) to (T, H). read_M: the flat indices of the tokens whose result is needed; the result is then (M, H).
-        Raises ValueError if the context has no encoder output."""
+        """Maps (T, H) to (T, H). read_M: the flat indices of the tokens whose result is needed; the result is then (M,
+        H). Raises ValueError if the context has no encoder output."""
         if context.encoded is None or context.cross_layout is None:
             raise ValueError("cross-attention reads an encoder; the context has none")
         k_SAD, v_SAD = self.keys_values(context.encoded, context.cross_prefix)

@@ -49,25 +49,26 @@ class BlockPattern:
         return self.candidates * self.size
 
     def blocks(self, length: int) -> int:
-        """Number of blocks of a text of this length, the last one padded."""
+        """Returns the number of blocks of a text of this length, the last one padded."""
         return -(-length // self.size)
 
     def seen(self, length: float) -> float:
-        """Mean number of tokens that a token attends to in a text of this length, if all blocks are full."""
+        """Returns the mean number of tokens that a token attends to in a text of this length, if all blocks are
+        full."""
         blocks, inner = length / self.size, 5 + self.random
         if length <= self.longest_dense:
             return length
         return self.size * (2 * blocks + 2 * (inner - 1) + (blocks - 4) * inner) / blocks
 
     def random_blocks(self, blocks: int) -> np.ndarray:
-        """(N, A, X) the random blocks of each block, -1 for the first and the last one."""
+        """Returns (N, A, X): the random blocks of each block, -1 for the first and the last one."""
         # Table sizes are powers of two, so that texts of similar length share one.
         table_NAX = _table(self, 1 << max(5, (blocks - 1).bit_length()))[:blocks].copy()
         table_NAX[-1] = -1
         return table_NAX
 
     def connections(self, blocks: int) -> np.ndarray:
-        """(A, N, N) bool: whether a block attends to another in a text of this many blocks."""
+        """Returns (A, N, N) bool: whether a block attends to another in a text of this many blocks."""
         numbers = np.arange(blocks)
         connected_ANN = np.broadcast_to(np.abs(numbers[:, None] - numbers) <= 1, (self.heads, blocks, blocks)).copy()
         connected_ANN[:, [0, -1]] = connected_ANN[:, :, [0, -1]] = True
@@ -79,7 +80,7 @@ class BlockPattern:
         return connected_ANN
 
     def diagram(self, length: int) -> list[tuple[str, str]]:
-        """Titled lines for a text of this length: one per block, with a sign for each block it attends to."""
+        """Returns titled lines for a text of this length: one per block, with a sign for each block it attends to."""
         blocks = self.blocks(length)
         if blocks <= self.candidates:
             return [("blocks", f"{blocks} of {self.size} tokens, dense")]
@@ -93,8 +94,8 @@ class BlockPattern:
 
 @lru_cache(maxsize=128)
 def _table(pattern: BlockPattern, blocks: int) -> np.ndarray:
-    """(N, A, X) as in `random_blocks`. Uses numpy's legacy generator, whose numbers never change: one permutation per
-    block and head, of which the first allowed entries are used."""
+    """Returns (N, A, X), as in `random_blocks`. Uses numpy's legacy generator, whose numbers never change: one
+    permutation per block and head, of which the first allowed entries are used."""
     generator, among = np.random.RandomState(pattern.seed), pattern.candidates
     table_NAX = np.full((blocks, pattern.heads, pattern.random), -1)
     for block in range(1, blocks):
@@ -118,8 +119,8 @@ class Blocks:
     window: ClassVar[None] = None
 
     def allow(self, query_RL1: Tensor, key_R1K: Tensor, documents_R: Tensor) -> Tensor | None:
-        """(R, A, L, K), because the heads differ. Only for comparison: attention itself computes just the visible
-        blocks."""
+        """Returns (R, A, L, K), because the heads differ. Only for comparison: attention itself computes just the
+        visible blocks."""
         rows = len(documents_R)
         allow = []
         for row, number in enumerate(documents_R.tolist()):
@@ -164,7 +165,7 @@ def block_attention(
 
 
 def _units(x_TAD: Tensor, index: TileIndex, size: int) -> Tensor:
-    """(U, B*D) the padded units of the documents."""
+    """Returns (U, B*D): the padded units of the documents."""
     x_NBAD = gathered(x_TAD, index).view(-1, size, *x_TAD.shape[1:])
     return x_NBAD.transpose(1, 2).reshape(-1, size * x_TAD.shape[2])
 
@@ -179,7 +180,7 @@ class BlockTile(MaskedRows):
     prefix: Tensor | None
 
     def seen_keys(self, units_UX: Tensor, x_SAD: Tensor) -> Tensor:
-        """(R, A, K, D) keys or values, those of a prefix first. x_SAD: of the tokens."""
+        """Returns (R, A, K, D): keys or values, those of a prefix first. x_SAD: of the tokens."""
         # Several rows may read a unit, so its gradients are summed.
         seen = units_UX.index_select(0, self.keys).view(len(self.query_RL), x_SAD.shape[1], -1, x_SAD.shape[2])
         if self.prefix is None:
@@ -256,8 +257,8 @@ def _tile(
 
 
 def _filled(segments: Segments, blocks_D: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """(N, B) the token in each slot of the blocks, with a document's last one repeated as padding; and which slots are
-    real."""
+    """Returns (N, B): the token in each slot of the blocks, with a document's last one repeated as padding; and which
+    slots are real."""
     slots_D = blocks_D * size
     steps = np.arange(slots_D.sum()) - np.repeat(np.cumsum(slots_D) - slots_D, slots_D)
     start, length = (np.repeat(np.array(each, np.int64), slots_D) for each in (segments.starts, segments.lengths))

@@ -35,7 +35,7 @@ class PostNormLayer(_Layer):
     """Sublayer, add, normalize (Vaswani et al. 2017; BERT)."""
 
     def forward(self, x_TH: Tensor, context: Context) -> Tensor:
-        """(T, H) to (T, H), or (M, H) of the selected tokens."""
+        """Maps (T, H) to (T, H), or (M, H) of the selected tokens."""
         attention_out = self.self_attn(x_TH, context, context.read_M)
         return self.after_attention(only(x_TH, context.read_M), attention_out, rng=context.read_rng)
 
@@ -51,7 +51,7 @@ class PreNormLayer(_Layer):
     """Normalize, sublayer, add (GPT-2): the residual stream itself is never normalized."""
 
     def forward(self, x_TH: Tensor, context: Context) -> Tensor:
-        """(T, H) to (T, H), or (M, H) of the selected tokens."""
+        """Maps (T, H) to (T, H), or (M, H) of the selected tokens."""
         attention_out = self.self_attn(x_TH, context, context.read_M, self.norm1)
         return self.after_attention(only(x_TH, context.read_M), attention_out, rng=context.read_rng)
 
@@ -104,7 +104,7 @@ class PostNormCrossLayer(CrossLayer):
     """Sublayer, add, normalize (Vaswani et al. 2017; BART)."""
 
     def forward(self, x_TH: Tensor, context: Context) -> Tensor:
-        """(T, H) to (T, H), or (M, H) of the selected tokens."""
+        """Maps (T, H) to (T, H), or (M, H) of the selected tokens."""
         x_TH = self.between(x_TH, self.self_attn(x_TH, context), rng=context.rng)
         attention_out = self.cross_attn(x_TH, context, context.read_M)
         return self.after_attention(only(x_TH, context.read_M), attention_out, rng=context.read_rng)
@@ -126,7 +126,7 @@ class PreNormCrossLayer(CrossLayer):
     """Normalize, sublayer, add (T5)."""
 
     def forward(self, x_TH: Tensor, context: Context) -> Tensor:
-        """(T, H) to (T, H), or (M, H) of the selected tokens."""
+        """Maps (T, H) to (T, H), or (M, H) of the selected tokens."""
         attention_out = self.self_attn(x_TH, context, norm=self.norm1)
         x_TH, normed_TH = self.between(x_TH, attention_out, rng=context.rng)
         attention_out = self.cross_attn(normed_TH, context, context.read_M)

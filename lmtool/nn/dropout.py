@@ -62,8 +62,8 @@ def mix(values: Tensor) -> Tensor:
 def token_keys(
     seed: int, step: int, examples_N: Tensor, parts_N: Tensor, packed: Packed, outputs: bool = False
 ) -> Tensor:
-    """(T,) int64 on the device of the batch: a hash of (seed, step, example, part, position) of each token. outputs:
-    for the decoder side of an encoder-decoder, whose tokens have separate keys."""
+    """Returns (T,) int64 on the device of the batch: a hash of (seed, step, example, part, position) of each token.
+    outputs: for the decoder side of an encoder-decoder, whose tokens have separate keys."""
     device = packed.tokens.device
     keys_N = mix(examples_N.to(device, torch.int64) * _GOLDEN + _signed(key(seed, "dropout", step)))
     keys_N = mix(parts_N.to(device, torch.int64) * _GOLDEN + keys_N)
@@ -74,9 +74,9 @@ def token_keys(
 
 @lru_cache(maxsize=1024)
 def hash_constants(location: int, shape: tuple[int, ...], device: torch.device) -> Tensor:
-    """Hashed int64 constants of a location, one for every four channels. A row of the last dimension starts at the same
-    number regardless of its length, so padding the channels does not change them. Cached, because every step uses
-    the same ones."""
+    """Returns hashed int64 constants of a location, one for every four channels. A row of the last dimension starts at
+    the same number regardless of its length, so padding the channels does not change them. Cached, because every step
+    uses the same ones."""
     return _constants(_signed(location), shape, device)
 
 
@@ -152,8 +152,8 @@ class _KeyedDropout(torch.autograd.Function):
 
 
 def matrix_factors(weight_RC: Tensor, draw: int, rate: float) -> Tensor:
-    """(R, C) dropout factors for a matrix: 0 for a fraction `rate` of its values, 1/(1 - rate) for the others. A
-    function of `draw` alone on every device."""
+    """Returns (R, C): dropout factors for a matrix: 0 for a fraction `rate` of its values, 1/(1 - rate) for the others.
+    A function of `draw` alone on every device."""
     rows, columns = weight_RC.shape
     keys_R = mix(torch.arange(rows, device=weight_RC.device) * _GOLDEN + _signed(draw))
     constants = hash_constants(0, (-(-columns // _CHANNELS_PER_HASH),), weight_RC.device)

@@ -130,7 +130,7 @@ class Embeddings(StackInput):
         return _LookUp.apply(leaf, ids_T)
 
     def tokens(self, ids_T: Tensor) -> Tensor:
-        """(T,) ids to (T, H)."""
+        """Maps ids (T,) to (T, H)."""
         first = self.token.num_embeddings
         vectors_TH = self._look_up(ids_T if not self.further else ids_T.clamp(max=first - 1))
         for table in self.further:
@@ -142,6 +142,6 @@ class Embeddings(StackInput):
         return vectors_TH if self.scale == 1.0 else vectors_TH * self.scale
 
     def finish(self, vectors_TH: Tensor, packed: Packed, positions_T: Tensor, rng: DropoutRng | None = None) -> Tensor:
-        """(T, E) token vectors to the (T, H) input of a stack."""
+        """Maps token vectors (T, E) to the (T, H) input of a stack."""
         x_TH = super().finish(vectors_TH, packed, positions_T, rng)
         return x_TH if self.project is None else self.project(x_TH)

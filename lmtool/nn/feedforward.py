@@ -40,11 +40,11 @@ class FeedForward(nn.Module):
         self.dropout = Dropout(dropout)
 
     def inner(self, x_TH: Tensor) -> Tensor:
-        """(T, H) to the input of `fc_out`."""
+        """Maps (T, H) to the input of `fc_out`."""
         return self.activation(apply_linear(self.fc_in, x_TH))
 
     def forward(self, x_TH: Tensor, rng: DropoutRng | None = None) -> Tensor:
-        """(T, H) to (T, H)."""
+        """Maps (T, H) to (T, H)."""
         return apply_linear(self.fc_out, self.dropout(self.inner(x_TH), rng))
 
 
@@ -77,8 +77,8 @@ class AdapterSlot(nn.Module):
     def forward(
         self, out_MH: Tensor, residual_MH: Tensor, norm: nn.Module | None = None, read_MH: Tensor | None = None
     ) -> Tensor:
-        """(M, H): the term added to the residual. out_MH: output of the sublayer. norm: applied after the sum, or None.
-        read_MH: input of a feed-forward sublayer; None if it is the residual."""
+        """Returns (M, H): the term added to the residual. out_MH: output of the sublayer. norm: applied after the sum,
+        or None. read_MH: input of a feed-forward sublayer; None if it is the residual."""
         return out_MH
 
 
@@ -110,7 +110,7 @@ class BottleneckAdapter(AdapterSlot):
         self.scale: Tensor | float = nn.Parameter(torch.ones(1)) if scale is None else scale
 
     def change(self, input_MH: Tensor) -> Tensor:
-        """(M, H) the added term. input_MH: input of the adapter."""
+        """Returns (M, H): the added term. input_MH: input of the adapter."""
         change_MH = self.up(self.activation(self.down(input_MH)))
         # Most adapters are not scaled, and a multiplication by 1 costs as much as any other.
         return change_MH if isinstance(self.scale, float) and self.scale == 1.0 else change_MH * self.scale
@@ -161,6 +161,6 @@ class FusedAdapters(AdapterSlot):
         return out_MH + self.value(mixture_MH)
 
     def distance(self) -> Tensor:
-        """Squared distance of the value map from the identity, penalized in training (3.2)."""
+        """Returns the squared distance of the value map from the identity, penalized in training (3.2)."""
         weight = self.value.weight
         return (weight - torch.eye(len(weight), dtype=weight.dtype, device=weight.device)).square().sum()

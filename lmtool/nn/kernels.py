@@ -94,7 +94,7 @@ def flash_attention(q_TAD: Tensor, k_SAD: Tensor, v_SAD: Tensor, layout: Layout,
 def jagged_attention(
     q_TAD: Tensor, k_SAD: Tensor, v_SAD: Tensor, layout: Layout, scale: float | None, dropout: float
 ) -> Tensor:
-    """(T, A, D), with a fraction `dropout` of the weights dropped by the device's generator."""
+    """Returns (T, A, D), with a fraction `dropout` of the weights dropped by the device's generator."""
     query, key = layout.query.occupied, layout.key.occupied
 
     def nested(x_TAD: Tensor, segments: Segments) -> Tensor:
@@ -126,9 +126,9 @@ def jagged_attention(
 def fused_attention(
     joint_TX: Tensor, heads: int, layout: Layout, scale: float | None, rate: float, rng: TokenRng
 ) -> Tensor:
-    """(T, A*D) softmax(q k^T scale) v within each document. joint_TX: (T, 3*A*D), queries, keys and values of all
-    heads, concatenated. layout: self-attention within packed documents. scale: None for 1/sqrt(D). rate: fraction of
-    the weights dropped by `rng`."""
+    """Returns (T, A*D): softmax(q k^T scale) v within each document. joint_TX: (T, 3*A*D), queries, keys and values of
+    all heads, concatenated. layout: self-attention within packed documents. scale: None for 1/sqrt(D). rate: fraction
+    of the weights dropped by `rng`."""
     plan = layout.plans.get(heads)
     if plan is None:
         plan = layout.plans[heads] = head_plan(layout, heads)
@@ -146,9 +146,9 @@ def fused_attention_of(
     rate: float,
     rng: TokenRng,
 ) -> Tensor:
-    """(M, A*D) the attention of M selected tokens, at least one, in any order. query_MX: (M, A*D) their queries.
-    joint_TX: (T, 2*A*D) the keys and values of all tokens. read_M: the indices of the selected tokens. The other
-    arguments are those of `fused_attention`.
+    """Returns (M, A*D): the attention of M selected tokens, at least one, in any order. query_MX: (M, A*D) their
+    queries. joint_TX: (T, 2*A*D) the keys and values of all tokens. read_M: the indices of the selected tokens. The
+    other arguments are those of `fused_attention`.
 
     If a tenth of the tokens is selected, attention takes 0.78 times as long as `fused_attention`, including the plan,
     and a step of a model with four layers 0.987 times as long.
@@ -361,7 +361,7 @@ class _FusedAttention(torch.autograd.Function):
 
 
 def _scores(q_BLD: Tensor, k_BKD: Tensor, added: Tensor | None, scale: float) -> Tensor:
-    """(B, L, K) q k^T scale + added."""
+    """Returns (B, L, K): q k^T scale + added."""
     if added is None:
         return torch.baddbmm(q_BLD.new_empty(()), q_BLD, k_BKD.transpose(1, 2), beta=0, alpha=scale)
     return torch.baddbmm(added.to(q_BLD.dtype), q_BLD, k_BKD.transpose(1, 2), alpha=scale)

@@ -39,8 +39,8 @@ class Mask(Protocol):
     def window(self) -> WindowSize | None: ...
 
     def allow(self, query_RL1: Tensor, key_R1K: Tensor, documents_R: Tensor) -> Tensor | None:
-        """(R, L, K) bool, (R, A, L, K) if the heads differ, or None if everything is visible. The mask does not deal
-        with padding."""
+        """Returns (R, L, K) bool, (R, A, L, K) if the heads differ, or None if everything is visible. The mask does not
+        deal with padding."""
 
 
 @dataclass(frozen=True)

@@ -29,13 +29,13 @@ class LayerPrefix:
     index_S: Tensor
 
     def before(self, k_TAD: Tensor, v_TAD: Tensor) -> tuple[Tensor, Tensor]:
-        """(S, A, D) keys and values: for each document the prefix, then its own."""
+        """Returns the keys and values (S, A, D): for each document the prefix, then the document's own."""
         keys_PAD, values_PAD = self.heads(k_TAD)
         keys_SAD = torch.cat([keys_PAD, k_TAD]).index_select(0, self.index_S)
         return keys_SAD, torch.cat([values_PAD, v_TAD]).index_select(0, self.index_S)
 
     def heads(self, like_TAD: Tensor) -> tuple[Tensor, Tensor]:
-        """(P, A, D) keys and values, in the type of `like_TAD`."""
+        """Returns (P, A, D): keys and values, in the type of `like_TAD`."""
         keys_PAD, values_PAD = (
             rows.to(like_TAD.dtype).unflatten(-1, like_TAD.shape[1:]) for rows in (self.keys_PW, self.values_PW)
         )
@@ -67,8 +67,8 @@ class KeyPrefix(nn.Module):
 
 
 def in_front(segments: Segments, count: int) -> Tensor:
-    """(S,) for each position of the documents with `count` prefix rows before each that has tokens: its row among
-    prefix and tokens, concatenated."""
+    """Returns (S,): for each position of the documents with `count` prefix rows before each that has tokens: its row
+    among prefix and tokens, concatenated."""
     lengths = torch.tensor(with_prefix(segments, count).lengths, dtype=torch.int64)
     first_S = (lengths.cumsum(0) - lengths).repeat_interleave(lengths)
     steps_S = torch.arange(len(first_S)) - first_S
@@ -114,12 +114,13 @@ class VirtualTokens(nn.Module):
         return len(self.weight)
 
     def vectors(self) -> Tensor:
-        """(P, E): the inserted vectors."""
+        """Returns (P, E): the inserted vectors."""
         return self.weight
 
     def insertion(self, packed: Packed, before: Sequence[int] | None = None) -> Insertion:
-        """Insertion into these texts. before: cached tokens of each document; a continued document already has its
-        virtual tokens. Raises ValueError if a new text has fewer than `after` tokens."""
+        """Returns the insertion of the virtual tokens into these texts. before: cached tokens of each document; a
+        continued document already has its virtual tokens. Raises ValueError if a new text has fewer than `after`
+        tokens."""
         read = [0] * len(packed.lengths) if before is None else before
         starting = [length > 0 and not past for length, past in zip(packed.lengths, read, strict=True)]
         if any(starts and length < self.after for length, starts in zip(packed.lengths, starting, strict=True)):
@@ -144,7 +145,7 @@ class VirtualTokens(nn.Module):
         return Insertion(Packed(tokens_S, lengths, columns, prefixes), number_S, source_S, batch_T)
 
     def among(self, vectors_TE: Tensor, insertion: Insertion) -> Tensor:
-        """(S, E): the batch's token vectors with the virtual ones inserted."""
+        """Returns (S, E): the batch's token vectors with the virtual ones inserted."""
         if len(insertion.number_S) == len(vectors_TE):
             return vectors_TE  # no text begins here
         token_SE = vectors_TE.index_select(0, insertion.source_S)

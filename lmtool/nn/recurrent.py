@@ -116,8 +116,8 @@ class LstmCell(nn.Module):
         self.bias[self.cell_size : 2 * self.cell_size] = 1.0
 
     def forward(self, x_TI: Tensor, steps: Lockstep, state: State | None = None) -> tuple[Tensor, State]:
-        """(T, P) outputs, and the states after the last token of each text. state: before the first token; None for
-        zeros. An empty text keeps its state."""
+        """Returns (T, P): outputs, and the states after the last token of each text. state: before the first token;
+        None for zeros. An empty text keeps its state."""
         gates_TG = F.linear(x_TI, self.weight_ih, self.bias).index_select(0, steps.tokens_T)
         # Sums over many steps stay in full precision, whatever the type of the products.
         kind = torch.promote_types(gates_TG.dtype, torch.float32)
@@ -138,7 +138,7 @@ class LstmCell(nn.Module):
 
 
 def _ends(values_TX: Tensor, steps: Lockstep, before_NX: Tensor) -> Tensor:
-    """(N, X) the values at the end of each text; for an empty text, the values before it."""
+    """Returns (N, X): the values at the end of each text; for an empty text, the values before it."""
     if not len(values_TX):
         return before_NX
     ends_NX = values_TX.index_select(0, steps.last_N)
@@ -257,7 +257,7 @@ class _Recurrence(torch.autograd.Function):
 
 
 def _before(values: Tensor, first: Tensor, sizes: tuple[int, ...]) -> Tensor:
-    """(T, X) the values of the previous step at each index. first: (N, X) before the first step."""
+    """Returns (T, X): the values of the previous step at each index. first: (N, X) before the first step."""
     parts, start = [first[: sizes[0]]] if sizes else [values[:0]], 0
     for size, following in zip(sizes, sizes[1:], strict=False):
         parts.append(values[start : start + following])
@@ -316,7 +316,7 @@ class RecurrentLayer(nn.Module):
         self.dropout = Dropout(dropout)
 
     def forward(self, x_TI: Tensor, context: Context) -> Tensor:
-        """(T, I) to (T, P), or (M, P) of the selected tokens."""
+        """Maps (T, I) to (T, P), or (M, P) of the selected tokens."""
         cache: StateCache | None = context.cache
         before = None if cache is None or cache.state is None else State(*cache.state)
         output_TP, state = self.cell(x_TI, steps_of(context.packed.segments), before)
@@ -339,7 +339,7 @@ class BidirectionalGru(nn.Module):
         return self.cell.input_size + 2 * 7 * self.cell.hidden_size
 
     def forward(self, x_TI: Tensor, context: Context) -> Tensor:
-        """(T, I) to (T, 2C), or (M, 2C) of the selected tokens: states left to right, then right to left."""
+        """Maps (T, I) to (T, 2C), or (M, 2C) of the selected tokens: states left to right, then right to left."""
         steps = steps_of(context.packed.segments)
         if len(x_TI):
             wide_TI = x_TI.to(next(self.cell.parameters()).dtype)

@@ -25,17 +25,17 @@ from lmtool.nn.regions import region
 
 
 def shifted(products_RALP: Tensor, keys: int) -> Tensor:
-    """(R, A, L, K) the products of queries and keys, given the products with decreasing distances, in which query i and
-    key j are at index L - 1 - i + j. Each row starts one index before the row above it, so the result is a view of the
-    same memory (appendix B). P must be at least K + 1. Keys after their query get arbitrary values, which a mask
-    hides."""
+    """Returns (R, A, L, K): the products of queries and keys, given the products with decreasing distances, in which
+    query i and key j are at index L - 1 - i + j. Each row starts one index before the row above it, so the result is a
+    view of the same memory (appendix B). P must be at least K + 1. Keys after their query get arbitrary values, which a
+    mask hides."""
     queries, distances = products_RALP.shape[-2:]
     flat = products_RALP.flatten(-2)[..., queries - 1 : queries * distances - 1]
     return flat.unflatten(-1, (queries, distances - 1))[..., :keys]
 
 
 def in_front(memory_NFH: Tensor, x_TH: Tensor, lengths: tuple[int, ...]) -> Tensor:
-    """(Z, H) the states of each text, preceded by its memory."""
+    """Returns (Z, H): the states of each text, preceded by its memory."""
     pairs = zip(memory_NFH.unbind(), x_TH.split(lengths), strict=True)
     return torch.cat([part for pair in pairs for part in pair])
 
@@ -55,7 +55,8 @@ class Distances(Position):
         self._rows: tuple[tuple[object, ...], Tensor] | None = None
 
     def rows(self, farthest: int, like: Tensor) -> Tensor:
-        """(P, H) the sinusoids of the distances from `farthest` down to 0, in the type of `like` or a wider one."""
+        """Returns (P, H): the sinusoids of the distances from `farthest` down to 0, in the type of `like` or a wider
+        one."""
         dtype = torch.promote_types(like.dtype, torch.float32)
         key = farthest, self.training, like.device, dtype
         # All layers of a forward use the same rows.
@@ -102,13 +103,13 @@ class RelativeAttention(SelfAttention):
 
     @region(1)
     def project_queries(self, x_TH: Tensor, content_AD: Tensor, norm: nn.Module | None) -> Tensor:
-        """(T, A, D) the queries, with u added."""
+        """Returns (T, A, D): the queries, with u added."""
         q_TAD = self.heads(self.q_proj(x_TH if norm is None else norm(x_TH)))
         return q_TAD + content_AD.to(q_TAD.dtype)
 
     @region(1)
     def project_keys_values(self, x_ZH: Tensor, norm: nn.Module | None) -> tuple[Tensor, Tensor]:
-        """(Z, A, D) the keys and values."""
+        """Returns (Z, A, D): the keys and values."""
         x_ZH = x_ZH if norm is None else norm(x_ZH)
         return self.heads(self.k_proj(x_ZH)), self.heads(self.v_proj(x_ZH))
 

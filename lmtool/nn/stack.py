@@ -231,8 +231,8 @@ class Stack(nn.Module):
         return causal_mask(packed) if self.causal else Full()
 
     def seen(self, number: int, length: float) -> float:
-        """Mean number of tokens that a token attends to in this layer, for a text of this length: each costs a product
-        with a key and one with a value."""
+        """Returns the mean number of tokens that a token attends to in this layer, for a text of this length: each
+        costs a product with a key and one with a value."""
         return length / 2 if self.causal else length
 
     def position(self, number: int, state: StackState) -> Position:
@@ -251,7 +251,7 @@ class Stack(nn.Module):
         tap: Tap | None = None,
         last: Callable[[Tensor, Context], Tensor] | None = None,
     ) -> Tensor:
-        """Hidden states (T, H) of the stack, or (M, H) of the tokens with the flat indices `read_M`. encoded: a
+        """Returns hidden states (T, H) of the stack, or (M, H) of the tokens with the flat indices `read_M`. encoded: a
         decoder's encoder output. last: replaces the last layer."""
         first, x_TH = 0, state.x_TH
         layers: list[Callable[[Tensor, Context], Tensor]] = list(self.depth())
@@ -343,8 +343,8 @@ _TILES = "documents of like length together, no padding read"
 def attention_path(
     model: nn.Module, device: torch.device, dtype: torch.dtype, prefixes: Collection[bool] = (False,)
 ) -> str:
-    """How a model's attentions compute in training, for the screen. prefixes: contains True if texts have a prefix that
-    the whole text attends to, False if texts have none."""
+    """Returns how a model's attentions compute in training, for the screen. prefixes: contains True if texts have a
+    prefix that the whole text attends to, False if texts have none."""
     paths: dict[str, str] = {}
     prefixed: set[SelfAttention] = set()
     windows: dict[nn.Module, tuple[int, int] | None] = {}

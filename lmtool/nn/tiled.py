@@ -59,8 +59,8 @@ def widened(*states: Tensor) -> tuple[Tensor, ...]:
 def attention_weights(
     q_TAD: Tensor, k_SAD: Tensor, layout: Layout, bias: Position | None = None, scale: float | None = None
 ) -> list[Tensor]:
-    """(A, L, K) of each document, fp32 or more: softmax(q k^T scale + bias), before dropout. Computed separately from
-    the attention itself, whose kernels do not return them."""
+    """Returns for each document (A, L, K), fp32 or more: softmax(q k^T scale + bias), before dropout. Computed
+    separately from the attention itself, whose kernels do not return them."""
     weights: dict[int, Tensor] = {}
     scale = 1 / math.sqrt(q_TAD.shape[-1]) if scale is None else scale
     dtype = torch.promote_types(q_TAD.dtype, torch.float32)
@@ -142,7 +142,7 @@ def _tile_attention(
     rate: float,
     rng: DropoutRng | None,
 ) -> Tensor:
-    """One tile, (R, A, L, D)."""
+    """Returns one tile, (R, A, L, D)."""
     if bias is None:
         return attention_of(q_RALD, k_RAKD, v_RAKD, tile, scale, rate, rng)
     q_RALD = q_RALD * (1 / math.sqrt(q_RALD.shape[-1]) if scale is None else scale)
@@ -199,7 +199,7 @@ def _biased(q_RALD: Tensor, k_RAKD: Tensor, tile: Tile, bias: Position) -> Tenso
 
 
 def _weights(q_RALD: Tensor, k_RAKD: Tensor, rows: MaskedRows, added: Tensor | None) -> Tensor:
-    """(R, A, L, K) softmax of the scores. The queries are scaled."""
+    """Returns (R, A, L, K): softmax of the scores. The queries are scaled."""
     scores_RALK = q_RALD @ k_RAKD.transpose(-1, -2)
     if added is not None:
         scores_RALK = scores_RALK + added
@@ -210,7 +210,7 @@ def _weights(q_RALD: Tensor, k_RAKD: Tensor, rows: MaskedRows, added: Tensor | N
 
 
 def gathered(x_T: Tensor, index: TileIndex) -> Tensor:
-    """(P, ...) the tokens' values in their slots. The gradient of padding is dropped: it must not be read."""
+    """Returns (P, ...): the tokens' values in their slots. The gradient of padding is dropped: it must not be read."""
     if not index.identity:
         return cast(Tensor, _Gather.apply(x_T, index))
     # A cache buffer of one document may be longer.
@@ -218,7 +218,7 @@ def gathered(x_T: Tensor, index: TileIndex) -> Tensor:
 
 
 def scattered(y_P: Tensor, index: TileIndex, tokens: int) -> Tensor:
-    """(T, ...) the slots' values back at their tokens; zero for tokens without a slot."""
+    """Returns (T, ...): the slots' values back at their tokens; zero for tokens without a slot."""
     if index.identity and len(y_P) == tokens:
         return y_P
     return cast(Tensor, _Scatter.apply(y_P, index, tokens))
@@ -278,7 +278,7 @@ class AttentionInputs(NamedTuple):
     scale: float | None = None
 
     def weights(self) -> list[Tensor]:
-        """(A, L, K) of each document, fp32 or more: softmax(q k^T scale + bias)."""
+        """Returns for each document (A, L, K), fp32 or more: softmax(q k^T scale + bias)."""
         return attention_weights(self.q_TAD, self.k_SAD, self.layout, self.bias, self.scale)
 
     def scores(self) -> Iterator[TileScores]:

@@ -49,8 +49,8 @@ class LabeledRows:
 
 
 def paired_difference(first: RunFiles, second: RunFiles) -> dict[str, dict[str, float]] | str:
-    """First score minus second on the same rows, with a 95% bootstrap interval that resamples the rows of both runs
-    together: {"value", "low", "high"} by metric. A string says why the runs cannot be paired."""
+    """Returns the first score minus second on the same rows, with a 95% bootstrap interval that resamples the rows of
+    both runs together: {"value", "low", "high"} by metric. A string says why the runs cannot be paired."""
     first_rows, second_rows = LabeledRows.of(first), LabeledRows.of(second)
     for run, rows in ((first, first_rows), (second, second_rows)):
         if not rows.ids:
@@ -116,7 +116,7 @@ def _configuration(run: RunFiles) -> dict[str, object]:
 
 
 def changed_keys(configurations: Sequence[Mapping[str, object]]) -> list[str]:
-    """Dotted keys whose values differ between configurations, in order of first appearance."""
+    """Returns dotted keys whose values differ between configurations, in order of first appearance."""
     keys = dict.fromkeys(key for configuration in configurations for key in configuration)
     unset = object()
     return [

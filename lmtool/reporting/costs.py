@@ -232,7 +232,7 @@ class StepProfile:
     product_rate: float | None = None
 
     def share(self, *names: str) -> float:
-        """Fraction of the step spent in parts whose names start with one of `names`."""
+        """Returns the fraction of the step spent in parts whose names start with one of `names`."""
         busy = sum(row["forward"] + row["backward"] for name, row in self.parts.items() if name.startswith(names))
         return busy / self.milliseconds
 

@@ -141,7 +141,7 @@ def _is_right(row: JsonMapping) -> bool:
 
 
 def prediction_html(row: JsonMapping) -> str:
-    """One example: its text, gold label, prediction and confidence."""
+    """Returns one example: its text, gold label, prediction and confidence."""
     gold, predicted = as_number(row["gold"]), as_number(row["prediction"])
     regression = gold is not None and predicted is not None
     right = _is_right(row)

@@ -158,7 +158,8 @@ def _label_cells(axes: Axes, columns: Sequence[str], rows: Sequence[str], x_labe
 
 
 def confusion_figure(labels: Sequence[str], counts: Sequence[Sequence[int]]) -> Figure:
-    """Confusion matrix, gold labels in rows: the shade is the fraction of the row, the number counts examples."""
+    """Returns the confusion matrix, gold labels in rows: the shade is the fraction of the row, the number counts
+    examples."""
     size = len(labels)
     with matplotlib.rc_context(STYLE):
         edge = min(1.7 + 0.52 * size, 7.2)
@@ -180,8 +181,8 @@ _STACKS = {"inputs": "encoder", "outputs": "decoder"}
 
 
 def agreement_figure(accuracy: JsonMapping) -> Figure | None:
-    """Heat maps of interchange accuracy, one per stack: aligned layers in rows, start of the swapped span in columns.
-    accuracy: `interchange_accuracy` of result.json. None if nothing was measured."""
+    """Returns heat maps of interchange accuracy, one per stack: aligned layers in rows, start of the swapped span in
+    columns. accuracy: `interchange_accuracy` of result.json. None if nothing was measured."""
     cells = [cell for cell in accuracy.get("cells") or () if cell.get("n")]
     if not cells:
         return None

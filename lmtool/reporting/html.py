@@ -72,7 +72,7 @@ details { margin: 8px 0; } summary { cursor: pointer; color: var(--blue); }
 
 
 def escape(value: object, limit: int = 2000) -> str:
-    """Text for HTML: control characters made visible, cut at `limit` characters, <>&"' escaped."""
+    """Returns text for HTML: control characters made visible, cut at `limit` characters, <>&"' escaped."""
     return html.escape(plain(value, limit), quote=True)
 
 

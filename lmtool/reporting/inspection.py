@@ -133,7 +133,7 @@ def _spaced(text: str) -> str:
 
 
 def _pieces(pieces: Sequence[str], answers: Mapping[int, str], sign: str) -> str:
-    """Tokens, as `token→target` where something is predicted; plain tokens if each predicts the next."""
+    """Returns tokens, as `token→target` where something is predicted; plain tokens if each predicts the next."""
     answers = {} if _is_next(pieces, answers) else answers
     words: list[str] = []
     left = _TEXT_LIMIT

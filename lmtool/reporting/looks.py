@@ -215,7 +215,7 @@ class _Attention(Protocol):
 
 
 def _head_table(heads: Sequence[_Head]) -> tuple[list[str], list[list[str]]]:
-    """Header and rows: the mean attention weight of each head on each pattern."""
+    """Returns the header and rows: the mean attention weight of each head on each pattern."""
     patterns = list(heads[0].fractions)
     rows = [
         [f"{head.layer}.{head.number}", head.pattern, *(percent(head.fractions[name]) for name in patterns),

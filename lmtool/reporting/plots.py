@@ -162,7 +162,7 @@ def calibration_figure(bins: Sequence[Sequence[float]]) -> Figure:
 
 
 def scatter_figure(gold: Sequence[float], predicted: Sequence[float]) -> Figure:
-    """Predicted value against gold value of a regression, with the line of perfect agreement."""
+    """Returns the predicted value against gold value of a regression, with the line of perfect agreement."""
     with matplotlib.rc_context(STYLE):
         figure, axes = single(3.8, 3.5)
         stride = max(len(gold) // drawing.POINTS, 1)
@@ -175,7 +175,7 @@ def scatter_figure(gold: Sequence[float], predicted: Sequence[float]) -> Figure:
 
 
 def overlay_figure(runs: Sequence[RunFiles], metric: str, split: str) -> Figure | None:
-    """One metric of several runs over steps. A training loss is reduced to the terms of the validation loss."""
+    """Returns one metric of several runs over steps. A training loss is reduced to the terms of the validation loss."""
 
     def points(run: RunFiles) -> _Series:
         if (split, metric) == ("train", "loss"):
@@ -338,7 +338,7 @@ _HEAT = "Mean over seeds; below it the standard error of the mean. The fuller th
 
 
 def _ordered(values: Sequence[str | None]) -> list[str | None]:
-    """Unique values: numbers sorted, others in order of appearance."""
+    """Returns unique values: numbers sorted, others in order of appearance."""
     once = list(dict.fromkeys(values))
     numbers = [number_of(value) for value in once]
     return once if None in numbers else [once[index] for index in sorted(range(len(once)), key=numbers.__getitem__)]  # type: ignore[arg-type]

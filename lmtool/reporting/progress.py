@@ -89,8 +89,9 @@ class ProgressDisplay:
         self._bar.refresh()
 
     def seconds_left(self, step: int) -> float:
-        """Estimated wall-clock seconds left, from the steps after the first one, which also warms up; nan if unknown. A
-        budget in seconds counts only training: evaluations are assumed to take the same fraction of time as before."""
+        """Returns the estimated wall-clock seconds left, from the steps after the first one, which also warms up; nan
+        if unknown. A budget in seconds counts only training: evaluations are assumed to take the same fraction of time
+        as before."""
         elapsed, left = self._now() - self._first_time, []
         known = self._first_step is not None and step > self._first_step
         if self._steps is not None and known:

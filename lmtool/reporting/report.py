@@ -223,7 +223,7 @@ def _strip(run: RunFiles) -> str:
 
 
 def _terms(run: RunFiles) -> str:
-    """Held-out scores of each term of a loss with several terms."""
+    """Returns held-out scores of each term of a loss with several terms."""
     metrics = as_object(run.result.get("metrics"))
     names = [key.removesuffix("_baseline") for key in metrics if key.endswith("_baseline")]
     columns = ("loss", "baseline", "accuracy", "count")
@@ -240,7 +240,7 @@ def _metadata(run: RunFiles) -> str:
 
 
 def _trainable(run: RunFiles) -> str:
-    """Trainable and all parameters by role."""
+    """Returns trainable and all parameters by role."""
     by_role = run.section("learns")
     complete = all(isinstance(counts, dict) and {"trainable", "total"} <= set(counts) for counts in by_role.values())
     if not by_role or not complete:

@@ -21,7 +21,7 @@ _STYLES = {"better": "bold green", "worse": "bold red", "unclear": "bold yellow"
 
 
 def metadata_text(metadata: Mapping[str, object]) -> str:
-    """Metadata on one line: 'documents 1 234 · tokens 1.2 M'."""
+    """Returns metadata on one line: 'documents 1 234 · tokens 1.2 M'."""
     return " · ".join(f"{title(key)} {fact(key, value)}" for key, value in metadata.items() if value is not None)
 
 
@@ -169,8 +169,8 @@ def _forgetting_rows(forgetting: JsonMapping) -> list[tuple[str, str]]:
 
 
 def _headline(result: JsonMapping) -> str:
-    """Status, time, steps and the reason for stopping. The training time is separate if evaluation takes more than 5%
-    of it."""
+    """Returns the status, time, steps and the reason for stopping. The training time is separate if evaluation takes
+    more than 5% of it."""
     text, seconds = title(str(result.get("status", "done"))), result.get("seconds")
     if seconds is not None:
         evaluation_seconds = result.get("evaluation_seconds") or 0.0

@@ -122,7 +122,7 @@ def _ties(block: Block) -> str:
 
 
 def _one_more_pair(block: Block) -> str:
-    """Advice to add a new seed."""
+    """Returns advice to add a new seed."""
     seeds = [int(job.seed) for job in block.jobs if job.seed.isdecimal()]
     return f"Add a pair: seed={max(seeds, default=0) + 1}."
 
@@ -140,7 +140,7 @@ def _referred(block: Block) -> str:
 
 
 def group_table(block: Block) -> tuple[list[str], list[list[object]]]:
-    """Header, and a row per setting, best first."""
+    """Returns the header, and a row per setting, best first."""
     seeded = any(group.error is not None for group in block.groups)
     rows_known = any(group.rows_error is not None for group in block.groups)
     keys = block.keys or ["setting"]
@@ -163,8 +163,8 @@ def group_table(block: Block) -> tuple[list[str], list[list[object]]]:
 
 
 def _extra_columns(block: Block) -> dict[str, Sequence[object]]:
-    """Further columns, averaged over the jobs of each group: trainable parameters, if they differ between groups, and
-    the rise of the pretraining loss, if it was measured (forgetting=)."""
+    """Returns further columns, averaged over the jobs of each group: trainable parameters, if they differ between
+    groups, and the rise of the pretraining loss, if it was measured (forgetting=)."""
 
     def rise_of(result: JsonMapping) -> float:
         return float(result["forgetting"]["after"]["loss"] - result["forgetting"]["before"]["loss"])
@@ -215,7 +215,7 @@ def _job_numbers(jobs: Sequence[ReportedJob]) -> str:
 
 
 def unscored_table(sweep: SweepFiles) -> tuple[list[str], list[list[object]]]:
-    """Header, and a row per job without a score: setting, status and reason."""
+    """Returns the header, and a row per job without a score: setting, status and reason."""
     keys = [
         key
         for key in dict.fromkeys(key for job in sweep.jobs for key in job.overrides)

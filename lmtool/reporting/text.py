@@ -11,7 +11,7 @@ from lmtool.system.terminal import visible
 
 
 def cells(text: str) -> int:
-    """Width of a text in terminal cells: two for a wide character, none for a combining accent."""
+    """Returns the width of a text in terminal cells: two for a wide character, none for a combining accent."""
     if text.isascii():
         return len(text)
     from rich.cells import cell_len  # imported late: a command that is refused prints ASCII
@@ -48,7 +48,7 @@ def lower_is_better(metric: str) -> bool:
 
 
 def plain(text: object, limit: int | None = None) -> str:
-    """Text on one line, with control and direction characters escaped.
+    """Returns text on one line, with control and direction characters escaped.
 
     limit: maximum number of characters. Secrets are masked before cutting, since half a secret is not recognized.
     """

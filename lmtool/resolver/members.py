@@ -27,8 +27,8 @@ def with_sections_of(data: JsonObject, line: CommandLine) -> JsonObject:
 
 
 def with_sections(data: JsonObject, config_dirs: Sequence[Path] = ()) -> JsonObject:
-    """Composed data with names replaced by sections: in lists of members, `data.task`, `objective.task` and `phases`.
-    Raises ConfigError for an unknown name."""
+    """Returns composed data with names replaced by sections: in lists of members, `data.task`, `objective.task` and
+    `phases`. Raises ConfigError for an unknown name."""
     completed = dict(data)
     for key in ("task", "objective", "data"):
         section = data.get(key)

@@ -93,7 +93,7 @@ def load_head(section: JsonMapping, task: TaskConfig, partial: bool = False) -> 
 
 
 def _matched(saved: Sequence[str], expected: Sequence[str]) -> tuple[int, ...] | None:
-    """For each expected label, its index among the saved labels; None if a label is absent."""
+    """Returns, for each expected label, its index among the saved labels; None if a label is absent."""
     for written in (str, str.casefold):
         numbers = {written(label): number for number, label in enumerate(saved)}
         if len(numbers) == len(saved) and len({written(label) for label in expected}) == len(expected):

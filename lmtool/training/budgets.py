@@ -97,7 +97,7 @@ class Budget:
         return "max_tokens" if self.measured.get("max_tokens") == self.tokens else "max_flops"
 
     def outlook(self, progress: Progress) -> tuple[int | None, float | None]:
-        """Maximum number of steps of the run, and maximum remaining seconds; None if unknown."""
+        """Returns the maximum number of steps of the run, and maximum remaining seconds; None if unknown."""
         steps = min(self.exact.values(), default=math.inf) if self._by_clock else self.horizon(progress)
         left = max(self.seconds - progress.seconds, 0.0) if math.isfinite(self.seconds) else None
         return int(steps) if math.isfinite(steps) else None, left
@@ -208,8 +208,8 @@ def steps_of_epochs(loader: Loader, epochs: float, enough: float = math.inf) -> 
 
 
 def rows_an_interval(log_every: int, steps: float) -> int:
-    """Number of train rows per `log_every` steps in a run of `steps` steps: one, or more if the run would have fewer
-    than LEAST_ROWS rows, too few for a curve."""
+    """Returns the number of train rows per `log_every` steps in a run of `steps` steps: one, or more if the run would
+    have fewer than LEAST_ROWS rows, too few for a curve."""
     return min(log_every, max(1, math.ceil(log_every * LEAST_ROWS / steps)))
 
 

@@ -44,7 +44,7 @@ class OptimizerConfig(Config):
     )
 
     def state_size(self, name: str, shape: tuple[int, ...]) -> int:
-        """Number of values stored for a parameter between steps: two running means of its shape."""
+        """Returns the number of values stored for a parameter between steps: two running means of its shape."""
         return 2 * prod(shape)
 
 

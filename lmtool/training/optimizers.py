@@ -143,7 +143,8 @@ def set_learning_rate(optimizer: Optimizer, learning_rate: float) -> float:
 
 
 def named_parameters(groups: Sequence[ParameterGroup]) -> dict[str, nn.Parameter]:
-    """Trained parameters by name. Raises ValueError if a parameter is in two groups, where it would be moved twice."""
+    """Returns trained parameters by name. Raises ValueError if a parameter is in two groups, where it would be moved
+    twice."""
     named: dict[str, nn.Parameter] = {}
     seen: set[int] = set()
     for group in groups:

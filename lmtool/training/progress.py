@@ -276,7 +276,7 @@ def training_result(
 
 
 def peak_memory(device: torch.device) -> int:
-    """Maximum bytes allocated on a CUDA device, or on a CPU, resident in this process since its start."""
+    """Returns the maximum bytes allocated on a CUDA device, or on a CPU, resident in this process since its start."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -71,7 +71,7 @@ def loss_sum(
     class_weights: Tensor | None = None,
     focal_gamma: float = 0.0,
 ) -> Tensor:
-    """Sum of cross entropies in fp32, a scalar.
+    """Returns the sum of cross entropies in fp32, a scalar.
 
     Args:
         logits_MC: The logits.
@@ -96,7 +96,7 @@ def binary_losses(
     gamma: float = 0.0,
     positive_weights: Tensor | None = None,
 ) -> Tensor:
-    """(N, C) binary cross entropies in fp32.
+    """Returns (N, C): binary cross entropies in fp32.
 
     Args:
         logits_NC: The logits.
@@ -120,7 +120,7 @@ def _power(probabilities: Tensor, gamma: float) -> Tensor:
 
 
 def losses(logits_MC: Tensor, labels_M: Tensor) -> Tensor:
-    """(M,) cross entropy of each target in fp32."""
+    """Returns (M,): cross entropy of each target in fp32."""
     return F.cross_entropy(_wide(logits_MC), labels_M, reduction="none")
 
 
@@ -140,7 +140,7 @@ def linear_loss_sum(
 def linear_scores(
     hidden_MH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, labels_M: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """(M,) fp32 losses and (M,) int64 best classes of `F.linear(hidden, weight, bias)`, in chunks of rows."""
+    """Returns (M,) fp32 losses and (M,) int64 best classes of `F.linear(hidden, weight, bias)`, in chunks of rows."""
     rows, _ = _CHUNKS[hidden_MH.device.type]
     kind = product_type(hidden_MH)
     weight_VH = weight_VH.to(kind)
@@ -243,9 +243,9 @@ def _to_gradient(
 
 
 def _normalizer(probabilities: Tensor, labels: Tensor, picked: Tensor, highest: Tensor) -> Tensor:
-    """(R, 1) the log of the sum of exponentials, computed from the logit and the probability of the label or, if this
-    probability is too small, of the most probable class. Only on a CPU can this be checked without a synchronization.
-    picked, highest: the logits of the label and of the most probable class."""
+    """Returns (R, 1): the log of the sum of exponentials, computed from the logit and the probability of the label or,
+    if this probability is too small, of the most probable class. Only on a CPU can this be checked without a
+    synchronization. picked, highest: the logits of the label and of the most probable class."""
     probability = probabilities.gather(1, labels)
     readable = probability.device.type == "cpu" and not torch.compiler.is_compiling()
     if readable and probability.numel() and float(probability.min()) > _SMALLEST_PROBABILITY:

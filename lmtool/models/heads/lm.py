@@ -59,12 +59,12 @@ class LMHead(PredictingHead):
         return nn.functional.linear(self.transform(hidden_MH), self.table(table_VH), self.bias)
 
     def of_tokens(self, hidden_MH: Tensor, table_VH: Tensor, tokens_C: Tensor) -> Tensor:
-        """(M, C) the logits of the tokens `tokens_C` only."""
+        """Returns (M, C): the logits of the tokens `tokens_C` only."""
         bias_C = None if self.bias is None else self.bias[tokens_C]
         return self.seen(nn.functional.linear(self.transform(hidden_MH), self.table(table_VH)[tokens_C], bias_C))
 
     def loss_sum(self, hidden_MH: Tensor, table_VH: Tensor, labels_M: Tensor, label_smoothing: float = 0.0) -> Tensor:
-        """Sum of cross entropies, computed in chunks of rows."""
+        """Returns the sum of cross entropies, computed in chunks of rows."""
         table_VH, hidden_MH = self.table(table_VH), self.transform(hidden_MH)
         if self.tap is not None:
             self.tap(self, TokenLogits(hidden_MH, table_VH, self.bias))
@@ -73,7 +73,7 @@ class LMHead(PredictingHead):
         return linear_loss_sum(hidden_MH, table_VH, self.bias, labels_M, label_smoothing)
 
     def scores(self, hidden_MH: Tensor, table_VH: Tensor, labels_M: Tensor) -> tuple[Tensor, Tensor]:
-        """(M,) the losses and (M,) the most probable tokens, without gradient."""
+        """Returns (M,): the losses and (M,) the most probable tokens, without gradient."""
         return linear_scores(self.transform(hidden_MH), self.table(table_VH), self.bias, labels_M)
 
 
@@ -136,7 +136,7 @@ class AdaptiveLMHead(LMHead):
         return self.bias
 
     def forward(self, hidden_MH: Tensor, table_VH: Tensor) -> Tensor:
-        """(M, V) the log probabilities of all tokens, in fp32 or a wider type."""
+        """Returns (M, V): the log probabilities of all tokens, in fp32 or a wider type."""
         logs = [_log_softmax(nn.functional.linear(hidden_MH, *part)) for part in self._parts(table_VH)]
         first = self.sizes[0]
         tails = [logs[0][:, first + number, None] + tail for number, tail in enumerate(logs[1:])]
@@ -146,8 +146,8 @@ class AdaptiveLMHead(LMHead):
         return self.seen(self(hidden_MH, table_VH)[:, tokens_C])
 
     def loss_sum(self, hidden_MH: Tensor, table_VH: Tensor, labels_M: Tensor, label_smoothing: float = 0.0) -> Tensor:
-        """Sum of cross entropies. Without smoothing, only the first softmax and the logits of each target's cluster are
-        computed."""
+        """Returns the sum of cross entropies. Without smoothing, only the first softmax and the logits of each target's
+        cluster are computed."""
         if self.tap is not None:
             self.seen(self(hidden_MH, table_VH))
             if self.tap.only:
@@ -224,7 +224,7 @@ class MaskedLMHead(LMHead):
     def states(
         self, backbone: Backbone, packed: Packed, rng: DropoutRng | None = None, read_M: Tensor | None = None
     ) -> Tensor:
-        """(T, H), or (M, H) of the tokens `read_M`: the states of a backbone for a packed batch that this head
+        """Returns (T, H), or (M, H) of the tokens `read_M`: the states of a backbone for a packed batch that this head
         reads."""
         states: Tensor = backbone(packed, rng, read_M=read_M)
         return states
@@ -278,7 +278,7 @@ class ReplacedTokenHead(PredictingHead):
         self.output = nn.Linear(hidden_size, 1)
 
     def forward(self, hidden_TH: Tensor) -> Tensor:
-        """(T,) logits."""
+        """Returns the logits (T,)."""
         dense_TH = self.activation(apply_linear(self.dense, hidden_TH))
         return self.seen(apply_linear(self.output, dense_TH)[:, 0])
 
@@ -291,7 +291,7 @@ class CopyGate(nn.Module):
         self.output = nn.Linear(hidden_size, 1)
 
     def forward(self, hidden_TH: Tensor) -> Tensor:
-        """(T,) logits."""
+        """Returns the logits (T,)."""
         return self.output(hidden_TH)[:, 0]
 
 
@@ -332,7 +332,7 @@ def copy_losses(
 
 @torch.no_grad()
 def copy_best(head: MaskedLMHead, gate_M: Tensor, hidden_MH: Tensor, table_VW: Tensor, read_M: Tensor) -> Tensor:
-    """(M,) the most probable tokens of a head with a copy gate. The arguments are those of `copy_losses`."""
+    """Returns (M,): the most probable tokens of a head with a copy gate. The arguments are those of `copy_losses`."""
     best = [read_M.new_zeros(0)]
     for gate, hidden, read in zip(*(tensor.split(_ROWS) for tensor in (gate_M, hidden_MH, read_M)), strict=True):
         copy = torch.sigmoid(gate.float())[:, None]

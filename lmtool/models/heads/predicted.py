@@ -44,7 +44,8 @@ class TargetProbabilities(ABC):
         return self.probabilities(temperature, first, last)
 
     def best(self) -> Tensor:
-        """(M,) hard labels: the most probable class, the binary decision as 0.0 or 1.0, or the value of each target."""
+        """Returns the hard labels (M,): the most probable class, the binary decision as 0.0 or 1.0, or the value of
+        each target."""
         if len(self) == 0:
             return self.hardened(self.probabilities())
         return torch.cat(
@@ -52,7 +53,7 @@ class TargetProbabilities(ABC):
         )
 
     def hardened(self, probabilities: Tensor) -> Tensor:
-        """Hard labels for probabilities at temperature 1."""
+        """Returns hard labels for probabilities at temperature 1."""
         return probabilities.argmax(-1)
 
 
@@ -76,7 +77,7 @@ class Predicted(TargetProbabilities):
 
     @abstractmethod
     def hard_loss_sum(self, labels: Tensor) -> Tensor:
-        """Sum of the losses against labels as returned by `best`, a scalar."""
+        """Returns the sum of the losses against labels as returned by `best`, a scalar."""
 
 
 @dataclass(frozen=True)
@@ -243,7 +244,7 @@ class Averaged(TargetProbabilities):
     def of(
         cls, weighted: Sequence[tuple[float, TargetProbabilities]], average: Literal["probabilities", "logits"]
     ) -> Averaged:
-        """Average of pairs (weight, prediction), with any positive weights."""
+        """Returns the average of pairs (weight, prediction), with any positive weights."""
         total = sum(weight for weight, _ in weighted)
         return cls([part for _, part in weighted], [weight / total for weight, _ in weighted], average)
 

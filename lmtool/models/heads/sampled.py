@@ -39,7 +39,7 @@ class Sample:
     tries: int
 
     def log_expected(self, ids: Tensor) -> Tensor:
-        """Log of the expected count of each word in such a sample."""
+        """Returns the log of the expected count of each word in such a sample."""
         probabilities = torch.log1p(1 / (ids.double() + 1)) / math.log(self.words + 1)
         return torch.log(-torch.expm1(self.tries * torch.log1p(-probabilities)))
 
@@ -92,7 +92,7 @@ class SampledLMHead(LMHead):
         return len(self.output_table) if self.sampled is None else self.sampled + 1
 
     def sampled_loss_sum(self, hidden_MP: Tensor, labels_M: Tensor, sample: Sample) -> Tensor:
-        """Sum of cross entropies over the target and the sample without the target."""
+        """Returns the sum of cross entropies over the target and the sample without the target."""
         assert self.bias is not None
         table_VP, bias_V, ids_K = self.output_table, self.bias, sample.ids_K
         # A single lookup gives the table one gradient instead of two.
@@ -113,7 +113,7 @@ class SampledLMHead(LMHead):
 
 
 def _logsumexp(hidden_RP: Tensor, sampled_KP: Tensor, offsets_K: Tensor, labels_R: Tensor, ids_K: Tensor) -> Tensor:
-    """(R,) log-sum-exp of the sampled words' logits, without a row's target."""
+    """Returns (R,): log-sum-exp of the sampled words' logits, without a row's target."""
     logits_RK = F.linear(hidden_RP, sampled_KP).to(offsets_K.dtype) + offsets_K
     return logits_RK.masked_fill(labels_R[:, None] == ids_K, -torch.inf).logsumexp(-1)
 
@@ -132,6 +132,6 @@ class WordPairsHead(nn.Module):
         self.register_buffer("counts", torch.zeros(vocab_size, dtype=torch.int64))
 
     def forward(self, hidden_TH: Tensor, at_M: Tensor, words_MJ: Tensor) -> Tensor:
-        """(M, J) score of each word with the token at `at_M`."""
+        """Returns (M, J): score of each word with the token at `at_M`."""
         words_MJH = self.output.tokens(words_MJ.reshape(-1)).unflatten(0, words_MJ.shape)
         return torch.einsum("mjh,mh->mj", words_MJH, hidden_TH.index_select(0, at_M))

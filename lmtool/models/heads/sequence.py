@@ -21,7 +21,7 @@ from lmtool.types import Packed, on_host, send
 
 
 def summary_index(packed: Packed, how: Literal["first", "last"]) -> Tensor:
-    """(N,) flat index of each document's first or last token."""
+    """Returns (N,): flat index of each document's first or last token."""
     starts = torch.tensor(packed.starts, dtype=torch.int64)
     if how == "last":
         starts = starts + torch.tensor(packed.lengths, dtype=torch.int64) - 1
@@ -29,8 +29,8 @@ def summary_index(packed: Packed, how: Literal["first", "last"]) -> Tensor:
 
 
 def summary(hidden_TH: Tensor, packed: Packed, how: Literal["first", "last", "mean", "max"]) -> Tensor:
-    """(N, H) pooled hidden states: of the first or last token, or the mean or maximum over the document including
-    special tokens (Reimers and Gurevych 2019, section 3). Mean and maximum of an empty document are 0."""
+    """Returns (N, H): pooled hidden states: of the first or last token, or the mean or maximum over the document
+    including special tokens (Reimers and Gurevych 2019, section 3). Mean and maximum of an empty document are 0."""
     if how == "first" or how == "last":
         return hidden_TH[summary_index(packed, how)]
     if how == "max":
@@ -61,7 +61,7 @@ class Pooler(nn.Module):
         self.norm = norm
 
     def forward(self, first_NH: Tensor) -> Tensor:
-        """(N, F) to (N, H)."""
+        """Maps (N, F) to (N, H)."""
         pooled_NH = self.activation(self.dense(first_NH))
         return pooled_NH if self.norm is None else self.norm(pooled_NH)
 
@@ -103,14 +103,14 @@ class SequenceHead(PredictingHead):
         self.output = nn.Linear(hidden_size, outputs, bias)
 
     def forward(self, summary_NH: Tensor, rng: DropoutRng | None = None) -> Tensor:
-        """(N, H) to (N, C). rng: for the pooled tokens, `rng.rows(summary_index(...))`."""
+        """Maps (N, H) to (N, C). rng: for the pooled tokens, `rng.rows(summary_index(...))`."""
         if self.dense is not None:
             summary_NH = torch.tanh(self.dense(summary_NH))
         return self.seen(apply_linear(self.output, self.dropout(summary_NH, rng)))
 
 
 def span_vectors(hidden_TH: Tensor, span_M2: Tensor) -> Tensor:
-    """(M, 3H) [start; end; mean] of the hidden states of spans. span_M2: flat inclusive boundaries."""
+    """Returns (M, 3H): [start; end; mean] of the hidden states of spans. span_M2: flat inclusive boundaries."""
     starts_M, ends_M = span_M2.unbind(1)
     lengths_M = ends_M - starts_M + 1
     first_M, last_M = on_host(span_M2).unbind(1)
@@ -134,7 +134,7 @@ class SpanHead(PredictingHead):
         self.output = nn.Linear(hidden_size, outputs)
 
     def forward(self, spans_ND: Tensor, rng: DropoutRng | None = None) -> Tensor:
-        """(N, 3SH) to (N, C). rng: for the examples' first tokens."""
+        """Maps (N, 3SH) to (N, C). rng: for the examples' first tokens."""
         return self.seen(self.output(self.dropout(torch.tanh(self.dense(spans_ND)), rng)))
 
 
@@ -166,8 +166,8 @@ class SpanBoundaryHead(LMHead):
         self.bias = nn.Parameter(torch.zeros(vocab_size))
 
     def features(self, edges_M2H: Tensor, offsets_M: Tensor) -> Tensor:
-        """(M, 2H+B) input of `loss_sum` and `scores`. edges_M2H: hidden states of the tokens before and after the span
-        of each target. offsets_M: the target's index in its span."""
+        """Returns (M, 2H+B): input of `loss_sum` and `scores`. edges_M2H: hidden states of the tokens before and after
+        the span of each target. offsets_M: the target's index in its span."""
         return torch.cat([edges_M2H.flatten(1), self.position(offsets_M).to(edges_M2H.dtype)], dim=-1)
 
     def transform(self, hidden_MH: Tensor) -> Tensor:

@@ -146,7 +146,8 @@ class MixtureTaskConfig(TaskConfig):
         return self.with_parts(tuple(parts)).model_copy(update={"rows": rows})
 
     def fractions(self) -> tuple[float, ...]:
-        """Sampling rates of the members, which sum to 1. Raises ValueError if the rows have not been counted."""
+        """Returns sampling rates of the members, which sum to 1. Raises ValueError if the rows have not been
+        counted."""
         if self.rows is None:
             raise ValueError("build a mixture from the config of its loaded data, where the rows are counted")
         of_rows = {

@@ -114,7 +114,7 @@ class SequenceConfig(TaskConfig):
         return "none"
 
     def form(self, model: ModelConfig) -> SequenceForm:
-        """How a model of this configuration encodes a whole text."""
+        """Returns how a model of this configuration encodes a whole text."""
         return model.sequence_form(*(getattr(self, name) for name in FORM))
 
     def text_format(self, model: ModelConfig) -> str:

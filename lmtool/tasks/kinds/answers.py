@@ -97,7 +97,7 @@ def _cut(text: str) -> str:
 
 
 def padded(values_T: Tensor, packed: Packed, fill: float) -> Tensor:
-    """(N, L) the values of each document as a row, padded with `fill`."""
+    """Returns (N, L): the values of each document as a row, padded with `fill`."""
     table_NL = values_T.new_full((len(packed.lengths), max(packed.lengths, default=0)), fill)
     return table_NL.index_put((packed.documents, packed.positions), values_T)
 
@@ -231,7 +231,7 @@ class QuestionWindows(TaskExamples):
             raise RuntimeError(f"the windows of the {self.split} split do not cover a context")
 
     def _answer_tokens(self, labels: Sequence[tuple[GoldAnswer, ...]] | np.ndarray) -> np.ndarray:
-        """(E, 2) the first and the last token of each row's first answer; -1 if there is no answer."""
+        """Returns (E, 2): the first and the last token of each row's first answer; -1 if there is no answer."""
         spans_E = np.full((len(self.rows), 2), -1, dtype=np.int64)
         for row, answers in enumerate(labels):
             if answers:
@@ -257,8 +257,9 @@ class QuestionWindows(TaskExamples):
         return self.batch_of(inputs, target, rows, examples)
 
     def labels(self, rows: np.ndarray) -> np.ndarray:
-        """(N, 2) the positions of the answer's first and last token in each window. If a window does not contain the
-        whole answer, both are the position that means no answer. rows: (N,) records of the plan, labeled."""
+        """Returns (N, 2): the positions of the answer's first and last token in each window. If a window does not
+        contain the whole answer, both are the position that means no answer. rows: (N,) records of the plan,
+        labeled."""
         assert self._spans_E is not None
         spans_N2, before_N = self._spans_E[rows["row"]], self._before(rows)
         positions_N2 = spans_N2 - rows["start"][:, None] + before_N[:, None]
@@ -267,11 +268,11 @@ class QuestionWindows(TaskExamples):
         return np.where(self._holds_answer(rows)[:, None], positions_N2, null_N[:, None])
 
     def _before(self, rows: np.ndarray) -> np.ndarray:
-        """(N,) the number of tokens before the context."""
+        """Returns (N,): the number of tokens before the context."""
         return len(self.template.pieces[0]) + rows["question"] + len(self.template.pieces[1])
 
     def _holds_answer(self, rows: np.ndarray) -> np.ndarray:
-        """(N,) bool, whether each window contains the whole answer."""
+        """Returns (N,) bool, whether each window contains the whole answer."""
         assert self._spans_E is not None
         first_N, last_N = self._spans_E[rows["row"]].T
         return (first_N >= 0) & (first_N >= rows["start"]) & (last_N < rows["end"])

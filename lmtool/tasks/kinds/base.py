@@ -76,7 +76,7 @@ class TaskKind(ABC):
         return None
 
     def metadata(self, train: Rows) -> tuple[JsonObject, list[str]]:
-        """Metadata of the training rows for the screen, and warnings."""
+        """Returns metadata of the training rows for the screen, and warnings."""
         return {}, []
 
     def groups(self, rows: Rows) -> Sequence[object]:
@@ -186,7 +186,7 @@ class TaskKind(ABC):
         return f"{record['prediction']} {record['score']:.2f}  {texts}"
 
     def details(self, rows: Rows, predictions: Sequence[Prediction]) -> JsonObject:
-        """Plain data for the report in addition to the metrics."""
+        """Returns plain data for the report in addition to the metrics."""
         return {}
 
     @property
@@ -206,7 +206,7 @@ class TextKind(TaskKind):
 
     @abstractmethod
     def decoded_labels(self, values: Sequence[object], origin: Origin) -> np.ndarray | Sequence[Label]:
-        """(N,) the labels in a column. Raises UserError with file:line at the first invalid value."""
+        """Returns (N,): the labels in a column. Raises UserError with file:line at the first invalid value."""
 
     def metadata(self, train: Rows) -> tuple[JsonObject, list[str]]:
         texts = (text for column in train.columns.values() for text in column if isinstance(text, str))

@@ -128,7 +128,7 @@ class ClassLearner(TaskLearner):
         self.register_buffer("class_weights", None if weights == "none" else torch.tensor(weights), persistent=False)
 
     def weights_on(self, device: torch.device) -> Tensor | None:
-        """(C,) the class weights; None if there are none."""
+        """Returns (C,): the class weights; None if there are none."""
         return None if self.class_weights is None else self.class_weights.to(device)
 
     def target_count(self, batch: Batch) -> float:
@@ -140,7 +140,7 @@ class ClassLearner(TaskLearner):
         return loss_sum(outputs, self.labels(batch), loss.label_smoothing, weights_C, loss.focal_gamma)
 
     def scores(self, outputs: Tensor, batch: Batch) -> Scores:
-        """Plain cross entropies, without label smoothing and weights."""
+        """Returns plain cross entropies, without label smoothing and weights."""
         labels_M = self.labels(batch)
         return Scores(losses(outputs, labels_M), labels_M, outputs.argmax(-1), self.documents(batch))
 
@@ -157,7 +157,7 @@ class TextClassLearner(ClassLearner):
         return normalized_entropy(outputs)
 
     def parts(self, outputs: Tensor, batch: Batch) -> list[Prediction]:
-        """For each text, the best class, its probability, and the probabilities of all classes."""
+        """Returns, for each text, the best class, its probability, and the probabilities of all classes."""
         fractions_NC = outputs.detach().float().softmax(-1)
         best, classes = fractions_NC.max(-1)
         return list(map(Prediction, classes.tolist(), best.tolist(), fractions_NC.cpu().numpy()))

@@ -133,7 +133,7 @@ class PromptedLearner(TextClassLearner):
         return counts if TERM not in batch.targets else {**counts, TERM: float(len(labels_of(batch, TERM)))}
 
     def outputs(self, batch: Batch, step: int) -> Tensor:
-        """(N, C) logits of the words of the classes."""
+        """Returns (N, C): logits of the words of the classes."""
         read_N = send(self.answer_indices(batch.host), batch.inputs.tokens.device)
         return self._of_words(self.hidden(batch.inputs, rng=self.dropout_rng(batch, step), read_M=read_N))
 
@@ -157,7 +157,7 @@ class PromptedLearner(TextClassLearner):
         return (self.term, Classes(logits)) if isinstance(logits, Tensor) else (TERM, PredictedWords(logits))
 
     def answer_indices(self, batch: Batch) -> Tensor:
-        """(N,) flat indices, on the host, of the tokens that predict the answers."""
+        """Returns (N,): flat indices, on the host, of the tokens that predict the answers."""
         if self.fills:
             return batch.inputs.columns[ANSWERS].nonzero()[:, 0]
         return summary_index(batch.inputs, "last")

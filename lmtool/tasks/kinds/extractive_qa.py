@@ -265,7 +265,7 @@ class ExtractiveQaLearner(TaskLearner):
         return QuestionWindows(self.config, self.rows(data), layout, data.split)
 
     def outputs(self, batch: Batch, step: int) -> Tensor:
-        """(T, 2) scores of each token as start and end."""
+        """Returns (T, 2): scores of each token as start and end."""
         rng = self.dropout_rng(batch, step)
         return self.heads[self.term](self.pooled(self.hidden_of(batch, rng)), self.head_rng(rng, batch))
 
@@ -273,7 +273,7 @@ class ExtractiveQaLearner(TaskLearner):
         return []  # a row spans several windows; a batch holds only some
 
     def labels(self, batch: Batch) -> Tensor:
-        """(2N,) the start of each window's answer, then the end of each, as positions in the window."""
+        """Returns (2N,): the start of each window's answer, then the end of each, as positions in the window."""
         return super().labels(batch).flatten()
 
     def documents(self, batch: Batch) -> Tensor:
@@ -281,7 +281,7 @@ class ExtractiveQaLearner(TaskLearner):
 
     @staticmethod
     def _choices(outputs_T2: Tensor, batch: Batch) -> Tensor:
-        """(2N, L) scores of each window's tokens, as start and then as end."""
+        """Returns (2N, L): scores of each window's tokens, as start and then as end."""
         starts_NL, ends_NL = (padded(side_T, batch.inputs, -torch.inf) for side_T in outputs_T2.float().unbind(1))
         return torch.stack([starts_NL, ends_NL], dim=1).flatten(0, 1)
 
@@ -316,12 +316,12 @@ class ExtractiveQaLearner(TaskLearner):
         ]
 
     def _null_positions(self, batch: Batch) -> Tensor:
-        """(N,) the position in each window of the token that means no answer (`null_first`)."""
+        """Returns (N,): the position in each window of the token that means no answer (`null_first`)."""
         lengths_N = batch.inputs.segments.cu_lengths.diff().long()
         return torch.zeros_like(lengths_N) if null_first(self.backbone.config.text_format) else lengths_N - 1
 
     def predictors(self, train: SplitData, examples: QuestionWindows) -> dict[str, Predictor]:
-        """Constant baselines: the frequencies of the start and end positions in the training windows."""
+        """Returns constant baselines: the frequencies of the start and end positions in the training windows."""
         positions = examples.labels(examples.plan(0).rows).reshape(-1)
         counts = np.bincount(positions, minlength=examples.max_length)
         return {self.term: ConstantPredictor.of_counts("base rate", counts)}

@@ -81,7 +81,7 @@ def class_names(config: TaskConfig, values: Sequence[object], origin: Origin) ->
 
 
 def class_numbers(config: TaskConfig, labels: Sequence[str], values: Sequence[object], origin: Origin) -> np.ndarray:
-    """(N,) int64 the classes in a column, which holds either label names or their numbers from 0.
+    """Returns (N,) int64: the classes in a column, which holds either label names or their numbers from 0.
 
     Raises UserError with file:line at the first invalid value.
     """
@@ -108,8 +108,8 @@ def unknown_label(config: TaskConfig, labels: Sequence[str], word: str, where: s
 
 
 def numbers(config: TaskConfig, values: Sequence[object], origin: Origin) -> np.ndarray:
-    """(N,) float64 the numbers in a column. Raises UserError with file:line at the first value that is not a finite
-    number."""
+    """Returns (N,) float64: the numbers in a column. Raises UserError with file:line at the first value that is not a
+    finite number."""
     numbers_N = np.empty(len(values))
     for index, (value, where) in enumerate(zip(values, origin, strict=True)):
         word = word_of(value)

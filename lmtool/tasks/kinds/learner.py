@@ -80,7 +80,7 @@ class TaskEvaluation(Evaluation):
             yield {"id": self.rows.ids[number], "split": self.split, **record, **self.more(number)}
 
     def more(self, number: int) -> JsonObject:
-        """Additional fields for the record of row `number`."""
+        """Returns additional fields for the record of row `number`."""
         return {}
 
 
@@ -219,7 +219,7 @@ class TaskLearner(BaseLearner):
         self.add_head(self.term, head)
 
     def pooled(self, hidden_TF: Tensor) -> Tensor:
-        """(T, H) the inputs of a head that reads tokens."""
+        """Returns (T, H): the inputs of a head that reads tokens."""
         return self.heads["pooler"](hidden_TF) if self.backbone.pooler_on_tokens else hidden_TF
 
     @property
@@ -265,7 +265,7 @@ class TaskLearner(BaseLearner):
         return labels
 
     def documents(self, batch: Batch) -> Tensor:
-        """(M,) the document of each target: by default, each document has one."""
+        """Returns (M,): the document of each target: by default, each document has one."""
         labels_N = self.labels(batch)
         return torch.arange(len(labels_N), device=labels_N.device)
 
@@ -283,8 +283,8 @@ class TaskLearner(BaseLearner):
         return {self.term: self.scores(self.outputs(batch, 0), batch)}
 
     def uncertainty(self, outputs: Tensor, batch: Batch) -> Tensor:
-        """(N,) the normalized entropy of each document's prediction; for several predictions, the maximum. Raises
-        TypeError for kinds without classes."""
+        """Returns (N,): the normalized entropy of each document's prediction; for several predictions, the maximum.
+        Raises TypeError for kinds without classes."""
         raise TypeError(f"the predictions of {type(self).__name__} have no entropy")
 
     def calibrate(self, rows: Rows, predictions: Sequence[Prediction]) -> None:  # noqa: B027 most kinds tune nothing
@@ -305,7 +305,7 @@ class TaskLearner(BaseLearner):
         return data.rows[self.config.name]
 
     def parts_of(self, rows: Rows, examples: Examples) -> np.ndarray:
-        """(N,) the number of parts of each row, counted in the plan of the examples."""
+        """Returns (N,): the number of parts of each row, counted in the plan of the examples."""
         return np.bincount(examples.plan(0).rows["row"], minlength=len(rows))
 
     def inspector(self, examples: Any, max_length: int) -> TaskInspector:

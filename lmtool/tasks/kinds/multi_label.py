@@ -59,7 +59,7 @@ class MultiLabel(WindowedKind):
         return rows, words
 
     def decoded_labels(self, values: Sequence[object], origin: Origin) -> np.ndarray:
-        """(N, C) float32."""
+        """Returns (N, C) float32."""
         rows, words = self._classes(values)
         labels_NC = np.zeros((len(values), len(self.classes)), dtype=np.float32)
         labels_NC[rows, class_numbers(self.config, self.classes, words, [origin[row] for row in rows])] = 1
@@ -132,7 +132,7 @@ class MultiLabelLearner(SequenceLearner, ClassLearner):
         return super().predicted(head, logits, batch)
 
     def scores(self, outputs: Tensor, batch: Batch) -> Scores:
-        """Plain binary cross entropies, and decisions at a probability of 0.5."""
+        """Returns plain binary cross entropies, and decisions at a probability of 0.5."""
         labels_NC = self.labels(batch)
         documents = self.documents(batch).repeat_interleave(labels_NC.shape[1])
         losses_NC, decisions_NC = binary_losses(outputs, labels_NC), outputs >= 0

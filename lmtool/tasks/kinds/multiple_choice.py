@@ -46,7 +46,8 @@ class MultipleChoice(OneClassKind, TextKind):
         return self.config.text[: -self.config.choices]
 
     def decoded_labels(self, values: Sequence[object], origin: Origin) -> np.ndarray:
-        """(N,) the numbers of the correct choices. values: names of the choices' columns, or their numbers from 0."""
+        """Returns (N,): the numbers of the correct choices. values: names of the choices' columns, or their numbers
+        from 0."""
         return class_numbers(self.config, self.classes, values, origin)
 
     def groups(self, rows: Rows) -> Sequence[object]:
@@ -163,7 +164,7 @@ class MultipleChoiceLearner(SequenceLearner, ClassLearner):
         return []  # a row is several texts
 
     def _choices(self, outputs_N1: Tensor) -> Tensor:
-        """(G, K) scores; the choices of a row are adjacent."""
+        """Returns (G, K): scores; the choices of a row are adjacent."""
         return outputs_N1.reshape(-1, self.config.choices)
 
     def documents(self, batch: Batch) -> Tensor:

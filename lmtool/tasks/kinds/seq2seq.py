@@ -83,7 +83,7 @@ class Seq2Seq(TextKind):
         return [targets[0] for targets in rows.labels or ()]
 
     def predicted_rows(self, rows: Rows) -> Rows:
-        """One row per source."""
+        """Returns one row per source."""
         return by_source(rows)
 
     def learner(self, backbone: Backbone, tokenizer: Tokenizer, seed: int) -> Seq2SeqLearner:
@@ -185,7 +185,7 @@ class Seq2SeqLearner(TextLearner):
         }
 
     def answers(self, rows: Rows, inference: Inference) -> Answers:
-        """One record for each row. Rows with the same source share one generated text."""
+        """Returns one record for each row. Rows with the same source share one generated text."""
         answers = super().answers(rows, inference)
         name = self.config.text[0]
         texts = {record[name]: record for record in answers.records}

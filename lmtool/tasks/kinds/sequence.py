@@ -120,7 +120,7 @@ class DomainClassifier(nn.Module):
         self.output = nn.Linear(hidden, 2)
 
     def forward(self, features_MH: Tensor) -> Tensor:
-        """(M, H) to (M, 2)."""
+        """Maps (M, H) to (M, 2)."""
         return self.output(F.relu(self.dense(features_MH)))
 
 
@@ -138,7 +138,7 @@ class _Reversal(torch.autograd.Function):
 
 
 def _covariance(features_NH: Tensor) -> Tensor:
-    """(H, H) the covariance of the features; zero for a single text."""
+    """Returns (H, H): the covariance of the features; zero for a single text."""
     centred_NH = features_NH - features_NH.mean(0)
     return centred_NH.T @ centred_NH / max(len(features_NH) - 1, 1)
 
@@ -170,7 +170,7 @@ class PairedExamples:
         return combine([(self.term, source), (TARGET, target)])
 
     def metadata(self) -> JsonObject:
-        """Metadata of the task's texts. Lengths are those of source and target together."""
+        """Returns metadata of the task's texts. Lengths are those of source and target together."""
         metadata = {**self.source.metadata(), **self.plan(0).metadata()}
         return {**metadata, "target_examples": len(self.target.plan(0))}
 
@@ -254,7 +254,7 @@ class SequenceLearner(TaskLearner):
         return super().labels(dict(batch.members)[self.term] if isinstance(batch, MixedBatch) else batch)
 
     def outputs(self, batch: Batch, step: int) -> Tensor:
-        """(N, C) outputs of the head."""
+        """Returns (N, C): outputs of the head."""
         rng = self.dropout_rng(batch, step)
         return self._of_features(self._pooled(self._summary(batch, rng)), batch, rng)
 
@@ -301,30 +301,30 @@ class SequenceLearner(TaskLearner):
         return super().baseline_loss(batches, predictors) + more
 
     def _predicting(self, batch: Batch) -> Tensor:
-        """(M,) the flat indices, on the host, of the tokens from which the next token of the text is predicted. The
-        next token must be in the language model's vocabulary."""
+        """Returns (M,): the flat indices, on the host, of the tokens from which the next token of the text is
+        predicted. The next token must be in the language model's vocabulary."""
         inputs = batch.host.inputs
         has_next_T = (inputs.tokens < self.backbone.config.vocab_size).roll(-1)
         has_next_T[summary_index(inputs, "last")] = False
         return has_next_T.nonzero()[:, 0]
 
     def _pooled(self, summary_NH: Tensor) -> Tensor:
-        """(N, H) the inputs of the head."""
+        """Returns (N, H): the inputs of the head."""
         return self.heads["pooler"](summary_NH) if self.form.pooled else summary_NH
 
     def _of_features(self, features_NH: Tensor, batch: Batch, rng: DropoutRng | None) -> Tensor:
-        """(N, C) the outputs of the head for features of texts."""
+        """Returns (N, C): the outputs of the head for features of texts."""
         return self.heads[self.term](features_NH, None if rng is None else self.head_rng(rng, batch, self._at(batch)))
 
     def _summary(self, batch: Batch, rng: DropoutRng | None) -> Tensor:
-        """(N, H) one vector for each text: the hidden state of one token, which is then all that the last layer
-        computes, or the mean or maximum over the text."""
+        """Returns (N, H): one vector for each text: the hidden state of one token, which is then all that the last
+        layer computes, or the mean or maximum over the text."""
         if self.form.pooling in ("mean", "max"):
             return summary(self.hidden_of(batch, rng), self._read(batch), self.form.pooling)
         return self.hidden_of(batch, rng, self._at(batch))
 
     def _at(self, batch: Batch) -> Tensor:
-        """(N,) the flat index of the token that represents each text."""
+        """Returns (N,): the flat index of the token that represents each text."""
         return summary_index(self._read(batch), "last" if self.form.pooling == "last" else "first")
 
     @staticmethod

@@ -103,7 +103,7 @@ class SpanExamples(TaskExamples):
         self._plan = self.planned(packed_E, row=row_E, part=np.zeros_like(row_E), start=start_E, length=retained_E)
 
     def _tokens(self, rows: Rows, name: str) -> np.ndarray:
-        """(E, 2) the first and the last token of each row's span in a column."""
+        """Returns (E, 2): the first and the last token of each row's span in a column."""
         tokens_E2 = np.empty((len(rows), 2), dtype=np.int64)
         for row, (start, end) in enumerate(rows.columns[name]):
             tokens_E2[row] = first, last = self._texts.tokens_of(row, start, end)
@@ -144,7 +144,7 @@ class SpanClassificationLearner(ClassLearner):
         return SpanExamples(self, self.rows(data), max_length, data.split)
 
     def outputs(self, batch: Batch, step: int) -> Tensor:
-        """(N, C) class scores."""
+        """Returns (N, C): class scores."""
         rng, target = self.dropout_rng(batch, step), batch.targets[self.term]
         assert target.span is not None
         spans_ND = span_vectors(self.hidden_of(batch, rng), target.span).reshape(len(batch.inputs.lengths), -1)

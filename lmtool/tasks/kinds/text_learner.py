@@ -132,7 +132,7 @@ class TextPairs(TaskExamples):
         self._plan = self.planned(lengths_E, row=row_E, part=np.zeros_like(row_E))
 
     def _capacities(self, layout: PairFormat) -> tuple[int, int]:
-        """Maximum tokens of a source and of a target, without special tokens."""
+        """Returns the maximum tokens of a source and of a target, without special tokens."""
         special_count, max_target = self.template.special_count, self.config.target_tokens
         if self.two_stacks:
             source = layout.max_length - special_count
@@ -216,7 +216,8 @@ class TextPairInspector(TaskInspector):
 
 
 def first_predictions(packed: Packed, at_M: Tensor) -> Tensor:
-    """(N,) the first predicting position of each document. at_M: the flat indices of all predicting positions."""
+    """Returns (N,): the first predicting position of each document. at_M: the flat indices of all predicting
+    positions."""
     ends_N = torch.full((len(packed.lengths),), len(packed.tokens))
     return ends_N.scatter_reduce(0, packed.documents[at_M], at_M, "amin")
 
@@ -252,7 +253,7 @@ class TextLearner(TaskLearner):
         return backbone.longest_answer if isinstance(backbone, EncoderDecoder) else backbone.longest_text
 
     def pair_format(self, max_length: int) -> PairFormat:
-        """How pairs become batches of this backbone."""
+        """Returns how pairs become batches of this backbone."""
         return PairFormat(self.writing, self.tokenizer, self.backbone.config, max_length, self.longest_answer)
 
     def pairs(self, rows: Rows) -> Rows:
@@ -263,7 +264,7 @@ class TextLearner(TaskLearner):
         return TextPairs(self.pair_format(max_length), self.pairs(self.rows(data)), data.split)
 
     def outputs(self, batch: Batch, step: int) -> Tensor:
-        """(M, H) hidden states at the predicting positions."""
+        """Returns (M, H): hidden states at the predicting positions."""
         read_M = indices_of(batch, self.term) if batch.outputs is None else None
         return self.hidden_of(batch, self.dropout_rng(batch, step), read_M)
 
@@ -308,7 +309,8 @@ class TextLearner(TaskLearner):
         return replace(batch, inputs=changed) if batch.outputs is None else replace(batch, outputs=changed)
 
     def _stepwise(self, host: Batch, packed: Packed, predicted_T: Tensor) -> Tensor:
-        """(T,) the target tokens, on the host, with those selected by `predicted_T` replaced by predictions."""
+        """Returns (T,): the target tokens, on the host, with those selected by `predicted_T` replaced by
+        predictions."""
         first_N = first_predictions(packed, indices_of(host, self.term))
         started = [int(first) + 1 - start for first, start in zip(first_N, packed.starts, strict=True)]
         texts, predicted = packed.tokens.split(packed.lengths), predicted_T.split(packed.lengths)

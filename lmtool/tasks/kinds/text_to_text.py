@@ -119,7 +119,7 @@ class TextToTextLearner(TextLearner):
         return replace(rows, columns={"source": sources(self.term, rows)}, labels=self.references(rows))
 
     def outputs(self, batch: Batch, step: int) -> Tensor:
-        """(M, H) the hidden states at the predicting positions; (0, H) if there are no labels."""
+        """Returns (M, H): the hidden states at the predicting positions; (0, H) if there are no labels."""
         if self.term in batch.targets:
             return super().outputs(batch, step)
         return torch.zeros(0, self.backbone.hidden_size, device=batch.inputs.tokens.device)
@@ -132,7 +132,7 @@ class TextToTextLearner(TextLearner):
         return [(self.kind.parsed(text) or self.kind.wrong)._replace(text=text) for text in texts]
 
     def _prompts(self, batch: Batch) -> list[list[int]]:
-        """For each document, the tokens that the model reads before it writes the label."""
+        """Returns, for each document, the tokens that the model reads before it writes the label."""
         packed = batch.inputs
         lengths = torch.tensor(packed.lengths)
         if batch.outputs is None and self.term in batch.targets:

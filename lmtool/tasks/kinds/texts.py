@@ -80,7 +80,7 @@ class Windows:
 
 
 def windows(lengths: np.ndarray, capacity: int | np.ndarray, overlap: int | np.ndarray = 0) -> Windows:
-    """Overlapping windows of E texts.
+    """Returns overlapping windows of E texts.
 
     If two windows share a token, its prediction comes from the one where it is farther from the edge: the boundary is
     the middle of the overlap (the maximum context of Devlin et al. 2019, `run_squad.py`). The last window ends with its

@@ -97,8 +97,8 @@ def to_bio(tags: Sequence[str], scheme: str) -> list[str]:
 
 
 def continuation_tags(labels: Sequence[str], scheme: str) -> list[int]:
-    """For each tag, the tag that the later tokens of its word learn: for a B, the I of the same type if there is one;
-    otherwise the same tag."""
+    """Returns, for each tag, the tag that the later tokens of its word learn: for a B, the I of the same type if there
+    is one; otherwise the same tag."""
     number = {label: index for index, label in enumerate(labels)}
     if scheme == "none":
         return list(number.values())
@@ -246,12 +246,12 @@ class TokenLearner(ClassLearner):
         return TaggedWindows(self.rows(data), layout, self.term, data.split, later)
 
     def outputs(self, batch: Batch, step: int) -> Tensor:
-        """(M, C) tag scores."""
+        """Returns (M, C): tag scores."""
         rng, at_M = self.dropout_rng(batch, step), self._indices(batch)
         return self.heads[self.term](self.pooled(self.hidden_of(batch, rng, at_M)), self.head_rng(rng, batch, at_M))
 
     def _indices(self, batch: Batch) -> Tensor:
-        """(M,) flat indices of the predicting tokens."""
+        """Returns (M,): flat indices of the predicting tokens."""
         at_M = batch.targets[self.term].at
         assert at_M is not None
         return at_M
@@ -264,7 +264,8 @@ class TokenLearner(ClassLearner):
         return unsure_N.scatter_reduce(0, self.documents(batch), normalized_entropy(outputs), "amax")
 
     def parts(self, outputs: Tensor, batch: Batch) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """For each window, the indices of its words in order, their best tags, and the probabilities of these tags."""
+        """Returns, for each window, the indices of its words in order, their best tags, and the probabilities of these
+        tags."""
         word_M = batch.inputs.columns[WORD][self._indices(batch)].cpu().numpy()
         fraction_M, tag_M = (values.cpu().numpy() for values in outputs.float().softmax(-1).max(-1))
         first_M = word_M >= 0  # later tokens predict in training only

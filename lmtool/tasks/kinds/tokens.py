@@ -189,7 +189,7 @@ class TokenClassification(TaskKind):
         return values
 
     def _both(self, rows: Rows, predictions: Sequence[Prediction]) -> tuple[np.ndarray, np.ndarray]:
-        """(M,) gold and (M,) predicted tags; each word is predicted once."""
+        """Returns (M,): gold and (M,) predicted tags; each word is predicted once."""
         lengths = _lengths(rows.labels)
         predicted = values_of(predictions)
         if not np.array_equal(lengths, _lengths(predicted)):
@@ -215,7 +215,7 @@ class TokenClassification(TaskKind):
         return [self.classes[tag] for tag in value] if isinstance(value, list) else self.classes[value]
 
     def line(self, record: JsonMapping) -> str:
-        """Words, each followed by its tag unless outside of an entity."""
+        """Returns words, each followed by its tag unless outside of an entity."""
         words = zip(record[self.config.text[0]], record["prediction"], strict=True)
         return " ".join(word if tag == "O" else f"{word}/{tag}" for word, tag in words)
 
@@ -236,7 +236,7 @@ class TokenClassification(TaskKind):
 
 
 def flat(sentences: Label) -> np.ndarray:
-    """(M,) int64: the tags of all sentences."""
+    """Returns (M,) int64: the tags of all sentences."""
     return np.fromiter(chain.from_iterable(sentences), dtype=np.int64)
 
 

@@ -57,7 +57,7 @@ class Auxiliary:
         self._masking, self._vocabulary = MlmConfig(), Vocabulary.from_tokenizer(pattern.tokenizer)
 
     def sampled(self, row_E: np.ndarray, epoch: int) -> np.ndarray:
-        """(E,) the index of the auxiliary text that accompanies each row in an epoch."""
+        """Returns (E,): the index of the auxiliary text that accompanies each row in an epoch."""
         uniform_E = random_streams.uniform_at(self.seed, "sample", epoch + 1, row_E, np.full(len(row_E), _AUXILIARY))
         return (uniform_E * len(self.lengths)).astype(np.int64)
 
@@ -116,8 +116,8 @@ class Demonstrations:
                 self._indices.setdefault(row, []).append((number, index))
 
     def own_indices(self, rows: Rows) -> np.ndarray:
-        """(E, C) the index of each row's own text among the available rows of each class; the size of the class if the
-        text is not among them."""
+        """Returns (E, C): the index of each row's own text among the available rows of each class; the size of the
+        class if the text is not among them."""
         own_EC = np.tile(self._counts_C, (len(rows), 1))
         for row, texts in enumerate(zip(*rows.columns.values(), strict=True)):
             for number, index in self._indices.get(texts, ()):
@@ -153,7 +153,7 @@ class Demonstrations:
 
 
 def text_keys(rows: Rows) -> np.ndarray:
-    """(E,) int64 hash of each row's texts."""
+    """Returns (E,) int64 hash of each row's texts."""
     texts = ("\0".join(row).encode() for row in zip(*rows.columns.values(), strict=True))
     digests = b"".join(hashlib.blake2b(text, digest_size=8).digest() for text in texts)
     return np.frombuffer(digests, dtype="<i8").astype(np.int64)

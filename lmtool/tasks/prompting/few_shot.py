@@ -259,8 +259,8 @@ class FewShot:
         return self.scorer.score(questions[0].shared, [question.own for question in questions], answers)
 
     def _prior(self, prompts: Prompts, shown: int, candidates: Sequence[Sequence[str]]) -> list[np.ndarray]:
-        """For each row, (C,) the relative probabilities of its candidates after content-free inputs, averaged over the
-        inputs."""
+        """Returns, for each row, (C,) the relative probabilities of its candidates after content-free inputs, averaged
+        over the inputs."""
         texts = list(dict.fromkeys(text for row in candidates for text in row))
         index = {text: number for number, text in enumerate(texts)}
         sums = []

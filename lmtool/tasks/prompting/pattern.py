@@ -128,7 +128,7 @@ class PatternTexts:
         self.lengths = np.array([text.lengths for text in self.texts], dtype=np.int64).reshape(-1, len(rows))
 
     def cells(self, rows_N: np.ndarray, lengths_KN: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
-        """For each column, the ids of these rows, truncated to the (K, N) lengths, and the lengths."""
+        """Returns, for each column, the ids of these rows, truncated to the (K, N) lengths, and the lengths."""
         return [(text.read(rows_N, lengths), lengths) for text, lengths in zip(self.texts, lengths_KN, strict=True)]
 
 
