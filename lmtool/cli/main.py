@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from lmtool import __version__, errors
@@ -94,9 +94,14 @@ def _runner(verb: str) -> Callable[..., Any]:
 
     with _without_collection():
         runner: Callable[..., Any] = imported(VERBS[verb].function)
-    if not gc.get_freeze_count():
-        gc.freeze()  # modules are never freed: checking all of torch's takes 0.2 s
+    _freeze_modules()
     return runner
+
+
+@cache
+def _freeze_modules() -> None:
+    """Excludes modules from garbage collection, once: they are never freed, and checking all of torch's takes 0.2 s."""
+    gc.freeze()
 
 
 def run(verb: str, config: CommandConfig) -> object:

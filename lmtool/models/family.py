@@ -179,7 +179,7 @@ class HFFormat:
         return {"model_type": self.model_type, **section, **repeated, **self.constant}
 
     def from_hf_config(self, data: Mapping[str, object]) -> JsonObject:
-        """Returns the `model` section for a config.json. Raises UserError for a variant that lmtool does not support."""
+        """Returns the `model` section for a config.json. Raises UserError if lmtool does not support the variant."""
         allowed = {**{key: (value,) for key, value in self.constant.items()}, **self.allowed}
         section = sizes(data, self.fields, self.defaults)
         for key, other in self.repeats.items():

@@ -143,8 +143,8 @@ def _length(frame: bytes) -> int:
 def process_group(device: torch.device) -> Iterator[ProcessGroup]:
     """The group that this process was started in; a single process if the environment names no others.
 
-    device: where this process computes. Raises UserError if torch lacks the backend, the rendezvous port is in use, or not
-    all processes arrive within TIMEOUT.
+    device: the device on which this process computes. Raises UserError if torch lacks the backend, the rendezvous port
+    is in use, or not all processes arrive within TIMEOUT.
     """
     process = rank_info(os.environ)
     if process.size == 1:

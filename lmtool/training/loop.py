@@ -202,8 +202,8 @@ def score(
     learner: nn.Module, evaluate: Evaluate, settings: TrainingSettings, progress: Progress, rows: RowWriter,
     health: Health, data: Step, group: ProcessGroup = ALONE,
 ) -> None:  # fmt: skip
-    """Evaluates the model, writes the row of metrics.jsonl, and updates the best score and patience. Raises Diverged if outputs are
-    not finite or the loss has exploded."""
+    """Evaluates the model, writes the row of metrics.jsonl, and updates the best score and patience. Raises Diverged if
+    outputs are not finite or the loss has exploded."""
     started = time.perf_counter()
     learner.eval()
     try:

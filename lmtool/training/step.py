@@ -211,7 +211,7 @@ def apply_gradients(
     parameters: Sequence[nn.Parameter],
     clip_norm: float | None,
 ) -> Tensor:
-    """Clips the gradients, takes a step, and removes the gradients. Returns their norm before clipping, on the device."""
+    """Clips the gradients, takes a step, and removes the gradients. Returns the norm before clipping, on the device."""
     if scaler is not None:
         scaler.unscale_(optimizer)
     norm = gradient_norm(parameters, clip_norm)
