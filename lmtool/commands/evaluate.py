@@ -74,8 +74,8 @@ def run(config: EvaluateConfig) -> JsonObject:
 
 @dataclass(frozen=True)
 class TaskScores:
-    """The scores of a checkpoint on a task's splits. constant: from `BaseLearner.baseline`. metric: the score that
-    selects checkpoints."""
+    """The scores of a checkpoint on a task's splits. constant: the scores from `BaseLearner.baseline`. metric: the
+    score that selects checkpoints."""
 
     title: str
     evaluations: SplitEvaluations

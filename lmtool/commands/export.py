@@ -126,7 +126,7 @@ def warn_of(published: HFFolder, ignored: Sequence[str], offline: bool) -> None:
 def print_comparison(
     heading: str, comparison: CheckpointComparison, left_out: tuple[str, ...] = (), parity_report: Parity | None = None
 ) -> None:
-    """Prints a comparison. parity_report: of the outputs of transformers."""
+    """Prints a comparison. parity_report: the comparison with the outputs of transformers."""
     output = Output()
     output.line(heading)
     rows_of_transformers = [] if parity_report is None else [parity_report.row()]

@@ -71,8 +71,7 @@ THERE, FETCHED, MISSING = "was there", "fetched", "missing"
 
 @dataclass(frozen=True)
 class Need:
-    """A source that a run reads from the network. name: as typed. read(offline) returns its known files, or raises
-    Raises UserError if it is not available."""
+    """A source that a run reads from the network. name: the name as typed. read(offline) returns its known files, or raises UserError if it is not available."""
 
     name: str
     read: Callable[[bool], Iterable[Path]]

@@ -46,7 +46,7 @@ WARM_UP, STEPS = 2, 5
 @dataclass(frozen=True)
 class Measurements:
     """Measurements of a few steps. step_seconds: median, without loading, evaluation and saving. tokens: per step.
-    metadata: of the loader. peak_bytes: of the process, or of the device."""
+    metadata: the loader's metadata. peak_bytes: the peak memory of the process, or of the device."""
 
     step_seconds: float
     tokens: float
@@ -179,7 +179,7 @@ def _plan_of(
     device: PlannedDevice,
     metadata: JsonMapping | None,
 ) -> RunPlan:
-    """Returns the plan. epoch_tokens: tokens of an epoch. metadata: of a loader that read the text."""
+    """Returns the plan. epoch_tokens: tokens of an epoch. metadata: the metadata of a loader that has read the text."""
     if isinstance(config, PretrainConfig) and config.phases:
         by_phase = [_assumed(form, epoch_tokens, form.objective.predicted_fraction) for form in config.forms]
         plan = plan_in_phases(config, learner, by_phase, device)[0]

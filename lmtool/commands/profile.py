@@ -109,7 +109,7 @@ def _folder(typed: str | None, stem: str) -> Iterator[Path]:
 
 
 def _profile(config: PretrainConfig | FinetuneConfig, steps: int, folder: Path) -> StepProfile:
-    """Trains the run of a configuration for a few steps. folder: for the trace."""
+    """Trains the run of a configuration for a few steps. folder: the folder for the trace."""
     try:
         # The temporary run is in the profile's folder, so that it uses the same disk.
         with temporary_session(config, folder) as session:

@@ -52,7 +52,7 @@ def main(words: list[str]) -> int:
 
 @dataclass(frozen=True)
 class RunLine:
-    """A run or a sweep. written: last modification of a file, in seconds since 1970. size: in bytes."""
+    """A run or a sweep. written: last modification of a file, in seconds since 1970. size: the size in bytes."""
 
     name: str
     written: float

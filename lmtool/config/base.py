@@ -23,7 +23,7 @@ class Auto:
 
     sources: "checkpoint" or "teacher" (the section of that name in their saved configuration), "SECTION.METHOD.KEYS" (a
     method of another, already resolved section, and the keys of its result), or the data of a section.
-    hint: for the error if no source exists. implied: a null section, or one without a name, counts as `auto`.
+    hint: the hint of the error if no source exists. implied: a null section, or one without a name, counts as `auto`.
     agrees: a typed section must be equal to the checkpoint's, except for the `free_fields` of its class.
     """
 

@@ -216,7 +216,7 @@ Check = Callable[..., Iterable[Problem]]
 
 @dataclass(frozen=True)
 class Rule:
-    """A check of a command's configuration. running: for real runs only, not for `lmtool plan`."""
+    """A check of a command's configuration. running: whether the rule applies to runs only, not to `lmtool plan`."""
 
     command: type[Config]
     needs: tuple[str, ...]

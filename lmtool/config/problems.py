@@ -159,8 +159,8 @@ def missing(command: type[Config], keys: list[str], data: JsonObject) -> list[Pr
 
 
 def unknown_choice(group: str, key: str, given: str, offered: tuple[str, ...] | None = None) -> Problem:
-    """Returns the problem of a name that its group does not have. key: as on the command line; members of a list are
-    typed by name."""
+    """Returns the problem of a name that its group does not have. key: the key as on the command line; members of a
+    list are typed by name."""
     offered = names(group) if offered is None else offered
     typed = "" if key.endswith(".members") else f"{key}="
     close = aliases.of_value(group, given) or _inside(given, offered) or nearest(given, offered)

@@ -91,8 +91,8 @@ class Scorer(ABC):
     def outputs(self, batch: Batch) -> object:
         """Runs the learner on a batch, and returns plain data and tensors on the host. Does not change the scorer.
 
-        `evaluate` calls this method in evaluation mode, without gradients and under autocast. batch: on the learner's
-        device.
+        `evaluate` calls this method in evaluation mode, without gradients and under autocast. batch: the batch, on the
+        learner's device.
         """
 
     @abstractmethod

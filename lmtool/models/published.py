@@ -67,8 +67,8 @@ def expect(data: Mapping[str, object], family: str, **allowed: tuple[Any, ...]) 
 
 
 def require_positions(config: TransformerConfig, kind: str, title: str) -> None:
-    """Raises UserError if transformers has another kind of positions for the family. kind: in transformers. title: the
-    family's name."""
+    """Raises UserError if transformers has another kind of positions for the family. kind: the kind of positions in
+    transformers. title: the family's name."""
     if config.positions.name != kind:
         raise UserError(
             f"model.positions={config.positions.name}: {title} in transformers has {kind} positions",

@@ -117,7 +117,7 @@ _MANY = 0.5
 
 
 def only(x_TH: Tensor, read_M: Tensor | None) -> Tensor:
-    """Returns (M, H): the states of the tokens with the indices `read_M`; None: of all tokens."""
+    """Returns (M, H): the states of the tokens with the indices `read_M`; None means all tokens."""
     return x_TH if read_M is None else x_TH.index_select(0, read_M)
 
 

@@ -143,8 +143,8 @@ def block_attention(
     rate: float,
     rng: DropoutRng | None,
 ) -> Tensor:
-    """Returns the result of `attend` for a `Blocks` mask, (T, A, D). layout: of documents to themselves. rate: fraction
-    of the weights dropped by `rng`."""
+    """Returns the result of `attend` for a `Blocks` mask, (T, A, D). layout: the self-attention of documents. rate:
+    fraction of the weights dropped by `rng`."""
     heads, dtype = q_TAD.shape[1], q_TAD.dtype
     plan = layout.plans.get(heads)
     if plan is None:
@@ -180,7 +180,7 @@ class BlockTile(MaskedRows):
     prefix: Tensor | None
 
     def seen_keys(self, units_UX: Tensor, x_SAD: Tensor) -> Tensor:
-        """Returns (R, A, K, D): keys or values, those of a prefix first. x_SAD: of the tokens."""
+        """Returns (R, A, K, D): keys or values, those of a prefix first. x_SAD: the keys or values of the tokens."""
         # Several rows may read a unit, so its gradients are summed.
         seen = units_UX.index_select(0, self.keys).view(len(self.query_RL), x_SAD.shape[1], -1, x_SAD.shape[2])
         if self.prefix is None:
@@ -191,8 +191,8 @@ class BlockTile(MaskedRows):
 
 @dataclass(frozen=True)
 class BlockPlan:
-    """size: of a block. queries, keys: index of the tokens in the blocks. units: index of the query units in the
-    tiles."""
+    """size: the number of tokens in a block. queries, keys: index of the tokens in the blocks. units: index of the
+    query units in the tiles."""
 
     size: int
     queries: TileIndex

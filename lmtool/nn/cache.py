@@ -1,4 +1,4 @@
-"""What a model remembers of earlier tokens: a decoder's cache, and state carried along joined text."""
+"""The memory of earlier tokens: a decoder's cache of keys and values, and state carried along joined text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lmtool.nn.layout import Causal, Layout, Mask, PrefixLM, Recent
 from lmtool.nn.prefix import LayerPrefix
 from lmtool.types import Lanes, Packed, Segments, send
 
-# A decoder's keys and values of earlier tokens, per layer, so that a new token costs one token.
+# The keys and values of earlier tokens in each layer of a decoder, so that a new token costs one token.
 #
 # Keys are stored as one row of tokens per document, with spare capacity. New tokens of empty documents attend to each
 # other without a copy. In the common step, with one new token per document, the rows are read unchanged: the mask hides
@@ -30,10 +30,10 @@ _GROWTH = 64
 class Cache:
     """A cache for `documents` texts of at most `capacity` tokens, without gradients.
 
-    ahead: prefix positions before each text, on top of the capacity. lengths: tokens read of each text. room: positions
-    allocated per row. fresh: whether the latest tokens are the first of all texts. layers: what each layer caches,
-    passed in its context; new_layer builds one from the cache, None for keys and values. It has `select(rows_R)` and
-    `accumulates`, as `LayerCache` does.
+    ahead: prefix positions before each text, in addition to the capacity. lengths: the number of tokens read of each
+    text. room: positions allocated per row. fresh: whether the latest tokens are the first of all texts. layers: the
+    cache of each layer, which is passed in the layer's context. new_layer: builds the cache of a layer, with the
+    methods of `LayerCache`; None for keys and values.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class LayerCache:
         self._keys_NCAD = self._written(self._keys_NCAD, k_TAD)
         self._values_NCAD = self._written(self._values_NCAD, v_TAD)
         if prefix is not None:
-            # Once, since rows that grow or are chosen keep it.
+            # Only once: rows that grow or are selected retain the prefix.
             self._keys_NCAD[:, : self._cache.ahead], self._values_NCAD[:, : self._cache.ahead] = prefix.heads(k_TAD)
         if self._cache.fresh:
             return (k_TAD, v_TAD) if prefix is None else prefix.before(k_TAD, v_TAD)
@@ -132,22 +132,22 @@ class LayerCache:
             self._values_NCAD = self._values_NCAD.index_select(0, rows_R)
 
 
-# State that a model carries between segments of joined text: a recurrent state or a memory.
+# The state that a model carries between segments of joined text: a recurrent state or a memory.
 #
 # Shape letters: N documents of a batch, L lanes.
 
 
 State = dict[str, Tensor]
-"""By name a tensor whose first dimension counts documents, or lanes."""
+"""Tensors by name. The first dimension counts documents or lanes."""
 
 
 @dataclass
 class Carried:
     """The state before and after one forward, for the N documents of its batch in order.
 
-    before: state before each document, without gradient. read: on the host, how many tokens of its lane come before
-    each document; 0 if the lane starts, with the initial state. after: state after each document, of the same shapes,
-    set by the forward.
+    before: state before each document, without gradient. read: the number of tokens of its lane before each document,
+    on the host; 0 if the lane starts, with the initial state. after: state after each document, of the same shapes, set
+    by the forward.
     """
 
     before: State

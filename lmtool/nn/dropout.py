@@ -185,7 +185,7 @@ class DropoutRng(Protocol):
 
 
 def select_rng(rng: DropoutRng | None, read_M: Tensor | None) -> DropoutRng | None:
-    """Returns the generator of the tokens with the indices `read_M`; None: of all tokens."""
+    """Returns the generator of the tokens with the indices `read_M`; None means all tokens."""
     return rng if rng is None or read_M is None else rng.rows(read_M)
 
 

@@ -96,7 +96,7 @@ def _adapter_input(
 class BottleneckAdapter(AdapterSlot):
     """A bottleneck with an activation, added to the sublayer's output (Houlsby et al. 2019, 2.1).
 
-    scale: of the added term; None: learned, starting at 1.
+    scale: the factor of the added term; None: learned, starting at 1.
     """
 
     def __init__(

@@ -287,7 +287,8 @@ def _flat(numbers: list[np.ndarray]) -> Tensor:
 def _added(
     layout: Layout, rows_R: np.ndarray, positions_RL: np.ndarray, real_RK: np.ndarray, heads: int
 ) -> Tensor | None:
-    """Returns the mask as a term added to a tile's scores, (R*A or 1, L or 1, K). positions_RL: of the queries."""
+    """Returns the mask as a term added to a tile's scores, (R*A or 1, L or 1, K). positions_RL: the positions of the
+    queries."""
     seen_1K, real_R1K = torch.arange(real_RK.shape[1])[None], torch.from_numpy(real_RK)[:, None]
     allow = layout.mask.allow(torch.from_numpy(positions_RL)[:, :, None], seen_1K[:, None], torch.from_numpy(rows_R))
     # A causal mask hides the padding, which comes last.

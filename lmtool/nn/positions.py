@@ -37,8 +37,8 @@ Turns = tuple[Tensor, Tensor]
 class PositionSizes:
     """Sizes of a stack, for its positions.
 
-    max_positions: longest sequence in tokens. hidden_size: H. num_heads: A. head_size: D. causal: whether tokens attend
-    only to earlier ones. offset: rows of a learned table before position 0 (RoBERTa and BART: 2).
+    max_positions: the maximum length of a sequence in tokens. hidden_size: H. num_heads: A. head_size: D. causal:
+    whether tokens attend only to earlier ones. offset: rows of a learned table before position 0 (RoBERTa and BART: 2).
     """
 
     max_positions: int
@@ -53,15 +53,15 @@ class Position(nn.Module):
     """No positions: the base of every kind. Positions count from 0 within the document."""
 
     scores: ClassVar[bool] = False
-    """Whether `score` adds to the attention scores; the variable-length kernels cannot, so they are passed by then."""
+    """Whether `score` adds to the attention scores, which the variable-length kernels cannot do."""
     weighs: ClassVar[bool] = False
-    """Whether `value` adds to the attention's result; it needs the weights, which no fused kernel gives."""
+    """Whether `value` adds to the attention's result, which needs the weights; no fused kernel returns them."""
     ends: ClassVar[bool] = False
     """Whether there is a last position."""
 
     def check(self, longest: int, virtual: int = 0) -> None:
-        """Raises UserError for documents longer than the kind supports. longest: in tokens, `virtual` of them
-        virtual."""
+        """Raises UserError for documents longer than the kind supports. longest: the length of the longest document in
+        tokens, `virtual` of which are virtual."""
 
     def embed(self, x_TH: Tensor, positions_T: Tensor) -> Tensor:
         """Adds to the token vectors (learned, sinusoidal)."""

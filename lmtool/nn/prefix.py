@@ -67,7 +67,7 @@ class KeyPrefix(nn.Module):
 
 
 def in_front(segments: Segments, count: int) -> Tensor:
-    """Returns (S,): for each position of the documents with `count` prefix rows before each that has tokens: its row
+    """Returns for each position of the documents, with `count` prefix rows before each that has tokens, its row (S,)
     among prefix and tokens, concatenated."""
     lengths = torch.tensor(with_prefix(segments, count).lengths, dtype=torch.int64)
     first_S = (lengths.cumsum(0) - lengths).repeat_interleave(lengths)

@@ -116,8 +116,8 @@ class LstmCell(nn.Module):
         self.bias[self.cell_size : 2 * self.cell_size] = 1.0
 
     def forward(self, x_TI: Tensor, steps: Lockstep, state: State | None = None) -> tuple[Tensor, State]:
-        """Returns (T, P): outputs, and the states after the last token of each text. state: before the first token;
-        None for zeros. An empty text keeps its state."""
+        """Returns (T, P): outputs, and the states after the last token of each text. state: the state before the first
+        token; None for zeros. An empty text keeps its state."""
         gates_TG = F.linear(x_TI, self.weight_ih, self.bias).index_select(0, steps.tokens_T)
         # Sums over many steps stay in full precision, whatever the type of the products.
         kind = torch.promote_types(gates_TG.dtype, torch.float32)

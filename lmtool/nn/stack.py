@@ -99,12 +99,12 @@ def _each(takers: Iterable[AttentionObserver], *arguments: Any) -> None:
 
 @dataclass(frozen=True)
 class StackState:
-    """Texts after the embedding, and what the layers need to know about them.
+    """The texts after the embedding, as the layers read them.
 
-    x_TH: their states. packed, positions_T, rng: of all tokens, virtual ones included. position: what the stack's
-    attention knows about positions. cache: of earlier tokens. batch_T: indices of the batch's tokens among all; None if
-    they are the same. ahead: positions of a prefix or a memory before each text. memories: (N, F, H) for each layer,
-    the states before each text; None if there are none.
+    x_TH: their states. packed, positions_T, rng: all tokens including virtual ones, their positions and their dropout
+    generator. position: what the stack's attention knows about positions. cache: the cache of earlier tokens. batch_T:
+    indices of the batch's tokens among all; None if they are the same. ahead: positions of a prefix or a memory before
+    each text. memories: (N, F, H) for each layer, the states before each text; None if there are none.
     """
 
     x_TH: Tensor
@@ -146,8 +146,8 @@ def enter(
     cache: Cache | None = None,
     ahead: int = 0,
 ) -> StackState:
-    """Token vectors to the input of the first layer. cache: of earlier tokens; it is extended. ahead: prefix positions
-    before each text."""
+    """Turns token vectors into the input of the first layer. cache: the cache of earlier tokens, which is extended.
+    ahead: prefix positions before each text."""
     batch_T = None
     if embed.virtual is not None:
         insertion = embed.virtual.insertion(packed, None if cache is None else cache.lengths)
@@ -168,11 +168,11 @@ def enter(
 class Stack(nn.Module):
     """Layers over an embedding, and what follows the last one.
 
-    causal: whether a token attends only to itself and earlier tokens. final_norm: None for none. dropout: after it.
-    side: the side of a batch that it reads. embed: the embedding, if the stack owns it. prefix, cross_prefix: learned
-    keys and values before each text, and before those of cross-attention; set by prefix tuning, otherwise None. tap:
-    called in every forward, before the caller's; None by default. recomputes: whether a layer stores only its input for
-    the backward pass, which runs it again.
+    causal: whether a token attends only to itself and earlier tokens. final_norm: None for none. dropout: the rate of
+    the dropout after it. side: the side of a batch that it reads. embed: the embedding, if the stack owns it. prefix,
+    cross_prefix: learned keys and values before each text, and before those of cross-attention; set by prefix tuning,
+    otherwise None. tap: called in every forward, before the caller's; None by default. recomputes: whether a layer
+    stores only its input for the backward pass, which runs it again.
     """
 
     prefix: KeyPrefix | None
@@ -240,7 +240,7 @@ class Stack(nn.Module):
         return state.position
 
     def leave(self, x_TH: Tensor, rng: DropoutRng | None = None) -> Tensor:
-        """Returns the final norm and dropout. rng: of the same tokens."""
+        """Applies the final norm and dropout. rng: the dropout generator of the same tokens."""
         return self.dropout(x_TH if self.final_norm is None else self.final_norm(x_TH), rng)
 
     def run(
@@ -277,7 +277,7 @@ class Stack(nn.Module):
                 layouts[mask],
                 state.positions_T,
                 self.position(number, state),
-                # A layer that is applied again draws anew.
+                # A layer that is applied several times drops other values each time.
                 rng_at(state.rng, number),
                 None if state.cache is None else state.cache.layers[number],
                 encoded,

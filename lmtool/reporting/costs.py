@@ -43,9 +43,9 @@ class RunPlan:
 
     memory_bytes: per device, by part. capacity_bytes: memory of a device; None if unknown. step_seconds: lower and
     upper estimate; None if unknown. rate: source of that estimate. evaluations: number of evaluations, each of
-    evaluation_tokens (0 if unknown). budgets: by key. ends_by: the key of the budget that ends the run. epochs: passes
-    over the training data; None if unknown. epoch_text: explains an epoch. advice: overrides that make the run fit,
-    with the memory each needs. warnings: settings without effect.
+    evaluation_tokens (0 if unknown). budgets: the budgets by key. ends_by: the key of the budget that ends the run.
+    epochs: passes over the training data; None if unknown. epoch_text: explains an epoch. advice: overrides that make
+    the run fit, with the memory each needs. warnings: settings without effect.
     """
 
     parameters: dict[str, int]
@@ -210,10 +210,10 @@ _LAST = ("optimizer: clip", "optimizer: step", "optimizer: zeroing", _DATA, "oth
 class StepProfile:
     """Profile of a training step, averaged over `steps`.
 
-    milliseconds: with the profiler. unprofiled_milliseconds: the same steps without it, with data preloaded. parts: by
-    name, milliseconds `forward`, `backward` and `host` (Python between the part's operators, included in the row
-    `host`), and operator `calls`. products_*: matrix products. product_rate: FLOP/s of the device. tokens,
-    micro_batches: per step. metadata: of the run's configuration and data.
+    milliseconds: the time per step with the profiler. unprofiled_milliseconds: the same steps without it, with data
+    preloaded. parts: by name, milliseconds `forward`, `backward` and `host` (Python between the part's operators,
+    included in the row `host`), and operator `calls`. products_*: matrix products. product_rate: FLOP/s of the device.
+    tokens, micro_batches: per step. metadata: the metadata of the run's configuration and data.
     """
 
     milliseconds: float

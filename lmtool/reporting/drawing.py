@@ -47,7 +47,7 @@ _PANEL = 1.8
 
 
 def blank(width: float, height: float) -> Figure:
-    """Returns an empty transparent figure. width, height: in inches."""
+    """Returns an empty transparent figure. width, height: the size in inches."""
     figure = Figure(figsize=(width, height), layout="constrained")
     figure.patch.set_alpha(0)
     return figure

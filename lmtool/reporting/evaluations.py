@@ -84,7 +84,7 @@ def print_difference(
         output: where to print.
         first: name of the first system.
         second: name of the second system.
-        scores: of the first system, by metric.
+        scores: the first system's scores by metric.
         gap: first minus second, with its interval, by metric.
     """
     rows = [
@@ -211,8 +211,8 @@ def _probe_table(target: str, probes: CheckpointProbes) -> tuple[str, list[list[
 
 
 def write_probes(folder: Path, target: str, checkpoints: Sequence[CheckpointProbes], settings: JsonMapping) -> None:
-    """Writes probe.json, probe.png and probe.html to a folder. Raises UserError if that fails. settings: of the
-    probes."""
+    """Writes probe.json, probe.png and probe.html to a folder. Raises UserError if that fails. settings: the settings
+    of the probes."""
     # Imported late: matplotlib takes most of a second.
     from lmtool.reporting import drawing, plots
 

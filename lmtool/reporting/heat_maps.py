@@ -225,10 +225,10 @@ def settings_figure(
 
     Args:
         block: the compared groups.
-        groups: those in this map.
+        groups: the groups in this map.
         name: title of the map.
         keys: the keys in rows and in columns.
-        values: of each key.
+        values: the values of each key.
         scale: lowest and highest mean of all maps.
     """
     down, across = keys

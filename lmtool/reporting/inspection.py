@@ -35,7 +35,8 @@ class InspectionScreen:
     """The inspection of one configuration, or of one phase of a run.
 
     examples: from `Inspector.described`. statistics: rows under `_HEADER`. broken: indices of rows that violate their
-    definition. summary: a line about all checks. checks: the same with names. definitions: in words, without numbers.
+    definition. summary: a line about all checks. checks: the same with names. definitions: the definitions in words,
+    without numbers.
     """
 
     heading: str
@@ -254,9 +255,9 @@ def print_findings(output: Output, name: str, findings: JsonMapping, unit: str, 
 
     Args:
         output: where to print.
-        name: of the data set.
+        name: the name of the data set.
         findings: as `lmtool.tasks.checking` returns them.
-        unit: of the lengths.
+        unit: the unit of the lengths.
         longest: maximum length of a text that is not truncated; None if unknown.
         most: maximum number of duplicates to print per split and kind.
     """

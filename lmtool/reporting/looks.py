@@ -233,7 +233,7 @@ def print_heads(
     Args:
         output: where to print.
         heads: all heads.
-        tokens: of the text, L of them.
+        tokens: the L tokens of the text.
         maps: the heads to draw, each with its (L, L) weights.
     """
     heading = f"{counted(len(tokens), 'token')} · uniform attention has {percent(1 / len(tokens))} on each"

@@ -96,7 +96,7 @@ def loss_caption(run: RunFiles) -> str:
 
 
 def _end_labels(axes: Axes, train: _Series, validation: _Series, baseline: Baseline, narrow: bool) -> None:
-    """Labels the curves at their ends. narrow: with short labels."""
+    """Labels the curves at their ends. narrow: whether labels are short."""
     labels = []
     if train[0]:
         labels.append((drawing.smooth(train[1])[-1], "training", QUIET))

@@ -101,7 +101,7 @@ def score_of(result: JsonMapping, baseline: Baseline | None, examples: int | Non
 
     Args:
         result: result.json ("metric", "value", optionally "standard_error" and "validation_examples").
-        baseline: of the score.
+        baseline: the score's baseline.
         examples: number of scored examples, for the binomial standard error of an accuracy; None for that in the
             result.
     """

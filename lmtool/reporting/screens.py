@@ -89,8 +89,8 @@ def _parameter_text(counts_by_role: Mapping[str, Mapping[str, int]]) -> list[tup
 class RateRow(TypedDict):
     """The optimizer settings of a group of parameters, as in facts.json.
 
-    group: "layer 12 to layer 7". learning_rate: before the schedule. without_decay: number of parameters without weight
-    decay (norms, biases). from_step: first training step; None if frozen during the whole run.
+    group: "layer 12 to layer 7". learning_rate: the peak, before the schedule. without_decay: number of parameters
+    without weight decay (norms, biases). from_step: first training step; None if frozen during the whole run.
     """
 
     group: str
@@ -206,7 +206,7 @@ def end_screen(
     Args:
         output: where to print.
         result: result.json.
-        baseline: of the score.
+        baseline: the score's baseline.
         run_dir: the run's folder.
         report: path of the report.
         next_commands: suggested commands.

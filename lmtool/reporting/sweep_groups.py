@@ -118,7 +118,7 @@ def difference(group: SeedGroup, other: SeedGroup) -> Difference:
 class Block:
     """The comparable groups: one task or objective and one metric.
 
-    keys: those that vary, except the seed. groups: best first, groups without a score last. reference: the group that
+    keys: the varying keys except the seed. groups: best first, groups without a score last. reference: the group that
     others are compared with. missing: settings of the grid without a job.
     """
 

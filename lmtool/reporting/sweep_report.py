@@ -336,7 +336,7 @@ def report_sweep(output: Output, folder: str | Path, against: str | None = None)
 
     Args:
         output: where to print.
-        folder: of the sweep.
+        folder: the sweep's folder.
         against: as in `blocks_of`.
 
     Raises:

@@ -215,7 +215,7 @@ def rows_an_interval(log_every: int, steps: float) -> int:
 
 def has_row(step: int, log_every: int, steps: float) -> bool:
     """Whether a step has a train row: the first step, every `log_every`-th, and in a short run some between them.
-    steps: of the run; infinite if unknown."""
+    steps: the number of steps of the run; infinite if unknown."""
     rows = rows_an_interval(log_every, steps)
     return step == 1 or step * rows // log_every > (step - 1) * rows // log_every
 

@@ -256,7 +256,7 @@ class Fsdp(Plain):
 
 class _Watched:
     """A hook before the first forward pass of a unit that calls `note` when one of its parameters gets a gradient.
-    names: by id of the sharded parameter; those of the unit are removed from it."""
+    names: the names by id of the sharded parameter; those of the unit are removed from it."""
 
     def __init__(self, unit: nn.Module, names: dict[int, str], note: Callable[[str], None]):
         self._parameters = [

@@ -22,7 +22,7 @@ Value = TypeVar("Value")
 
 
 class ProcessGroup(Protocol):
-    """The processes that train together. rank: of this process, from 0. size: their number.
+    """The processes that train together. rank: the rank of this process, from 0. size: their number.
 
     All processes call the same methods in the same order. Values are plain objects that pickle accepts; they travel
     between the hosts, so that no device waits for them.

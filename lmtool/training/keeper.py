@@ -94,7 +94,8 @@ class Keeper:
 
     def require_space(self, steps: float) -> None:
         """Raises UserError if the disk has no space for the retained checkpoints and one that is being written, each
-        with the weights and two moments of trained parameters. steps: of the run; infinite if unknown."""
+        with the weights and two moments of trained parameters. steps: the number of steps of the run; infinite if
+        unknown."""
         if not self.run.writes:
             return
         weights = sum(tensor.nbytes for tensor in self._copy_of_weights().values())

@@ -184,8 +184,8 @@ def gradients(
 def summed(
     loss: Tensor, terms: Mapping[str, Tensor], names: Sequence[str], group: ProcessGroup
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Returns the loss and the terms of a step over all processes, on the device. names: of terms that any process may
-    have; a term that none has is NaN."""
+    """Returns the loss and the terms of a step over all processes, on the device. names: the names of the terms that
+    any process may have; a term that none has is NaN."""
     local = [terms.get(name) for name in names]
     zero = torch.zeros_like(loss)
     present = [float(term is not None) for term in local]

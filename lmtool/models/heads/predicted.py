@@ -110,7 +110,7 @@ class Classes(Predicted):
 
 @dataclass(frozen=True)
 class Binary(Predicted):
-    """One independent binary decision per target. logits_M: of label 1."""
+    """One independent binary decision per target. logits_M: the logits of label 1."""
 
     logits_M: Tensor
 
@@ -233,8 +233,8 @@ class _LinearDivergenceSum(ForwardGradient):
 
 @dataclass(frozen=True)
 class Averaged(TargetProbabilities):
-    """The average of several predictions. parts: the predictions. weights: sum to 1. average: of probabilities at the
-    requested temperature, or of logits, which only models have."""
+    """The average of several predictions. parts: the predictions. weights: sum to 1. average: the average of
+    probabilities at the requested temperature, or of logits, which only models have."""
 
     parts: Sequence[TargetProbabilities]
     weights: Sequence[float]

@@ -103,7 +103,7 @@ class SequenceHead(PredictingHead):
         self.output = nn.Linear(hidden_size, outputs, bias)
 
     def forward(self, summary_NH: Tensor, rng: DropoutRng | None = None) -> Tensor:
-        """Maps (N, H) to (N, C). rng: for the pooled tokens, `rng.rows(summary_index(...))`."""
+        """Maps (N, H) to (N, C). rng: the generator of the pooled tokens, `rng.rows(summary_index(...))`."""
         if self.dense is not None:
             summary_NH = torch.tanh(self.dense(summary_NH))
         return self.seen(apply_linear(self.output, self.dropout(summary_NH, rng)))
@@ -134,7 +134,7 @@ class SpanHead(PredictingHead):
         self.output = nn.Linear(hidden_size, outputs)
 
     def forward(self, spans_ND: Tensor, rng: DropoutRng | None = None) -> Tensor:
-        """Maps (N, 3SH) to (N, C). rng: for the examples' first tokens."""
+        """Maps (N, 3SH) to (N, C). rng: the generator of the examples' first tokens."""
         return self.seen(self.output(self.dropout(torch.tanh(self.dense(spans_ND)), rng)))
 
 

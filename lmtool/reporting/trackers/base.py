@@ -38,7 +38,7 @@ class TrackerConfig(Config):
         return None
 
     def left(self, folder: str) -> str:
-        """Returns a sentence about rows that were not written when the run ended. folder: of the run."""
+        """Returns a sentence about rows that were not written when the run ended. folder: the run's folder."""
         return "its last rows may be missing there, metrics.jsonl has every row"
 
 

@@ -203,8 +203,8 @@ def _listen(process: subprocess.Popen[str], answers: queue.SimpleQueue[JsonObjec
 class Trackers:
     """Listens to the training loop for all trackers of a run. Leaving the context ends them within a bounded time.
 
-    configs: by name. metadata: from the step after which training continues. say, warn: report a line; called on the
-    listener's thread.
+    configs: the configurations by name. metadata: the metadata from the step after which training continues. say, warn:
+    report a line; called on the listener's thread.
     """
 
     def __init__(
