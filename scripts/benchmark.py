@@ -30,7 +30,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from common import cores, listed, processor, stop
+from common import cores, foreign_seconds, listed, processor, stop
 from timing.corpus import measure_corpora
 from timing.report import DIFFERENT, DIFFERENT_STEP, Row, checks, compose, machine_line, markdown, of_work
 from timing.report import settings_line as line_of_settings
@@ -114,7 +114,7 @@ def run_work(work: Work, rows: list[Row], seconds: float, record: Callable[[Row]
     begin = max((row["rounds"] for row in of_work(work, rows) if row["kind"] == "round"), default=0)
     if begin >= settings["rounds"] or any(row["kind"] == "finished" for row in of_work(work, rows)):
         return
-    deadline = time.monotonic() + seconds
+    started, foreign = time.monotonic(), foreign_seconds()
     folder = FOLDER / "examples" / work.name
     print(f"  {work.name}: the examples", file=sys.stderr, flush=True)
     record({"kind": "examples", "work": work.name, **ask("prepare", folder, settings)})
@@ -124,8 +124,11 @@ def run_work(work: Work, rows: list[Row], seconds: float, record: Callable[[Row]
         answer = ask("check", folder, {**settings, "pairs": pairs})
         for claim, step in zip(claims, answer["steps"], strict=True):
             record({"kind": "check", "work": work.name, "own": claim.own, "rival": claim.rival, **step})
-    measure(work, folder, settings, deadline, record, begin)
-    record({"kind": "finished", "work": work.name})
+    measure(work, folder, settings, started + seconds, record, begin)
+    row: Row = {"kind": "finished", "work": work.name}
+    if foreign is not None and (after := foreign_seconds()) is not None:
+        row["foreign"] = (after - foreign) / (cores() * (time.monotonic() - started))
+    record(row)
 
 
 def measure_all(options: argparse.Namespace) -> None:

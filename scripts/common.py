@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import resource
 import sys
 from collections.abc import Callable, Collection
 from contextlib import suppress
@@ -43,6 +44,19 @@ def processor() -> str:
 def cores() -> int:
     """Returns the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def foreign_seconds() -> float | None:
+    """Returns the processor seconds since the machine started that this process and its finished children did not use:
+    those of other processes, of the kernel, and of the host's other machines ("steal"). None if it is not Linux."""
+    with suppress(OSError):
+        user, nice, system, _, _, interrupts, soft_interrupts, steal, *_ = map(
+            int, Path("/proc/stat").read_text().splitlines()[0].split()[1:]
+        )
+        total = (user + nice + system + interrupts + soft_interrupts + steal) / os.sysconf("SC_CLK_TCK")
+        used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+        return total - sum(usage.ru_utime + usage.ru_stime for usage in used)
+    return None
 
 
 def with_this_tree(environment: dict[str, Any]) -> dict[str, Any]:

@@ -139,11 +139,11 @@ def _print(verb: str, config: CommandConfig) -> int:
 def _start(verb: str, config: CommandConfig, words: list[str]) -> int:
     """Runs a command in this process, or in the processes that `devices` asks for. words: the command line that starts
     them."""
-    from lmtool.training import launching
+    from lmtool.training.launching import launch, processes_to_start
 
-    processes = launching.processes_to_start(config, verb)
+    processes = processes_to_start(config, verb)
     if processes > 1:
-        return launching.launch(processes, words)
+        return launch(processes, words)
     return _status(run(verb, config))
 
 

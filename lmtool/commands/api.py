@@ -28,7 +28,8 @@ from lmtool.session.trained import Trained, read_trained
 from lmtool.tasks.kinds.texts import InputFormat, SequenceExamples
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.precision import Precision
-from lmtool.weights import padded_model as weights
+from lmtool.weights.padded_model import LoadedCheckpoint
+from lmtool.weights.padded_model import load as load_checkpoint
 from lmtool.weights.reading import notes
 
 Texts = str | Sequence[str]
@@ -78,7 +79,7 @@ class CallableTokenizer(Tokenizer):
 
 
 @dataclass(frozen=True)
-class Loaded(weights.LoadedCheckpoint):
+class Loaded(LoadedCheckpoint):
     """A checkpoint in use, see `lmtool.weights.padded_model.LoadedCheckpoint`. checkpoint: what was loaded."""
 
     tokenizer: CallableTokenizer | None
@@ -164,7 +165,7 @@ class Loaded(weights.LoadedCheckpoint):
 def load(checkpoint: str | Path, device: str = "cpu", offline: bool = False) -> Loaded:
     """Loads a checkpoint: a run or checkpoint of lmtool, a published folder or hf://org/name. Raises UserError if it
     cannot be read, or a part of the backbone is missing."""
-    base = weights.load(checkpoint, device, offline)
+    base = load_checkpoint(checkpoint, device, offline)
     for note in notes(str(checkpoint), base.report.ignored):
         warnings.warn(note, stacklevel=2)
     parts: dict[str, Any] = {field.name: getattr(base, field.name) for field in fields(base)}

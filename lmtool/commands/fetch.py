@@ -15,6 +15,7 @@ from lmtool.config.checkpoint import find
 from lmtool.data.configs import DataConfig, HubConfig
 from lmtool.data.hub_source import complete_shards, folder_of
 from lmtool.data.sources import open_source
+from lmtool.distillation.configs import CodistillationConfig
 from lmtool.errors import UserError
 from lmtool.reporting.console import Output, print_table
 from lmtool.reporting.text import size
@@ -71,7 +72,8 @@ THERE, FETCHED, MISSING = "was there", "fetched", "missing"
 
 @dataclass(frozen=True)
 class Need:
-    """A source that a run reads from the network. name: the name as typed. read(offline) returns its known files, or raises UserError if it is not available."""
+    """A source that a run reads from the network. name: the name as typed. read(offline) returns its known files, or
+    raises UserError if it is not available."""
 
     name: str
     read: Callable[[bool], Iterable[Path]]
@@ -137,8 +139,9 @@ def needs_of(config: TrainingConfig, output: Output) -> Iterator[Need]:
 
 def _checkpoints(config: TrainingConfig) -> Iterator[Need]:
     """Yields the checkpoints that the run, its teachers and its peers start from."""
-    peer_checkpoint = getattr(config.distill, "checkpoint", None)
-    named = [("checkpoint", config.checkpoint), ("distill.checkpoint", peer_checkpoint)]
+    named = [("checkpoint", config.checkpoint)]
+    if isinstance(config.distill, CodistillationConfig):
+        named.append(("distill.checkpoint", config.distill.checkpoint))
     named += [("distill.teacher", teacher) for teacher in config.distill.checkpoints]
     for key, typed in named:
         if typed is not None and typed != "none" and is_remote(typed):

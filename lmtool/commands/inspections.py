@@ -25,7 +25,7 @@ from lmtool.learners.representations.vectors import HiddenStates, word_vectors
 from lmtool.models.configs import TransformerConfig
 from lmtool.models.encoder_decoder import EncoderDecoder
 from lmtool.nn.configs import PositionsConfig
-from lmtool.nn.positions import Position, PositionSizes
+from lmtool.nn.positions import Learned, Position, PositionSizes
 from lmtool.reporting.console import Output
 from lmtool.reporting.looks import (
     PositionMaps,
@@ -187,7 +187,7 @@ def _of_checkpoints(config: InspectPositionsConfig) -> Iterator[PositionMaps]:
         backbone = loaded.model.parts.backbone
         stack = backbone.encoder if isinstance(backbone, EncoderDecoder) else backbone
         position, model = getattr(getattr(stack, "embed", None), "position", None), loaded.config
-        length = min(config.length, getattr(position, "max_positions", config.length))
+        length = min(config.length, position.max_positions if isinstance(position, Learned) else config.length)
         scores: np.ndarray | None = None
         if isinstance(position, Position) and isinstance(model, TransformerConfig):
             scores = position_scores(position.cpu(), length, model.hidden_size, model.num_heads)

@@ -64,7 +64,8 @@ def run(config: PredictConfig) -> None:
             output.line(has_scores.removeprefix("; "))
         return
     flat = Path(config.output).suffix.lower() in DELIMITERS
-    aliases, records = getattr(learner.config, "aliases", {}), answers.records
+    aliases = learner.config.aliases if isinstance(learner.config, TaskConfig) else {}
+    records = answers.records
     if config.probabilities:
         first = list(islice(records, 1))
         if first and "probabilities" not in first[0]:

@@ -20,6 +20,7 @@ from lmtool.config.checkpoint import saved_steps
 from lmtool.config.saved import JsonObject
 from lmtool.costs.rate import product_rate
 from lmtool.errors import Stopped, UserError
+from lmtool.models.configs import TransformerConfig
 from lmtool.reporting.console import Output
 from lmtool.reporting.costs import StepProfile, print_profile
 from lmtool.resolver.schema.inspection import Profiling
@@ -151,7 +152,7 @@ def _metadata(config: RunConfig, metadata: JsonObject, on_device: bool, compiles
     """Properties of the run from which `print_profile` chooses its remarks. metadata: the metadata of the loader."""
     model = config.model
     return {
-        "attention_dropout": getattr(model, "attention_dropout", 0.0),
+        "attention_dropout": model.attention_dropout if isinstance(model, TransformerConfig) else 0.0,
         "vocab_size": model.vocab_size,
         "batch_examples": config.batch_examples,
         "batch_tokens": config.batch_tokens,

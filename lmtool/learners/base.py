@@ -110,6 +110,7 @@ class BaseLearner(ModelWithHeads, ABC):
         slides: Whether the learner can be scored over overlapping windows, see `SplitData.stride`.
         pretrained: The names of heads that are useless unless a checkpoint provides their weights.
         reads_text: Whether the examples are made from the text of a split.
+        fills_masks: Whether the learner responds to a text by filling its masks.
         query_stream: Whether the learner predicts with a second stream of hidden states, the query stream of XLNet.
         scores_tokens: Whether the heads read every token of a text.
         extra_training_targets: A description of the targets that count in training but not in evaluation; "" if there
@@ -125,6 +126,7 @@ class BaseLearner(ModelWithHeads, ABC):
     scores_part: bool = False
     slides: bool = False
     reads_text: bool = True
+    fills_masks: bool = False
     query_stream: bool = False
     scores_tokens: bool = True
     extra_training_targets: str = ""

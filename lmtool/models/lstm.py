@@ -25,13 +25,12 @@ from torch import Tensor, nn
 
 from lmtool.models.base import Decoder, VocabularyHead, new
 from lmtool.models.recurrent_configs import LstmConfig
-from lmtool.nn import recurrent
 from lmtool.nn.cache import Cache, Carried
 from lmtool.nn.dropout import DropoutRng
 from lmtool.nn.embeddings import Embeddings, StackInput
 from lmtool.nn.initialization import Draw, normal_by_inputs
 from lmtool.nn.positions import Position
-from lmtool.nn.recurrent import RecurrentLayer, SegmentStates, State, StateCache
+from lmtool.nn.recurrent import LstmCell, RecurrentLayer, SegmentStates, State, StateCache
 from lmtool.nn.stack import Tap
 from lmtool.types import Packed
 
@@ -49,7 +48,7 @@ class LstmDecoder(Decoder):
         super().__init__(
             config,
             Embeddings(config.vocab_size, config.embedding_size, Position(), config.dropout),
-            [RecurrentLayer(recurrent.LstmCell(read, width), config.dropout) for read, width in pairwise(widths)],
+            [RecurrentLayer(LstmCell(read, width), config.dropout) for read, width in pairwise(widths)],
         )
 
     def forward(
@@ -99,7 +98,7 @@ class LstmDecoder(Decoder):
         """Forget gates start open."""
         super().initialize(module, seed, prefix)
         for cell in module.modules():
-            if isinstance(cell, recurrent.LstmCell) and not cell.bias.is_meta:
+            if isinstance(cell, LstmCell) and not cell.bias.is_meta:
                 cell.open_forget_gates()
 
 

@@ -33,6 +33,7 @@ class MaskFiller(BaseLearner):
     """The base class of learners with masked examples, which respond to a text by filling its masks. masks: the class
     that masks the examples."""
 
+    fills_masks = True
     masks: ClassVar[type[TokenMasks]] = TokenMasks
 
     def masked_examples(self, kind: type[AnyExamples], data: SplitData, max_length: int) -> AnyExamples:

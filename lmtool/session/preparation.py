@@ -15,7 +15,6 @@ from lmtool.data.examples import SplitData
 from lmtool.data.sources import OnStage, Source, open_source
 from lmtool.data.vocabulary import tokenizer_of_rows, trained_tokenizer
 from lmtool.learners.base import BaseLearner
-from lmtool.objectives.filling import MaskFiller
 from lmtool.reporting.text import plain
 from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig
 from lmtool.session.forgetting import require_measurable
@@ -140,7 +139,7 @@ def _commands_after_pretraining(
     if type(learner).respond is BaseLearner.respond:  # the learner does not answer texts
         return [finetune]
     # The prompt of a learner that fills masks ends with a mask.
-    mask = tokenizer.roles.get("mask") if isinstance(learner, MaskFiller) else None
+    mask = tokenizer.roles.get("mask") if learner.fills_masks else None
     prompt = _prompt(held_out, tokenizer)
     prompt = prompt if mask is None else f"{prompt} {tokenizer.pieces([mask])[0]}"
     return [finetune, command_line("predict", f"checkpoint={folder}", f"text={prompt}")]

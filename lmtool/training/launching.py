@@ -77,11 +77,6 @@ def _require_devices(devices: int, device: str) -> None:
         )
 
 
-def cores() -> int:
-    """Returns the number of CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def launch(processes: int, arguments: Sequence[str]) -> int:
     """Runs `lmtool ARGUMENTS` in several processes. Returns the exit status of the process that ended the others."""
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException

@@ -14,8 +14,10 @@ Row = dict[str, Any]
 STEP_TOLERANCE = 1e-4
 DIFFERENT, DIFFERENT_STEP = "NOT THE SAME EXAMPLES", "ANOTHER STEP"
 STEADY = 1.25
-"""The table warns if the ratio of the machine's fastest to its slowest round exceeds this."""
+"""The table mentions the speed of the machine if the ratio of its fastest to its slowest round exceeds this."""
 BUSY = 0.5
+FOREIGN = 0.05
+"""The table warns if others used more than this fraction of the processors."""
 
 
 @dataclass(frozen=True)
@@ -131,14 +133,23 @@ def checks(work: Work, rows: Sequence[Row]) -> list[str]:
 
 
 def unsteady(rows: Sequence[Row]) -> str | None:
-    """A warning if the speed of the machine's matrix products changed between rounds."""
+    """Returns a remark if the speed of the machine's matrix products changed between rounds."""
     speeds = [row["flops"] / row["seconds"] / 1e9 for row in rows if row["kind"] == "turn" and "flops" in row]
     if not speeds or max(speeds) <= STEADY * min(speeds):
         return None
     return (
-        f"the machine's own products ran at {min(speeds):.0f} to {max(speeds):.0f} GFLOP/s: others were at work; "
-        "ratios within rounds stand, speeds do not"
+        f"the machine's own products ran at {min(speeds):.0f} to {max(speeds):.0f} GFLOP/s, so speeds of different "
+        "rounds differ, and ratios within a round do not"
     )
+
+
+def foreign_line(rows: Sequence[Row]) -> str | None:
+    """Returns the fraction of the processors that others used while the works were measured; None if unknown."""
+    fractions = [row["foreign"] for row in rows if row["kind"] == "finished" and "foreign" in row]
+    if not fractions:
+        return None
+    used = f"{max(fractions):.1%} of the processors{': do not trust the figures' if max(fractions) > FOREIGN else ''}"
+    return f"other processes, the system and other machines of the host used {used}"
 
 
 def share_line(work: Work, rows: Sequence[Row]) -> str | None:
@@ -218,6 +229,7 @@ def compose(work: Work, rows: Sequence[Row]) -> str:
             f" {ratio.verdict}), {held}: {own} over {rival}"
         )
     notes = [share_line(work, rows), *checks(work, rows), *(work.notes if table else ()), unsteady(rows)]
+    notes.append(foreign_line(rows))
     return "\n".join([*lines, *(f"  {note}" for note in notes if note)])
 
 
@@ -240,7 +252,7 @@ def markdown(works: Sequence[Work], rows: Sequence[Row]) -> str:
             aim = ratio.verdict.removeprefix("aim ").lower() if ratio and aim else aim
             lines.append(markdown_row(title if not number else "", own, rival, speed, aim, share))
     steps = [max(apart(row)) <= STEP_TOLERANCE for row in rows if row["kind"] == "check"]
-    about = [share_line(work, rows) for work in works] + [unsteady(rows)]
+    about = [share_line(work, rows) for work in works] + [unsteady(rows), foreign_line(rows)]
     about.append(f"one step of both sides was the same in {sum(steps)} of {len(steps)} comparisons that claim it")
     lines += ["", f"{machine_line(rows)}. {settings_line(rows[1])}."]
     lines.append(

@@ -4,6 +4,7 @@ needed."""
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 
@@ -95,7 +96,27 @@ def test_the_table_says_what_was_measured(script, works, rows):
     assert "50%" in padded and "125" in padded  # half of the places are padding; the median of 125, 62.5, 125, 1000
     assert "8.00x as fast (6.40 to 8.00 in 3 rounds; aim 8x reached)" in table and "0.62x, aim 0.7x reached" in table
     assert "are 50% (40% to 50%) of what the machine's own products do; aim 65% NOT reached" in table
-    assert "at 1 to 2 GFLOP/s: others were at work" in table
+    assert "at 1 to 2 GFLOP/s, so speeds of different rounds differ" in table
+
+
+def test_a_busy_machine_is_reported(script, rows):
+    report = script("timing.report")
+    assert report.foreign_line(rows) is None
+    rows += [{"kind": "finished", "work": "masked_lm", "foreign": 0.012}]
+    assert report.foreign_line(rows).endswith("used 1.2% of the processors")
+    rows += [{"kind": "finished", "work": "sst2", "foreign": 0.25}]
+    assert report.foreign_line(rows).endswith("used 25.0% of the processors: do not trust the figures")
+
+
+def test_processor_seconds_of_others_leave_out_this_process(script):
+    before = script("common").foreign_seconds()
+    if before is None:
+        pytest.skip("needs /proc/stat")
+    until = time.process_time() + 0.5
+    while time.process_time() < until:
+        pass
+    machine = os.cpu_count() * 2  # seconds that the others could use at most, if the half second took two
+    assert -0.1 <= script("common").foreign_seconds() - before < machine
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,14 @@ from lmtool.runs.checkpoints import save_tensors
 from lmtool.weights.comparing import quiet_transformers
 from lmtool.weights.exporting import write_folder_atomically
 from lmtool.weights.folders import TOKENIZER, Address, MissingFile, read_object
-from lmtool.weights.peft import lora
+from lmtool.weights.peft.lora import (
+    IA3_SUFFIXES,
+    LORA_SUFFIXES,
+    ia3_from_peft,
+    ia3_to_peft,
+    lora_from_peft,
+    lora_to_peft,
+)
 from lmtool.weights.peft.maps import HFBase, RestoredAdapter, TunedModel
 from lmtool.weights.peft.settings import (
     CONFIG,
@@ -133,16 +140,16 @@ _BASE_LAYER = ".base_layer"
 PeftContent = tuple[JsonObject, dict[str, Tensor]]
 """The content of adapter_config.json, and the tensors by transformers' names."""
 WRITERS: dict[str, Callable[[TunedModel], PeftContent]] = {
-    "lora": lora.lora_to_peft,
-    "ia3": lora.ia3_to_peft,
+    "lora": lora_to_peft,
+    "ia3": ia3_to_peft,
     "prompt": prompt_to_peft,
     "ptuning": prompt_to_peft,
     "prefix": prompt_to_peft,
 }
 """The function that converts a tuned model to PEFT's format, by tuning method."""
 READERS: dict[str, Callable[[Any, Mapping[str, Tensor], HFBase], RestoredAdapter]] = {
-    "LORA": lora.lora_from_peft,
-    "IA3": lora.ia3_from_peft,
+    "LORA": lora_from_peft,
+    "IA3": ia3_from_peft,
     "PROMPT_TUNING": prompt_from_peft,
     "P_TUNING": prompt_from_peft,
     "PREFIX_TUNING": prompt_from_peft,
@@ -315,7 +322,7 @@ def read_adapter(folder: Path) -> Adapter:
         name.removeprefix(prefix): tensor.float() if tensor.is_floating_point() else tensor
         for name, tensor in read_file(folder / WEIGHTS).items()
     }
-    suffixes = {"LORA": lora.LORA_SUFFIXES, "IA3": lora.IA3_SUFFIXES}.get(settings.peft_type, PROMPT_SUFFIXES)
+    suffixes = {"LORA": LORA_SUFFIXES, "IA3": IA3_SUFFIXES}.get(settings.peft_type, PROMPT_SUFFIXES)
     updates = {name: tensor for name, tensor in tensors.items() if name.endswith(suffixes)}
     if not updates:
         raise UserError(f"{folder / WEIGHTS} has no tensor that ends with {suffixes[0]}", SAVE_AGAIN)

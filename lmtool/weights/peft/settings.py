@@ -181,7 +181,7 @@ SETTINGS: dict[str, type[AdapterSettings]] = {
 
 
 def settings_of(path: Path, content: Mapping[str, object]) -> AdapterSettings:
-    """Decodes adapter_config.json. path: the file, for error messages. content: the content of the file. Raises Raises
+    """Decodes adapter_config.json. path: the file, for error messages. content: the content of the file. Raises
     UserError if lmtool does not support the method or the variant, or if a key is missing or has a wrong type."""
     method = content.get("peft_type")
     if not isinstance(method, str) or method not in SETTINGS:
