@@ -25,7 +25,7 @@ from lmtool.reporting.sweep_files import JOB as JOB
 from lmtool.reporting.sweep_files import SUBMITTED as SUBMITTED
 from lmtool.reporting.sweep_files import is_finished as is_finished
 from lmtool.runs.files import replace_text
-from lmtool.runs.identity import FREE_KEYS, changed_values, finished
+from lmtool.runs.identity import FREE_KEYS, changed_values, finished_result
 from lmtool.runs.locks import Owner
 from lmtool.system.files import real_folder, require_no_link
 from lmtool.system.secrets import masked_data
@@ -52,7 +52,7 @@ def read(folder: Path, name: str = JOB) -> JsonObject:
 
 def done(folder: Path, has_result: bool) -> bool:
     """Whether the job of a folder is finished. has_result: whether its command writes a result.json."""
-    return read(folder).get("exit_status") == DONE and (not has_result or finished(folder) is not None)
+    return read(folder).get("exit_status") == DONE and (not has_result or finished_result(folder) is not None)
 
 
 def under_way(record: JsonMapping) -> str | None:

@@ -238,7 +238,10 @@ class Launch:
         changed |= SAFE_PATH if self._parallel else {}
         if self.name.startswith("submitit"):
             os.chmod(real_folder(self.sweep.path / ".submitit"), 0o700)  # its files are executed and unmasked
-            path = [str(identity.copied(self.sweep.path, self.plugins)), *filter(None, [os.environ.get("PYTHONPATH")])]
+            path = [
+                str(identity.copy_code(self.sweep.path, self.plugins)),
+                *filter(None, [os.environ.get("PYTHONPATH")]),
+            ]
             changed["PYTHONPATH"] = os.pathsep.join(path)
         with inherited(changed):
             yield

@@ -19,7 +19,7 @@ from lmtool.config.checkpoint import run_folder
 from lmtool.errors import UserError
 from lmtool.reporting.report import write_report
 from lmtool.runs import locks
-from lmtool.runs.identity import finished, select_folder
+from lmtool.runs.identity import finished_result, select_folder
 from lmtool.runs.locks import Lock, Owner
 from lmtool.runs.run_folder import RunFolder
 from lmtool.system import files
@@ -400,8 +400,8 @@ def test_a_result_makes_a_run_finished(tmp_path: Path) -> None:
         run.write_result({"status": "diverged"})
         assert run.result() is None
         run.write_result({"status": "done", "value": 0.5, "path": Path("x")})
-        assert run.result() == finished(run.path) == {"status": "done", "value": 0.5, "path": "x"}
-    assert finished(tmp_path / "nowhere") is None
+        assert run.result() == finished_result(run.path) == {"status": "done", "value": 0.5, "path": "x"}
+    assert finished_result(tmp_path / "nowhere") is None
 
 
 SECRETS = ["hf_" + "aB3" * 11, "deadbeef" * 5, 'quo"te\\secret-ä', "wandb-key-12345"]

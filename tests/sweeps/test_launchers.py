@@ -130,18 +130,18 @@ def test_the_code_of_a_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     plugin = tmp_path / "my_own_plugin.py"
     plugin.write_text("x = 1\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    copy = identity.copied(tmp_path / "sweep", ["my_own_plugin"])
+    copy = identity.copy_code(tmp_path / "sweep", ["my_own_plugin"])
     assert (copy / "my_own_plugin.py").read_text() == "x = 1\n"
     assert (copy / "lmtool/runs/identity.py").is_file() and (copy / "lmtool/conf/pretrain.yaml").is_file()
     assert not list(copy.rglob("__pycache__"))
     before = identity.fingerprint(["my_own_plugin"])
     made = copy.stat().st_ino
-    assert copy.name == before and identity.copied(tmp_path / "sweep", ["my_own_plugin"]) == copy
+    assert copy.name == before and identity.copy_code(tmp_path / "sweep", ["my_own_plugin"]) == copy
     assert copy.stat().st_ino == made and [path.name for path in copy.parent.iterdir()] == [before]
     for planted in ("json.py", "lmtool/errors.py", "lmtool/__pycache__/errors.pyc"):
         (copy / planted).parent.mkdir(exist_ok=True)
         (copy / planted).write_text("planted here")
-        assert identity.copied(tmp_path / "sweep", ["my_own_plugin"]) == copy
+        assert identity.copy_code(tmp_path / "sweep", ["my_own_plugin"]) == copy
         assert not [path for path in copy.rglob("*.py*") if "planted here" in path.read_text()]
     assert (copy / "lmtool/errors.py").read_bytes() == Path(errors.__file__).read_bytes()
     plugin.write_text("x = 2\n")

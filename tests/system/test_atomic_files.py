@@ -91,6 +91,6 @@ def test_a_link_that_a_user_types_is_followed(tmp_path: Path) -> None:
     (tmp_path / "out.jsonl").symlink_to("disk/real.jsonl")
     write_rows(tmp_path / "out.jsonl", [{"prediction": 1}])
     assert (tmp_path / "out.jsonl").is_symlink() and (tmp_path / "disk/real.jsonl").read_text() == '{"prediction": 1}\n'
-    write_rows(tmp_path / "out.jsonl", [{"prediction": 2}], typed=False)
+    write_rows(tmp_path / "out.jsonl", [{"prediction": 2}], named_by_user=False)
     assert not (tmp_path / "out.jsonl").is_symlink()
     assert (tmp_path / "disk/real.jsonl").read_text() == '{"prediction": 1}\n'
