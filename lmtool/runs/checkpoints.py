@@ -68,7 +68,7 @@ def gather_tensors(tensors: Mapping[str, Tensor], writes: bool) -> dict[str, Ten
         if id(tensor) not in by_id:
             full = full_tensor(tensor)
             by_id[id(tensor)] = None if not writes else full.cpu() if is_sharded(tensor) else full
-    return {name: full for name, tensor in tensors.items() if (full := by_id[id(tensor)]) is not None}
+    return {name: gathered for name, tensor in tensors.items() if (gathered := by_id[id(tensor)]) is not None}
 
 
 def shard_like(tensor: Tensor, example: Tensor) -> Tensor:
@@ -242,8 +242,8 @@ def read_tensors(folder: Path, name: str) -> dict[str, Tensor]:
 
 
 def tensor_names(folder: Path) -> set[str]:
-    """Returns the names of a checkpoint's tensors without reading or verifying them. Raises UserError if the file cannot
-    be opened."""
+    """Returns the names of a checkpoint's tensors without reading or verifying them. Raises UserError if the file
+    cannot be opened."""
     path = folder / MODEL
     try:
         with safe_open(path, framework="pt") as file:

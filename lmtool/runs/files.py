@@ -62,8 +62,8 @@ def bounded_lines(path: Path) -> Iterator[bytes]:
 
 
 def read_rows(path: Path) -> list[JsonObject]:
-    """Reads the rows of a metrics.jsonl; a missing file has none. Ignores a last line without a line end, which a killed
-    process left incomplete. Raises UserError for any other line that is not a row."""
+    """Reads the rows of a metrics.jsonl; a missing file has none. Ignores a last line without a line end, which a
+    killed process left incomplete. Raises UserError for any other line that is not a row."""
     rows = []
     with suppress(FileNotFoundError):
         for number, line in enumerate(bounded_lines(path), 1):

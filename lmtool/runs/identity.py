@@ -44,9 +44,9 @@ def require_name(name: str) -> None:
 
 
 def select_folder(root: Path, name: str | None, run_dir: str | None, stem: str) -> Path:
-    """Returns the folder of a run: `run_dir`, otherwise root/NAME, otherwise root/STEM-NUMBER with the next free number.
-    Creates the numbered folder, so that only one of several processes gets it. Raises UserError if the name is invalid
-    or the folder cannot be created."""
+    """Returns the folder of a run: `run_dir`, otherwise root/NAME, otherwise root/STEM-NUMBER with the next free
+    number. Creates the numbered folder, so that only one of several processes gets it. Raises UserError if the name is
+    invalid or the folder cannot be created."""
     if run_dir is not None:
         return Path(run_dir).expanduser()
     if name is not None:

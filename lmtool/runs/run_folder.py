@@ -151,8 +151,8 @@ class RunFolder:
         return self.path / "checkpoints"
 
     def resume_point(self, report: Callable[[str], None] | None = None) -> Path | None:
-        """Returns the checkpoint that this run resumes from, see `runs.checkpoints.resume_point`. The first call selects
-        it, so that everything is read from the same checkpoint. Raises UserError if the checkpoint has another
+        """Returns the checkpoint that this run resumes from, see `runs.checkpoints.resume_point`. The first call
+        selects it, so that everything is read from the same checkpoint. Raises UserError if the checkpoint has another
         configuration, because config.yaml was changed or removed. report: prints a line about a damaged checkpoint;
         None means log.txt."""
         if not self._resume_point_selected:
@@ -349,8 +349,8 @@ class FollowedFolder(RunFolder):
 
 def _require_files(path: Path) -> None:
     """Raises UserError, before training, if a folder, a pipe or a broken link has the name of a file that a run writes.
-    Links to files are allowed, since they are replaced; but a link in place of a folder, or of a file that is written in
-    place, would make the run write outside its folder."""
+    Links to files are allowed, since they are replaced; but a link in place of a folder, or of a file that is written
+    in place, would make the run write outside its folder."""
     for name in (*_WRITTEN_IN_PLACE, *_FOLDERS):
         if (path / name).is_symlink():
             raise UserError(
