@@ -20,8 +20,8 @@ from lmtool.errors import ConfigError, LmtoolError, UserError
 from lmtool.resolver.schema.verbs import LOOKS, SWEPT, TRAINING, VERBS, Reads, help_of, keys_of, overview
 from lmtool.system import ranks
 from lmtool.system.environment import ENVIRONMENT
-from lmtool.system.ranks import Ends, RankInfo, rank_info
-from lmtool.system.signals import Interrupts, stopped
+from lmtool.system.ranks import RankExits, RankInfo, rank_info
+from lmtool.system.signals import Interrupts, stop_error
 from lmtool.system.terminal import say, say_error
 
 if TYPE_CHECKING:
@@ -281,14 +281,14 @@ def failed(error: BaseException, debug: bool) -> int:
 
     debug: whether to print the traceback of a user error.
     """
-    ends = Ends.local(current_rank())
+    ends = RankExits.local(current_rank())
     known = _known(error)
     if known is None:
         return _unexpected(error, ends)
     if debug:
         _traceback()
     lines = tuple(line for pair in _messages(known) for line in pair if line is not None)
-    prefix = ends.last_words(known.exit_status, lines)
+    prefix = ends.record_error(known.exit_status, lines)
     if prefix is not None:
         with suppress(OSError):  # the terminal may be gone, as after SIGHUP
             for message, hint in _messages(known):
@@ -301,7 +301,7 @@ def _known(error: BaseException) -> LmtoolError | None:
     if isinstance(error, LmtoolError):
         return error
     if isinstance(error, KeyboardInterrupt):
-        return stopped(error)
+        return stop_error(error)
     return errors.out_of_memory(error)
 
 
@@ -311,10 +311,10 @@ def _messages(error: LmtoolError) -> list[tuple[str, str | None]]:
     return [(problem.message, problem.hint) for problem in problems] or [(error.message, error.hint)]
 
 
-def _unexpected(error: BaseException, ends: Ends) -> int:
+def _unexpected(error: BaseException, ends: RankExits) -> int:
     """Reports a bug, or the loss of the connection to another rank."""
     waited = isinstance(error, RuntimeError) and "timed out" in str(error).lower()
-    prefix = ends.last_traceback(errors.FAULT, (f"{type(error).__name__}: {error}",))
+    prefix = ends.record_exception(errors.FAULT, (f"{type(error).__name__}: {error}",))
     if prefix is None:
         return errors.FAULT
     connection_error = _connection_error(error, waited, ends) if ends.process.size > 1 else None
@@ -326,12 +326,12 @@ def _unexpected(error: BaseException, ends: Ends) -> int:
     return errors.FAULT
 
 
-def _connection_error(error: BaseException, waited: bool, ends: Ends) -> str | None:
+def _connection_error(error: BaseException, waited: bool, ends: RankExits) -> str | None:
     """The message if another rank does not answer; None for other errors. waited: whether a timeout expired."""
     if waited:
         from lmtool.training.group import TIMEOUT
 
-        silent = " and ".join(f"rank {rank}" for rank in ends.silent()) or "a rank on another machine"
+        silent = " and ".join(f"rank {rank}" for rank in ends.running_ranks()) or "a rank on another machine"
         return f"{silent} did not answer for {TIMEOUT.total_seconds():g} seconds: it hangs, or is far behind"
     if isinstance(error, RuntimeError) and "onnection" in str(error):
         return f"rank {ends.process.rank}: the connection to another rank was lost: {str(error).splitlines()[0]}"

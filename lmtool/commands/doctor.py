@@ -27,7 +27,7 @@ from lmtool.reporting.console import Output
 from lmtool.reporting.text import size
 from lmtool.resolver.schema.use import DoctorConfig
 from lmtool.runs.run_folder import processor
-from lmtool.system.environment import answers
+from lmtool.system.environment import is_reachable
 from lmtool.system.terminal import counted
 from lmtool.training.precision import cpu_has_bf16, select_device, select_precision
 
@@ -204,7 +204,7 @@ def _hub(offline: bool) -> Finding:
     from huggingface_hub import constants
 
     address = constants.ENDPOINT
-    if answers(address, seconds=2.0):
+    if is_reachable(address, seconds=2.0):
         return Finding("hub", f"{address} answers")
     return Finding("hub", f"{address} does not answer", "note", "use local folders; offline=true skips this check")
 

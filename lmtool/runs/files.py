@@ -16,7 +16,7 @@ from typing import Any
 
 from lmtool.config.saved import JsonObject
 from lmtool.errors import Problem, UserError, cannot_write
-from lmtool.system.files import draft_of, replace_bytes, sync_path
+from lmtool.system.files import draft_path, replace_bytes, sync_path
 from lmtool.system.secrets import masked_data, masker
 
 
@@ -28,7 +28,7 @@ def replace_text(path: Path, text: str) -> None:
 def replace_link(path: Path, name: str) -> None:
     """Atomically replaces a link to a name in the same folder. A filesystem without links gets a small file with the
     name instead."""
-    draft = draft_of(path)
+    draft = draft_path(path)
     try:
         draft.symlink_to(name)
     except OSError as error:
@@ -117,7 +117,7 @@ def replacement_of(path: Path, named_by_user: bool = True) -> Iterator[Path]:
     """
     path = Path(os.path.realpath(path)) if named_by_user else path
     direct = named_by_user and path.exists() and not path.is_file()
-    draft = path if direct else draft_of(path)
+    draft = path if direct else draft_path(path)
     try:
         yield draft
         if not direct:

@@ -15,7 +15,7 @@ from lmtool.config.groups import conf_dir
 from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.errors import UserError
 from lmtool.runs.files import LONGEST_ROW, to_json, write_errors
-from lmtool.system.files import draft_of, real_folder, remove, sha256
+from lmtool.system.files import draft_path, real_folder, remove, sha256
 
 # Keys that may differ on resume: names, devices, folders and speed. Everything else affects the result, including
 # evaluate_every and patience, which decide when a run ends and which weights are best.
@@ -153,7 +153,7 @@ def copy_code(folder: Path, plugins: Sequence[str]) -> Path:
     """Copies lmtool and the plugins into a folder and returns the path to import them from. An existing copy is used
     only if it is identical, since a stranger may have written the folder."""
     target = real_folder(folder / ".code") / fingerprint(plugins)
-    draft = draft_of(target)
+    draft = draft_path(target)
     for source, name in _sources(plugins):
         (draft / name).parent.mkdir(parents=True, exist_ok=True)
         if source.is_dir():

@@ -33,7 +33,7 @@ from lmtool.runs.identity import BRANCH_KEYS, SUBMITTED, changed_values, extends
 from lmtool.runs.locks import Lock
 from lmtool.system.files import open_to_append
 from lmtool.system.secrets import masked_data
-from lmtool.system.terminal import say, shown
+from lmtool.system.terminal import safe_line, say
 
 _FILES = (
     "config.yaml", "environment.json", "facts.json", "log.txt", "metrics.jsonl", "predictions.jsonl", "report.html",
@@ -204,7 +204,7 @@ class RunFolder:
     def append_log(self, line: str) -> None:
         """Appends a line to log.txt, with secrets masked. Raises OSError if writing fails."""
         with os.fdopen(open_to_append(self.path / "log.txt"), "ab", buffering=0) as file:
-            file.write(f"{shown(line)}\n".encode())
+            file.write(f"{safe_line(line)}\n".encode())
 
     def log(self, text: str) -> None:
         """Appends a line with the time to log.txt. If that fails, prints the line to stderr instead."""

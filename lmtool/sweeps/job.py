@@ -27,7 +27,7 @@ from lmtool.runs.locks import Owner
 from lmtool.sweeps import folders
 from lmtool.sweeps.table import end_of_job
 from lmtool.system.files import open_to_append, real_folder
-from lmtool.system.signals import STATUS, Interrupted, stopped, take_late
+from lmtool.system.signals import STATUS, Interrupted, pop_late_signals, stop_error
 from lmtool.system.terminal import say, say_error
 
 _GPUS = Path("/proc/driver/nvidia/gpus")
@@ -131,7 +131,7 @@ def perform(run_command: Run, config: PackedConfig) -> float:
     if not launch_stopped and not folders.is_done(folder, job.has_result):
         with _output_to_log(folder) if job.separate else contextlib.nullcontext(), _isolated(job):
             _perform(run_command, job, folder)
-        if not job.separate and (late := take_late()):  # the job has finished, and no further job may start
+        if not job.separate and (late := pop_late_signals()):  # the job has finished, and no further job may start
             raise SystemExit(STATUS[late[0]])
     if job.is_orphan:  # otherwise loky's process would wait for another job forever
         os._exit(errors.TERMINATED)
@@ -170,7 +170,7 @@ def _perform(run_command: Run, job: SweepJob, folder: Path) -> None:
             raise SystemExit(error.exit_status) from error
         say_error(error.message)
     except KeyboardInterrupt as interrupt:
-        end = stopped(interrupt)
+        end = stop_error(interrupt)
         record |= {"exit_status": end.exit_status, "error": end.message}
         if not job.separate:
             raise

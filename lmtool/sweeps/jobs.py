@@ -39,7 +39,7 @@ from lmtool.sweeps.folders import JobEntry, Sweeper, SweepFolder
 from lmtool.sweeps.job import Run
 from lmtool.sweeps.launching import LOCAL, DryLauncher, FirstJobs, Launch, LaunchAdapter
 from lmtool.sweeps.table import write_plan
-from lmtool.system.signals import stopped
+from lmtool.system.signals import stop_error
 from lmtool.system.terminal import counted, say
 
 
@@ -164,7 +164,7 @@ def _run_jobs(
             else:
                 launch.start(entries, config.hydra.sweeper.max_batch_size)
     except KeyboardInterrupt as interrupt:
-        status = (launch.interrupted if launch else 0) or stopped(interrupt).exit_status
+        status = (launch.interrupted if launch else 0) or stop_error(interrupt).exit_status
         return [status, *(launch.statuses() if launch else [])]
     except SystemExit as end:
         return [end.code if isinstance(end.code, int) else errors.FAULT]

@@ -35,7 +35,7 @@ from lmtool.sweeps import folders
 from lmtool.sweeps.folders import JobEntry, SweepFolder
 from lmtool.sweeps.job import STOPPED, Run, SweepJob, perform
 from lmtool.sweeps.table import Watch
-from lmtool.system.environment import SAFE_PATH, inherited
+from lmtool.system.environment import SAFE_PATH, child_environment
 from lmtool.system.files import real_folder
 from lmtool.system.signals import STATUS
 from lmtool.system.terminal import counted, say, say_error
@@ -240,7 +240,7 @@ class Launch:
             os.chmod(real_folder(self.sweep.path / ".submitit"), 0o700)  # it holds code and unmasked secrets
             code, path = str(identity.copy_code(self.sweep.path, self.plugins)), os.environ.get("PYTHONPATH")
             changed["PYTHONPATH"] = f"{code}{os.pathsep}{path}" if path else code
-        with inherited(changed):
+        with child_environment(changed):
             yield
 
     def _launch(self, batch: Sequence[JobEntry]) -> None:

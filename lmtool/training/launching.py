@@ -22,8 +22,8 @@ from lmtool import errors
 from lmtool.config.plugins import command_line
 from lmtool.errors import UserError
 from lmtool.system import ranks
-from lmtool.system.environment import inherited
-from lmtool.system.ranks import LAUNCHER, PID, Ends, RankInfo, rank_info, started_together
+from lmtool.system.environment import child_environment
+from lmtool.system.ranks import LAUNCHER, PID, RankExits, RankInfo, rank_info, started_together
 from lmtool.system.signals import Interrupted
 from lmtool.system.terminal import counted, say_error
 
@@ -119,7 +119,7 @@ def _environment(processes: int) -> Iterator[None]:
     launch_environment = {LAUNCHER: str(os.getpid())}
     if THREADS not in os.environ:
         launch_environment[THREADS] = str(max(cores() // processes, 1))
-    with inherited(launch_environment):
+    with child_environment(launch_environment):
         yield
 
 
@@ -155,7 +155,7 @@ def _exit_status(folder: Path, processes: int, failed: Mapping[int, int], receiv
     """The exit status of a run that failed. Reports a process that was killed. failed: exit codes by rank of the
     processes that ended first, negative for signals. received: forwarded signals."""
     attempt = next(folder.glob("*/attempt_*"), folder)
-    ends = Ends(attempt, RankInfo(0, processes, 0, processes)).all()
+    ends = RankExits(attempt, RankInfo(0, processes, 0, processes)).read()
     reported = sorted(
         (end for end in ends.values() if end.reported), key=lambda end: (not end.expected, end.at, end.rank)
     )

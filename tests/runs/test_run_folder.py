@@ -315,7 +315,7 @@ def test_what_is_linked_from_a_run_folder_stays_as_it_is(tmp_path: Path, link: A
     budget = settings(max_steps=4, evaluate_every=2)
     with open_run(tmp_path / "run") as run, pytest.raises(KeyboardInterrupt):
         train(Interrupted(), FakeLoader(), lambda step: {"loss": 1.0}, run, budget)
-    folder, machine = tmp_path / "run", files.draft_of(tmp_path / "x").name.rpartition("-")[0][-8:]
+    folder, machine = tmp_path / "run", files.draft_path(tmp_path / "x").name.rpartition("-")[0][-8:]
     names = [
         "environment.json", "facts.json", "metrics.jsonl", "predictions.jsonl", "report.html", "result.json",
         "checkpoints/last", "checkpoints/best", "plots/loss.png", "diverged/step_00000003.json",

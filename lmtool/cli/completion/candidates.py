@@ -16,7 +16,7 @@ from lmtool.cli.completion.keys import CompletionTable, KeyNode, KeyNodes, table
 from lmtool.config.nearest import nearest
 from lmtool.errors import UserError
 from lmtool.resolver.schema.verbs import ABOUT_A_RUN, LOOKS, TRAINING, VERBS
-from lmtool.system.terminal import say, shown
+from lmtool.system.terminal import safe_line, say
 
 FLAGS = ("--multirun", "--config", "--config-dir", "--plugin", "--cfg", "--debug", "--help", "-m", "-h")
 _BASH = """\
@@ -296,7 +296,7 @@ def _answer(words: Sequence[str]) -> None:
     try:
         shell, text = words
         for word in for_shell(candidates(text), Line.of(text).current, shell):
-            if shown(word) == word:  # paths with secrets are not offered
+            if safe_line(word) == word:  # paths with secrets are not offered
                 say(word)
     except Exception:
         return
