@@ -26,7 +26,7 @@ def ends(tmp_path, monkeypatch):
 def test_the_same_error_is_printed_once(ends):
     assert ends[0].record_error(2, ("no data", "use some")) == ""
     assert ends[1].record_error(2, ("no data", "use some")) is None
-    assert {number: end.exit_status for number, end in ends[1].all().items()} == {0: 2, 1: 2}
+    assert {number: end.exit_status for number, end in ends[1].read().items()} == {0: 2, 1: 2}
 
 
 def test_rank_0_may_say_more(ends):
@@ -47,7 +47,7 @@ def test_what_follows_from_another_end_is_not_printed(ends):
 def test_of_two_bugs_the_first_is_printed(ends):
     assert ends[1].record_exception(1, ("KeyError: 'x'",)) == "rank 1: "
     assert ends[0].record_exception(1, ("KeyError: 'x'",)) is None
-    assert [ends[0].all()[number].reported for number in (0, 1)] == [False, True]
+    assert [ends[0].read()[number].reported for number in (0, 1)] == [False, True]
 
 
 def test_a_killed_process_is_left_to_the_launcher(ends):
