@@ -251,7 +251,7 @@ def tokenize(tokenizer: Tokenizer, portions: Iterable[Portion], workers: int) ->
     one. Raises ChildDied if a child process ends early, and UserError if the tokenizer fails on a text."""
     if workers <= 1:
         # A copy like that of a child process, because the last digit of scores may change when they are read.
-        copy = Tokenizer.of_plain(tokenizer.to_plain())
+        copy = Tokenizer.from_plain(tokenizer.to_plain())
         encode = FlatEncoder(copy)
         yield from (tokenized(copy, encode, portion, dtype_of(tokenizer)) for portion in portions)
         return
@@ -367,7 +367,7 @@ def serve() -> None:
     sys.stdout = sys.stderr  # keep other output out of the pipe
     with suppress(EOFError, BrokenPipeError, KeyboardInterrupt):
         setup = _receive(source)
-        tokenizer, dtype = Tokenizer.of_plain(setup["tokenizer"]), np.dtype(setup["dtype"])
+        tokenizer, dtype = Tokenizer.from_plain(setup["tokenizer"]), np.dtype(setup["dtype"])
         encode = FlatEncoder(tokenizer)
         while True:
             _send(sink, *_answer(tokenizer, encode, Portion(**_receive(source)), dtype))

@@ -1,1 +1,1 @@
-"""How text becomes tokens: train, load, save. Over the `tokenizers` library, in Hugging Face's file layout."""
+"""Tokenizers: train, load and save them with the `tokenizers` library, in Hugging Face's file layout."""

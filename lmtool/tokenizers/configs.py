@@ -26,9 +26,9 @@ SPECIALS: dict[str, dict[str, str]] = {
     "gpt2": {"bos": "<|endoftext|>", "eos": "<|endoftext|>"},
     "gpt1": {"unk": "<unk>"},
 }  # fmt: skip
-"""Special tokens of each family's pretrained vocabulary by role, ordered by their number."""
+"""Special tokens of each family's pretrained vocabulary by role, in the order of their ids."""
 
-# GPT-1's <unk>, and a token that starts, ends and pads, because pretraining reads text document by document.
+# GPT-1's <unk>, and a token that starts, ends and pads documents, which pretraining needs.
 _GPT = {**SPECIALS["gpt1"], **dict.fromkeys(("pad", "bos", "eos"), "<|endoftext|>")}
 
 
@@ -36,13 +36,13 @@ class TokenizerConfig(Config):
     """Base class of tokenizer configurations."""
 
     reads_text: ClassVar[bool] = True
-    """Whether it is trained on the run's text; its vocabulary is then cached for other runs on the same text."""
+    """Whether the vocabulary is trained on the run's text, and cached for other runs on the same text."""
 
     most_characters: ClassVar[int] = 30_000_000
-    """Maximum number of characters to train on; longer text is sampled. The library needs about 10 bytes for each."""
+    """Maximum number of characters to train on; longer text is sampled. Training needs about 10 bytes per character."""
 
     free_fields: ClassVar[tuple[str, ...]] = ("vocab_size", "minimum_count", "parse_special_tokens")
-    """Fields that may differ from a checkpoint's: only training a vocabulary reads them, or they change no entry."""
+    """Fields that may differ from a checkpoint's tokenizer, since they only affect training or change no entry."""
 
     name: str = Field(description="Kind of tokenizer.")
     vocab_size: int | None = Field(
@@ -60,11 +60,9 @@ class TokenizerConfig(Config):
     @property
     def roles(self) -> frozenset[str] | None:
         """Roles of the special tokens, including `sentinel` for sentinels. None if only files define them."""
-        return (
-            None
-            if self.specials is None
-            else frozenset(self.specials) | ({"sentinel"} if self.sentinel_count else set())
-        )
+        if self.specials is None:
+            return None
+        return frozenset(self.specials) | ({"sentinel"} if self.sentinel_count else set())
 
     @property
     def sentinel_count(self) -> int:
