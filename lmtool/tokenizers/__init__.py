@@ -1,1 +1,1 @@
-"""Tokenizers: train, load and save them with the `tokenizers` library, in Hugging Face's file layout."""
+"""Tokenizers: train, load, save. Built on the `tokenizers` library, in Hugging Face's file layout."""
