@@ -1,6 +1,6 @@
 """Checkpoints on disk: written atomically, verified on every load, no pickle.
 
-    step_00001000/  model.safetensors      the learner's tensors, tied ones once; without the base of a tuned run
+    step_00001000/  model.safetensors      the learner's tensors, tied tensors once; without a tuned run's base model
                     optimizer.safetensors  the optimizer's tensors, named KIND.PARAMETER
                     carried.safetensors    the state that the model carries from batch to batch, if any
                     state.json             step, the loader's cursor, budgets, best score: see training/progress.py

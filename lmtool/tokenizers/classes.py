@@ -144,7 +144,7 @@ class TokenizerClass:
         specials: Default special tokens by role.
         build: Builds the tokenizer from a vocabulary, settings and special tokens by role.
         set_template: Sets the template of special tokens, which lmtool does not use; None keeps tokenizer.json's.
-        extra_tokens: Returns the special tokens without a role for those that the files name; None keeps the latter.
+        extra_tokens: Adds default special tokens without a role to the tokens in the files; None adds nothing.
         exact_special_tokens: Match special tokens exactly, without the files' rules for adjacent spaces.
     """
 

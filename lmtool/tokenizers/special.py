@@ -28,15 +28,13 @@ class SpecialTokens:
     Attributes:
         named: Special tokens by role or another name (NAME of the key NAME_token); None if a file sets null.
         extra: Special tokens without a name.
-        added: Tokens outside the vocabulary, special or not, by id.
-        origins: The files that define the tokens in `added`, by id.
+        added: Tokens outside the vocabulary, special or not, with the files that define them, by id.
         path: The path of tokenizer_config.json, for errors.
     """
 
     named: dict[str, Token | None]
     extra: list[Token]
-    added: dict[int, AddedToken]
-    origins: dict[int, Path]
+    added: dict[int, tuple[AddedToken, Path]]
     path: Path
 
     @property
@@ -54,16 +52,16 @@ class SpecialTokens:
         """Adds the tokens that a backend lacks. Raises UserError if a token cannot have the id that a file gives it."""
         present = backend.get_added_tokens_decoder().values()
         descriptions = {repr(token) for token in present}
-        new: list[Token] = [token for _, token in sorted(self.added.items()) if repr(token) not in descriptions]
+        new: list[Token] = [token for _, (token, _) in sorted(self.added.items()) if repr(token) not in descriptions]
         contents = {token.content for token in present} | {str(token) for token in new}
         for token in (*self.named.values(), *self.extra):
             if token is not None and str(token) not in contents and token not in new:
                 new.append(token)
         with_name = {str(token) for token in self.named.values() if token is not None}
         backend.add_tokens([_as_special(token, str(token) in with_name) for token in new])
-        for number, token in self.added.items():
+        for number, (token, path) in self.added.items():
             if backend.token_to_id(token.content) != number:
-                raise file_error(self.origins[number], f"{token.content} cannot have the id {number}")
+                raise file_error(path, f"{token.content} cannot have the id {number}")
         for role, content in self.roles.items():
             if backend.token_to_id(content) is None:  # the library does not add empty tokens
                 raise file_error(self.path, f"{role}_token={content!r} is not a token")
@@ -99,12 +97,10 @@ def read_special(
     if _OLD_LIST in values and not values.get(_NEW_LIST):
         values[_NEW_LIST] = values.pop(_OLD_LIST)
     named_tokens = _pop_names(values)
-    added: dict[int, AddedToken] = {}
-    origins: dict[int, Path] = {}
+    added: dict[int, tuple[AddedToken, Path]] = {}
 
     def add(path: Path, tokens: dict[int, AddedToken]) -> None:
-        added.update(tokens)
-        origins.update(dict.fromkeys(tokens, path))
+        added.update({number: (token, path) for number, token in tokens.items()})
 
     if "added_tokens_decoder" in values:
         add(settings.path, _by_id(settings.path, values["added_tokens_decoder"]))
@@ -116,7 +112,7 @@ def read_special(
         if tokenizer_json is not None:
             tokens = read_json(tokenizer_json).get("added_tokens") or ()
             add(tokenizer_json, _by_id(tokenizer_json, {str(_get(token, "id")): token for token in tokens}))
-    by_content = {token.content: token for token in added.values()}
+    by_content = {token.content: token for token, _ in added.values()}
 
     named: dict[str, Token | None] = dict.fromkeys(ROLES)
     named |= {} if kind is None else kind.specials
@@ -131,7 +127,7 @@ def read_special(
     extra: Sequence[Token] = old_list if special_pieces is None else special_pieces
     if kind is not None and kind.extra_tokens is not None:
         extra = kind.extra_tokens(extra, settings)
-    return SpecialTokens(named, new_list if _NEW_LIST in values else list(extra), added, origins, settings.path)
+    return SpecialTokens(named, new_list if _NEW_LIST in values else list(extra), added, settings.path)
 
 
 def _pop_names(values: JsonObject) -> JsonObject:
