@@ -155,7 +155,7 @@ def _configured(verb: str, arguments: Arguments) -> int:
 def _about_a_run(command: str, arguments: Arguments) -> int:
     """Runs a command about a run, such as plan or inspect, whose arguments are keys of the run and of the command."""
     if arguments.multirun:
-        raise UserError(f"-m: lmtool {command} does not sweep", f"-m goes with {', '.join(SWEPT)}")
+        raise UserError(f"-m: lmtool {command} does not sweep", f"use -m with {', '.join(SWEPT)}")
     command_keys = keys_of(command)
     typed = [word for word in arguments.rest if command_keys is not None and command_keys.has(word)]
     verb, first = _training_verb(command, arguments.rest)
@@ -226,7 +226,7 @@ def _sweep(verb: str, arguments: Arguments) -> int:
     from lmtool.sweeps import jobs, table
 
     if not VERBS[verb].sweeps:
-        raise UserError(f"-m: lmtool {verb} does not sweep", f"-m goes with {', '.join(SWEPT)}")
+        raise UserError(f"-m: lmtool {verb} does not sweep", f"use -m with {', '.join(SWEPT)}")
     trunks.refuse_in_sweep(arguments.rest)
     if rank_info(os.environ).size > 1:
         raise UserError("-m under torchrun: each of its processes would start all jobs", "use -m without torchrun")

@@ -93,23 +93,23 @@ class SweepJob:
     has_result: bool
     parent: int
 
-    def packed(self) -> str:
+    def to_base64(self) -> str:
         """Encodes the job in base64, since Hydra would interpret ${...} in a configuration."""
         return base64.b64encode(json.dumps(asdict(self)).encode()).decode()
 
     @classmethod
-    def unpacked(cls, text: str) -> SweepJob:
+    def from_base64(cls, text: str) -> SweepJob:
         return cls(**json.loads(base64.b64decode(text)))
 
     @property
-    def separate(self) -> bool:
+    def is_separate(self) -> bool:
         """Whether the job runs in a separate process."""
         return self.by_submitit or os.getpid() != self.parent
 
     @property
     def is_orphan(self) -> bool:
         """Whether the parent of this joblib process has ended. Such a process would still take jobs from the queue."""
-        return self.launcher == "joblib" and self.separate and os.getppid() != self.parent
+        return self.launcher == "joblib" and self.is_separate and os.getppid() != self.parent
 
     @property
     def by_submitit(self) -> bool:
@@ -117,7 +117,7 @@ class SweepJob:
 
 
 class PackedConfig(TypedDict):
-    """The configuration that a launcher passes to a job. job: the result of `SweepJob.packed`."""
+    """The configuration that a launcher passes to a job. job: the result of `SweepJob.to_base64`."""
 
     job: str
 
@@ -125,13 +125,13 @@ class PackedConfig(TypedDict):
 def perform(run_command: Run, config: PackedConfig) -> float:
     """Runs a job for a launcher and returns the value of its metric; nan without a metric. Records and reports a failed
     job, without ending the sweep; an interrupt ends the sweep."""
-    job = SweepJob.unpacked(config["job"])
+    job = SweepJob.from_base64(config["job"])
     folder = Path(job.folder)
     launch_stopped = (folder.parent / STOPPED / job.launch).exists() or job.is_orphan
     if not launch_stopped and not folders.is_done(folder, job.has_result):
-        with _output_to_log(folder) if job.separate else contextlib.nullcontext(), _isolated(job):
+        with _output_to_log(folder) if job.is_separate else contextlib.nullcontext(), _isolated(job):
             _perform(run_command, job, folder)
-        if not job.separate and (late := pop_late_signals()):  # the job has finished, and no further job may start
+        if not job.is_separate and (late := pop_late_signals()):  # the job has finished, and no further job may start
             raise SystemExit(STATUS[late[0]])
     if job.is_orphan:  # otherwise loky's process would wait for another job forever
         os._exit(errors.TERMINATED)
@@ -152,12 +152,12 @@ def _perform(run_command: Run, job: SweepJob, folder: Path) -> None:
         "threads": _threads(),
         "code": job.code,
         "owner": asdict(Owner.me()),
-        **({"log": folders.LOG} if job.separate else {}),
+        **({"log": folders.LOG} if job.is_separate else {}),
         **({"slurm": identity} if (identity := _slurm_job()) else {}),
     }
     folders.write_record(folder, JOB, record)
     say(f"job {job.number}: {' '.join(job.overrides)}")
-    if job.separate and job.code != code.fingerprint(job.plugins):
+    if job.is_separate and job.code != code.fingerprint(job.plugins):
         say("warning: lmtool or a plugin has changed since the sweep was started", sys.stderr)
     try:
         with errors.system_errors():
@@ -165,14 +165,14 @@ def _perform(run_command: Run, job: SweepJob, folder: Path) -> None:
         record |= {"exit_status": errors.DONE, **_scores(result)}
     except Stopped as error:
         record |= {"exit_status": error.exit_status, "error": error.message}
-        if not job.separate:
+        if not job.is_separate:
             # SystemExit, since Hydra catches an Exception and starts the next job.
             raise SystemExit(error.exit_status) from error
         say_error(error.message)
     except KeyboardInterrupt as interrupt:
         end = stop_error(interrupt)
         record |= {"exit_status": end.exit_status, "error": end.message}
-        if not job.separate:
+        if not job.is_separate:
             raise
     except SystemExit:  # before training has its own handlers, submitit's handler requeues the job and exits
         record |= {"exit_status": REQUEUE, "error": "stopped before its first step and requeued"}
@@ -187,7 +187,7 @@ def _perform(run_command: Run, job: SweepJob, folder: Path) -> None:
     finally:
         record["seconds"] = round(time.monotonic() - started, 3)
         folders.write_record(folder, JOB, record)
-        if not job.separate:  # the parent reports jobs in other processes
+        if not job.is_separate:  # the parent reports jobs in other processes
             say(end_of_job(record, folder.parent))
     if job.by_submitit and record["exit_status"] in (REQUEUE, errors.TERMINATED):
         _requeue(folder, record)
@@ -235,7 +235,7 @@ def _threads() -> int:
 def _isolated(job: SweepJob) -> Iterator[None]:
     """Prepares a separate process for a job: the process ignores the terminal's Ctrl-C, which the parent forwards once;
     ends when its parent ends; and handles signals outside of training, which installs handlers itself."""
-    if not job.separate:
+    if not job.is_separate:
         yield
         return
     before: dict[signal.Signals, _Handler] = {}

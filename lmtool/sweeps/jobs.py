@@ -114,10 +114,10 @@ def run(request: SweepRequest, *, print_config: bool = False, root: Path = Path(
     hydra_plugins.require("hydra/launcher", launcher)
     hydra_plugins.require("hydra/sweeper", sweeper)
     checked, name = _pop_name(checked)
-    jobs = _decoded_jobs(request, checked, launcher in LOCAL and not print_config) if is_grid else []
+    jobs = _decoded_jobs(request, checked, launcher in LOCAL and not print_config) if is_grid else None
     if print_config:
-        configs = [config for _, config in jobs] if is_grid else _first_configs(request, checked, hydra_keys)
-        if not is_grid:
+        configs = _first_configs(request, checked, hydra_keys) if jobs is None else [config for _, config in jobs]
+        if jobs is None:
             say(f"# hydra/sweeper={sweeper} chooses jobs by the scores of earlier jobs; it could start with these")
         say("---\n".join(to_yaml(save(config, request.verb)) for config in configs).removesuffix("\n"))
         return errors.DONE
@@ -126,7 +126,7 @@ def run(request: SweepRequest, *, print_config: bool = False, root: Path = Path(
     resume = _resume_command(request, folder, name or hydra_keys.get("hydra.sweep.dir"))
     try:
         sweep = SweepFolder(folder, request.verb, checked)
-        statuses = _run_jobs(request, checked, sweep, hydra_keys, jobs if is_grid else None, resume)
+        statuses = _run_jobs(request, checked, sweep, hydra_keys, jobs, resume)
     except (LmtoolError, OSError):
         if was_empty and not any(folder.glob(f"*/{JOB}")):  # an error leaves no files behind
             shutil.rmtree(folder, ignore_errors=True)
@@ -201,7 +201,7 @@ def _search(request: SweepRequest, sweep: SweepFolder, checked: CheckedOverrides
 
     sweeper = _sweeper(hydra, config, launch.callbacks)
     sweeper.launcher = LaunchAdapter(launch, prepare)
-    arguments = _arguments(config)
+    arguments = [str(text) for text in config.hydra.overrides.task]
     if config.hydra.runtime.choices["hydra/sweeper"] == "optuna":
         if not any(text.startswith("hydra.sweeper.direction=") for text in checked.hydra):
             sweeper.direction = _direction(request, checked, sweep)
@@ -228,17 +228,12 @@ def _first_configs(request: SweepRequest, checked: CheckedOverrides, hydra_keys:
         if config.hydra.runtime.choices["hydra/sweeper"] == "optuna":
             folders.start_new_search(sweeper)
         try:
-            sweeper.sweep(arguments=_arguments(config))
+            sweeper.sweep(arguments=[str(text) for text in config.hydra.overrides.task])
         except FirstJobs as first:
             return [_job_config(request, checked, job, False) for job in first.jobs]
         except _SWEEPER_ERRORS as error:
             raise _no_first_job(config, error) from error
     raise UserError("the sweeper chooses no job", "check the keys hydra.sweeper.*")
-
-
-def _arguments(config: DictConfig) -> list[str]:
-    """Returns the overrides of all jobs in the form that Hydra's sweepers expect."""
-    return [str(text) for text in config.hydra.overrides.task]
 
 
 def _job_config(request: SweepRequest, checked: CheckedOverrides, job: Sequence[str], running: bool) -> Config:

@@ -245,7 +245,7 @@ class Launch:
 
     def _launch(self, batch: Sequence[JobEntry]) -> None:
         fingerprint = identity.fingerprint(self.plugins)
-        overrides = [[entry.folder.name, self._job(entry, fingerprint).packed()] for entry in batch]
+        overrides = [[entry.folder.name, self._job(entry, fingerprint).to_base64()] for entry in batch]
         if not self._parallel:
             self.launcher.launch(overrides, initial_job_idx=0)
             return

@@ -74,7 +74,7 @@ def test_a_preempted_job_is_queued_again(tmp_path: Path, monkeypatch: pytest.Mon
     before = signal.signal(signal.SIGUSR2, lambda number, frame: called.append(number))
     monkeypatch.setenv("SLURM_JOB_ID", "12")
     try:
-        job.perform(stop, {"job": a_job(tmp_path / "0_a").packed()})
+        job.perform(stop, {"job": a_job(tmp_path / "0_a").to_base64()})
     finally:
         signal.signal(signal.SIGUSR2, before)
     record = folders.read_record(tmp_path / "0_a")
@@ -83,7 +83,7 @@ def test_a_preempted_job_is_queued_again(tmp_path: Path, monkeypatch: pytest.Mon
     # A time limit that was met too often is the end: submitit says so.
     signal.signal(signal.SIGUSR2, lambda number, frame: [][number])
     try:
-        job.perform(stop, {"job": a_job(tmp_path / "0_a").packed()})
+        job.perform(stop, {"job": a_job(tmp_path / "0_a").to_base64()})
     finally:
         signal.signal(signal.SIGUSR2, before)
     assert folders.read_record(tmp_path / "0_a")["exit_status"] == errors.TERMINATED
@@ -92,7 +92,7 @@ def test_a_preempted_job_is_queued_again(tmp_path: Path, monkeypatch: pytest.Mon
 def test_no_job_of_a_stopped_start_begins(tmp_path: Path) -> None:
     (tmp_path / job.STOPPED).mkdir()
     (tmp_path / job.STOPPED / "one").touch()
-    job.perform(lambda data: pytest.fail("it began"), {"job": a_job(tmp_path / "0").packed()})
+    job.perform(lambda data: pytest.fail("it began"), {"job": a_job(tmp_path / "0").to_base64()})
     assert folders.read_record(tmp_path / "0") == {}
 
 
