@@ -180,7 +180,7 @@ def one_rank(name: str, parallel: str, rank: int) -> dict[str, Any]:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     from lmtool.config.tables import build
-    from lmtool.runs.checkpoints import gathered
+    from lmtool.runs.checkpoints import gather_tensors
     from lmtool.training import engine
     from lmtool.training.optimizers import state_tensors
     from lmtool.training.precision import FP32_CPU
@@ -212,7 +212,7 @@ def one_rank(name: str, parallel: str, rank: int) -> dict[str, Any]:
         named = dict(learner.named_parameters())
         with Traffic() as saving:
             for tensors in (learner.state_dict(keep_vars=True), state_tensors(optimizer, named)):
-                gathered(tensors, keeps=False)
+                gather_tensors(tensors, writes=False)
         answer["checkpoint"] = {call: [number, saving.bytes[call]] for call, number in saving.calls.items()}
     return answer
 

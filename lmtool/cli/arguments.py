@@ -1,7 +1,7 @@
-"""Parses a command line into flags, which may be anywhere, and the arguments of the command. Also suggests
-lmtool's equivalents for commands and flags of other tools.
+"""Parses a command line into flags, which may be anywhere, and the arguments of the command. Also suggests lmtool's
+equivalents of commands and flags of other tools.
 
-Imports only the standard library and modules of lmtool that do the same, unless an unknown flag must be explained.
+Imports no third-party package, except to explain an unknown flag.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ _SWITCHES = {
 
 @dataclass
 class Arguments:
-    """A parsed command line. rest: the words that are not flags. typed: all words."""
+    """A parsed command line. rest: all arguments that are not flags. typed: all arguments. cfg: whether to print the
+    configuration (--cfg job)."""
 
     rest: list[str] = field(default_factory=list)
     typed: list[str] = field(default_factory=list)
@@ -39,7 +40,7 @@ class Arguments:
     version: bool = False
 
     def words(self, verb: str) -> list[str]:
-        """The arguments of a command line that runs `verb` with the same flags, except --multirun and --cfg."""
+        """Returns the arguments of a command line that runs `verb` with the same flags, except --multirun and --cfg."""
         flags = ["--debug"] if self.debug else []
         flags += [] if self.config is None else [f"--config={self.config}"]
         flags += [f"--config-dir={folder}" for folder in self.config_dirs]
@@ -48,10 +49,10 @@ class Arguments:
 
 
 def parse(words: Sequence[str]) -> Arguments:
-    """Separates the flags from the rest. UserError for an unknown flag."""
-    arguments, left = Arguments(typed=list(words)), list(words)
-    while left:
-        word = left.pop(0)
+    """Separates the flags from the other arguments. Raises UserError for an unknown flag."""
+    arguments, unread = Arguments(typed=list(words)), list(words)
+    while unread:
+        word = unread.pop(0)
         flag, equals, value = word.partition("=")
         if not word.startswith("-") or word == "-":
             arguments.rest.append(word)
@@ -59,20 +60,20 @@ def parse(words: Sequence[str]) -> Arguments:
             setattr(arguments, _SWITCHES[flag], True)
         elif flag in ("--config", "--config-dir", "--plugin", "--cfg"):
             if not equals:
-                if not left:
+                if not unread:
                     raise UserError(f"{flag} needs a value", "lmtool --help prints the flags")
-                value = left.pop(0)
-            _take(arguments, flag, value)
+                value = unread.pop(0)
+            _set_flag(arguments, flag, value)
         else:
-            follows = value if equals else next((word for word in left[:1] if "=" not in word), "")
+            flag_value = value if equals else next((word for word in unread[:1] if "=" not in word), "")
             raise UserError(
                 f"unknown flag {flag}; the flags are -m, -h, {', '.join(FLAGS)}",
-                suggested_flag(flag, follows, next((word for word in words if word in VERBS), "")),
+                _flag_hint(flag, flag_value, next((word for word in words if word in VERBS), "")),
             )
     return arguments
 
 
-def _take(arguments: Arguments, flag: str, value: str) -> None:
+def _set_flag(arguments: Arguments, flag: str, value: str) -> None:
     if flag == "--config" and arguments.config is not None:
         raise UserError("--config is set twice", "use it once")
     if flag == "--config":
@@ -84,7 +85,7 @@ def _take(arguments: Arguments, flag: str, value: str) -> None:
     elif value == "job":
         arguments.cfg = True
     else:
-        raise UserError(f"--cfg {value}: its only value is job, which prints the configuration", "use --cfg job")
+        raise UserError(f"--cfg {value}: the only value is job, which prints the configuration", "use --cfg job")
 
 
 _COMMANDS = {
@@ -98,28 +99,23 @@ _COMMANDS = {
 }  # fmt: skip
 
 
-def suggested_command(word: str) -> str:
-    """The hint for an unknown command."""
-    if meant := _COMMANDS.get(word.lower()):
-        return f"did you mean {' or '.join(f'lmtool {name}' for name in meant)}?"
-    if (group := groups.singular(word, of_conf := groups.all_groups())) in of_conf:
+def command_hint(word: str) -> str:
+    """Returns the hint for an unknown command."""
+    if equivalents := _COMMANDS.get(word.lower()):
+        return f"did you mean {' or '.join(f'lmtool {name}' for name in equivalents)}?"
+    if (group := groups.singular(word, all_groups := groups.all_groups())) in all_groups:
         return f"did you mean lmtool list {group}?"
     close = nearest(word, tuple(VERBS))
     return f"did you mean lmtool {close}?" if close else "write a command first; lmtool --help lists them"
 
 
-def suggested_flag(word: str, value: str, verb: str) -> str:
-    """The hint for an unknown flag.
-
-    Args:
-        word: the flag.
-        value: its value, after `=` or as the next word; "" without one.
-        verb: the typed command; "" without one.
-    """
+def _flag_hint(word: str, value: str, verb: str) -> str:
+    """Returns the hint for an unknown flag with its value (after `=`, or the next argument; "" without a value), and
+    the typed command ("" without a command)."""
     if word in aliases.FLAGS:
         return aliases.FLAGS[word].replace("{}", value or "NAME")
     key = word.lstrip("-").replace("-", "_")
-    # Imported here because it is slow: the keys of a command come from the configuration classes.
+    # Imported here because importing the configuration classes is slow.
     from lmtool.config import problems
     from lmtool.resolver.schema.verbs import COMMANDS
 

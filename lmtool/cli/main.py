@@ -1,6 +1,6 @@
-"""The command line: runs the command that its first word names, reports errors, and determines the exit status.
+"""The command line: runs the command that the first word names, reports errors, and determines the exit status.
 
-`lmtool --help` imports the standard library only. A configuration is composed, decoded and checked before torch is
+`lmtool --help` imports only the standard library. A configuration is composed, decoded and checked before torch is
 imported; the command's module is imported last.
 """
 
@@ -15,13 +15,13 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from lmtool import __version__, errors
-from lmtool.cli.arguments import Arguments, parse, suggested_command
+from lmtool.cli.arguments import Arguments, command_hint, parse
 from lmtool.errors import ConfigError, LmtoolError, UserError
 from lmtool.resolver.schema.verbs import LOOKS, SWEPT, TRAINING, VERBS, Reads, help_of, keys_of, overview
 from lmtool.system import ranks
 from lmtool.system.environment import ENVIRONMENT
-from lmtool.system.ranks import Ends, RankInfo, rank_info
-from lmtool.system.signals import Interrupts, stopped
+from lmtool.system.ranks import RankExits, RankInfo, rank_info
+from lmtool.system.signals import Interrupts, stop_error
 from lmtool.system.terminal import say, say_error
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command line and returns its exit status. argv: None for the arguments of this process."""
+    """Runs a command line and returns the exit status. argv: None means the arguments of this process."""
     os.environ |= ENVIRONMENT | os.environ
     words = list(sys.argv[1:] if argv is None else argv)
     try:
@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return failed(error, debug="--debug" in words)
     finally:
         if argv is None:
-            gc.freeze()  # the last collection, at exit, took a quarter of the time of a refused command
+            gc.freeze()  # garbage collection at exit took a quarter of the time of a command that ends with an error
 
 
 def _main(words: list[str]) -> int:
@@ -63,7 +63,7 @@ def _main(words: list[str]) -> int:
     if arguments.rest and f"{verb} {arguments.rest[0]}" in VERBS:
         verb = f"{verb} {arguments.rest.pop(0)}"
     if verb not in VERBS:
-        raise UserError(f"unknown command {verb}; there are {', '.join(VERBS)}", suggested_command(verb))
+        raise UserError(f"unknown command {verb}; there are {', '.join(VERBS)}", command_hint(verb))
     if arguments.help:
         say(help_of(verb, arguments.rest))
         return errors.DONE
@@ -72,8 +72,7 @@ def _main(words: list[str]) -> int:
 
 @contextmanager
 def _without_collection() -> Iterator[None]:
-    """Disables garbage collection while modules are imported: there is hardly any garbage, and searching for it took an
-    eighth of the time."""
+    """Disables garbage collection during imports, which create hardly any garbage: it took an eighth of the time."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -84,12 +83,12 @@ def _without_collection() -> Iterator[None]:
 
 
 def _status(result: object) -> int:
-    """The exit status that a command returned, or DONE if it returned something else."""
+    """Returns the exit status that a command returned, or DONE if it returned something else."""
     return result if isinstance(result, int) else errors.DONE
 
 
 def _runner(verb: str) -> Callable[..., Any]:
-    """The function that implements a command; imports its module."""
+    """Imports and returns the function that implements a command."""
     from lmtool.config.tables import imported
 
     with _without_collection():
@@ -110,8 +109,8 @@ def run(verb: str, config: CommandConfig) -> object:
 
 
 def configuration(verb: str, arguments: Arguments, *, running: bool) -> CommandConfig:
-    """The decoded configuration of a command line; also expands the shorthands in `arguments`. Raises ConfigError with
-    all errors."""
+    """Returns the decoded configuration of a command line, and expands the shorthands in `arguments`. Raises
+    ConfigError with all errors."""
     with _without_collection():
         from lmtool.resolver.configuration import configuration as resolve
 
@@ -119,7 +118,7 @@ def configuration(verb: str, arguments: Arguments, *, running: bool) -> CommandC
 
 
 def _line(verb: str, arguments: Arguments) -> CommandLine:
-    """The command line with its shorthands expanded."""
+    """Returns the command line with expanded shorthands, and expands them in `arguments`."""
     from lmtool.config import plugins
     from lmtool.resolver.shorthands import CommandLine, expand_arguments
 
@@ -129,7 +128,7 @@ def _line(verb: str, arguments: Arguments) -> CommandLine:
     return line
 
 
-def _print(verb: str, config: CommandConfig) -> int:
+def _print_config(verb: str, config: CommandConfig) -> int:
     from lmtool.config import saved
 
     say(saved.to_yaml(saved.save(config, verb)).removesuffix("\n"))
@@ -137,8 +136,7 @@ def _print(verb: str, config: CommandConfig) -> int:
 
 
 def _start(verb: str, config: CommandConfig, words: list[str]) -> int:
-    """Runs a command in this process, or in the processes that `devices` asks for. words: the command line that starts
-    them."""
+    """Runs a command in this process, or runs the command line `words` in the processes that `devices` requests."""
     from lmtool.training.launching import launch, processes_to_start
 
     processes = processes_to_start(config, verb)
@@ -147,7 +145,7 @@ def _start(verb: str, config: CommandConfig, words: list[str]) -> int:
     return _status(run(verb, config))
 
 
-# Commands by their input, see `Verb.reads`.
+# One function for each kind of input that a command reads, see `Verb.reads`.
 
 
 def _configured(verb: str, arguments: Arguments) -> int:
@@ -155,14 +153,14 @@ def _configured(verb: str, arguments: Arguments) -> int:
         return _sweep(verb, arguments)
     config = configuration(verb, arguments, running=not arguments.cfg)
     if arguments.cfg:
-        return _print(verb, config)
+        return _print_config(verb, config)
     return _start(verb, config, arguments.words(verb))
 
 
 def _about_a_run(command: str, arguments: Arguments) -> int:
-    """Runs a command about a run, such as plan or inspect: its arguments are keys of the run and of the command."""
+    """Runs a command about a run, such as plan or inspect, whose arguments are keys of the run and of the command."""
     if arguments.multirun:
-        raise UserError(f"-m: lmtool {command} does not sweep", f"-m goes with {', '.join(SWEPT)}")
+        raise UserError(f"-m: lmtool {command} does not sweep", f"use -m with {', '.join(SWEPT)}")
     command_keys = keys_of(command)
     typed = [word for word in arguments.rest if command_keys is not None and command_keys.has(word)]
     verb, first = _training_verb(command, arguments.rest)
@@ -170,12 +168,12 @@ def _about_a_run(command: str, arguments: Arguments) -> int:
     keys = None if command_keys is None else command_keys.of(typed)
     config = configuration(verb, arguments, running=command == "profile" and not arguments.cfg)
     if arguments.cfg:
-        return _print(verb, config)
+        return _print_config(verb, config)
     return _status(_runner(command)(config, verb, arguments.words(verb) if keys is None else keys))
 
 
 def _training_verb(command: str, words: Sequence[str]) -> tuple[str, str | None]:
-    """The training command, and the argument that names it (None if the task key decides)."""
+    """Returns the training command, and the argument that names it (None if a task key decides)."""
     from lmtool.config.nearest import nearest
 
     first = next((word for word in words if "=" not in word), None)
@@ -194,7 +192,7 @@ def _resumed(verb: str, arguments: Arguments) -> int:
     _load_plugins(arguments)
     resumed, config = _runner(verb)(arguments.rest)
     if arguments.cfg:
-        return _print(resumed, config)
+        return _print_config(resumed, config)
     return _start(resumed, config, [verb, *arguments.rest])
 
 
@@ -233,7 +231,7 @@ def _sweep(verb: str, arguments: Arguments) -> int:
     from lmtool.sweeps import jobs, table
 
     if not VERBS[verb].sweeps:
-        raise UserError(f"-m: lmtool {verb} does not sweep", f"-m goes with {', '.join(SWEPT)}")
+        raise UserError(f"-m: lmtool {verb} does not sweep", f"use -m with {', '.join(SWEPT)}")
     trunks.refuse_in_sweep(arguments.rest)
     if rank_info(os.environ).size > 1:
         raise UserError("-m under torchrun: each of its processes would start all jobs", "use -m without torchrun")
@@ -257,8 +255,8 @@ def _sweep(verb: str, arguments: Arguments) -> int:
 
 
 def run_job(verb: str, plugin_names: tuple[str, ...], data: dict[str, object]) -> object:
-    """Runs a job of a sweep, in any process, and returns its result. data: its complete configuration; decoding it
-    reads neither YAML nor the checkpoint that the job starts from."""
+    """Runs a job of a sweep, in any process, and returns the result. data: the job's complete configuration, so that
+    neither YAML nor the checkpoint that the job starts from is read to decode it."""
     from lmtool.config import plugins
     from lmtool.resolver.decoding import decoded
 
@@ -269,11 +267,11 @@ def run_job(verb: str, plugin_names: tuple[str, ...], data: dict[str, object]) -
 # Errors and exit status.
 
 REPORT_TO = "this is a bug in lmtool: please report it, with the lines above and what you typed"
-_RERUN_HINT = "start it again: it continues from its last checkpoint"
+_RERUN_HINT = "rerun the command: it continues from its last checkpoint"
 
 
 def current_rank() -> RankInfo:
-    """The rank of this process; rank 0 of one in an invalid environment, which `rank_info` reports later."""
+    """Returns the rank of this process; rank 0 of 1 if the environment is invalid, which `rank_info` reports later."""
     try:
         return rank_info(os.environ)
     except UserError:
@@ -281,69 +279,69 @@ def current_rank() -> RankInfo:
 
 
 def failed(error: BaseException, debug: bool) -> int:
-    """Reports the error of a command and returns its exit status. In distributed training every rank fails here: equal
-    errors are printed once, and errors caused by the end of another rank are not printed.
+    """Reports the error of a command and returns the exit status. In distributed training this runs in every rank:
+    equal errors are printed once, and errors caused by the exit of another rank are not printed.
 
     debug: whether to print the traceback of a user error.
     """
-    ends = Ends.local(current_rank())
-    known = _known(error)
-    if known is None:
-        return _unexpected(error, ends)
+    exits = RankExits.local(current_rank())
+    user_error = _user_error(error)
+    if user_error is None:
+        return _report_bug(error, exits)
     if debug:
-        _traceback()
-    lines = tuple(line for pair in _messages(known) for line in pair if line is not None)
-    prefix = ends.last_words(known.exit_status, lines)
+        _print_traceback()
+    lines = tuple(line for pair in _messages(user_error) for line in pair if line is not None)
+    prefix = exits.record_error(user_error.exit_status, lines)
     if prefix is not None:
         with suppress(OSError):  # the terminal may be gone, as after SIGHUP
-            for message, hint in _messages(known):
+            for message, hint in _messages(user_error):
                 say_error(f"{prefix}{message}", hint)
-    return known.exit_status
+    return user_error.exit_status
 
 
-def _known(error: BaseException) -> LmtoolError | None:
-    """The error as one that the user can fix; None for a bug."""
+def _user_error(error: BaseException) -> LmtoolError | None:
+    """Converts an error to one that the user can fix; returns None for a bug."""
     if isinstance(error, LmtoolError):
         return error
     if isinstance(error, KeyboardInterrupt):
-        return stopped(error)
+        return stop_error(error)
     return errors.out_of_memory(error)
 
 
 def _messages(error: LmtoolError) -> list[tuple[str, str | None]]:
-    """(message, hint) of an error, or of each error in a configuration."""
+    """Returns (message, hint) of an error, or of each error in a configuration."""
     problems = error.problems if isinstance(error, ConfigError) else ()
     return [(problem.message, problem.hint) for problem in problems] or [(error.message, error.hint)]
 
 
-def _unexpected(error: BaseException, ends: Ends) -> int:
+def _report_bug(error: BaseException, exits: RankExits) -> int:
     """Reports a bug, or the loss of the connection to another rank."""
-    waited = isinstance(error, RuntimeError) and "timed out" in str(error).lower()
-    prefix = ends.last_traceback(errors.FAULT, (f"{type(error).__name__}: {error}",))
+    prefix = exits.record_exception(errors.FAULT, (f"{type(error).__name__}: {error}",))
     if prefix is None:
         return errors.FAULT
-    connection_error = _connection_error(error, waited, ends) if ends.process.size > 1 else None
-    if connection_error is not None:
-        say_error(connection_error, _RERUN_HINT)
+    if (message := _connection_error(error, exits)) is not None:
+        say_error(message, _RERUN_HINT)
         return errors.FAULT
-    _traceback()
+    _print_traceback()
     say_error(f"{prefix}{REPORT_TO}")
     return errors.FAULT
 
 
-def _connection_error(error: BaseException, waited: bool, ends: Ends) -> str | None:
-    """The message if another rank does not answer; None for other errors. waited: whether a timeout expired."""
-    if waited:
+def _connection_error(error: BaseException, exits: RankExits) -> str | None:
+    """Returns the message if the connection to another rank timed out or was lost; None for other errors."""
+    if exits.process.size == 1 or not isinstance(error, RuntimeError):
+        return None
+    if "timed out" in str(error).lower():
         from lmtool.training.group import TIMEOUT
 
-        silent = " and ".join(f"rank {rank}" for rank in ends.silent()) or "a rank on another machine"
-        return f"{silent} did not answer for {TIMEOUT.total_seconds():g} seconds: it hangs, or is far behind"
-    if isinstance(error, RuntimeError) and "onnection" in str(error):
-        return f"rank {ends.process.rank}: the connection to another rank was lost: {str(error).splitlines()[0]}"
+        ranks_at_fault = " and ".join(f"rank {rank}" for rank in exits.running_ranks()) or "a rank on another machine"
+        return f"{ranks_at_fault} did not answer for {TIMEOUT.total_seconds():g} seconds: it hangs, or is far behind"
+    if "onnection" in str(error):
+        return f"rank {exits.process.rank}: the connection to another rank was lost: {str(error).splitlines()[0]}"
     return None
 
 
-def _traceback() -> None:
+def _print_traceback() -> None:
     import traceback
 
     say(traceback.format_exc().rstrip(), sys.stderr)

@@ -54,7 +54,7 @@ class CallableTokenizer(Tokenizer):
     def _reader(self) -> Tokenizer:
         if not self._reads_special or self.parse_special_tokens:
             return self
-        return self.parsing(True)
+        return self.with_parsing(True)
 
     def __call__(self, texts: Texts, pairs: Texts | None = None, max_length: int | None = None) -> dict[str, Tensor]:
         """`input_ids`, `attention_mask` and, if the model has segments, `token_type_ids`: (B, L) int64.

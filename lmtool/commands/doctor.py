@@ -27,7 +27,7 @@ from lmtool.reporting.console import Output
 from lmtool.reporting.text import size
 from lmtool.resolver.schema.use import DoctorConfig
 from lmtool.runs.run_folder import processor
-from lmtool.system.environment import answers
+from lmtool.system.environment import available_cores, is_reachable
 from lmtool.system.terminal import counted
 from lmtool.training.precision import cpu_has_bf16, select_device, select_precision
 
@@ -120,10 +120,10 @@ def _torch() -> Finding:
 
 
 def _processor() -> Finding:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    cores = available_cores()
     threads = torch.get_num_threads()
     bf16 = "native bf16" if cpu_has_bf16() else "no native bf16"
-    computes = f"{counted(cores or 1, 'core')} for this process, {counted(threads, 'thread')}, {bf16}"
+    computes = f"{counted(cores, 'core')} for this process, {counted(threads, 'thread')}, {bf16}"
     details = f"{processor() or platform.machine()}, {computes}"
     if threads != cores and "OMP_NUM_THREADS" in os.environ:
         return Finding("processor", details, "note", f"OMP_NUM_THREADS={os.environ['OMP_NUM_THREADS']} is set")
@@ -204,7 +204,7 @@ def _hub(offline: bool) -> Finding:
     from huggingface_hub import constants
 
     address = constants.ENDPOINT
-    if answers(address, seconds=2.0):
+    if is_reachable(address, seconds=2.0):
         return Finding("hub", f"{address} answers")
     return Finding("hub", f"{address} does not answer", "note", "use local folders; offline=true skips this check")
 

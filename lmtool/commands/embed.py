@@ -18,7 +18,7 @@ from lmtool.learners.representations.reading import embedder_of
 from lmtool.learners.representations.vectors import Embedder, Vectors
 from lmtool.reporting.console import Output
 from lmtool.resolver.schema.use import EmbedConfig
-from lmtool.runs.files import in_one_move
+from lmtool.runs.files import replacement_of
 from lmtool.session.requests import PAIR, TEXT, requested_table, requested_texts
 from lmtool.system.secrets import masked_data, masker
 from lmtool.system.terminal import counted
@@ -54,7 +54,7 @@ def write_npy(path: Path, vectors: Iterable[Vectors], count: int, embedder: Embe
     Raises OSError if writing fails."""
     layers, width = _layers(embedder), embedder.width
     shape = (count, width) if len(layers) == 1 else (count, len(layers), width)
-    with in_one_move(path) as draft, draft.open("wb") as file:
+    with replacement_of(path) as draft, draft.open("wb") as file:
         header = {"descr": "<f4", "fortran_order": False, "shape": shape}
         np.lib.format.write_array_header_1_0(file, header)
         for text in vectors:
@@ -68,7 +68,7 @@ def write_parquet(path: Path, rows: Rows, vectors: Iterable[Vectors], embedder: 
     pyarrow, width, written = _pyarrow(str(path)), embedder.width, 0
     kind = pyarrow.list_(pyarrow.float32(), width)
     mask, taken = masker(), iter(vectors)
-    with in_one_move(path) as draft:
+    with replacement_of(path) as draft:
         writer = None
         try:
             for start in range(0, len(rows), _GROUP):

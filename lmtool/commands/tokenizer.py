@@ -11,7 +11,7 @@ from lmtool.errors import UserError
 from lmtool.reporting.console import Output
 from lmtool.reporting.text import plain
 from lmtool.resolver.schema.run import TokenizerCommandConfig
-from lmtool.tokenizers.tokenizer import FILES
+from lmtool.tokenizers.tokenizer import SAVED_FILES
 
 SAMPLE_TEXTS = 3
 MEASURED_TEXTS = 500
@@ -34,7 +34,7 @@ def run(config: TokenizerCommandConfig) -> dict[str, float]:
         folder.mkdir(parents=True, exist_ok=True)
         tokenizer.save(folder)
     except OSError as error:
-        for name in FILES:  # an incomplete tokenizer is useless
+        for name in SAVED_FILES:  # an incomplete tokenizer is useless
             (folder / name).unlink(missing_ok=True)
         if new and folder.is_dir():
             folder.rmdir()

@@ -27,7 +27,7 @@ from lmtool.data.configs import DataConfig, FileConfig, kind_of
 from lmtool.data.files import collecting, find, refuse
 from lmtool.data.sources import OnStage, held_out, split_offset, splits_of
 from lmtool.errors import UserError
-from lmtool.system.files import draft_of
+from lmtool.system.files import draft_path
 
 VERSION = 1  # increase it if the division into documents or the format of a cached scan changes
 LARGE = 32 << 20  # minimum bytes of files whose scan is cached
@@ -82,7 +82,7 @@ class CachedScan:
         if self._path is None or scan.stamps != self._stamps:
             return
         metadata = json.dumps({"digest": scan.digest, "counts": scan.counts}).encode()
-        draft = draft_of(self._path)
+        draft = draft_path(self._path)
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with draft.open("wb") as file:

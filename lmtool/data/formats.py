@@ -170,7 +170,7 @@ def with_format(tokenizer: Tokenizer, format_name: str) -> Tokenizer:
     templates = [FormatTemplate.of(layout, texts) for texts in (1, 2)]
     special = {f"t{number}": int(number) for template in templates for piece in template.pieces for number in piece}
     single, pair = (list(_written(template)) for template in templates)
-    return tokenizer.with_layout(single, pair, special)
+    return tokenizer.with_template(single, pair, special)
 
 
 def _written(template: FormatTemplate) -> Iterator[str]:

@@ -27,7 +27,7 @@ from lmtool.data.rows import name_list, no_column, objects, text_of, values_of
 from lmtool.data.sources import OnStage, in_parts
 from lmtool.data.store import locked, rebuilding, writing
 from lmtool.errors import UserError
-from lmtool.system.environment import answers
+from lmtool.system.environment import is_reachable
 from lmtool.system.files import MANIFEST, Damaged, Manifest, sync_path, write_bytes, write_manifest
 from lmtool.system.secrets import masked
 
@@ -52,7 +52,7 @@ def hub_access(what: str, name: str, offline: bool, hint: str) -> Iterator[Any]:
             f"pip install 'lmtool[hub]', or {hint}",
         ) from problem
     local = Path(name).expanduser().is_dir()
-    unreachable = not local and not offline and not answers(huggingface_hub.constants.ENDPOINT)
+    unreachable = not local and not offline and not is_reachable(huggingface_hub.constants.ENDPOINT)
     modes = (datasets.config, huggingface_hub.constants)
     before = [mode.HF_HUB_OFFLINE for mode in modes]
     logger = logging.getLogger("huggingface_hub")

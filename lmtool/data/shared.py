@@ -27,7 +27,7 @@ import numpy as np
 from pydantic import BaseModel
 
 from lmtool.data.sources import OnStage
-from lmtool.system.files import draft_name, draft_of, machine
+from lmtool.system.files import draft_name, draft_path, machine
 
 Arrays = dict[str, np.ndarray]
 
@@ -154,7 +154,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 def _write(path: Path, arrays: Arrays) -> None:
     """Write a file of arrays and rename it to `path`. OSError if that fails; an empty file then says so to others."""
-    draft, header, at, checksum = draft_of(path), {}, _HEADER, 0
+    draft, header, at, checksum = draft_path(path), {}, _HEADER, 0
     try:
         with open(draft, "xb") as file:
             file.write(bytes(_HEADER))

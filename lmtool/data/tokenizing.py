@@ -24,6 +24,7 @@ import numpy as np
 
 from lmtool.config.saved import JsonObject
 from lmtool.errors import UserError
+from lmtool.system.environment import available_cores
 from lmtool.system.signals import STATUS
 from lmtool.tokenizers.texts import FlatEncoder
 from lmtool.tokenizers.tokenizer import Tokenizer
@@ -241,9 +242,8 @@ def workers_for(characters: int) -> int:
         return 1
     if os.environ.get("TOKENIZERS_PARALLELISM", "").lower() in ("false", "0", "off", "no", "f", "n"):
         return 1
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     threads = os.environ.get("RAYON_NUM_THREADS", "")
-    return min(int(threads) if threads.isdigit() and int(threads) else cores, _MOST)
+    return min(int(threads) if threads.isdigit() and int(threads) else available_cores(), _MOST)
 
 
 def tokenize(tokenizer: Tokenizer, portions: Iterable[Portion], workers: int) -> Generator[Tokenized]:
@@ -251,7 +251,7 @@ def tokenize(tokenizer: Tokenizer, portions: Iterable[Portion], workers: int) ->
     one. Raises ChildDied if a child process ends early, and UserError if the tokenizer fails on a text."""
     if workers <= 1:
         # A copy like that of a child process, because the last digit of scores may change when they are read.
-        copy = Tokenizer.of_plain(tokenizer.to_plain())
+        copy = Tokenizer.from_plain(tokenizer.to_plain())
         encode = FlatEncoder(copy)
         yield from (tokenized(copy, encode, portion, dtype_of(tokenizer)) for portion in portions)
         return
@@ -367,7 +367,7 @@ def serve() -> None:
     sys.stdout = sys.stderr  # keep other output out of the pipe
     with suppress(EOFError, BrokenPipeError, KeyboardInterrupt):
         setup = _receive(source)
-        tokenizer, dtype = Tokenizer.of_plain(setup["tokenizer"]), np.dtype(setup["dtype"])
+        tokenizer, dtype = Tokenizer.from_plain(setup["tokenizer"]), np.dtype(setup["dtype"])
         encode = FlatEncoder(tokenizer)
         while True:
             _send(sink, *_answer(tokenizer, encode, Portion(**_receive(source)), dtype))

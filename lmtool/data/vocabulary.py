@@ -11,7 +11,7 @@ from pathlib import Path
 from lmtool.config.tables import build
 from lmtool.data.sources import OnStage, Source, documents
 from lmtool.data.store import cached_folder
-from lmtool.system.files import Manifest, draft_of, write_manifest
+from lmtool.system.files import Manifest, draft_path, write_manifest
 from lmtool.tokenizers.configs import TokenizerConfig
 from lmtool.tokenizers.texts import sample
 from lmtool.tokenizers.tokenizer import Tokenizer
@@ -53,7 +53,7 @@ def trained_tokenizer(
         return Tokenizer.load(folder, config.parse_special_tokens)
 
     def train(holds_lock: bool) -> None:
-        draft, parts = draft_of(folder), source.parts("train")
+        draft, parts = draft_path(folder), source.parts("train")
         texts = (text for text, _ in parts) if sampled else documents(parts)  # a sample divides documents anyway
         _train(config, texts, characters, vocab_size).save(draft)
         write_manifest(draft, {"key": key})

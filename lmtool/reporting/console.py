@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from lmtool.reporting.text import cells, clock, duration, is_number, number, plain, wrapped
 from lmtool.system.secrets import masked
-from lmtool.system.terminal import shown
+from lmtool.system.terminal import safe_line
 
 _LINE_SECONDS = 30.0  # between plain lines
 _BAR_CELLS, _REDRAW_SECONDS = 24, 0.1
@@ -145,7 +145,7 @@ class Output:
 
     def line(self, text: str = "", style: str | None = None) -> None:
         """Writes one line; control characters in the text are escaped."""
-        text = shown(text)
+        text = safe_line(text)
         if self._drawn:
             self._draw(None)
         if self.live:
@@ -159,7 +159,7 @@ class Output:
 
     def log(self, text: str) -> None:
         """Writes one line to the log file only."""
-        self._write_log(shown(text))
+        self._write_log(safe_line(text))
 
     def _write_log(self, text: str) -> None:
         """Writes to the log file; gives it up with a warning if it cannot be written."""
@@ -181,7 +181,7 @@ class Output:
 
     def _draw(self, text: str | None) -> None:
         """Replaces the transient last line of the terminal; None clears it."""
-        self.stream.write(f"\r\x1b[2K{shown(text or '')}\r")
+        self.stream.write(f"\r\x1b[2K{safe_line(text or '')}\r")
         self.stream.flush()
         self._drawn = text is not None
 
@@ -194,7 +194,7 @@ class Output:
         from rich.progress import Progress
 
         with Progress(console=self.console, transient=True) as progress:
-            task = progress.add_task(shown(stage), total=None)
+            task = progress.add_task(safe_line(stage), total=None)
             yield lambda done, total: progress.update(task, completed=done, total=total)
 
     @property
@@ -204,7 +204,7 @@ class Output:
 
     def paragraph(self, text: str, style: str | None = None, indent: int = 2) -> None:
         """Writes a text wrapped to the terminal's width; continuation lines are indented."""
-        lines = wrapped(shown(text), max(self.columns, 30) - indent)
+        lines = wrapped(safe_line(text), max(self.columns, 30) - indent)
         for index, line in enumerate(lines):
             self.line(f"{' ' * indent if index else ''}{line}", style)
 
@@ -213,7 +213,7 @@ class Output:
 
         highlights: style by regular expression, on a terminal. Rows with highlights are wrapped everywhere.
         """
-        rows = [(shown(label), shown(text)) for label, text in rows]
+        rows = [(safe_line(label), safe_line(text)) for label, text in rows]
         indent = max((cells(label) for label, _ in rows), default=0) + 3
         width = max(self.columns, indent + 30) if self.live or highlights is not None else 10**6
         for label, text in rows:
@@ -237,9 +237,9 @@ class Output:
 
         rich_table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="dim")
         for name, to_right in zip(header, right, strict=True):
-            rich_table.add_column(Text(shown(name)), justify="right" if to_right else "left")
+            rich_table.add_column(Text(safe_line(name)), justify="right" if to_right else "left")
         for index, row in enumerate(rows):
-            rich_table.add_row(*(Text(shown(cell)) for cell in row), style="bold green" if index == best else "")
+            rich_table.add_row(*(Text(safe_line(cell)) for cell in row), style="bold green" if index == best else "")
         self.console.print(rich_table)
 
     def _styled_row(self, head: str, piece: str, highlights: Mapping[str, str]) -> None:

@@ -16,7 +16,7 @@ from lmtool.config import saved
 from lmtool.config.checkpoint import no_run
 from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.errors import UserError
-from lmtool.runs.files import lines_of
+from lmtool.runs.files import bounded_lines
 from lmtool.system.terminal import counted
 
 LONGEST = 100_000_000
@@ -189,7 +189,7 @@ def _lines(run: RunFiles, name: str) -> Iterator[bytes]:
     if not (run.run_dir / name).is_file():
         return
     try:
-        yield from lines_of(run.run_dir / name)
+        yield from bounded_lines(run.run_dir / name)
     except OSError as failure:
         run.problems.append(f"{name} cannot be read ({failure.strerror}).")
     except UserError as failure:

@@ -248,7 +248,7 @@ def write_sweep(sweep: SweepFiles, blocks: Sequence[Block]) -> tuple[Path, Path]
     """Writes both files and returns their paths. Raises UserError if that fails."""
     page, table = sweep.folder / "sweep.html", sweep.folder / "sweep.csv"
     with html.writing(sweep.folder):
-        write_delimited(table, csv_rows(sweep), ",", typed=False)
+        write_delimited(table, csv_rows(sweep), ",", named_by_user=False)
     html.write_page(page, sweep.name, _body(sweep, blocks))
     return page, table
 

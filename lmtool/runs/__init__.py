@@ -1,1 +1,1 @@
-"""What a run leaves on disk: its folder, checkpoints, locks and what may differ on resume."""
+"""The files of a run: folder, checkpoints, locks; and which keys may differ on resume."""

@@ -1,15 +1,15 @@
 """Checkpoints on disk: written atomically, verified on every load, no pickle.
 
-    step_00001000/  model.safetensors      the learner's tensors, tied ones once; without the base of a tuned run
-                    optimizer.safetensors  KIND.PARAMETER
-                    carried.safetensors    state carried from batch to batch, if any
-                    state.json             step, cursor, budgets, best score: see progress.py
+    step_00001000/  model.safetensors      the learner's tensors, tied tensors once; without a tuned run's base model
+                    optimizer.safetensors  the optimizer's tensors, named KIND.PARAMETER
+                    carried.safetensors    the state that the model carries from batch to batch, if any
+                    state.json             step, the loader's cursor, budgets, best score: see training/progress.py
                     config.json            the resolved configuration
                     ...                    files of the command (tokenizer files, data.json, ...)
-                    manifest.json          bytes and sha256 of each; written last: see system/files.py
+                    manifest.json          size and sha256 of each file; written last: see system/files.py
 
-Its files are written to a temporary folder and synced, then the manifest, then the folder is renamed.
-config/checkpoint.py finds checkpoints and verifies them.
+The files are written to a temporary folder and synced, then the manifest is written, then the folder is renamed.
+config/checkpoint.py finds and verifies checkpoints.
 """
 
 from __future__ import annotations
@@ -50,37 +50,36 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
 
-def is_cut(tensor: Tensor) -> bool:
-    """Whether the tensor is sharded: each process has some rows."""
-    return hasattr(tensor, "full_tensor")  # importing DTensor takes most of a second, and few runs have any
+def is_sharded(tensor: Tensor) -> bool:
+    """Returns whether a tensor is sharded, so that each process has some of its rows."""
+    return hasattr(tensor, "full_tensor")  # importing DTensor takes most of a second, and few runs shard
 
 
-def complete(tensor: Tensor) -> Tensor:
-    """The complete tensor, on its device. All processes must call this for a sharded tensor."""
-    return cast("DTensor", tensor.detach()).full_tensor() if is_cut(tensor) else tensor
+def full_tensor(tensor: Tensor) -> Tensor:
+    """Returns the unsharded tensor on the same device. All processes must call this for a sharded tensor."""
+    return cast("DTensor", tensor.detach()).full_tensor() if is_sharded(tensor) else tensor
 
 
-def gathered(tensors: Mapping[str, Tensor], keeps: bool) -> dict[str, Tensor]:
-    """Gathers tensors; sharded ones end on the host. All processes must call this; it returns {} unless `keeps`. A
-    tensor with several names stays shared. At most one gathered tensor is on the device at a time."""
+def gather_tensors(tensors: Mapping[str, Tensor], writes: bool) -> dict[str, Tensor]:
+    """Gathers sharded tensors on the host, one at a time; unsharded tensors stay on their device. A tensor with several
+    names stays shared. All processes must call this; a process without `writes` gets {}."""
     by_id: dict[int, Tensor | None] = {}
     for tensor in tensors.values():
         if id(tensor) not in by_id:
-            full = complete(tensor)
-            by_id[id(tensor)] = None if not keeps else full.cpu() if is_cut(tensor) else full
-    gathered_tensors = {name: by_id[id(tensor)] for name, tensor in tensors.items()}
-    return {name: tensor for name, tensor in gathered_tensors.items() if tensor is not None}
+            full = full_tensor(tensor)
+            by_id[id(tensor)] = None if not writes else full.cpu() if is_sharded(tensor) else full
+    return {name: gathered for name, tensor in tensors.items() if (gathered := by_id[id(tensor)]) is not None}
 
 
-def cut_like(value: Tensor, like: Tensor) -> Tensor:
-    """This process's rows of a complete tensor, sharded like `like`; the complete tensor if that is not sharded."""
-    if not is_cut(like):
-        return value
+def shard_like(tensor: Tensor, example: Tensor) -> Tensor:
+    """Shards a full tensor like `example`; returns it unchanged if `example` is not sharded."""
+    if not is_sharded(example):
+        return tensor
     from torch.distributed.tensor import distribute_tensor
 
-    sharded = cast("DTensor", like)
-    # Every process has the complete tensor: nothing is sent.
-    return distribute_tensor(value, sharded.device_mesh, sharded.placements, src_data_rank=None)
+    sharded = cast("DTensor", example)
+    # Every process has the full tensor, so none needs to be sent (src_data_rank=None).
+    return distribute_tensor(tensor, sharded.device_mesh, sharded.placements, src_data_rank=None)
 
 
 TEMPORARY, DELETED, BAD = ".tmp-", ".del-", "bad-"
@@ -89,7 +88,7 @@ _TIED = "tied"
 
 @contextmanager
 def _draft_of(final: Path) -> Iterator[Path]:
-    """Yields a new temporary folder, renamed to `final` when the block ends, and deleted if it raises an error."""
+    """Yields a new temporary folder, which is renamed to `final` when the block ends, or deleted after an error."""
     draft = final.with_name(f"{TEMPORARY}{final.name}-{os.getpid()}")
     try:
         draft.mkdir(parents=True)
@@ -115,16 +114,16 @@ def write_checkpoint(
 
     Args:
         checkpoints: the folder in which `step_...` is created.
-        step: the number of the step.
-        weights: the learner's tensors.
-        optimizer: the optimizer's tensors.
-        state: for state.json.
-        config: for config.json.
-        write_files: adds files to the temporary folder.
-        carried: state that the model carries from batch to batch.
+        step: the number of optimizer steps taken.
+        weights: the learner's tensors by name.
+        optimizer: the optimizer's tensors by name.
+        state: the content of state.json.
+        config: the content of config.json.
+        write_files: adds further files to the folder that it receives.
+        carried: the state that the model carries from batch to batch.
 
     Raises:
-        OSError: writing failed; nothing is left behind.
+        OSError: if writing fails; nothing is left behind.
     """
     final = checkpoints / f"step_{step:08d}"
     with _draft_of(final) as draft:
@@ -141,16 +140,16 @@ def write_checkpoint(
 
 
 def copy_checkpoint(source: Path, checkpoints: Path, replaced: Mapping[str, bytes]) -> Path:
-    """Copies a checkpoint to another folder of checkpoints, under the same name.
+    """Copies a checkpoint to another run, under the same name, and returns the copy.
 
     Args:
         source: the checkpoint.
-        checkpoints: the other folder.
-        replaced: contents of files that differ in the copy.
+        checkpoints: the other run's folder of checkpoints.
+        replaced: the contents of files that differ in the copy, by name.
 
     Raises:
-        Damaged: the source differs from its manifest.
-        OSError: writing failed; nothing is left behind.
+        Damaged: if a file of the source differs from its manifest.
+        OSError: if writing fails; nothing is left behind.
     """
     manifest = read_manifest(source)
     manifest.verify(hashes=False)
@@ -174,8 +173,8 @@ def copy_checkpoint(source: Path, checkpoints: Path, replaced: Mapping[str, byte
 
 
 def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Writes a safetensors file. A tensor with several names (tied weights) is stored under the first; the others are
-    in the header."""
+    """Writes a safetensors file. A tensor with several names (tied weights) is stored under the first; the header maps
+    the other names to the first."""
     stored: dict[str, Tensor] = {}
     tied: dict[str, str] = {}
     first: dict[tuple[object, ...], str] = {}
@@ -202,7 +201,7 @@ def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
 
 
 def _sort_metadata(path: Path) -> None:
-    """Sort the metadata of a header, whose order the library randomizes, so that equal tensors give equal files."""
+    """Sorts the metadata of the header: the library's order is random, but equal tensors must give equal files."""
     with path.open("r+b") as file:
         size = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(size))
@@ -220,14 +219,15 @@ def _umask() -> int:
 
 
 def _os_error(error: SafetensorError, path: Path) -> OSError:
-    """The library reports system errors as text: `... (os error 28)`."""
+    """Returns the OSError that the library reports as text: `... (os error 28)`."""
     number = re.search(r"\(os error (\d+)\)", str(error))
     code = int(number[1]) if number else errno.EIO
     return OSError(code, os.strerror(code) if number else str(error), str(path))
 
 
 def read_tensors(folder: Path, name: str) -> dict[str, Tensor]:
-    """The tensors of a verified file, on the CPU, tied ones under all names. UserError if it is damaged."""
+    """Reads a file of tensors to the CPU after verifying it, tied tensors under all their names. Raises UserError if
+    the file is damaged."""
     path = folder / name
     try:
         verify(folder, only=name)
@@ -242,7 +242,8 @@ def read_tensors(folder: Path, name: str) -> dict[str, Tensor]:
 
 
 def tensor_names(folder: Path) -> set[str]:
-    """The names of the tensors that a checkpoint holds, without reading them. UserError as in `read_tensors`."""
+    """Returns the names of a checkpoint's tensors without reading or verifying them. Raises UserError if the file
+    cannot be opened."""
     path = folder / MODEL
     try:
         with safe_open(path, framework="pt") as file:
@@ -252,13 +253,13 @@ def tensor_names(folder: Path) -> set[str]:
 
 
 def read_weights(folder: str | Path) -> dict[str, Tensor]:
-    """The tensors of a checkpoint by name: `backbone.`, `heads.NAME.`, `objective.`. For a tuned run, those of the base
-    are missing, see weights/reading.py."""
+    """Reads the tensors of a checkpoint; their names begin with `backbone.`, `heads.NAME.` or `objective.`. A tuned
+    run's checkpoint lacks the weights of its base model, see weights/reading.py."""
     return read_tensors(Path(folder), MODEL)
 
 
 def mismatches(expected: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> list[str]:
-    """How tensors differ from those of a model: missing names, extra names, different shapes."""
+    """Describes how tensors differ from a model's: missing names, extra names, different shapes."""
     return [
         *(f"{name} is missing" for name in expected if name not in tensors),
         *(f"{name} is not in the model" for name in tensors if name not in expected),
@@ -276,13 +277,13 @@ def load_weights(
     """Loads all weights into the learner.
 
     Args:
-        learner: the model.
-        tensors: by name.
-        origin: the checkpoint, for messages.
-        excluded: names of unchanged tensors, which the run's checkpoints do not contain.
+        learner: the module to load into.
+        tensors: the weights by name.
+        origin: the checkpoint, named in the error message.
+        excluded: the names of tensors that training does not change, which the run's checkpoints do not contain.
 
     Raises:
-        UserError: names or shapes differ; the message has the first three.
+        UserError: if names or shapes differ; the message has the first three differences.
     """
     current = {name: tensor for name, tensor in learner.state_dict().items() if name not in excluded}
     differences = mismatches(current, tensors)
@@ -292,19 +293,18 @@ def load_weights(
             f"{origin} does not fit the model: {'; '.join(sorted(differences)[:3])}{more}",
             "resume with the configuration it was trained with, or set another name=",
         )
-    cut = {name: cut_like(tensor, current[name]) for name, tensor in tensors.items()}
-    learner.load_state_dict(cut, strict=not excluded)
+    sharded = {name: shard_like(tensor, current[name]) for name, tensor in tensors.items()}
+    learner.load_state_dict(sharded, strict=not excluded)
 
 
-# The checkpoint that a run resumes from: the latest intact one. Damaged ones are set aside and reported.
-#
-# It is selected once, before anything is read, so that tokenizer, counters, weights and optimizer come from the same
-# checkpoint.
+# The resume point is selected once, before anything is read, so that tokenizer, counters, weights and optimizer come
+# from the same checkpoint.
 
 
 def resume_point(checkpoints: Path, report: Callable[[str], None]) -> Path | None:
-    """The latest intact checkpoint of a run, or None without checkpoints. Later damaged ones, and a damaged best one,
-    are renamed. Raises CheckFailed if none of the checkpoints is intact; none is renamed."""
+    """Returns the latest intact checkpoint of a run, or None if the run has no checkpoints. Renames and reports damaged
+    checkpoints after it, and a damaged best checkpoint. Raises CheckFailed, and renames nothing, if no checkpoint is
+    intact."""
     damages: dict[Path, Damaged] = {}
     for folder in saved_steps(checkpoints):
         try:
@@ -313,8 +313,7 @@ def resume_point(checkpoints: Path, report: Callable[[str], None]) -> Path | Non
             damages[folder] = damage
             continue
         for damaged, problem in damages.items():
-            aside = _set_aside(damaged)
-            report(f"{problem}; set aside as {aside.name}, the run resumes from {folder.name}")
+            report(f"{problem}; set aside as {_set_aside(damaged).name}, the run resumes from {folder.name}")
         _check_best(folder, report)
         return folder
     if damages:
@@ -325,10 +324,10 @@ def resume_point(checkpoints: Path, report: Callable[[str], None]) -> Path | Non
     return None
 
 
-def _check_best(newest: Path, report: Callable[[str], None]) -> None:
+def _check_best(latest: Path, report: Callable[[str], None]) -> None:
     """Verifies the best checkpoint now, since it is read only at the end of the run."""
-    best = of_step(newest.parent, read_state(newest).get("best_step"))
-    if best is None or best == newest:
+    best = of_step(latest.parent, read_state(latest).get("best_step"))
+    if best is None or best == latest:
         return
     try:
         verify(best)

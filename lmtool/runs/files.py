@@ -12,11 +12,11 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from lmtool.config.saved import JsonObject
-from lmtool.errors import Problem, UserError
-from lmtool.system.files import draft_of, replace_bytes, sync_path
+from lmtool.errors import Problem, UserError, cannot_write
+from lmtool.system.files import draft_path, replace_bytes, sync_path
 from lmtool.system.secrets import masked_data, masker
 
 
@@ -26,8 +26,9 @@ def replace_text(path: Path, text: str) -> None:
 
 
 def replace_link(path: Path, name: str) -> None:
-    """Atomically replaces a link to a name in the same folder; without support for links, a small file has the name."""
-    draft = draft_of(path)
+    """Atomically replaces a link to a name in the same folder. A filesystem without links gets a small file with the
+    name instead."""
+    draft = draft_path(path)
     try:
         draft.symlink_to(name)
     except OSError as error:
@@ -43,12 +44,12 @@ def replace_link(path: Path, name: str) -> None:
 
 
 LONGEST_ROW = 10_000_000
-"""Maximum bytes of a line in a run's JSON lines, which contain the text of a row."""
+"""Maximum bytes of a JSON line in a run's files, which may contain the text of an example."""
 
 
-def lines_of(path: Path) -> Iterator[bytes]:
-    """Yields the lines of a file with their line ends. UserError for a line longer than LONGEST_ROW bytes: a damaged
-    file may be one line of gigabytes."""
+def bounded_lines(path: Path) -> Iterator[bytes]:
+    """Yields the lines of a file with their line ends. Raises UserError for a line longer than LONGEST_ROW bytes,
+    because a damaged file may be a single line of gigabytes."""
     with path.open("rb") as file:
         for number in itertools.count(1):
             line = file.readline(LONGEST_ROW + 1)
@@ -61,11 +62,11 @@ def lines_of(path: Path) -> Iterator[bytes]:
 
 
 def read_rows(path: Path) -> list[JsonObject]:
-    """The rows of a metrics.jsonl, none without the file. A last line without a line end, torn by a kill, is left out.
-    UserError for any other line that is not a row."""
+    """Reads the rows of a metrics.jsonl; a missing file has none. Ignores a last line without a line end, which a
+    killed process left incomplete. Raises UserError for any other line that is not a row."""
     rows = []
     with suppress(FileNotFoundError):
-        for number, line in enumerate(lines_of(path), 1):
+        for number, line in enumerate(bounded_lines(path), 1):
             if not line.endswith(b"\n"):
                 continue
             row = None
@@ -78,24 +79,24 @@ def read_rows(path: Path) -> list[JsonObject]:
     return rows
 
 
-def write_rows(path: Path, rows: Iterable[Mapping[str, object]], typed: bool = True) -> None:
-    """Writes JSON lines atomically, with secrets masked. typed: see `in_one_move`. OSError if writing fails; nothing is
-    left behind."""
+def write_rows(path: Path, rows: Iterable[Mapping[str, object]], named_by_user: bool = True) -> None:
+    """Writes JSON lines atomically, with secrets masked; see `replacement_of` for `named_by_user`. Raises OSError if
+    writing fails; nothing is left behind."""
     mask = masker()
-    with _text_in_one_move(path, typed) as file:
+    with replacement_of(path, named_by_user) as draft, draft.open("w", encoding="utf-8", newline="\n") as file:
         file.writelines(to_json(masked_data(plain_data(dict(row)), mask), indent=None) + "\n" for row in rows)
 
 
 _STREAMS = ("/dev/stdout", "/dev/stderr", "/dev/fd/")
-"""Names of streams that are open already, so that writing does not wait for a reader."""
+"""Names of streams that are already open, so that writing to them does not wait for a reader."""
 
 
 def output_errors(output: str | None) -> Iterator[Problem]:
-    """Yields the reasons why an `output=` is not a file in an existing folder; none for None. A named pipe would wait
-    for a reader, and a device stores nothing."""
-    path = None if output is None else Path(output).expanduser()
-    if path is None:
+    """Yields a problem unless `output` is None, or a possible file in an existing folder. A named pipe would wait for a
+    reader, and a device stores nothing."""
+    if output is None:
         return
+    path = Path(output).expanduser()
     if path.is_dir():
         yield Problem("output", f"output={output} is a folder, not a file", f"set output={path / 'predictions.jsonl'}")
     elif not path.parent.is_dir():
@@ -108,15 +109,15 @@ def output_errors(output: str | None) -> Iterator[Problem]:
 
 
 @contextmanager
-def in_one_move(path: Path, typed: bool = True) -> Iterator[Path]:
+def replacement_of(path: Path, named_by_user: bool = True) -> Iterator[Path]:
     """Yields a temporary path whose file replaces `path` when the block ends without an error.
 
-    typed: whether the path comes from the user: then links are followed, and open streams (/dev/stdout) are written
-    directly. In a run's folder, a link is replaced.
+    If the user named the path, links are followed, and an open stream (/dev/stdout) is written directly. In a run's
+    folder, a link is replaced.
     """
-    path = Path(os.path.realpath(path)) if typed else path
-    direct = typed and path.exists() and not path.is_file()
-    draft = path if direct else draft_of(path)
+    path = Path(os.path.realpath(path)) if named_by_user else path
+    direct = named_by_user and path.exists() and not path.is_file()
+    draft = path if direct else draft_path(path)
     try:
         yield draft
         if not direct:
@@ -128,9 +129,12 @@ def in_one_move(path: Path, typed: bool = True) -> Iterator[Path]:
 
 
 @contextmanager
-def _text_in_one_move(path: Path, typed: bool) -> Iterator[TextIO]:
-    with in_one_move(path, typed) as draft, draft.open("w", encoding="utf-8", newline="\n") as file:
-        yield file
+def write_errors(path: Path) -> Iterator[None]:
+    """Converts an OSError while the block writes into the UserError of `cannot_write`."""
+    try:
+        yield
+    except OSError as error:
+        raise cannot_write(path, error) from error
 
 
 class _Commas(csv.unix_dialect):
@@ -141,11 +145,13 @@ class _Tabs(csv.unix_dialect):
     delimiter, quoting, quotechar = "\t", csv.QUOTE_NONE, None
 
 
-def write_delimited(path: Path, rows: Iterable[Mapping[str, object]], delimiter: str, typed: bool = True) -> None:
-    """Writes a table with a header line like `write_rows`. Tab-separated cells are not quoted: UserError if one
-    contains a tab or a line end."""
+def write_delimited(
+    path: Path, rows: Iterable[Mapping[str, object]], delimiter: str, named_by_user: bool = True
+) -> None:
+    """Writes a table with a header line, in the same way as `write_rows`. Raises UserError if a cell of a tab-separated
+    table contains a tab or a line end, since such cells are not quoted."""
     mask, writer = masker(), None
-    with _text_in_one_move(path, typed) as file:
+    with replacement_of(path, named_by_user) as draft, draft.open("w", encoding="utf-8", newline="\n") as file:
         for row in rows:
             values = masked_data(plain_data(dict(row)), mask)
             cells = {name: "" if value is None else value for name, value in values.items()}
@@ -162,7 +168,7 @@ def write_delimited(path: Path, rows: Iterable[Mapping[str, object]], delimiter:
 
 
 def remove_folder(folder: Path) -> None:
-    """Removes a folder. It is renamed first, so that a crash leaves no incomplete folder under its name."""
+    """Removes a folder, after renaming it, so that a crash leaves no incomplete folder under its name."""
     doomed = folder.with_name(f".del-{folder.name}-{os.getpid()}")
     os.rename(folder, doomed)
     shutil.rmtree(doomed, ignore_errors=True)

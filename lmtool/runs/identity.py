@@ -1,4 +1,4 @@
-"""The identity of a run: its folder, equal configurations, and whether it is finished. Imports no torch."""
+"""The identity of a run: its folder, the keys that may differ on resume, its result, and its code. Imports no torch."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from pathlib import Path
 
 from lmtool.config.groups import conf_dir
 from lmtool.config.saved import JsonMapping, JsonObject
-from lmtool.errors import UserError, cannot_write
-from lmtool.runs.files import LONGEST_ROW, to_json
-from lmtool.system.files import draft_of, real_folder, remove, sha256
+from lmtool.errors import UserError
+from lmtool.runs.files import LONGEST_ROW, to_json, write_errors
+from lmtool.system.files import draft_path, real_folder, remove, sha256
 
 # Keys that may differ on resume: names, devices, folders and speed. Everything else affects the result, including
 # evaluate_every and patience, which decide when a run ends and which weights are best.
@@ -26,7 +26,7 @@ FREE_KEYS = frozenset(
     }
 )  # fmt: skip
 SUBMITTED = "submitted.json"
-"""The file that describes a job, in its folder of a sweep."""
+"""The file that describes a sweep's job, in the job's folder."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 BUDGETS = frozenset({"max_steps", "max_epochs", "max_tokens", "max_minutes", "max_flops"})
 # Keys that may differ in a branch.
@@ -34,7 +34,7 @@ BRANCH_KEYS = FREE_KEYS | BUDGETS | {"branch", "schedule", "evaluate_every", "pa
 
 
 def require_name(name: str) -> None:
-    """UserError if a name is not a plain folder name."""
+    """Raises UserError if a name is not a plain folder name."""
     if not _NAME.fullmatch(name):
         raise UserError(
             f"name={name!r} is not a valid name: up to 100 letters, digits, '.', '_' and '-', starting with a letter "
@@ -44,16 +44,16 @@ def require_name(name: str) -> None:
 
 
 def select_folder(root: Path, name: str | None, run_dir: str | None, stem: str) -> Path:
-    """The folder of a run: `run_dir`, otherwise root/NAME, otherwise root/STEM-NUMBER with the next free number. The
-    numbered folder is created here, so that only one of several processes gets it. UserError for an invalid name, and
-    if the folder cannot be created."""
+    """Returns the folder of a run: `run_dir`, otherwise root/NAME, otherwise root/STEM-NUMBER with the next free
+    number. Creates the numbered folder, so that only one of several processes gets it. Raises UserError if the name is
+    invalid or the folder cannot be created."""
     if run_dir is not None:
         return Path(run_dir).expanduser()
     if name is not None:
         require_name(name)
         return root / name
     stem = re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip(".-") or "run"
-    try:
+    with write_errors(root):
         root.mkdir(parents=True, exist_ok=True)
         suffixes = [path.name[len(stem) + 1 :] for path in root.glob(f"{stem}-*")]
         number = max((int(suffix) for suffix in suffixes if suffix.isdigit()), default=0) + 1
@@ -64,18 +64,16 @@ def select_folder(root: Path, name: str | None, run_dir: str | None, stem: str) 
                 return folder
             except FileExistsError:
                 number += 1
-    except OSError as error:
-        raise cannot_write(root, error) from error
 
 
 def changed_values(
     before: Mapping[str, object], now: Mapping[str, object], free: Collection[str] = FREE_KEYS
 ) -> list[str]:
-    """The keys, with both values, in which two configurations differ. free: keys that may differ. A missing value
-    equals null."""
+    """Returns `KEY OLD -> NEW` for each key in which two configurations differ, except the keys in `free`. A missing
+    key equals null."""
     old, new = flatten(before), flatten(now)
     if old.get("command") != new.get("command"):
-        # Commands share few keys, so that a list of all would not help.
+        # Commands have few keys in common, so a list of all differences would not help.
         old, new = ({"command": values.get("command")} for values in (old, new))
     return [
         f"{key} {_json_value(old, key)} -> {_json_value(new, key)}"
@@ -85,19 +83,19 @@ def changed_values(
 
 
 def budgets(config: JsonMapping) -> JsonObject:
-    """The budgets in a configuration."""
+    """Returns the budgets that a configuration sets."""
     return {key: config[key] for key in sorted(BUDGETS) if config.get(key) is not None}
 
 
-def grows(before: Mapping[str, object], now: Mapping[str, object]) -> bool:
-    """Whether two configurations differ only in budgets, and none of these is new or smaller."""
+def extends_budgets(before: Mapping[str, object], now: Mapping[str, object]) -> bool:
+    """Whether two configurations differ only in their budgets, and no budget is new or smaller."""
     old, new = budgets(before), budgets(now)
     larger = all(key in old and new[key] >= old[key] for key in new)
     return larger and old != new and not changed_values(before, now, FREE_KEYS | BUDGETS)
 
 
-def finished(path: Path) -> dict[str, object] | None:
-    """The result of a finished run, otherwise None."""
+def finished_result(path: Path) -> dict[str, object] | None:
+    """Returns the result in the folder of a finished run, otherwise None."""
     try:
         with (path / "result.json").open(encoding="utf-8") as file:
             result = json.loads(file.read(LONGEST_ROW))
@@ -107,7 +105,7 @@ def finished(path: Path) -> dict[str, object] | None:
 
 
 def flatten(config: object, prefix: str = "") -> dict[str, object]:
-    """`{"model": {"name": "bert"}}` as `{"model.name": "bert"}`. Lists are values."""
+    """Converts `{"model": {"name": "bert"}}` to `{"model.name": "bert"}`. Lists are values."""
     if not isinstance(config, Mapping) or not config:
         return {prefix: config}
     flat: dict[str, object] = {}
@@ -123,11 +121,11 @@ def _json_value(flat: Mapping[str, object], key: str) -> str:
 # The code that a command runs: its fingerprint, and a copy for jobs of a sweep that start later.
 
 _PACKAGE = Path(__file__).resolve().parents[1]
-_LEFT_OUT = shutil.ignore_patterns("__pycache__", ".*")
+_EXCLUDED = shutil.ignore_patterns("__pycache__", ".*")
 
 
 def _sources(plugins: Sequence[str]) -> Iterator[tuple[Path, str]]:
-    """The files that a job needs of lmtool and of its plugins, each with its path in the copy."""
+    """Yields the files and folders of lmtool and of the plugins, each with its path in the copy."""
     yield _PACKAGE, "lmtool"
     if conf_dir().parent != _PACKAGE:
         yield conf_dir(), "lmtool/conf"
@@ -140,7 +138,7 @@ def _sources(plugins: Sequence[str]) -> Iterator[tuple[Path, str]]:
 
 
 def fingerprint(plugins: Sequence[str] = ()) -> str:
-    """A hash of lmtool's code, its YAML and the plugins."""
+    """Returns a hash of lmtool's code and YAML and of the plugins."""
     digest = hashlib.sha256()
     for source, name in _sources(plugins):
         files = [source] if source.is_file() else sorted(source.rglob("*"))
@@ -151,15 +149,15 @@ def fingerprint(plugins: Sequence[str] = ()) -> str:
     return digest.hexdigest()[:16]
 
 
-def copied(folder: Path, plugins: Sequence[str]) -> Path:
-    """Copies the code below a folder and returns the copy, to be first on a job's path. An existing copy is used only
-    if it is identical, since its folder may come from somebody else."""
+def copy_code(folder: Path, plugins: Sequence[str]) -> Path:
+    """Copies lmtool and the plugins into a folder and returns the path to import them from. An existing copy is used
+    only if it is identical, since a stranger may have written the folder."""
     target = real_folder(folder / ".code") / fingerprint(plugins)
-    draft = draft_of(target)
+    draft = draft_path(target)
     for source, name in _sources(plugins):
         (draft / name).parent.mkdir(parents=True, exist_ok=True)
         if source.is_dir():
-            shutil.copytree(source, draft / name, ignore=_LEFT_OUT, dirs_exist_ok=True)
+            shutil.copytree(source, draft / name, ignore=_EXCLUDED, dirs_exist_ok=True)
         else:
             shutil.copy2(source, draft / name)
     for compiled in target.rglob("__pycache__"):
@@ -173,7 +171,7 @@ def copied(folder: Path, plugins: Sequence[str]) -> Path:
 
 
 def _contents(folder: Path) -> dict[str, str | None]:
-    """The sha256 of each file below a folder, by its relative path; None for links and special files."""
+    """Returns the sha256 of each file below a folder, by relative path; None for links and special files."""
     paths = (path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
     return {
         str(path.relative_to(folder)): None if path.is_symlink() or not path.is_file() else sha256(path)

@@ -1,8 +1,8 @@
 """The file LOCK: one process per run folder.
 
 The lock has two parts: an advisory lock on the open file, which the system releases when the process dies; and the
-owner's host, boot and process as the file's content, for filesystems and hosts without common advisory locks. A
-remaining lock is taken over only if both parts show that its owner is dead.
+owner's host, boot and process as the file's content, for filesystems and hosts that do not share advisory locks. A
+process takes over an existing lock only if both parts show that its owner has ended.
 """
 
 from __future__ import annotations
@@ -34,15 +34,14 @@ class Owner:
         return cls(socket.gethostname(), boot(), os.getpid(), _started(os.getpid()))
 
     def alive(self) -> bool:
-        """Whether the process may be alive. Whether the process may be alive. False only if it ran on this host, which
-        has rebooted since, or on which it has ended."""
+        """Returns False only if the process ran on this host and has ended, or the host has rebooted since."""
         if self.host != socket.gethostname():
             return True
         return self.boot == boot() and _started(self.pid) == self.started and process_exists(self.pid)
 
 
 def _started(pid: int) -> str:
-    """Field 22 of /proc/PID/stat: start in clock ticks since boot; "" without /proc or without the process."""
+    """Returns field 22 of /proc/PID/stat, the start in clock ticks since boot; "" without /proc or the process."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except (OSError, IndexError):
@@ -50,7 +49,7 @@ def _started(pid: int) -> str:
 
 
 class Lock:
-    """The lock of a folder. `acquire` raises UserError, with the owner, if another process holds it."""
+    """The lock of a folder. `acquire` raises a UserError that names the owner if another process holds the lock."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -67,7 +66,7 @@ class Lock:
                     self._handle = handle
                     return
             except OSError as error:
-                self._forget()  # this process created the file but could not write it, for example on a full disk
+                self._remove()  # this process created the file but could not write it, for example on a full disk
                 os.close(handle)
                 raise cannot_write(self.path, error) from error
             except BaseException:
@@ -76,7 +75,7 @@ class Lock:
             os.close(handle)
 
     def _take(self, handle: int, created: bool) -> bool:
-        """Lock the open file. False if the file is no longer at this path: try again."""
+        """Locks the open file. Returns False if the file is no longer at this path, so that the caller tries again."""
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -104,29 +103,29 @@ class Lock:
         return True
 
     def _held(self, owner: Owner | None) -> UserError:
-        who = f"process {owner.pid} on {owner.host}" if owner else "another process"
+        holder = f"process {owner.pid} on {owner.host}" if owner else "another process"
         hint = "wait for it, or set another name="
         if owner is not None and owner.host != socket.gethostname():
             hint += f"; if it is gone: rm {self.path}"
-        return UserError(f"{self.path.parent} is in use by {who}", hint)
+        return UserError(f"{self.path.parent} is in use by {holder}", hint)
 
     def release(self) -> None:
-        """Release the lock. May be called twice."""
+        """Releases the lock. A second call does nothing."""
         if self._handle is None:
             return
-        self._forget()
+        self._remove()
         os.close(self._handle)
         self._handle = None
 
-    def _forget(self) -> None:
-        """Remove the file. If the disk has become read-only the file stays, but the next process sees that its owner
+    def _remove(self) -> None:
+        """Removes the file. On a disk that became read-only the file stays, but the next process sees that the owner
         has ended."""
         with suppress(OSError):
             self.path.unlink(missing_ok=True)
 
 
 def is_held(path: Path) -> bool:
-    """Whether the process that wrote a lock may be alive; False without a lock."""
+    """Whether the process that wrote a lock file may be alive; False without a file."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -139,7 +138,7 @@ def is_held(path: Path) -> bool:
 
 
 def _open(path: Path) -> tuple[int, bool]:
-    """The open file, and whether this call created it."""
+    """Returns the open file, and whether this call created it."""
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
         return os.open(path, flags | os.O_EXCL, 0o644), True
@@ -148,7 +147,7 @@ def _open(path: Path) -> tuple[int, bool]:
 
 
 def _read(handle: int) -> Owner | None:
-    """The owner in the lock; None if the file is empty or incomplete."""
+    """Returns the owner in a lock file; None if the file is empty or incomplete."""
     try:
         return Owner(**json.loads(os.pread(handle, 4096, 0)))
     except (ValueError, TypeError):

@@ -1,7 +1,7 @@
 """The run folder: its lock, configuration, rows of metrics, and results.
 
 runs/NAME/  LOCK  config.yaml  environment.json  log.txt  metrics.jsonl  checkpoints/  result.json
-runs/latest  a link to the newest
+runs/latest  a link to the run that was started last
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ import yaml
 from lmtool.config import saved as yaml_files
 from lmtool.config.checkpoint import read_config, saved_steps
 from lmtool.config.saved import JsonMapping, JsonObject
-from lmtool.errors import UserError, cannot_write
+from lmtool.errors import UserError
 from lmtool.runs.checkpoints import resume_point
-from lmtool.runs.files import plain_data, read_rows, replace_link, replace_text, to_json, write_rows
-from lmtool.runs.identity import BRANCH_KEYS, SUBMITTED, changed_values, finished, grows
+from lmtool.runs.files import plain_data, read_rows, replace_link, replace_text, to_json, write_errors, write_rows
+from lmtool.runs.identity import BRANCH_KEYS, SUBMITTED, changed_values, extends_budgets, finished_result
 from lmtool.runs.locks import Lock
 from lmtool.system.files import open_to_append
 from lmtool.system.secrets import masked_data
-from lmtool.system.terminal import say, shown
+from lmtool.system.terminal import safe_line, say
 
 _FILES = (
     "config.yaml", "environment.json", "facts.json", "log.txt", "metrics.jsonl", "predictions.jsonl", "report.html",
@@ -41,25 +41,25 @@ _FILES = (
 )  # fmt: skip
 _WRITTEN_IN_PLACE = ("LOCK", "log.txt")
 _FOLDERS = ("checkpoints", "diverged", "plots", "tensorboard", "wandb")
-SamePast = Callable[[Path, Path], None]
-Complete = Callable[[Mapping[str, object]], Mapping[str, object]]
+_METRICS = "metrics.jsonl"
 _PACKAGES = ("lmtool", "torch", "numpy", "safetensors", "tokenizers", "pydantic", "hydra-core", "omegaconf", "datasets")
 
 
 class RunFolder:
-    """A run's locked folder, used as a context: it releases the lock at the end, and removes the folder if the run
-    ended with a UserError before anything was trained.
+    """The locked folder of a run, used as a context. The end of the context releases the lock; it also removes the
+    folder if the run ended with a UserError before the first step.
 
     Args:
         path: The folder.
         config: The resolved configuration as plain data, masked. Everything else is masked when it is written.
-        config_text: The same as YAML, with comments.
-        require_same_past: Called with this folder and the checkpoint that the run resumes from if budgets have grown;
-            raises UserError if the past steps would have been different. Without it, budgets may not grow.
-        complete: Adds new keys to a configuration that an older version saved.
+        config_text: The configuration as YAML, with comments.
+        require_same_past: Called with this folder and the resume point if budgets were increased; raises UserError if
+            the past steps would have been different. None means that budgets may not be increased.
+        add_new_keys: Adds the keys of newer versions to a saved configuration.
 
     Raises:
-        UserError: If another process has the folder, if it cannot be written, or if its run has another configuration.
+        UserError: If another process uses the folder, if it cannot be written, or if it holds a run of another
+            configuration.
     """
 
     writes: ClassVar[bool] = True
@@ -69,25 +69,23 @@ class RunFolder:
         path: Path,
         config: Mapping[str, object],
         config_text: str,
-        require_same_past: SamePast | None = None,
-        complete: Complete = dict,
+        require_same_past: Callable[[Path, Path], None] | None = None,
+        add_new_keys: Callable[[Mapping[str, object]], Mapping[str, object]] = dict,
     ):
         self.path = path
-        self._require_same_past, self._complete = require_same_past, complete
+        self._require_same_past, self._add_new_keys = require_same_past, add_new_keys
         self._extended_text: str | None = None
         self._first_step: int | None = None
         self._appended = False
         self.config: dict[str, object] = plain_data(dict(config))
         self._pending = ""
         self.row_counts: Counter[str] = Counter()
-        self._chosen = False
+        self._resume_point_selected = False
         self._resume_point: Path | None = None
-        try:
-            self._fresh = not path.exists() or not any(path.iterdir())
+        with write_errors(path):
+            self._was_empty = not path.exists() or not any(path.iterdir())
             _require_files(path)
             path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise cannot_write(path, error) from error
         self.lock = Lock(path / "LOCK")
         try:
             self.lock.acquire()
@@ -105,14 +103,12 @@ class RunFolder:
             return
         if plain_data(yaml.safe_load(config_text)) != self.config:
             raise ValueError("config_text is not the same configuration as config")
-        try:
+        with write_errors(saved):
             replace_text(saved, config_text)
-        except OSError as error:
-            raise cannot_write(saved, error) from error
 
     def _compare(self, saved: Path, config_text: str) -> None:
-        before = self._complete(plain_data(yaml_files.read_yaml(saved, "set another name=")))
-        if self._require_same_past is not None and grows(before, self.config):
+        before = self._add_new_keys(plain_data(yaml_files.read_yaml(saved, "set another name=")))
+        if self._require_same_past is not None and extends_budgets(before, self.config):
             self._extended_text = config_text
             return
         hint = "repeat the command that started the run"
@@ -121,7 +117,7 @@ class RunFolder:
         self._require_same(before, str(self.path), hint)
 
     def _require_same(self, before: Mapping[str, object], origin: str, hint: str) -> None:
-        """Raise UserError with the keys in which an earlier configuration of this run differs."""
+        """Raises UserError with the keys in which an earlier configuration of this run differs."""
         if keys := changed_values(before, self.config):
             raise UserError(
                 f"{origin} holds a run of another configuration: {'; '.join(keys)}",
@@ -134,21 +130,20 @@ class RunFolder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if isinstance(error, UserError) and self._fresh and not self._trained():
+        if isinstance(error, UserError) and self._was_empty and not self._has_trained():
             shutil.rmtree(self.path, ignore_errors=True)
         self.lock.release()
 
-    def _trained(self) -> bool:
-        """Whether the run has taken a step."""
+    def _has_trained(self) -> bool:
         if self._first_step is None:
-            return (self.path / "metrics.jsonl").exists() or self.checkpoints.exists()
+            return (self.path / _METRICS).exists() or self.checkpoints.exists()
         return self._appended or any(
             int(folder.name[5:]) != self._first_step for folder in saved_steps(self.checkpoints)
         )
 
     @property
     def extends(self) -> bool:
-        """Whether the run has larger budgets than those in its config.yaml."""
+        """Whether the run's budgets are larger than in its config.yaml."""
         return self._extended_text is not None
 
     @property
@@ -156,38 +151,37 @@ class RunFolder:
         return self.path / "checkpoints"
 
     def resume_point(self, report: Callable[[str], None] | None = None) -> Path | None:
-        """The checkpoint that this run resumes from, see `runs.checkpoints.resume_point`. The first call selects it, so
-        that everything is read from the same one. report: prints damaged checkpoints; by default to log.txt. UserError
-        if it has another configuration: config.yaml was changed or removed."""
-        if not self._chosen:
+        """Returns the checkpoint that this run resumes from, see `runs.checkpoints.resume_point`. The first call
+        selects it, so that everything is read from the same checkpoint. Raises UserError if the checkpoint has another
+        configuration, because config.yaml was changed or removed. report: prints a line about a damaged checkpoint;
+        None means log.txt."""
+        if not self._resume_point_selected:
             folder = resume_point(self.checkpoints, report or self.log)
             if folder is not None:
-                before = self._complete(read_config(folder))
-                if self._require_same_past is not None and grows(before, self.config):
+                before = self._add_new_keys(read_config(folder))
+                if self._require_same_past is not None and extends_budgets(before, self.config):
                     self._require_same_past(self.path, folder)
                 else:
                     self._require_same(before, str(folder), f"restore {self.path / 'config.yaml'}")
-            self._resume_point, self._chosen = folder, True
+            self._resume_point, self._resume_point_selected = folder, True
         return self._resume_point
 
     def announce(self) -> None:
-        """Link `latest`, next to the folder, to this run. An extended run saves its larger budgets; its earlier result
-        stays until the new end, with the status "extended"."""
-        try:
+        """Links `latest`, next to the folder, to this run. If budgets were increased, saves them, and keeps the earlier
+        result with the status "extended"."""
+        with write_errors(self.path.parent / "latest"):
             if self._extended_text is not None:
-                if (result := finished(self.path)) is not None:
+                if (result := finished_result(self.path)) is not None:
                     self.write_json("result.json", {**result, "status": "extended"})
                 replace_text(self.path / "config.yaml", self._extended_text)
                 self._extended_text = None
             if not (self.path / SUBMITTED).is_file():  # jobs of a sweep are not linked
-                with suppress(IsADirectoryError):  # a copied folder in place of the link stays
+                with suppress(IsADirectoryError):  # a folder in place of the link, from a copy of runs/, stays
                     replace_link(self.path.parent / "latest", self.path.name)
-        except OSError as error:
-            raise cannot_write(self.path.parent / "latest", error) from error
 
     def write_environment(self, arguments: Sequence[str], metadata: Mapping[str, object] | None = None) -> None:
-        """Write environment.json: versions, processor, threads, the masked command line and `metadata` (device,
-        precision). Environment variables are never written."""
+        """Writes environment.json: versions, processor, threads, the masked command line and `metadata` (device,
+        precision). Never writes environment variables."""
         content: dict[str, object] = {
             "arguments": list(arguments),
             "python": platform.python_version(),
@@ -198,27 +192,22 @@ class RunFolder:
         self.write_json("environment.json", content | dict(metadata or {}))
 
     def write_json(self, name: str, content: object) -> None:
-        """Write a JSON file of the run atomically, with secrets masked."""
-        try:
+        """Writes a JSON file of the run atomically, with secrets masked."""
+        with write_errors(self.path / name):
             replace_text(self.path / name, to_json(masked_data(plain_data(content))) + "\n")
-        except OSError as error:
-            raise cannot_write(self.path / name, error) from error
 
     def write_rows(self, name: str, rows: Iterable[Mapping[str, object]]) -> None:
-        """Write a file of JSON lines atomically, with secrets masked, row by row."""
-        path = self.path / name
-        try:
-            write_rows(path, rows, typed=False)
-        except OSError as error:
-            raise cannot_write(path, error) from error
+        """Writes a file of JSON lines atomically, row by row, with secrets masked."""
+        with write_errors(self.path / name):
+            write_rows(self.path / name, rows, named_by_user=False)
 
     def append_log(self, line: str) -> None:
-        """Append a line to log.txt, with secrets masked. OSError if it cannot be written."""
+        """Appends a line to log.txt, with secrets masked. Raises OSError if writing fails."""
         with os.fdopen(open_to_append(self.path / "log.txt"), "ab", buffering=0) as file:
-            file.write(f"{shown(line)}\n".encode())
+            file.write(f"{safe_line(line)}\n".encode())
 
     def log(self, text: str) -> None:
-        """Append a line with the time to log.txt. If the disk is full, only the line is lost."""
+        """Appends a line with the time to log.txt. If that fails, prints the line to stderr instead."""
         line = f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}"
         try:
             self.append_log(line)
@@ -226,28 +215,29 @@ class RunFolder:
             say(f"log.txt: {error.strerror}: {line}", sys.stderr)
 
     def begin_at(self, step: int, rows: Iterable[Mapping[str, object]]) -> None:
-        """Begin after this step of another run, with its rows up to it."""
+        """Starts this run after a step of another run, whose rows up to that step become the first rows."""
         self._first_step = step
-        try:
-            replace_text(self.path / "metrics.jsonl", "".join(to_json(row, indent=None) + "\n" for row in rows))
-        except OSError as error:
-            raise cannot_write(self.path / "metrics.jsonl", error) from error
+        self._replace_rows(rows)
+
+    def _replace_rows(self, rows: Iterable[Mapping[str, object]]) -> None:
+        with write_errors(self.path / _METRICS):
+            replace_text(self.path / _METRICS, "".join(to_json(row, indent=None) + "\n" for row in rows))
 
     def append(self, row: JsonMapping) -> None:
-        """Append a row to metrics.jsonl. If that fails, the row is written with the next one; `sync` raises."""
+        """Appends a row to metrics.jsonl. A row that cannot be written is retried with the next row and by `sync`."""
         self._appended = True
         self.row_counts[row.get("split", "")] += 1
         self._pending += to_json(masked_data(plain_data(dict(row))), indent=None) + "\n"
         try:
             self._flush()
         except OSError as error:
-            self.log(f"metrics.jsonl cannot be written: {error}")
+            self.log(f"{_METRICS} cannot be written: {error}")
 
     def _flush(self, sync: bool = False) -> None:
         if not self._pending and not sync:
             return
         content = self._pending.encode()
-        handle = open_to_append(self.path / "metrics.jsonl")
+        handle = open_to_append(self.path / _METRICS)
         try:
             end = os.fstat(handle).st_size
             written = os.write(handle, content)
@@ -261,56 +251,51 @@ class RunFolder:
             os.close(handle)
 
     def sync(self) -> None:
-        """Wait until all rows are on the disk, before a checkpoint that counts them. OSError if writing fails."""
+        """Writes all rows to the disk, before a checkpoint that counts them. Raises OSError if writing fails."""
         self._flush(sync=True)
 
     def rows(self) -> list[JsonObject]:
-        """The rows of metrics.jsonl, see `read_rows`."""
-        return read_rows(self.path / "metrics.jsonl")
+        """Reads metrics.jsonl, see `read_rows`."""
+        return read_rows(self.path / _METRICS)
 
     def missing_rows(self, expected: Mapping[str, int], step: int) -> str | None:
-        """A sentence about rows up to a step that are missing or damaged; None if there are none. expected: number of
+        """Returns a sentence about missing or damaged rows up to a step; None if all are there. expected: the number of
         rows by split."""
         try:
-            found = Counter(row.get("split", "") for row in self.rows() if row["step"] <= step)
+            counts = Counter(row.get("split", "") for row in self.rows() if row["step"] <= step)
         except UserError as error:
             return error.message
         lacking = [
-            f"{count - found[split]:,} of {count:,} {split} rows"
+            f"{count - counts[split]:,} of {count:,} {split} rows"
             for split, count in expected.items()
-            if count > found[split]
+            if count > counts[split]
         ]
         if not lacking:
             return None
         return (
-            f"{self.path / 'metrics.jsonl'} lacks {' and '.join(lacking)} up to step {step:,}: it was deleted or "
+            f"{self.path / _METRICS} lacks {' and '.join(lacking)} up to step {step:,}: it was deleted or "
             "changed; the curves of the report begin later or have gaps, nothing else is affected"
         )
 
     def drop_rows_after(self, step: int) -> None:
-        """Remove the rows of steps that will be repeated."""
-        path = self.path / "metrics.jsonl"
+        """Removes the rows of steps that will be repeated."""
         rows = [row for row in self.rows() if row["step"] <= step]
         self.row_counts = Counter(row.get("split", "") for row in rows)
-        if not path.exists():
-            return
-        try:
-            replace_text(path, "".join(to_json(row, indent=None) + "\n" for row in rows))
-        except OSError as error:
-            raise cannot_write(path, error) from error
+        if (self.path / _METRICS).exists():
+            self._replace_rows(rows)
 
     def write_result(self, result: Mapping[str, object]) -> None:
-        """Write result.json. With the `status` "done", the run is finished."""
+        """Writes result.json. The `status` "done" marks the run as finished."""
         self.write_json("result.json", dict(result))
 
     def result(self) -> dict[str, object] | None:
-        """result.json of a finished run; None otherwise, and if its budgets have grown."""
-        return None if self.extends else finished(self.path)
+        """Reads result.json of a finished run; returns None if the run is unfinished or its budgets were increased."""
+        return None if self.extends else finished_result(self.path)
 
 
 class FollowedFolder(RunFolder):
-    """The run folder in ranks above 0: rank 0 has locked it and writes it, and this process only reads checkpoints.
-    result: of a finished run, as rank 0 read it."""
+    """The run folder in ranks above 0, which read its checkpoints but write nothing: rank 0 holds the lock and writes.
+    result: the result of a finished run, as read by rank 0."""
 
     writes: ClassVar[bool] = False
 
@@ -363,9 +348,9 @@ class FollowedFolder(RunFolder):
 
 
 def _require_files(path: Path) -> None:
-    """Raise UserError, before training, if a folder, a pipe or a broken link has the name of a file that a run writes.
-    A link to a file is replaced; a link in place of a folder, or of a file that is written in place, would lead out of
-    the run."""
+    """Raises UserError, before training, if a folder, a pipe or a broken link has the name of a file that a run writes.
+    Links to files are allowed, since they are replaced; but a link in place of a folder, or of a file that is written
+    in place, would make the run write outside its folder."""
     for name in (*_WRITTEN_IN_PLACE, *_FOLDERS):
         if (path / name).is_symlink():
             raise UserError(
@@ -387,7 +372,6 @@ def _version(package: str) -> str | None:
 
 
 def processor() -> str:
-    """The name of the processor."""
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):

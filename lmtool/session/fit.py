@@ -29,7 +29,7 @@ from lmtool.session.open_run import OpenRun, open_run
 from lmtool.session.preparation import FinetunePreparation, PretrainPreparation
 from lmtool.session.provenance import begin_branch
 from lmtool.session.session import Session
-from lmtool.system.signals import too_late
+from lmtool.system.signals import ignore_first_signal
 from lmtool.system.terminal import counted
 from lmtool.training.consistency import require_same
 from lmtool.training.engine import outside_layers
@@ -97,7 +97,7 @@ def fit(session: Session, companions: Sequence[Companion]) -> JsonObject:
             group=opened.group,
         )
     folder = opened.folder
-    too_late(command_line("resume", str(folder.path)), folder.log, folder.writes)
+    ignore_first_signal(command_line("resume", str(folder.path)), folder.log, folder.writes)
     excluded = {name for companion in companions for name in companion.excluded}
     load_best_weights(opened, training, session.trained, excluded)
     baseline = screens.updated_baseline(opened, baseline, learner.headline, training.metrics)

@@ -34,7 +34,7 @@ from lmtool.runs.identity import BUDGETS, budgets, select_folder
 from lmtool.runs.run_folder import FollowedFolder, RunFolder
 from lmtool.system.files import MANIFEST
 from lmtool.system.secrets import masked
-from lmtool.system.signals import Interrupts, stopped, take_late
+from lmtool.system.signals import Interrupts, pop_late_signals, stop_error
 from lmtool.tasks.labels import LoadedHead
 from lmtool.tokenizers.configs import FolderConfig, TokenizerConfig
 from lmtool.tokenizers.tokenizer import Tokenizer
@@ -166,7 +166,7 @@ def open_run(verb: str, config: RunConfig, stem: str) -> Iterator[OpenRun]:
     """
     precision = select_precision(config.precision, select_device(config.device))
     require_compiler(config.compile, precision.device)
-    take_late()  # discards an interrupt that came too late for the previous run in this process
+    pop_late_signals()  # discards an interrupt that came too late for the previous run in this process
     with Interrupts(), process_group(precision.device) as group:
         data = saved.save(config, verb)
         if group.size > 1:
@@ -203,7 +203,7 @@ def _open_in_first_rank(
     except KeyboardInterrupt as interrupt:
         opened = folder is not None and (folder / "config.yaml").exists()
         resume = command_line("resume", str(folder)) if opened else None
-        raise stopped(interrupt, " while the run was prepared", resume) from interrupt
+        raise stop_error(interrupt, " while the run was prepared", resume) from interrupt
     except UserError:
         if not runs_existed:  # an error leaves no empty folder behind
             with suppress(OSError):

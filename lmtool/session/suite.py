@@ -27,7 +27,7 @@ from lmtool.session.open_run import RUNS
 from lmtool.session.trained import read_trained
 from lmtool.system.files import replace_bytes, require_no_link
 from lmtool.system.ranks import rank_info
-from lmtool.system.signals import Interrupted, take_late
+from lmtool.system.signals import Interrupted, pop_late_signals
 from lmtool.tasks.configs import TaskConfig
 from lmtool.tasks.configs.mixture import GlueConfig
 from lmtool.tasks.loading import load_task
@@ -64,7 +64,7 @@ def run(config: FinetuneConfig, suite: GlueConfig, finetune: Run) -> JsonObject:
     )
     results = {}
     for name, task in trained.items():
-        if late := take_late():  # the interrupt came when the previous task was already finishing
+        if late := pop_late_signals():  # the interrupt came when the previous task was already finishing
             raise Interrupted(late[0])
         require_no_link(root / name)
         overrides = {"task": task, "name": None, "run_dir": str(root / name)}

@@ -1,1 +1,1 @@
-"""One command many times: the jobs of a sweep, and the table that ends it."""
+"""Sweeps: a command run many times, the records of the jobs, and the final table."""

@@ -1,7 +1,7 @@
-"""The folders of a sweep and of its jobs, so that rerunning the command resumes the sweep.
+"""The folders of a sweep and its jobs, so that rerunning the command resumes the sweep.
 
-A job is identified by its configuration or its varied keys, never by its number, since a grid may grow. Its folder
-keeps its first name, NUMBER_key-value_..., and is found again by its submitted.json.
+A job is identified by its configuration or its varied keys, never by its number, since the user may extend the grid.
+The job's folder keeps its first name, NUMBER_key-value_..., and is found again by its submitted.json.
 """
 
 from __future__ import annotations
@@ -21,11 +21,9 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from lmtool.config.overrides import CheckedOverrides
 from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.errors import DONE, TERMINATED, UserError, cannot_write
-from lmtool.reporting.sweep_files import JOB as JOB
-from lmtool.reporting.sweep_files import SUBMITTED as SUBMITTED
-from lmtool.reporting.sweep_files import is_finished as is_finished
+from lmtool.reporting.sweep_files import JOB, is_finished
 from lmtool.runs.files import replace_text
-from lmtool.runs.identity import FREE_KEYS, changed_values, finished
+from lmtool.runs.identity import FREE_KEYS, SUBMITTED, changed_values, finished_result
 from lmtool.runs.locks import Owner
 from lmtool.system.files import real_folder, require_no_link
 from lmtool.system.secrets import masked_data
@@ -36,13 +34,14 @@ if TYPE_CHECKING:
 LOG = "job.log"
 
 
-def write(folder: Path, name: str, record: Mapping[str, object]) -> None:
+def write_record(folder: Path, name: str, record: Mapping[str, object]) -> None:
+    """Writes a JSON file atomically, with secrets masked."""
     text = json.dumps(masked_data(dict(record)), indent=1, ensure_ascii=False)
     replace_text(folder / name, text + "\n")
 
 
-def read(folder: Path, name: str = JOB) -> JsonObject:
-    """The JSON object in a file; {} if there is none."""
+def read_record(folder: Path, name: str = JOB) -> JsonObject:
+    """Reads the JSON object in a file; returns {} if the file is missing or damaged."""
     with suppress(OSError, ValueError):
         record = json.loads((folder / name).read_text(encoding="utf-8"))
         if isinstance(record, dict):
@@ -50,13 +49,13 @@ def read(folder: Path, name: str = JOB) -> JsonObject:
     return {}
 
 
-def done(folder: Path, has_result: bool) -> bool:
-    """Whether the job of a folder is finished. has_result: whether its command writes a result.json."""
-    return read(folder).get("exit_status") == DONE and (not has_result or finished(folder) is not None)
+def is_done(folder: Path, has_result: bool) -> bool:
+    """Whether the job in a folder succeeded. has_result: whether the job's command writes a result.json."""
+    return read_record(folder).get("exit_status") == DONE and (not has_result or finished_result(folder) is not None)
 
 
-def under_way(record: JsonMapping) -> str | None:
-    """The process or SLURM job of a running or queued job; None if it is not certainly running."""
+def running_process(record: JsonMapping) -> str | None:
+    """Returns "process ID" or "SLURM job ID" if a job is certainly running or queued, otherwise None."""
     queued = record.get("slurm")
     if isinstance(queued, str) and (not is_finished(record) or record.get("exit_status") == TERMINATED):
         return f"SLURM job {queued}" if queue_state(queued) else None
@@ -70,7 +69,7 @@ def under_way(record: JsonMapping) -> str | None:
 
 
 def queue_state(job_id: str) -> str | None:
-    """The state of a SLURM job (RUNNING, PENDING, ...); None if it has ended, "" if SLURM does not answer."""
+    """Returns the state of a SLURM job (RUNNING, PENDING, ...); None if it has ended, "" if SLURM does not answer."""
     command = ["squeue", "--noheader", "--jobs", job_id, "--format", "%T"]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
@@ -83,14 +82,17 @@ def queue_state(job_id: str) -> str | None:
 
 SUBMISSION = "submission.json"
 LONGEST = 120
-"""Maximum characters in the name of a job's folder; file systems allow 255 bytes."""
+"""Maximum number of characters in the name of a job's folder; file systems allow 255 bytes."""
 _OTHER_SWEEP = "set another name=, or repeat the command that started the sweep"
 
 
 @dataclass(frozen=True)
 class JobEntry:
-    """A job and its folder. overrides: all overrides. varied: those that differ between jobs. config: the configuration
-    with secrets masked. data: the complete configuration."""
+    """A job and its folder.
+
+    overrides: all overrides. varied: the overrides that differ between jobs, by key. config: the configuration with
+    secrets masked. data: the configuration with secrets.
+    """
 
     number: int
     folder: Path
@@ -101,7 +103,7 @@ class JobEntry:
 
 
 def split_overrides(checked: CheckedOverrides) -> tuple[dict[str, str], list[str]]:
-    """Splits the typed overrides into those with a single value, by key, and the keys that are swept over."""
+    """Returns the typed overrides with a single value, by key, and the keys with several values."""
     parser = OverridesParser.create()
     fixed: dict[str, str] = {}
     varied: list[str] = []
@@ -120,24 +122,26 @@ class SweepFolder:
     def __init__(self, path: Path, command: str, checked: CheckedOverrides):
         self.path, self.command = path, command
         self.fixed, self.varied = split_overrides(checked)
-        self.before = read(path, SUBMISSION)
-        self.entries = {folder: read(folder, SUBMITTED) for folder in self._folders()}
-        self._next = 1 + max((int(folder.name.partition("_")[0]) for folder in self._folders()), default=-1)
+        self.previous = read_record(path, SUBMISSION)
+        self.entries = {
+            file.parent: read_record(file.parent, SUBMITTED)
+            for file in path.glob(f"*/{SUBMITTED}")
+            if file.parent.name.partition("_")[0].isdecimal()
+        }
+        self._next_number = 1 + max((int(folder.name.partition("_")[0]) for folder in self.entries), default=-1)
         self._require_same()
 
-    def _folders(self) -> list[Path]:
-        return [file.parent for file in self.path.glob(f"*/{SUBMITTED}") if _number(file.parent.name)]
-
     def _require_same(self) -> None:
-        """UserError if a key that is not swept over has another value than before."""
-        if not self.before:
+        """Raises UserError if the command, or the value of a key that is not swept over, differs from the previous
+        submission."""
+        if not self.previous:
             return
-        if self.before.get("command") != self.command:
-            message = f"{self.path} holds a sweep of lmtool {self.before.get('command')}, not of {self.command}"
+        if self.previous.get("command") != self.command:
+            message = f"{self.path} holds a sweep of lmtool {self.previous.get('command')}, not of {self.command}"
             raise UserError(message, _OTHER_SWEEP)
-        old: dict[str, str] = self.before.get("fixed", {})
+        old: dict[str, str] = self.previous.get("fixed", {})
         new: dict[str, str] = masked_data(self.fixed)
-        swept = {*self.varied, *self.before.get("varied", ())}
+        swept = {*self.varied, *self.previous.get("varied", ())}
         changed = [
             f"{key} {old.get(key, '(not typed)')} -> {new.get(key, '(not typed)')}"
             for key in sorted({*old, *new} - swept)
@@ -147,19 +151,19 @@ class SweepFolder:
             raise UserError(f"{self.path} holds a sweep with other values: {'; '.join(changed)}", _OTHER_SWEEP)
 
     def submitted(self) -> dict[Path, Sequence[str]]:
-        """The overrides of jobs submitted earlier, by folder."""
+        """Returns the overrides of all submitted jobs, by folder."""
         return {folder: record.get("overrides", []) for folder, record in self.entries.items()}
 
     def entry(self, job: Sequence[str], config: dict[str, object], data: dict[str, object]) -> JobEntry:
-        """The existing or new folder of a job.
+        """Returns a job with its existing folder, or with the name of a new one.
 
         Args:
-            job: its overrides.
-            config: its configuration, masked.
-            data: its configuration, unmasked.
+            job: the job's overrides.
+            config: the job's configuration, with secrets masked.
+            data: the job's configuration, with secrets.
 
         Raises:
-            UserError: its folder has another configuration.
+            UserError: if a folder with the same varied values has another configuration.
         """
         texts = [text.lstrip("+") for text in job]
         pairs = dict(text.split("=", 1) for text in texts)
@@ -171,26 +175,26 @@ class SweepFolder:
             if varied and submitted.get("varied") == masked_data(varied):
                 keys = changed_values(submitted.get("config", {}), config)
                 raise UserError(f"{folder} holds a job of another configuration: {'; '.join(keys)}", _OTHER_SWEEP)
-        folder = self.path / folder_name(self._next, masked_data(varied))
-        self._next += 1
+        folder = self.path / folder_name(self._next_number, masked_data(varied))
+        self._next_number += 1
         self.entries[folder] = {"varied": masked_data(varied), "config": config}
         return _entry_in(folder, texts, varied, config, data)
 
     def claim(self, entries: Sequence[JobEntry]) -> None:
-        """Writes the submission, and creates the folders of the jobs. UserError if writing fails."""
+        """Writes the submission, and creates the folders of the jobs. Raises UserError if writing fails."""
         submission = {
             "command": self.command,
-            "fixed": {**self.before.get("fixed", {}), **self.fixed},
-            "varied": [*dict.fromkeys([*self.before.get("varied", ()), *self.varied])],
+            "fixed": {**self.previous.get("fixed", {}), **self.fixed},
+            "varied": [*dict.fromkeys([*self.previous.get("varied", ()), *self.varied])],
         }
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            write(self.path, SUBMISSION, submission)
+            write_record(self.path, SUBMISSION, submission)
             for entry in entries:
                 if not (entry.folder / SUBMITTED).is_file():
                     real_folder(entry.folder)
                     submitted = {"overrides": entry.overrides, "varied": entry.varied, "config": entry.config}
-                    write(entry.folder, SUBMITTED, submitted)
+                    write_record(entry.folder, SUBMITTED, submitted)
         except OSError as error:
             raise cannot_write(Path(error.filename or self.path), error, "name") from error
 
@@ -205,27 +209,20 @@ def _entry_in(
     return JobEntry(int(folder.name.partition("_")[0]), folder, tuple(texts), varied, config, data | location)
 
 
-def _number(name: str) -> bool:
-    return name.partition("_")[0].isdecimal()
-
-
 def folder_name(number: int, varied: dict[str, str]) -> str:
-    """`3_lr-1e-4_seed-1`: the number, and the last part of each varied key with its value, truncated to LONGEST.
-
-    It has no `=` and no comma, which have a meaning in overrides, since a job's folder may be typed as checkpoint=.
-    """
+    """Returns a name such as `3_lr-1e-4_seed-1`: the number, and the last part of each varied key with its value,
+    truncated to LONGEST. The name can be typed in checkpoint=, so it has no `=` or comma."""
     parts = [(key.rpartition(".")[2], value) for key, value in varied.items()]
     words = ["-".join(re.sub(r"[^A-Za-z0-9.+-]+", "-", part).strip("-.") for part in pair).strip("-") for pair in parts]
     return "_".join([str(number), *filter(None, words)])[:LONGEST].rstrip("-._")
 
 
-# Resuming an optuna search: the results in the job folders are passed to a new study.
-#
-# Optuna's storage is not used, since the version that Hydra's sweeper needs does not work with current SQLAlchemy.
+# An optuna search is resumed by a new study that gets the results in the job folders. Optuna's own storage is not used,
+# since the optuna version that Hydra's sweeper needs does not work with current SQLAlchemy.
 
 
 class Sweeper(Protocol):
-    """A sweeper of Hydra. Only optuna's has the members below `sweep`."""
+    """A sweeper of Hydra. Only the optuna sweeper has the members below `sweep`."""
 
     launcher: object
 
@@ -241,14 +238,14 @@ class Sweeper(Protocol):
     def _parse_sweeper_params_config(self) -> list[str]: ...
 
 
-def resume(sweeper: Sweeper, arguments: list[str], folder: Path, has_result: bool) -> None:
-    """Passes earlier trials to an optuna sweeper: finished ones count, unfinished ones are tried first.
+def resume_search(sweeper: Sweeper, arguments: list[str], folder: Path, has_result: bool) -> None:
+    """Passes earlier trials to an optuna sweeper: finished trials count, unfinished trials run first.
 
     Args:
-        sweeper: unchanged if the user configured a storage.
+        sweeper: the optuna sweeper; not changed if the user configured a storage.
         arguments: the overrides of all jobs.
-        folder: of the sweep.
-        has_result: whether the command writes a result.json.
+        folder: the sweep's folder.
+        has_result: whether the sweep's command writes a result.json.
     """
     import optuna
     from hydra_plugins.hydra_optuna_sweeper import _impl
@@ -263,13 +260,13 @@ def resume(sweeper: Sweeper, arguments: list[str], folder: Path, has_result: boo
         study_name=sweeper.study_name, storage=sweeper.storage, directions=sweeper._get_directions()
     )
     for path in sorted(folder.glob(f"*/{SUBMITTED}")):
-        varied = read(path.parent, SUBMITTED).get("varied", {})
+        varied = read_record(path.parent, SUBMITTED).get("varied", {})
         try:
             values = {name: _parsed(kind, varied[name.lstrip("+")]) for name, kind in distributions.items()}
         except (KeyError, ValueError):
             continue  # from another search space
-        value = read(path.parent).get("value")
-        if done(path.parent, has_result) and isinstance(value, int | float):
+        value = read_record(path.parent).get("value")
+        if is_done(path.parent, has_result) and isinstance(value, int | float):
             trial = optuna.trial.create_trial(params=values, distributions=distributions, value=float(value))
             study.add_trial(trial)
             sweeper.n_trials -= 1
@@ -279,14 +276,14 @@ def resume(sweeper: Sweeper, arguments: list[str], folder: Path, has_result: boo
         raise UserError(f"hydra.sweeper.n_trials={sweeper.n_trials}: no job", "set hydra.sweeper.n_trials=10")
 
 
-def forget(sweeper: Sweeper) -> None:
-    """Makes an optuna sweeper start a new search without storage."""
+def start_new_search(sweeper: Sweeper) -> None:
+    """Makes an optuna sweeper start a new search in memory."""
     _silence()
     sweeper.storage = None
 
 
 def _silence() -> None:
-    """Limits optuna's output to warnings."""
+    """Limits optuna's output to warnings about problems."""
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -294,12 +291,12 @@ def _silence() -> None:
 
 
 def _parsed(distribution: BaseDistribution, text: str) -> object:
-    """Converts the text of an override to a value of the distribution. ValueError if the distribution lacks it."""
+    """Converts the text of an override to a value of the distribution. Raises ValueError for any other value."""
     if hasattr(distribution, "choices"):
-        chosen = [choice for choice in distribution.choices if str(choice) == text]
-        if not chosen:
+        choices = [choice for choice in distribution.choices if str(choice) == text]
+        if not choices:
             raise ValueError(text)
-        return chosen[0]
+        return choices[0]
     value = int(text) if type(distribution).__name__.startswith("Int") else float(text)
     if not distribution._contains(distribution.to_internal_repr(value)):
         raise ValueError(text)

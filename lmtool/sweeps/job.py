@@ -1,4 +1,4 @@
-"""One job of a sweep, in the process of its launcher: runs it, records the outcome, returns the metric."""
+"""Runs one job of a sweep in the process that the launcher chose, records the outcome, and returns the metric."""
 
 from __future__ import annotations
 
@@ -21,12 +21,14 @@ from typing import TypeAlias, TypedDict
 
 from lmtool import errors
 from lmtool.errors import REQUEUE, LmtoolError, Stopped
+from lmtool.reporting.sweep_files import JOB
 from lmtool.runs import identity as code
 from lmtool.runs.locks import Owner
 from lmtool.sweeps import folders
 from lmtool.sweeps.table import end_of_job
+from lmtool.system.environment import available_cores
 from lmtool.system.files import open_to_append, real_folder
-from lmtool.system.signals import STATUS, Interrupted, stopped, take_late
+from lmtool.system.signals import STATUS, Interrupted, pop_late_signals, stop_error
 from lmtool.system.terminal import say, say_error
 
 _GPUS = Path("/proc/driver/nvidia/gpus")
@@ -34,17 +36,17 @@ _device_locks: list[int] = []
 
 
 def visible_devices() -> list[str]:
-    """The GPUs that this process may use, without loading CUDA."""
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if named is not None:
-        return [name.strip() for name in named.split(",") if name.strip()]
+    """Returns the GPUs that this process may use, without loading CUDA."""
+    names = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if names is not None:
+        return [name.strip() for name in names.split(",") if name.strip()]
     return [str(number) for number in range(len(list(_GPUS.iterdir())))] if _GPUS.is_dir() else []
 
 
 def take_device(sweep: Path, device_key: object) -> None:
-    """Restricts this process to the first free GPU until it ends, since CUDA reads the variable once. Processes beyond
-    the number of GPUs share them. sweep: its folder, for the locks. device_key: the job's `device`; ignored unless auto
-    or cuda."""
+    """Restricts this process to the first free GPU until it ends, since CUDA reads CUDA_VISIBLE_DEVICES only once. If
+    all GPUs are taken, processes share them. sweep: the sweep's folder, for the locks. device_key: the job's `device`;
+    only auto and cuda need a GPU."""
     devices = visible_devices()
     if _device_locks or len(devices) < 2 or device_key not in ("auto", "cuda"):
         return
@@ -64,19 +66,21 @@ def take_device(sweep: Path, device_key: object) -> None:
 
 Run = Callable[[dict[str, object]], object]
 STOPPED = ".stopped"
-"""The subfolder of a sweep that lists stopped launches, whose jobs no longer start."""
-_WATCH = "parent of a sweep's job"
+"""A subfolder of the sweep's folder, with a file for each stopped launch, whose jobs no longer start."""
+_PARENT_WATCHER = "parent of a sweep's job"
 _Handler: TypeAlias = Callable[[int, FrameType | None], object] | int | signal.Handlers | None
 PREEMPTED_SECONDS = 600
-"""How long a SLURM job waits after SIGTERM. SLURM then kills a cancelled job, and kills and requeues a preempted one
-after the partition's GraceTime; a job that exits by itself is not requeued.
-"""
+"""How long a SLURM job waits after SIGTERM. Meanwhile SLURM kills a cancelled job, or kills and requeues a preempted
+job after the partition's GraceTime; it does not requeue a job that exits by itself."""
 
 
 @dataclass(frozen=True)
 class SweepJob:
-    """A job as submitted to its process. data: the complete configuration. launch: identifies the start of the sweep.
-    parent: the process id of that start."""
+    """A job as submitted to its process.
+
+    data: the complete configuration. launch: the id of the `Launch`. code: the fingerprint of the code. parent: the
+    process that started the launch.
+    """
 
     number: int
     folder: str
@@ -90,23 +94,23 @@ class SweepJob:
     has_result: bool
     parent: int
 
-    def packed(self) -> str:
-        """The job in base64, since Hydra would interpret ${...} in a configuration."""
+    def to_base64(self) -> str:
+        """Encodes the job in base64, since Hydra would interpret ${...} in a configuration."""
         return base64.b64encode(json.dumps(asdict(self)).encode()).decode()
 
     @classmethod
-    def unpacked(cls, text: str) -> SweepJob:
+    def from_base64(cls, text: str) -> SweepJob:
         return cls(**json.loads(base64.b64decode(text)))
 
     @property
-    def separate(self) -> bool:
+    def is_separate(self) -> bool:
         """Whether the job runs in a separate process."""
         return self.by_submitit or os.getpid() != self.parent
 
     @property
     def is_orphan(self) -> bool:
-        """Whether the parent of a joblib process is gone; such a process would still take jobs from the queue."""
-        return self.launcher == "joblib" and self.separate and os.getppid() != self.parent
+        """Whether the parent of this joblib process has ended. Such a process would still take jobs from the queue."""
+        return self.launcher == "joblib" and self.is_separate and os.getppid() != self.parent
 
     @property
     def by_submitit(self) -> bool:
@@ -114,25 +118,25 @@ class SweepJob:
 
 
 class PackedConfig(TypedDict):
-    """The configuration that a launcher passes to a job. job: `SweepJob.packed`."""
+    """The configuration that a launcher passes to a job. job: the result of `SweepJob.to_base64`."""
 
     job: str
 
 
 def perform(run_command: Run, config: PackedConfig) -> float:
-    """Runs a job for a launcher. A failed job is recorded and reported, and other jobs continue. An interrupt ends the
-    sweep."""
-    job = SweepJob.unpacked(config["job"])
+    """Runs a job for a launcher and returns the value of its metric; nan without a metric. Records and reports a failed
+    job, without ending the sweep; an interrupt ends the sweep."""
+    job = SweepJob.from_base64(config["job"])
     folder = Path(job.folder)
-    stopped = (folder.parent / STOPPED / job.launch).exists() or job.is_orphan
-    if not stopped and not folders.done(folder, job.has_result):
-        with _log_of(folder) if job.separate else contextlib.nullcontext(), _isolated(job):
+    launch_stopped = (folder.parent / STOPPED / job.launch).exists() or job.is_orphan
+    if not launch_stopped and not folders.is_done(folder, job.has_result):
+        with _output_to_log(folder) if job.is_separate else contextlib.nullcontext(), _isolated(job):
             _perform(run_command, job, folder)
-        if not job.separate and (late := take_late()):  # the job has finished, and no other may start
+        if not job.is_separate and (late := pop_late_signals()):  # the job has finished, and no further job may start
             raise SystemExit(STATUS[late[0]])
     if job.is_orphan:  # otherwise loky's process would wait for another job forever
         os._exit(errors.TERMINATED)
-    value = folders.read(folder).get("value")
+    value = folders.read_record(folder).get("value")
     return float(value) if isinstance(value, int | float) else math.nan
 
 
@@ -149,12 +153,12 @@ def _perform(run_command: Run, job: SweepJob, folder: Path) -> None:
         "threads": _threads(),
         "code": job.code,
         "owner": asdict(Owner.me()),
-        **({"log": folders.LOG} if job.separate else {}),
+        **({"log": folders.LOG} if job.is_separate else {}),
         **({"slurm": identity} if (identity := _slurm_job()) else {}),
     }
-    folders.write(folder, folders.JOB, record)
+    folders.write_record(folder, JOB, record)
     say(f"job {job.number}: {' '.join(job.overrides)}")
-    if job.separate and job.code != code.fingerprint(job.plugins):
+    if job.is_separate and job.code != code.fingerprint(job.plugins):
         say("warning: lmtool or a plugin has changed since the sweep was started", sys.stderr)
     try:
         with errors.system_errors():
@@ -162,36 +166,36 @@ def _perform(run_command: Run, job: SweepJob, folder: Path) -> None:
         record |= {"exit_status": errors.DONE, **_scores(result)}
     except Stopped as error:
         record |= {"exit_status": error.exit_status, "error": error.message}
-        if not job.separate:
+        if not job.is_separate:
             # SystemExit, since Hydra catches an Exception and starts the next job.
             raise SystemExit(error.exit_status) from error
         say_error(error.message)
     except KeyboardInterrupt as interrupt:
-        end = stopped(interrupt)
+        end = stop_error(interrupt)
         record |= {"exit_status": end.exit_status, "error": end.message}
-        if not job.separate:
+        if not job.is_separate:
             raise
-    except SystemExit:  # submitit requeues the job while it is working
+    except SystemExit:  # before training has its own handlers, submitit's handler requeues the job and exits
         record |= {"exit_status": REQUEUE, "error": "stopped before its first step and requeued"}
         raise
     except LmtoolError as error:
         record |= {"exit_status": error.exit_status, "error": error.message}
         say_error(f"job {job.number}: {error.message}", error.hint)
-    # A failure of one job (memory, a bug) must not stop the others.
+    # A failure of one job (memory, a bug) must not stop the other jobs.
     except Exception as error:
         record["error"] = f"{type(error).__name__}: {error}"
         say(traceback.format_exc().rstrip(), sys.stderr)
     finally:
         record["seconds"] = round(time.monotonic() - started, 3)
-        folders.write(folder, folders.JOB, record)
-        if not job.separate:  # the parent reports jobs in other processes
+        folders.write_record(folder, JOB, record)
+        if not job.is_separate:  # the parent reports jobs in other processes
             say(end_of_job(record, folder.parent))
     if job.by_submitit and record["exit_status"] in (REQUEUE, errors.TERMINATED):
         _requeue(folder, record)
 
 
 def _scores(result: object) -> dict[str, object]:
-    """The metric of a job and its value. If a command returns scores by name, the first score is the metric."""
+    """Returns the name and value of a job's metric: the first score if the command returns scores by name."""
     if not isinstance(result, dict):
         return {}
     if "metric" in result:
@@ -214,7 +218,7 @@ def _requeue(folder: Path, record: dict[str, object]) -> None:
     except Exception as error:  # submitit: too many timeouts
         message = f"{record['error']}; {str(error).lower().rstrip('.')}"
         say_error(message, "set hydra.launcher.timeout_min= more, or hydra.launcher.max_num_timeout=")
-        folders.write(folder, folders.JOB, record | {"exit_status": errors.TERMINATED, "error": message})
+        folders.write_record(folder, JOB, record | {"exit_status": errors.TERMINATED, "error": message})
 
 
 def _slurm_job() -> str | None:
@@ -223,24 +227,23 @@ def _slurm_job() -> str | None:
 
 
 def _threads() -> int:
-    """The number of threads that torch will use in this process."""
+    """Returns the number of threads that torch will use in this process."""
     threads = os.environ.get("OMP_NUM_THREADS", "")
-    return int(threads) if threads.isdecimal() else len(os.sched_getaffinity(0))
+    return int(threads) if threads.isdecimal() else available_cores()
 
 
 @contextlib.contextmanager
 def _isolated(job: SweepJob) -> Iterator[None]:
-    """Prepares a parallel launcher's process for a job: it ignores the terminal's Ctrl-C, which the parent forwards
-    once, ends with its parent, and handles signals outside of training, which has its own handlers."""
-    if not job.separate:
+    """Prepares a separate process for a job: the process ignores the terminal's Ctrl-C, which the parent forwards once;
+    ends when its parent ends; and handles signals outside of training, which installs handlers itself."""
+    if not job.is_separate:
         yield
         return
     before: dict[signal.Signals, _Handler] = {}
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
-        known = signal.getsignal(number)
-        if known is signal.SIG_DFL:
-            queued = signal.getsignal(signal.SIGUSR2) if number == signal.SIGUSR1 else None
-            before[number] = signal.signal(number, queued if callable(queued) else _end)
+        if signal.getsignal(number) is signal.SIG_DFL:
+            requeue = signal.getsignal(signal.SIGUSR2) if number == signal.SIGUSR1 else None  # submitit's handler
+            before[number] = signal.signal(number, requeue if callable(requeue) else _raise_interrupted)
     if job.by_submitit:
         if "OMP_NUM_THREADS" not in os.environ and "SLURM_CPUS_ON_NODE" in os.environ:
             cores = os.environ.get("SLURM_CPUS_PER_TASK") or os.environ["SLURM_CPUS_ON_NODE"]
@@ -248,8 +251,8 @@ def _isolated(job: SweepJob) -> Iterator[None]:
     elif job.launcher == "joblib":
         with contextlib.suppress(OSError):
             os.setpgid(0, 0)
-        if not any(thread.name == _WATCH for thread in threading.enumerate()):
-            threading.Thread(target=_end_with, args=(job.parent,), name=_WATCH, daemon=True).start()
+        if not any(thread.name == _PARENT_WATCHER for thread in threading.enumerate()):
+            threading.Thread(target=_end_with, args=(job.parent,), name=_PARENT_WATCHER, daemon=True).start()
         take_device(Path(job.folder).parent, job.data.get("device"))
     try:
         yield
@@ -258,20 +261,20 @@ def _isolated(job: SweepJob) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _end(number: int, frame: FrameType | None) -> None:
+def _raise_interrupted(number: int, frame: FrameType | None) -> None:
     raise Interrupted(number)
 
 
 def _end_with(parent: int) -> None:
-    """Stops this process when its parent is gone."""
+    """Stops this process when its parent has ended."""
     while os.getppid() == parent:
         time.sleep(1)
     os.kill(os.getpid(), signal.SIGTERM)
 
 
 @contextlib.contextmanager
-def _log_of(folder: Path) -> Iterator[None]:
-    """Appends the output of this process to the log of its job."""
+def _output_to_log(folder: Path) -> Iterator[None]:
+    """Appends the output of this process to the job's log."""
     saved = [os.dup(descriptor) for descriptor in (1, 2)]
     _flush()
     with os.fdopen(open_to_append(folder / folders.LOG), "ab") as log:

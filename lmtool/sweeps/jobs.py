@@ -1,7 +1,7 @@
 """Sweeps: one command run many times by Hydra's launchers and sweepers.
 
-A sweep has a folder with a subfolder per job. Its `job.json` records the varied keys and the outcome, so that the final
-summary does not depend on the process that ran a job, and rerunning the command resumes the sweep.
+A sweep's folder has a subfolder per job. The `job.json` there records the varied keys and the outcome of the job, so
+that the summary does not depend on the process that ran the job, and rerunning the command resumes the sweep.
 """
 
 from __future__ import annotations
@@ -31,40 +31,42 @@ from lmtool.config.base import Config
 from lmtool.config.overrides import CheckedOverrides, key_of
 from lmtool.config.saved import JsonObject, save, to_yaml
 from lmtool.errors import ConfigError, LmtoolError, Problem, UserError
+from lmtool.reporting.sweep_files import JOB
 from lmtool.reporting.text import lower_is_better
 from lmtool.runs.identity import require_name
 from lmtool.sweeps import folders
-from lmtool.sweeps.folders import JOB, JobEntry, Sweeper, SweepFolder
+from lmtool.sweeps.folders import JobEntry, Sweeper, SweepFolder
 from lmtool.sweeps.job import Run
-from lmtool.sweeps.launching import LOCAL, AsLauncher, FirstJobs, Launch, NoLauncher
+from lmtool.sweeps.launching import LOCAL, DryLauncher, FirstJobs, Launch, LaunchAdapter
 from lmtool.sweeps.table import write_plan
-from lmtool.system.signals import stopped
+from lmtool.system.signals import stop_error
 from lmtool.system.terminal import counted, say
 
 
 def with_grid(
     words: Sequence[str], accepted: AcceptedOverrides, primary: str, config_dirs: Sequence[Path]
 ) -> CheckedOverrides:
-    """The typed overrides, preceded by the sweep values of the selected YAML files for keys that are not typed."""
+    """Checks the typed overrides, and puts before them the sweep values in the selected YAML files of other keys."""
     checked = overrides.read(words, accepted, multirun=True)
     if checked.problems:
         return checked
     grid = compose.grid(primary, checked, config_dirs)
     typed_keys = {key_of(text) for text in words}
-    more = [f"{key}={values}" for key, values in grid.items() if key_of(key) not in typed_keys]
-    return overrides.read([*more, *words], accepted, multirun=True) if more else checked
+    from_yaml = [f"{key}={values}" for key, values in grid.items() if key_of(key) not in typed_keys]
+    return overrides.read([*from_yaml, *words], accepted, multirun=True) if from_yaml else checked
 
 
 BATCH_SIZE = "hydra.sweeper.max_batch_size"
-"""Number of jobs that the plain sweeper passes to its launcher at a time."""
-# Exit statuses, the worst last.
+"""The key for the number of jobs that the plain sweeper passes to its launcher at a time."""
+# Exit statuses from best to worst.
 _SEVERITY = (
     errors.DONE, errors.REQUEUE, errors.CHECK_FAILED, errors.USER_ERROR, errors.DIVERGED, errors.FAULT,
     errors.TERMINATED, errors.INTERRUPTED,
 )  # fmt: skip
 _SWEEPER_ERRORS = (AssertionError, ValueError, RuntimeError)
-"""Exceptions of Hydra's sweepers."""
-# Hydra must not write a log or a copy of the configuration, or change the folder: lmtool writes the run folder.
+"""Exceptions that Hydra's sweepers raise."""
+# Hydra must not write a log or a copy of the configuration, nor change the working directory: lmtool writes the run
+# folder.
 _QUIET = ["hydra/job_logging=none", "hydra/hydra_logging=none", "hydra.output_subdir=null", "hydra.job.chdir=false"]
 
 
@@ -72,9 +74,9 @@ _QUIET = ["hydra/job_logging=none", "hydra/hydra_logging=none", "hydra.output_su
 class SweepRequest:
     """A sweep as typed.
 
-    verb: the command. primary: its primary YAML file. offers: the keys and groups that it accepts. decode(data,
-    problems, running) returns a job's configuration. run(data) runs a job with its complete configuration and returns
-    the result; it can be pickled for launchers. show(folder) prints the final summary. typed: the arguments of the
+    verb: the command. primary: the command's primary YAML file. accepted: the keys and groups that the command accepts.
+    decode(data, problems, running) returns a job's configuration. run(data) runs a job with its complete configuration
+    and returns the result; launchers can pickle it. show(folder) prints the final summary. typed: the arguments of the
     command line, for the command that resumes the sweep. has_result: whether the command writes a result.json.
     """
 
@@ -92,43 +94,41 @@ class SweepRequest:
 
 
 def run(request: SweepRequest, *, print_config: bool = False, root: Path = Path("runs")) -> int:
-    """Runs a sweep, prints its table, and returns the exit status of its worst job.
+    """Runs a sweep, prints the summary, and returns the worst exit status of the jobs.
 
-    If the jobs are known in advance, all are decoded before the first starts, so that an error in any of them leaves no
-    files behind. If the sweeper chooses jobs by the scores of earlier ones, each is decoded before it starts.
+    If the jobs are known in advance, all are decoded before the first job starts, so that an error in any job leaves no
+    files behind. If the sweeper chooses jobs by the scores of earlier jobs, each job is decoded before it starts.
 
     Args:
         request: the sweep.
-        print_config: print the configurations of the jobs (or of those that the sweeper could start with) and return.
-        root: parent of the sweep's folder.
+        print_config: only print the configurations of the jobs (or of the jobs that the sweeper could start with).
+        root: the parent of the sweep's folder.
     """
     checked = with_grid(request.overrides, request.accepted, request.primary, request.config_dirs)
-    chosen = {text.partition("=")[0].lstrip("+"): text.partition("=")[2] for text in checked.hydra}
-    launcher, sweeper = chosen.get("hydra/launcher", "basic"), chosen.get("hydra/sweeper", "basic")
-    known = sweeper == "basic"
-    checked = _checked(checked, chosen)
-    if checked.problems and not known:
+    hydra_keys = {text.partition("=")[0].lstrip("+"): text.partition("=")[2] for text in checked.hydra}
+    launcher, sweeper = hydra_keys.get("hydra/launcher", "basic"), hydra_keys.get("hydra/sweeper", "basic")
+    is_grid = sweeper == "basic"
+    checked = _with_sweep_problems(checked, hydra_keys)
+    if checked.problems and not is_grid:
         raise ConfigError(checked.problems)
     hydra_plugins.require("hydra/launcher", launcher)
     hydra_plugins.require("hydra/sweeper", sweeper)
-    checked, name = _named(checked)
-    jobs: list[tuple[list[str], Config]] = []
-    if known:
-        jobs = list(_decoded_jobs(request, checked, launcher in LOCAL and not print_config))
+    checked, name = _pop_name(checked)
+    jobs = _decoded_jobs(request, checked, launcher in LOCAL and not print_config) if is_grid else None
     if print_config:
-        configs = [config for _, config in jobs] if known else _first_jobs(request, checked, chosen)
-        if not known:
+        configs = _first_configs(request, checked, hydra_keys) if jobs is None else [config for _, config in jobs]
+        if jobs is None:
             say(f"# hydra/sweeper={sweeper} chooses jobs by the scores of earlier jobs; it could start with these")
         say("---\n".join(to_yaml(save(config, request.verb)) for config in configs).removesuffix("\n"))
         return errors.DONE
-    folder = _folder(request, name, chosen.get("hydra.sweep.dir"), root)
-    empty = not any(folder.iterdir())
-    resume = _resume_command(request, folder, name or chosen.get("hydra.sweep.dir"))
+    folder = _create_folder(request, name, hydra_keys.get("hydra.sweep.dir"), root)
+    was_empty = not any(folder.iterdir())
+    resume = _resume_command(request, folder, name or hydra_keys.get("hydra.sweep.dir"))
     try:
         sweep = SweepFolder(folder, request.verb, checked)
-        statuses = _run_in(request, checked, sweep, chosen, jobs, known, resume)
+        statuses = _run_jobs(request, checked, sweep, hydra_keys, jobs, resume)
     except (LmtoolError, OSError):
-        if empty and not any(folder.glob(f"*/{JOB}")):  # an error leaves no files behind
+        if was_empty and not any(folder.glob(f"*/{JOB}")):  # an error leaves no files behind
             shutil.rmtree(folder, ignore_errors=True)
             if folder.parent == root and not any(root.iterdir()):
                 root.rmdir()
@@ -140,32 +140,32 @@ def run(request: SweepRequest, *, print_config: bool = False, root: Path = Path(
     return worst
 
 
-def _run_in(
+def _run_jobs(
     request: SweepRequest,
     checked: CheckedOverrides,
     sweep: SweepFolder,
-    chosen: dict[str, str],
-    jobs: Sequence[tuple[list[str], Config]],
-    known: bool,
+    hydra_keys: dict[str, str],
+    jobs: Sequence[tuple[list[str], Config]] | None,
     resume: str,
 ) -> list[int]:
-    """Runs the jobs of a sweep in its folder. Returns the exit statuses of the jobs and of an interruption."""
-    previous = sweep.submitted()
-    entries = [_entry(request, sweep, job, config) for job, config in jobs]
-    every = previous | {entry.folder: entry.overrides for entry in entries}
-    write_plan(sweep.path, request.verb, list(every.values()) if known else None)
+    """Runs the jobs of a sweep in its folder. Returns the exit statuses of the jobs and of an interruption. jobs: the
+    overrides and configurations; None if the sweeper chooses the jobs. resume: the command that resumes the sweep."""
+    submitted = sweep.submitted()
+    entries = [_entry(request, sweep, job, config) for job, config in jobs or ()]
+    requested = submitted | {entry.folder: entry.overrides for entry in entries}
+    write_plan(sweep.path, request.verb, None if jobs is None else list(requested.values()))
     launch: Launch | None = None
     try:
-        with _composed(request, checked, sweep.path, chosen) as (hydra, config):
+        with _composed(request, checked, sweep.path, hydra_keys) as (hydra, config):
             launch = Launch(sweep, config, Callbacks(config), request.run, request.plugins, request.has_result)
-            say(f"{sweep.path}: {counted(len(entries), 'job') if known else 'a sweep'}; to resume it: {resume}")
-            if known:
-                launch.start(entries, config.hydra.sweeper.max_batch_size)
-            else:
+            say(f"{sweep.path}: {'a sweep' if jobs is None else counted(len(jobs), 'job')}; to resume it: {resume}")
+            if jobs is None:
                 _search(request, sweep, checked, hydra, launch)
+            else:
+                launch.start(entries, config.hydra.sweeper.max_batch_size)
     except KeyboardInterrupt as interrupt:
-        early = (launch.interrupted if launch else 0) or stopped(interrupt).exit_status
-        return [early, *(launch.statuses() if launch else [])]
+        status = (launch.interrupted if launch else 0) or stop_error(interrupt).exit_status
+        return [status, *(launch.statuses() if launch else [])]
     except SystemExit as end:
         return [end.code if isinstance(end.code, int) else errors.FAULT]
     return [launch.interrupted, *launch.statuses()]
@@ -173,17 +173,17 @@ def _run_in(
 
 @contextmanager
 def _composed(
-    request: SweepRequest, checked: CheckedOverrides, folder: Path, chosen: dict[str, str]
+    request: SweepRequest, checked: CheckedOverrides, folder: Path, hydra_keys: dict[str, str]
 ) -> Iterator[tuple[Hydra, DictConfig]]:
-    """Yields Hydra and its configuration of a sweep into a folder."""
-    words = [*checked.all, *_settings(folder, chosen), *compose.search_path(request.config_dirs)]
+    """Yields Hydra, and the configuration with which it runs the sweep in a folder."""
+    words = [*checked.all, *_hydra_defaults(folder, hydra_keys), *compose.search_path(request.config_dirs)]
     with compose.translated_errors(), compose.initialized_hydra() as hydra:
         compose.require_known_targets(hydra, request.primary, words)
         yield hydra, hydra.compose_config(request.primary, words, RunMode.MULTIRUN, with_log_configuration=False)
 
 
 def _sweeper(hydra: Hydra, config: DictConfig, callbacks: Callbacks) -> Sweeper:
-    """The chosen sweeper of Hydra; for optuna, the implementation behind its plugin."""
+    """Returns the selected sweeper of Hydra; for optuna, the implementation behind the plugin."""
     sweeper = Plugins.instance().instantiate_sweeper(
         config=config,
         hydra_context=HydraContext(config_loader=hydra.config_loader, callbacks=callbacks),
@@ -193,19 +193,19 @@ def _sweeper(hydra: Hydra, config: DictConfig, callbacks: Callbacks) -> Sweeper:
 
 
 def _search(request: SweepRequest, sweep: SweepFolder, checked: CheckedOverrides, hydra: Hydra, launch: Launch) -> None:
-    """Runs jobs that a sweeper of Hydra chooses by the scores of earlier ones."""
+    """Runs jobs that a sweeper of Hydra chooses by the scores of earlier jobs."""
     config = launch.config
 
-    def prepared(job: list[str]) -> JobEntry:
-        return _entry(request, sweep, job, _chosen_job(request, checked, job, launch.name in LOCAL))
+    def prepare(job: list[str]) -> JobEntry:
+        return _entry(request, sweep, job, _job_config(request, checked, job, launch.name in LOCAL))
 
     sweeper = _sweeper(hydra, config, launch.callbacks)
-    sweeper.launcher = AsLauncher(launch, prepared)
-    arguments = _arguments(config)
+    sweeper.launcher = LaunchAdapter(launch, prepare)
+    arguments = [str(text) for text in config.hydra.overrides.task]
     if config.hydra.runtime.choices["hydra/sweeper"] == "optuna":
         if not any(text.startswith("hydra.sweeper.direction=") for text in checked.hydra):
             sweeper.direction = _direction(request, checked, sweep)
-        folders.resume(sweeper, arguments, sweep.path, request.has_result)
+        folders.resume_search(sweeper, arguments, sweep.path, request.has_result)
     try:
         sweeper.sweep(arguments=arguments)
     except LmtoolError:
@@ -213,37 +213,31 @@ def _search(request: SweepRequest, sweep: SweepFolder, checked: CheckedOverrides
     except _SWEEPER_ERRORS as error:
         if not any(sweep.path.glob(f"*/{JOB}")):
             raise _no_first_job(config, error) from error
-        # A sweeper fails if all its jobs have failed; the summary shows their errors.
+        # A sweeper fails if all jobs have failed; the summary shows the errors of the jobs.
         say(f"warning: the sweeper ended early: {_error_text(error)}")
 
 
-def _first_jobs(request: SweepRequest, checked: CheckedOverrides, chosen: dict[str, str]) -> list[Config]:
-    """The configurations of the jobs that a sweeper of Hydra could start with. Runs and writes nothing."""
+def _first_configs(request: SweepRequest, checked: CheckedOverrides, hydra_keys: dict[str, str]) -> list[Config]:
+    """Returns the configurations of the jobs that a sweeper of Hydra could start with, without running any."""
     with (
         TemporaryDirectory(prefix="lmtool-sweep-") as folder,
-        _composed(request, checked, Path(folder), chosen) as here,
+        _composed(request, checked, Path(folder), hydra_keys) as (hydra, config),
     ):
-        hydra, config = here
         sweeper = _sweeper(hydra, config, Callbacks(config))
-        sweeper.launcher = NoLauncher()
+        sweeper.launcher = DryLauncher()
         if config.hydra.runtime.choices["hydra/sweeper"] == "optuna":
-            folders.forget(sweeper)
+            folders.start_new_search(sweeper)
         try:
-            sweeper.sweep(arguments=_arguments(config))
+            sweeper.sweep(arguments=[str(text) for text in config.hydra.overrides.task])
         except FirstJobs as first:
-            return [_chosen_job(request, checked, job, False) for job in first.jobs]
+            return [_job_config(request, checked, job, False) for job in first.jobs]
         except _SWEEPER_ERRORS as error:
             raise _no_first_job(config, error) from error
     raise UserError("the sweeper chooses no job", "check the keys hydra.sweeper.*")
 
 
-def _arguments(config: DictConfig) -> list[str]:
-    """The overrides of all jobs, in the form that Hydra's sweepers expect."""
-    return [str(text) for text in config.hydra.overrides.task]
-
-
-def _chosen_job(request: SweepRequest, checked: CheckedOverrides, job: Sequence[str], running: bool) -> Config:
-    """The configuration of a job that a sweeper chose."""
+def _job_config(request: SweepRequest, checked: CheckedOverrides, job: Sequence[str], running: bool) -> Config:
+    """Returns the configuration of a job that a sweeper chose."""
     job_overrides = replace(checked, choices=[text for text in job if text[:1] != "+"], hydra=[])
     job_overrides.values = [text for text in job if text[:1] == "+"]
     return request.decode(compose.compose(request.primary, job_overrides, request.config_dirs), (), running)
@@ -260,7 +254,7 @@ def _error_text(error: Exception) -> str:
 
 
 def _direction(request: SweepRequest, checked: CheckedOverrides, sweep: SweepFolder) -> str:
-    """ "maximize" or "minimize", for the metric of the task that all jobs share, or for the loss."""
+    """Returns "maximize" or "minimize" for the metric of the task if all jobs have the same task, else for the loss."""
     choices, values = (
         [text for text in texts if text.lstrip("+").partition("=")[0] in sweep.fixed]
         for texts in (checked.choices, checked.values)
@@ -277,39 +271,40 @@ def _entry(request: SweepRequest, sweep: SweepFolder, job: Sequence[str], config
     return sweep.entry(job, save(config, request.verb), json.loads(config.model_dump_json()))
 
 
-def _settings(folder: Path, chosen: dict[str, str]) -> list[str]:
-    """Overrides of Hydra's own configuration that were not typed."""
+def _hydra_defaults(folder: Path, hydra_keys: dict[str, str]) -> list[str]:
+    """Returns lmtool's overrides of Hydra's configuration, except for keys that the user typed."""
     quoted = str(folder).replace("'", "\\'")
     # The values of a grid are already among the overrides.
     settings = [*_QUIET, f"hydra.sweep.dir='{quoted}'", f"{overrides.GRID}=null"]
-    return [setting for setting in settings if setting.partition("=")[0] not in chosen]
+    return [setting for setting in settings if setting.partition("=")[0] not in hydra_keys]
 
 
 def _severity(status: int) -> int:
     return _SEVERITY.index(status) if status in _SEVERITY else len(_SEVERITY)
 
 
-def _checked(checked: CheckedOverrides, chosen: dict[str, str]) -> CheckedOverrides:
+def _with_sweep_problems(checked: CheckedOverrides, hydra_keys: dict[str, str]) -> CheckedOverrides:
     """Adds problems for an invalid max_batch_size, and for keys that would put two jobs into one folder."""
     problems = list(checked.problems)
-    size = chosen.get(BATCH_SIZE, "null")
+    size = hydra_keys.get(BATCH_SIZE, "null")
     if size != "null" and (not size.isdecimal() or int(size) < 1):
         problems.append(Problem(BATCH_SIZE, f"{BATCH_SIZE}={size} is not 1 or more jobs", "omit it for all jobs"))
-    if "hydra.sweep.subdir" in chosen:
-        message = f"hydra.sweep.subdir={chosen['hydra.sweep.subdir']}: folders of jobs are named after the varied keys"
+    if "hydra.sweep.subdir" in hydra_keys:
+        subdir = hydra_keys["hydra.sweep.subdir"]
+        message = f"hydra.sweep.subdir={subdir}: folders of jobs are named after the varied keys"
         problems.append(Problem("hydra.sweep.subdir", message, "omit it; set name=NAME to name the sweep"))
     for text in checked.values:
         key, _, value = text.lstrip("+").partition("=")
         if key == "run_dir":
-            message = f"run_dir={value}: each job of a sweep has a folder of its own"
+            message = f"run_dir={value}: each job of a sweep has a separate folder"
             problems.append(Problem("run_dir", message, "set name=NAME or hydra.sweep.dir=FOLDER for the sweep"))
         if key == "name" and OverridesParser.create().parse_override(text).is_sweep_override():
             problems.append(Problem("name", f"name={value}: a sweep has one name", "set a single name=NAME"))
     return replace(checked, problems=problems)
 
 
-def _named(checked: CheckedOverrides) -> tuple[CheckedOverrides, str | None]:
-    """The overrides without the name of the sweep, and the name. UserError if the name is not valid for a folder."""
+def _pop_name(checked: CheckedOverrides) -> tuple[CheckedOverrides, str | None]:
+    """Returns the overrides without the name of the sweep, and the name. Raises UserError if the name is invalid."""
     names = [text.partition("=")[2].strip("'\"") for text in checked.values if text.startswith("++name=")]
     name = names[-1] if names and names[-1] != "null" else None
     if name is not None and not any(problem.key == "name" for problem in checked.problems):
@@ -317,18 +312,15 @@ def _named(checked: CheckedOverrides) -> tuple[CheckedOverrides, str | None]:
     return replace(checked, values=[text for text in checked.values if not text.startswith("++name=")]), name
 
 
-def _resume_command(request: SweepRequest, folder: Path, named: str | None) -> str:
-    """The command that resumes a sweep."""
+def _resume_command(request: SweepRequest, folder: Path, location: str | None) -> str:
+    """Returns the command that resumes a sweep. location: the sweep's name or folder, if typed."""
     typed = [word for word in request.typed if not word.startswith("name=")]
-    name = [] if named and f"name={named}" not in request.typed else [f"name={folder.name}"]
+    name = [] if location and f"name={location}" not in request.typed else [f"name={folder.name}"]
     return shlex.join(["lmtool", request.verb, *typed, *name])
 
 
-def _decoded_jobs(
-    request: SweepRequest, checked: CheckedOverrides, running: bool
-) -> Iterator[tuple[list[str], Config]]:
-    """The overrides and the configuration of each job. Raises ConfigError with the errors of all jobs, each reported
-    once."""
+def _decoded_jobs(request: SweepRequest, checked: CheckedOverrides, running: bool) -> list[tuple[list[str], Config]]:
+    """Returns the overrides and the configuration of each job. Raises ConfigError with the errors of all jobs."""
     problems: dict[str, Problem] = {problem.message: problem for problem in checked.problems}
     jobs = []
     for job in jobs_of(checked):
@@ -340,42 +332,43 @@ def _decoded_jobs(
             problems |= {problem.message: problem for problem in error.problems if problem.message not in problems}
     if problems:
         raise ConfigError(list(problems.values()))
-    yield from jobs
+    return jobs
 
 
 def jobs_of(checked: overrides.CheckedOverrides) -> Iterator[overrides.CheckedOverrides]:
-    """The jobs of a plain sweep: every combination of the values, in Hydra's order (the last key varies fastest). If a
-    group varies, jobs with GROUP=none omit the keys of the group: in distill=soft,none distill.teacher=X, the second
-    job has no teacher."""
+    """Yields the jobs of a plain sweep: every combination of the values, in Hydra's order (the last key varies
+    fastest). If a group varies, jobs with GROUP=none omit the group's keys: with `distill=soft,none distill.teacher=X`,
+    the second job has no teacher."""
     parser = OverridesParser.create()
-    choices, varied = [], []
+    choices, alternatives = [], []
     for text in checked.all:
         override = parser.parse_override(text)
         if text in checked.hydra or not override.is_sweep_override():
-            varied.append([text])
+            alternatives.append([text])
         elif override.is_discrete_sweep():
-            varied.append([f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()])
+            alternatives.append([f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()])
         else:
             message = f"{text.lstrip('+')}: the plain sweeper accepts only lists of values"
             raise UserError(message, "separate the values by commas, or use a range such as range(1,4)")
         choices.append(text in checked.choices)
-    for combination in itertools.product(*varied):
-        chosen = [text for text, is_choice in zip(combination, choices, strict=True) if is_choice]
-        empty = [
+    for combination in itertools.product(*alternatives):
+        selected = [text for text, is_choice in zip(combination, choices, strict=True) if is_choice]
+        empty_groups = tuple(
             f"{key_of(text)}."
-            for text, options in zip(combination, varied, strict=True)
-            if text in chosen and len(options) > 1 and text.endswith("=none")
-        ]
-        values = [text for text in combination if text not in chosen and not text.startswith(("hydra.", "hydra/"))]
-        values = [text for text in values if not key_of(text).startswith(tuple(empty))]
-        yield replace(checked, choices=chosen, values=values, sweeps=False)
+            for text, options in zip(combination, alternatives, strict=True)
+            if text in selected and len(options) > 1 and text.endswith("=none")
+        )
+        values = [text for text in combination if text not in selected and not text.startswith(("hydra.", "hydra/"))]
+        values = [text for text in values if not key_of(text).startswith(empty_groups)]
+        yield replace(checked, choices=selected, values=values, sweeps=False)
 
 
-def _folder(request: SweepRequest, name: str | None, typed: str | None, root: Path) -> Path:
-    """Creates the sweep's folder: as typed, runs/NAME for a name, or runs/VERB-sweep-NUMBER with the next number."""
+def _create_folder(request: SweepRequest, name: str | None, sweep_dir: str | None, root: Path) -> Path:
+    """Creates the sweep's folder: `sweep_dir`, otherwise runs/NAME, otherwise runs/VERB-sweep-NUMBER with the next
+    number."""
     try:
-        if typed is not None or name is not None:
-            folder = Path(typed.strip("'\"")).expanduser() if typed is not None else root / str(name)
+        if sweep_dir is not None or name is not None:
+            folder = Path(sweep_dir.strip("'\"")).expanduser() if sweep_dir is not None else root / str(name)
             folder.mkdir(parents=True, exist_ok=True)
             return folder
         for number in itertools.count(1):

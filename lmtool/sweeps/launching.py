@@ -1,7 +1,7 @@
 """Passes the unfinished jobs of a sweep to a launcher of Hydra.
 
-A job receives its complete configuration, resolved here. A launcher whose jobs start later runs them on a copy of the
-code.
+A job receives its complete configuration, which is resolved here. Jobs of submitit may start later, so they run a copy
+of the code.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ from omegaconf import DictConfig, OmegaConf
 from lmtool import errors
 from lmtool.errors import UserError
 from lmtool.reporting.console import Output
+from lmtool.reporting.sweep_files import JOB, is_finished
 from lmtool.runs import identity
-from lmtool.sweeps import folders as records
+from lmtool.sweeps import folders
 from lmtool.sweeps.folders import JobEntry, SweepFolder
 from lmtool.sweeps.job import STOPPED, Run, SweepJob, perform
 from lmtool.sweeps.table import Watch
-from lmtool.system.environment import SAFE_PATH, inherited
+from lmtool.system.environment import SAFE_PATH, available_cores, child_environment
 from lmtool.system.files import real_folder
 from lmtool.system.signals import STATUS
 from lmtool.system.terminal import counted, say, say_error
@@ -42,19 +43,19 @@ from lmtool.system.terminal import counted, say, say_error
 if TYPE_CHECKING:
     from submitit import Job
 
-_ASK_EVERY = 5.0
-"""Seconds between two queries to SLURM about a job."""
+_QUERY_SECONDS = 5.0
+"""Time between two queries to SLURM about a job."""
 
 
 class SubmittedJob:
-    """A job that was submitted with submitit. folder: of the job in its sweep."""
+    """A job that was submitted with submitit. folder: the job's folder in the sweep."""
 
     def __init__(self, submitted: Job[object], folder: Path, by_slurm: bool):
         self.submitted, self.folder, self.by_slurm = submitted, folder, by_slurm
-        self._asked = time.monotonic()
+        self._queried_at = time.monotonic()
 
     def results(self) -> list[None]:
-        """Waits until the job has ended; its outcome is in `job.json`."""
+        """Waits until the job has ended. Its outcome is in job.json, so this returns no value."""
         while not self.ended():
             time.sleep(0.2)
         return [None]
@@ -64,58 +65,58 @@ class SubmittedJob:
             return True
         if not self.by_slurm:
             return bool(self.submitted.done())
-        if time.monotonic() - self._asked < _ASK_EVERY:
+        if time.monotonic() - self._queried_at < _QUERY_SECONDS:
             return False
-        self._asked = time.monotonic()
-        return records.queue_state(self.submitted.job_id) is None
+        self._queried_at = time.monotonic()
+        return folders.queue_state(self.submitted.job_id) is None
 
     def interrupt(self) -> None:
-        """Ends the job: a training saves a checkpoint first, and a pending job never starts."""
+        """Ends the job. A run in training saves a checkpoint first; a pending job never starts."""
         if self.by_slurm:
-            for command in (["--signal=INT"], ["--state=PENDING"]):
+            for option in ("--signal=INT", "--state=PENDING"):
                 with suppress(OSError):
-                    words = ["scancel", *command, self.submitted.job_id]
-                    subprocess.run(words, capture_output=True, check=False)
+                    command = ["scancel", option, self.submitted.job_id]
+                    subprocess.run(command, capture_output=True, check=False)
             return
         interrupt(self.folder, signal.SIGINT)
 
 
 def interrupt(folder: Path, number: int) -> None:
-    """Sends a signal to the process on this machine that runs the job of a folder."""
-    record = records.read(folder)
+    """Sends a signal to the process that runs the job in a folder, if it runs on this machine."""
+    record = folders.read_record(folder)
     owner = record.get("owner")
-    if isinstance(owner, dict) and "slurm" not in record and records.under_way(record):
+    if isinstance(owner, dict) and "slurm" not in record and folders.running_process(record):
         with suppress(OSError):
             os.kill(owner["pid"], number)
 
 
 @contextmanager
-def collected_jobs(folders: Sequence[Path]) -> Iterator[list[SubmittedJob]]:
-    """Makes submitit's launcher wait for each job with `SubmittedJob`. Yields the list to which the jobs are added.
-    folders: of the jobs."""
+def collected_jobs(job_folders: Sequence[Path]) -> Iterator[list[SubmittedJob]]:
+    """Makes submitit's launcher wait for each job by means of `SubmittedJob`. Yields the list to which the submitted
+    jobs are added."""
     import submitit
     from submitit.local import local
 
-    known, jobs = submitit.AutoExecutor, list[SubmittedJob]()
+    original, jobs = submitit.AutoExecutor, list[SubmittedJob]()
 
-    class Executor(known):  # type: ignore[misc, valid-type]
-        """An executor that returns jobs of this module's class."""
+    class Executor(original):  # type: ignore[misc, valid-type]
+        """An executor that returns instances of SubmittedJob."""
 
         def map_array(self, *arguments: object) -> list[SubmittedJob]:
             submitted = super().map_array(*arguments)
             by_slurm = self.cluster == "slurm"
-            jobs.extend(SubmittedJob(job, folder, by_slurm) for job, folder in zip(submitted, folders, strict=True))
+            jobs.extend(SubmittedJob(job, folder, by_slurm) for job, folder in zip(submitted, job_folders, strict=True))
             return jobs
 
     submitit.AutoExecutor = Executor  # type: ignore[misc]
-    # In another process group than the terminal: Ctrl-C would end the job's supervisor, which then kills the job.
+    # In the terminal's process group, Ctrl-C would end the job's supervisor, which then kills the job.
     spawn = partial(subprocess.Popen, process_group=0)
     local.subprocess = SimpleNamespace(**{**vars(subprocess), "Popen": spawn})  # type: ignore[assignment]
     try:
         yield jobs
     finally:
         local.subprocess = subprocess
-        submitit.AutoExecutor = known  # type: ignore[misc]
+        submitit.AutoExecutor = original  # type: ignore[misc]
 
 
 LOCAL = ("basic", "joblib", "submitit_local")
@@ -123,8 +124,8 @@ LOCAL = ("basic", "joblib", "submitit_local")
 
 
 class JobLoader:
-    """Replaces Hydra's loader, which would read YAML when a job starts. The overrides of a job are the name of its
-    folder and the packed job."""
+    """Replaces Hydra's config loader, which would read YAML when a job starts. A job's "overrides" are the name of the
+    job's folder and the packed job."""
 
     def load_sweep_config(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
         subdir, packed = sweep_overrides
@@ -139,8 +140,9 @@ class JobLoader:
 class Launch:
     """The start of a sweep by a launcher of Hydra.
 
-    config: Hydra's composed configuration. run: the function of a job. plugins: typed modules. has_result: whether the
-    command writes a result.json. interrupted: exit status for the signal that ended the sweep; DONE without one.
+    config: Hydra's composed configuration. run: the function that runs a job. plugins: the modules given with --plugin.
+    has_result: whether the command writes a result.json. interrupted: the exit status for the signal that ended the
+    sweep; DONE without a signal.
     """
 
     sweep: SweepFolder
@@ -157,7 +159,7 @@ class Launch:
         choices = OmegaConf.to_container(self.config.hydra.runtime.choices)
         assert isinstance(choices, dict)
         self.name = str(choices.get("hydra/launcher") or "basic")
-        self.identity = uuid.uuid4().hex[:12]
+        self.launch_id = uuid.uuid4().hex[:12]
         self.launcher = Plugins.instance().instantiate_launcher(
             hydra_context=HydraContext(config_loader=JobLoader(), callbacks=self.callbacks),  # type: ignore[arg-type]
             task_function=partial(perform, self.run),
@@ -165,31 +167,31 @@ class Launch:
         )
 
     def start(self, entries: Sequence[JobEntry], batch_size: int | None = None) -> list[float]:
-        """Runs the unfinished jobs and waits for them. Returns the value of each job's metric, nan if there is none.
-        batch_size: number of jobs passed to the launcher at a time; None for all."""
+        """Runs the unfinished jobs and waits for them. Returns the value of each job's metric; nan without a metric.
+        batch_size: the number of jobs that the launcher gets at a time; None means all."""
         self.sweep.claim(entries)
         self.entries |= {entry.folder: entry for entry in entries}
         self.batch_size = batch_size or len(self.entries)
-        left = [entry for entry in entries if self._is_left(entry)]
-        for first in range(0, len(left), self.batch_size):
+        unfinished = [entry for entry in entries if self._must_run(entry)]
+        for first in range(0, len(unfinished), self.batch_size):
             if not self.interrupted:
-                batch = left[first : first + self.batch_size]
+                batch = unfinished[first : first + self.batch_size]
                 self._announce(batch)
-                with self._surroundings():
+                with self._job_environment():
                     self._launch(batch)
-        values = [records.read(entry.folder).get("value") for entry in entries]
+        values = [folders.read_record(entry.folder).get("value") for entry in entries]
         return [float(value) if isinstance(value, int | float) else math.nan for value in values]
 
-    def _is_left(self, entry: JobEntry) -> bool:
+    def _must_run(self, entry: JobEntry) -> bool:
         """Whether a job must run. Reports jobs that are skipped or were started before."""
-        record = records.read(entry.folder)
+        record = folders.read_record(entry.folder)
         name = f"job {entry.number} ({entry.folder.name})"
-        if records.done(entry.folder, self.has_result):
-            records.write(entry.folder, records.JOB, record | {"skipped": True})
+        if folders.is_done(entry.folder, self.has_result):
+            folders.write_record(entry.folder, JOB, record | {"skipped": True})
             say(f"{name}: already done, skipped")
             return False
-        if where := records.under_way(record):
-            say(f"{name}: already running ({where}), skipped")
+        if process := folders.running_process(record):
+            say(f"{name}: already running ({process}), skipped")
             return False
         if record and record.get("exit_status") in (errors.REQUEUE, errors.INTERRUPTED, errors.TERMINATED):
             say(f"{name}: was stopped, resumes")
@@ -204,20 +206,18 @@ class Launch:
         """Whether jobs run in separate processes; joblib with n_jobs=1 uses none."""
         return self.name != "basic" and not (self.name == "joblib" and self.config.hydra.launcher.n_jobs == 1)
 
-    def _announce(self, left: Sequence[JobEntry]) -> None:
+    def _announce(self, batch: Sequence[JobEntry]) -> None:
         if not self._parallel:
             return
         threads, at_once = self._threads()
         threads_text = "" if threads is None else f", {counted(threads, 'thread')} each (OMP_NUM_THREADS)"
-        say(
-            f"{counted(len(left), 'job')} by {self.name}"
-            + (f", {min(at_once, len(left))} at a time{threads_text}" if at_once else "")
-        )
+        at_once_text = f", {min(at_once, len(batch))} at a time{threads_text}" if at_once else ""
+        say(f"{counted(len(batch), 'job')} by {self.name}{at_once_text}")
 
     def _threads(self) -> tuple[int | None, int]:
-        """The numbers of threads per job (None: decided where it runs) and of jobs at a time (0 if unknown). Neither
-        depends on which jobs are done, since floating-point sums depend on the number of threads."""
-        cores = len(os.sched_getaffinity(0))
+        """Returns the number of threads per job (None: the machine of the job decides) and the number of jobs at a time
+        (0 if unknown). Neither depends on which jobs are done, since floating-point sums depend on the threads."""
+        cores = available_cores()
         if not self._parallel:
             return None, 1
         if self.name == "joblib":
@@ -231,36 +231,36 @@ class Launch:
         return int(threads_text) if threads_text.isdecimal() else max(1, cores // at_once), at_once
 
     @contextmanager
-    def _surroundings(self) -> Iterator[None]:
+    def _job_environment(self) -> Iterator[None]:
         """Sets the environment that the processes of the jobs inherit."""
         threads, _ = self._threads()
         changed: dict[str, str] = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
         changed |= SAFE_PATH if self._parallel else {}
         if self.name.startswith("submitit"):
-            os.chmod(real_folder(self.sweep.path / ".submitit"), 0o700)  # its files are executed and unmasked
-            path = [str(identity.copied(self.sweep.path, self.plugins)), *filter(None, [os.environ.get("PYTHONPATH")])]
-            changed["PYTHONPATH"] = os.pathsep.join(path)
-        with inherited(changed):
+            os.chmod(real_folder(self.sweep.path / ".submitit"), 0o700)  # it holds code and unmasked secrets
+            code, path = str(identity.copy_code(self.sweep.path, self.plugins)), os.environ.get("PYTHONPATH")
+            changed["PYTHONPATH"] = f"{code}{os.pathsep}{path}" if path else code
+        with child_environment(changed):
             yield
 
-    def _launch(self, left: Sequence[JobEntry]) -> None:
+    def _launch(self, batch: Sequence[JobEntry]) -> None:
         fingerprint = identity.fingerprint(self.plugins)
-        overrides = [[entry.folder.name, self._job(entry, fingerprint).packed()] for entry in left]
+        overrides = [[entry.folder.name, self._job(entry, fingerprint).to_base64()] for entry in batch]
         if not self._parallel:
             self.launcher.launch(overrides, initial_job_idx=0)
             return
-        before = [records.read(entry.folder) for entry in left]
-        queued: AbstractContextManager[list[SubmittedJob]] = nullcontext([])
+        before = [folders.read_record(entry.folder) for entry in batch]
+        collected: AbstractContextManager[list[SubmittedJob]] = nullcontext([])
         if self.name.startswith("submitit"):
-            queued = collected_jobs([entry.folder for entry in left])
-        with queued as queue, self._interruptible(left, queue), Watch(left, Output()):
+            collected = collected_jobs([entry.folder for entry in batch])
+        with collected as submitted, self._interruptible(batch, submitted), Watch(batch, Output()):
             try:
                 self.launcher.launch(overrides, initial_job_idx=0)
             except Exception as error:
-                began = before != [records.read(entry.folder) for entry in left]
-                self._ended_early(began, error)
-        for entry in left:
-            self._settle(entry)
+                started = before != [folders.read_record(entry.folder) for entry in batch]
+                self._report_failure(started, error)
+        for entry in batch:
+            self._record_end(entry)
 
     def _job(self, entry: JobEntry, fingerprint: str) -> SweepJob:
         return SweepJob(
@@ -269,7 +269,7 @@ class Launch:
             overrides=list(entry.overrides),
             varied=entry.varied,
             data=entry.data,
-            launch=self.identity,
+            launch=self.launch_id,
             launcher=self.name,
             code=fingerprint,
             plugins=list(self.plugins),
@@ -277,25 +277,26 @@ class Launch:
             parent=os.getpid(),
         )
 
-    def _ended_early(self, began: bool, error: Exception) -> None:
-        """Handles the failure of a launcher: an error of the user if no job has begun, otherwise a warning."""
+    def _report_failure(self, started: bool, error: Exception) -> None:
+        """Raises UserError for the failure of a launcher; if a job has started, only prints the failure."""
+        if self.interrupted:
+            return
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        if not self.interrupted and not began:
+        if not started:
             raise UserError(f"hydra/launcher={self.name}: {reason}", "check the keys hydra.launcher.*") from error
-        if not self.interrupted:
-            say_error(f"hydra/launcher={self.name} ended before its jobs: {reason}")
+        say_error(f"hydra/launcher={self.name} ended before its jobs: {reason}")
 
-    def _settle(self, entry: JobEntry) -> None:
-        """Records the end of a job that could not record it itself."""
-        record = records.read(entry.folder)
-        if record and not records.is_finished(record) and not record.get("error") and not records.under_way(record):
+    def _record_end(self, entry: JobEntry) -> None:
+        """Records the end of a job whose process ended without doing so."""
+        record = folders.read_record(entry.folder)
+        if record and not is_finished(record) and not record.get("error") and not folders.running_process(record):
             error = "it ended without a report: killed, or out of memory"
-            records.write(entry.folder, records.JOB, record | {"error": error})
+            folders.write_record(entry.folder, JOB, record | {"error": error})
 
     @contextmanager
-    def _interruptible(self, left: Sequence[JobEntry], queue: list[SubmittedJob]) -> Iterator[None]:
-        """Handles signals to this process: the first asks the jobs to save checkpoints and stop, the second ends them
-        immediately, the third ends this process."""
+    def _interruptible(self, batch: Sequence[JobEntry], submitted: list[SubmittedJob]) -> Iterator[None]:
+        """Handles signals to this process: the first tells the jobs to save checkpoints and stop, the second ends the
+        jobs immediately, the third ends this process."""
         count = 0
 
         def handle(number: int, frame: FrameType | None) -> None:
@@ -305,11 +306,11 @@ class Launch:
                 raise KeyboardInterrupt
             self.interrupted = STATUS[signal.Signals(number)]
             if count == 1:
-                (real_folder(self.sweep.path / STOPPED) / self.identity).touch()
+                (real_folder(self.sweep.path / STOPPED) / self.launch_id).touch()
                 say(f"{signal.Signals(number).name}: the jobs save checkpoints and stop")
-            for submitted in queue:
-                submitted.interrupt()
-            for entry in left if not queue else ():
+            for job in submitted:
+                job.interrupt()
+            for entry in batch if not submitted else ():
                 interrupt(entry.folder, number)
 
         # Jobs in a cluster's queue continue when the terminal is closed.
@@ -322,22 +323,22 @@ class Launch:
                 signal.signal(number, handler)
 
     def statuses(self) -> list[int]:
-        """The exit statuses of the jobs that have started and are not running in another process."""
-        known = [records.read(folder) for folder in self.entries]
-        return [record["exit_status"] for record in known if record and not records.under_way(record)]
+        """Returns the exit statuses of the jobs that have started and are not running now."""
+        job_records = [folders.read_record(folder) for folder in self.entries]
+        return [record["exit_status"] for record in job_records if record and not folders.running_process(record)]
 
 
-class AsLauncher:
-    """A launch as the launcher of a sweeper of Hydra that chooses its jobs while running. prepare(overrides) returns
-    the entry of a job."""
+class LaunchAdapter:
+    """Gives a Launch the interface of Hydra's launchers, for sweepers that choose jobs while running.
+    prepare(overrides) returns the entry of a job."""
 
     def __init__(self, launch: Launch, prepare: Callable[[list[str]], JobEntry]):
-        self.launch_of_sweep, self.prepare = launch, prepare
+        self.adapted, self.prepare = launch, prepare
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> list[JobReturn]:
         entries = [self.prepare(list(overrides)) for overrides in job_overrides]
-        values = self.launch_of_sweep.start(entries)
-        if self.launch_of_sweep.interrupted:
+        values = self.adapted.start(entries)
+        if self.adapted.interrupted:
             raise KeyboardInterrupt
         returned = [JobReturn(overrides=list(overrides), status=JobStatus.COMPLETED) for overrides in job_overrides]
         for result, value in zip(returned, values, strict=True):
@@ -346,14 +347,14 @@ class AsLauncher:
 
 
 class FirstJobs(Exception):  # noqa: N818 - ends a sweeper, and is not an error
-    """The overrides of the first jobs of a sweeper."""
+    """Raised with the overrides of the first jobs that a sweeper chooses."""
 
     def __init__(self, jobs: Sequence[Sequence[str]]):
         self.jobs = jobs
 
 
-class NoLauncher:
-    """A launcher that runs nothing: it raises FirstJobs with the jobs that a sweeper chooses."""
+class DryLauncher:
+    """A launcher that runs nothing: it raises FirstJobs with the overrides that it gets from a sweeper."""
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> NoReturn:
         raise FirstJobs(job_overrides)

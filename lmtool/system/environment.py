@@ -13,29 +13,29 @@ from urllib.parse import urlsplit
 ENVIRONMENT = {
     # Waiting OpenMP threads spin before they sleep, by default for milliseconds, which starves the working thread on a
     # busy machine; a thread that sleeps too soon must be woken for every small operation. Milliseconds per finetuning
-    # step of BERT (4 layers, width 256, bf16) on two idle cores, and next to one busy loop: 92 and 114 at 1,000 spins,
-    # 61 and 230 at 10,000, 60 and 877 at the default (300,000).
+    # step of BERT (4 layers, width 256, bf16) on two cores, idle and with another busy process: 92 and 114 at 1,000
+    # spins, 61 and 230 at 10,000, 60 and 877 at the default (300,000).
     "GOMP_SPINCOUNT": "10000",
-    # oneDNN compiles its bf16 products for each shape and keeps 1024 of them in each of two caches. A packed batch has
-    # new shapes every step: 11 MB a step, 2.6 GB after 150 steps of BERT (4 layers, width 256) instead of 1.1 GB. A
-    # step needs about 40, and a step with nothing in the cache takes the same time.
+    # oneDNN compiles a bf16 matrix product for each shape and keeps 1024 of them in each of two caches. A packed batch
+    # has new shapes every step: 11 MB a step, 2.6 GB after 150 steps of BERT (4 layers, width 256) instead of 1.1 GB. A
+    # step needs about 40 compiled products, and takes the same time if the caches are empty.
     "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128",
     "LRU_CACHE_CAPACITY": "128",
-    # Hides the warnings of torch's C++ code, a line from each process: that a step used all parameters (which DDP
-    # checks because other steps do not), that a host name has no IPv6 address. Errors are still raised.
+    # Hides warnings of torch's C++ code, a line from each process: that a step used all parameters (DDP must look for
+    # unused parameters because other steps have some), that a host name has no IPv6 address. Errors are still raised.
     "TORCH_CPP_LOG_LEVEL": "ERROR",
-    # Below this level torch's profiler prints a line when it starts and stops.
+    # At lower levels torch's profiler prints a line when it starts and stops.
     "KINETO_LOG_LEVEL": "6",
 }
 
-# Python with -m or -c imports from the working folder first, so a stranger's `ctypes.py` there would be run. lmtool
+# Python with -m or -c imports from the working directory first, so it would run a stranger's `ctypes.py` there. lmtool
 # starts Python with -P; this variable does the same for processes that libraries start.
 SAFE_PATH = {"PYTHONSAFEPATH": "1"}
 
 
 @contextmanager
-def inherited(values: Mapping[str, str]) -> Iterator[None]:
-    """Context in which the environment has these values, for child processes."""
+def child_environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Sets environment variables for the child processes that the block starts."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:
@@ -47,11 +47,8 @@ def inherited(values: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-PATIENCE_SECONDS = 5.0
-
-
-def answers(address: str, seconds: float = PATIENCE_SECONDS) -> bool:
-    """Whether the server of an address (https://host:port/...) accepts a connection in time; assumed behind a proxy.
+def is_reachable(address: str, seconds: float = 5.0) -> bool:
+    """Whether the server of an address (https://host:port/...) accepts a connection in time; assumed if a proxy is set.
     Called before libraries that would retry for half a minute."""
     from urllib.request import getproxies  # imports http and email, which few commands need
 
@@ -64,3 +61,8 @@ def answers(address: str, seconds: float = PATIENCE_SECONDS) -> bool:
     except OSError:
         return False
     return True
+
+
+def available_cores() -> int:
+    """Returns the number of processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,10 +1,10 @@
-"""Atomic writes of files and folders, and manifests. A crash leaves either the old content or the new, and no link is
-followed, so a folder from a stranger (an unpacked run) is safe to write in. Standard library only.
+"""Atomic writes of files and folders, and manifests. A crash leaves either the old content or the new. No link is
+followed, so it is safe to write in a folder from a stranger (an unpacked run). Standard library only.
 
-A file is replaced by writing a draft in the same folder, named after this process, and renaming it: a link of that name
-is replaced, and its target stays unchanged. A file to append to is opened without following links; a file with several
-names (hard links) is copied first. Drafts of killed processes are removed by the next process that writes in the
-folder.
+To replace a file, lmtool writes a draft in the same folder, named after this process, and renames it. This replaces a
+link at the file's path, but leaves the link's target unchanged. A file to append to is opened without following links;
+if it has several names (hard links), it is copied first. The next process that writes in the folder removes drafts of
+killed processes.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from lmtool.errors import UserError
 
 _DRAFT = re.compile(r"\.tmp-.+-(?P<machine>[0-9a-f]{8})-(?P<process>\d+)", re.DOTALL)
 _ABANDONED_SECONDS = 3600.0
-"""Age at which an unchanged draft of another machine counts as abandoned, since its process cannot be checked."""
+"""Age at which a draft of another machine counts as abandoned, since its process cannot be checked from here."""
 
 
 def sync_path(path: Path) -> None:
-    """Wait until a file, or the entries of a folder, are on disk."""
+    """Waits until a file's content, or a folder's list of files, is on disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -41,7 +41,7 @@ def sync_path(path: Path) -> None:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write a new file, replacing any file of that name. It is on disk when the function returns."""
+    """Writes a new file, instead of any file of that name, and waits until it is on disk."""
     path.unlink(missing_ok=True)
     with path.open("xb") as file:
         file.write(content)
@@ -50,8 +50,8 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def replace_bytes(path: Path, content: bytes) -> None:
-    """Replace a small file in one move."""
-    draft = draft_of(path)
+    """Replaces a small file atomically."""
+    draft = draft_path(path)
     try:
         write_bytes(draft, content)
         os.replace(draft, path)
@@ -62,8 +62,8 @@ def replace_bytes(path: Path, content: bytes) -> None:
 
 
 def open_to_append(path: Path) -> int:
-    """Open a file for appending, creating it if needed, and return its descriptor. A file with hard links is replaced
-    by a copy first. Raises OSError (ELOOP) if the path is a link."""
+    """Opens a file for appending, creating it if needed, and returns its descriptor. Replaces a file with hard links by
+    a copy first. Raises OSError (ELOOP) if the path is a link."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     handle = os.open(path, flags, 0o666)
     if os.fstat(handle).st_nlink < 2:
@@ -74,14 +74,14 @@ def open_to_append(path: Path) -> int:
 
 
 def real_folder(path: Path) -> Path:
-    """The folder, created if needed. Raises OSError (ELOOP) if the path is a link."""
+    """Creates a folder if needed, and returns it. Raises OSError (ELOOP) if the path is a link."""
     require_no_link(path)
     path.mkdir(parents=True, exist_ok=True)
     return path
 
 
 def require_no_link(path: Path) -> None:
-    """Raise OSError (ELOOP) if the path is a link."""
+    """Raises OSError (ELOOP) if the path is a link."""
     if path.is_symlink():
         raise OSError(errno.ELOOP, f"{path.name} is a link, which is not followed", str(path))
 
@@ -89,9 +89,9 @@ def require_no_link(path: Path) -> None:
 # --- drafts -----------------------------------------------------------------------------------------------------------
 
 
-def draft_of(path: Path) -> Path:
-    """An unused name in the folder of a path for the draft that will replace it. Removes the drafts of processes that
-    no longer exist."""
+def draft_path(path: Path) -> Path:
+    """Returns an unused path, in the same folder, for the draft that will replace a file. Removes drafts of processes
+    that no longer exist."""
     draft = path.with_name(draft_name(path.name, os.getpid()))
     with suppress(OSError):
         with os.scandir(path.parent) as entries:
@@ -102,12 +102,12 @@ def draft_of(path: Path) -> Path:
 
 
 def draft_name(name: str, process: int) -> str:
-    """The name of a draft that belongs to the process with this number."""
+    """Returns the name of a draft that belongs to the process with this id."""
     return f".tmp-{name}-{machine()}-{process}"
 
 
 def remove(path: Path) -> None:
-    """Remove a file, a link or a folder, ignoring errors."""
+    """Removes a file, a link or a folder, ignoring errors."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
         return
@@ -116,7 +116,7 @@ def remove(path: Path) -> None:
 
 
 def _is_abandoned(entry: os.DirEntry[str]) -> bool:
-    """Whether a file is the draft of a process that, as far as can be known, no longer exists."""
+    """Whether a file is the draft of a process that does not, or probably does not, exist any more."""
     match = _DRAFT.fullmatch(entry.name)
     if match is None:
         return False
@@ -129,16 +129,16 @@ def _is_abandoned(entry: os.DirEntry[str]) -> bool:
 
 @cache
 def machine() -> str:
-    """A hash of the host, its boot and its process namespace, within which a process number is unique."""
+    """Returns a hash of the host, its boot and its process namespace, within which a process id is unique."""
     try:
-        space = os.readlink("/proc/self/ns/pid")
+        namespace = os.readlink("/proc/self/ns/pid")
     except OSError:
-        space = ""
-    return hashlib.sha256(f"{socket.gethostname()} {boot()} {space}".encode()).hexdigest()[:8]
+        namespace = ""
+    return hashlib.sha256(f"{socket.gethostname()} {boot()} {namespace}".encode()).hexdigest()[:8]
 
 
 def boot() -> str:
-    """The identifier of the current boot; "" if the system has none."""
+    """Returns the identifier of the current boot; "" if the system has none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -146,36 +146,36 @@ def boot() -> str:
 
 
 def process_exists(number: int) -> bool:
-    """Whether a process with this number exists on this machine."""
+    """Whether a process with this id exists on this machine."""
     try:
         os.kill(number, 0)
     except ProcessLookupError:
         return False
     except (PermissionError, OverflowError):
-        return True
+        pass
     return True
 
 
 # --- manifests ----------------------------------------------------------------------------------------------------
 #
-# Checkpoints, token stores and cached tokenizers have a manifest, written last: size and sha256 of each file, and a
-# hash of itself. It detects flipped bits, which safetensors, torch's format and memory maps do not. sha256 reads 1.2
-# GB/s on a core with instructions for it.
+# Checkpoints, token stores and cached tokenizers have a manifest, which is written last: size and sha256 of each file,
+# and a hash of the manifest. It detects flipped bits, which safetensors, torch's format and memory maps do not. sha256
+# reads 1.2 GB/s on a core with instructions for it.
 
 FORMAT = 1
 MANIFEST = "manifest.json"
 
 
 class Damaged(UserError):
-    """A file of a folder that does not match the manifest, or a damaged manifest. why: the end of the sentence."""
+    """A file that does not match its folder's manifest, or a damaged manifest."""
 
-    def __init__(self, path: Path, why: str, hint: str = "copy it again from where it came"):
-        super().__init__(f"{path} {why}", hint)
-        self.path, self.why = path, why
+    def __init__(self, path: Path, reason: str, hint: str = "copy it again from where it came"):
+        super().__init__(f"{path} {reason}", hint)
+        self.path = path
 
 
 def write_manifest(folder: Path, metadata: Mapping[str, object]) -> None:
-    """Hash and sync all files of a folder, then write its manifest. metadata: further plain data of the manifest."""
+    """Hashes and syncs all files of a folder, then writes the manifest. metadata: further entries of the manifest."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
     files = {
         path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": sha256(path)} for path in paths
@@ -187,20 +187,20 @@ def write_manifest(folder: Path, metadata: Mapping[str, object]) -> None:
 
 
 def _encoded(body: Mapping[str, object]) -> bytes:
-    """The manifest with a hash of itself, which detects flipped bits in it."""
+    """Returns the manifest as JSON, with a hash that detects flipped bits in the manifest."""
     digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
     return json.dumps({**body, "sha256": digest}, indent=2, ensure_ascii=False, allow_nan=False).encode()
 
 
 def sha256(path: Path) -> str:
-    """The hash of a file, in hexadecimal digits."""
+    """Returns the hash of a file in hexadecimal digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """metadata: the plain data passed to `write_manifest`. files: {"bytes", "sha256"} by relative path."""
+    """A manifest. metadata: as passed to `write_manifest`. files: {"bytes", "sha256"} by relative path."""
 
     folder: Path
     metadata: dict[str, Any]
@@ -208,10 +208,10 @@ class Manifest:
 
     @classmethod
     def read(cls, folder: Path) -> Manifest:
-        """Read and check a manifest. Raises Damaged if it is missing or changed, UserError if a newer lmtool wrote
+        """Reads and checks a manifest. Raises Damaged if it is missing or changed, UserError if a newer lmtool wrote
         it."""
         path = folder / MANIFEST
-        with _reading(path):
+        with _read_errors(path):
             content = path.read_bytes()
         try:
             body = json.loads(content)
@@ -234,19 +234,19 @@ class Manifest:
         return cls(folder, metadata, files)
 
     def verify(self, names: Iterable[str] | None = None, hashes: bool = True) -> None:
-        """Compare files with the manifest. names: the files; None for all. hashes: False compares only presence and
-        sizes, if files are verified again when read. Raises Damaged if a file differs, or is not in the manifest."""
+        """Compares files with the manifest. Raises Damaged if a file differs or is not in the manifest. names: None
+        means all files. hashes: False compares only presence and sizes, for files that are verified when read."""
         for name in self.files if names is None else names:
             path, entry = self.folder / name, self._entry(name)
-            with _reading(path):
+            with _read_errors(path):
                 size = path.stat().st_size
                 _compare(path, entry, size, sha256(path) if hashes and size == entry["bytes"] else None)
 
     def read_bytes(self, name: str) -> bytes:
-        """The verified contents of a small file."""
+        """Reads and verifies a small file."""
         entry = self._entry(name)
         path = self.folder / name
-        with _reading(path):
+        with _read_errors(path):
             content = path.read_bytes()
         _compare(path, entry, len(content), hashlib.sha256(content).hexdigest())
         return content
@@ -258,7 +258,7 @@ class Manifest:
 
 
 def _compare(path: Path, entry: Mapping[str, object], size: int, digest: str | None) -> None:
-    """Raise Damaged if a file's size or sha256 differs from its entry. digest: None if it is not compared."""
+    """Raises Damaged if a file's size or sha256 differs from its entry. digest: None skips the comparison of sha256."""
     if size != entry["bytes"]:
         raise Damaged(path, f"is damaged: {size} bytes instead of {entry['bytes']}")
     if digest not in (None, entry["sha256"]):
@@ -266,7 +266,7 @@ def _compare(path: Path, entry: Mapping[str, object], size: int, digest: str | N
 
 
 def verify_siblings(folder: Path, names: Iterable[str]) -> None:
-    """Verify the named files that exist or are in the manifest, if the folder has one."""
+    """Verifies the named files that exist or are in the manifest; does nothing without a manifest."""
     if not (folder / MANIFEST).is_file():
         return
     manifest = Manifest.read(folder)
@@ -274,8 +274,8 @@ def verify_siblings(folder: Path, names: Iterable[str]) -> None:
 
 
 @contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    """Convert errors while reading a file into Damaged."""
+def _read_errors(path: Path) -> Iterator[None]:
+    """Converts errors while reading a file into Damaged."""
     if not path.is_file():  # reading a FIFO would block
         raise Damaged(path, "is not a regular file" if os.path.lexists(path) else "is missing")
     try:

@@ -13,37 +13,38 @@ from urllib.parse import quote, unquote
 
 MASK = "***"
 SHORTEST = 6
-"""Minimum number of characters of a masked value: shorter ones also occur in ordinary text."""
+"""Minimum number of characters of a masked value, since shorter values also occur in ordinary text."""
 
-# Names of variables. TOKENIZERS_PARALLELISM holds no token; PWD is the working folder, but MYSQL_PWD a password.
+# Names of variables with secrets. TOKENIZERS_PARALLELISM holds no token; PWD is the working directory, but MYSQL_PWD is
+# a password.
 _NAME = re.compile(
     r"KEY|TOKEN(?!IZER)|SECRET|PASSW|PASSPHRASE|CREDENTIAL|COOKIE|[A-Z]_PWD$|(?:^|_)(?:AUTH|BEARER|PASS|PAT)(?:_|$)",
     re.IGNORECASE,
 )
-# Before a host: user:password@ or a token, but not the revision in hf://name@revision. In a path derived from an
-# address there is one slash.
+# Text before a host: user:password@ or a token, but not the name in hf://name@revision. A path that was made from an
+# address has only one slash.
 _PASSWORD = re.compile(r"(?i)\b(?P<scheme>[a-z][a-z0-9+.-]*://?)[^/\s@:]*:(?P<password>[^/\s]*)@")
 _BARE_CREDENTIAL = re.compile(r"(?i)\b(?P<scheme>(?!hf:)[a-z][a-z0-9+.-]*://?)[^/\s@:]+@")
 _QUERY = re.compile(r"(?i)(?P<name>[?&;][\w.-]*(?:token|key|secret|passw|signature|auth|sig|credential)\w*=)[^&;#\s]+")
-# A hub token, hf_ and 34 characters (a folder may be called hf_distilbert); or a tracker's key, 40 hexadecimal digits
-# (but not a commit: hf://org/name@commit).
-_FORM = re.compile(r"\bhf_[A-Za-z0-9]{20,}|(?<!@)\b[0-9a-f]{40}\b")
+# A hub token, hf_ and 34 characters (but not a folder called hf_distilbert); or a tracker's key, 40 hexadecimal digits
+# (but not the commit in hf://org/name@commit).
+_TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{20,}|(?<!@)\b[0-9a-f]{40}\b")
 
 
 def masked(text: str, environ: Mapping[str, str] | None = None) -> str:
-    """The text with each secret, also a quoted or escaped one, replaced by `***`.
+    """Replaces each secret in a text, including quoted or escaped secrets, by `***`.
 
     Secrets are the values of environment variables named like *KEY*, *TOKEN*, *SECRET*, *PASSWORD*, *_AUTH or *_BEARER;
-    passwords in variables that contain an address (DATABASE_URL); the part of an address before its @ and the values of
-    `token=` and similar parameters; and texts that look like a hub token or a tracker's key.
+    passwords in variables that contain an address (DATABASE_URL); the part of an address before its @, and the values
+    of `token=` and similar parameters; and texts that look like a hub token or a tracker's key.
     """
     return masker(environ)(text)
 
 
 def masker(environ: Mapping[str, str] | None = None) -> Callable[[str], str]:
-    """A `masked` for many texts, which reads the environment once."""
-    secrets = set(_values(os.environ if environ is None else environ))
-    spellings = _spelled(tuple(sorted(secrets)))
+    """Returns a function like `masked` that reads the environment only once, for many texts."""
+    secrets = set(_secrets(os.environ if environ is None else environ))
+    spellings = _all_spellings(tuple(sorted(secrets)))
 
     def mask(text: str) -> str:
         for spelling in spellings:
@@ -52,13 +53,13 @@ def masker(environ: Mapping[str, str] | None = None) -> Callable[[str], str]:
             text = _PASSWORD.sub(rf"\g<scheme>{MASK}@", text)
             text = _BARE_CREDENTIAL.sub(rf"\g<scheme>{MASK}@", text)
             text = _QUERY.sub(rf"\g<name>{MASK}", text)
-        return _FORM.sub(MASK, text)
+        return _TOKEN.sub(MASK, text)
 
     return mask
 
 
 def masked_data(value: object, mask: Callable[[str], str] | None = None) -> Any:
-    """Plain data with every text in it masked, keys too; numbers stay."""
+    """Masks all texts in plain data, including keys."""
     mask = masker() if mask is None else mask
     if isinstance(value, dict):
         return {mask(key) if isinstance(key, str) else key: masked_data(item, mask) for key, item in value.items()}
@@ -67,8 +68,7 @@ def masked_data(value: object, mask: Callable[[str], str] | None = None) -> Any:
     return mask(value) if isinstance(value, str) else value
 
 
-def _values(environ: Mapping[str, str]) -> Iterator[str]:
-    """The secrets in environment variables."""
+def _secrets(environ: Mapping[str, str]) -> Iterator[str]:
     for name, value in environ.items():
         secrets = [value.strip()] if _is_secret(name) else []
         if ":/" in value:
@@ -83,14 +83,14 @@ def _is_secret(name: str) -> bool:
 
 
 @lru_cache(maxsize=8)
-def _spelled(secrets: tuple[str, ...]) -> tuple[str, ...]:
-    """Every spelling of the secrets, longer ones first, because one may be part of another."""
+def _all_spellings(secrets: tuple[str, ...]) -> tuple[str, ...]:
+    """Returns every spelling of the secrets, longest first, because a spelling may be part of a longer one."""
     spellings = {spelling for secret in secrets for spelling in _spellings(secret)}
     return tuple(sorted(spellings, key=lambda spelling: (-len(spelling), spelling)))
 
 
 def _spellings(secret: str) -> Iterator[str]:
-    """A secret as written in JSON, Python, HTML, an address, a shell, YAML and an override."""
+    """Yields a secret as written in JSON, Python, HTML, an address, a shell, YAML and an override."""
     yield secret
     yield json.dumps(secret)[1:-1]
     yield json.dumps(secret, ensure_ascii=False)[1:-1]

@@ -1,8 +1,8 @@
-"""Signals end a command in order, with the exit status that shells, batch systems and sweeps expect.
+"""Ends a command on a signal in an orderly way, with the exit status that shells, batch systems and sweeps expect.
 
-`Interrupts` ends a command wherever it is. During training, `Signals` sets a flag that the loop reads between steps,
-where it saves a checkpoint and stops. After the last step (`too_late`) the run finishes: only results are left to
-write. Standard library only.
+`Interrupts` ends a command at any point. During training, `Signals` sets a flag that the loop reads between steps,
+where it saves a checkpoint and stops. After the last step (`ignore_first_signal`) the run finishes: it only has to
+write its results. Standard library only.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from typing import Any, Self
 from lmtool.errors import INTERRUPTED, REQUEUE, TERMINATED, LmtoolError, Stopped
 from lmtool.system.ranks import started_together
 
-# Schedulers announce preemption with the user signals: exit 75 asks to be queued again. Losing the terminal (SIGHUP)
-# ends a run like SIGTERM.
+# Schedulers announce preemption with the user signals; exit status 75 asks them to requeue the job. Losing the terminal
+# (SIGHUP) ends a run like SIGTERM.
 STATUS = {
     signal.SIGINT: INTERRUPTED,
     signal.SIGTERM: TERMINATED,
@@ -31,48 +31,49 @@ STATUS = {
     signal.SIGUSR2: REQUEUE,
 }
 
-AGAIN_SECONDS = 0.05
+RESEND_SECONDS = 0.05
 REPEATED_SECONDS = 0.5
-"""Seconds within which a repeated signal counts as the same request, for ranks of one launcher."""
+"""Time within which a repeated signal counts as the same request, for ranks that a launcher started."""
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal, raised at the current instruction. Like Ctrl-C it is not an Exception, so that no library handles it as
-    an error of its own."""
+    """A signal, raised at the current instruction. Like KeyboardInterrupt it is not an Exception, so that libraries do
+    not handle it as an ordinary error."""
 
     def __init__(self, number: int):
         self.signal = signal.Signals(number)
         super().__init__(self.signal.name)
 
 
-def stopped(interrupt: KeyboardInterrupt, when: str = "", hint: str | None = None) -> Stopped:
-    """The end of a command by a signal, or by Ctrl-C if no handler is installed."""
+def stop_error(interrupt: KeyboardInterrupt, when: str = "", hint: str | None = None) -> Stopped:
+    """Returns the error for a command that was ended by a signal, or by Ctrl-C without a handler."""
     if not isinstance(interrupt, Interrupted):
         return Stopped("interrupted", INTERRUPTED, hint)
     return Stopped(f"stopped by {interrupt.signal.name}{when}", STATUS[interrupt.signal], hint)
 
 
 class Interrupts:
-    """Context in which the first signal raises Interrupted wherever the process is.
+    """Context in which the first signal raises Interrupted at any point of the program.
 
-    In a finalizer, where Python drops exceptions, the signal is sent again a moment later. If a library converts the
-    exception into its own, the end of the context raises Interrupted again. The second signal raises Stopped, so that
-    files are closed and the lock is released while the first one is still being handled; the third ends the process at
-    once. SIGTERM followed by a user signal, as schedulers send them, is one request to be queued again. Ignored signals
-    (nohup) stay ignored. Handlers belong to the main thread; in any other thread the context does nothing.
+    If Python drops the exception because it was raised in a finalizer, the signal is sent again a moment later. If a
+    library converts the exception into another one, the end of the context raises Interrupted again. The second signal
+    raises Stopped, so that files are closed and the lock is released even if handling the first signal takes long; the
+    third ends the process at once. SIGTERM followed by a user signal, as schedulers send them, is one request to be
+    requeued. Ignored signals (nohup) stay ignored. Only the main thread can handle signals; in any other thread the
+    context does nothing.
     """
 
     def __init__(self, resume_hint: str | None = None, remaining: str = "") -> None:
-        """resume_hint: the hint of the second signal's error. remaining: the end of its message, which names the
-        checkpoint that is left."""
+        """resume_hint: the hint of the second signal's error. remaining: the end of the error's message, which names
+        the remaining checkpoint."""
         self.resume_hint, self.remaining = resume_hint, remaining
         self.received: signal.Signals | None = None
         self._count = 0
         self._last: tuple[int, float] = (0, 0.0)
-        self._together = started_together(os.environ)
-        self._before: dict[signal.Signals, Any] = {}
-        self._unraisable = sys.unraisablehook
-        self._again: threading.Timer | None = None
+        self._has_launcher = started_together(os.environ)
+        self._previous_handlers: dict[signal.Signals, Any] = {}
+        self._previous_hook = sys.unraisablehook
+        self._resend_timer: threading.Timer | None = None
         self._raised = False
 
     def __enter__(self) -> Self:
@@ -82,15 +83,15 @@ class Interrupts:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if not self._before:
+        if not self._previous_handlers:
             return
-        sys.unraisablehook = self._unraisable
-        for number, before in self._before.items():
-            signal.signal(number, signal.SIG_DFL if before is None else before)
-        outer = None if self.received is None else self._before.get(self.received)
-        self._before.clear()
-        if self._again is not None and self._again.is_alive():
-            self._again.cancel()
+        sys.unraisablehook = self._previous_hook
+        for number, handler in self._previous_handlers.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        outer = None if self.received is None else self._previous_handlers.get(self.received)
+        self._previous_handlers.clear()
+        if self._resend_timer is not None and self._resend_timer.is_alive():
+            self._resend_timer.cancel()
             if inspect.ismethod(outer) and isinstance(outer.__self__, Interrupts):
                 outer(self.received)
         if self._raised and isinstance(error, Exception) and not isinstance(error, LmtoolError):
@@ -98,33 +99,33 @@ class Interrupts:
             raise Interrupted(self.received) from error
 
     def install(self) -> None:
-        """Handle signals from here on."""
+        """Installs the handlers."""
         if threading.current_thread() is threading.main_thread():
             for number in STATUS:
-                before = signal.getsignal(number)
-                if before is not signal.SIG_IGN:
-                    self._before[number] = before
+                handler = signal.getsignal(number)
+                if handler is not signal.SIG_IGN:
+                    self._previous_handlers[number] = handler
                     signal.signal(number, self.handle)
-            sys.unraisablehook, self._unraisable = self._dropped, sys.unraisablehook
+            sys.unraisablehook, self._previous_hook = self._resend, sys.unraisablehook
 
-    def _dropped(self, problem: sys.UnraisableHookArgs) -> None:
-        """Send a signal again whose exception was raised where nothing can catch it."""
+    def _resend(self, problem: sys.UnraisableHookArgs) -> None:
+        """Sends a signal again if Python dropped its exception."""
         if not isinstance(problem.exc_value, Interrupted):
-            self._unraisable(problem)
+            self._previous_hook(problem)
             return
         self._count, self._last = 0, (0, 0.0)
-        self._again = threading.Timer(AGAIN_SECONDS, os.kill, (os.getpid(), problem.exc_value.signal))
-        self._again.daemon = True
-        self._again.start()
+        self._resend_timer = threading.Timer(RESEND_SECONDS, os.kill, (os.getpid(), problem.exc_value.signal))
+        self._resend_timer.daemon = True
+        self._resend_timer.start()
 
-    def obey(self, number: signal.Signals) -> None:
-        """Handle the first signal."""
+    def handle_first(self, number: signal.Signals) -> None:
+        """Handles the first signal."""
         self._raised = True
         raise Interrupted(number)
 
     def handle(self, code: int, frame: FrameType | None = None) -> None:
         number = signal.Signals(code)
-        if self._repeated(number):
+        if self._is_repetition(number):
             return
         if self._count == 1 and self.received is signal.SIGTERM and STATUS[number] == REQUEUE:
             self.received = number
@@ -132,7 +133,7 @@ class Interrupts:
         self._count += 1
         if self._count == 1:
             self.received = number
-            self.obey(number)
+            self.handle_first(number)
         elif self._count == 2:
             raise Stopped(
                 f"stopped at once by a second {number.name}{self.remaining}", STATUS[number], self.resume_hint
@@ -140,15 +141,15 @@ class Interrupts:
         else:
             os._exit(STATUS[number])
 
-    def _repeated(self, number: int) -> bool:
-        """Whether a signal repeats the one just before: a rank also receives it from the launcher, and once for each of
-        the launcher's threads if that is killed."""
-        before, self._last = self._last, (number, time.monotonic())
-        return self._together and number == before[0] and self._last[1] - before[1] < REPEATED_SECONDS
+    def _is_repetition(self, number: int) -> bool:
+        """Whether a signal repeats the previous signal. A rank gets the same signal from the terminal and from the
+        launcher, and one for each thread of a killed launcher."""
+        previous, self._last = self._last, (number, time.monotonic())
+        return self._has_launcher and number == previous[0] and self._last[1] - previous[1] < REPEATED_SECONDS
 
 
 class Signals(Interrupts):
-    """Context in which the first signal sets `received`, which the loop reads between steps."""
+    """Context in which the first signal only sets `received`, which the loop reads between steps."""
 
     def __init__(self, resume_hint: str) -> None:
         super().__init__(resume_hint, "; the last checkpoint is intact")
@@ -157,14 +158,14 @@ class Signals(Interrupts):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         super().__exit__(kind, error, trace)
-        if error is None and self.received is not None:  # it came during the last step
+        if error is None and self.received is not None:  # the signal came during the last step
             _late.append(self.received)
 
-    def obey(self, number: signal.Signals) -> None:
-        """The loop handles it between steps."""
+    def handle_first(self, number: signal.Signals) -> None:
+        """Leaves the signal to the loop, which handles it between steps."""
 
-    def stopped(self, step: int, saved: bool) -> Stopped:
-        """The end of a run that was asked to stop after `step`."""
+    def stop_error(self, step: int, saved: bool) -> Stopped:
+        """Returns the error for a run that a signal stopped after `step`. saved: whether a checkpoint was saved."""
         assert self.received is not None
         where = f"a checkpoint of step {step} is saved" if saved else "saving failed, the previous checkpoint is intact"
         return Stopped(f"stopped by {self.received.name}: {where}", STATUS[self.received], self.resume_hint)
@@ -175,35 +176,36 @@ class Signals(Interrupts):
 _late: list[signal.Signals] = []
 
 
-class _Late(Interrupts):
-    """The first signal is reported and otherwise ignored, because the run only has its results left to write."""
+class _LateInterrupts(Interrupts):
+    """Reports the first signal, and otherwise ignores it, because the run only has to write its results."""
 
     def __init__(self, resume_hint: str, log: Callable[[str], None], reports: bool) -> None:
         super().__init__(resume_hint, "; the checkpoint of the last step is intact")
         self.log, self.reports = log, reports
 
-    def obey(self, number: signal.Signals) -> None:
+    def handle_first(self, number: signal.Signals) -> None:
         _late.append(number)
         text = (
             f"{number.name} came after the last step, too late to stop: the run has finished and is writing its results"
         )
         if self.reports:
-            with suppress(OSError):  # print is not reentrant, and the signal may have interrupted one
+            with suppress(OSError):  # print is not reentrant, and the signal may have interrupted a print
                 os.write(2, f"warning: {text}\n".encode())
             self.log(text)
 
 
-def too_late(resume_hint: str, log: Callable[[str], None], reports: bool) -> None:
-    """Ignore the first signal from here to the end of the surrounding `Interrupts`; one that came during the last step
-    is reported now. log: writes a line to log.txt. reports: whether this rank prints the message."""
-    late = _Late(resume_hint, log, reports)
-    late.install()
-    for number in take_late():
-        late.handle(number)
+def ignore_first_signal(resume_hint: str, log: Callable[[str], None], reports: bool) -> None:
+    """Ignores the first signal until the end of the surrounding `Interrupts`, and reports a signal that came during the
+    last step. log: writes a line to log.txt. reports: whether this rank prints the message."""
+    interrupts = _LateInterrupts(resume_hint, log, reports)
+    interrupts.install()
+    for number in pop_late_signals():
+        interrupts.handle(number)
 
 
-def take_late() -> list[signal.Signals]:
-    """Remove and return the signals that came too late for a run, after which a sweep starts no further job."""
+def pop_late_signals() -> list[signal.Signals]:
+    """Removes and returns the signals that came too late to stop a run. After such a signal a sweep starts no further
+    job."""
     late = [*_late]
     _late.clear()
     return late

@@ -21,7 +21,7 @@ _LONG = re.compile(r"(?P<start>\S{300})\S{200,}")
 
 
 def say(text: str = "", stream: TextIO | None = None) -> None:
-    """Prints the lines of a text, each as by `shown`. stream: None for standard output."""
+    """Prints the lines of a text, masked and escaped. stream: None means standard output."""
     stream = sys.stdout if stream is None else stream
     mask = masker()
     lines = "".join(f"{visible(mask(line))}\n" for line in text.split("\n"))
@@ -31,45 +31,42 @@ def say(text: str = "", stream: TextIO | None = None) -> None:
 
 
 def say_error(message: str, hint: str | None = None) -> None:
-    """Prints an error and a hint, one line each. Words too long for a path are truncated."""
+    """Prints an error and a hint, one line each. Truncates words that are too long for a path."""
     for line in [f"error: {message}", *([f"hint: {hint}"] if hint else [])]:
-        say(_LONG.sub(r"\g<start>...", shown(line)), sys.stderr)
+        say(_LONG.sub(r"\g<start>...", safe_line(line)), sys.stderr)
 
 
-def shown(text: str) -> str:
-    """A line that is safe to print: masked, and escaped by `visible`."""
+def safe_line(text: str) -> str:
+    """Makes a line safe to print: masks secrets, and escapes characters as `visible` does."""
     return visible(masked(text))
 
 
 def counted(number: int, noun: str) -> str:
-    """'1 job', '1,234 jobs'."""
+    """Returns '1 job' or '1,234 jobs'."""
     return f"{number:,} {plural(number, noun)}"
 
 
 def listing(names: Sequence[str], most: int) -> str:
-    """'a, b, c and 4 more': at most `most` names."""
+    """Returns 'a, b, c and 4 more': at most `most` names."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 
 
 def plural(number: float, noun: str) -> str:
-    """'job' for one, 'jobs' for any other number."""
+    """Returns 'job' for 1, 'jobs' for any other number."""
     return noun if number == 1 else f"{noun}s"
 
 
 def visible(text: str) -> str:
-    """Escapes control and direction characters in a line.
-
-    An escape sequence in a data set, a file name or an override could otherwise recolor or erase the user's screen,
-    and a line end could forge another line.
-    """
+    """Escapes control and direction characters in a line. Otherwise an escape sequence in a data set, a file name or an
+    override could recolor or erase the user's screen, and a line end could forge another line."""
     if text.isascii() and text.isprintable():
         return text
     return "".join(_visible(character) for character in text)
 
 
 def visible_space(text: str) -> str:
-    """Makes white space visible: ␣ for a space, ⏎ for a line end; runs of more than three are counted."""
+    """Makes white space visible: ␣ for a space, ⏎ for a line end, ␣×5 for five spaces."""
     return _RUN.sub(lambda run: f"{run[1]}×{len(run[0])}", text.translate(_SPACES))
 
 

@@ -1,1 +1,1 @@
-"""How text becomes tokens: train, load, save. Over the `tokenizers` library, in Hugging Face's file layout."""
+"""Tokenizers: train, load, save. Built on the `tokenizers` library, in Hugging Face's file layout."""

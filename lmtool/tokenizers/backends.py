@@ -1,4 +1,4 @@
-"""The tokenizers of the model families, assembled from their vocabularies as in transformers."""
+"""Builds the tokenizers of the model families from their vocabularies, as in transformers."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, pro
 
 from lmtool.tokenizers.configs import SPECIALS
 
-Pieces = Literal["t5", "albert", "xlnet"]
+UnigramFamily = Literal["t5", "albert", "xlnet"]
 SPACE = "▁"
-# The id of the unknown token in each family; as in transformers, files do not change it.
-_UNKNOWN: dict[Pieces, int] = {"t5": 2, "albert": 1, "xlnet": 0}
+# As in transformers, the id of the unknown token depends on the family, not on the files.
+_UNKNOWN: dict[UnigramFamily, int] = {"t5": 2, "albert": 1, "xlnet": 0}
 
 
 def family_of_vocabulary(vocabulary: Mapping[str, int]) -> str | None:
-    """The family whose special tokens a vocabulary contains, or None."""
+    """Returns the family whose special tokens a vocabulary contains, or None."""
     return next((name for name, roles in SPECIALS.items() if set(roles.values()) <= vocabulary.keys()), None)
 
 
 def bert_normalizer(
     lowercase: bool, strip_accents: bool | None = None, chinese: bool = True
 ) -> normalizers.BertNormalizer:
-    """BERT's text cleaning. strip_accents: None: if text is lowercased. chinese: put spaces around CJK characters."""
+    """Returns BERT's text cleaning. strip_accents: None means that accents are stripped if text is lowercased. chinese:
+    whether to put spaces around CJK characters."""
     return normalizers.BertNormalizer(
         clean_text=True, handle_chinese_chars=chinese, strip_accents=strip_accents, lowercase=lowercase
     )
@@ -37,12 +38,12 @@ def wordpiece(
     chinese: bool = True,
     unknown: str = "[UNK]",
 ) -> tokenizers.Tokenizer:
-    """WordPiece with BERT's cleaning and splitting (Devlin et al. 2019).
+    """Builds WordPiece with BERT's cleaning and splitting (Devlin et al. 2019).
 
     Args:
         vocabulary: Ids by entry.
         lowercase: Lowercase texts.
-        strip_accents: None: if text is lowercased.
+        strip_accents: None means that accents are stripped if text is lowercased.
         chinese: Put spaces around CJK characters.
         unknown: The unknown token.
     """
@@ -53,12 +54,12 @@ def wordpiece(
     backend.normalizer = bert_normalizer(lowercase, strip_accents, chinese)
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.decoder = decoders.WordPiece(prefix="##")
-    around(backend, "[CLS]", "[SEP]")
+    set_bert_template(backend, "[CLS]", "[SEP]")
     return backend
 
 
-def byte_level(model: models.Model, add_prefix_space: bool = False) -> tokenizers.Tokenizer:
-    """Byte-level subwords with GPT-2's word splitting."""
+def gpt2_bpe(model: models.Model, add_prefix_space: bool = False) -> tokenizers.Tokenizer:
+    """Builds byte-level BPE with GPT-2's word splitting."""
     backend = tokenizers.Tokenizer(model)
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
     backend.decoder = decoders.ByteLevel()
@@ -71,10 +72,10 @@ _QWEN2_WORDS = (
 )
 
 
-def qwen2_level(model: models.Model, add_prefix_space: bool = False) -> tokenizers.Tokenizer:
-    """Byte-level subwords over NFC with Qwen2's word splitting: digits and line ends are separate words (Yang et al.
+def qwen2_bpe(model: models.Model, add_prefix_space: bool = False) -> tokenizers.Tokenizer:
+    """Builds byte-level BPE over NFC with Qwen2's word splitting: digits and line ends are separate words (Yang et al.
     2024; transformers' Qwen2Tokenizer)."""
-    backend = byte_level(model)
+    backend = gpt2_bpe(model)
     backend.normalizer = normalizers.NFC()
     entries = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space, use_regex=False)
     split = pre_tokenizers.Split(Regex(_QWEN2_WORDS), behavior="isolated")
@@ -82,19 +83,19 @@ def qwen2_level(model: models.Model, add_prefix_space: bool = False) -> tokenize
     return backend
 
 
-def roberta_around(
+def set_roberta_template(
     backend: tokenizers.Tokenizer, first: str = "<s>", last: str = "</s>", add_prefix_space: bool = False
 ) -> None:
-    """Set the template <s> a </s> for a text, <s> a </s></s> b </s> for a pair."""
+    """Sets the template <s> a </s> for a text, <s> a </s></s> b </s> for a pair."""
     numbers = backend.get_vocab()
     backend.post_processor = processors.RobertaProcessing(
         (last, numbers[last]), (first, numbers[first]), trim_offsets=True, add_prefix_space=add_prefix_space
     )
 
 
-def word_end(model: models.Model) -> tokenizers.Tokenizer:
-    """GPT-1's subwords, with "</w>" at the end of a word, with BERT's cleaning and splitting (Radford et al. 2018;
-    like transformers, without ftfy and spaCy)."""
+def gpt1_bpe(model: models.Model) -> tokenizers.Tokenizer:
+    """Builds GPT-1's BPE, which ends words with "</w>", with BERT's cleaning and splitting (Radford et al. 2018; as in
+    transformers, without ftfy and spaCy)."""
     backend = tokenizers.Tokenizer(model)
     backend.normalizer = normalizers.BertNormalizer(lowercase=True)
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -103,7 +104,7 @@ def word_end(model: models.Model) -> tokenizers.Tokenizer:
 
 
 def albert_normalizer(lowercase: bool, keep_accents: bool = False) -> Iterator[normalizers.Normalizer]:
-    """ALBERT's `preprocess_text` (tokenization.py of its release)."""
+    """Yields the steps of `preprocess_text` in tokenization.py of ALBERT's release."""
     yield normalizers.Replace("``", '"')
     yield normalizers.Replace("''", '"')
     if not keep_accents:
@@ -115,27 +116,27 @@ def albert_normalizer(lowercase: bool, keep_accents: bool = False) -> Iterator[n
 
 def unigram(
     entries: Sequence[tuple[str, float]],
-    kind: Pieces,
-    characters: bytes,
+    family: UnigramFamily,
+    character_map: bytes,
     lowercase: bool = True,
     keep_accents: bool = False,
     add_prefix_space: bool = True,
 ) -> tokenizers.Tokenizer:
-    """SentencePiece's unigram model with a family's word splitting, without special tokens.
+    """Builds SentencePiece's unigram model with a family's cleaning and template; special tokens are not added.
 
     Args:
         entries: Text and score by id.
-        kind: The family.
-        characters: SentencePiece's precompiled character map; may be empty.
+        family: The model family.
+        character_map: SentencePiece's precompiled map for normalization; may be empty.
         lowercase: Lowercase texts (ALBERT, XLNet).
         keep_accents: Do not strip accents (ALBERT, XLNet).
         add_prefix_space: Add a space before the text.
     """
-    backend = tokenizers.Tokenizer(models.Unigram(list(entries), _UNKNOWN[kind], False))
-    steps = list(albert_normalizer(lowercase, keep_accents)) if kind != "t5" else []
-    if characters:
-        steps.append(normalizers.Precompiled(characters))
-    if kind == "albert":
+    backend = tokenizers.Tokenizer(models.Unigram(list(entries), _UNKNOWN[family], False))
+    steps = list(albert_normalizer(lowercase, keep_accents)) if family != "t5" else []
+    if character_map:
+        steps.append(normalizers.Precompiled(character_map))
+    if family == "albert":
         steps.append(normalizers.Replace(Regex(" {2,}"), " "))
     if steps:
         backend.normalizer = normalizers.Sequence(steps) if len(steps) > 1 else steps[0]
@@ -144,17 +145,18 @@ def unigram(
         [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(SPACE, prepend_scheme=scheme)]
     )
     backend.decoder = decoders.Metaspace(SPACE, prepend_scheme=scheme)
-    _family_template(backend, kind)
+    _set_family_template(backend, family)
     return backend
 
 
-def plain_unigram(
+def bigbird_unigram(
     entries: Sequence[tuple[str, float]], unknown: str, add_prefix_space: bool = True
 ) -> tokenizers.Tokenizer:
-    """BigBird's unigram model, without special tokens. Texts are not cleaned, except that repeated spaces become
+    """Builds BigBird's unigram model; special tokens are not added. The only cleaning is that repeated spaces become
     one."""
-    number = next((number for number, (piece, score) in enumerate(entries) if (piece, score) == (unknown, 0.0)), 100)
-    backend = tokenizers.Tokenizer(models.Unigram(list(entries), number, False))
+    # As in transformers, the unknown token has id 100 if the vocabulary lacks it.
+    unknown_id = next((number for number, entry in enumerate(entries) if entry == (unknown, 0.0)), 100)
+    backend = tokenizers.Tokenizer(models.Unigram(list(entries), unknown_id, False))
     backend.normalizer = normalizers.Replace(Regex(" {2,}"), SPACE)
     scheme: Literal["always", "never"] = "always" if add_prefix_space else "never"
     backend.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, prepend_scheme=scheme, split=True)
@@ -163,24 +165,24 @@ def plain_unigram(
 
 
 def unicode_normalizer() -> list[normalizers.Normalizer]:
-    """Remove control characters, replace white space by spaces, and apply NFKC."""
+    """Returns steps that remove control characters, replace white space by spaces, and apply NFKC."""
     return [normalizers.Nmt(), normalizers.NFKC()]
 
 
-def sequence(
+def sentencepiece_bpe(
     vocabulary: Mapping[str, int],
     merges: Sequence[tuple[str, str]],
-    kind: Pieces,
+    family: UnigramFamily,
     normalizer: Sequence[normalizers.Normalizer],
 ) -> tokenizers.Tokenizer:
-    """SentencePiece's BPE model with its library's word splitting, without special tokens: leading and trailing spaces
-    are removed, repeated ones become one, and one is added before the text.
+    """Builds SentencePiece's BPE model; special tokens are not added. As in the SentencePiece library, leading and
+    trailing spaces are removed, repeated spaces become one, and a space is added before the text.
 
     Args:
         vocabulary: Ids by entry.
-        merges: Pairs in the order in which they are merged.
-        kind: The family, for its template.
-        normalizer: Applied before.
+        merges: Pairs of entries in the order in which they are merged.
+        family: The model family, for the template.
+        normalizer: Steps that are applied before the rules for spaces.
     """
     unknown = "<unk>"
     backend = tokenizers.Tokenizer(models.BPE(dict(vocabulary), list(merges), unk_token=unknown, fuse_unk=True))
@@ -193,31 +195,31 @@ def sequence(
             normalizers.Replace(" ", SPACE),
         ]
     )
-    # No token crosses a space, so words can be split one by one.
+    # No token extends across a space, so each word can be tokenized separately.
     backend.pre_tokenizer = pre_tokenizers.Split(SPACE, "merged_with_next")
     backend.decoder = decoders.Metaspace(SPACE, prepend_scheme="always")
-    _family_template(backend, kind)
+    _set_family_template(backend, family)
     return backend
 
 
-def _family_template(backend: tokenizers.Tokenizer, kind: Pieces) -> None:
-    if kind == "albert":
-        around(backend, "[CLS]", "[SEP]")
-    elif kind == "xlnet":
-        append_tokens(backend, "<sep>", "<cls>")
+def _set_family_template(backend: tokenizers.Tokenizer, family: UnigramFamily) -> None:
+    if family == "albert":
+        set_bert_template(backend, "[CLS]", "[SEP]")
+    elif family == "xlnet":
+        set_xlnet_template(backend, "<sep>", "<cls>")
     else:
-        ends_with(backend, "</s>")
+        set_t5_template(backend, "</s>")
 
 
-def byte_fallback(
+def llama_bpe(
     vocabulary: Mapping[str, int], merges: Sequence[tuple[str, str]], scheme: Literal["always", "first", "never"]
 ) -> tokenizers.Tokenizer:
-    """Llama's SentencePiece BPE model: texts are not cleaned, and unknown characters become byte tokens.
+    """Builds Llama's SentencePiece BPE model: texts are not cleaned, and unknown characters become byte tokens.
 
     Args:
         vocabulary: Ids by entry.
-        merges: Pairs in the order in which they are merged.
-        scheme: Whether a space is added before a text.
+        merges: Pairs of entries in the order in which they are merged.
+        scheme: Whether a space is added before each section of text between special tokens, the first one, or none.
     """
     model = models.BPE(dict(vocabulary), list(merges), fuse_unk=True, byte_fallback=True)
     backend = tokenizers.Tokenizer(model)
@@ -228,24 +230,24 @@ def byte_fallback(
 
 
 def sentinel_entries(count: int) -> list[tuple[str, float]]:
-    """T5's sentinels, which follow the vocabulary in reverse order."""
+    """Returns text and score of T5's sentinels, which follow the other entries in reverse order."""
     return [(f"<extra_id_{number}>", 0.0) for number in reversed(range(count))]
 
 
-def around(backend: tokenizers.Tokenizer, first: str, last: str) -> None:
-    """Set the template [CLS] a [SEP] for a text, [CLS] a [SEP] b [SEP] for a pair, if both tokens exist."""
+def set_bert_template(backend: tokenizers.Tokenizer, first: str, last: str) -> None:
+    """Sets the template [CLS] a [SEP] for a text, [CLS] a [SEP] b [SEP] for a pair, if both tokens exist."""
     _set_template(backend, f"{first} $A {last}", f"{first} $A {last} $B:1 {last}:1", first, last)
 
 
-def append_tokens(backend: tokenizers.Tokenizer, separator: str, summary: str) -> None:
-    """Set the template a <sep> <cls> for a text, a <sep> b <sep> <cls> for a pair, with the segments 0, 1 and 2, if
+def set_xlnet_template(backend: tokenizers.Tokenizer, separator: str, summary: str) -> None:
+    """Sets the template a <sep> <cls> for a text, a <sep> b <sep> <cls> for a pair, with the segments 0, 1 and 2, if
     both tokens exist."""
     single, pair = f"$A:0 {separator}:0 {summary}:2", f"$A:0 {separator}:0 $B:1 {separator}:1 {summary}:2"
     _set_template(backend, single, pair, separator, summary)
 
 
-def ends_with(backend: tokenizers.Tokenizer, last: str) -> None:
-    """Set the template a </s> for a text, a </s> b </s> for a pair, if the token exists."""
+def set_t5_template(backend: tokenizers.Tokenizer, last: str) -> None:
+    """Sets the template a </s> for a text, a </s> b </s> for a pair, if the token exists."""
     _set_template(backend, f"$A {last}", f"$A {last} $B {last}", last)
 
 

@@ -26,9 +26,9 @@ SPECIALS: dict[str, dict[str, str]] = {
     "gpt2": {"bos": "<|endoftext|>", "eos": "<|endoftext|>"},
     "gpt1": {"unk": "<unk>"},
 }  # fmt: skip
-"""Special tokens of each family's pretrained vocabulary by role, ordered by their number."""
+"""Special tokens of each family's pretrained vocabulary by role, in the order of their ids."""
 
-# GPT-1's <unk>, and a token that starts, ends and pads, because pretraining reads text document by document.
+# GPT-1's <unk>, and a token that starts, ends and pads documents, which pretraining needs.
 _GPT = {**SPECIALS["gpt1"], **dict.fromkeys(("pad", "bos", "eos"), "<|endoftext|>")}
 
 
@@ -36,20 +36,20 @@ class TokenizerConfig(Config):
     """Base class of tokenizer configurations."""
 
     reads_text: ClassVar[bool] = True
-    """Whether it is trained on the run's text; its vocabulary is then cached for other runs on the same text."""
+    """Whether the vocabulary is trained on the run's text, and cached for other runs on the same text."""
 
     most_characters: ClassVar[int] = 30_000_000
-    """Maximum number of characters to train on; longer text is sampled. The library needs about 10 bytes for each."""
+    """Maximum number of characters to train on; longer text is sampled. Training needs about 10 bytes per character."""
 
     free_fields: ClassVar[tuple[str, ...]] = ("vocab_size", "minimum_count", "parse_special_tokens")
-    """Fields that may differ from a checkpoint's: only training a vocabulary reads them, or they change no entry."""
+    """Fields that may differ from a checkpoint's tokenizer, since they only affect training or change no entry."""
 
     name: str = Field(description="Kind of tokenizer.")
     vocab_size: int | None = Field(
         None, ge=16, le=10_000_000, description="vocabulary size, special tokens included; null: the model's"
     )
     parse_special_tokens: bool = Field(
-        False, description="true: special tokens written in a text are read as such, not as text"
+        False, description="true: parse special tokens that occur in texts; false: treat them as text"
     )
 
     @property
@@ -60,11 +60,9 @@ class TokenizerConfig(Config):
     @property
     def roles(self) -> frozenset[str] | None:
         """Roles of the special tokens, including `sentinel` for sentinels. None if only files define them."""
-        return (
-            None
-            if self.specials is None
-            else frozenset(self.specials) | ({"sentinel"} if self.sentinel_count else set())
-        )
+        if self.specials is None:
+            return None
+        return frozenset(self.specials) | ({"sentinel"} if self.sentinel_count else set())
 
     @property
     def sentinel_count(self) -> int:
@@ -103,8 +101,8 @@ class ByteBpeConfig(TokenizerConfig):
     )
     splitting: Literal["gpt2", "qwen2"] = Field(
         "gpt2",
-        description="gpt2: at spaces, between letters, digits and others; qwen2: also after digits, at line ends; "
-        "NFC. qwen2 normalizes to NFC, as transformers does for this model",
+        description="gpt2: at spaces, between letters, digits and others; qwen2: also after each digit, at line ends. "
+        "qwen2 also normalizes text to NFC, as transformers does for this model",
     )
     minimum_count: int = Field(2, ge=1, description="minimum frequency of a pair of subwords to be merged")
 
@@ -144,14 +142,14 @@ class SentencePieceConfig(TokenizerConfig):
     )
     special_tokens: Literal["t5", "albert", "xlnet"] = Field(
         "t5",
-        description="t5: <pad> </s> <unk>, and sentinels; albert: [CLS] [SEP] [MASK]; xlnet: <sep> <cls>. t5: <pad> "
-        "</s> <unk> first, sentinels last; albert: <pad> <unk> [CLS] [SEP] [MASK] first; xlnet: <unk> <s> </s> <cls> "
-        "<sep> <pad> <mask> <eod> <eop> first",
+        description="t5: <pad> </s> <unk>, and sentinels; albert: [CLS] [SEP] [MASK]; xlnet: <sep> <cls>. The "
+        "first ids are, with t5: <pad> </s> <unk> (sentinels are last); with albert: <pad> <unk> [CLS] [SEP] [MASK]; "
+        "with xlnet: <unk> <s> </s> <cls> <sep> <pad> <mask> <eod> <eop>",
     )
     sentinels: int = Field(
         100, ge=0, le=1000, description="with t5: number of <extra_id_0>, ..., at the end; the first has the largest id"
     )
-    lowercase: bool = Field(False, description="with albert, xlnet: lowercase the text; both strip accents regardless")
+    lowercase: bool = Field(False, description="with albert and xlnet: lowercase the text; accents are always stripped")
     character_coverage: float = Field(
         0.9995, ge=0.98, le=1, description="fraction of the text's characters in the vocabulary; all others are unknown"
     )
@@ -166,7 +164,7 @@ class SentencePieceConfig(TokenizerConfig):
 
 
 class ListedConfig(TokenizerConfig):
-    """Base class of vocabularies of words or characters; others are unknown."""
+    """Base class of word and character vocabularies. Words or characters outside the vocabulary are unknown."""
 
     special_tokens: Literal["bert", "roberta", "gpt", "t5"] = Field(
         "bert",
@@ -188,27 +186,27 @@ class ListedConfig(TokenizerConfig):
 
 @component("tokenizer", "word", builder="lmtool.tokenizers.trained:train_words")
 class WordConfig(ListedConfig):
-    """Words with BERT's text cleaning and splitting; rare ones are unknown."""
+    """Words with BERT's text cleaning and splitting; rare words are unknown."""
 
-    name: Literal["word"] = Field("word", description="Words; rare ones are unknown.")
+    name: Literal["word"] = Field("word", description="Words; rare words are unknown.")
     lowercase: bool = Field(True, description="lowercase the text and strip its accents")
     minimum_count: int = Field(2, ge=1, description="minimum frequency of a word in the vocabulary")
 
 
 @component("tokenizer", "character", builder="lmtool.tokenizers.trained:train_characters")
 class CharacterConfig(ListedConfig):
-    """Characters, including white space; rare ones are unknown."""
+    """Characters, including white space; rare characters are unknown."""
 
-    name: Literal["character"] = Field("character", description="Characters; rare ones are unknown.")
-    lowercase: bool = Field(False, description="lowercase the text; accents are kept")
+    name: Literal["character"] = Field("character", description="Characters; rare characters are unknown.")
+    lowercase: bool = Field(False, description="lowercase the text; accents are unchanged")
 
 
 @component("tokenizer", "spelled", builder="lmtool.tokenizers.trained:train_spelled_wordpiece")
 class SpelledConfig(TokenizerConfig):
-    """Words with BERT's splitting, not normalized. A word that the vocabulary lacks is spelled: the longest prefix that
-    is a word, followed by bytes."""
+    """Words with BERT's splitting, not normalized. A word outside the vocabulary is spelled: its longest prefix in the
+    vocabulary, followed by bytes."""
 
-    name: Literal["spelled"] = Field("spelled", description="Words; others are spelled in bytes.")
+    name: Literal["spelled"] = Field("spelled", description="Words; other words are spelled in bytes.")
     vocab_size: int | None = Field(
         None,
         ge=261,
@@ -225,7 +223,7 @@ class SpelledConfig(TokenizerConfig):
 
 @component("tokenizer", "folder", builder="lmtool.tokenizers.trained:load")
 class FolderConfig(TokenizerConfig):
-    """An existing tokenizer: of a run, a checkpoint, or a folder in Hugging Face's format."""
+    """An existing tokenizer, from a run, a checkpoint, or a folder in Hugging Face's format."""
 
     descriptions: ClassVar[dict[str, str]] = {"vocab_size": "ignored: the existing vocabulary is used"}
 

@@ -1,4 +1,4 @@
-"""The text of vocabulary entries: how each kind of tokenizer marks spaces and word continuations."""
+"""The text of vocabulary entries, and how each kind of tokenizer marks spaces and word continuations."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from tokenizers import pre_tokenizers
 from lmtool.system.terminal import visible_space
 
 Marks = Literal["continues", "spelled", "space", "bytes", "end", "words", "characters"]
-"""How entries mark word boundaries. continues: "##" before continuations. spelled: the same in GPT-2's byte alphabet,
-with a space before words. space: "▁" for a space. bytes: GPT-2's byte alphabet, "Ġ" for a space. end: "</w>" after the
-last subword. words: every entry is a word. characters: no marks."""
+"""How entries mark word boundaries. continues: "##" before continuations. spelled: as continues, but in GPT-2's byte
+alphabet with "Ġ" before words. space: "▁" for a space. bytes: GPT-2's byte alphabet, "Ġ" for a space. end: "</w>" after
+the last subword. words: every entry is a word. characters: no marks."""
 PREFIX, SPACE, SUFFIX = "##", "▁", "</w>"
 
 
 @dataclass(frozen=True)
 class EntryText:
-    """The text of an entry without marks. starts: whether it starts a word. ends: whether it ends a word; None if its
-    kind of mark does not tell."""
+    """The text of an entry without marks. starts, ends: whether the entry starts or ends a word; `ends` is None if the
+    marks do not tell."""
 
     text: str
     starts: bool
@@ -31,7 +31,7 @@ class EntryText:
 
 
 def marks_of(backend: tokenizers.Tokenizer) -> Marks:
-    """How a tokenizer marks word boundaries, from its rules."""
+    """Returns how a tokenizer marks word boundaries, which its rules imply."""
     rules = json.loads(backend.to_str())
     model, around = rules["model"], json.dumps([rules["pre_tokenizer"], rules["decoder"]])
     entries = backend.get_vocab()
@@ -45,7 +45,7 @@ def marks_of(backend: tokenizers.Tokenizer) -> Marks:
 
 
 def starts_word(marks: Marks, words: Sequence[str]) -> np.ndarray:
-    """(V,) bool: whether an entry starts a word, see `Tokenizer.starts_word`."""
+    """Returns (V,) bool: whether each entry starts a word, see `Tokenizer.starts_word`."""
     if marks == "words":
         starts = [True for _ in words]
     elif marks == "characters":
@@ -55,34 +55,34 @@ def starts_word(marks: Marks, words: Sequence[str]) -> np.ndarray:
     elif marks == "space":
         starts = [word.startswith(SPACE) for word in words]
     else:
-        # The byte-level alphabet writes white space as "Ġ", "Ċ", "ĉ", "č" and other bytes as themselves.
+        # The byte alphabet writes white space as "Ġ", "Ċ", "ĉ" and "č", and printable ASCII characters as themselves.
         starts = [word[:1] in "ĠĊĉč" or (word[:1].isascii() and not word[:1].isalnum()) for word in words]
     return np.array(starts, dtype=bool)
 
 
 def entry_text(marks: Marks, word: str) -> EntryText | None:
-    """The text of an entry; None if it is only part of a character's bytes."""
+    """Returns the text of an entry; None if the entry has only some of the bytes of a character."""
     if marks == "continues":
         return EntryText(word.removeprefix(PREFIX), not word.startswith(PREFIX))
     if marks == "spelled":
-        text = _text(word.removeprefix(PREFIX))
+        text = _decode(word.removeprefix(PREFIX))
         return None if text is None else EntryText(text.removeprefix(" "), not word.startswith(PREFIX))
     if marks == "space":
         return EntryText(word.removeprefix(SPACE), word.startswith(SPACE))
     if marks == "end":
         return EntryText(word.removesuffix(SUFFIX), True, word.endswith(SUFFIX))
     if marks == "bytes":
-        text = _text(word)
+        text = _decode(word)
         return None if text is None else EntryText(text.removeprefix(" "), text.startswith(" "))
     return EntryText("", True) if word == " " else EntryText(word, marks == "words")
 
 
 def readable(marks: Marks, word: str) -> str:
-    """An entry for display, with bytes as characters and visible white space."""
+    """Returns an entry for display, with visible white space, and bytes decoded or written as <E2>."""
     if marks == "spelled" and word.startswith(PREFIX):
         return PREFIX + readable("bytes", word.removeprefix(PREFIX))
     if marks in ("bytes", "spelled"):
-        text = _text(word)
+        text = _decode(word)
         word = text if text is not None else "".join(f"<{_BYTES.get(character, 0):02X}>" for character in word)
         word = word.removeprefix(" ") if marks == "spelled" and word != " " else word
     elif marks == "space":
@@ -90,8 +90,8 @@ def readable(marks: Marks, word: str) -> str:
     return visible_space(word)
 
 
-def bytes_of(marks: Marks, word: str) -> bytes:
-    """The UTF-8 bytes of an entry without marks; byte-level entries may be parts of characters."""
+def entry_bytes(marks: Marks, word: str) -> bytes:
+    """Returns the UTF-8 bytes of an entry without marks, which may be only some of the bytes of a character."""
     if marks in ("bytes", "spelled"):
         plain = word.removeprefix(PREFIX) if marks == "spelled" else word
         if all(character in _BYTES for character in plain):
@@ -101,8 +101,8 @@ def bytes_of(marks: Marks, word: str) -> bytes:
     return (word if entry is None else entry.text).encode()
 
 
-def _text(word: str) -> str | None:
-    """The text of a byte-level entry, or None."""
+def _decode(word: str) -> str | None:
+    """Returns the text of an entry in the byte alphabet; None if the bytes are not valid UTF-8."""
     try:
         return bytes(_BYTES[character] for character in word).decode("utf-8")
     except (KeyError, UnicodeDecodeError):
@@ -110,8 +110,8 @@ def _text(word: str) -> str | None:
 
 
 def _alphabet() -> dict[str, int]:
-    """The byte of each character in GPT-2's alphabet (its encoder.py): printable bytes represent themselves, the others
-    the characters from 256 on, in order."""
+    """Returns the byte for each character of GPT-2's alphabet (encoder.py of its release): printable characters stand
+    for their own byte, and the characters from 256 on for the other bytes, in order."""
     characters = set(pre_tokenizers.ByteLevel.alphabet())
     printable = {chr(byte): byte for byte in range(256) if chr(byte) in characters}
     remaining = [byte for byte in range(256) if byte not in printable.values()]

@@ -1,4 +1,4 @@
-"""Read a tokenizer from a folder in Hugging Face's format: tokenizer.json, or the older files.
+"""Reads a tokenizer from a folder in Hugging Face's format: tokenizer.json, or the older files.
 
 vocab.txt: WordPiece (BERT, ELECTRA, DistilBERT). vocab.json and merges.txt: byte-level BPE (GPT-2, RoBERTa, BART,
 Qwen2), or GPT-1's BPE with "</w>". spiece.model: SentencePiece (T5, ALBERT, XLNet; BPE: Llama). As in transformers,
@@ -24,79 +24,78 @@ from lmtool.tokenizers import backends
 from lmtool.tokenizers.classes import (
     ALBERT,
     BERT,
-    CONFIG,
     GPT1,
     GPT2,
     LLAMA,
+    MODEL_CONFIG,
     ROBERTA,
     SENTENCEPIECE_FILES,
-    SETTINGS,
     T5,
+    TOKENIZER_CONFIG,
     TOKENIZER_JSON,
     XLNET,
     FileVocabulary,
     Settings,
     TokenizerClass,
-    broken,
-    class_of,
+    file_error,
     read_bytes,
     read_json,
     read_text,
+    transformers_class,
 )
 from lmtool.tokenizers.configs import SPECIALS
 from lmtool.tokenizers.sentencepiece_model import BPE, CONTROL, UNIGRAM, USER_DEFINED, merges_of, read_model
-from lmtool.tokenizers.special import ADDED, SPECIAL_MAP, read_special
+from lmtool.tokenizers.special import ADDED_TOKENS, SPECIAL_MAP, read_special
 
-MOST = 1000
-"""Maximum number of characters that replace one. The supported families need at most 66."""
-_PARTS = ("normalizer", "pre_tokenizer"), ("decoder",), ("post_processor",)
-_MAY_BE_EMPTY = ("?", "*", "|", "^", "$", "{0", "{,", "()", r"\b", r"\B", r"\A", r"\z", r"\Z", r"\G", r"\K")
-"""Parts of a pattern that may match the empty string."""
+MAX_GROWTH = 1000
+"""Maximum number of characters that may replace one character. The supported families need at most 66."""
+_RULE_GROUPS = ("normalizer", "pre_tokenizer"), ("decoder",), ("post_processor",)
+_EMPTY_MATCHES = ("?", "*", "|", "^", "$", "{0", "{,", "()", r"\b", r"\B", r"\A", r"\z", r"\Z", r"\G", r"\K")
+"""Operators of regular expressions that may match the empty string."""
 
 
 def require_bounded(path: Path, content: Mapping[str, object]) -> None:
-    """Raise UserError if the rules of a tokenizer.json may expand one character to more than `MOST`. path: of the file,
-    for the error."""
-    for names in _PARTS:
-        growth, written = 1.0, list[str]()
+    """Raises UserError if the rules of a tokenizer.json may replace one character by more than `MAX_GROWTH`."""
+    for names in _RULE_GROUPS:
+        growth, inserted = 1.0, list[str]()
         for step in (step for name in names for step in _steps(content.get(name))):
-            growth *= _growth(step, written)
-        if growth > MOST:
-            raise broken(path, f"{' and '.join(names)} may replace one character by more than {MOST:,}")
+            growth *= _growth(step, inserted)
+        if growth > MAX_GROWTH:
+            raise file_error(path, f"{' and '.join(names)} may replace one character by more than {MAX_GROWTH:,}")
 
 
-def require_bounded_characters(path: Path, characters: bytes) -> None:
-    """Raise UserError if SentencePiece's character map may expand one character to more than `MOST`."""
-    if _longest_replacement(characters) > MOST:
-        raise broken(path, f"the character map may replace one character by more than {MOST:,}")
+def require_bounded_map(path: Path, character_map: bytes) -> None:
+    """Raises UserError if SentencePiece's character map may replace one character by more than `MAX_GROWTH`."""
+    if _longest_replacement(character_map) > MAX_GROWTH:
+        raise file_error(path, f"the character map may replace one character by more than {MAX_GROWTH:,}")
 
 
 def _steps(rule: object) -> Iterator[JsonMapping]:
-    """The steps of a rule in order."""
+    """Yields the steps of a rule in order."""
     if not isinstance(rule, Mapping):
         return
-    inner = [value for value in rule.values() if isinstance(value, list)] if rule.get("type") == "Sequence" else []
-    if not inner:
+    nested = [value for value in rule.values() if isinstance(value, list)] if rule.get("type") == "Sequence" else []
+    if not nested:
         yield rule
-    for step in (step for steps in inner for step in steps):
+    for step in (step for steps in nested for step in steps):
         yield from _steps(step)
 
 
-def _growth(step: JsonMapping, written: list[str]) -> float:
-    """Maximum number of characters by which a step replaces one; for a template, how often it repeats a text. written:
-    texts written by earlier steps; a replacement appends its text."""
+def _growth(step: JsonMapping, inserted: list[str]) -> float:
+    """Returns the maximum number of characters by which a step replaces one character; for a template, how often it
+    repeats a text. inserted: the texts that earlier steps inserted; a replacement appends its text."""
     kind, content = step.get("type"), step.get("content")
     if kind == "Replace" and isinstance(content, str):
-        written.append(content)
+        inserted.append(content)
         return _replacement_growth(step.get("pattern"), len(content))
     if kind == "Prepend":
         return 1.0 + len(str(step.get("prepend", "")))
     if kind in ("NFC", "NFD", "NFKC", "NFKD"):
-        return max((len(normalize(kind, text)) / max(len(text), 1) for text in written), default=1.0)
+        return max((len(normalize(kind, text)) / max(len(text), 1) for text in inserted), default=1.0)
     if kind == "Precompiled":
         try:
             return float(_longest_replacement(base64.b64decode(str(step.get("precompiled_charsmap")))))
-        except ValueError:  # reported by the library
+        except ValueError:  # the library reports this error
             return 1.0
     if kind == "TemplateProcessing":
         layouts = [step[name] for name in ("single", "pair") if isinstance(step.get(name), list)]
@@ -105,36 +104,29 @@ def _growth(step: JsonMapping, written: list[str]) -> float:
 
 
 def _replacement_growth(pattern: object, length: int) -> float:
-    """Maximum growth if a pattern is replaced by `length` characters."""
+    """Returns the maximum growth if `length` characters replace each match of a pattern."""
     text, regular = "", True
     if isinstance(pattern, Mapping):
         regular = "Regex" in pattern
         text = str(pattern.get("Regex", pattern.get("String", "")))
-    if not text or (regular and any(mark in text for mark in _MAY_BE_EMPTY)):
+    if not text or (regular and any(operator in text for operator in _EMPTY_MATCHES)):
         return 1.0 + length
     return max(1.0, length if regular else math.ceil(length / len(text)))
 
 
-def _longest_replacement(characters: bytes) -> int:
-    """Number of bytes of the longest text in a character map. The map has the size of its trie, the trie, and
-    zero-terminated texts."""
-    if len(characters) < 4:
+def _longest_replacement(character_map: bytes) -> int:
+    """Returns the number of bytes of the longest text in a character map, which consists of the size of a trie, the
+    trie, and zero-terminated texts."""
+    if len(character_map) < 4:
         return 1
-    (trie,) = struct.unpack("<I", characters[:4])
-    return max(map(len, characters[4 + trie :].split(b"\0")))
+    (trie_size,) = struct.unpack("<I", character_map[:4])
+    return max(map(len, character_map[4 + trie_size :].split(b"\0")))
 
 
-FILES = (
-    TOKENIZER_JSON,
-    SETTINGS,
-    SPECIAL_MAP,
-    "vocab.txt",
-    "vocab.json",
-    "merges.txt",
-    ADDED,
-    *SENTENCEPIECE_FILES,
-    CONFIG,
-)
+TOKENIZER_FILES = (
+    TOKENIZER_JSON, TOKENIZER_CONFIG, SPECIAL_MAP, "vocab.txt", "vocab.json", "merges.txt", ADDED_TOKENS,
+    *SENTENCEPIECE_FILES, MODEL_CONFIG,
+)  # fmt: skip
 """The files that may define a tokenizer."""
 NO_ENTRIES = "the vocabulary has no entries"
 
@@ -147,16 +139,16 @@ def has_tokenizer(folder: Path) -> bool:
 
 
 def read_backend(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, str], list[str]]:
-    """Read a folder's tokenizer, its special tokens by role, and its special tokens without a role. UserError if a file
-    is missing or broken, or if the folder names an unsupported transformers class."""
+    """Reads a folder's tokenizer, the special tokens by role, and the special tokens without a role. Raises UserError
+    if a file is missing or damaged, or if the folder names an unsupported transformers class."""
     if not has_tokenizer(folder):
         raise UserError(
             f"tokenizer: {folder} {'has no tokenizer.json' if folder.is_dir() else 'is not a folder'}",
             "use a folder with tokenizer.json (or vocab.txt, or vocab.json and merges.txt, or spiece.model), such as "
             "a run's checkpoint or the output of `lmtool tokenizer`",
         )
-    settings = Settings.of(folder)
-    kind = class_of(folder, settings)
+    settings = Settings.read(folder)
+    kind = transformers_class(folder, settings)
     tokenizer_json = folder / TOKENIZER_JSON if (folder / TOKENIZER_JSON).is_file() else None
     if tokenizer_json is not None and not isinstance(kind, TokenizerClass):
         return _read_unchanged(folder, settings, tokenizer_json, guess_family=kind is None)
@@ -165,26 +157,24 @@ def read_backend(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, str], li
             f"{settings.path}: tokenizer_class={kind} needs tokenizer.json, which {folder} lacks",
             f"copy tokenizer.json into the folder, or set the class of the other files, such as {BERT.names[0]}",
         )
-    kind = kind or _class_by_files(folder)
-    original = None if tokenizer_json is None else _load_tokenizer_json(tokenizer_json)
-    vocabulary = (
-        _from_old_files(folder, kind, settings)
-        if tokenizer_json is None
-        else _from_tokenizer_json(tokenizer_json, kind)
-    )
-    special = read_special(folder, settings, kind, tokenizer_json, vocabulary.marked)
+    kind = kind or _guess_class(folder)
+    if tokenizer_json is None:
+        original, vocabulary = None, _vocabulary_from_old_files(folder, kind, settings)
+    else:
+        original, vocabulary = _load_tokenizer_json(tokenizer_json), _vocabulary_from_json(tokenizer_json, kind)
+    special = read_special(folder, settings, kind, tokenizer_json, vocabulary.special_pieces)
     try:
         backend = kind.build(vocabulary, settings, special.roles)
     except UserError:
         raise
     except Exception as problem:  # the library raises no narrower class
-        raise broken(vocabulary.path, str(problem)) from problem
+        raise file_error(vocabulary.path, str(problem)) from problem
     special.add_to(backend)
-    if kind.bare:
+    if kind.exact_special_tokens:
         tokens = (*special.roles.values(), *special.without_role)
         backend.add_tokens([AddedToken(token, special=True) for token in tokens])
-    if kind.around is not None:
-        kind.around(backend, settings, special.roles)
+    if kind.set_template is not None:
+        kind.set_template(backend, settings, special.roles)
     elif original is not None and original.post_processor is not None:
         backend.post_processor = original.post_processor
     return backend, special.roles, special.without_role
@@ -193,8 +183,8 @@ def read_backend(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, str], li
 def _read_unchanged(
     folder: Path, settings: Settings, path: Path, guess_family: bool
 ) -> tuple[tokenizers.Tokenizer, dict[str, str], list[str]]:
-    """A tokenizer.json of a generic class. guess_family: no file names a class, so the special tokens of a known family
-    get their roles."""
+    """Reads a tokenizer.json without changes. guess_family: whether to guess the roles of special tokens from the
+    vocabulary, because no file names a class."""
     backend = _load_tokenizer_json(path)
     special = read_special(folder, settings, None, path)
     special.add_to(backend)
@@ -207,19 +197,19 @@ def _load_tokenizer_json(path: Path) -> tokenizers.Tokenizer:
     try:
         backend = tokenizers.Tokenizer.from_file(str(path))
     except Exception as problem:  # the library raises no narrower class
-        raise broken(path, str(problem)) from problem
+        raise file_error(path, str(problem)) from problem
     if not backend.get_vocab_size(with_added_tokens=False):
-        raise broken(path, NO_ENTRIES)
-    _check_numbers(path, backend.get_vocab())
+        raise file_error(path, NO_ENTRIES)
+    _check_ids(path, backend.get_vocab())
     return backend
 
 
-def _class_by_files(folder: Path) -> TokenizerClass:
-    """The class of a folder with older files that names none."""
+def _guess_class(folder: Path) -> TokenizerClass:
+    """Guesses the class of a folder that names no class, from the older files."""
     path = next((folder / name for name in SENTENCEPIECE_FILES if (folder / name).is_file()), None)
     if path is not None:
         content = read_bytes(path)
-        with suppress(ValueError, KeyError):  # reported when the vocabulary is read
+        with suppress(ValueError, KeyError):  # reading the vocabulary reports this error
             if read_model(content).kind == BPE:
                 return LLAMA
         if b"<cls>" in content and b"<sep>" in content:
@@ -234,34 +224,32 @@ def _class_by_files(folder: Path) -> TokenizerClass:
     return ROBERTA if backends.family_of_vocabulary(vocabulary) == "roberta" else GPT2
 
 
-def _from_tokenizer_json(path: Path, kind: TokenizerClass) -> FileVocabulary:
-    """The vocabulary in a tokenizer.json."""
+def _vocabulary_from_json(path: Path, kind: TokenizerClass) -> FileVocabulary:
     content = read_json(path)
     model = content["model"]
     declared = model.get("type")
     if declared not in (None, kind.model):
         raise UserError(
             f"{path}: a {declared} vocabulary; the folder's class {kind.names[0]} needs {kind.model}",
-            f"set the correct class in {SETTINGS}; PreTrainedTokenizerFast uses tokenizer.json unchanged",
+            f"set the correct class in {TOKENIZER_CONFIG}; PreTrainedTokenizerFast uses tokenizer.json unchanged",
         )
     if kind.model == "Unigram":
         unigrams = [(piece, float(score)) for piece, score in model["vocab"]]
-        return FileVocabulary(path, unigrams=unigrams, characters=_characters(content.get("normalizer")))
+        return FileVocabulary(path, unigrams=unigrams, character_map=_character_map(content.get("normalizer")))
     merges = model.get("merges", ()) if kind.model == "BPE" else ()
     pairs = (pair.split(" ") if isinstance(pair, str) else pair for pair in merges)
     return FileVocabulary(path, model["vocab"], merges=[(first, second) for first, second in pairs])
 
 
-def _characters(normalizer: object) -> bytes:
-    """SentencePiece's character map among the steps of a normalizer."""
+def _character_map(normalizer: object) -> bytes:
+    """Returns SentencePiece's character map among the steps of a normalizer; empty without a map."""
     for step in _steps(normalizer):
         if step.get("type") == "Precompiled":
             return base64.b64decode(step["precompiled_charsmap"])
     return b""
 
 
-def _from_old_files(folder: Path, kind: TokenizerClass, settings: Settings) -> FileVocabulary:
-    """The vocabulary in files older than tokenizer.json."""
+def _vocabulary_from_old_files(folder: Path, kind: TokenizerClass, settings: Settings) -> FileVocabulary:
     paths = [folder / name for name in kind.files if (folder / name).is_file()]
     one_file = kind.files[0] in SENTENCEPIECE_FILES or kind.model != "BPE"
     if not paths or (not one_file and len(paths) < 2):
@@ -271,61 +259,61 @@ def _from_old_files(folder: Path, kind: TokenizerClass, settings: Settings) -> F
             "copy the missing file into the folder, or give a folder with tokenizer.json",
         )
     if kind.files[0] in SENTENCEPIECE_FILES:
-        return _sentencepiece(paths[0], kind, settings)
-    vocabulary = (_wordpiece if kind.model == "WordPiece" else _merges)(paths[0])
+        return _read_sentencepiece(paths[0], kind, settings)
+    vocabulary = (_read_wordpiece if kind.model == "WordPiece" else _read_bpe)(paths[0])
     if not vocabulary.entries:
-        raise broken(paths[0], NO_ENTRIES)
+        raise file_error(paths[0], NO_ENTRIES)
     return vocabulary
 
 
-def _wordpiece(path: Path) -> FileVocabulary:
-    # Not splitlines(): entries may contain other characters that Unicode calls line ends.
+def _read_wordpiece(path: Path) -> FileVocabulary:
+    # Not splitlines(): entries may contain other characters that are line ends in Unicode.
     words = read_text(path).split("\n")
     if words and not words[-1]:
         words.pop()
     return FileVocabulary(path, {word.removesuffix("\r"): number for number, word in enumerate(words)})
 
 
-def _merges(path: Path) -> FileVocabulary:
+def _read_bpe(path: Path) -> FileVocabulary:
     vocabulary = read_json(path)
     if not all(isinstance(number, int) for number in vocabulary.values()):
-        raise broken(path, "its values are not integers")
-    _check_numbers(path, vocabulary)
+        raise file_error(path, "the values are not integers")
+    _check_ids(path, vocabulary)
     path = path.with_name("merges.txt")
     merges: list[tuple[str, str]] = []
     for line in read_text(path).split("\n"):
         if line and not line.startswith("#version"):
             first, _, second = line.partition(" ")
             if not second or " " in second:
-                raise broken(path, f"{line!r} is not a pair of tokens")
+                raise file_error(path, f"{line!r} is not a pair of tokens")
             merges.append((first, second))
     return FileVocabulary(path, vocabulary, merges=merges)
 
 
-def _sentencepiece(path: Path, kind: TokenizerClass, settings: Settings) -> FileVocabulary:
+def _read_sentencepiece(path: Path, kind: TokenizerClass, settings: Settings) -> FileVocabulary:
     try:
         model = read_model(read_bytes(path))
     except (ValueError, KeyError) as problem:
-        raise broken(path, str(problem)) from problem
+        raise file_error(path, str(problem)) from problem
     if model.kind != (BPE if kind.model == "BPE" else UNIGRAM):
-        raise broken(path, f"not a {kind.model} model")
-    require_bounded_characters(path, model.characters)
+        raise file_error(path, f"not a {kind.model} model")
+    require_bounded_map(path, model.character_map)
     if kind.model == "BPE":
         # transformers reads special tokens from tokenizer_config.json and the class, not from this file.
         entries = {piece: number for number, (piece, _, _) in enumerate(model.pieces)}
         return FileVocabulary(path, entries, merges=merges_of(model))
     unigrams = [(piece, score) for piece, score, _ in model.pieces]
     if kind is T5:
-        unigrams += backends.sentinel_entries(settings.sentinels)
-    marked = tuple(
+        unigrams += backends.sentinel_entries(settings.sentinel_count)
+    special_pieces = tuple(
         AddedToken(piece, normalized=False, special=type_ == CONTROL)
         for piece, _, type_ in model.pieces
         if type_ in (CONTROL, USER_DEFINED)
     )
-    return FileVocabulary(path, unigrams=unigrams, characters=model.characters, marked=marked)
+    return FileVocabulary(path, unigrams=unigrams, character_map=model.character_map, special_pieces=special_pieces)
 
 
-def _check_numbers(path: Path, vocabulary: Mapping[str, int]) -> None:
+def _check_ids(path: Path, vocabulary: Mapping[str, int]) -> None:
     largest, entries = max(vocabulary.values(), default=0), len(vocabulary)
-    if largest > 2 * entries + 10_000:  # the embedding needs a row for each id
-        raise broken(path, f"{entries} entries, but an id of {largest}")
+    if largest > 2 * entries + 10_000:  # the embedding has a row for each id up to the largest, used or not
+        raise file_error(path, f"{entries} entries, but an id of {largest}")

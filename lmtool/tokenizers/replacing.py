@@ -1,4 +1,4 @@
-"""Replace a vocabulary: for each new entry, the equal old entry or the old tokens of its text."""
+"""Replaces a vocabulary: maps each new entry to the equal old entry, or to the old tokens of its text."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from tokenizers import models
 from lmtool.tokenizers.entries import PREFIX, SPACE, SUFFIX, EntryText, entry_text
 from lmtool.tokenizers.tokenizer import ROLES, Tokenizer
 
-# Roles with the same position in a text. Padding comes last: a token may also have another role.
+# Roles of tokens at the same position in a text. Padding comes last, since its token may also have another role.
 _EQUIVALENT_ROLES = {"cls": "bos", "bos": "cls", "sep": "eos", "eos": "sep"}
-_IN_ORDER = (*(role for role in ROLES if role != "pad"), "pad")
+_ORDERED_ROLES = (*(role for role in ROLES if role != "pad"), "pad")
 
 
 @dataclass(frozen=True)
@@ -21,8 +21,8 @@ class Replacement:
     """The map between two vocabularies.
 
     Attributes:
-        sources: For each new id, the old ids whose vectors are averaged; empty if there are none.
-        matched: Old ids by new id, of entries with the same role or text.
+        sources: For each new id, the old ids whose vectors are averaged; may be empty.
+        matched: Old ids by new id, for entries with the same role or text in both vocabularies.
         old_size: Number of old entries.
     """
 
@@ -32,7 +32,7 @@ class Replacement:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Number of retained, new and dropped entries, and of new ones without old tokens."""
+        """The numbers of retained, new and dropped entries, and of new entries without old tokens."""
         return {
             "kept": len(self.matched),
             "new": len(self.sources) - len(self.matched),
@@ -42,13 +42,13 @@ class Replacement:
 
 
 def replacement(old: Tokenizer, new: Tokenizer) -> Replacement:
-    """Map the entries of `new` to those of `old`.
+    """Maps the entries of `new` to the entries of `old`.
 
-    Special tokens are matched by role, sentinels by number, others by text: entries are equal if they have the same
-    spelling or, for tokenizers with different marks, the same text at the same position in a word. Any other entry is
-    tokenized by the old tokenizer.
+    Special tokens are matched by role, sentinels by number, and other entries by text: they are equal if they have the
+    same spelling or, if the tokenizers mark words differently, the same text at the same position in a word. The old
+    tokenizer tokenizes the text of each unmatched entry.
     """
-    matched = _matched(old, new)
+    matched = _match_entries(old, new)
     words = new.pieces(range(new.vocab_size))
     texts = {
         number: entry_text(new.marks, words[number])
@@ -65,18 +65,18 @@ def replacement(old: Tokenizer, new: Tokenizer) -> Replacement:
     return Replacement(tuple(sources), matched, old.vocab_size)
 
 
-def _matched(old: Tokenizer, new: Tokenizer) -> dict[int, int]:
-    """Old ids by new id, of entries in both vocabularies."""
+def _match_entries(old: Tokenizer, new: Tokenizer) -> dict[int, int]:
+    """Returns old ids by new id, for entries in both vocabularies."""
     matched: dict[int, int] = {}
-    for role in _IN_ORDER:
+    for role in _ORDERED_ROLES:
         old_role = next((name for name in (role, _EQUIVALENT_ROLES.get(role)) if name in old.roles), None)
         if role in new.roles and old_role is not None:
             matched.setdefault(new.roles[role], old.roles[old_role])
     matched |= dict(zip(new.sentinels, old.sentinels, strict=False))
-    before, after = old.pieces(range(old.vocab_size)), new.pieces(range(new.vocab_size))
-    special = {before[number]: number for number in old.special_ids}
-    old_ids = _by_text(old, before, old.marks == new.marks)
-    for number, word in enumerate(after):
+    old_words, new_words = old.pieces(range(old.vocab_size)), new.pieces(range(new.vocab_size))
+    special = {old_words[number]: number for number in old.special_ids}
+    old_ids = _ids_by_text(old, old_words, old.marks == new.marks)
+    for number, word in enumerate(new_words):
         if number in matched or not word:
             continue
         if number in new.special_ids:
@@ -85,39 +85,41 @@ def _matched(old: Tokenizer, new: Tokenizer) -> dict[int, int]:
             old_id = old_ids.get(word if old.marks == new.marks else entry_text(new.marks, word))
         if old_id is not None:
             matched[number] = old_id
-    # Ids without an entry are unused rows.
-    unused = ([number for number, word in enumerate(words) if not word] for words in (after, before))
+    # Ids without an entry have unused rows in the embedding, which are matched in order.
+    unused = ([number for number, word in enumerate(words) if not word] for words in (new_words, old_words))
     return matched | dict(zip(*unused, strict=False))
 
 
-def _by_text(old: Tokenizer, words: Sequence[str], by_spelling: bool) -> dict[str | EntryText | None, int]:
-    """Ids of a vocabulary's text entries, by spelling or by text."""
+def _ids_by_text(old: Tokenizer, words: Sequence[str], by_spelling: bool) -> dict[str | EntryText | None, int]:
+    """Returns the ids of a vocabulary's text entries, by spelling or by text; the smallest id if several are equal."""
     ids = [number for number in range(len(words)) if words[number] and number not in old.special_ids]
     keys = {number: words[number] if by_spelling else entry_text(old.marks, words[number]) for number in reversed(ids)}
     return {key: number for number, key in keys.items() if key is not None}
 
 
 class _Segmenter:
-    """Splits new entries into old tokens."""
+    """Tokenizes the text of new entries with the old tokenizer."""
 
     def __init__(self, old: Tokenizer, new: Tokenizer):
         self.old = old
         words = old.pieces(range(old.vocab_size))
         self.numbers = {word: number for number, word in enumerate(words) if word}
-        # If white space is a separate token, a word includes it only if the new tokenizer's marks do.
+        # If the old vocabulary has a separate token for a space, an entry that starts a word gets that token only if
+        # the new vocabulary marks spaces.
         marks_spaces = new.marks in ("bytes", "space", "characters")
         self.with_space = old.marks == "bytes" or (old.marks == "characters" and marks_spaces)
-        self.within = _within(self.numbers, old) if old.marks == "continues" else None
+        self.continuations = _continuation_model(self.numbers, old) if old.marks == "continues" else None
 
     def segment(self, entries: Sequence[tuple[str, EntryText | None]]) -> list[np.ndarray]:
-        """(P,) int64 old ids for each entry, without special and unknown tokens. entries: spelling and text."""
+        """Returns the (P,) int64 old ids of each entry, without special and unknown tokens. entries: spelling and text
+        of each entry."""
         texts = [self._text(entry) for _, entry in entries]
         tokens = [
-            [number for number in ids.tolist() if number not in self.old.special_ids] if entry else self._bytes(word)
+            [number for number in ids.tolist() if number not in self.old.special_ids] if entry else self._byte_ids(word)
             for (word, entry), ids in zip(entries, self.old.encode_batch(texts), strict=True)
         ]
         return [
-            np.array(self._within_word(ids, entry), dtype=np.int64)
+            np.array(self._adjust_ends(ids, entry), dtype=np.int64)
             for ids, (_, entry) in zip(tokens, entries, strict=True)
         ]
 
@@ -126,18 +128,18 @@ class _Segmenter:
             return ""
         return " " * (entry.starts and self.with_space) + entry.text
 
-    def _bytes(self, word: str) -> list[int]:
-        """Ids of the bytes of an entry that is only part of a character."""
+    def _byte_ids(self, word: str) -> list[int]:
+        """Returns the ids of the bytes of an entry that has only some of the bytes of a character."""
         characters = word if self.old.marks == "bytes" else ""
         return [self.numbers[character] for character in characters if character in self.numbers]
 
-    def _within_word(self, ids: list[int], entry: EntryText | None) -> list[int]:
-        """Replace the first and last token by their forms within a word, if the entry does not start or end one."""
+    def _adjust_ends(self, ids: list[int], entry: EntryText | None) -> list[int]:
+        """Replaces the first (last) token by its variant within a word, if the entry does not start (end) a word."""
         if entry is None:
             return ids
-        if self.within is not None and (not entry.starts or not ids):
-            text = self.old.cleaned(entry.text).strip()
-            tokens = [piece.id for piece in self.within.tokenize(text)]
+        if self.continuations is not None and (not entry.starts or not ids):
+            text = self.old.normalize(entry.text).strip()
+            tokens = [piece.id for piece in self.continuations.tokenize(text)]
             return ids if set(tokens) & self.old.special_ids else tokens or ids
         if not ids:
             return ids
@@ -154,8 +156,8 @@ class _Segmenter:
         return ids
 
 
-def _within(numbers: Mapping[str, int], old: Tokenizer) -> models.WordPiece:
-    """A WordPiece model for continuations: its first token is a continuation too."""
+def _continuation_model(numbers: Mapping[str, int], old: Tokenizer) -> models.WordPiece:
+    """Returns a WordPiece model that tokenizes text within a word, so that the first token is a continuation too."""
     continuing = {word.removeprefix(PREFIX): number for word, number in numbers.items() if word.startswith(PREFIX)}
     (unknown,) = old.pieces([old.role("unk")])
     return models.WordPiece({**numbers, **continuing}, unk_token=unknown, max_input_chars_per_word=1000)

@@ -1,4 +1,4 @@
-"""Read a SentencePiece model file, a protocol buffer.
+"""Reads a SentencePiece model file, which is a protocol buffer.
 
 Field numbers: https://github.com/google/sentencepiece/blob/master/src/sentencepiece_model.proto
 """
@@ -16,96 +16,89 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 @dataclass(frozen=True)
 class PieceModel:
-    """The content of a model file. pieces: (text, score, type) by id. kind: UNIGRAM or BPE. unknown: id of the unknown
-    piece. characters: the precompiled normalization map; may be empty."""
+    """The content of a model file. pieces: (text, score, type) by id. kind: UNIGRAM or BPE. character_map: the
+    precompiled map for normalization; may be empty."""
 
     pieces: list[tuple[str, float, int]]
     kind: int
-    unknown: int
-    byte_fallback: bool
-    characters: bytes
+    character_map: bytes
 
 
 def read_model(content: bytes) -> PieceModel:
-    """Parse a model file. ValueError if the content is not a SentencePiece model."""
+    """Parses a model file. Raises ValueError if the content is not a SentencePiece model."""
     pieces: list[tuple[str, float, int]] = []
     trainer: dict[int, int | bytes] = {}
     normalizer: dict[int, int | bytes] = {}
     for number, value in _fields(content):
         if number == 1:
-            piece = dict(_fields(_bytes(value)))
-            score = struct.unpack("<f", _bytes(piece[2]))[0] if 2 in piece else 0.0
-            pieces.append((_bytes(piece.get(1, b"")).decode("utf-8"), score, _number(piece.get(3, 1))))
+            piece = dict(_fields(_as_bytes(value)))
+            score = struct.unpack("<f", _as_bytes(piece[2]))[0] if 2 in piece else 0.0
+            pieces.append((_as_bytes(piece.get(1, b"")).decode("utf-8"), score, _as_integer(piece.get(3, 1))))
         elif number == 2:
-            trainer = dict(_fields(_bytes(value)))
+            trainer = dict(_fields(_as_bytes(value)))
         elif number == 3:
-            normalizer = dict(_fields(_bytes(value)))
+            normalizer = dict(_fields(_as_bytes(value)))
     if not pieces:
         raise ValueError("contains no pieces")
-    return PieceModel(
-        pieces,
-        _number(trainer.get(3, UNIGRAM)),
-        _number(trainer.get(40, 0)),
-        bool(_number(trainer.get(35, 0))),
-        _bytes(normalizer.get(2, b"")),
-    )
+    return PieceModel(pieces, _as_integer(trainer.get(3, UNIGRAM)), _as_bytes(normalizer.get(2, b"")))
 
 
 def merges_of(model: PieceModel) -> list[tuple[str, str]]:
-    """The merges of a BPE model in order. The file does not store them: SentencePiece merges any two pieces that form a
-    piece, by score and then from left to right."""
+    """Returns the merges of a BPE model in order. The file does not store merges: SentencePiece merges any two pieces
+    that form a piece, by score and then from left to right."""
     scores = {piece: score for piece, score, type_ in model.pieces if type_ == NORMAL}
     ranked: list[tuple[float, int, str, str]] = []
     for order, (piece, score) in enumerate(scores.items()):
-        cuts = [at for at in range(1, len(piece)) if piece[:at] in scores and piece[at:] in scores]
-        # If two overlapping pairs form the same piece, the left one is first: "ab"+"a" in "ab"+"a"+"ba".
-        cuts.sort(key=lambda at: piece[at:] != piece[: len(piece) - at])
-        ranked += [(-score, order, piece[:at], piece[at:]) for at in cuts]
+        splits = [length for length in range(1, len(piece)) if piece[:length] in scores and piece[length:] in scores]
+        # If two overlapping pairs form the same piece, the left pair is merged first: "ab"+"a" in "ab"+"a"+"ba".
+        splits.sort(key=lambda length: piece[length:] != piece[: len(piece) - length])
+        ranked += [(-score, order, piece[:length], piece[length:]) for length in splits]
     ranked.sort(key=lambda pair: pair[:2])
     return [(left, right) for _, _, left, right in ranked]
 
 
 def _fields(content: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """(number, value) of each field of a message: integers as int, all others as bytes."""
-    at = 0
-    while at < len(content):
-        tag, at = _varint(content, at)
+    """Yields (number, value) for each field of a message: integers as int, all other values as bytes."""
+    offset = 0
+    while offset < len(content):
+        tag, offset = _varint(content, offset)
         kind = tag & 7
         if kind == _VARINT:
-            value, at = _varint(content, at)
+            value, offset = _varint(content, offset)
             yield tag >> 3, value
             continue
         if kind == _BYTES:
-            size, at = _varint(content, at)
+            size, offset = _varint(content, offset)
         elif kind in (_FIXED32, _FIXED64):
             size = 4 if kind == _FIXED32 else 8
         else:
             raise ValueError("not a protocol buffer")
-        if at + size > len(content):
+        if offset + size > len(content):
             raise ValueError("the file is truncated")
-        yield tag >> 3, content[at : at + size]
-        at += size
+        yield tag >> 3, content[offset : offset + size]
+        offset += size
 
 
-def _varint(content: bytes, at: int) -> tuple[int, int]:
+def _varint(content: bytes, offset: int) -> tuple[int, int]:
+    """Returns the integer of variable length at an offset, and the offset of its end."""
     value = shift = 0
     while True:
-        if at >= len(content) or shift > 63:
+        if offset >= len(content) or shift > 63:
             raise ValueError("the file is truncated")
-        byte = content[at]
+        byte = content[offset]
         value |= (byte & 127) << shift
-        at, shift = at + 1, shift + 7
+        offset, shift = offset + 1, shift + 7
         if byte < 128:
-            return value, at
+            return value, offset
 
 
-def _bytes(value: int | bytes) -> bytes:
+def _as_bytes(value: int | bytes) -> bytes:
     if isinstance(value, int):
         raise ValueError("a field has a wrong type")
     return value
 
 
-def _number(value: int | bytes) -> int:
+def _as_integer(value: int | bytes) -> int:
     if isinstance(value, bytes):
         raise ValueError("a field has a wrong type")
     return value

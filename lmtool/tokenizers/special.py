@@ -1,4 +1,4 @@
-"""Special and added tokens of a Hugging Face folder, as read by transformers 5: from tokenizer_config.json; if that has
+"""Special and added tokens of a Hugging Face folder, read as in transformers 5: from tokenizer_config.json; if that has
 no `added_tokens_decoder`, also from special_tokens_map.json, added_tokens.json and tokenizer.json (`added_tokens`)."""
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import tokenizers
 from tokenizers import AddedToken
 
 from lmtool.config.saved import JsonObject
-from lmtool.tokenizers.classes import Settings, Token, TokenizerClass, broken, read_json
+from lmtool.tokenizers.classes import Settings, Token, TokenizerClass, file_error, read_json
 
-SPECIAL_MAP, ADDED = "special_tokens_map.json", "added_tokens.json"
+SPECIAL_MAP, ADDED_TOKENS = "special_tokens_map.json", "added_tokens.json"
 ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
-"""In the order in which transformers adds their tokens."""
-# The key for the list of tokens without a role in transformers 4 and 5.
+"""The roles of special tokens, in the order in which transformers adds the tokens."""
+# The keys for the list of tokens without a role in transformers 4 and 5.
 _OLD_LIST, _NEW_LIST = "additional_special_tokens", "extra_special_tokens"
 
 
@@ -28,15 +28,13 @@ class SpecialTokens:
     Attributes:
         named: Special tokens by role or another name (NAME of the key NAME_token); None if a file sets null.
         extra: Special tokens without a name.
-        added: Tokens outside the vocabulary, special or not, by their id.
-        origins: The files with the tokens in `added`, by id.
-        path: tokenizer_config.json, for errors.
+        added: Tokens outside the vocabulary, special or not, with the files that define them, by id.
+        path: The path of tokenizer_config.json, for errors.
     """
 
     named: dict[str, Token | None]
     extra: list[Token]
-    added: dict[int, AddedToken]
-    origins: dict[int, Path]
+    added: dict[int, tuple[AddedToken, Path]]
     path: Path
 
     @property
@@ -46,30 +44,30 @@ class SpecialTokens:
 
     @property
     def without_role(self) -> list[str]:
-        """The other special tokens."""
+        """Special tokens without a role."""
         named = (token for name, token in self.named.items() if name not in ROLES)
         return [str(token) for token in (*named, *self.extra) if token is not None and str(token)]
 
     def add_to(self, backend: tokenizers.Tokenizer) -> None:
-        """Add the tokens that a backend lacks. UserError if a token cannot get its id."""
+        """Adds the tokens that a backend lacks. Raises UserError if a token cannot have the id that a file gives it."""
         present = backend.get_added_tokens_decoder().values()
         descriptions = {repr(token) for token in present}
-        new: list[Token] = [token for _, token in sorted(self.added.items()) if repr(token) not in descriptions]
+        new: list[Token] = [token for _, (token, _) in sorted(self.added.items()) if repr(token) not in descriptions]
         contents = {token.content for token in present} | {str(token) for token in new}
         for token in (*self.named.values(), *self.extra):
             if token is not None and str(token) not in contents and token not in new:
                 new.append(token)
         with_name = {str(token) for token in self.named.values() if token is not None}
-        backend.add_tokens([_special(token, str(token) in with_name) for token in new])
-        for number, token in self.added.items():
+        backend.add_tokens([_as_special(token, str(token) in with_name) for token in new])
+        for number, (token, path) in self.added.items():
             if backend.token_to_id(token.content) != number:
-                raise broken(self.origins[number], f"{token.content} cannot have the id {number}")
+                raise file_error(path, f"{token.content} cannot have the id {number}")
         for role, content in self.roles.items():
             if backend.token_to_id(content) is None:  # the library does not add empty tokens
-                raise broken(self.path, f"{role}_token={content!r} is not a token")
+                raise file_error(self.path, f"{role}_token={content!r} is not a token")
 
 
-def _special(token: Token, has_name: bool) -> AddedToken:
+def _as_special(token: Token, has_name: bool) -> AddedToken:
     if isinstance(token, str):
         return AddedToken(token, special=True)
     token.special = token.special or has_name
@@ -81,16 +79,16 @@ def read_special(
     settings: Settings,
     kind: TokenizerClass | None,
     tokenizer_json: Path | None,
-    marked: Sequence[AddedToken] | None = None,
+    special_pieces: Sequence[AddedToken] | None = None,
 ) -> SpecialTokens:
-    """Read the special tokens in a folder's files.
+    """Reads the special tokens in a folder's files.
 
     Args:
-        folder: The folder.
-        settings: Its tokenizer_config.json.
-        kind: The tokenizer class; None for a generic one.
-        tokenizer_json: Its tokenizer.json, or None.
-        marked: Control and user-defined tokens of its SentencePiece file, or None.
+        folder: The folder of the tokenizer.
+        settings: The content of tokenizer_config.json.
+        kind: The tokenizer class; None means a generic class.
+        tokenizer_json: The path of tokenizer.json, if it exists.
+        special_pieces: Control and user-defined tokens of the SentencePiece file, if it is read.
 
     Raises:
         UserError: If a file is damaged.
@@ -99,65 +97,63 @@ def read_special(
     if _OLD_LIST in values and not values.get(_NEW_LIST):
         values[_NEW_LIST] = values.pop(_OLD_LIST)
     named_tokens = _pop_names(values)
-    added: dict[int, AddedToken] = {}
-    origins: dict[int, Path] = {}
+    added: dict[int, tuple[AddedToken, Path]] = {}
 
     def add(path: Path, tokens: dict[int, AddedToken]) -> None:
-        added.update(tokens)
-        origins.update(dict.fromkeys(tokens, path))
+        added.update({number: (token, path) for number, token in tokens.items()})
 
     if "added_tokens_decoder" in values:
         add(settings.path, _by_id(settings.path, values["added_tokens_decoder"]))
     else:
-        values |= _mapped(folder / SPECIAL_MAP, values)
+        values |= _read_special_map(folder / SPECIAL_MAP, values)
         named_tokens |= _pop_names(values)
-        if (folder / ADDED).is_file():
-            add(folder / ADDED, _added_tokens(folder / ADDED, values))
+        if (folder / ADDED_TOKENS).is_file():
+            add(folder / ADDED_TOKENS, _read_added_tokens(folder / ADDED_TOKENS, values))
         if tokenizer_json is not None:
             tokens = read_json(tokenizer_json).get("added_tokens") or ()
-            add(tokenizer_json, _by_id(tokenizer_json, {str(_value(token, "id")): token for token in tokens}))
-    by_content = {token.content: token for token in added.values()}
+            add(tokenizer_json, _by_id(tokenizer_json, {str(_get(token, "id")): token for token in tokens}))
+    by_content = {token.content: token for token, _ in added.values()}
 
     named: dict[str, Token | None] = dict.fromkeys(ROLES)
     named |= {} if kind is None else kind.specials
     for key, value in values.items():
         name = key.removesuffix("_token")
-        if name != key and (name in ROLES or _is_token(value) or _value(value, "__type")):
+        if name != key and (name in ROLES or _is_token(value) or _get(value, "__type")):
             token = None if value is None else _token(settings.path, value)
             named[name] = token if token is None else by_content.get(str(token), token)
     named |= {name: _token(settings.path, token) for name, token in named_tokens.items()}
 
-    older, newer = (_tokens(settings.path, values.get(key)) for key in (_OLD_LIST, _NEW_LIST))
-    extra: Sequence[Token] = older if marked is None else marked
-    if kind is not None:
+    old_list, new_list = (_tokens(settings.path, values.get(key)) for key in (_OLD_LIST, _NEW_LIST))
+    extra: Sequence[Token] = old_list if special_pieces is None else special_pieces
+    if kind is not None and kind.extra_tokens is not None:
         extra = kind.extra_tokens(extra, settings)
-    return SpecialTokens(named, newer if _NEW_LIST in values else list(extra), added, origins, settings.path)
+    return SpecialTokens(named, new_list if _NEW_LIST in values else list(extra), added, settings.path)
 
 
 def _pop_names(values: JsonObject) -> JsonObject:
-    """Remove and return tokens with individual names, which may be in the place of a list."""
+    """Removes and returns the tokens by name, if there is an object of named tokens instead of a list."""
     return values.pop(_NEW_LIST) if isinstance(values.get(_NEW_LIST), dict) else {}
 
 
-def _mapped(path: Path, before: JsonObject) -> JsonObject:
-    """Content of special_tokens_map.json, in which all tokens are special."""
+def _read_special_map(path: Path, settings: JsonObject) -> JsonObject:
+    """Reads special_tokens_map.json, in which all tokens are special. settings: values whose list it extends."""
     values = read_json(path) if path.is_file() else {}
-    values = {key: _token(path, token, True) if _value(token, "content") else token for key, token in values.items()}
+    values = {key: _token(path, token, True) if _get(token, "content") else token for key, token in values.items()}
     for key in (_OLD_LIST, _NEW_LIST):
         if isinstance(values.get(key), list):
-            values[key] = [token if _is_token(token) else _token(path, token, True) for token in values[key]]
+            values[key] = [_token(path, token, True) for token in values[key]]
     if isinstance(values.get(_NEW_LIST), list):
-        values[_NEW_LIST] = [*_tokens(path, before.get(_NEW_LIST)), *values[_NEW_LIST]]
+        values[_NEW_LIST] = [*_tokens(path, settings.get(_NEW_LIST)), *values[_NEW_LIST]]
     return values
 
 
-def _added_tokens(path: Path, values: JsonObject) -> dict[int, AddedToken]:
-    """Tokens of added_tokens.json by id; special if another file lists them."""
+def _read_added_tokens(path: Path, values: JsonObject) -> dict[int, AddedToken]:
+    """Reads the tokens of added_tokens.json by id. A token is special if `values`, from other files, list it."""
     candidates = [*(values.get(f"{role}_token") for role in ROLES), *_tokens(path, values.get(_NEW_LIST))]
     special = {str(token) for token in candidates if _is_token(token)}
     numbers = read_json(path)
     if not all(isinstance(number, int) for number in numbers.values()):
-        raise broken(path, "its values are not integers")
+        raise file_error(path, "the values are not integers")
     return {
         number: AddedToken(content, normalized=content not in special, special=content in special)
         for content, number in numbers.items()
@@ -165,27 +161,25 @@ def _added_tokens(path: Path, values: JsonObject) -> dict[int, AddedToken]:
 
 
 def _by_id(path: Path, tokens: object) -> dict[int, AddedToken]:
-    """Tokens from their descriptions by id."""
     if not isinstance(tokens, dict) or not all(number.isdecimal() for number in tokens):
-        raise broken(path, "its added tokens have no ids")
+        raise file_error(path, "the added tokens have no ids")
     return {int(number): _token(path, token) for number, token in tokens.items()}
 
 
 def _tokens(path: Path, values: object) -> list[Token]:
-    """Tokens from a list of their descriptions."""
     values = values or []
     if not isinstance(values, list):
-        raise broken(path, f"{values!r} is not a list of tokens")
-    return [token if _is_token(token) else _token(path, token) for token in values]
+        raise file_error(path, f"{values!r} is not a list of tokens")
+    return [_token(path, token) for token in values]
 
 
 def _token(path: Path, value: object, special: bool | None = None) -> Any:
-    """A token from its description. special: overrides the description."""
+    """Returns the token that a JSON value describes. special: overrides the value's flag."""
     if _is_token(value):
         return value
-    content = _value(value, "content")
+    content = _get(value, "content")
     if not isinstance(value, dict) or not isinstance(content, str):
-        raise broken(path, f"{value!r} is not a token")
+        raise file_error(path, f"{value!r} is not a token")
     keys = ("single_word", "lstrip", "rstrip", "normalized", "special")
     flags = {key: bool(value[key]) for key in keys if key in value}
     return AddedToken(content, **flags | ({} if special is None else {"special": special}))
@@ -195,5 +189,5 @@ def _is_token(value: object) -> bool:
     return isinstance(value, (str, AddedToken))
 
 
-def _value(description: object, key: str) -> object:
-    return description.get(key) if isinstance(description, dict) else None
+def _get(value: object, key: str) -> object:
+    return value.get(key) if isinstance(value, dict) else None

@@ -1,4 +1,4 @@
-"""Training text of a vocabulary, and fast encoding of large texts."""
+"""The text that a vocabulary is trained on, and fast encoding of large texts."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from lmtool.tokenizers.tokenizer import Tokenizer
 
 # Long texts are sampled in chunks of about 10,000 characters, up to the end of a word.
 _CHUNK = re.compile(r"(?s).{1,10000}\S{0,1000}")
-_NUMBERS = 4096  # generated at a time
-ALPHABET = 1000  # characters at most, as in the library and in BERT's vocabularies
-_TEXTS = 1000  # in a batch
+_RANDOM_NUMBERS = 4096  # generated at a time
+MAX_ALPHABET = 1000  # characters, as in the library and in BERT's vocabularies
+_BATCH_TEXTS = 1000
 # Training time grows with the square of a word's length, so longer words are split.
-_WORD = re.compile(r"\S{1000}(?=\S)")
+_LONG_WORD = re.compile(r"\S{1000}(?=\S)")
 
 
 def sample(texts: Iterable[str], characters: int, most: int) -> Iterator[str]:
-    """Sample the training text of a vocabulary, in order.
+    """Samples the text that a vocabulary is trained on, in order.
 
     Args:
         texts: All texts.
-        characters: Their total number of characters.
-        most: Yield about this many characters; everything if there are fewer.
+        characters: The total number of characters of the texts.
+        most: The approximate number of characters to yield; smaller texts are yielded unchanged.
     """
     if characters <= most:
         yield from texts
@@ -41,14 +41,14 @@ def sample(texts: Iterable[str], characters: int, most: int) -> Iterator[str]:
 
 
 def _random_numbers() -> Iterator[float]:
-    """Numbers in [0, 1), independent of a run's seed: the vocabulary depends only on the text."""
-    for start in count(0, _NUMBERS):
-        examples = np.arange(start, start + _NUMBERS)
+    """Yields numbers in [0, 1), independent of a run's seed, since the vocabulary must depend only on the text."""
+    for start in count(0, _RANDOM_NUMBERS):
+        examples = np.arange(start, start + _RANDOM_NUMBERS)
         yield from random_streams.uniform(0, "sample", 0, examples, 1, first_draw=1)[:, 0].tolist()
 
 
 def training_text(texts: Iterable[str]) -> list[list[str]]:
-    """The texts in batches of a thousand. UserError if all of it is white space."""
+    """Returns the texts in batches, with long words split. Raises UserError if the texts have only white space."""
     batches = list(_batches(texts))
     if not any(text and not text.isspace() for batch in batches for text in batch):
         raise _no_characters()
@@ -62,17 +62,12 @@ def _no_characters() -> UserError:
 def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
     batch: list[str] = []
     for text in texts:
-        batch += _parts(text)
-        if len(batch) >= _TEXTS:
+        bounds = [0, *(match.end() for match in _LONG_WORD.finditer(text)), len(text)]
+        batch += [text[start:end] for start, end in pairwise(bounds)]
+        if len(batch) >= _BATCH_TEXTS:
             yield batch
             batch = []
     yield batch
-
-
-def _parts(text: str) -> list[str]:
-    """A text, split within words of more than 1000 characters."""
-    bounds = [0, *(match.end() for match in _WORD.finditer(text)), len(text)]
-    return [text[start:end] for start, end in pairwise(bounds)]
 
 
 def alphabet(
@@ -80,52 +75,52 @@ def alphabet(
     normalizer: normalizers.Normalizer,
     vocab_size: int,
     special: int,
-    marked: Callable[[str], str | None],
+    add_mark: Callable[[str], str | None],
 ) -> tuple[list[str], list[str]]:
-    """The most frequent characters, which get an entry, and their marked forms for another position in a word.
+    """Returns the most frequent characters, which become entries, and the same characters with a mark ("##a", "a</w>").
 
     Args:
         batches: The training text.
-        normalizer: Applied to the text.
+        normalizer: The normalization of the text.
         vocab_size: Maximum number of entries.
         special: Number of special tokens.
-        marked: Returns the marked form of a character, or None.
+        add_mark: Returns a character with a mark, or None if the character needs no such entry.
 
     Raises:
-        UserError: If there are no characters, or if `vocab_size` is too small for them.
+        UserError: If the text has no characters, or if `vocab_size` is too small for the characters.
     """
     counts: Counter[str] = Counter()
     for batch in batches:
         for text in batch:
             counts.update(normalizer.normalize_str(text))
     characters = [character for character in counts if not character.isspace()]
-    if not characters:  # the text has only control characters
+    if not characters:  # normalization has removed all characters of the text
         raise _no_characters()
     characters.sort(key=lambda character: (-counts[character], character))
-    # Both forms take at most half of the vocabulary, so that longer entries fit.
-    retained = sorted(characters[: min(ALPHABET, max(vocab_size // 4, 1))])
-    second = [form for form in map(marked, retained) if form is not None]
-    needed = special + len(retained) + len(second)
+    # With and without mark, characters take at most half of the vocabulary, so that longer entries fit.
+    frequent = sorted(characters[: min(MAX_ALPHABET, max(vocab_size // 4, 1))])
+    marked = [entry for entry in map(add_mark, frequent) if entry is not None]
+    needed = special + len(frequent) + len(marked)
     if needed > vocab_size:
         raise UserError(
             f"tokenizer.vocab_size={vocab_size} is too small for {needed} special tokens and characters",
             "set tokenizer.vocab_size=1000 or more",
         )
-    return retained, second
+    return frequent, marked
 
 
 _CACHED_WORDS = 200_000
-"""Maximum number of cached words, about 50 MB."""
-_LONGEST = 40
-"""Maximum number of characters of a cached word: longer words are rarely repeated."""
+"""Maximum number of cached words, which take about 50 MB."""
+_MAX_CACHED_LENGTH = 40
+"""Maximum number of characters of a cached word, since longer words rarely occur again."""
 
 
 class FlatEncoder:
-    """Encodes texts like `Tokenizer.encode_batch`, but into one array: (T,) int32 ids of all texts, and (N,) int64
-    number of ids of each.
+    """Encodes texts like `Tokenizer.encode_batch`, but returns the (T,) int32 ids of all texts in one array, and the
+    (N,) int64 number of ids of each text.
 
     If the tokenizer splits on spaces (BERT's WordPiece), each distinct word is encoded once and cached: a lookup takes
-    a tenth of the time.
+    a tenth of the time of encoding.
     """
 
     def __init__(self, tokenizer: Tokenizer):
@@ -142,8 +137,8 @@ class FlatEncoder:
         new = list(dict.fromkeys(word for words in words_of for word in words if word not in cache))
         cache.update(zip(new, (row.tolist() for row in self._tokenizer.encode_batch(new)), strict=True))
         ids = [list(chain.from_iterable(map(cache.__getitem__, words))) for words in words_of]
-        for word in new:  # the first words stay cached: they are more frequent
-            if len(word) > _LONGEST or len(cache) > _CACHED_WORDS:
+        for word in new:  # early words stay cached, since they tend to be more frequent
+            if len(word) > _MAX_CACHED_LENGTH or len(cache) > _CACHED_WORDS:
                 del cache[word]
         flat = np.array(list(chain.from_iterable(ids)), dtype=np.int32)
         return flat, np.array(list(map(len, ids)), dtype=np.int64)

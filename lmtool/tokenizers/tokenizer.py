@@ -1,6 +1,6 @@
-"""The tokenizer used by all packages, stored in Hugging Face's format.
+"""The tokenizer that all packages use. It is stored in Hugging Face's format.
 
-Shape letters: V vocabulary entries.
+Shape letters: V vocabulary entries, T tokens.
 """
 
 from __future__ import annotations
@@ -21,30 +21,29 @@ from lmtool.config.checkpoint import refusal
 from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.errors import UserError
 from lmtool.system.files import Damaged, verify_siblings
-from lmtool.tokenizers.classes import PLAIN, SETTINGS
-from lmtool.tokenizers.entries import Marks, bytes_of, marks_of, readable, starts_word
-from lmtool.tokenizers.folders import FILES as TOKENIZER_FILES
-from lmtool.tokenizers.folders import TOKENIZER_JSON, read_backend
+from lmtool.tokenizers.classes import GENERIC_CLASSES, TOKENIZER_CONFIG, TOKENIZER_JSON
+from lmtool.tokenizers.entries import Marks, entry_bytes, marks_of, readable, starts_word
+from lmtool.tokenizers.folders import TOKENIZER_FILES, read_backend
 from lmtool.tokenizers.special import SPECIAL_MAP
 
 ROLES = ("pad", "unk", "cls", "sep", "mask", "bos", "eos")
 _SCORE = re.compile(r"-?\d+\.\d{10,}")
-FILES = (TOKENIZER_JSON, SETTINGS, SPECIAL_MAP)
+SAVED_FILES = (TOKENIZER_JSON, TOKENIZER_CONFIG, SPECIAL_MAP)
 
 
 class Tokenizer:
     """Converts text to ids and back.
 
-    Special tokens are never added: formats (data/formats.py) do this. Special tokens in texts ("[MASK]",
-    "<|endoftext|>") are treated as text unless `parse_special_tokens` is set. In unigram vocabularies (T5, ALBERT)
-    special tokens are ordinary entries that text can spell, as in transformers.
+    Encoding adds no special tokens: formats (data/formats.py) add them. "[MASK]" or "<|endoftext|>" in a text is
+    ordinary text unless `parse_special_tokens` is set. But in unigram vocabularies (T5, ALBERT) special tokens are
+    ordinary entries, so text can produce them, as in transformers.
 
     Args:
         backend: The tokenizer object of the `tokenizers` library.
         roles: Ids of special tokens by role.
         origin: Name of the tokenizer in error messages.
         parse_special_tokens: Parse special tokens that occur in texts.
-        without_role: Further special tokens, without a role, whether or not the backend marks them as special.
+        without_role: Special tokens without a role, which the backend may not flag as special.
     """
 
     def __init__(
@@ -66,7 +65,7 @@ class Tokenizer:
         self._unflagged = tuple(sorted(set(without_role) - flagged))
 
     def to_plain(self) -> JsonObject:
-        """Plain data from which another process rebuilds the tokenizer (`of_plain`)."""
+        """Returns plain data from which `from_plain` rebuilds the tokenizer in another process."""
         return {
             "backend": self._backend.to_str(),
             "roles": self.roles,
@@ -76,8 +75,8 @@ class Tokenizer:
         }
 
     @classmethod
-    def of_plain(cls, plain: JsonMapping) -> Tokenizer:
-        """The tokenizer that `to_plain` described."""
+    def from_plain(cls, plain: JsonMapping) -> Tokenizer:
+        """Rebuilds a tokenizer from the data of `to_plain`."""
         return cls(**{**plain, "backend": tokenizers.Tokenizer.from_str(plain["backend"])})
 
     @property
@@ -87,7 +86,7 @@ class Tokenizer:
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
-        """Ids of all special tokens: with a role, marked by the backend, or in `without_role`."""
+        """Ids of all special tokens: tokens with a role, flagged by the backend, or in `without_role`."""
         added = {number for number, token in self._backend.get_added_tokens_decoder().items() if token.special}
         vocabulary = self._backend.get_vocab()
         unflagged = {vocabulary[token] for token in self._unflagged}
@@ -103,12 +102,12 @@ class Tokenizer:
 
     @cached_property
     def starts_word(self) -> np.ndarray:
-        """(V,) bool: whether an entry starts a word.
+        """(V,) bool: whether each entry starts a word.
 
-        WordPiece entries do if they lack the continuation prefix, others if they start with "▁". Word-level: always.
-        Byte-level and characters: if it starts with white space or with a character that cannot be part of a word, such
-        as a comma. The first word of a text has no space before it, so callers treat the first token of a text as a
-        start.
+        A WordPiece entry starts a word if it has no continuation prefix, a SentencePiece entry if it starts with "▁",
+        an entry of a word-level vocabulary always. A byte-level or character entry starts a word if it begins with
+        white space or with a character that cannot be part of a word, such as a comma. Callers treat the first token of
+        a text as the start of a word too, since no space precedes it.
         """
         starts = starts_word(self.marks, [word or "" for word in self._words])
         starts[sorted(self.special_ids)] = True
@@ -116,34 +115,34 @@ class Tokenizer:
 
     @cached_property
     def splits_on_spaces(self) -> bool:
-        """Whether the text between two spaces has the same ids everywhere: BERT's WordPiece, unless an added token
-        contains or absorbs a space."""
-        parts = json.loads(self._backend.to_str())
-        kinds = [(parts[part] or {}).get("type") for part in ("normalizer", "pre_tokenizer", "model")]
+        """Whether the text between two spaces has the same ids in every context. This holds for BERT's WordPiece,
+        unless an added token contains or absorbs a space."""
+        rules = json.loads(self._backend.to_str())
+        types = [(rules[name] or {}).get("type") for name in ("normalizer", "pre_tokenizer", "model")]
         added = self._backend.get_added_tokens_decoder().values()
-        plain = all(not (" " in token.content or token.lstrip or token.rstrip) for token in added)
-        return plain and kinds == ["BertNormalizer", "BertPreTokenizer", "WordPiece"]
+        spaces_split = all(not (" " in token.content or token.lstrip or token.rstrip) for token in added)
+        return spaces_split and types == ["BertNormalizer", "BertPreTokenizer", "WordPiece"]
 
     @cached_property
     def marks(self) -> Marks:
-        """How its entries mark word boundaries."""
+        """How the entries mark word boundaries."""
         return marks_of(self._backend)
 
     def spelled(self, ids: Iterable[int]) -> list[bytes]:
-        """The UTF-8 bytes that each entry adds to a word, without word-boundary marks. Special tokens are unchanged."""
+        """Returns the UTF-8 bytes that each entry adds to a word, without marks. Special tokens are unchanged."""
         numbers = list(ids)
         entries = zip(numbers, self.pieces(numbers), strict=True)
-        return [word.encode() if n in self.special_ids else bytes_of(self.marks, word) for n, word in entries]
+        return [word.encode() if n in self.special_ids else entry_bytes(self.marks, word) for n, word in entries]
 
     def readable(self, ids: Iterable[int]) -> list[str]:
-        """`pieces` for display, with bytes as characters and visible white space. Special tokens are unchanged."""
+        """Returns `pieces` for display, with decoded bytes and visible white space. Special tokens are unchanged."""
         numbers = list(ids)
         entries = zip(numbers, self.pieces(numbers), strict=True)
         return [word if n in self.special_ids else readable(self.marks, word) for n, word in entries]
 
     @cached_property
     def fingerprint(self) -> str:
-        """sha256 of its rules, vocabulary and roles."""
+        """The sha256 of the rules, vocabulary and roles."""
         content = self._backend.to_str()
         # The last digit of scores changes when the library saves and loads them.
         content = _SCORE.sub(lambda match: f"{float(match[0]):.9f}", content) if '"Unigram"' in content else content
@@ -153,19 +152,19 @@ class Tokenizer:
         return hashlib.sha256(content.encode()).hexdigest()
 
     def same_encoding(self, other: Tokenizer) -> bool:
-        """Whether both tokenizers have the same vocabulary, encoding rules and ids of shared roles. Parsing of special
-        tokens, templates and decoding are not compared."""
+        """Whether two tokenizers have the same vocabulary and encoding rules, and the same ids for the roles that both
+        have. Does not compare parsing of special tokens, templates and decoding."""
         same_special_tokens = all(other.roles.get(name, number) == number for name, number in self.roles.items())
         return same_special_tokens and self._rules == other._rules
 
     @cached_property
     def _rules(self) -> JsonObject:
-        """Vocabulary and encoding rules as plain data, with scores rounded to stored precision."""
-        parts = json.loads(self._backend.to_str())
-        model = parts["model"]
+        """Vocabulary and encoding rules as plain data, with scores rounded to the precision that the library saves."""
+        rules = json.loads(self._backend.to_str())
+        model = rules["model"]
         if model["type"] == "Unigram":
             model["vocab"] = [[piece, round(score, 9)] for piece, score in model["vocab"]]
-        return {name: parts[name] for name in ("normalizer", "pre_tokenizer", "model", "added_tokens")}
+        return {name: rules[name] for name in ("normalizer", "pre_tokenizer", "model", "added_tokens")}
 
     @cached_property
     def sentinels(self) -> tuple[int, ...]:
@@ -176,11 +175,10 @@ class Tokenizer:
         return tuple(sentinels)
 
     def role(self, name: str) -> int:
-        """The id of a special token by role. UserError if there is none."""
+        """Returns the id of the special token with a role. Raises UserError if there is no such token."""
         if name not in self.roles:
-            have = ", ".join(self.roles) or "none"
             raise UserError(
-                f"{self._origin} has no {name} token; its special tokens are: {have}",
+                f"{self._origin} has no {name} token; its special tokens are: {', '.join(self.roles) or 'none'}",
                 "use a tokenizer that fits the model (tokenizer=wordpiece for BERT, tokenizer=bytebpe for GPT), "
                 "or omit tokenizer=",
             )
@@ -188,39 +186,39 @@ class Tokenizer:
 
     @contextmanager
     def _library_errors(self) -> Iterator[None]:
-        """Convert errors of the library to UserError: a tokenizer.json may define no unknown token, and a pattern may
+        """Converts errors of the library to UserError: a tokenizer.json may define no unknown token, and a pattern may
         exceed the library's limits, which raises a PanicException (not a subclass of Exception)."""
         try:
             yield
         except BaseException as error:
-            panics = type(error).__name__ == "PanicException"
-            if not panics and type(error) is not Exception:  # the library raises no narrower class
+            panic = type(error).__name__ == "PanicException"
+            if not panic and type(error) is not Exception:  # the library raises no narrower class
                 raise
-            hint = f"use a tokenizer {'with simpler patterns' if panics else 'with an unknown token'}, "
+            hint = f"use a tokenizer {'with simpler patterns' if panic else 'with an unknown token'}, "
             raise UserError(f"{self._origin} fails on this text: {error}", f"{hint}or omit the text") from error
 
     def encode(self, text: str) -> np.ndarray:
-        """The ids of a text: int32."""
+        """Returns the (T,) int32 ids of a text."""
         with self._library_errors():
             return np.array(self._backend.encode(text, add_special_tokens=False).ids, dtype=np.int32)
 
-    def cleaned(self, text: str) -> str:
-        """The normalized text."""
+    def normalize(self, text: str) -> str:
+        """Returns the normalized text."""
         return self._backend.normalizer.normalize_str(text) if self._backend.normalizer is not None else text
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """The ids of each text: int32. Uses the library's threads."""
+        """Returns the (T,) int32 ids of each text. Uses the library's threads."""
         with self._library_errors():
             encoded = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(encoding.ids, dtype=np.int32) for encoding in encoded]
 
     def encode_aligned(self, text: str) -> tuple[np.ndarray, np.ndarray]:
-        """The ids of a text, (T,) int32, and their character ranges, (T, 2) int64: text[start:end]. White space at the
-        ends of a token is excluded; a token that is only white space has start = end."""
+        """Returns the ids of a text, (T,) int32, and the tokens' character ranges, (T, 2) int64: text[start:end].
+        Ranges exclude white space at the ends of a token; a token of only white space has start = end."""
         return self.encode_aligned_batch([text])[0]
 
     def encode_aligned_batch(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """`encode_aligned` of each text. Uses the library's threads."""
+        """Returns the result of `encode_aligned` for each text. Uses the library's threads."""
         with self._library_errors():
             encoded = self._backend.encode_batch(list(texts), add_special_tokens=False)
         return [
@@ -229,94 +227,95 @@ class Tokenizer:
         ]
 
     def encode_sentences(self, sentences: Sequence[Sequence[str]]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """For each sentence, the ids of its words joined by spaces, (T,) int32, and the word index of each id, (T,)
-        int64. A word that normalization removes has no token. Uses the library's threads."""
+        """Joins the words of each sentence by spaces, and returns the ids, (T,) int32, and the word index of each id,
+        (T,) int64. A word that normalization removes has no token. Uses the library's threads."""
         texts = [" ".join(words) for words in sentences]
         encoded = []
         with self._library_errors():
             batch = self._backend.encode_batch(texts, add_special_tokens=False)
         for words, entry in zip(sentences, batch, strict=True):
             ids = np.array(entry.ids, dtype=np.int32)
-            # A space belongs to the next word: a token may start with it, or consist of it.
+            # A space belongs to the next word, since a token may start with a space or consist of one.
             ends = np.cumsum([len(word) + 1 for word in words], dtype=np.int64) - 1
             starts = np.array([start for start, _ in entry.offsets], dtype=np.int64)
             encoded.append((ids, np.minimum(np.searchsorted(ends, starts, side="right"), max(len(words) - 1, 0))))
         return encoded
 
     def encode_with_template(self, text: str, pair: str | None = None) -> tuple[list[int], list[int]]:
-        """Ids and segments of a text or a pair with the special tokens of tokenizer.json's template, as in
-        transformers. lmtool uses formats (data/formats.py) instead."""
+        """Returns the ids and segments of a text or a pair with the special tokens of tokenizer.json's template, as in
+        transformers. lmtool itself uses formats (data/formats.py) instead."""
         with self._library_errors():
             encoded = self._backend.encode(text, pair, add_special_tokens=True)
         return encoded.ids, encoded.type_ids
 
-    def with_layout(self, single: Sequence[str], pair: Sequence[str], special: dict[str, int]) -> Tokenizer:
-        """A copy with another template.
+    def with_template(self, single: Sequence[str], pair: Sequence[str], special: dict[str, int]) -> Tokenizer:
+        """Returns a copy with another template.
 
         Args:
             single: `$A:SEGMENT` and `NAME:SEGMENT` in order, for a text.
-            pair: The same with `$B:SEGMENT`, for a pair.
+            pair: `$A:SEGMENT`, `$B:SEGMENT` and `NAME:SEGMENT` in order, for a pair.
             special: Ids of the special tokens by NAME.
         """
         backend = tokenizers.Tokenizer.from_str(self._backend.to_str())
-        named = [
+        tokens = [
             {"id": name, "ids": [number], "tokens": [self._words[number] or ""]} for name, number in special.items()
         ]
-        backend.post_processor = processors.TemplateProcessing(list(single), list(pair), named)
+        backend.post_processor = processors.TemplateProcessing(list(single), list(pair), tokens)
         return self._copy(backend)
 
     def _copy(self, backend: tokenizers.Tokenizer, roles: dict[str, int] | None = None) -> Tokenizer:
         return Tokenizer(backend, roles or self.roles, self._origin, self.parse_special_tokens, self._unflagged)
 
-    def parsing(self, special_tokens: bool) -> Tokenizer:
-        """A copy that does or does not parse special tokens in texts."""
-        return Tokenizer.of_plain({**self.to_plain(), "parse_special_tokens": special_tokens})
+    def with_parsing(self, parse_special_tokens: bool) -> Tokenizer:
+        """Returns a copy that parses, or does not parse, special tokens in texts."""
+        return Tokenizer.from_plain({**self.to_plain(), "parse_special_tokens": parse_special_tokens})
 
     def with_padding(self) -> Tokenizer:
-        """The tokenizer; if it has no padding token, a copy that pads with its end token, as is usual for GPT-2."""
+        """Returns the tokenizer, or a copy that pads with the end token if there is no padding token, as usual for
+        GPT-2."""
         if "pad" in self.roles or "eos" not in self.roles:
             return self
         return self._copy(self._backend, {**self.roles, "pad": self.roles["eos"]})
 
     def with_tokens(self, words: Mapping[str, str], first: int) -> Tokenizer:
-        """A copy with additional special tokens, which are never the encoding of text. words: tokens by role. first: id
-        of the first one."""
+        """Returns a copy with additional special tokens, which text cannot produce. words: the tokens by role. first:
+        the id of the first token."""
         numbers = {role: first + number for number, role in enumerate(words)}
         copy = self._copy(self._backend, {**self.roles, **numbers})
         copy._words = [*self._words, *[None] * (first - len(self._words)), *words.values()]
         return copy
 
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
-        """The text of ids. With WordPiece, white space, accents and case may be lost."""
+        """Returns the text of ids. With WordPiece, white space, accents and case may be lost."""
         return self._backend.decode([int(number) for number in ids], skip_special_tokens=skip_special)
 
     def continuation(self, before: Sequence[int], ids: Sequence[int]) -> str:
-        """The text that `ids` add to the text of `before`, including the space between words, if any."""
+        """Returns the text that `ids` add to the text of `before`, including the space between words, if any."""
         start, text = self.decode(before), self.decode([*before, *ids])
         return text.removeprefix(start) if text.startswith(start) else self.decode(ids)
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
-        """The vocabulary entry of each id, with marks."""
+        """Returns the vocabulary entry of each id, with marks; "" for an id without an entry."""
         return [self._words[int(number)] or "" for number in ids]
 
     def save(self, folder: str | Path) -> None:
-        """Write tokenizer.json, tokenizer_config.json and special_tokens_map.json in Hugging Face's format."""
+        """Writes tokenizer.json, tokenizer_config.json and special_tokens_map.json in Hugging Face's format."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         special = {f"{name}_token": self._words[number] for name, number in self.roles.items()}
-        # A transformers class may have default tokens for missing roles, so these are null.
+        # Missing roles are null, since a transformers class may have default tokens for them.
         named = {f"{name}_token": None for name in ROLES} | special
-        settings: JsonObject = {"tokenizer_class": PLAIN[0], "clean_up_tokenization_spaces": False, **named}
+        settings: JsonObject = {"tokenizer_class": GENERIC_CLASSES[0], "clean_up_tokenization_spaces": False, **named}
         if self._unflagged:
             settings["additional_special_tokens"] = list(self._unflagged)
         contents = (self._backend.to_str(pretty=True), _json(settings), _json(special))
-        for name, content in zip(FILES, contents, strict=True):
+        for name, content in zip(SAVED_FILES, contents, strict=True):
             (folder / name).write_text(content, encoding="utf-8")
 
     @classmethod
     def load(cls, folder: str | Path, parse_special_tokens: bool = False) -> Tokenizer:
-        """Read a folder in Hugging Face's format, see folders.py. UserError if a file is missing or broken, or if a
-        checkpoint's file was changed."""
+        """Reads a folder in Hugging Face's format, see folders.py. Raises UserError if a file is missing or damaged, or
+        if a checkpoint's file was changed."""
         folder = Path(folder).expanduser()
         try:
             verify_siblings(folder, TOKENIZER_FILES)
@@ -333,12 +332,13 @@ def _json(content: object) -> str:
 
 
 def _without_space(text: str, offsets: Sequence[tuple[int, int]]) -> np.ndarray:
-    """(T, 2) int64 character ranges of tokens without surrounding white space; of a token of white space only, its end
-    twice."""
+    """Returns the (T, 2) int64 character ranges of tokens without surrounding white space. The range of a token of only
+    white space is empty, at the token's end."""
     starts, ends = np.array(offsets, dtype=np.int64).reshape(-1, 2).T
     positions = np.arange(len(text) + 1)
     space = np.array([character.isspace() for character in text], dtype=bool)
-    # For each position, the first non-space character from there on, and the end of the last one before.
+    # For each position, `following` is the position of the next character that is not a space, and `before` the end of
+    # the last such character.
     following = np.minimum.accumulate(np.append(np.where(space, len(text), positions[:-1]), len(text))[::-1])[::-1]
     starts = np.minimum(following[starts], ends)
     before = np.maximum.accumulate(np.append(0, np.where(space, 0, positions[1:])))

@@ -1,9 +1,9 @@
-"""Vocabularies trained on text: BPE, byte-level BPE, WordPiece, words, characters and spelled words; and the loading of
-existing tokenizers.
+"""Trains vocabularies on text: BPE, byte-level BPE, WordPiece, words, characters and spelled words. Also loads existing
+tokenizers.
 
 A training function takes the tokenizer's configuration, the training text, and the maximum number of entries, including
-special tokens. It raises UserError if there is no text, or if the number is too small for special tokens and the text's
-characters or words. The same text always gives the same vocabulary.
+special tokens. It raises UserError if there is no text, or if the number is too small for the special tokens and the
+text's characters or words. The same text always gives the same vocabulary.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from lmtool.config.checkpoint import NoCheckpoint, find, is_checkpoint
 from lmtool.errors import UserError
 from lmtool.tokenizers.backends import (
-    around,
     bert_normalizer,
-    byte_level,
-    ends_with,
-    qwen2_level,
-    roberta_around,
+    gpt1_bpe,
+    gpt2_bpe,
+    qwen2_bpe,
     sentinel_entries,
-    word_end,
+    set_bert_template,
+    set_roberta_template,
+    set_t5_template,
     wordpiece,
 )
 from lmtool.tokenizers.configs import (
@@ -49,12 +49,12 @@ from lmtool.tokenizers.tokenizer import Tokenizer
 
 
 def train_bpe(config: BpeConfig, texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Train GPT-1's byte-pair encoding (Radford et al. 2018, after Sennrich et al. 2016).
+    """Trains GPT-1's byte-pair encoding (Radford et al. 2018, after Sennrich et al. 2016).
 
-    Text is cleaned and lowercased, words end at white space and punctuation, and a word's last character ends with
+    Text is cleaned and lowercased, words end at white space and punctuation, and a word's last subword ends with
     "</w>". In addition to GPT-1's <unk> there is <|endoftext|>, which starts, ends and pads.
     """
-    learned = word_end(models.BPE(end_of_word_suffix=SUFFIX))
+    learned = gpt1_bpe(models.BPE(end_of_word_suffix=SUFFIX))
     corpus = training_text(texts)
     special = list(dict.fromkeys(config.specials.values()))
     characters, last = alphabet(
@@ -64,7 +64,7 @@ def train_bpe(config: BpeConfig, texts: Iterable[str], vocab_size: int) -> Token
     learned.train_from_iterator(corpus, trainer)
     merges = [tuple(pair) for pair in json.loads(learned.to_str())["model"]["merges"]]
     unknown = config.specials["unk"]
-    backend = word_end(
+    backend = gpt1_bpe(
         models.BPE(learned.get_vocab(), merges, unk_token=unknown, end_of_word_suffix=SUFFIX, fuse_unk=False)
     )
     backend.add_special_tokens(special)
@@ -78,9 +78,9 @@ def _trainer(
     characters: list[str],
     **affix: str,
 ) -> trainers.BpeTrainer:
-    """A trainer of merges over characters. The library numbers entries with an affix in the order of a hash table,
-    which differs between processes, and breaks ties by number. So they are added to the special tokens (`fixed`), whose
-    order determines their ids."""
+    """Returns a trainer of merges over characters. The library numbers characters with an affix in the order of a hash
+    table, which differs between processes, and breaks ties by number. So these characters are among the special tokens
+    (`fixed`), whose order determines their ids."""
     return trainers.BpeTrainer(
         vocab_size=vocab_size,
         min_frequency=config.minimum_count,
@@ -101,7 +101,7 @@ _SPECIAL_ENTRIES: dict[str, tuple[list[str], list[str]]] = {
 
 
 def train_byte_level_bpe(config: ByteBpeConfig, texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Train GPT-2's byte-level byte-pair encoding (Radford et al. 2019), which encodes every text without loss.
+    """Trains GPT-2's byte-level byte-pair encoding (Radford et al. 2019), which encodes every text without loss.
 
     GPT-2 has one special token, <|endoftext|>, which starts, ends and pads; RoBERTa and BART have <s> <pad> </s> <unk>
     <mask> (Liu et al. 2019, Lewis et al. 2020).
@@ -114,20 +114,20 @@ def train_byte_level_bpe(config: ByteBpeConfig, texts: Iterable[str], vocab_size
             f"tokenizer.vocab_size={vocab_size} is too small for the {len(alphabet)} bytes and {' '.join(special)}",
             "set tokenizer.vocab_size=1000 or more",
         )
-    backend = (qwen2_level if config.splitting == "qwen2" else byte_level)(models.BPE())
+    backend = (qwen2_bpe if config.splitting == "qwen2" else gpt2_bpe)(models.BPE())
     trainer = _trainer(config, vocab_size - len(last), first, alphabet)
     backend.train_from_iterator(training_text(texts), trainer)
     if config.special_tokens == "roberta":
         # The mask absorbs the space before it, as in RoBERTa's tokenizer.json.
         backend.add_special_tokens([AddedToken("<mask>", lstrip=True, normalized=False)])
-        roberta_around(backend)
+        set_roberta_template(backend)
     elif config.special_tokens == "bert":
-        around(backend, "[CLS]", "[SEP]")
+        set_bert_template(backend, "[CLS]", "[SEP]")
     return _with_roles(config, backend)
 
 
 def train_wordpiece(config: WordPieceConfig, texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Train BERT's WordPiece (Devlin et al. 2019).
+    """Trains BERT's WordPiece (Devlin et al. 2019).
 
     Text is cleaned, CJK characters are separate words, case and accents are removed (lowercase=true), and words end at
     white space and punctuation. A word is split greedily into the longest entries.
@@ -135,14 +135,14 @@ def train_wordpiece(config: WordPieceConfig, texts: Iterable[str], vocab_size: i
     special = list(config.specials.values())
     normalizer, splitter = bert_normalizer(config.lowercase), pre_tokenizers.BertPreTokenizer()
     corpus = training_text(texts)
-    characters, continuing = alphabet(
+    characters, continuations = alphabet(
         corpus,
         normalizer,
         vocab_size,
         len(special),
-        lambda character: None if _is_separate(character) else PREFIX + character,
+        lambda character: None if _is_separate_word(character) else PREFIX + character,
     )
-    trainer = _trainer(config, vocab_size, [*special, *continuing], characters, continuing_subword_prefix=PREFIX)
+    trainer = _trainer(config, vocab_size, [*special, *continuations], characters, continuing_subword_prefix=PREFIX)
     learned = tokenizers.Tokenizer(models.BPE(continuing_subword_prefix=PREFIX))
     learned.normalizer, learned.pre_tokenizer = normalizer, splitter
     learned.train_from_iterator(corpus, trainer)
@@ -152,8 +152,8 @@ def train_wordpiece(config: WordPieceConfig, texts: Iterable[str], vocab_size: i
     return _with_roles(config, backend)
 
 
-def _is_separate(character: str) -> bool:
-    """Whether the splitter makes this character a separate word: punctuation and CJK ideographs."""
+def _is_separate_word(character: str) -> bool:
+    """Whether BERT's splitting makes a character a separate word, as for punctuation and CJK ideographs."""
     code = ord(character)
     ascii_symbol = 33 <= code < 127 and not character.isalnum()
     ideograph = unicodedata.name(character, "").startswith("CJK ")
@@ -161,8 +161,8 @@ def _is_separate(character: str) -> bool:
 
 
 def train_words(config: WordConfig, texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """List the most frequent words, cleaned and split as in BERT; others are unknown. UserError also if no word is
-    frequent."""
+    """Builds a vocabulary of the most frequent words, cleaned and split as in BERT; other words are unknown. Also
+    raises UserError if no word is frequent enough."""
     backend = tokenizers.Tokenizer(models.WordLevel())
     backend.normalizer, backend.pre_tokenizer = bert_normalizer(config.lowercase), pre_tokenizers.BertPreTokenizer()
     words = _frequent_words(backend, config, texts, vocab_size)
@@ -172,24 +172,24 @@ def train_words(config: WordConfig, texts: Iterable[str], vocab_size: int) -> To
             "set tokenizer.minimum_count=1, or more text with data.path=",
         )
     backend.model = _word_level(config, words, vocab_size, "words")
-    return _finished(config, backend)
+    return _with_special_tokens(config, backend)
 
 
-def of_words(config: WordConfig, words: Sequence[str]) -> Tokenizer:
-    """A vocabulary of special tokens and existing words, in their order. Accents are not stripped. A word that cleaning
-    or splitting changes has an entry that no text uses."""
+def from_words(config: WordConfig, words: Sequence[str]) -> Tokenizer:
+    """Builds a vocabulary of special tokens and the given words, in this order. Accents are not stripped. If cleaning
+    or splitting changes a word, no text uses the word's entry."""
     special = set(config.specials.values())
     entries = [word for word in words if word not in special]
     backend = tokenizers.Tokenizer(_word_level(config, entries, len(entries) + len(special), "words"))
     backend.normalizer = bert_normalizer(config.lowercase, strip_accents=False)
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    return _finished(config, backend)
+    return _with_special_tokens(config, backend)
 
 
 def train_characters(config: CharacterConfig, texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """List the most frequent characters, including white space; others are unknown."""
+    """Builds a vocabulary of the most frequent characters, including white space; other characters are unknown."""
     normalizer = normalizers.Lowercase() if config.lowercase else None
-    # Documents may contain no space, but joined texts do.
+    # A space has an entry even if no document contains one, since joined texts contain spaces.
     counts: Counter[str] = Counter(" ")
     for batch in training_text(texts):
         for text in batch:
@@ -200,13 +200,13 @@ def train_characters(config: CharacterConfig, texts: Iterable[str], vocab_size: 
         backend.normalizer = normalizer
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     backend.decoder = decoders.Fuse()
-    return _finished(config, backend)
+    return _with_special_tokens(config, backend)
 
 
 def _frequent_words(
     backend: tokenizers.Tokenizer, config: WordConfig | SpelledConfig, texts: Iterable[str], vocab_size: int
 ) -> list[str]:
-    """The most frequent words of texts, split by a backend."""
+    """Returns the most frequent words of texts, split by a backend, most frequent first."""
     trainer = trainers.WordLevelTrainer(
         vocab_size=vocab_size, min_frequency=config.minimum_count, special_tokens=[], show_progress=False
     )
@@ -216,33 +216,33 @@ def _frequent_words(
 
 
 def _word_level(config: ListedConfig, frequent: Sequence[str], vocab_size: int, units: str) -> models.WordLevel:
-    """Special tokens, then the most frequent words or characters, then sentinels."""
+    """Builds the vocabulary: special tokens, then the most frequent words or characters (`units`), then sentinels."""
     special = list(dict.fromkeys(config.specials.values()))
     sentinels = [token for token, _ in sentinel_entries(config.sentinel_count)]
     reserved = len(special) + len(sentinels)
     if vocab_size <= reserved:
-        fewer = ", or a smaller tokenizer.sentinels=" if sentinels else ""
+        or_fewer = ", or a smaller tokenizer.sentinels=" if sentinels else ""
         raise UserError(
             f"tokenizer.vocab_size={vocab_size} is too small for {units} and {reserved} special tokens",
-            f"set tokenizer.vocab_size=1000 or more{fewer}",
+            f"set tokenizer.vocab_size=1000 or more{or_fewer}",
         )
     entries = [*special, *frequent[: vocab_size - reserved], *sentinels]
     numbers = {word: number for number, word in enumerate(entries)}
     return models.WordLevel(numbers, unk_token=config.specials["unk"])
 
 
-def _finished(config: ListedConfig, backend: tokenizers.Tokenizer) -> Tokenizer:
-    """Add the special tokens and the template of a vocabulary of words or characters."""
+def _with_special_tokens(config: ListedConfig, backend: tokenizers.Tokenizer) -> Tokenizer:
+    """Adds the special tokens and the template to a backend for words or characters."""
     specials, numbers = config.specials, backend.get_vocab()
     sentinels: Sequence[str] = [token for token in numbers if token.startswith("<extra_id_")]
     special = [*dict.fromkeys(specials.values()), *sorted(sentinels, key=numbers.__getitem__)]
     backend.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special])
     if config.special_tokens == "roberta":
-        roberta_around(backend)
+        set_roberta_template(backend)
     elif config.special_tokens == "t5":
-        ends_with(backend, specials["eos"])
+        set_t5_template(backend, specials["eos"])
     elif config.special_tokens == "bert":
-        around(backend, specials["cls"], specials["sep"])
+        set_bert_template(backend, specials["cls"], specials["sep"])
     return _with_roles(config, backend)
 
 
@@ -252,22 +252,22 @@ def _with_roles(config: TokenizerConfig, backend: tokenizers.Tokenizer) -> Token
     return Tokenizer(backend, roles, f"the {config.name} tokenizer")
 
 
-LONGEST = 49
+MAX_WORD_BYTES = 49
 """Maximum number of bytes of a word; longer words are truncated."""
-_STARTS = "Ġ"  # a space in GPT-2's byte alphabet
+_WORD_START = "Ġ"  # a space in GPT-2's byte alphabet
 
 
 def train_spelled_wordpiece(config: SpelledConfig, texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """List special tokens, the most frequent words, and the 257 entries that spell others.
+    """Builds a vocabulary of special tokens, the most frequent words, and 257 entries that spell other words.
 
-    Text is split as in BERT, at white space and around punctuation, with case and accents. A word in the vocabulary is
-    one token. Any other word is its longest prefix in the vocabulary, at least the start mark, followed by one "##"
-    token per byte, so that no characters are lost for a model that reads them (ELMo). Words are written in GPT-2's byte
-    alphabet with a space before them.
+    Text is split as in BERT, at white space and around punctuation; case and accents are unchanged. A word in the
+    vocabulary is one token. Any other word becomes its longest prefix in the vocabulary (at least the word-start mark)
+    and one "##" token for each remaining byte, so that a model that reads characters (ELMo) loses none. Words are
+    written in GPT-2's byte alphabet, beginning with a space.
     """
-    continuing = [PREFIX + character for character in sorted(pre_tokenizers.ByteLevel.alphabet())]
+    continuations = [PREFIX + character for character in sorted(pre_tokenizers.ByteLevel.alphabet())]
     special = list(dict.fromkeys(config.specials.values()))
-    reserved = len(special) + 1 + len(continuing)
+    reserved = len(special) + 1 + len(continuations)
     if vocab_size <= reserved:
         raise UserError(
             f"tokenizer.vocab_size={vocab_size} is too small for words and {reserved} special tokens and bytes",
@@ -279,16 +279,16 @@ def train_spelled_wordpiece(config: SpelledConfig, texts: Iterable[str], vocab_s
         [
             pre_tokenizers.BertPreTokenizer(),
             pre_tokenizers.ByteLevel(add_prefix_space=True, use_regex=False),
-            pre_tokenizers.Split(Regex(f"(?<=^.{{{1 + LONGEST}}}).+"), "removed"),
+            pre_tokenizers.Split(Regex(f"(?<=^.{{{1 + MAX_WORD_BYTES}}}).+"), "removed"),
         ]
     )
     words = _frequent_words(backend, config, texts, vocab_size)
-    entries = [*special, *words[: vocab_size - reserved], _STARTS, *continuing]
+    entries = [*special, *words[: vocab_size - reserved], _WORD_START, *continuations]
     backend.model = models.WordPiece(
         {word: number for number, word in enumerate(entries)},
         unk_token=config.specials["unk"],
         continuing_subword_prefix=PREFIX,
-        max_input_chars_per_word=1 + LONGEST,
+        max_input_chars_per_word=1 + MAX_WORD_BYTES,
     )
     backend.decoder = decoders.Sequence(
         [decoders.Replace(Regex(f"^{PREFIX}"), ""), decoders.ByteLevel(), decoders.Strip(" ", 1, 0)]
@@ -298,7 +298,8 @@ def train_spelled_wordpiece(config: SpelledConfig, texts: Iterable[str], vocab_s
 
 
 def load(config: FolderConfig, texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Load an existing tokenizer; `texts` and `vocab_size` are ignored. UserError if the folder has none."""
+    """Loads an existing tokenizer; ignores `texts` and `vocab_size`. Raises UserError if the folder has no
+    tokenizer."""
     folder = Path(config.path).expanduser()
     if has_tokenizer(folder) and not is_checkpoint(folder):
         return Tokenizer.load(folder, config.parse_special_tokens)
@@ -306,6 +307,6 @@ def load(config: FolderConfig, texts: Iterable[str], vocab_size: int) -> Tokeniz
         return Tokenizer.load(find(config.path), config.parse_special_tokens)
     except NoCheckpoint as error:
         raise UserError(
-            f"tokenizer.path={config.path}: {'it has no tokenizer' if folder.exists() else 'no such folder'}",
+            f"tokenizer.path={config.path}: {'the folder has no tokenizer' if folder.exists() else 'no such folder'}",
             "use a folder with tokenizer files (tokenizer.json, ...), or a run folder (runs/NAME)",
         ) from error

@@ -16,7 +16,7 @@ import torch
 
 from lmtool.errors import UserError
 from lmtool.nn.regions import CompiledRegions, regions_by
-from lmtool.system.environment import SAFE_PATH, inherited
+from lmtool.system.environment import SAFE_PATH, child_environment
 
 Choice = Literal["auto"] | bool
 WORTHWHILE_MINUTES = 5.0
@@ -96,5 +96,5 @@ def compiled(on: bool, backend: str | Callable[..., object] = "inductor") -> Ite
     # DDP's graph optimizer splits the graph of a whole model; these graphs are parts of a layer.
     changes = torch._dynamo.config.patch(recompile_limit=GRAPHS, optimize_ddp=False)
     fixed_order = torch._inductor.config.patch(deterministic=torch.are_deterministic_algorithms_enabled())
-    with inherited(SAFE_PATH), changes, fixed_order, regions_by(CompiledRegions(backend)):
+    with child_environment(SAFE_PATH), changes, fixed_order, regions_by(CompiledRegions(backend)):
         yield

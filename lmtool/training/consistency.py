@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import lmtool
 from lmtool.errors import UserError
 from lmtool.runs import identity
-from lmtool.runs.checkpoints import is_cut
+from lmtool.runs.checkpoints import is_sharded
 from lmtool.runs.identity import FREE_KEYS, flatten
 from lmtool.training.group import ProcessGroup
 from lmtool.types import Loader
@@ -55,7 +55,7 @@ def require_same(group: ProcessGroup, values: Mapping[str, object]) -> None:
 
 def _sums(learner: nn.Module) -> dict[str, int]:
     """Returns the sum over the bits of each tensor."""
-    tensors = {name: tensor for name, tensor in learner.state_dict().items() if not is_cut(tensor)}
+    tensors = {name: tensor for name, tensor in learner.state_dict().items() if not is_sharded(tensor)}
     if not tensors:
         return {}
     sums = torch.stack([_bits(tensor).sum() for tensor in tensors.values()]).tolist()  # one wait for the device

@@ -13,7 +13,7 @@ from torch import Tensor
 from lmtool.errors import Diverged, NotFinite
 from lmtool.runs.checkpoints import save_tensors
 from lmtool.runs.files import to_json
-from lmtool.system.files import draft_of, real_folder, replace_bytes
+from lmtool.system.files import draft_path, real_folder, replace_bytes
 from lmtool.training.group import ALONE, ProcessGroup
 from lmtool.training.precision import Precision
 from lmtool.training.progress import Progress
@@ -151,7 +151,7 @@ def save_batch(folder: Path, step: int, data: Step, metadata: Mapping[str, objec
         outputs = None if batch.outputs is None else list(batch.outputs.lengths)
         lengths.append({"inputs": list(batch.inputs.lengths), "outputs": outputs})
     path = real_folder(folder / "diverged") / f"step_{step:08d}.safetensors"
-    draft = draft_of(path)
+    draft = draft_path(path)
     save_tensors(tensors, draft)
     os.replace(draft, path)
     metadata = {**metadata, "lengths": lengths, "next_cursor": data.cursor}

@@ -25,7 +25,7 @@ from lmtool.config.checkpoint import (
 from lmtool.errors import UserError, cannot_write
 from lmtool.nn.cache import carried_tensors, load_carried
 from lmtool.runs import checkpoints as disk
-from lmtool.runs.checkpoints import DELETED, TEMPORARY, gathered
+from lmtool.runs.checkpoints import DELETED, TEMPORARY, gather_tensors
 from lmtool.runs.files import remove_folder, replace_text
 from lmtool.runs.identity import budgets
 from lmtool.runs.run_folder import RunFolder
@@ -123,8 +123,8 @@ class Keeper:
         writing failed, which is logged. UserError after FAILURES consecutive failures, or after one if `must`."""
         if self.saved_step == progress.step:
             return True
-        weights = gathered(self._copy_of_weights(), self.run.writes)
-        optimizer = gathered(state_tensors(self.optimizer, self.named), self.run.writes)
+        weights = gather_tensors(self._copy_of_weights(), self.run.writes)
+        optimizer = gather_tensors(state_tensors(self.optimizer, self.named), self.run.writes)
         if not self.run.writes:
             return True
         progress.scaler = self.scaler.state_dict() if self.scaler is not None else None

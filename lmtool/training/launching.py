@@ -22,8 +22,8 @@ from lmtool import errors
 from lmtool.config.plugins import command_line
 from lmtool.errors import UserError
 from lmtool.system import ranks
-from lmtool.system.environment import inherited
-from lmtool.system.ranks import LAUNCHER, PID, Ends, RankInfo, rank_info, started_together
+from lmtool.system.environment import available_cores, child_environment
+from lmtool.system.ranks import LAUNCHER, PID, RankExits, RankInfo, rank_info, started_together
 from lmtool.system.signals import Interrupted
 from lmtool.system.terminal import counted, say_error
 
@@ -68,12 +68,12 @@ def _require_devices(devices: int, device: str) -> None:
             message = f"devices={devices}: this machine has {most} CUDA device{'s' if most > 1 else ''}"
             raise UserError(message, f"devices={most}, or torchrun on several machines")
         return
-    most = _MOST_A_CORE * cores()
+    most = _MOST_A_CORE * available_cores()
     if devices > most:
         raise UserError(
-            f"devices={devices}: this machine has no CUDA device, and {counted(cores(), 'core')} for at most "
+            f"devices={devices}: this machine has no CUDA device, and {counted(available_cores(), 'core')} for at most "
             f"{most} processes",
-            f"set devices={cores()}",
+            f"set devices={available_cores()}",
         )
 
 
@@ -113,8 +113,8 @@ def _environment(processes: int) -> Iterator[None]:
     """Environment variables of the processes: the launcher's process id, and the number of threads of each."""
     launch_environment = {LAUNCHER: str(os.getpid())}
     if THREADS not in os.environ:
-        launch_environment[THREADS] = str(max(cores() // processes, 1))
-    with inherited(launch_environment):
+        launch_environment[THREADS] = str(max(available_cores() // processes, 1))
+    with child_environment(launch_environment):
         yield
 
 
@@ -150,7 +150,7 @@ def _exit_status(folder: Path, processes: int, failed: Mapping[int, int], receiv
     """Returns the exit status of a run that failed. Reports a process that was killed. failed: exit codes by rank of
     the processes that ended first, negative for signals. received: forwarded signals."""
     attempt = next(folder.glob("*/attempt_*"), folder)
-    ends = Ends(attempt, RankInfo(0, processes, 0, processes)).all()
+    ends = RankExits(attempt, RankInfo(0, processes, 0, processes)).read()
     reported = sorted(
         (end for end in ends.values() if end.reported), key=lambda end: (not end.expected, end.at, end.rank)
     )

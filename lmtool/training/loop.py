@@ -117,7 +117,7 @@ def train(
                 health.check(data, step, outcome.loss, norm)
                 saved = save(keeper, progress, listener, best, group)
                 if stops and progress.ended is None:
-                    raise signals.stopped(step, saved)
+                    raise signals.stop_error(step, saved)
     listener.on_end()
     return training_result(run, learner, named, progress, precision)
 

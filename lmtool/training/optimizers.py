@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lmtool.errors import UserError
-from lmtool.runs.checkpoints import complete, cut_like, is_cut
+from lmtool.runs.checkpoints import full_tensor, is_sharded, shard_like
 from lmtool.types import Learner, ParameterGroup, part_of
 
 TorchGroup: TypeAlias = dict[str, Any]
@@ -181,9 +181,9 @@ def load_state_tensors(optimizer: Optimizer, named: Mapping[str, nn.Parameter], 
                 f"the checkpoint's optimizer state belongs to another model: {name} {tuple(value.shape)}",
                 "resume with the run's original configuration, or set another name=",
             )
-        if value.ndim and is_cut(parameter):
+        if value.ndim and is_sharded(parameter):
             like = parameter if value.shape == parameter.shape else parameter.new_zeros(value.shape)
-            optimizer.state[parameter][kind] = cut_like(value, like).clone()
+            optimizer.state[parameter][kind] = shard_like(value, like).clone()
             continue
         device = parameter.device if value.ndim or fused else torch.device("cpu")
         optimizer.state[parameter][kind] = value.to(device, copy=True)
@@ -198,7 +198,7 @@ def gradient_norm(parameters: Sequence[nn.Parameter], clip_norm: float | None) -
         parameter.grad = parameter.grad.coalesce()
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     stored = [gradient.values() if gradient.is_sparse else gradient for gradient in gradients]
-    norm = complete(nn.utils.get_total_norm(stored))
+    norm = full_tensor(nn.utils.get_total_norm(stored))
     # On a CPU the norm is known here, which saves a multiplication of all gradients by 1.
     if clip_norm is None or (norm.device.type == "cpu" and norm + _CLIP_EPSILON <= clip_norm):
         return norm

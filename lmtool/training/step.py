@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from lmtool import random_streams
 from lmtool.nn.dropout import seed_generators
 from lmtool.nn.embeddings import Embeddings
-from lmtool.runs.checkpoints import complete
+from lmtool.runs.checkpoints import full_tensor
 from lmtool.runs.run_folder import RunFolder
 from lmtool.training.engine import Engine
 from lmtool.training.group import ProcessGroup
@@ -176,7 +176,7 @@ def gradients(
         loss, terms = summed(loss, terms, [name for name in counts if name != _TOKENS and counts[name]], group)
     for name, penalty in learner.penalties().items():  # independent of the batch, and equal in all processes
         backward(penalty)
-        terms[name] = complete(penalty.detach())
+        terms[name] = full_tensor(penalty.detach())
         loss = loss + terms[name]
     return Outcome(loss, terms, int(counts[_TOKENS]))
 

@@ -162,7 +162,7 @@ def different_ids(original: Tokenizer, copy: Tokenizer) -> list[str]:
     """Returns the strings of `ADVERSARIAL` that the two tokenizers encode differently. They are compared with and
     without parsing special tokens in texts, because a folder and a checkpoint may differ in this setting."""
     ids = [
-        [tokenizer.parsing(parse).encode_batch(ADVERSARIAL) for parse in (False, True)]
+        [tokenizer.with_parsing(parse).encode_batch(ADVERSARIAL) for parse in (False, True)]
         for tokenizer in (original, copy)
     ]
     return [
@@ -277,7 +277,7 @@ def compare_autotokenizer(folder: Path, tokenizer: Tokenizer) -> str:
             special = tokenizer.pieces(sorted(tokenizer.special_ids))
             texts = [*ADVERSARIAL, *(f"a {token} b{token}c  {token}" for token in special)]
             parses_special = not read_settings(folder).get("split_special_tokens")
-            ids = [row.tolist() for row in tokenizer.parsing(parses_special).encode_batch(texts)]
+            ids = [row.tolist() for row in tokenizer.with_parsing(parses_special).encode_batch(texts)]
             results = {"strings": (ids, reference(texts, add_special_tokens=False)["input_ids"])}
             for kind, columns in (("texts", (texts,)), ("pairs", (texts, texts[::-1]))):
                 rows = tokenized(folder, *columns)

@@ -21,9 +21,9 @@ from lmtool.models.configs import ModelConfig
 from lmtool.models.encoder_decoder_configs import EncoderDecoderConfig, T5Config
 from lmtool.models.family import HFFormat
 from lmtool.runs.checkpoints import save_tensors
-from lmtool.system.files import draft_of, write_manifest
+from lmtool.system.files import draft_path, write_manifest
 from lmtool.system.secrets import masked, masked_data
-from lmtool.tokenizers.classes import Settings, TokenizerClass, class_of
+from lmtool.tokenizers.classes import Settings, TokenizerClass, transformers_class
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import part_of
 from lmtool.weights.base import BASE, Base
@@ -229,7 +229,7 @@ def write_reading(draft: Path, tokenizer: Tokenizer, reading: TokenizerSettings,
 def require_same_ids(folder: Path, model: ModelConfig, tokenizer: Tokenizer) -> None:
     """Raises UserError if transformers would encode texts differently: for some families, it ignores the settings in
     the folder and always uses the tokenizer class of the family."""
-    kind = class_of(folder, Settings.of(folder))
+    kind = transformers_class(folder, Settings.read(folder))
     if not isinstance(kind, TokenizerClass):
         return
     try:
@@ -281,7 +281,7 @@ def write_folder_atomically(output: Path, fill: Callable[[Path], None]) -> None:
     """Creates a folder with the files that `fill` writes, or nothing if `fill` fails. Raises UserError if the folder
     exists and is not empty, or cannot be written."""
     require_new(output)
-    draft = draft_of(output)
+    draft = draft_path(output)
     try:
         draft.mkdir(parents=True)
         fill(draft)

@@ -19,7 +19,7 @@ from lmtool.config.tables import builder_module, entries, lookup
 from lmtool.errors import UserError
 from lmtool.learners.generation.configs import GENERATION, published_settings
 from lmtool.models.published import HFConfig
-from lmtool.system.environment import answers
+from lmtool.system.environment import is_reachable
 from lmtool.system.secrets import masked
 from lmtool.weights.task_heads import NUM_CHOICES, head_of_class, label_names, refusal, task_of
 
@@ -114,7 +114,7 @@ class Address:
     def _reachable(self) -> bool:
         from huggingface_hub import constants
 
-        return answers(constants.ENDPOINT)
+        return is_reachable(constants.ENDPOINT)
 
 
 def _short(problem: Exception) -> str:

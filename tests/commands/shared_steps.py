@@ -12,7 +12,7 @@ import torch
 from lmtool.cli import main as cli
 from lmtool.config.tables import build
 from lmtool.nn.stack import recompute_layers
-from lmtool.runs.checkpoints import complete
+from lmtool.runs.checkpoints import full_tensor
 from lmtool.training.compiling import compiled
 from lmtool.training.engine import Plain, engine_for, shard
 from lmtool.training.group import ProcessGroup
@@ -74,9 +74,9 @@ def _steps(group: ProcessGroup, learner: Any, loader: Any, settings: Any, steps:
         report["forwards"].append(len(of_step.batches) + len(of_step.idle))
         if step == 1:
             report["gradients"] = {
-                name: None if parameter.grad is None else complete(parameter.grad).numpy().copy()
+                name: None if parameter.grad is None else full_tensor(parameter.grad).numpy().copy()
                 for name, parameter in named.items()
             }
         apply_gradients(optimizer, None, list(named.values()), settings.optimizer.clip_norm)
-    report["weights"] = {name: complete(parameter.detach()).numpy().copy() for name, parameter in named.items()}
+    report["weights"] = {name: full_tensor(parameter.detach()).numpy().copy() for name, parameter in named.items()}
     return report

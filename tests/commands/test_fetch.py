@@ -75,7 +75,7 @@ def hub(place: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(hub.cache))
     monkeypatch.setattr("huggingface_hub.hf_hub_download", hub.download)
     for module in ("lmtool.weights.folders", "lmtool.data.hub_source"):
-        monkeypatch.setattr(f"{module}.answers", lambda *address: hub.up)
+        monkeypatch.setattr(f"{module}.is_reachable", lambda *address: hub.up)
     library = types.SimpleNamespace(
         config=types.SimpleNamespace(HF_HUB_OFFLINE=False),
         exceptions=types.SimpleNamespace(DatasetsError=ConnectionError),

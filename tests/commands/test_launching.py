@@ -102,7 +102,7 @@ def test_a_folder_that_is_followed_is_not_written(tmp_path):
 
 def test_threads_are_shared(monkeypatch):
     monkeypatch.delenv(launching.THREADS, raising=False)
-    monkeypatch.setattr(launching, "cores", lambda: 8)
+    monkeypatch.setattr(launching, "available_cores", lambda: 8)
     with launching._environment(3):
         assert os.environ[launching.THREADS] == "2"
     assert launching.THREADS not in os.environ

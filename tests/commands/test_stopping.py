@@ -18,7 +18,7 @@ from lmtool.distillation.store.outputs import TermWriter
 from lmtool.reporting.run_files import read_run
 from lmtool.session import open_run
 from lmtool.session.companions import PredictionsFile
-from lmtool.system.signals import take_late
+from lmtool.system.signals import pop_late_signals
 from tests.commands.conftest import TINY, finetune, pretrain
 
 NUMBERS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 143, signal.SIGUSR1: 75, signal.SIGUSR2: 75}
@@ -32,7 +32,7 @@ def heard() -> Iterator[None]:
     assert all(signal.getsignal(number) is signal.SIG_DFL for number in NUMBERS)
     for number, handler in before.items():
         signal.signal(number, handler)
-    take_late()
+    pop_late_signals()
 
 
 def signalling(patch: pytest.MonkeyPatch, owner: Any, name: str, *numbers: signal.Signals, call: int = 1) -> list[int]:

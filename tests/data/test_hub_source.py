@@ -139,7 +139,7 @@ def test_without_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
         "data.hub=org/other: offline=true, but its split train is not in the cache", offline=True, hub="org/other"
     )
     assert "without offline=true" in error.hint and "data=parquet data.path=" in error.hint  # type: ignore[operator]
-    monkeypatch.setattr(hub_source, "answers", lambda _: False)
+    monkeypatch.setattr(hub_source, "is_reachable", lambda _: False)
     assert "data=parquet" in str(refused("data.hub=org/other cannot be read: no network", hub="org/other").hint)
 
 

@@ -46,7 +46,7 @@ def test_a_file_is_made_to_lay_out_texts_as_the_format_does(kind, tmp_path):
 def test_what_differs_is_told():
     tokenizer = build(WordPieceConfig(), documents(50), 200)
     assert layout_difference(tokenizer, "plain") == "'[CLS] a [SEP]', not 'a'"
-    one_segment = tokenizer.with_layout(["c:0", "$A:0", "s:0"], ["c:0", "$A:0", "s:0", "$B:0", "s:0"], {
+    one_segment = tokenizer.with_template(["c:0", "$A:0", "s:0"], ["c:0", "$A:0", "s:0", "$B:0", "s:0"], {
         "c": tokenizer.role("cls"), "s": tokenizer.role("sep"),
     })  # fmt: skip
     assert "in the segments [0, 0, 0, 0, 0], not [0, 0, 0, 1, 1]" in layout_difference(one_segment, "bert")

@@ -27,7 +27,7 @@ from lmtool.errors import UserError
 from lmtool.learners.baseline import token_counts
 from lmtool.system.signals import STATUS
 from lmtool.tokenizers.configs import WordPieceConfig
-from lmtool.tokenizers.tokenizer import FILES as TOKENIZER
+from lmtool.tokenizers.tokenizer import SAVED_FILES as TOKENIZER
 
 from .data_fixtures import ListSource, bytebpe, documents, wordpiece
 

@@ -19,7 +19,7 @@ from lmtool.config.checkpoint import run_folder
 from lmtool.errors import UserError
 from lmtool.reporting.report import write_report
 from lmtool.runs import locks
-from lmtool.runs.identity import finished, select_folder
+from lmtool.runs.identity import finished_result, select_folder
 from lmtool.runs.locks import Lock, Owner
 from lmtool.runs.run_folder import RunFolder
 from lmtool.system import files
@@ -315,7 +315,7 @@ def test_what_is_linked_from_a_run_folder_stays_as_it_is(tmp_path: Path, link: A
     budget = settings(max_steps=4, evaluate_every=2)
     with open_run(tmp_path / "run") as run, pytest.raises(KeyboardInterrupt):
         train(Interrupted(), FakeLoader(), lambda step: {"loss": 1.0}, run, budget)
-    folder, machine = tmp_path / "run", files.draft_of(tmp_path / "x").name.rpartition("-")[0][-8:]
+    folder, machine = tmp_path / "run", files.draft_path(tmp_path / "x").name.rpartition("-")[0][-8:]
     names = [
         "environment.json", "facts.json", "metrics.jsonl", "predictions.jsonl", "report.html", "result.json",
         "checkpoints/last", "checkpoints/best", "plots/loss.png", "diverged/step_00000003.json",
@@ -400,8 +400,8 @@ def test_a_result_makes_a_run_finished(tmp_path: Path) -> None:
         run.write_result({"status": "diverged"})
         assert run.result() is None
         run.write_result({"status": "done", "value": 0.5, "path": Path("x")})
-        assert run.result() == finished(run.path) == {"status": "done", "value": 0.5, "path": "x"}
-    assert finished(tmp_path / "nowhere") is None
+        assert run.result() == finished_result(run.path) == {"status": "done", "value": 0.5, "path": "x"}
+    assert finished_result(tmp_path / "nowhere") is None
 
 
 SECRETS = ["hf_" + "aB3" * 11, "deadbeef" * 5, 'quo"te\\secret-ä', "wandb-key-12345"]

@@ -147,7 +147,7 @@ def test_a_long_setting_has_a_name_that_a_disk_takes() -> None:
     ("words", "says"),
     [
         (["name=a,b"], "name=a,b: a sweep has one name"),
-        (["run_dir=x"], "run_dir=x: each job of a sweep has a folder of its own"),
+        (["run_dir=x"], "run_dir=x: each job of a sweep has a separate folder"),
         *(
             pytest.param([word], says, marks=pytest.mark.slow)
             for word, says in [

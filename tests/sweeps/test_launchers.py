@@ -74,26 +74,26 @@ def test_a_preempted_job_is_queued_again(tmp_path: Path, monkeypatch: pytest.Mon
     before = signal.signal(signal.SIGUSR2, lambda number, frame: called.append(number))
     monkeypatch.setenv("SLURM_JOB_ID", "12")
     try:
-        job.perform(stop, {"job": a_job(tmp_path / "0_a").packed()})
+        job.perform(stop, {"job": a_job(tmp_path / "0_a").to_base64()})
     finally:
         signal.signal(signal.SIGUSR2, before)
-    record = folders.read(tmp_path / "0_a")
+    record = folders.read_record(tmp_path / "0_a")
     assert called == [signal.SIGUSR2] and record["exit_status"] == errors.REQUEUE and record["slurm"] == "12"
     assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     # A time limit that was met too often is the end: submitit says so.
     signal.signal(signal.SIGUSR2, lambda number, frame: [][number])
     try:
-        job.perform(stop, {"job": a_job(tmp_path / "0_a").packed()})
+        job.perform(stop, {"job": a_job(tmp_path / "0_a").to_base64()})
     finally:
         signal.signal(signal.SIGUSR2, before)
-    assert folders.read(tmp_path / "0_a")["exit_status"] == errors.TERMINATED
+    assert folders.read_record(tmp_path / "0_a")["exit_status"] == errors.TERMINATED
 
 
 def test_no_job_of_a_stopped_start_begins(tmp_path: Path) -> None:
     (tmp_path / job.STOPPED).mkdir()
     (tmp_path / job.STOPPED / "one").touch()
-    job.perform(lambda data: pytest.fail("it began"), {"job": a_job(tmp_path / "0").packed()})
-    assert folders.read(tmp_path / "0") == {}
+    job.perform(lambda data: pytest.fail("it began"), {"job": a_job(tmp_path / "0").to_base64()})
+    assert folders.read_record(tmp_path / "0") == {}
 
 
 def test_what_a_queue_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,7 +104,7 @@ def test_what_a_queue_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         squeue.write_text(f"#!/bin/sh\n{script}\n")
         squeue.chmod(0o755)
         assert folders.queue_state("12") == answer
-        assert folders.under_way(known) == ("SLURM job 12" if answer else None)
+        assert folders.running_process(known) == ("SLURM job 12" if answer else None)
     squeue.write_text("#!/bin/sh\necho 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1\n")
     assert folders.queue_state("12") is None
 
@@ -130,18 +130,18 @@ def test_the_code_of_a_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     plugin = tmp_path / "my_own_plugin.py"
     plugin.write_text("x = 1\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    copy = identity.copied(tmp_path / "sweep", ["my_own_plugin"])
+    copy = identity.copy_code(tmp_path / "sweep", ["my_own_plugin"])
     assert (copy / "my_own_plugin.py").read_text() == "x = 1\n"
     assert (copy / "lmtool/runs/identity.py").is_file() and (copy / "lmtool/conf/pretrain.yaml").is_file()
     assert not list(copy.rglob("__pycache__"))
     before = identity.fingerprint(["my_own_plugin"])
     made = copy.stat().st_ino
-    assert copy.name == before and identity.copied(tmp_path / "sweep", ["my_own_plugin"]) == copy
+    assert copy.name == before and identity.copy_code(tmp_path / "sweep", ["my_own_plugin"]) == copy
     assert copy.stat().st_ino == made and [path.name for path in copy.parent.iterdir()] == [before]
     for planted in ("json.py", "lmtool/errors.py", "lmtool/__pycache__/errors.pyc"):
         (copy / planted).parent.mkdir(exist_ok=True)
         (copy / planted).write_text("planted here")
-        assert identity.copied(tmp_path / "sweep", ["my_own_plugin"]) == copy
+        assert identity.copy_code(tmp_path / "sweep", ["my_own_plugin"]) == copy
         assert not [path for path in copy.rglob("*.py*") if "planted here" in path.read_text()]
     assert (copy / "lmtool/errors.py").read_bytes() == Path(errors.__file__).read_bytes()
     plugin.write_text("x = 2\n")
@@ -213,13 +213,13 @@ def test_a_sweep_that_was_ended_runs_what_is_missing(tmp_path: Path, number: sig
     all_done(start(tmp_path, *GRID, "name=whole"))
     typed = [*GRID, "name=halved", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
     process, sweep = start(tmp_path, *typed), tmp_path / "runs/halved"
-    until(lambda: any(folders.done(path.parent, has_result=True) for path in sweep.glob("*/job.json")), process)
+    until(lambda: any(folders.is_done(path.parent, has_result=True) for path in sweep.glob("*/job.json")), process)
     process.send_signal(number)
     said, _ = process.communicate(timeout=300)
     assert process.returncode == (130 if number == signal.SIGINT else -9)
     # The processes of the jobs notice that their parent is gone.
     until(lambda: not any(sweep.glob("*/LOCK")), start(tmp_path, "--cfg", "job"))
-    done = [path.parent for path in sweep.glob("*/job.json") if folders.done(path.parent, has_result=True)]
+    done = [path.parent for path in sweep.glob("*/job.json") if folders.is_done(path.parent, has_result=True)]
     before = {folder / "result.json": (folder / "result.json").stat().st_mtime_ns for folder in done}
     again = all_done(start(tmp_path, *typed))
     assert again.count("already done, skipped") == len(before) < 4
@@ -247,10 +247,10 @@ def test_slurm_runs_and_requeues(tmp_path: Path) -> None:
     assert weights(tmp_path / "runs/slurm") == weights(tmp_path / "runs/basic")
     process, run = start(tmp_path, "seed=1,3", "name=slurm", *slurm), tmp_path / "runs/slurm/2_seed-3"
     until(lambda: (run / "metrics.jsonl").exists(), process)
-    queued = folders.read(run)["slurm"]
+    queued = folders.read_record(run)["slurm"]
     subprocess.run(["scancel", "--signal=USR2", queued], check=True)
     until(lambda: folders.queue_state(queued) == "PENDING", process)
-    assert folders.read(run)["exit_status"] == errors.REQUEUE
+    assert folders.read_record(run)["exit_status"] == errors.REQUEUE
     subprocess.run(["scontrol", "update", f"JobId={queued}", "StartTime=now"], check=True)
     assert "already done, skipped" in all_done(process)
     all_done(start(tmp_path, "seed=3", "name=whole"))

@@ -11,7 +11,7 @@ import pytest
 
 from lmtool.runs.files import write_rows
 from lmtool.system import files
-from lmtool.system.files import draft_of, open_to_append, real_folder, replace_bytes
+from lmtool.system.files import draft_path, open_to_append, real_folder, replace_bytes
 
 
 def _in_child(path: Path) -> tuple[int, Path]:
@@ -19,7 +19,7 @@ def _in_child(path: Path) -> tuple[int, Path]:
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
-        draft_of(path).write_text("half")
+        draft_path(path).write_text("half")
         os.write(write, b"x")
         signal.pause()
         os._exit(0)
@@ -71,7 +71,7 @@ def test_links_are_replaced_refused_and_never_followed(tmp_path: Path) -> None:
     own.mkdir()
     place.mkdir()
     (own / "file").write_text("mine")
-    for name in ("replaced", "appended", "folder", draft_of(place / "replaced").name):
+    for name in ("replaced", "appended", "folder", draft_path(place / "replaced").name):
         (place / name).symlink_to(own if name == "folder" else own / "file")
     replace_bytes(place / "replaced", b"new")
     assert not (place / "replaced").is_symlink() and (place / "replaced").read_text() == "new"
@@ -91,6 +91,6 @@ def test_a_link_that_a_user_types_is_followed(tmp_path: Path) -> None:
     (tmp_path / "out.jsonl").symlink_to("disk/real.jsonl")
     write_rows(tmp_path / "out.jsonl", [{"prediction": 1}])
     assert (tmp_path / "out.jsonl").is_symlink() and (tmp_path / "disk/real.jsonl").read_text() == '{"prediction": 1}\n'
-    write_rows(tmp_path / "out.jsonl", [{"prediction": 2}], typed=False)
+    write_rows(tmp_path / "out.jsonl", [{"prediction": 2}], named_by_user=False)
     assert not (tmp_path / "out.jsonl").is_symlink()
     assert (tmp_path / "disk/real.jsonl").read_text() == '{"prediction": 1}\n'

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from lmtool.system import ranks
-from lmtool.system.ranks import PID, End, Ends, RankInfo
+from lmtool.system.ranks import PID, RankExit, RankExits, RankInfo
 
 
 @pytest.fixture
@@ -20,49 +20,49 @@ def ends(tmp_path, monkeypatch):
     for number in ("0", "1"):
         (tmp_path / number).mkdir()
         (tmp_path / number / PID).write_text(str(os.getpid()))
-    return [Ends(tmp_path, RankInfo(rank, 2, rank, 2)) for rank in (0, 1)]
+    return [RankExits(tmp_path, RankInfo(rank, 2, rank, 2)) for rank in (0, 1)]
 
 
 def test_the_same_error_is_printed_once(ends):
-    assert ends[0].last_words(2, ("no data", "use some")) == ""
-    assert ends[1].last_words(2, ("no data", "use some")) is None
-    assert {number: end.exit_status for number, end in ends[1].all().items()} == {0: 2, 1: 2}
+    assert ends[0].record_error(2, ("no data", "use some")) == ""
+    assert ends[1].record_error(2, ("no data", "use some")) is None
+    assert {number: end.exit_status for number, end in ends[1].read().items()} == {0: 2, 1: 2}
 
 
 def test_rank_0_may_say_more(ends):
-    ends[0].last_words(4, ("the loss exploded; its batch is saved", "a lower rate"))
-    assert ends[1].last_words(4, ("the loss exploded", "a lower rate")) is None
+    ends[0].record_error(4, ("the loss exploded; its batch is saved", "a lower rate"))
+    assert ends[1].record_error(4, ("the loss exploded", "a lower rate")) is None
 
 
 def test_another_error_has_its_rank_before_it(ends):
-    assert ends[1].last_words(2, ("no room",)) == "rank 1: "
-    assert ends[0].last_words(2, ("no data",)) == ""
+    assert ends[1].record_error(2, ("no room",)) == "rank 1: "
+    assert ends[0].record_error(2, ("no data",)) == ""
 
 
 def test_what_follows_from_another_end_is_not_printed(ends):
-    ends[1].write(End(1, 2, ("no room",), at=2.0))
-    assert ends[0].last_traceback(1, ("RuntimeError: Connection closed by peer",)) is None
+    ends[1].write(RankExit(1, 2, ("no room",), at=2.0))
+    assert ends[0].record_exception(1, ("RuntimeError: Connection closed by peer",)) is None
 
 
 def test_of_two_bugs_the_first_is_printed(ends):
-    assert ends[1].last_traceback(1, ("KeyError: 'x'",)) == "rank 1: "
-    assert ends[0].last_traceback(1, ("KeyError: 'x'",)) is None
-    assert [ends[0].all()[number].reported for number in (0, 1)] == [False, True]
+    assert ends[1].record_exception(1, ("KeyError: 'x'",)) == "rank 1: "
+    assert ends[0].record_exception(1, ("KeyError: 'x'",)) is None
+    assert [ends[0].read()[number].reported for number in (0, 1)] == [False, True]
 
 
 def test_a_killed_process_is_left_to_the_launcher(ends):
     """So is what another says of its lost connection; one that hangs is named by those who waited."""
-    assert not ends[0].killed() and ends[0].silent() == [0, 1]
+    assert not ends[0].any_killed() and ends[0].running_ranks() == [0, 1]
     ended = subprocess.Popen([sys.executable, "-c", ""])
     (ends[0].folder / "1" / PID).write_text(str(ended.pid))
     ended.wait()
-    assert ends[0].killed()
-    assert ends[0].last_traceback(1, ("RuntimeError: Connection closed by peer",)) is None
-    assert ends[0].silent() == [1]
+    assert ends[0].any_killed()
+    assert ends[0].record_exception(1, ("RuntimeError: Connection closed by peer",)) is None
+    assert ends[0].running_ranks() == [1]
 
 
 def test_one_process_and_no_files(tmp_path):
-    alone = Ends(None, RankInfo())
-    assert alone.last_words(2, ("no data",)) == "" and alone.last_traceback(1, ("KeyError",)) == ""
-    without = Ends(None, RankInfo(1, 2, 1, 2))
-    assert without.last_words(2, ("no data",)) == "rank 1: " and without.all() == {}
+    alone = RankExits(None, RankInfo())
+    assert alone.record_error(2, ("no data",)) == "" and alone.record_exception(1, ("KeyError",)) == ""
+    without = RankExits(None, RankInfo(1, 2, 1, 2))
+    assert without.record_error(2, ("no data",)) == "rank 1: " and without.read() == {}

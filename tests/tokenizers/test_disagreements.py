@@ -225,7 +225,7 @@ def test_added_special_tokens_of_an_old_roberta_are_no_text(tmp_path: Path) -> N
         ({"mask_token": "\ud800"}, "not a valid tokenizer file: 'utf-8' codec"),
         ({"unk_token": "<none>"}, "<none> is missing"),
         ({"extra_special_tokens": 5}, "5 is not a list of tokens"),
-        ({"added_tokens_decoder": {"x": {"content": "y"}}}, "its added tokens have no ids"),
+        ({"added_tokens_decoder": {"x": {"content": "y"}}}, "the added tokens have no ids"),
         ({"added_tokens_decoder": {"9999": {"content": "y"}}}, "y cannot have the id 9999"),
     ],
 )

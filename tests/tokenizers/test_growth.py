@@ -13,7 +13,7 @@ from tokenizers import Regex, normalizers
 
 from lmtool.errors import UserError
 from lmtool.tokenizers import folders
-from lmtool.tokenizers.folders import require_bounded, require_bounded_characters
+from lmtool.tokenizers.folders import require_bounded, require_bounded_map
 from lmtool.tokenizers.tokenizer import Tokenizer
 
 WORDS = {"type": "WordPiece", "vocab": {"[UNK]": 0, "a": 1}, "unk_token": "[UNK]"}
@@ -75,7 +75,7 @@ def test_no_text_grows_more_than_it_is_said_to() -> None:
 def test_one_step_is_no_growth_to_speak_of(tmp_path: Path) -> None:
     assert len(Tokenizer.load(write(tmp_path, normalizer=TEN)).encode("a")) == 1
     with pytest.raises(UserError, match="the character map may replace one character by more than 1,000"):
-        require_bounded_characters(tmp_path, struct.pack("<I", 4) + b"trie" + b"a" * 2000)
+        require_bounded_map(tmp_path, struct.pack("<I", 4) + b"trie" + b"a" * 2000)
     for rule in ("Lowercase", [], {"type": "Sequence"}, {"type": "Precompiled"}, {"type": "Replace", "content": 5}):
         require_bounded(tmp_path, {"normalizer": rule})  # what is no rule the library names
 

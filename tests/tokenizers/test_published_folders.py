@@ -33,7 +33,7 @@ from lmtool.config.tables import build
 from lmtool.errors import UserError
 from lmtool.tokenizers import backends
 from lmtool.tokenizers.configs import ByteBpeConfig, FolderConfig, SentencePieceConfig, WordPieceConfig
-from lmtool.tokenizers.folders import FILES, has_tokenizer
+from lmtool.tokenizers.folders import TOKENIZER_FILES, has_tokenizer
 from lmtool.tokenizers.sentencepiece import train_model
 from lmtool.tokenizers.tokenizer import Tokenizer
 from tests.breadth import slow_but
@@ -93,7 +93,7 @@ def wordpiece_folder(folder: Path, lowercase: bool = True) -> None:
 
 
 def merges_folder(folder: Path, special: list[str], suffix: str = "") -> None:
-    library = backends.word_end(models.BPE()) if suffix else backends.byte_level(models.BPE())
+    library = backends.gpt1_bpe(models.BPE()) if suffix else backends.gpt2_bpe(models.BPE())
     options = {"end_of_word_suffix": suffix} if suffix else {}
     library.model = models.BPE(**({"unk_token": "<unk>"} | options if suffix else {}))
     alphabet = [] if suffix else sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -106,7 +106,7 @@ def merges_folder(folder: Path, special: list[str], suffix: str = "") -> None:
     write(folder / "merges.txt", "#version: 0.2\n" + "".join(f"{' '.join(pair)}\n" for pair in model["merges"]))
 
 
-def pieces_folder(folder: Path, kind: backends.Pieces) -> None:
+def pieces_folder(folder: Path, kind: backends.UnigramFamily) -> None:
     (folder / "spiece.model").write_bytes(
         train_model(SentencePieceConfig(special_tokens=kind, lowercase=kind == "albert"), TEXTS, 420)
     )
@@ -220,7 +220,7 @@ def test_sentinels_descend(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["t5", "albert", "xlnet"])
-def test_sentencepiece_trains_the_same_each_time(kind: backends.Pieces) -> None:
+def test_sentencepiece_trains_the_same_each_time(kind: backends.UnigramFamily) -> None:
     config = SentencePieceConfig(special_tokens=kind, sentinels=10)
     tokenizer, again = build(config, TEXTS, 400), build(config, iter(TEXTS), 400)
     assert tokenizer.fingerprint == again.fingerprint and tokenizer.vocab_size <= 400
@@ -275,7 +275,7 @@ def test_a_file_too_large_for_a_tokenizer_is_not_read(tmp_path: Path) -> None:
 
 
 def test_broken_files_are_named(tmp_path: Path) -> None:
-    assert not has_tokenizer(tmp_path) and len(set(FILES)) == len(FILES)
+    assert not has_tokenizer(tmp_path) and len(set(TOKENIZER_FILES)) == len(TOKENIZER_FILES)
     write(tmp_path / "vocab.txt", "a\nb\n")
     with pytest.raises(UserError, match=r"vocab\.txt: not a valid tokenizer file: \[UNK\] is missing"):
         Tokenizer.load(tmp_path)

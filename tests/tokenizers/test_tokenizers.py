@@ -232,7 +232,7 @@ def test_small_vocabularies_stay_within_their_size():
 
 
 def test_a_folder_without_a_tokenizer_is_named_by_its_key(tmp_path):
-    for path, problem in ((tmp_path, "it has no tokenizer"), (tmp_path / "x", "no such folder")):
+    for path, problem in ((tmp_path, "the folder has no tokenizer"), (tmp_path / "x", "no such folder")):
         with pytest.raises(UserError, match=f"tokenizer.path={path}: {problem}"):
             build(FolderConfig(path=str(path)), (), 400)
 

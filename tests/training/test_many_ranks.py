@@ -17,7 +17,7 @@ from lmtool.config.checkpoint import MODEL, OPTIMIZER
 from lmtool.config.tables import build
 from lmtool.data.loader import PackedLoader
 from lmtool.objectives.configs import MlmConfig
-from lmtool.runs.checkpoints import gathered, is_cut, load_weights, save_tensors
+from lmtool.runs.checkpoints import gather_tensors, is_sharded, load_weights, save_tensors
 from lmtool.training import engine
 from lmtool.training.configs import AdamWConfig
 from lmtool.training.engine import engine_for, shard
@@ -70,7 +70,7 @@ def test_gradients_cross_once(group: Everyone, monkeypatch: pytest.MonkeyPatch) 
     parameters = len(list(learner.parameters()))
     assert 4 * learning <= traffic.bytes["allreduce_"] <= 4 * (learning + parameters + 16)
     with Traffic() as traffic:
-        saved = gathered(learner.state_dict(keep_vars=True), keeps=group.rank == 0)
+        saved = gather_tensors(learner.state_dict(keep_vars=True), writes=group.rank == 0)
     assert not traffic.calls and len(saved) == (len(learner.state_dict()) if group.rank == 0 else 0)
 
 
@@ -121,11 +121,11 @@ def test_rank_0_gathers_a_checkpoint_and_every_rank_cuts_its_rows_of_it(group: E
     optimizer.step()
     named, keeps = dict(learner.named_parameters()), group.rank == 0
     weights, state = learner.state_dict(keep_vars=True), state_tensors(optimizer, named)
-    held = sum(tensor.to_local().nbytes for tensor in (*named.values(), *state.values()) if is_cut(tensor))
+    held = sum(tensor.to_local().nbytes for tensor in (*named.values(), *state.values()) if is_sharded(tensor))
     assert 12 * values / SIZE / 2 < held < 2 * 12 * values / SIZE
     with Traffic() as traffic:
-        saved = {MODEL: gathered(weights, keeps), OPTIMIZER: gathered(state, keeps)}
-    cut = {id(tensor): tensor for tensor in (*weights.values(), *state.values()) if is_cut(tensor)}
+        saved = {MODEL: gather_tensors(weights, keeps), OPTIMIZER: gather_tensors(state, keeps)}
+    cut = {id(tensor): tensor for tensor in (*weights.values(), *state.values()) if is_sharded(tensor)}
     assert set(traffic.calls) == {"all_gather_into_tensor"}
     assert traffic.calls["all_gather_into_tensor"] == len(cut) == 3 * len(named)
     padded = sum(SIZE * -(-len(tensor) // SIZE) * tensor[:1].numel() * tensor.element_size() for tensor in cut.values())

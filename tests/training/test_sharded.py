@@ -23,7 +23,7 @@ from lmtool.learners.evaluation import evaluate
 from lmtool.models.encoder_configs import AlbertConfig
 from lmtool.objectives.configs import ClmConfig, MlmConfig, RtdConfig, SpanCorruptionConfig
 from lmtool.runs import checkpoints
-from lmtool.runs.checkpoints import gathered, read_tensors
+from lmtool.runs.checkpoints import gather_tensors, read_tensors
 from lmtool.runs.run_folder import FollowedFolder, RunFolder
 from lmtool.system import files
 from lmtool.training.configs import (
@@ -150,7 +150,7 @@ def step_on(group: ProcessGroup, name: str) -> Any:
     outcome = gradients(engine, Step(batches[group.rank :: group.size], {}, 0.0), 1, 0, Precision("fp32", CPU, ""))
     own = {name: parameter.grad for name, parameter in learner.named_parameters() if parameter.grad is not None}
     fractions = {name: tensor.to_local().numel() for name, tensor in own.items() if hasattr(tensor, "to_local")}
-    return {name: tensor.numpy() for name, tensor in gathered(own, True).items()}, float(outcome.loss), fractions
+    return {name: tensor.numpy() for name, tensor in gather_tensors(own, True).items()}, float(outcome.loss), fractions
 
 
 @pytest.mark.parametrize("name", ["mlm", "fake"])

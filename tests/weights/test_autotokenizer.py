@@ -89,7 +89,7 @@ def test_every_tokenizer_gives_its_ids_or_is_refused(model: str, tmp_path: Path)
         if folder is None:
             continue
         theirs, strings = AutoTokenizer.from_pretrained(folder), odd_strings(tokenizer)
-        ours = [ids.tolist() for ids in tokenizer.parsing(not split).encode_batch(strings)]
+        ours = [ids.tolist() for ids in tokenizer.with_parsing(not split).encode_batch(strings)]
         given = theirs(strings, add_special_tokens=False)["input_ids"]
         assert [text for text, *both in zip(strings, ours, given, strict=True) if both[0] != both[1]] == [], kind
         assert {role: getattr(theirs, f"{role}_token_id") for role in tokenizer.roles} == tokenizer.roles

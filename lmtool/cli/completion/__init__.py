@@ -1,1 +1,1 @@
-"""What TAB offers in a shell, and the scripts that ask for it."""
+"""Shell completion: the candidates at a TAB, and the scripts that request them."""

@@ -1,7 +1,7 @@
 """`lmtool completion SHELL`: prints a script that completes commands, flags, keys, options, values, runs and files.
 
-The script calls `lmtool completion query SHELL LINE` at each TAB, which is silent after any error and imports neither
-torch nor Hydra.
+The script calls `lmtool completion query SHELL LINE` at each TAB. This call prints nothing after any error, and imports
+neither torch nor Hydra.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from lmtool.cli.completion.keys import CompletionTable, KeyNode, KeyNodes, table
 from lmtool.config.nearest import nearest
 from lmtool.errors import UserError
 from lmtool.resolver.schema.verbs import ABOUT_A_RUN, LOOKS, TRAINING, VERBS
-from lmtool.system.terminal import say, shown
+from lmtool.system.terminal import safe_line, say
 
 FLAGS = ("--multirun", "--config", "--config-dir", "--plugin", "--cfg", "--debug", "--help", "-m", "-h")
 _BASH = """\
@@ -50,13 +50,17 @@ complete -c lmtool -f -a '(lmtool completion query fish (commandline -cp | strin
 """
 SCRIPTS = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
 _RUNS = Path("runs")
-_MOST = 1000
-"""Maximum candidates of one kind, since a folder may have a million files."""
+_MAX_CANDIDATES = 1000
+"""Maximum number of runs, and of files, since a folder may have a million files."""
 
 
 @dataclass
 class Line:
-    """A command line up to the cursor. words: the finished words after the command. current: the word being typed."""
+    """A command line up to the cursor.
+
+    words: the complete words after the command. current: the word that is being typed. flag: the flag whose value is
+    being typed.
+    """
 
     verb: str | None
     words: list[str]
@@ -64,30 +68,29 @@ class Line:
     config_dirs: list[Path] = field(default_factory=list)
     plugins: list[str] = field(default_factory=list)
     flag: str | None = None
-    """The flag whose value is being typed."""
 
     @classmethod
-    def of(cls, text: str) -> Line:
+    def parse(cls, text: str) -> Line:
         words = _split(text)
         current = "" if not words or text[-1:].isspace() else words.pop()
         line = cls(None, [], current)
         flag = None
-        # Skip what precedes the command: `cd there && OMP_NUM_THREADS=2 lmtool ...`.
+        # Skip the words before the command, as in `cd there && OMP_NUM_THREADS=2 lmtool ...`.
         first = max((number for number, word in enumerate(words) if Path(word).name == "lmtool"), default=0)
         for word in words[first + 1 :]:
             if flag is not None:
-                line._take(flag, word)
+                line._set_flag(flag, word)
                 flag = None
             elif word in ("--config", "--config-dir", "--plugin", "--cfg"):
                 flag = word
             elif word.startswith("--") and "=" in word:
-                line._take(*word.split("=", 1))
+                line._set_flag(*word.split("=", 1))
             elif not word.startswith("-"):
                 line.verb, line.words = (word, []) if line.verb is None else (line.verb, [*line.words, word])
         line.flag = flag
         return line
 
-    def _take(self, flag: str, value: str) -> None:
+    def _set_flag(self, flag: str, value: str) -> None:
         if flag == "--config-dir" and Path(value).is_dir():
             self.config_dirs.append(Path(value))
         elif flag == "--plugin":
@@ -99,7 +102,7 @@ class Line:
 
 
 def _split(text: str) -> list[str]:
-    """Splits a line into words as a shell does; closes an open quote at its end."""
+    """Splits a line into words as a shell does; closes an open quote at the end of the line."""
     for closing in ("", "'", '"', "\\"):
         try:
             return shlex.split(text + closing)
@@ -109,19 +112,21 @@ def _split(text: str) -> list[str]:
 
 
 def candidates(text: str) -> list[str]:
-    """Completions of the last word of a command line that calls lmtool. A completion ends with a space if
-    nothing can follow in the same word."""
-    line = Line.of(text)
-    return sorted({word for word in _of(line) if word.startswith(line.current)})
+    """Returns the completions of the last word of a command line that calls lmtool. A completion that ends with a space
+    is a complete word."""
+    line = Line.parse(text)
+    return sorted({word for word in _candidates(line) if word.startswith(line.current)})
 
 
-def _of(line: Line) -> Iterator[str]:
+def _candidates(line: Line) -> Iterator[str]:
     current = line.current
     if line.flag is not None:
-        yield from _of_flag(line.flag, current)
+        yield from _flag_values(line.flag, current)
     elif current.startswith("-"):
         flag, equals, value = current.partition("=")
-        yield from (f"{flag}={word}" for word in _of_flag(flag, value)) if equals else (f"{flag} " for flag in FLAGS)
+        yield from (
+            (f"{flag}={word}" for word in _flag_values(flag, value)) if equals else (f"{flag} " for flag in FLAGS)
+        )
     elif line.verb is None:
         yield from (f"{verb} " for verb in VERBS if " " not in verb)
     elif line.verb == "completion":
@@ -130,34 +135,34 @@ def _of(line: Line) -> Iterator[str]:
         yield from _runs(current)
         yield from _files(current, folders_only=True)
     else:
-        yield from _of_keys(line, table(line.config_dirs, line.plugins))
+        yield from _arguments(line, table(line.config_dirs, line.plugins))
 
 
-def _of_flag(flag: str, value: str) -> Iterator[str]:
+def _flag_values(flag: str, value: str) -> Iterator[str]:
     if flag == "--cfg":
         yield "job "
     elif flag in ("--config", "--config-dir"):
         yield from _files(value, folders_only=flag == "--config-dir")
 
 
-def _of_keys(line: Line, known: CompletionTable) -> Iterator[str]:
+def _arguments(line: Line, known: CompletionTable) -> Iterator[str]:
     verb, current = line.verb or "", line.current
     if verb == "list":
         yield from (f"{group} " for group in known["options"])
         return
     if verb == "show":
-        yield from _to_show(current, known)
+        yield from _show_arguments(current, known)
         return
     look = next((word for word in line.words if word in LOOKS), None) if verb == "inspect" else None
     if look is not None:
         verb = f"inspect {look}"
     if verb in ABOUT_A_RUN:
-        named = [word for word in line.words if word in TRAINING]
-        if not named and "=" not in current:
+        training = [word for word in line.words if word in TRAINING]
+        if not training and "=" not in current:
             yield from (f"{name} " for name in (*TRAINING, *(LOOKS if verb == "inspect" else ())))
         if "=" not in current:
             yield from (f"{key}=" for key in known["own"].get(verb, ()) if key not in line.typed)
-        verb = named[0] if named else "finetune" if {"task"} & line.typed.keys() else "pretrain"
+        verb = training[0] if training else "finetune" if {"task"} & line.typed.keys() else "pretrain"
     keys = known["verbs"].get(verb)
     if keys is None:
         return
@@ -172,7 +177,7 @@ def _of_keys(line: Line, known: CompletionTable) -> Iterator[str]:
 
 
 def _keys(keys: KeyNodes, current: str, typed: dict[str, str], known: CompletionTable) -> Iterator[str]:
-    """The keys of the section of a word: `optimizer.l` is in `optimizer`."""
+    """Yields the keys in the section of the current word, such as `optimizer` for `optimizer.l`."""
     section = current.rpartition(".")[0]
     nodes = keys if not section else _children(_find(keys, section, typed, known), section, typed, known)
     for name, node in nodes.items():
@@ -184,35 +189,35 @@ def _keys(keys: KeyNodes, current: str, typed: dict[str, str], known: Completion
 
 
 def _find(keys: KeyNodes, key: str, typed: dict[str, str], known: CompletionTable) -> KeyNode:
-    """The node of a dotted key; {} if unknown."""
+    """Returns the node of a dotted key; {} if the key is unknown."""
     node: KeyNode = {"keys": keys}
-    above = ""
-    for part in key.split("."):
-        node = _children(node, above, typed, known).get(part, {})
-        above = f"{above}.{part}" if above else part
+    parent = ""
+    for name in key.split("."):
+        node = _children(node, parent, typed, known).get(name, {})
+        parent = f"{parent}.{name}" if parent else name
     return node
 
 
 def _children(node: KeyNode, key: str, typed: dict[str, str], known: CompletionTable) -> KeyNodes:
-    """The keys of a section: of the selected component, otherwise of all possible components."""
+    """Returns the keys in a section: the selected component's keys, or all possible components' keys."""
     if "keys" in node:
         return node["keys"]
     if "several" in node:
         return {name: {"keys": keys} for name, keys in known["components"].get(node["several"], {}).items()}
     group = node.get("group", "")
     components = known["components"].get(group, {})
-    chosen = known["options"].get(group, {}).get(typed.get(key, typed.get(key.replace(".", "/"), "")))
-    possible = [components[chosen]] if chosen in components else components.values()
+    selected = known["options"].get(group, {}).get(typed.get(key, typed.get(key.replace(".", "/"), "")))
+    possible = [components[selected]] if selected in components else components.values()
     return {name: node for keys in possible for name, node in keys.items() if name not in ("name", "kind")}
 
 
 def _values(node: KeyNode, value: str, known: CompletionTable) -> Iterator[str]:
     group = node.get("group") or node.get("several")
     if group is not None:
-        done = value[: max(value.rfind(","), value.rfind("[")) + 1]  # the finished values of a list or a sweep
+        typed = value[: max(value.rfind(","), value.rfind("[")) + 1]  # the complete values of a list or a sweep
         options = known["options"].get(group) or dict.fromkeys(known["components"].get(group, ()))
-        left = [option for option in options if option not in re.split(r"[\[,]", done)]
-        yield from (f"{done}{option}" if "[" in done else f"{done}{option} " for option in left)
+        unused = [option for option in options if option not in re.split(r"[\[,]", typed)]
+        yield from (f"{typed}{option}" if "[" in typed else f"{typed}{option} " for option in unused)
         if group in ("data", "task") and value:  # a file is also allowed
             yield from _files(value)
         return
@@ -223,7 +228,7 @@ def _values(node: KeyNode, value: str, known: CompletionTable) -> Iterator[str]:
         yield from _files(value)
 
 
-def _to_show(current: str, known: CompletionTable) -> Iterator[str]:
+def _show_arguments(current: str, known: CompletionTable) -> Iterator[str]:
     group, equals, _ = current.partition("=")
     if equals:
         yield from (f"{group}={option} " for option in known["options"].get(group, ()))
@@ -235,15 +240,16 @@ def _to_show(current: str, known: CompletionTable) -> Iterator[str]:
 
 
 def _runs(current: str) -> Iterator[str]:
-    """Folders of runs and of sweep jobs, relative to the working directory."""
+    """Yields the folders of runs and of sweep jobs, relative to the working directory."""
     for depth in ("*", "*/*"):
         for number, config in enumerate(_RUNS.glob(f"{depth}/config.yaml")):
-            if number < _MOST and str(config.parent).startswith(current):
+            if number < _MAX_CANDIDATES and str(config.parent).startswith(current):
                 yield f"{config.parent} "
 
 
 def _files(current: str, folders_only: bool = False) -> Iterator[str]:
-    """Files and folders that start with a path; hidden ones only after a dot."""
+    """Yields the files and folders whose paths start with `current`; hidden files only if the name starts with a
+    dot."""
     above, slash, name = current.rpartition("/")
     folder = Path(f"{above}{slash}" or ".").expanduser()
     if not folder.is_dir():
@@ -257,13 +263,13 @@ def _files(current: str, folders_only: bool = False) -> Iterator[str]:
         elif not folders_only:
             yield f"{above}{slash}{path.name} "
         count += 1
-        if count == _MOST:
+        if count == _MAX_CANDIDATES:
             return
 
 
 def for_shell(words: Sequence[str], current: str, shell: str) -> Iterator[str]:
-    """Candidates in the form that a shell expects: fish adds quotes and spaces itself, and bash splits words at = and :
-    and expects only the text after the last of them."""
+    """Yields candidates in the form that a shell expects: fish adds quotes and spaces itself, and bash splits words at
+    = and : and expects only the text after the last = or :."""
     for word in words:
         if any(not character.isprintable() for character in word):
             continue
@@ -277,9 +283,10 @@ def for_shell(words: Sequence[str], current: str, shell: str) -> Iterator[str]:
 
 
 def main(words: Sequence[str]) -> int:
-    """words: the shell; or query SHELL LINE. UserError for an unknown shell."""
+    """Prints the script of a shell, or with `query SHELL LINE` the completions. Raises UserError for an unknown
+    shell."""
     if words and words[0] == "query":
-        _answer(words[1:])
+        _print_candidates(words[1:])
         return 0
     if len(words) != 1 or words[0] not in SCRIPTS:
         close = nearest(words[0], tuple(SCRIPTS)) if words else None
@@ -291,12 +298,12 @@ def main(words: Sequence[str]) -> int:
     return 0
 
 
-def _answer(words: Sequence[str]) -> None:
-    """Prints one candidate per line, and nothing after any error, which would break the line being typed."""
+def _print_candidates(words: Sequence[str]) -> None:
+    """Prints one candidate per line. Prints nothing after any error, since a message would garble the user's line."""
     try:
         shell, text = words
-        for word in for_shell(candidates(text), Line.of(text).current, shell):
-            if shown(word) == word:  # paths with secrets are not offered
+        for word in for_shell(candidates(text), Line.parse(text).current, shell):
+            if safe_line(word) == word:  # omit paths with secrets
                 say(word)
     except Exception:
         return

@@ -1,5 +1,5 @@
-"""The keys and choices of every command as plain data, for completion. They are cached in a file, since importing the
-configuration classes takes too long for a TAB. Imports only the standard library while the file is up to date."""
+"""The keys and choices of every command as plain data, for completion. The data is cached in a file, since importing
+the configuration classes takes too long for a TAB. Imports only the standard library if the file is up to date."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 CACHE = "~/.cache/lmtool"
 _PACKAGE = Path(__file__).resolve().parents[2]
-# Words in the description of a field whose value is a path, or a run.
+# A field whose description contains these words has a path, or a run, as its value.
 _PATH = re.compile(r"\b(file|folder)s?\b", re.IGNORECASE)
 _RUN = re.compile(r"\b(a run|runs|checkpoint)\b", re.IGNORECASE)
 
 
 class KeyNode(TypedDict, total=False):
-    """A key: a choice of a group, several choices of a group, a section with keys, or a value. options: fixed values.
-    path, run: whether a value may be a path or a run."""
+    """A key. Its value is an option of a `group`, `several` options of a group, a section with `keys`, or a plain
+    value. options: the allowed plain values. path, run: whether the value may be a path or a run."""
 
     group: str
     several: str
@@ -45,8 +45,8 @@ KeyNodes: TypeAlias = dict[str, KeyNode]
 
 
 class CompletionTable(TypedDict):
-    """verbs: keys by command. components: keys by group and component. options: by group and option, the component that
-    the option configures. own: for commands about a run, the names of their additional keys."""
+    """verbs: keys by command. components: keys by group and component. options: the component that an option
+    configures, by group and option. own: the names of the additional keys of commands about a run."""
 
     verbs: dict[str, KeyNodes]
     components: dict[str, dict[str, KeyNodes]]
@@ -55,7 +55,7 @@ class CompletionTable(TypedDict):
 
 
 def table(config_dirs: Sequence[Path] = (), plugins: Sequence[str] = ()) -> CompletionTable:
-    """The table of this installation: from the file, or built and saved there."""
+    """Returns the table of this installation: reads the cached file, or builds the table and saves it."""
     file = Path(CACHE).expanduser() / "completion" / f"{_fingerprint(config_dirs, plugins)}.json"
     with suppress(OSError, ValueError):
         saved: CompletionTable = json.loads(file.read_text(encoding="utf-8"))
@@ -71,7 +71,7 @@ def table(config_dirs: Sequence[Path] = (), plugins: Sequence[str] = ()) -> Comp
 
 
 def _fingerprint(config_dirs: Sequence[Path], plugins: Sequence[str]) -> str:
-    """Changes whenever a file of lmtool, of the configuration folders or of the plugins changes."""
+    """Returns a hash that changes with the files of lmtool, the configuration folders and the plugins."""
     files = [
         *_PACKAGE.rglob("*.py"),
         *(path for folder in groups.folders(config_dirs) for path in folder.rglob("*.yaml")),
@@ -104,24 +104,23 @@ def _build(config_dirs: Sequence[Path], plugins: Sequence[str]) -> CompletionTab
 
 
 def _options(group: str, config_dirs: Sequence[Path]) -> dict[str, str]:
-    """The component that each option of a group configures, according to the YAML of the option."""
+    """Returns the component that each option of a group configures, according to the option's YAML."""
     from lmtool.config import saved as yaml_files
 
-    named = {}
+    components = {}
     for option in groups.options(group, config_dirs):
         base: str = option
-        for _ in range(10):
+        for _ in range(10):  # presets may build on presets
             path = groups.yaml_file(group, base, config_dirs)
-            written = {} if path is None else yaml_files.read_yaml(path)
-            above = next(
-                (item for item in written.get("defaults", []) if isinstance(item, str) and item != "_self_"), None
-            )
-            if above is None:
-                base = str(written.get("kind") or written.get("name") or base)
+            content = {} if path is None else yaml_files.read_yaml(path)
+            parents = (item for item in content.get("defaults", []) if isinstance(item, str) and item != "_self_")
+            parent = next(parents, None)
+            if parent is None:
+                base = str(content.get("kind") or content.get("name") or base)
                 break
-            base = above
-        named[option] = base
-    return named
+            base = parent
+        components[option] = base
+    return components
 
 
 def _keys(config: type[Config]) -> Iterator[tuple[str, KeyNode]]:
@@ -153,7 +152,7 @@ def _value(field: FieldInfo) -> KeyNode:
 
 
 def _kinds(annotation: object) -> Iterator[object]:
-    """The types of a value, and the values of a Literal."""
+    """Yields the types in an annotation, and the values of a Literal."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Literal:
         yield from arguments

@@ -20,7 +20,7 @@ from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.data.sources import OnStage
 from lmtool.data.store import locked, rebuilding, writing
 from lmtool.errors import UserError
-from lmtool.system.files import MANIFEST, Damaged, Manifest, draft_of, remove, write_manifest
+from lmtool.system.files import MANIFEST, Damaged, Manifest, draft_path, remove, write_manifest
 
 VERSION = 1  # the version of the file format and of the example keys; increment it when either changes
 
@@ -147,7 +147,7 @@ def _make(folder: Path, identity: JsonMapping, fill: Fill) -> None:
     """Makes the store, and replaces a damaged one."""
     start = time.perf_counter()
     remove(folder)
-    draft = draft_of(folder)
+    draft = draft_path(folder)
     draft.mkdir()
     try:
         metadata = fill(draft)

@@ -108,13 +108,13 @@ def _sentence_embedder(
     of text that describes it. Raises UserError for a feature that lmtool does not support."""
     tokenizer, format_name = tokenizer_of(loaded, published.checkpoint), text_format_of(loaded)
     model = loaded.config
-    tokenizer = tokenizer.parsing(not read_settings(published.path).get("split_special_tokens"))
+    tokenizer = tokenizer.with_parsing(not read_settings(published.path).get("split_special_tokens"))
     problem = layout_difference(tokenizer, format_name)
     if problem is not None:
         raise refused(published, f"tokenizer.json formats texts as {problem}")
     if model.architecture == "encoder_decoder" and model.token_states != "inputs":
         raise refused(published, f"states come from the decoder of model={model.name}")
-    if encoder.lowercases and tokenizer.cleaned("ÀB") != tokenizer.cleaned("àb"):
+    if encoder.lowercases and tokenizer.normalize("ÀB") != tokenizer.normalize("àb"):
         raise refused(published, "do_lower_case=true is not in its tokenizer.json")
     modules = SentenceModules(encoder, published, states.width, offline).to(states.precision.device)
     longest = min(max_length_of(loaded), encoder.max_length or max_length_of(loaded))

@@ -22,7 +22,7 @@ from lmtool.config.saved import JsonMapping
 from lmtool.config.tables import component
 from lmtool.errors import Problem
 from lmtool.reporting.trackers.base import RunMetadata, Tracker, TrackerConfig, numbers
-from lmtool.system.files import draft_of, real_folder
+from lmtool.system.files import draft_path, real_folder
 from lmtool.system.secrets import masked_data
 
 if TYPE_CHECKING:
@@ -232,6 +232,6 @@ class WrittenSteps:
         self.save()
 
     def save(self) -> None:
-        draft = draft_of(real_folder(self.path.parent) / self.path.name)
+        draft = draft_path(real_folder(self.path.parent) / self.path.name)
         draft.write_text(json.dumps({"id": self.id, "steps": self._steps}) + "\n", encoding="utf-8")
         draft.replace(self.path)  # without sync: writing a row twice after a power failure is harmless

@@ -31,7 +31,7 @@ from lmtool.reporting.console import Output
 from lmtool.resolver.schema.run import ExportConfig, ImportConfig
 from lmtool.tokenizers.configs import WordConfig
 from lmtool.tokenizers.tokenizer import Tokenizer
-from lmtool.tokenizers.trained import of_words
+from lmtool.tokenizers.trained import from_words
 from lmtool.weights.exporting import ImportedModel, write_folder_atomically, write_import
 from lmtool.weights.padded_model import load
 from lmtool.weights.saved_model import saved_config
@@ -155,7 +155,7 @@ def import_vectors(config: ImportConfig, path: Path) -> None:
     file cannot be read, and CheckFailed if the checkpoint is read back with other vectors."""
     file, folder = read_words(path), Path(config.output).expanduser()
     lowercase = all(word == word.lower() for word in file.words)
-    tokenizer = of_words(WordConfig(lowercase=lowercase), [word for word in file.words if word != _UNKNOWN])
+    tokenizer = from_words(WordConfig(lowercase=lowercase), [word for word in file.words if word != _UNKNOWN])
     table_VH = table_of(file, tokenizer)
     model = WordVectorsConfig(vocab_size=len(table_VH), hidden_size=table_VH.shape[1])
     source: JsonObject = {"checkpoint": config.checkpoint, "revision": None, "file": path.name, "ignored_keys": []}
