@@ -33,7 +33,7 @@ class Broken(Exception):
 
 
 def without_packing(name: str) -> str:
-    """The name of a file without the suffix of its compression."""
+    """Returns the name of a file without the suffix of its compression."""
     lower = name.lower()
     return next((name[: -len(end)] for end in PACKED if lower.endswith(end)), name)
 
@@ -44,7 +44,8 @@ def packed(*suffixes: str) -> tuple[str, ...]:
 
 
 def open_bytes(path: Path) -> io.BufferedReader:
-    """A file's bytes, decompressed. Reading raises Broken; UserError if pyarrow is required but not installed."""
+    """Returns a file's bytes, decompressed. Reading raises Broken; raises UserError if pyarrow is required but not
+    installed."""
     kind = PACKED.get(path.suffix.lower())
     file = cast(io.BufferedReader, path.open("rb", buffering=1 << 16))
     if kind is None:
@@ -58,7 +59,7 @@ def open_bytes(path: Path) -> io.BufferedReader:
 
 
 def require_proportion(written: int, read: int) -> None:
-    """Raise Broken if decompressing `read` bytes to `written` bytes is suspicious."""
+    """Raises Broken if decompressing `read` bytes to `written` bytes is suspicious."""
     hint = "check its content; if it is text, decompress it and read the plain file"
     if written > HARMLESS and written > RATIO * max(read, 1):
         raise Broken(f"expands to more than {RATIO} times its size", hint)

@@ -66,7 +66,7 @@ SUFFIXES = {
 
 
 def kind_of(name: str) -> str | None:
-    """The source for a file, by its suffix."""
+    """Returns the source for a file, by its suffix."""
     plain = without_packing(name).lower()
     kind = next((kind for kind, suffixes in SUFFIXES.items() if plain.endswith(suffixes)), None)
     return None if kind == "parquet" and not name.lower().endswith(SUFFIXES[kind]) else kind
@@ -126,7 +126,7 @@ class RowsConfig(FileConfig):
 
 
 def columns_of(config: RowsConfig | HubConfig) -> tuple[str, ...]:
-    """The columns of text."""
+    """Returns the columns of text."""
     return (config.text,) if isinstance(config.text, str) else config.text
 
 
@@ -222,14 +222,14 @@ class MixtureTextConfig(DataConfig):
         return with_member_values(data)
 
     def parts(self) -> dict[str, DataConfig]:
-        """The members by title."""
+        """Returns the members by title."""
         common = {
             name: value for name in ("documents", "validation_fraction") if (value := getattr(self, name)) is not None
         }
         return {title_of(member): _section(member).model_copy(update=common) for member in self.members}
 
     def fractions(self) -> tuple[float, ...] | None:
-        """The weights, normalized to a sum of 1; None if there are none."""
+        """Returns the weights, normalized to a sum of 1; None if there are none."""
         return None if self.weights is None else tuple(weight / sum(self.weights) for weight in self.weights)
 
     @model_validator(mode="after")
@@ -265,7 +265,7 @@ class MixtureTextConfig(DataConfig):
 
 
 def _section(member: str | dict[str, object]) -> DataConfig:
-    """Decode a member. Raises pydantic's errors."""
+    """Decodes a member. Raises pydantic's errors."""
     section = {"name": member} if isinstance(member, str) else {k: v for k, v in member.items() if k != "title"}
     decoded = Choice("data").validate(section)
     assert isinstance(decoded, DataConfig)
@@ -273,7 +273,7 @@ def _section(member: str | dict[str, object]) -> DataConfig:
 
 
 def _member_message(title: str, member: str | dict[str, object], error: ValidationError | PydanticCustomError) -> str:
-    """The message for an error in a member."""
+    """Returns the message for an error in a member."""
     if isinstance(error, PydanticCustomError):
         name = (error.context or {}).get("given")
         subject = "a section has no name, which is" if name is None else f"{name} is not"

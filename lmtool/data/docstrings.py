@@ -53,8 +53,8 @@ def versions() -> list[str]:
 
 
 def modules(package: str) -> list[Module]:
-    """The source files of a package without tests, by path; empty if it is not installed. STANDARD is the standard
-    library."""
+    """Returns the source files of a package without tests, by path; empty if it is not installed. STANDARD is the
+    standard library."""
     if package == STANDARD:
         return list(_walk(package, sysconfig.get_paths()["stdlib"], ""))
     location = _locations().get(package)
@@ -66,7 +66,7 @@ def modules(package: str) -> list[Module]:
 
 
 def read(modules: Iterable[Module]) -> Iterator[tuple[Module, list[Docstring]]]:
-    """The docstrings of modules, in order. Child processes read some portions in advance."""
+    """Yields the docstrings of modules, in order. Child processes read some portions in advance."""
     workers = min(os.cpu_count() or 1, 8)
     with ThreadPoolExecutor(workers) as pool:
         running: list[tuple[list[Module], Future[list[list[Docstring]]]]] = []
@@ -125,7 +125,7 @@ def _locations() -> dict[str, str]:
 
 
 def _standard_module(package: str) -> list[Module]:
-    """A package or module of the standard library."""
+    """Returns a package or module of the standard library."""
     library = sysconfig.get_paths()["stdlib"]
     folder, file = os.path.join(library, package), os.path.join(library, f"{package}.py")
     if package in _SKIPPED or not package.isidentifier():
@@ -150,7 +150,7 @@ def _walk(package: str, root: str, prefix: str) -> Iterator[Module]:
 
 
 def docstrings(path: str) -> list[Docstring]:
-    """The docstrings of a file, in order; none if it is not valid Python."""
+    """Returns the docstrings of a file, in order; none if it is not valid Python."""
     try:
         with tokenize.open(path) as file:
             source = file.read(_LARGEST + 1)

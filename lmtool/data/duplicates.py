@@ -84,15 +84,15 @@ class TextIndex:
         return len(self._sampled), len(self._distinct)
 
     def repeats(self) -> Matches:
-        """The earlier text that each text repeats: the first equal one, otherwise the most similar one."""
+        """Returns the earlier text that each text repeats: the first equal one, otherwise the most similar one."""
         later = self._first != np.arange(len(self._keys))
         matches = Matches(np.where(later, self._first, -1), np.where(later, 1.0, 0.0))
         self._measure(self, matches)
         return matches
 
     def overlap(self, other: TextIndex) -> Matches:
-        """The text of this index that each text of another index repeats: the first equal one, otherwise the most
-        similar one."""
+        """Returns the text of this index that each text of another index repeats: the first equal one, otherwise the
+        most similar one."""
         at = np.searchsorted(self._distinct, other._keys).clip(max=max(len(self._distinct) - 1, 0))
         equal = self._distinct[at] == other._keys if len(self._distinct) else np.zeros(len(at), dtype=bool)
         matches = Matches(np.full(len(at), -1), equal.astype(np.float64))
@@ -103,7 +103,7 @@ class TextIndex:
         return matches
 
     def _measure(self, other: TextIndex, matches: Matches) -> None:
-        """Add the near-duplicates in this index of the texts of another index that have no match yet."""
+        """Adds the near-duplicates in this index of the texts of another index that have no match yet."""
         rows = np.flatnonzero(matches.repeated[other._sampled] < 0)
         pairs_P2 = self._candidates(other._signatures[rows], rows if other is self else None)
         numbers, repeated = other._sampled[rows[pairs_P2[:, 0]]], self._sampled[pairs_P2[:, 1]]
@@ -121,8 +121,8 @@ class TextIndex:
                 matches.repeated[number], matches.similarity[number] = earlier, similarity
 
     def _candidates(self, signatures: np.ndarray, before: np.ndarray | None) -> np.ndarray:
-        """(P, 2) rows of `signatures` and rows of the index that may be similar, in ascending order. before: for each
-        signature, only earlier rows of the index are candidates; None: all rows are."""
+        """Returns (P, 2): rows of `signatures` and rows of the index that may be similar, in ascending order. before:
+        for each signature, only earlier rows of the index are candidates; None: all rows are."""
         pairs = np.zeros(0, dtype=np.int64)  # both rows as one number
         size = max(len(self._signatures), 1)
         rows = _rows_of_a_band(self._threshold) if self._threshold is not None else _PERMUTATIONS + 1
@@ -151,7 +151,7 @@ class TextIndex:
 
 
 def numbered(texts: Iterable[str], numbers: np.ndarray) -> Iterator[tuple[int, str]]:
-    """The texts with these numbers, in ascending order, each with its number."""
+    """Yields the texts with these numbers, in ascending order, each with its number."""
     remaining = iter(numbers.tolist())
     number = next(remaining, None)
     if number is None:
@@ -165,17 +165,20 @@ def numbered(texts: Iterable[str], numbers: np.ndarray) -> Iterator[tuple[int, s
 
 
 def normalized(text: str) -> str:
-    """The lowercased words of a text, separated by spaces; if there are none, the text without repeated spaces."""
+    """Returns the lowercased words of a text, separated by spaces; if there are none, the text without repeated
+    spaces."""
     return " ".join(_WORDS.findall(text.lower())) or " ".join(text.split())
 
 
 def key_of(text: str) -> int:
-    """A 64-bit hash of a normalized text. Among a million different texts the probability of a collision is 3e-8."""
+    """Returns a 64-bit hash of a normalized text. Among a million different texts the probability of a collision is
+    3e-8."""
     return int.from_bytes(blake2b(normalized(text).encode("utf-8", "surrogatepass"), digest_size=8).digest())
 
 
 def shingles_of(text: str) -> np.ndarray:
-    """Sorted distinct hashes (uint32) of the shingles of a normalized text; a text shorter than a shingle is one."""
+    """Returns sorted distinct hashes (uint32) of the shingles of a normalized text; a text shorter than a shingle is
+    one."""
     starts = range(0, max(len(text) - SHINGLE + 1, 1), _PART)
     parts = [_shingle_hashes(text[start : start + _PART + SHINGLE - 1]) for start in starts]
     return parts[0] if len(parts) == 1 else np.unique(np.concatenate(parts))
@@ -196,13 +199,13 @@ def _shingle_hashes(text: str) -> np.ndarray:
 
 
 def jaccard(first: np.ndarray, second: np.ndarray) -> float:
-    """Fraction of the elements of two sorted sets that are in both."""
+    """Returns fraction of the elements of two sorted sets that are in both."""
     common = len(np.intersect1d(first, second, assume_unique=True))
     return common / (len(first) + len(second) - common)
 
 
 def _signature(shingles: np.ndarray) -> np.ndarray:
-    """(128,) uint32: the minimum over the shingles of each hash function."""
+    """Returns (128,) uint32: the minimum over the shingles of each hash function."""
     smallest = np.full(_PERMUTATIONS, 2**32 - 1, dtype=np.uint32)
     for start in range(0, len(shingles), _CHUNK):
         hashed = _FACTORS * shingles[start : start + _CHUNK] + _SUMMANDS
@@ -211,7 +214,7 @@ def _signature(shingles: np.ndarray) -> np.ndarray:
 
 
 def _combined(columns: np.ndarray) -> np.ndarray:
-    """(K,) uint64: a hash of each row of a band."""
+    """Returns (K,) uint64: a hash of each row of a band."""
     combined = np.zeros(len(columns), dtype=np.uint64)
     for column in columns.T:
         combined = (combined ^ column) * _PRIMES[0]
@@ -221,7 +224,7 @@ def _combined(columns: np.ndarray) -> np.ndarray:
 
 @cache
 def _rows_of_a_band(threshold: float) -> int:
-    """Number of signature rows per band with the lowest cost of false candidates and missed pairs."""
+    """Returns number of signature rows per band with the lowest cost of false candidates and missed pairs."""
     similarity = (np.arange(1000) + 0.5) / 1000
     costs = []
     for rows in range(1, _PERMUTATIONS + 1):

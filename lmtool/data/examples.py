@@ -37,12 +37,12 @@ class Rows:
 
     @classmethod
     def of_texts(cls, **columns: list[str]) -> Rows:
-        """Unlabeled rows of texts that are not from a file."""
+        """Returns unlabeled rows of texts that are not from a file."""
         count = len(next(iter(columns.values())))
         return cls(list(range(count)), dict(columns), None, [("text", line + 1) for line in range(count)])
 
     def take(self, indices: np.ndarray) -> Rows:
-        """The rows at these indices, in this order."""
+        """Returns the rows at these indices, in this order."""
         numbers = np.asarray(indices).tolist()
         return Rows(
             [self.ids[number] for number in numbers],
@@ -52,14 +52,14 @@ class Rows:
         )
 
     def labels_at(self, indices: np.ndarray) -> np.ndarray | Sequence[object] | None:
-        """The labels at these indices, in this order."""
+        """Returns the labels at these indices, in this order."""
         if self.labels is None or isinstance(self.labels, np.ndarray):
             return None if self.labels is None else self.labels[indices]
         return [self.labels[number] for number in np.asarray(indices).tolist()]
 
 
 def unlabelled(task: str) -> str:
-    """The name under which a task's rows are stored without their labels."""
+    """Returns the name under which a task's rows are stored without their labels."""
     return f"{task} unlabelled"
 
 
@@ -83,7 +83,7 @@ class SplitData:
 
     @property
     def text(self) -> TokenStore:
-        """The store. ValueError if the split has no text."""
+        """The store. Raises ValueError if the split has no text."""
         if self.store is None:
             raise ValueError(f"the split {self.split} has no text")
         return self.store
@@ -132,17 +132,17 @@ class Examples(Protocol):
     """The examples of an objective or a task for a loader. All methods are pure functions of their arguments."""
 
     def plan(self, epoch: int) -> Plan:
-        """The plan of an epoch."""
+        """Returns the plan of an epoch."""
 
     def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:
-        """The batch of (N,) rows of the plan. examples: (N,) their numbers in the plan."""
+        """Returns the batch of (N,) rows of the plan. examples: (N,) their numbers in the plan."""
 
     def metadata(self) -> dict[str, Any]:
         """Statistics for the screens: truncated fraction, skipped documents, ..."""
 
 
 def batch_boundaries(lengths: np.ndarray, examples: int | None = None, tokens: int | None = None) -> np.ndarray:
-    """(B+1,) boundaries of consecutive batches over (E,) lengths, in order.
+    """Returns (B+1,): boundaries of consecutive batches over (E,) lengths, in order.
 
     examples: examples per batch; the last batch may have fewer. tokens: maximum tokens per batch; a longer example is a
     batch by itself. Both: whichever is reached first. Neither: a single batch.
@@ -183,7 +183,7 @@ class Order:
         return self.count - self.skipped
 
     def examples(self, start: int, end: int) -> np.ndarray:
-        """(N,) numbers of the examples at the positions from `start` to `end`."""
+        """Returns (N,): numbers of the examples at the positions from `start` to `end`."""
         first, last = start + self.skipped, end + self.skipped
         if self.seed is None:
             return np.arange(first, last)
@@ -199,13 +199,13 @@ class Order:
 
 @lru_cache(maxsize=4)  # consecutive steps read from the same block
 def _permuted_block(count: int, seed: int, epoch: int, number: int) -> np.ndarray:
-    """The examples of one block of a permuted epoch."""
+    """Returns the examples of one block of a permuted epoch."""
     permutation = random_streams.Permutation(count, seed, "order", epoch)
     return permutation(np.arange(number * _BLOCK, min((number + 1) * _BLOCK, count)))
 
 
 def step_boundaries(plan: Plan, order: Order, examples: int | None, tokens: int | None) -> np.ndarray:
-    """(B+1,) the `batch_boundaries` of all examples in an order. Reads the lengths in parts."""
+    """Returns (B+1,): the `batch_boundaries` of all examples in an order. Reads the lengths in parts."""
     if tokens is None:
         return batch_boundaries(np.empty(len(order)), examples)
     parts, at, size = [np.zeros(1, dtype=np.int64)], 0, LENGTHS_READ

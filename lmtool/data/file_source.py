@@ -64,7 +64,7 @@ class CachedScan:
             self._path = Path(cache_dir).expanduser() / "scans" / f"{key[:32]}.npz"
 
     def load(self) -> Scan | None:
-        """The scan; None if it is missing or damaged, according to the checksums in the file."""
+        """Returns the scan; None if it is missing or damaged, according to the checksums in the file."""
         if self._path is None or not self._path.is_file():
             return None
         try:
@@ -78,7 +78,7 @@ class CachedScan:
         )
 
     def save(self, scan: Scan) -> None:
-        """Save the scan, unless the files have changed or the cache folder cannot be written."""
+        """Saves the scan, unless the files have changed or the cache folder cannot be written."""
         if self._path is None or scan.stamps != self._stamps:
             return
         metadata = json.dumps({"digest": scan.digest, "counts": scan.counts}).encode()
@@ -103,8 +103,8 @@ AnyConfig = TypeVar("AnyConfig", bound=DataConfig)
 class FileSource(ABC, Generic[AnyConfig]):
     """A `data.sources.Source` that reads all files once when it is built, so that an error in the last file is reported
     at once, and again when text is needed. Inside `data.files.collected` it omits rows with errors, and the rest of a
-    file after an error that ends it. key: the key of the path, for errors. UserError if there are no files or no text,
-    and as in `documents_of`."""
+    file after an error that ends it. key: the key of the path, for errors. Raises UserError if there are no files or no
+    text, and as in `documents_of`."""
 
     suffixes: ClassVar[tuple[str, ...]] = (".txt",)
     """Suffixes of the files to read in a folder, the most common first."""
@@ -134,23 +134,23 @@ class FileSource(ABC, Generic[AnyConfig]):
 
     @abstractmethod
     def documents_of(self, path: Path, counts: Counter[str] | None) -> Iterator[tuple[str, bool]]:
-        """The documents of a file that have text, and whether the document ends there: those of more than
+        """Returns the documents of a file that have text, and whether the document ends there: those of more than
         `sources.PART` characters in several parts. counts: counts to increase; None after the first reading. UserError
         naming file and line."""
 
     @abstractmethod
     def unit(self) -> str:
-        """The name of a document: block, row, ..."""
+        """Returns the name of a document: block, row, ..."""
 
     def rule(self) -> str:
-        """The rule that divides a file into documents, for the fingerprint."""
+        """Returns the rule that divides a file into documents, for the fingerprint."""
         return "rows 1"
 
     def prepare(self) -> None:
-        """Check the configuration before files are searched."""
+        """Checks the configuration before files are searched."""
 
     def files(self) -> dict[str, list[Path]]:
-        """The files of "train", and of "validation" if it has files."""
+        """Returns the files of "train", and of "validation" if it has files."""
         assert isinstance(self.config, FileConfig)
         files = {"train": find(self.key, self.config.path, self.suffixes)}
         if self.config.validation is not None:
@@ -166,7 +166,7 @@ class FileSource(ABC, Generic[AnyConfig]):
         return self._scans.values()
 
     def complete(self) -> Self:
-        """The same files as validation text, with nothing held out."""
+        """Returns the same files as validation text, with nothing held out."""
         source = copy(self)
         source._scans = dict.fromkeys(("train", "validation"), self._scans["train"])
         source._held_out = source._offset = None
@@ -204,7 +204,7 @@ class FileSource(ABC, Generic[AnyConfig]):
         return int(self._sizes(split).sum())
 
     def _sizes(self, split: str) -> np.ndarray:
-        """(D,) int64: characters of each document of a split."""
+        """Returns (D,) int64: characters of each document of a split."""
         if self._held_out is None:
             return _array(self._scans[splits_of(split)].sizes)
         return _array(self._scans["train"].sizes)[self._held_out == (splits_of(split) == "validation")]
@@ -225,7 +225,7 @@ class FileSource(ABC, Generic[AnyConfig]):
         }
 
     def _scanned(self, files: list[Path], split: str) -> Scan:
-        """The scan of files, from the cache if they have not changed."""
+        """Returns the scan of files, from the cache if they have not changed."""
         keys = {"path", "validation", "validation_fraction", "documents"}
         reading = [type(self).__name__, self.rule(), self.config.model_dump(exclude=keys)]
         cached = CachedScan(files, reading, None if collecting() else self.cache_dir)
@@ -286,7 +286,7 @@ class FileSource(ABC, Generic[AnyConfig]):
                 yield "", True
 
     def _characters(self, scan: Scan, start: int, end: int) -> str:
-        """The characters of a single document from `start` to `end`."""
+        """Returns the characters of a single document from `start` to `end`."""
         pieces, at = [], 0
         for text, _ in self._read(scan):
             pieces.append(text[max(start - at, 0) : max(end - at, 0)])
@@ -301,7 +301,7 @@ def has_control_characters(text: str) -> bool:
 
 
 def _up_to(parts: Iterable[tuple[str, bool]], offset: int) -> Iterator[tuple[str, bool]]:
-    """A document up to an offset."""
+    """Yields a document up to an offset."""
     for text, _ in parts:
         yield text[:offset], len(text) >= offset
         offset -= len(text)
@@ -310,7 +310,7 @@ def _up_to(parts: Iterable[tuple[str, bool]], offset: int) -> Iterator[tuple[str
 
 
 def _from(parts: Iterable[tuple[str, bool]], offset: int) -> Iterator[tuple[str, bool]]:
-    """A document from the first character after an offset that is not white space."""
+    """Yields a document from the first character after an offset that is not white space."""
     started = False
     for text, ends in parts:
         text, offset = text[max(offset, 0) :], offset - len(text)

@@ -25,7 +25,7 @@ _collected: ContextVar[list[UserError] | None] = ContextVar("collected", default
 
 
 def refuse(error: UserError) -> None:
-    """Raise the error of a row, or collect it inside `collected`; the reader then omits the row."""
+    """Raises the error of a row, or collects it inside `collected`; the reader then omits the row."""
     errors = _collected.get()
     if errors is None:
         raise error
@@ -72,7 +72,7 @@ WIDE = {b"\xff\xfe\x00\x00": "utf-32", b"\x00\x00\xfe\xff": "utf-32", b"\xff\xfe
 
 
 def find(key: str, value: str | tuple[str, ...], suffixes: tuple[str, ...] = (".txt",)) -> list[Path]:
-    """The files of a path or a list of paths, in order and without duplicates.
+    """Returns the files of a path or a list of paths, in order and without duplicates.
 
     Args:
         key: The key of the path, for errors.
@@ -103,7 +103,7 @@ def find(key: str, value: str | tuple[str, ...], suffixes: tuple[str, ...] = (".
 
 
 def regular_file(key: str, value: str) -> Path:
-    """The file at a path. UserError naming `key` if it does not exist or is not a regular file."""
+    """Returns the file at a path. UserError naming `key` if it does not exist or is not a regular file."""
     path = Path(value).expanduser()
     if not path.exists():
         raise no_such_file(key, value)
@@ -114,7 +114,7 @@ def regular_file(key: str, value: str) -> Path:
 
 
 def no_such_file(key: str, value: str) -> UserError:
-    """The error for a path that does not exist, with the nearest name that does."""
+    """Returns the error for a path that does not exist, with the nearest name that does."""
     path = Path(value).expanduser()
     parent = _existing_part(path)
     missing = path.parts[len(parent.parts)] if parent != Path(".") else path.parts[0]
@@ -157,7 +157,7 @@ def _in_folder(key: str, folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
 
 
 def check_encoding(key: str, encoding: str) -> None:
-    """UserError if this is not a text encoding."""
+    """Raises UserError if this is not a text encoding."""
     if not _is_text_encoding(encoding):
         like = nearest(encoding, [name for name in encodings.aliases.aliases if _is_text_encoding(name)])
         hint = f"did you mean {key}={like}?" if like else f"omit {key} for utf-8, or set {key}=latin-1"
@@ -173,8 +173,8 @@ def _is_text_encoding(encoding: str) -> bool:
 
 
 def read_lines(path: Path, encoding: str = "utf-8", key: str | None = None) -> Iterator[tuple[int, str]]:
-    """The number from 1 and the text of each line, without its end (LF, CRLF or CR) and a byte-order mark. UserError as
-    in `read_chunks`, and for a line of more than `LINE` characters."""
+    """Yields the number from 1 and the text of each line, without its end (LF, CRLF or CR) and a byte-order mark.
+    UserError as in `read_chunks`, and for a line of more than `LINE` characters."""
     pending: list[str] = []
     for number, text, ends in read_chunks(path, encoding, key):
         if pending or not ends:
@@ -189,7 +189,8 @@ def read_lines(path: Path, encoding: str = "utf-8", key: str | None = None) -> I
 
 
 def read_chunks(path: Path, encoding: str = "utf-8", key: str | None = None) -> Iterator[tuple[int, str, bool]]:
-    """The lines of a file, with those of more than `PIECE` bytes in several pieces, so that only a piece is in memory.
+    """Yields the lines of a file, with those of more than `PIECE` bytes in several pieces, so that only a piece is in
+    memory.
 
     Args:
         path: A text file; it is decompressed if its name ends in .gz or .zst.
@@ -238,7 +239,7 @@ def _open_file(path: Path) -> Iterator[BufferedReader]:
 
 
 def _no_nul(path: Path, number: int, before: int, text: str, encoding: str) -> None:
-    """UserError for a NUL in a piece of a line. before: bytes of the line before the piece."""
+    """Raises UserError for a NUL in a piece of a line. before: bytes of the line before the piece."""
     if "\0" in text:
         byte = before + len(text[: text.index("\0")].encode(encoding, "replace")) + 1
         raise UserError(
@@ -247,8 +248,8 @@ def _no_nul(path: Path, number: int, before: int, text: str, encoding: str) -> N
 
 
 def _decoded(path: Path, file: BinaryIO, encoding: str, key: str | None) -> Iterator[tuple[str, bool]]:
-    """The text up to each line feed, without the CR of a CRLF, in pieces of at most about `PIECE` bytes, and whether
-    the line feed or the end of the file follows."""
+    """Yields the text up to each line feed, without the CR of a CRLF, in pieces of at most about `PIECE` bytes, and
+    whether the line feed or the end of the file follows."""
     if "\n".encode(encoding) != b"\n":  # UTF-16 and UTF-32: bytes cannot be split at line feeds
         yield from _decoded_wide(path, file, encoding, key)
         return
@@ -317,8 +318,8 @@ def _decoded_wide(path: Path, file: BinaryIO, encoding: str, key: str | None) ->
 def _bad_byte(
     path: Path, error: UnicodeDecodeError, lines: int, columns: int, encoding: str, key: str | None
 ) -> UserError:
-    """The error for a byte that is not in the encoding. lines: number of earlier lines. columns: bytes of the line
-    before the decoded ones."""
+    """Returns the error for a byte that is not in the encoding. lines: number of earlier lines. columns: bytes of the
+    line before the decoded ones."""
     before = error.object[: error.start]
     line = lines + before.count(b"\r") + 1
     byte = error.start - before.rfind(b"\r") + (0 if b"\r" in before else columns)

@@ -30,7 +30,7 @@ class FormatTemplate:
 
     @classmethod
     def of(cls, text_format: TextFormat, texts: int) -> FormatTemplate:
-        """The template of a format for one text or two."""
+        """Returns the template of a format for one text or two."""
         ids, segments = text_format.ids, text_format.segments
         pieces: list[list[int]] = [[]]
         piece_segments: list[list[int]] = [[]]
@@ -65,20 +65,20 @@ class PackedArrays:
     columns: dict[str, np.ndarray]
 
     def packed(self, tokens: np.ndarray | None = None) -> Packed:
-        """The batch as tensors. tokens: corrupted ones that replace its own."""
+        """Returns the batch as tensors. tokens: corrupted ones that replace its own."""
         columns = {name: torch.from_numpy(column) for name, column in self.columns.items()}
         ids = self.tokens if tokens is None else tokens
         return Packed(torch.from_numpy(ids), tuple(self.lengths.tolist()), columns)
 
 
 def ragged_ranges(starts_N: np.ndarray, lengths_N: np.ndarray) -> np.ndarray:
-    """(T,) int64: the concatenated ranges start, start + 1, ... of N starts and lengths."""
+    """Returns (T,) int64: the concatenated ranges start, start + 1, ... of N starts and lengths."""
     ends = np.cumsum(lengths_N)
     return np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts_N - (ends - lengths_N), lengths_N)
 
 
 def assemble(template: FormatTemplate, texts: Sequence[tuple[np.ndarray, np.ndarray]]) -> PackedArrays:
-    """Join the texts of N examples with their special tokens.
+    """Joins the texts of N examples with their special tokens.
 
     texts: for each text of the format, the concatenated ids of all examples, and their (N,) lengths.
     """
@@ -116,14 +116,14 @@ class TextFormat:
     segments: bool
 
     def join(self, *texts: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """One text or two with their special tokens: (L,) int64 ids, and (L,) int64 columns by name."""
+        """Returns one text or two with their special tokens: (L,) int64 ids, and (L,) int64 columns by name."""
         template = FormatTemplate.of(self, len(texts))
         packed = assemble(template, [(ids, np.array([len(ids)])) for ids in texts])
         return packed.tokens, packed.columns
 
 
 def text_format(name: str, tokenizer: Tokenizer) -> TextFormat:
-    """The format of this name. UserError if the tokenizer lacks one of its special tokens."""
+    """Returns the format of this name. Raises UserError if the tokenizer lacks one of its special tokens."""
     spec = FORMATS[name]
     return TextFormat(spec.layouts, {role: tokenizer.role(role) for role in (*spec.roles, *spec.new)}, spec.segments)
 
@@ -148,8 +148,8 @@ def truncate_texts(lengths_KN: np.ndarray, limit: int) -> np.ndarray:
 
 
 def layout_difference(tokenizer: Tokenizer, format_name: str) -> str | None:
-    """How the template in a tokenizer's own file, which transformers uses, differs from a format; None if it does
-    not."""
+    """Returns how the template in a tokenizer's own file, which transformers uses, differs from a format; None if it
+    does not."""
     layout = text_format(format_name, tokenizer)
     for texts in (("a",), ("a", "b")):
         ids, columns = layout.join(*tokenizer.encode_batch(texts))
@@ -163,7 +163,7 @@ def layout_difference(tokenizer: Tokenizer, format_name: str) -> str | None:
 
 
 def with_format(tokenizer: Tokenizer, format_name: str) -> Tokenizer:
-    """The tokenizer with the format as the template in its file."""
+    """Returns the tokenizer with the format as the template in its file."""
     if layout_difference(tokenizer, format_name) is None:
         return tokenizer
     layout = text_format(format_name, tokenizer)
@@ -174,7 +174,7 @@ def with_format(tokenizer: Tokenizer, format_name: str) -> Tokenizer:
 
 
 def _written(template: FormatTemplate) -> Iterator[str]:
-    """A template in the notation of the tokenizers library."""
+    """Yields a template in the notation of the tokenizers library."""
     texts = len(template.pieces) - 1
     for number, piece in enumerate(template.pieces):
         columns = template.piece_columns.get(SEGMENT)

@@ -34,7 +34,7 @@ from lmtool.system.secrets import masked
 
 @contextmanager
 def hub_access(what: str, name: str, offline: bool, hint: str) -> Iterator[Any]:
-    """Yield the library datasets, and convert its errors to UserError. Without a network it works offline with its
+    """Yields the library datasets, and converts its errors to UserError. Without a network it works offline with its
     cache, instead of retrying for half a minute.
 
     Args:
@@ -95,7 +95,7 @@ class StoredText:
 
 
 def complete_shards(folder: Path) -> tuple[list[Path], StoredText] | None:
-    """The shards of a complete folder, in order; None if it is not complete. Raises Damaged."""
+    """Returns the shards of a complete folder, in order; None if it is not complete. Raises Damaged."""
     if not (folder / MANIFEST).is_file():
         return None
     manifest = Manifest.read(folder)
@@ -107,7 +107,7 @@ def complete_shards(folder: Path) -> tuple[list[Path], StoredText] | None:
 
 class ShardWriter:
     """Writes texts into shards in a folder, resuming after the last complete shard. origin: the source of the texts and
-    its version; texts of another origin are removed. UserError if cache_dir cannot be written."""
+    its version; texts of another origin are removed. Raises UserError if cache_dir cannot be written."""
 
     def __init__(self, folder: Path, cache_dir: str | Path, origin: str):
         self._folder, self._cache_dir = folder, cache_dir
@@ -133,7 +133,7 @@ class ShardWriter:
         return self._folder / f"{number:06}.jsonl"
 
     def add(self, text: str, most: int) -> bool:
-        """Add the text of a row, which may be empty. Returns False if the total would exceed `most` bytes."""
+        """Adds the text of a row, which may be empty. Returns False if the total would exceed `most` bytes."""
         line = json.dumps({"text": text}, ensure_ascii=False).encode() + b"\n" if text else b""
         if self.stored.bytes + len(line) > most:
             self.stored.complete = False
@@ -172,7 +172,7 @@ class ShardWriter:
         self._file, self._size = None, 0
 
     def finish(self) -> list[Path]:
-        """Mark the folder as complete. Returns the shards in order."""
+        """Marks the folder as complete. Returns the shards in order."""
         with writing(self._cache_dir):
             write_manifest(self._folder, {"kept": asdict(self.stored)})
         return [self._path(number) for number in range(len(self.stored.shards))]
@@ -184,8 +184,8 @@ _REPORT = 1000  # rows between reports of progress
 
 class HubSource(FileSource[HubConfig]):
     """The rows of a data set, with their columns of text joined by newlines. Only the text is stored. offline: read
-    only stored text. UserError if the data set, the split or a column does not exist or cannot be read, if a value is
-    not text, or if the disk is full."""
+    only stored text. Raises UserError if the data set, the split or a column does not exist or cannot be read, if a
+    value is not text, or if the disk is full."""
 
     def __init__(
         self, config: HubConfig, cache_dir: str | Path, progress: OnStage | None = None, offline: bool = False
@@ -220,7 +220,7 @@ class HubSource(FileSource[HubConfig]):
         return paths
 
     def _read_split(self, split: str, folder: Path) -> tuple[list[Path], StoredText]:
-        """Stream a split into its folder, resuming an earlier download."""
+        """Streams a split into its folder, resuming an earlier download."""
         assert self.cache_dir is not None
         config, what = self.config, f"data.hub={self.config.hub}"
         name, _, subset = config.hub.partition(":")
@@ -296,8 +296,8 @@ class HubSource(FileSource[HubConfig]):
 
 
 def folder_of(config: HubConfig, split: str, cache_dir: str | Path) -> Path:
-    """The folder with the text of a split. It depends on the names, sizes and times of the files in a local data set;
-    text from the hub is not updated."""
+    """Returns the folder with the text of a split. It depends on the names, sizes and times of the files in a local
+    data set; text from the hub is not updated."""
     parts: list[object] = [VERSION, config.hub, split, *columns_of(config), config.max_bytes]
     local = Path(config.hub.partition(":")[0]).expanduser()
     if local.is_dir():
@@ -308,7 +308,7 @@ def folder_of(config: HubConfig, split: str, cache_dir: str | Path) -> Path:
 
 
 def _columns(rows: Any, columns: tuple[str, ...], what: str) -> Any:
-    """The rows with only these columns, so that images and audio in other columns are not decoded."""
+    """Returns the rows with only these columns, so that images and audio in other columns are not decoded."""
     if rows.column_names is None:  # unknown until the first row is read
         return rows
     names = rows.column_names
@@ -320,7 +320,7 @@ def _columns(rows: Any, columns: tuple[str, ...], what: str) -> Any:
 
 
 def _require_strict(builder: object, what: str, folder: str | None) -> None:
-    """UserError for CSV, because the library silently shifts ragged rows and reads "NA" as null."""
+    """Raises UserError for CSV, because the library silently shifts ragged rows and reads "NA" as null."""
     if any(base.__module__.endswith("packaged_modules.csv.csv") for base in type(builder).__mro__):
         hint = f"use data=csv data.path={folder}" if folder else "download its files, and use data=csv data.path=FOLDER"
         raise UserError(f"{what} is CSV, which the library datasets reads with silent errors", hint)

@@ -26,7 +26,7 @@ AHEAD = 2  # steps produced in advance
 
 
 def prefetch(items: Iterable[Item], ahead: int = AHEAD) -> Iterator[Item]:
-    """Iterate in the same order, with up to `ahead` items produced in advance by a thread.
+    """Iterates in the same order, with up to `ahead` items produced in advance by a thread.
 
     An exception of the producer is raised at its position in the order. The thread ends with the items, or soon after
     this iterator is closed or deleted.
@@ -83,7 +83,7 @@ class LocalStep:
 
 
 def local_step(lengths: np.ndarray, rank: int, ranks: int, micro_batch_tokens: int | None) -> LocalStep:
-    """The part of a step for process `rank` of `ranks`. Each process computes all parts, without communication.
+    """Returns the part of a step for process `rank` of `ranks`. Each process computes all parts, without communication.
     lengths: (N,) tokens of each example. micro_batch_tokens: maximum tokens of a forward pass."""
     indices = [np.arange(len(lengths))] if ranks == 1 else assign(lengths, ranks)
     boundaries = [batch_boundaries(lengths[local], None, micro_batch_tokens) for local in indices]
@@ -92,9 +92,9 @@ def local_step(lengths: np.ndarray, rank: int, ranks: int, micro_batch_tokens: i
 
 
 def assign(lengths: np.ndarray, ranks: int) -> list[np.ndarray]:
-    """The indices of the examples of each process. The longest examples are assigned first, in rounds of alternating
-    direction, so that the numbers of examples differ by at most one, and those of tokens by little more than the
-    differences of length in a round."""
+    """Returns the indices of the examples of each process. The longest examples are assigned first, in rounds of
+    alternating direction, so that the numbers of examples differ by at most one, and those of tokens by little more
+    than the differences of length in a round."""
     order = np.argsort(-np.asarray(lengths, dtype=np.int64), kind="stable")
     turn, seat = np.divmod(np.arange(len(order)), ranks)
     owner = np.empty(len(order), dtype=np.int64)
@@ -128,12 +128,12 @@ class CutInLanes(Protocol):
     order, without state."""
 
     def in_lanes(self, lanes: int) -> LanedExamples:
-        """The same text in at most this many lanes."""
+        """Returns the same text in at most this many lanes."""
 
 
 def segments(positions: int, lanes: int, size: int) -> np.ndarray:
-    """(E,) records of `SEGMENT` by step and lane: a text of `positions` divided into `lanes` contiguous lanes, whose
-    sizes differ by at most one, each in segments of `size`. The last step may have fewer and shorter segments."""
+    """Returns (E,): records of `SEGMENT` by step and lane: a text of `positions` divided into `lanes` contiguous lanes,
+    whose sizes differ by at most one, each in segments of `size`. The last step may have fewer and shorter segments."""
     boundaries = np.arange(lanes + 1, dtype=np.int64) * positions // lanes
     starts_L, sizes_L = boundaries[:-1], np.diff(boundaries)
     before_S1 = np.arange(0, max(int(sizes_L.max(initial=0)), 1), size, dtype=np.int64)[:, None]
@@ -163,11 +163,12 @@ class _Epoch:
         return len(self.boundaries) - 1
 
     def step(self, number: int) -> np.ndarray:
-        """(N,) numbers of the examples of a step."""
+        """Returns (N,): numbers of the examples of a step."""
         return self.order.examples(*self.boundaries[number : number + 2].tolist())
 
     def parts(self, steps: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """The examples of the first `steps` steps, in groups of steps: (N,) numbers, and the steps' boundaries."""
+        """Yields the examples of the first `steps` steps, in groups of steps: (N,) numbers, and the steps'
+        boundaries."""
         at, boundaries = 0, self.boundaries[: steps + 1]
         while at < len(boundaries) - 1:
             last = max(at + 1, int(np.searchsorted(boundaries, boundaries[at] + LENGTHS_READ, side="right")) - 1)
@@ -236,8 +237,8 @@ class PackedLoader:
         return self._examples
 
     def beginning(self, epoch: int, skipped: int) -> Self:
-        """A loader of the same examples that starts in `epoch` after the first `skipped` examples of its order, which
-        another loader has read."""
+        """Returns a loader of the same examples that starts in `epoch` after the first `skipped` examples of its order,
+        which another loader has read."""
         if (epoch, skipped) == self._began:
             return self
         loader = copy.copy(self)
@@ -253,8 +254,8 @@ class PackedLoader:
 
     def steps(self, cursor: dict[str, int] | None = None, rank: int = 0, ranks: int = 1) -> Iterator[Step]:
         """Endless steps from the cursor on, produced in advance by a thread that ends when the iterator is closed. With
-        several processes, the part of each step for `rank` of `ranks`. UserError if the cursor belongs to other data,
-        or if several processes would read lanes."""
+        several processes, the part of each step for `rank` of `ranks`. Raises UserError if the cursor belongs to other
+        data, or if several processes would read lanes."""
         if ranks > 1 and self._lanes is not None:
             raise UserError("a model that carries state over batches trains in one process", "set devices=1")
         cursor = cursor or {"epoch": 0, "batch": 0}
@@ -271,7 +272,7 @@ class PackedLoader:
         return self._epoch(epoch).steps
 
     def read(self, steps: int) -> Iterator[np.ndarray]:
-        """The rows of the plans that the first `steps` steps read, by epoch, in any order."""
+        """Yields the rows of the plans that the first `steps` steps read, by epoch, in any order."""
         epoch = self._began[0]
         while steps > 0:
             current = self._epoch(epoch)
@@ -280,20 +281,20 @@ class PackedLoader:
             steps, epoch = steps - current.steps, epoch + 1
 
     def after(self, steps: int) -> dict[str, int]:
-        """The cursor after the first `steps` steps."""
+        """Returns the cursor after the first `steps` steps."""
         epoch = self._began[0]
         while steps >= self._epoch(epoch).steps:
             steps, epoch = steps - self._epoch(epoch).steps, epoch + 1
         return {"epoch": epoch, "batch": steps}
 
     def read_before(self, cursor: dict[str, int]) -> int:
-        """The number of examples before the cursor in the order of its epoch, including skipped ones."""
+        """Returns the number of examples before the cursor in the order of its epoch, including skipped ones."""
         epoch, skipped = self._began
         number = int(self._epoch(cursor["epoch"]).boundaries[cursor["batch"]])
         return number + (skipped if cursor["epoch"] == epoch else 0)
 
     def epoch_batches(self, epoch: int = 0) -> Iterator[Batch]:
-        """One pass over all examples for evaluation, longest first, or in lanes in the order of the text.
+        """Returns one pass over all examples for evaluation, longest first, or in lanes in the order of the text.
         `Batch.examples` has their numbers in the plan."""
         plan = self._epoch(epoch).plan
         tokens = self._batch_tokens
@@ -342,7 +343,7 @@ class PackedLoader:
             epoch, batch = epoch + 1, 0
 
     def _forwards(self, epoch: int, batch: int, rank: int, ranks: int) -> tuple[list[Batch], tuple[Batch, ...]]:
-        """The batches of a process in a step, and its idle batches: the shortest example."""
+        """Returns the batches of a process in a step, and its idle batches: the shortest example."""
         current = self._epoch(epoch)
         selected = current.step(batch)
         lengths = current.plan.lengths[selected] + self._virtual_tokens

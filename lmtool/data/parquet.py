@@ -17,7 +17,7 @@ _ROWS = 128  # decoded at a time
 
 
 def read_parquet(path: Path) -> Table:
-    """All rows, numbered from 1. UserError if pyarrow is not installed or cannot read the file."""
+    """Returns all rows, numbered from 1. Raises UserError if pyarrow is not installed or cannot read the file."""
     with _open_parquet(path) as file:
         table = file.read()
     if not table.num_rows:
@@ -33,7 +33,7 @@ def read_parquet(path: Path) -> Table:
 
 
 def parquet_texts(path: Path, columns: Sequence[str], key: str) -> Iterator[tuple[int, tuple[str | None, ...]]]:
-    """The number of each row, from 1, and the values of its columns of text.
+    """Yields the number of each row, from 1, and the values of its columns of text.
 
     Args:
         path: The file.
@@ -69,7 +69,7 @@ def parquet_texts(path: Path, columns: Sequence[str], key: str) -> Iterator[tupl
 
 
 def parquet_rows(path: Path) -> Iterator[dict[str, object]]:
-    """The rows one by one. UserError as in `read_parquet`."""
+    """Yields the rows one by one. UserError as in `read_parquet`."""
     with _open_parquet(path) as file:
         for batch in file.iter_batches(_ROWS, use_threads=False):
             yield from batch.to_pylist()
@@ -103,7 +103,7 @@ def _open_parquet(path: Path) -> Iterator[Any]:
 
 
 def _class_names(feature: object) -> list[str] | None:
-    """The class names of a column of classes or lists of classes, otherwise None."""
+    """Returns the class names of a column of classes or lists of classes, otherwise None."""
     if isinstance(feature, list) and len(feature) == 1:  # a list in older files
         feature = feature[0]
     if isinstance(feature, Mapping) and isinstance(feature.get("feature"), Mapping):
@@ -112,8 +112,8 @@ def _class_names(feature: object) -> list[str] | None:
 
 
 def named(value: Any, names: Sequence[str]) -> Any:
-    """The name of a class number, or those of a list; "" for null and for the hub's -1. The class names False and True
-    become booleans, as in the data sets' own files."""
+    """Returns the name of a class number, or those of a list; "" for null and for the hub's -1. The class names False
+    and True become booleans, as in the data sets' own files."""
     if isinstance(value, list | tuple):
         return [named(element, names) for element in value]
     name = names[value] if value is not None and value >= 0 else ""

@@ -35,7 +35,7 @@ class PhaseFractions:
     rates: tuple[float, ...]
 
     def of_steps(self, budget: str) -> tuple[float, ...]:
-        """The fraction of the steps in each phase of a run that ends with this budget; the sum is 1."""
+        """Returns the fraction of the steps in each phase of a run that ends with this budget; the sum is 1."""
         units = {"max_tokens": self.tokens, "max_flops": self.flops, "max_minutes": self.flops}.get(budget)
         steps: Sequence[float] = self.fractions
         if units is not None:
@@ -43,11 +43,11 @@ class PhaseFractions:
         return tuple(step / math.fsum(steps) for step in steps)
 
     def mean(self, values: Sequence[float], budget: str) -> float:
-        """The mean over all steps of a run of a value per step of each phase: `tokens`, `flops`."""
+        """Returns the mean over all steps of a run of a value per step of each phase: `tokens`, `flops`."""
         return math.fsum(fraction * value for fraction, value in zip(self.of_steps(budget), values, strict=True))
 
     def last_steps(self, steps: int, budget: str) -> list[int]:
-        """The last step of each phase in a run of `steps` steps."""
+        """Returns the last step of each phase in a run of `steps` steps."""
         ends = np.cumsum(self.of_steps(budget)) * steps
         return [*(math.floor(end + 0.5 + 1e-9) for end in ends[:-1].tolist()), steps]
 
@@ -87,7 +87,7 @@ class PhasedLoader:
         return self._steps(at, self._loader(at).steps(_within(at), rank, ranks), rank, ranks)
 
     def steps_in_epoch(self, epoch: int) -> int:
-        """UserError if an epoch differs in length between phases."""
+        """Raises UserError if an epoch differs in length between phases."""
         steps = [loader.steps_in_epoch(epoch) for loader in self.loaders]
         if len(set(steps)) > 1:
             lengths = ", ".join(f"{number:,}" for number in steps)
@@ -98,7 +98,7 @@ class PhasedLoader:
         return steps[0]
 
     def metadata(self) -> dict[str, object]:
-        """The metadata of each phase's loader."""
+        """Returns the metadata of each phase's loader."""
         by_phase = {f"phase {number}": loader.metadata() for number, loader in enumerate(self.loaders, 1)}
         return {"padding_fraction": 0.0, **by_phase}
 
@@ -113,13 +113,13 @@ class PhasedLoader:
             self._horizon, self._ends = (steps, budget), [*self.fractions.last_steps(steps, budget)[:-1], math.inf]
 
     def boundaries(self, steps: int) -> list[tuple[int, int]]:
-        """The first and the last step of each phase after `steps` steps of the run; the last is before the first in a
-        phase without steps."""
+        """Returns the first and the last step of each phase after `steps` steps of the run; the last is before the
+        first in a phase without steps."""
         ends = [int(min(end, steps)) for end in self._ends or [steps] * len(self.loaders)]
         return [(before + 1, end) for before, end in zip([0, *ends], ends, strict=False)]
 
     def read(self, steps: int) -> Iterator[np.ndarray]:
-        """The rows of the plans that the first `steps` steps read, in any order."""
+        """Yields the rows of the plans that the first `steps` steps read, in any order."""
         at = _START
         while at["step"] < steps:
             loader, number = self._loader(at), int(min(self._end(at), steps)) - at["step"]
@@ -139,11 +139,11 @@ class PhasedLoader:
             iterator = self._loader(at).steps(_within(at), rank, ranks)
 
     def _end(self, at: dict[str, int]) -> float:
-        """The last step of the current phase."""
+        """Returns the last step of the current phase."""
         return math.inf if self._ends is None else self._ends[at["phase"]]
 
     def _enter_phase(self, at: dict[str, int]) -> dict[str, int]:
-        """The cursor at the start of the next phase. A phase that is too short for a step is skipped."""
+        """Returns the cursor at the start of the next phase. A phase that is too short for a step is skipped."""
         assert self._ends is not None
         while at["step"] >= self._ends[at["phase"]]:
             before, phase = self._loader(at), at["phase"] + 1
@@ -156,5 +156,5 @@ class PhasedLoader:
 
 
 def _within(at: dict[str, int]) -> dict[str, int]:
-    """The cursor of the phase's loader."""
+    """Returns the cursor of the phase's loader."""
     return {"epoch": at["epoch"], "batch": at["batch"]}

@@ -33,7 +33,7 @@ Documents = list[tuple[str, str]]
 
 class PydocsSource:
     """A source with one document per module: its docstrings, with a blank line between them. Copies of earlier
-    docstrings (vendored packages) are omitted. Collecting stops at `max_bytes`. UserError if a package is not
+    docstrings (vendored packages) are omitted. Collecting stops at `max_bytes`. Raises UserError if a package is not
     installed, or if there are no docstrings."""
 
     def __init__(self, config: PydocsConfig, cache_dir: str | Path | None = None, progress: OnStage | None = None):
@@ -79,7 +79,7 @@ class PydocsSource:
 
 
 def _collected(config: PydocsConfig, cache_dir: str | Path | None, progress: OnStage | None) -> Documents:
-    """The documents of a configuration, from the cache folder if possible."""
+    """Returns the documents of a configuration, from the cache folder if possible."""
     names = list(config.packages) or [docstrings.STANDARD, *docstrings.installed()]
 
     def collect() -> Iterator[tuple[str, str]]:
@@ -125,7 +125,7 @@ def _check_installed(names: Iterable[str]) -> None:
 
 
 def _clean(text: str) -> str:
-    """The text without NUL and lone surrogates, which a source may contain as escapes."""
+    """Returns the text without NUL and lone surrogates, which a source may contain as escapes."""
     return text.replace("\0", "").encode("utf-8", "ignore").decode()
 
 
@@ -196,7 +196,7 @@ def pydocs_rows(
     per_class_train: int = 40,
     per_class_validation: int = 60,
 ) -> dict[str, Table]:
-    """The splits "train" and "dev" of `task=pydocs`: docstrings with the package that they come from.
+    """Returns the splits "train" and "dev" of `task=pydocs`: docstrings with the package that they come from.
 
     The columns are "text", the prose of a docstring on one line, and "label", the package, with the same number of rows
     for each package. Names of packages and of their direct submodules are masked in all texts. The rows of a source
@@ -225,7 +225,7 @@ def pydocs_rows(
 
 
 def _labelled(names: list[str]) -> list[_Row]:
-    """A row for every suitable docstring."""
+    """Returns a row for every suitable docstring."""
     modules = {name: [module for module in docstrings.modules(name) if module.name != name] for name in names}
     selected: list[docstrings.Module] = []
     for of_package in modules.values():
@@ -269,8 +269,8 @@ def _revealing(modules: dict[str, list[docstrings.Module]], texts: Iterable[tupl
 
 
 def _masked(word: str, names: list[str], words: set[str]) -> str:
-    """Replace a word by `_` if it names a package: a dotted name, an identifier that contains a package or an alias, or
-    a revealing submodule. The rule is the same for all packages, so that the masks do not reveal the package."""
+    """Replaces a word by `_` if it names a package: a dotted name, an identifier that contains a package or an alias,
+    or a revealing submodule. The rule is the same for all packages, so that the masks do not reveal the package."""
     plain = word.lower()
     dotted = sum(len(part) > 1 and not part.isdigit() for part in plain.split(".")) > 1
     named = any(name in plain for name in names) or plain.strip("_").split("_")[0] in _ALIASES

@@ -24,7 +24,7 @@ _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 def records(
     path: Path, delimiter: str | None, encoding: str = "utf-8", key: str | None = None
 ) -> Iterator[tuple[int, list[str]]]:
-    """The first line and the cells of each record, including the header.
+    """Returns the first line and the cells of each record, including the header.
 
     Args:
         path: The file.
@@ -80,8 +80,8 @@ def inferred_delimiter(
 
 
 def delimiter_for(path: Path, typed: str | None, known: Sequence[str], encoding: str) -> str | None:
-    """The `delimiter` for `records`: the configured one (`typed`, by name), None for a .tsv file, or the inferred
-    one."""
+    """Returns the `delimiter` for `records`: the configured one (`typed`, by name), None for a .tsv file, or the
+    inferred one."""
     if typed not in (None, "null"):
         return next((delimiter for delimiter, name in DELIMITERS.items() if name == typed), ",")
     if without_packing(path.name).lower().endswith(".tsv"):
@@ -96,7 +96,7 @@ def _split_tabs(lines: Iterator[tuple[int, str]]) -> Iterator[tuple[int, list[st
 
 
 def _split_quoted(path: Path, numbered: Iterator[tuple[int, str]], delimiter: str) -> Iterator[tuple[int, list[str]]]:
-    """The first line and the cells of each record."""
+    """Yields the first line and the cells of each record."""
     last = 0
 
     def lines() -> Iterator[str]:
@@ -131,8 +131,8 @@ def _broken_csv(path: Path, first: int, last: int, error: csv.Error) -> UserErro
 def header_of(
     path: Path, lines: Iterator[tuple[int, list[str]]], fixed: Sequence[str] | None = None
 ) -> tuple[int, list[str]]:
-    """The line of the header (0 if there is none) and the names of the columns: `fixed`, or those of the first record.
-    UserError if a name is repeated or the file is empty."""
+    """Returns the line of the header (0 if there is none) and the names of the columns: `fixed`, or those of the first
+    record. Raises UserError if a name is repeated or the file is empty."""
     number, names = (0, list(fixed)) if fixed is not None else next(lines, (0, []))
     if fixed is None and number == 0:
         raise UserError(f"{path} is empty", "use a file with a header line and rows")
@@ -143,7 +143,7 @@ def header_of(
 
 
 def ragged(path: Path, number: int, record: Sequence[str], names: Sequence[str], hint: str = "") -> UserError:
-    """The error for a record with a wrong number of cells."""
+    """Returns the error for a record with a wrong number of cells."""
     count = f"{len(record)} column" + ("s" if len(record) != 1 else "")
     return UserError(
         f"{path}:{number}: {count}, {len(names)} expected ({name_list(names)})",
@@ -159,8 +159,8 @@ def name_list(names: Sequence[str]) -> str:
 
 
 def no_column(where: str, name: str, names: Sequence[str], key: str, listed: bool = False) -> UserError:
-    """The error for a missing column, with the nearest name. key: the key that names the column. listed: whether its
-    value is a list."""
+    """Returns the error for a missing column, with the nearest name. key: the key that names the column. listed:
+    whether its value is a list."""
     like = nearest(name, names)
     form = "{}=[{}]" if listed else "{}={}"
     hint = f"did you mean {form.format(key, like)}?" if like else f"name the column: {form.format(key, 'COLUMN')}"
@@ -168,7 +168,7 @@ def no_column(where: str, name: str, names: Sequence[str], key: str, listed: boo
 
 
 def objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The number and the object of each line that is not blank. UserError as in `read_lines` and `object_of`."""
+    """Yields the number and the object of each line that is not blank. UserError as in `read_lines` and `object_of`."""
     for number, line in read_lines(path):
         if line and not line.isspace():
             try:
@@ -200,7 +200,8 @@ _DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_number
 
 
 def object_of(path: Path, number: int, line: str) -> dict[str, object]:
-    """The JSON object in a line. UserError if it is not an object, or has a repeated key or half a character."""
+    """Returns the JSON object in a line. Raises UserError if it is not an object, or has a repeated key or half a
+    character."""
     try:
         row = _DECODER.decode(line)
     except _Refused as error:
@@ -222,7 +223,7 @@ _FORM = "write one JSON object per line"
 
 
 def require_characters(where: str, name: str, value: object) -> None:
-    """UserError if JSON escapes contain half of a character, which files and tokenizers do not accept."""
+    """Raises UserError if JSON escapes contain half of a character, which files and tokenizers do not accept."""
     try:
         json.dumps([name, value], ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
@@ -234,7 +235,7 @@ def require_characters(where: str, name: str, value: object) -> None:
 
 
 def fields_of(row: Mapping[str, object]) -> dict[str, object]:
-    """The values of an object by key; those of nested objects by dotted path (meta.text)."""
+    """Returns the values of an object by key; those of nested objects by dotted path (meta.text)."""
     fields: dict[str, object] = {}
     for name, value in row.items():
         if isinstance(value, dict):
@@ -245,7 +246,7 @@ def fields_of(row: Mapping[str, object]) -> dict[str, object]:
 
 
 def values_of(where: str, row: Mapping[str, object], names: Sequence[str], key: str) -> list[object]:
-    """The values of columns in a row; a name that is not a key is a dotted path.
+    """Returns the values of columns in a row; a name that is not a key is a dotted path.
 
     Args:
         where: File and line, for errors.
@@ -266,7 +267,7 @@ def values_of(where: str, row: Mapping[str, object], names: Sequence[str], key: 
 
 
 def _at_path(part: object, path: str) -> object:
-    """The value at a dotted path; None below a null. KeyError if there is none."""
+    """Returns the value at a dotted path; None below a null. Raises KeyError if there is none."""
     if part is None:
         return None
     if not isinstance(part, dict):
@@ -280,7 +281,7 @@ def _at_path(part: object, path: str) -> object:
 
 
 def text_of(where: str, names: Sequence[str], values: Sequence[object], key: str) -> str:
-    """The text of a row: its values joined by newlines, without null and blank ones.
+    """Returns the text of a row: its values joined by newlines, without null and blank ones.
 
     Args:
         where: File and line, for errors.
@@ -301,7 +302,7 @@ def text_of(where: str, names: Sequence[str], values: Sequence[object], key: str
 
 
 def described(value: object) -> str:
-    """The type of a JSON value, in words."""
+    """Returns the type of a JSON value, in words."""
     if isinstance(value, bool):
         return "a truth value"
     if isinstance(value, int | float):

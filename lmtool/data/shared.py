@@ -54,11 +54,11 @@ class ArrayCache:
     progress: OnStage | None = None
 
     def of(self, *parts: object) -> ArrayCache:
-        """The cache of arrays that are computed from this cache's arrays and from `parts`, see `identity`."""
+        """Returns the cache of arrays that are computed from this cache's arrays and from `parts`, see `identity`."""
         return self if self.processes == 1 else replace(self, key=_digest(self.key, *map(identity, parts)))
 
     def load(self, compute: Callable[[], Arrays]) -> Arrays:
-        """Return the one-dimensional arrays of `compute`, read-only and mapped from a file if possible. `compute` must
+        """Returns the one-dimensional arrays of `compute`, read-only and mapped from a file if possible. `compute` must
         be pure and must not wait for other processes."""
         if self.processes == 1:
             return compute()
@@ -111,7 +111,7 @@ class Cached(Protocol):
 
 
 def identity(value: object) -> str:
-    """A text that is the same only for equal values. TypeError for an unsupported type."""
+    """Returns a text that is the same only for equal values. TypeError for an unsupported type."""
     if isinstance(value, Cached) and value.cache.processes > 1:
         return value.cache.key
     if value is None or isinstance(value, bool | int | float | str | BaseModel):
@@ -134,7 +134,7 @@ def _digest(*parts: str) -> str:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Wait for the lock of a file, hold it, and delete the file at the end. Without locks in the file system the
+    """Waits for the lock of a file, holds it, and deletes the file at the end. Without locks in the file system the
     processes do not wait, and each maps a file of its own."""
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -153,7 +153,8 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _write(path: Path, arrays: Arrays) -> None:
-    """Write a file of arrays and rename it to `path`. OSError if that fails; an empty file then says so to others."""
+    """Writes a file of arrays and renames it to `path`. Raises OSError if that fails; an empty file then says so to
+    others."""
     draft, header, at, checksum = draft_path(path), {}, _HEADER, 0
     try:
         with open(draft, "xb") as file:
@@ -185,7 +186,7 @@ def _is_empty(path: Path) -> bool:
 
 
 def _map(path: Path, processes: int) -> np.memmap | None:
-    """Map a file and count this process; the last one deletes the file's name. None if it is missing or damaged."""
+    """Maps a file and count this process; the last one deletes the file's name. None if it is missing or damaged."""
     try:
         with open(path, "r+b") as file:
             head = file.read(_HEADER)
@@ -208,7 +209,7 @@ def _map(path: Path, processes: int) -> np.memmap | None:
 
 
 def _arrays_of(mapped: np.memmap) -> Arrays:
-    """The arrays of a mapped file, which stays mapped while one of them is in use."""
+    """Returns the arrays of a mapped file, which stays mapped while one of them is in use."""
     arrays = {}
     for name, entry in json.loads(bytes(mapped[: _HEADER - _COUNT]))["arrays"].items():
         descr = entry["dtype"]
@@ -219,7 +220,7 @@ def _arrays_of(mapped: np.memmap) -> Arrays:
 
 
 def _remove(path: Path, process: int) -> None:
-    """Delete the name of a file in the process that mapped it, and its folder if that is empty."""
+    """Deletes the name of a file in the process that mapped it, and its folder if that is empty."""
     if process == os.getpid():
         with suppress(OSError):
             path.unlink(missing_ok=True)

@@ -45,28 +45,28 @@ class Source(Protocol):
     fingerprint: str
 
     def parts(self, split: str) -> Iterator[tuple[str, bool]]:
-        """The text of a split in a fixed order, and whether the document ends there: a document of up to about `PART`
-        characters at once, a longer one in several parts, so that only a part is in memory."""
+        """Returns the text of a split in a fixed order, and whether the document ends there: a document of up to about
+        `PART` characters at once, a longer one in several parts, so that only a part is in memory."""
 
     def count(self, split: str) -> int:
-        """Number of documents."""
+        """Returns number of documents."""
 
     def characters(self, split: str) -> int:
-        """Number of characters."""
+        """Returns number of characters."""
 
     def metadata(self) -> dict[str, object]:
-        """Plain data for the screens and the report."""
+        """Returns plain data for the screens and the report."""
 
 
 def open_source(
     config: DataConfig, cache_dir: str | Path, progress: OnStage | None = None, offline: bool = False
 ) -> Source:
-    """Build the source of a configuration. offline: open no connection; missing data are a UserError."""
+    """Builds the source of a configuration. offline: open no connection; missing data are a UserError."""
     return build(config, cache_dir, progress, **({"offline": offline} if config.downloads else {}))
 
 
 def documents(parts: Iterable[tuple[str, bool]]) -> Iterator[str]:
-    """The complete documents of `Source.parts`."""
+    """Yields the complete documents of `Source.parts`."""
     pending: list[str] = []
     for text, ends in parts:
         pending.append(text)
@@ -76,14 +76,15 @@ def documents(parts: Iterable[tuple[str, bool]]) -> Iterator[str]:
 
 
 def in_parts(text: str) -> Iterator[tuple[str, bool]]:
-    """A document in parts of at most `PART` characters; none if it is empty."""
+    """Yields a document in parts of at most `PART` characters; none if it is empty."""
     for start in range(0, len(text), PART):
         yield text[start : start + PART], start + PART >= len(text)
 
 
 def held_out(sizes: np.ndarray, fraction: float) -> np.ndarray:
-    """(D,) bool: the documents held out for validation: a seeded sample, or if the fraction is less than one document,
-    the document whose size is nearest to that fraction of the text. sizes: (D,) characters; D is at least 2."""
+    """Returns (D,) bool: the documents held out for validation: a seeded sample, or if the fraction is less than one
+    document, the document whose size is nearest to that fraction of the text. sizes: (D,) characters; D is at least
+    2."""
     count = len(sizes)
     selected = np.zeros(count, dtype=bool)
     number = min(round(fraction * count), count - 1)
@@ -95,7 +96,7 @@ def held_out(sizes: np.ndarray, fraction: float) -> np.ndarray:
 
 
 def _sampled(count: int, number: int) -> np.ndarray:
-    """The `number` documents of `count` with the smallest random values, which are generated in blocks."""
+    """Returns the `number` documents of `count` with the smallest random values, which are generated in blocks."""
     values, sampled = np.empty(0), np.empty(0, dtype=np.int64)
     for start in range(0, count, _BLOCK):
         block = np.arange(start, min(start + _BLOCK, count))
@@ -111,8 +112,8 @@ _BOUNDARIES = (re.compile(r"\n[^\S\n]*\n"), re.compile(r"\n"), re.compile(r"(?<=
 
 
 def split_offset(read: Callable[[int, int], str], length: int, fraction: float) -> int:
-    """The position at which the only document is split so that about its last `fraction` is for validation: the nearest
-    of the best kind of boundary within a twentieth of the text, at most `PART` characters away.
+    """Returns the position at which the only document is split so that about its last `fraction` is for validation: the
+    nearest of the best kind of boundary within a twentieth of the text, at most `PART` characters away.
 
     Args:
         read: Returns the characters from one position to another.
@@ -139,7 +140,7 @@ def split_offset(read: Callable[[int, int], str], length: int, fraction: float) 
 
 
 def splits_of(split: str) -> str:
-    """The split's name. ValueError if it is not a split."""
+    """Returns the split's name. Raises ValueError if it is not a split."""
     if split not in SPLITS:
         raise ValueError(f"split {split!r} is not one of {SPLITS}")
     return split
@@ -147,7 +148,7 @@ def splits_of(split: str) -> str:
 
 @contextmanager
 def _named(title: str, config: DataConfig) -> Iterator[None]:
-    """Replace the keys in a member's errors by those of the mixture."""
+    """Replaces the keys in a member's errors by those of the mixture."""
     try:
         yield
     except UserError as error:

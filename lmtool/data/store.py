@@ -103,7 +103,7 @@ class StoreDraft:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def write(self, source: Source, split: str, progress: OnStage | None) -> dict[str, object]:
-        """Tokenize a split, resuming an earlier build. Returns the metadata of the store."""
+        """Tokenizes a split, resuming an earlier build. Returns the metadata of the store."""
         total, stage = max(source.characters(split), 1), f"tokenizing {split}"
         before = Counts(**asdict(self._counts))
         began = time.perf_counter()
@@ -163,7 +163,7 @@ class StoreDraft:
         return f"{size / seconds / 1e6:.2f} MB/s, {tokens / seconds:,.0f} tokens/s"
 
     def _close_shard(self) -> None:
-        """Sync the files to disk, then append a row to the journal."""
+        """Syncs the files to disk, then appends a row to the journal."""
         for file in self._files.values():
             file.flush()
             os.fsync(file.fileno())
@@ -180,8 +180,8 @@ class StoreDraft:
         self._hashes = {name: hashlib.sha256() for name in FILES}
 
     def _resume(self) -> dict[str, int] | None:
-        """Find the last row of the journal that matches the files, and take its counts. Returns the bytes of each file,
-        or None if no row matches."""
+        """Finds the last row of the journal that matches the files, and takes its counts. Returns the bytes of each
+        file, or None if no row matches."""
         with contextlib.suppress(OSError), ExitStack() as stack:
             rows = self._journal.read_bytes().splitlines(keepends=True)
             files = {name: stack.enter_context(open(self.folder / file, "rb")) for name, file in FILES.items()}
@@ -230,13 +230,13 @@ class StoreDraft:
 
 
 def _line(row: JsonObject) -> bytes:
-    """A row of the journal after its hash, by which damage is detected."""
+    """Returns a row of the journal after its hash, by which damage is detected."""
     content = json.dumps(row).encode()
     return hashlib.sha256(content).hexdigest().encode() + b" " + content + b"\n"
 
 
 def _row(line: bytes) -> JsonObject | None:
-    """A row of the journal; None if it is damaged."""
+    """Returns a row of the journal; None if it is damaged."""
     digest, _, content = line.partition(b" ")
     content = content.removesuffix(b"\n")
     return json.loads(content) if hashlib.sha256(content).hexdigest().encode() == digest else None
@@ -273,15 +273,15 @@ class TokenStore:
         return np.diff(self.document_offsets)
 
     def document(self, number: int) -> np.ndarray:
-        """The ids of one document."""
+        """Returns the ids of one document."""
         return self.tokens[self.document_offsets[number] : self.document_offsets[number + 1]]
 
 
 def open_store(
     source: Source, split: str, tokenizer: Tokenizer, cache_dir: str | Path, progress: OnStage | None = None
 ) -> TokenStore:
-    """The store of a split, which is built if it is missing or damaged. UserError if cache_dir is full or cannot be
-    written, or if the split has no tokens."""
+    """Returns the store of a split, which is built if it is missing or damaged. Raises UserError if cache_dir is full
+    or cannot be written, or if the split has no tokens."""
     parts = [f"store {VERSION}", source.fingerprint, splits_of(split), tokenizer.fingerprint]
     key = hashlib.sha256("\n".join(parts).encode()).hexdigest()
     root = Path(cache_dir).expanduser()
@@ -299,7 +299,7 @@ def open_store(
 
 
 def release(values: np.ndarray) -> None:
-    """Free the memory of a mapped file's pages, which are read again when they are needed."""
+    """Frees the memory of a mapped file's pages, which are read again when they are needed."""
     base: object = values
     while base is not None and not isinstance(base, mmap.mmap):
         base = getattr(base, "base", None)
@@ -314,8 +314,8 @@ def cached_folder(
     build: Callable[[bool], None],
     progress: OnStage | None,
 ) -> Built:
-    """Load a folder of the cache; if it is missing or damaged, build it under its lock. An intact folder needs no
-    writing, so the cache may be read-only. build: called with whether this process holds the lock. UserError if
+    """Loads a folder of the cache; if it is missing or damaged, builds it under its lock. An intact folder needs no
+    writing, so the cache may be read-only. build: called with whether this process holds the lock. Raises UserError if
     cache_dir is full or cannot be written."""
     if folder.exists():
         with contextlib.suppress(Damaged):
@@ -337,14 +337,14 @@ def cached_folder(
 
 
 def rebuilding(damage: Damaged, progress: OnStage | None) -> None:
-    """Report a damaged entry of the cache folder, which is then rebuilt."""
+    """Reports a damaged entry of the cache folder, which is then rebuilt."""
     if progress is not None:
         progress(f"warning: {damage}; building it again", 0, 1)
 
 
 @contextlib.contextmanager
 def writing(cache_dir: str | Path) -> Iterator[None]:
-    """Convert a failure to write in cache_dir to a UserError that names the key."""
+    """Converts a failure to write in cache_dir to a UserError that names the key."""
     try:
         yield
     except OSError as problem:
@@ -356,7 +356,7 @@ def writing(cache_dir: str | Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[bool]:
-    """Wait for a file's lock and hold it. Yields whether it is held; without locks in the file system processes may
+    """Waits for a file's lock and holds it. Yields whether it is held; without locks in the file system processes may
     repeat work, but renaming keeps results intact."""
     with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666), "r+b") as file:
         held = False
@@ -367,7 +367,7 @@ def locked(path: Path) -> Iterator[bool]:
 
 
 def _open(folder: Path, key: str, cache: ArrayCache) -> TokenStore:
-    """Map the store in a folder. Raises Damaged."""
+    """Maps the store in a folder. Raises Damaged."""
     manifest = Manifest.read(folder)
     missing = set(FILES.values()) - manifest.files.keys()
     if manifest.metadata.get("key") != key or missing:

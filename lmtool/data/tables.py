@@ -43,7 +43,7 @@ class Table:
         return len(self.origin)
 
     def take(self, numbers: Sequence[int]) -> Table:
-        """The rows with these numbers."""
+        """Returns the rows with these numbers."""
         columns = {name: [values[number] for number in numbers] for name, values in self.columns.items()}
         return Table(columns, [self.origin[number] for number in numbers], self.skipped, self.metadata)
 
@@ -51,8 +51,8 @@ class Table:
 def read_table(
     path: str | Path, header: Sequence[str] | None = None, skip_ragged: bool = False, known: Sequence[str] = ()
 ) -> Table:
-    """The rows of a file: .tsv or .txt (tabs, no quoting), .csv (RFC 4180, with an inferred delimiter), .jsonl or .json
-    (one object per line). All values of tsv and csv are text, including "NA".
+    """Returns the rows of a file: .tsv or .txt (tabs, no quoting), .csv (RFC 4180, with an inferred delimiter), .jsonl
+    or .json (one object per line). All values of tsv and csv are text, including "NA".
 
     Args:
         path: The file.
@@ -126,8 +126,8 @@ def _from_objects(path: Path) -> Table:
 def _unlike(
     path: Path, number: int, row: dict[str, object], table: Table, kinds: dict[str, tuple[str, int]]
 ) -> UserError | None:
-    """The error for an object whose keys or types differ from those of earlier objects. kinds: the type and the first
-    line of each key, to which those of the row are added."""
+    """Returns the error for an object whose keys or types differ from those of earlier objects. kinds: the type and the
+    first line of each key, to which those of the row are added."""
     if table.columns.keys() != row.keys():
         name = min(table.columns.keys() ^ row.keys())
         error = "lacks the" if name in table.columns else "has the additional"
@@ -158,7 +158,7 @@ _SPANNING = re.compile(r"\d+-\d+|\d+\.\d+")
 def read_columns(
     path: Path, word: str, label: str, header: Sequence[str] | None = None, skip_ragged: bool = False
 ) -> Table:
-    """Read CoNLL's format, one word per line: a row per sentence, with a list of the words' values for each column.
+    """Reads CoNLL's format, one word per line: a row per sentence, with a list of the words' values for each column.
 
     Columns are separated by tabs if the first word's line has one, otherwise by spaces. Blank lines and -DOCSTART-
     lines end a sentence; the latter are counted. The origin is the line of a sentence's first word.
@@ -205,7 +205,7 @@ def read_columns(
 
 
 def read_conllu(path: Path, word: str) -> Table:
-    """Read CoNLL-U (universaldependencies.org): a row per sentence, with a list of the words' values for each column,
+    """Reads CoNLL-U (universaldependencies.org): a row per sentence, with a list of the words' values for each column,
     by its name in lower case, and the forms in the column `word`.
 
     Multiword ranges (1-2) and empty nodes (1.1) are omitted and counted. `id` is the sentences' sent_id, if all have
@@ -250,7 +250,7 @@ _CONLLU_FORM = "use CoNLL-U: ten columns separated by tabs"
 
 
 def _sentences(path: Path) -> Iterator[list[tuple[int, str]]]:
-    """The numbers and lines of each sentence, separated by blank lines. A -DOCSTART- line is a separate item."""
+    """Yields the numbers and lines of each sentence, separated by blank lines. A -DOCSTART- line is a separate item."""
     sentence: list[tuple[int, str]] = []
     for number, line in read_lines(path):
         document = line.startswith(DOCUMENT)
@@ -271,12 +271,12 @@ def _cells(line: str, tabs: bool) -> list[str]:
 
 
 def _names(word: str, label: str, count: int) -> list[str]:
-    """The names of columns without a header: the word, numbered columns, the label."""
+    """Returns the names of columns without a header: the word, numbered columns, the label."""
     return [word] if count == 1 else [word, *(f"column_{number}" for number in range(2, count)), label]
 
 
 def _append(table: Table, path: Path, names: Sequence[str], cells: list[list[str]], lines: list[int]) -> None:
-    """Add a sentence as a row. Its line numbers replace a column named `LINES`: CoNLL-U's word numbers."""
+    """Adds a sentence as a row. Its line numbers replace a column named `LINES`: CoNLL-U's word numbers."""
     columns = {**dict(zip(names, zip(*cells, strict=True), strict=True)), LINES: lines}
     for name, values in columns.items():
         table.columns.setdefault(name, []).append(list(values))
@@ -293,7 +293,7 @@ def begins_squad(beginning: str) -> bool:
 
 
 def read_squad(path: Path) -> Table:
-    """Read SQuAD's JSON: articles with paragraphs and questions about them (Rajpurkar et al. 2016).
+    """Reads SQuAD's JSON: articles with paragraphs and questions about them (Rajpurkar et al. 2016).
 
     A row is a question: `id`, `question`, `context` and, if there are any in the file, `answers`, a list of objects
     with `text` and `answer_start`, which is empty if `is_impossible`. The origin is the line of the question's id.
@@ -343,7 +343,8 @@ def read_squad(path: Path) -> Table:
 
 
 def _questions(path: Path, content: object) -> Iterator[tuple[str, object, dict[str, object]]]:
-    """The name of each question for errors, its context, and the question. UserError if a key is missing."""
+    """Yields the name of each question for errors, its context, and the question. Raises UserError if a key is
+    missing."""
     for article, data in enumerate(_list(f"{path}", content, "data"), start=1):
         where = f"{path}: article {article}"
         for number, paragraph in enumerate(_list(where, data, "paragraphs"), start=1):

@@ -98,7 +98,7 @@ class _Document:
         return bool(self._lines)
 
     def add(self, text: str, at_start: bool) -> Iterator[tuple[str, bool]]:
-        """Add a line (`at_start`) or the next piece of one."""
+        """Adds a line (`at_start`) or the next piece of one."""
         if self._size > PART:
             yield "\n".join(self._lines), False
             self._lines, self._size, self.has_parts = [""], 0, True
@@ -109,7 +109,7 @@ class _Document:
         self._size += len(text) + at_start
 
     def close(self) -> Iterator[tuple[str, bool]]:
-        """End the document, if it has lines."""
+        """Ends the document, if it has lines."""
         if self._lines:
             yield "\n".join(self._lines), True
             self._lines, self._size, self.has_parts = [], 0, False
@@ -130,7 +130,7 @@ def _blocks(pieces: Pieces, one_line: bool = False) -> Iterator[tuple[str, bool]
 
 
 def _complete_file(pieces: Pieces) -> Iterator[tuple[str, bool]]:
-    """A file as one document, without empty lines at its start and end."""
+    """Yields a file as one document, without empty lines at its start and end."""
     document, at_start, empty, blank = _Document(), True, 0, True
     for text, ends in pieces:
         if not text and at_start and ends:
@@ -163,7 +163,7 @@ class RowSource(FileSource[AnyRows]):
 
     @abstractmethod
     def rows_of(self, path: Path) -> Iterator[tuple[int, Sequence[object]]]:
-        """The number of each row, for errors, and the values of its columns of text."""
+        """Returns the number of each row, for errors, and the values of its columns of text."""
 
     @property
     def columns(self) -> tuple[str, ...]:

@@ -51,7 +51,7 @@ _WORD = re.compile(r"[\w.]+$")
 
 
 def split_sentences(text: str) -> list[str]:
-    """The sentences of a text by a few rules, including the white space before each. Longer ones than
+    """Returns the sentences of a text by a few rules, including the white space before each. Longer ones than
     `LONGEST_SENTENCE` are split at white space."""
     pieces, start = _sentences(text, len(text))
     pieces.append(text[start:])
@@ -70,7 +70,7 @@ class SentenceSplitter:
         self._rest = ""
 
     def split(self, text: str, ends: bool) -> list[str]:
-        """The sentences that end in a part. ends: whether the document ends there."""
+        """Returns the sentences that end in a part. ends: whether the document ends there."""
         text, self._rest = self._rest + text, ""
         if ends:
             return split_sentences(text)
@@ -87,7 +87,7 @@ class SentenceSplitter:
 
 
 def _sentences(text: str, end: int) -> tuple[list[str], int]:
-    """The sentences that end up to a position, and the start of the next one."""
+    """Returns the sentences that end up to a position, and the start of the next one."""
     pieces, start = [], 0
     for match in (_END if _BLANK.search(text) else _WITHIN_A_BLOCK).finditer(text):
         if match.end() > end:
@@ -130,7 +130,7 @@ class TextSize:
         self._within_word = False
 
     def add(self, text: str, ends: bool) -> None:
-        """Add a part of a document. ends: whether the document ends there."""
+        """Adds a part of a document. ends: whether the document ends there."""
         continued = self._within_word and bool(text) and not text[0].isspace()
         self.words += len(text.split()) - continued
         self.bytes += len(text.encode("utf-8", "surrogatepass"))
@@ -206,12 +206,12 @@ class Tokenized:
 
 
 def dtype_of(tokenizer: Tokenizer) -> np.dtype:
-    """The type of stored ids."""
+    """Returns the type of stored ids."""
     return np.dtype("<u2" if tokenizer.vocab_size <= 2**16 else "<u4")
 
 
 def tokenized(tokenizer: Tokenizer, encode: FlatEncoder, portion: Portion, dtype: np.dtype) -> Tokenized:
-    """Tokenize a portion. encode: encoder of the tokenizer, for all portions. dtype: of stored ids."""
+    """Tokenizes a portion. encode: encoder of the tokenizer, for all portions. dtype: of stored ids."""
     size = TextSize()
     sentences: list[list[str]] = []
     for piece in portion.pieces:
@@ -236,7 +236,7 @@ def tokenized(tokenizer: Tokenizer, encode: FlatEncoder, portion: Portion, dtype
 
 
 def workers_for(characters: int) -> int:
-    """The number of processes for a text; 1: only this one. The variables for threads of the tokenizers library
+    """Returns the number of processes for a text; 1: only this one. The variables for threads of the tokenizers library
     (`TOKENIZERS_PARALLELISM=false`, `RAYON_NUM_THREADS=N`) also limit processes."""
     if characters < _WORTH or not sys.executable:
         return 1
@@ -247,8 +247,8 @@ def workers_for(characters: int) -> int:
 
 
 def tokenize(tokenizer: Tokenizer, portions: Iterable[Portion], workers: int) -> Generator[Tokenized]:
-    """Tokenize portions in order, of which at most two per process are held. workers: number of processes; 1: only this
-    one. Raises ChildDied if a child process ends early, and UserError if the tokenizer fails on a text."""
+    """Tokenizes portions in order, of which at most two per process are held. workers: number of processes; 1: only
+    this one. Raises ChildDied if a child process ends early, and UserError if the tokenizer fails on a text."""
     if workers <= 1:
         # A copy like that of a child process, because the last digit of scores may change when they are read.
         copy = Tokenizer.from_plain(tokenizer.to_plain())
@@ -334,12 +334,12 @@ class _Children:
 
 
 def _pipes(child: subprocess.Popen[bytes]) -> tuple[IO[bytes], IO[bytes]]:
-    """The standard input and output of a child process."""
+    """Returns the standard input and output of a child process."""
     return cast(IO[bytes], child.stdin), cast(IO[bytes], child.stdout)
 
 
 def _send(stream: IO[bytes], message: Mapping[str, object], arrays: Sequence[np.ndarray] = ()) -> None:
-    """Send a message as one line of JSON, followed by arrays."""
+    """Sends a message as one line of JSON, followed by arrays."""
     stream.write(json.dumps(message).encode() + b"\n")
     for array in arrays:
         stream.write(array.tobytes())
@@ -347,7 +347,7 @@ def _send(stream: IO[bytes], message: Mapping[str, object], arrays: Sequence[np.
 
 
 def _receive(stream: IO[bytes]) -> JsonObject:
-    """The next message. EOFError at the end of the stream."""
+    """Returns the next message. EOFError at the end of the stream."""
     line = stream.readline()
     if not line.endswith(b"\n"):
         raise EOFError
@@ -376,7 +376,7 @@ def serve() -> None:
 def _answer(
     tokenizer: Tokenizer, encode: FlatEncoder, portion: Portion, dtype: np.dtype
 ) -> tuple[dict[str, object], list[np.ndarray]]:
-    """The message and the arrays of a tokenized portion, or the message of an error."""
+    """Returns the message and the arrays of a tokenized portion, or the message of an error."""
     try:
         answer = vars(tokenized(tokenizer, encode, portion, dtype))
     except UserError as error:

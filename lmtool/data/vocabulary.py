@@ -26,7 +26,7 @@ def trained_tokenizer(
     cache_dir: str | Path,
     progress: OnStage | None = None,
 ) -> Tokenizer:
-    """The tokenizer for the training split of a source, from the cache folder or trained and saved there.
+    """Returns the tokenizer for the training split of a source, from the cache folder or trained and saved there.
 
     Args:
         config: The tokenizer's configuration.
@@ -65,7 +65,7 @@ def trained_tokenizer(
 def tokenizer_of_rows(
     config: TokenizerConfig, columns: Sequence[Sequence[str]], vocab_size: int, progress: OnStage | None = None
 ) -> Tokenizer:
-    """Train the tokenizer on the texts of a table, column by column."""
+    """Trains the tokenizer on the texts of a table, column by column."""
     characters = sum(len(text) for column in columns for text in column)
     _sampled(config, characters, progress)
     return _train(config, (text for column in columns for text in column), characters, vocab_size)
