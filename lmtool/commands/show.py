@@ -35,7 +35,7 @@ class DocumentedField:
 
 
 def main(arguments: Sequence[str], config_dirs: Sequence[Path] = ()) -> int:
-    """Prints each argument. UserError for an unknown key or option."""
+    """Prints each argument. Raises UserError for an unknown key or option."""
     if not arguments:
         raise UserError("show needs a key", "lmtool show optimizer.lr, or lmtool show model=bert")
     fields = list(all_fields(config_dirs))
@@ -205,7 +205,7 @@ def _component(group: str, name: str, config_dirs: Sequence[Path]) -> str:
 
 
 def list_options(arguments: Sequence[str], config_dirs: Sequence[Path] = ()) -> int:
-    """Prints the groups, or the options of the named ones. UserError for an unknown group."""
+    """Prints the groups, or the options of the named ones. Raises UserError for an unknown group."""
     added = plugins.nodes(config_dirs)
     known = sorted({*groups.all_groups(config_dirs), *(group for group, _ in added)})
     requested = [groups.singular(argument, known) for argument in arguments]

@@ -199,7 +199,7 @@ def _shingle_hashes(text: str) -> np.ndarray:
 
 
 def jaccard(first: np.ndarray, second: np.ndarray) -> float:
-    """Returns fraction of the elements of two sorted sets that are in both."""
+    """Returns the fraction of the elements of two sorted sets that are in both."""
     common = len(np.intersect1d(first, second, assume_unique=True))
     return common / (len(first) + len(second) - common)
 
@@ -224,7 +224,7 @@ def _combined(columns: np.ndarray) -> np.ndarray:
 
 @cache
 def _rows_of_a_band(threshold: float) -> int:
-    """Returns number of signature rows per band with the lowest cost of false candidates and missed pairs."""
+    """Returns the number of signature rows per band with the lowest cost of false candidates and missed pairs."""
     similarity = (np.arange(1000) + 0.5) / 1000
     costs = []
     for rows in range(1, _PERMUTATIONS + 1):

@@ -70,7 +70,8 @@ class SplitData:
     split: train, validation, or a name in a data set. store: the text. documents: joined if an example may span several
     documents. rows: rows by the name of their task, see `unlabelled`. stride: tokens between the starts of windows in
     held-out text, for a learner that `slides`; None: windows as in training. members: the data of each text of a
-    mixture by its title. fractions: of the examples of each member; None: in proportion to their size.
+    mixture by its title. fractions: the fraction of the examples that each member provides; None: in proportion to the
+    members' sizes.
     """
 
     split: str

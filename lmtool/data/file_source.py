@@ -37,7 +37,8 @@ _STABLE_SECONDS = 10.0  # a file that was written more recently may change witho
 @dataclass
 class Scan:
     """The result of reading files once. sizes: characters of each document. digest: hash of all text. stamps: size and
-    time of each file. bytes: of all files. counts: counts of a kind of file, by their names in the metadata."""
+    time of each file. bytes: the size of all files. counts: counts of a kind of file, by their names in the
+    metadata."""
 
     files: list[Path]
     sizes: array[int] = field(default_factory=lambda: array("q"))

@@ -103,7 +103,8 @@ def find(key: str, value: str | tuple[str, ...], suffixes: tuple[str, ...] = (".
 
 
 def regular_file(key: str, value: str) -> Path:
-    """Returns the file at a path. UserError naming `key` if it does not exist or is not a regular file."""
+    """Returns the file at a path. Raises UserError, which names `key`, if the file does not exist or is not a regular
+    file."""
     path = Path(value).expanduser()
     if not path.exists():
         raise no_such_file(key, value)
@@ -174,7 +175,7 @@ def _is_text_encoding(encoding: str) -> bool:
 
 def read_lines(path: Path, encoding: str = "utf-8", key: str | None = None) -> Iterator[tuple[int, str]]:
     """Yields the number from 1 and the text of each line, without its end (LF, CRLF or CR) and a byte-order mark.
-    UserError as in `read_chunks`, and for a line of more than `LINE` characters."""
+    Raises UserError like `read_chunks`, and for a line of more than `LINE` characters."""
     pending: list[str] = []
     for number, text, ends in read_chunks(path, encoding, key):
         if pending or not ends:

@@ -20,8 +20,8 @@ SEGMENT = "segment"
 class FormatTemplate:
     """The special tokens around the texts of an example, and the columns of all tokens.
 
-    pieces: ids of the special tokens before, between and after the texts. piece_columns, text_columns: by name of the
-    column, a value for each special token of each piece, and a value for each text.
+    pieces: the ids of the special tokens before, between and after the texts. piece_columns: by column name, the value
+    of each special token of each piece. text_columns: by column name, the value of each text.
     """
 
     pieces: tuple[np.ndarray, ...]
@@ -133,9 +133,10 @@ def _arrays(pieces: list[list[int]]) -> tuple[np.ndarray, ...]:
 
 
 def truncate_texts(lengths_KN: np.ndarray, limit: int) -> np.ndarray:
-    """Lengths of texts after removing tokens from the longest text of each example, the later of equal ones, one by one
-    until they fit (`_truncate_seq_pair` of BERT's scripts). lengths_KN: tokens of the K texts of N examples. limit:
-    maximum number of tokens of an example. Returns (K, N) new lengths."""
+    """Returns the lengths of texts after tokens have been removed from the longest text of each example (of equally
+    long texts, from the later one), one by one, until they fit (`_truncate_seq_pair` of BERT's scripts). lengths_KN:
+    the lengths of the K texts of N examples. limit: the maximum number of tokens of an example. The new lengths are (K,
+    N)."""
     texts = len(lengths_KN)
     sorted_KN = np.sort(lengths_KN, axis=0)
     before_KN = np.cumsum(sorted_KN, axis=0) - sorted_KN

@@ -73,8 +73,8 @@ def prefetch(items: Iterable[Item], ahead: int = AHEAD) -> Iterator[Item]:
 class LocalStep:
     """The part of a step that one process reads.
 
-    indices: of its examples, in the order of the step. boundaries: (B+1,) of its forward passes. idle: additional
-    forward passes of other processes.
+    indices: the indices of the examples, in the order of the step. boundaries: (B+1,) the boundaries of the forward
+    passes. idle: the number of further forward passes that other processes run.
     """
 
     indices: np.ndarray
@@ -146,7 +146,7 @@ def segments(positions: int, lanes: int, size: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class _Epoch:
-    """The steps of an epoch. sizes: of a step in examples and in tokens."""
+    """The steps of an epoch. sizes: the size of a step in examples and in tokens."""
 
     plan: Plan
     order: Order

@@ -69,7 +69,7 @@ def parquet_texts(path: Path, columns: Sequence[str], key: str) -> Iterator[tupl
 
 
 def parquet_rows(path: Path) -> Iterator[dict[str, object]]:
-    """Yields the rows one by one. UserError as in `read_parquet`."""
+    """Yields the rows one by one. Raises UserError like `read_parquet`."""
     with _open_parquet(path) as file:
         for batch in file.iter_batches(_ROWS, use_threads=False):
             yield from batch.to_pylist()

@@ -168,7 +168,8 @@ def no_column(where: str, name: str, names: Sequence[str], key: str, listed: boo
 
 
 def objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yields the number and the object of each line that is not blank. UserError as in `read_lines` and `object_of`."""
+    """Yields the number and the object of each line that is not blank. Raises UserError like `read_lines` and
+    `object_of`."""
     for number, line in read_lines(path):
         if line and not line.isspace():
             try:

@@ -153,8 +153,8 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _write(path: Path, arrays: Arrays) -> None:
-    """Writes a file of arrays and renames it to `path`. Raises OSError if that fails; an empty file then says so to
-    others."""
+    """Writes a file of arrays and renames it to `path`. Raises OSError if that fails; an empty file then tells the
+    other processes."""
     draft, header, at, checksum = draft_path(path), {}, _HEADER, 0
     try:
         with open(draft, "xb") as file:
@@ -186,7 +186,7 @@ def _is_empty(path: Path) -> bool:
 
 
 def _map(path: Path, processes: int) -> np.memmap | None:
-    """Maps a file and count this process; the last one deletes the file's name. None if it is missing or damaged."""
+    """Maps a file and counts this process; the last one deletes the file's name. None if it is missing or damaged."""
     try:
         with open(path, "r+b") as file:
             head = file.read(_HEADER)

@@ -49,10 +49,10 @@ class Source(Protocol):
         `PART` characters at once, a longer one in several parts, so that only a part is in memory."""
 
     def count(self, split: str) -> int:
-        """Returns number of documents."""
+        """Returns the number of documents."""
 
     def characters(self, split: str) -> int:
-        """Returns number of characters."""
+        """Returns the number of characters."""
 
     def metadata(self) -> dict[str, object]:
         """Returns plain data for the screens and the report."""
@@ -161,8 +161,8 @@ class MixtureSource:
     """`data=mixture`: several texts, each with its own validation split and store. As a single source, for a
     vocabulary, it is the members in order.
 
-    members: sources by title. fractions: of the examples of each member; None: in proportion to their size. UserError
-    if two members are the same text.
+    members: sources by title. fractions: the fraction of the examples that each member provides; None: in proportion to
+    the members' sizes. UserError if two members are the same text.
     """
 
     def __init__(

@@ -297,7 +297,7 @@ def read_squad(path: Path) -> Table:
 
     A row is a question: `id`, `question`, `context` and, if there are any in the file, `answers`, a list of objects
     with `text` and `answer_start`, which is empty if `is_impossible`. The origin is the line of the question's id.
-    UserError with the line or the location of an error.
+    Raises UserError with the line or the location of an error.
     """
     try:
         text = path.read_bytes().decode("utf-8-sig")

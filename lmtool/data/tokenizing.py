@@ -51,8 +51,8 @@ _WORD = re.compile(r"[\w.]+$")
 
 
 def split_sentences(text: str) -> list[str]:
-    """Returns the sentences of a text by a few rules, including the white space before each. Longer ones than
-    `LONGEST_SENTENCE` are split at white space."""
+    """Returns the sentences of a text by a few rules, including the white space before each. Sentences of more than
+    `LONGEST_SENTENCE` characters are split at white space."""
     pieces, start = _sentences(text, len(text))
     pieces.append(text[start:])
     if not pieces[-1].strip() and len(pieces) > 1:
@@ -211,7 +211,7 @@ def dtype_of(tokenizer: Tokenizer) -> np.dtype:
 
 
 def tokenized(tokenizer: Tokenizer, encode: FlatEncoder, portion: Portion, dtype: np.dtype) -> Tokenized:
-    """Tokenizes a portion. encode: encoder of the tokenizer, for all portions. dtype: of stored ids."""
+    """Tokenizes a portion. encode: encoder of the tokenizer, for all portions. dtype: the type of stored ids."""
     size = TextSize()
     sentences: list[list[str]] = []
     for piece in portion.pieces:
@@ -347,7 +347,7 @@ def _send(stream: IO[bytes], message: Mapping[str, object], arrays: Sequence[np.
 
 
 def _receive(stream: IO[bytes]) -> JsonObject:
-    """Returns the next message. EOFError at the end of the stream."""
+    """Returns the next message. Raises EOFError at the end of the stream."""
     line = stream.readline()
     if not line.endswith(b"\n"):
         raise EOFError
@@ -362,7 +362,7 @@ def _read(stream: IO[bytes], size: int) -> bytes:
 
 
 def serve() -> None:
-    """The main function of a child process: tokenize portions until the input ends."""
+    """Runs a child process: tokenizes portions until the input ends."""
     source, sink = sys.stdin.buffer, sys.stdout.buffer
     sys.stdout = sys.stderr  # keep other output out of the pipe
     with suppress(EOFError, BrokenPipeError, KeyboardInterrupt):

@@ -136,7 +136,7 @@ class HFFormat:
 
     def from_hf(self, tensors: Mapping[str, Tensor], config: Mapping[str, object] = EMPTY) -> dict[str, Tensor]:
         """transformers' tensors, of any class or a model without a head, under our names. config: its config.json.
-        UserError as in `Tied.resolve`."""
+        Raises UserError like `Tied.resolve`."""
         model_class, prefixes = self.named_class(config), (self.prefix, *self.outside)
         keys, prefix = self._names_in(model_class)
         moved = {self._moved(name, prefix, self.prefix): name for name in tensors}

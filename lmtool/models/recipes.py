@@ -99,7 +99,7 @@ def fit(section: Section, width: int, recipe_width: int) -> Section:
 
 def recipe_of(family: type[Config], width: int) -> JsonObject:
     """Returns the sections to which `auto` resolves for a family and width: {"tokenizer": ..., "pretrain":
-    {"objective": ..., ...}, "finetune": {...}}. UserError for an invalid recipe."""
+    {"objective": ..., ...}, "finetune": {...}}. Raises UserError for an invalid recipe."""
     sections = read(_default()).at(width, _recipe_width(family))
     for parent, path in _layers(family):
         sections |= read(path).at(width, _recipe_width(parent))

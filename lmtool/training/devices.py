@@ -71,7 +71,7 @@ DEVICES: dict[str, Device] = {
 
 
 def device_of(name: str) -> Device:
-    """Returns a device of the table. UserError for any other name, with the nearest one."""
+    """Returns a device of the table. Raises UserError, with the nearest name, for any other name."""
     if name in DEVICES:
         return DEVICES[name]
     close = of_value("device", name) or nearest(name, [*DEVICES, "auto", "cpu", "cuda"])
