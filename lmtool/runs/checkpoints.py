@@ -168,7 +168,7 @@ def copy_checkpoint(source: Path, checkpoints: Path, replaced: Mapping[str, byte
         written = read_manifest(draft).files
         for name in copied:  # `write_manifest` has hashed the copies
             if written[name] != manifest.files[name]:
-                raise Damaged(source / name, "is damaged: its sha256 is not the manifest's")
+                raise Damaged(source / name, "is damaged: its sha256 differs from the manifest")
     return final
 
 
