@@ -42,8 +42,8 @@ from lmtool.config.checkpoint import (
     saved_steps,
     verify,
 )
-from lmtool.errors import CheckFailed, UserError, cannot_write
-from lmtool.runs.files import to_json
+from lmtool.errors import CheckFailed, UserError
+from lmtool.runs.files import to_json, write_errors
 from lmtool.system.files import Damaged, sync_path, write_bytes, write_manifest
 
 if TYPE_CHECKING:
@@ -339,8 +339,6 @@ def _set_aside(folder: Path) -> Path:
     number, aside = 1, folder.with_name(f"{BAD}{folder.name}")
     while aside.exists():
         number, aside = number + 1, folder.with_name(f"{BAD}{folder.name}-{number + 1}")
-    try:
+    with write_errors(folder):
         os.rename(folder, aside)
-    except OSError as error:
-        raise cannot_write(folder, error) from error
     return aside
