@@ -75,7 +75,7 @@ def parse(words: Sequence[str]) -> Arguments:
 
 def _set_flag(arguments: Arguments, flag: str, value: str) -> None:
     if flag == "--config" and arguments.config is not None:
-        raise UserError("--config is set twice", "use it once")
+        raise UserError("--config is set twice", "use --config once")
     if flag == "--config":
         arguments.config = Path(value)
     elif flag == "--config-dir":

@@ -42,8 +42,8 @@ from lmtool.config.checkpoint import (
     saved_steps,
     verify,
 )
-from lmtool.errors import CheckFailed, UserError, cannot_write
-from lmtool.runs.files import to_json
+from lmtool.errors import CheckFailed, UserError
+from lmtool.runs.files import to_json, write_errors
 from lmtool.system.files import Damaged, sync_path, write_bytes, write_manifest
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ def copy_checkpoint(source: Path, checkpoints: Path, replaced: Mapping[str, byte
         written = read_manifest(draft).files
         for name in copied:  # `write_manifest` has hashed the copies
             if written[name] != manifest.files[name]:
-                raise Damaged(source / name, "is damaged: its sha256 is not the manifest's")
+                raise Damaged(source / name, "is damaged: its sha256 differs from the manifest")
     return final
 
 
@@ -339,8 +339,6 @@ def _set_aside(folder: Path) -> Path:
     number, aside = 1, folder.with_name(f"{BAD}{folder.name}")
     while aside.exists():
         number, aside = number + 1, folder.with_name(f"{BAD}{folder.name}-{number + 1}")
-    try:
+    with write_errors(folder):
         os.rename(folder, aside)
-    except OSError as error:
-        raise cannot_write(folder, error) from error
     return aside

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from lmtool.errors import UserError, cannot_write
+from lmtool.runs.files import write_errors
 from lmtool.system.files import boot, process_exists
 
 
@@ -57,10 +58,8 @@ class Lock:
 
     def acquire(self) -> None:
         while True:
-            try:
+            with write_errors(self.path):
                 handle, created = _open(self.path)
-            except OSError as error:
-                raise cannot_write(self.path, error) from error
             try:
                 if self._take(handle, created):
                     self._handle = handle

@@ -50,7 +50,7 @@ class RunFolder:
     folder if the run ended with a UserError before the first step.
 
     Args:
-        path: The folder.
+        path: The folder of the run.
         config: The resolved configuration as plain data, masked. Everything else is masked when it is written.
         config_text: The configuration as YAML, with comments.
         require_same_past: Called with this folder and the resume point if budgets were increased; raises UserError if
@@ -76,9 +76,9 @@ class RunFolder:
         self._require_same_past, self._add_new_keys = require_same_past, add_new_keys
         self._extended_text: str | None = None
         self._first_step: int | None = None
-        self._appended = False
+        self._has_rows = False
         self.config: dict[str, object] = plain_data(dict(config))
-        self._pending = ""
+        self._unwritten_rows = ""
         self.row_counts: Counter[str] = Counter()
         self._resume_point_selected = False
         self._resume_point: Path | None = None
@@ -89,24 +89,24 @@ class RunFolder:
         self.lock = Lock(path / "LOCK")
         try:
             self.lock.acquire()
-            self._claim(config_text)
+            self._save_or_check_config(config_text)
         except BaseException:
             self.lock.release()
             with suppress(OSError):
                 path.rmdir()  # succeeds only if nothing was written
             raise
 
-    def _claim(self, config_text: str) -> None:
+    def _save_or_check_config(self, config_text: str) -> None:
         saved = self.path / "config.yaml"
         if saved.exists():
-            self._compare(saved, config_text)
+            self._check_config(saved, config_text)
             return
         if plain_data(yaml.safe_load(config_text)) != self.config:
             raise ValueError("config_text is not the same configuration as config")
         with write_errors(saved):
             replace_text(saved, config_text)
 
-    def _compare(self, saved: Path, config_text: str) -> None:
+    def _check_config(self, saved: Path, config_text: str) -> None:
         before = self._add_new_keys(plain_data(yaml_files.read_yaml(saved, "set another name=")))
         if self._require_same_past is not None and extends_budgets(before, self.config):
             self._extended_text = config_text
@@ -137,7 +137,7 @@ class RunFolder:
     def _has_trained(self) -> bool:
         if self._first_step is None:
             return (self.path / _METRICS).exists() or self.checkpoints.exists()
-        return self._appended or any(
+        return self._has_rows or any(
             int(folder.name[5:]) != self._first_step for folder in saved_steps(self.checkpoints)
         )
 
@@ -225,18 +225,18 @@ class RunFolder:
 
     def append(self, row: JsonMapping) -> None:
         """Appends a row to metrics.jsonl. A row that cannot be written is retried with the next row and by `sync`."""
-        self._appended = True
+        self._has_rows = True
         self.row_counts[row.get("split", "")] += 1
-        self._pending += to_json(masked_data(plain_data(dict(row))), indent=None) + "\n"
+        self._unwritten_rows += to_json(masked_data(plain_data(dict(row))), indent=None) + "\n"
         try:
             self._flush()
         except OSError as error:
             self.log(f"{_METRICS} cannot be written: {error}")
 
     def _flush(self, sync: bool = False) -> None:
-        if not self._pending and not sync:
+        if not self._unwritten_rows and not sync:
             return
-        content = self._pending.encode()
+        content = self._unwritten_rows.encode()
         handle = open_to_append(self.path / _METRICS)
         try:
             end = os.fstat(handle).st_size
@@ -244,7 +244,7 @@ class RunFolder:
             if written < len(content):  # the disk is full: remove the incomplete row
                 os.ftruncate(handle, end)
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            self._pending = ""
+            self._unwritten_rows = ""
             if sync:
                 os.fsync(handle)
         finally:

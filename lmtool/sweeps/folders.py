@@ -273,7 +273,7 @@ def resume_search(sweeper: Sweeper, arguments: list[str], folder: Path, has_resu
         else:
             study.enqueue_trial(values)
     if sweeper.n_trials < 1 and not study.trials:
-        raise UserError(f"hydra.sweeper.n_trials={sweeper.n_trials}: no job", "set hydra.sweeper.n_trials=10")
+        raise UserError(f"hydra.sweeper.n_trials={sweeper.n_trials} runs no job", "set hydra.sweeper.n_trials=10")
 
 
 def start_new_search(sweeper: Sweeper) -> None:

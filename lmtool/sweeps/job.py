@@ -217,7 +217,7 @@ def _requeue(folder: Path, record: dict[str, object]) -> None:
         handler(signal.SIGUSR2, None)
     except Exception as error:  # submitit: too many timeouts
         message = f"{record['error']}; {str(error).lower().rstrip('.')}"
-        say_error(message, "set hydra.launcher.timeout_min= more, or hydra.launcher.max_num_timeout=")
+        say_error(message, "set a larger hydra.launcher.timeout_min= or hydra.launcher.max_num_timeout=")
         folders.write_record(folder, JOB, record | {"exit_status": errors.TERMINATED, "error": message})
 
 

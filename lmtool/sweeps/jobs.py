@@ -233,7 +233,7 @@ def _first_configs(request: SweepRequest, checked: CheckedOverrides, hydra_keys:
             return [_job_config(request, checked, job, False) for job in first.jobs]
         except _SWEEPER_ERRORS as error:
             raise _no_first_job(config, error) from error
-    raise UserError("the sweeper chooses no job", "check the keys hydra.sweeper.*")
+    raise UserError("the sweeper chose no job", "check the keys hydra.sweeper.*")
 
 
 def _job_config(request: SweepRequest, checked: CheckedOverrides, job: Sequence[str], running: bool) -> Config:
@@ -288,7 +288,7 @@ def _with_sweep_problems(checked: CheckedOverrides, hydra_keys: dict[str, str]) 
     problems = list(checked.problems)
     size = hydra_keys.get(BATCH_SIZE, "null")
     if size != "null" and (not size.isdecimal() or int(size) < 1):
-        problems.append(Problem(BATCH_SIZE, f"{BATCH_SIZE}={size} is not 1 or more jobs", "omit it for all jobs"))
+        problems.append(Problem(BATCH_SIZE, f"{BATCH_SIZE}={size} is not a positive number", "omit it for all jobs"))
     if "hydra.sweep.subdir" in hydra_keys:
         subdir = hydra_keys["hydra.sweep.subdir"]
         message = f"hydra.sweep.subdir={subdir}: folders of jobs are named after the varied keys"

@@ -56,11 +56,11 @@ class SubmittedJob:
 
     def results(self) -> list[None]:
         """Waits until the job has ended. Its outcome is in job.json, so this returns no value."""
-        while not self.ended():
+        while not self.has_ended():
             time.sleep(0.2)
         return [None]
 
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         if self.submitted.paths.result_pickle.exists():
             return True
         if not self.by_slurm:
@@ -78,10 +78,10 @@ class SubmittedJob:
                     command = ["scancel", option, self.submitted.job_id]
                     subprocess.run(command, capture_output=True, check=False)
             return
-        interrupt(self.folder, signal.SIGINT)
+        send_signal(self.folder, signal.SIGINT)
 
 
-def interrupt(folder: Path, number: int) -> None:
+def send_signal(folder: Path, number: int) -> None:
     """Sends a signal to the process that runs the job in a folder, if it runs on this machine."""
     record = folders.read_record(folder)
     owner = record.get("owner")
@@ -125,7 +125,7 @@ LOCAL = ("basic", "joblib", "submitit_local")
 
 class JobLoader:
     """Replaces Hydra's config loader, which would read YAML when a job starts. A job's "overrides" are the name of the
-    job's folder and the packed job."""
+    job's folder and the encoded job."""
 
     def load_sweep_config(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
         subdir, packed = sweep_overrides
@@ -311,7 +311,7 @@ class Launch:
             for job in submitted:
                 job.interrupt()
             for entry in batch if not submitted else ():
-                interrupt(entry.folder, number)
+                send_signal(entry.folder, number)
 
         # Jobs in a cluster's queue continue when the terminal is closed.
         numbers = [number for number in STATUS if self.name in LOCAL or number != signal.SIGHUP]

@@ -262,7 +262,7 @@ def _compare(path: Path, entry: Mapping[str, object], size: int, digest: str | N
     if size != entry["bytes"]:
         raise Damaged(path, f"is damaged: {size} bytes instead of {entry['bytes']}")
     if digest not in (None, entry["sha256"]):
-        raise Damaged(path, "is damaged: its sha256 is not the manifest's")
+        raise Damaged(path, "is damaged: its sha256 differs from the manifest")
 
 
 def verify_siblings(folder: Path, names: Iterable[str]) -> None:

@@ -33,15 +33,15 @@ class EntryText:
 def marks_of(backend: tokenizers.Tokenizer) -> Marks:
     """Returns how a tokenizer marks word boundaries, which its rules imply."""
     rules = json.loads(backend.to_str())
-    model, around = rules["model"], json.dumps([rules["pre_tokenizer"], rules["decoder"]])
+    model, steps = rules["model"], json.dumps([rules["pre_tokenizer"], rules["decoder"]])
     entries = backend.get_vocab()
     if model.get("type") == "WordPiece":
-        return "spelled" if '"ByteLevel"' in around else "continues"
+        return "spelled" if '"ByteLevel"' in steps else "continues"
     if model.get("type") == "WordLevel":
         return "characters" if any(word.isspace() for word in entries) else "words"
     if any(word.startswith(SPACE) for word in entries):
         return "space"
-    return "end" if model.get("end_of_word_suffix") and '"ByteLevel"' not in around else "bytes"
+    return "end" if model.get("end_of_word_suffix") and '"ByteLevel"' not in steps else "bytes"
 
 
 def starts_word(marks: Marks, words: Sequence[str]) -> np.ndarray:

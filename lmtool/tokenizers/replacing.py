@@ -104,8 +104,8 @@ class _Segmenter:
         self.old = old
         words = old.pieces(range(old.vocab_size))
         self.numbers = {word: number for number, word in enumerate(words) if word}
-        # If the old vocabulary has a separate token for a space, an entry that starts a word gets that token only if
-        # the new vocabulary marks spaces.
+        # Byte-level entries that start a word begin with a space. In a vocabulary of characters the space is a separate
+        # token, which a new entry gets only if the new vocabulary marks spaces.
         marks_spaces = new.marks in ("bytes", "space", "characters")
         self.with_space = old.marks == "bytes" or (old.marks == "characters" and marks_spaces)
         self.continuations = _continuation_model(self.numbers, old) if old.marks == "continues" else None

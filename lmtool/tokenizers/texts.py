@@ -132,11 +132,11 @@ class FlatEncoder:
             rows: list[np.ndarray] = self._tokenizer.encode_batch(texts)
             flat = np.concatenate(rows) if rows else np.empty(0, dtype=np.int32)
             return flat, np.array([len(row) for row in rows], dtype=np.int64)
-        words_of = [text.split(" ") for text in texts]
+        words_by_text = [text.split(" ") for text in texts]
         cache = self._cache
-        new = list(dict.fromkeys(word for words in words_of for word in words if word not in cache))
+        new = list(dict.fromkeys(word for words in words_by_text for word in words if word not in cache))
         cache.update(zip(new, (row.tolist() for row in self._tokenizer.encode_batch(new)), strict=True))
-        ids = [list(chain.from_iterable(map(cache.__getitem__, words))) for words in words_of]
+        ids = [list(chain.from_iterable(map(cache.__getitem__, words))) for words in words_by_text]
         for word in new:  # early words stay cached, since they tend to be more frequent
             if len(word) > _MAX_CACHED_LENGTH or len(cache) > _CACHED_WORDS:
                 del cache[word]

@@ -169,7 +169,7 @@ def train_words(config: WordConfig, texts: Iterable[str], vocab_size: int) -> To
     if not words:
         raise UserError(
             f"tokenizer.minimum_count={config.minimum_count}: no word of the text is this frequent",
-            "set tokenizer.minimum_count=1, or more text with data.path=",
+            "set tokenizer.minimum_count=1, or use more text with data.path=",
         )
     backend.model = _word_level(config, words, vocab_size, "words")
     return _with_special_tokens(config, backend)
