@@ -142,7 +142,9 @@ def plan_in_phases(
 
 def _planned_device(config: RunConfig, where: Precision | PlannedDevice) -> PlannedDevice:
     """Returns a planned device as it is, or measures the device of this machine."""
-    return where if isinstance(where, PlannedDevice) else this_machine(config, where)
+    if isinstance(where, PlannedDevice):
+        return where
+    return this_machine(config.model.hidden_size, config.model.inner_size, where)
 
 
 def _plan_one_step(config: RunConfig, learner: BaseLearner, metadata: JsonMapping, device: PlannedDevice) -> RunPlan:

@@ -224,10 +224,11 @@ class PlannedDevice:
     this_machine: bool = True
 
 
-def this_machine(config: RunConfig, precision: Precision) -> PlannedDevice:
-    """Returns the device of this machine that a run uses. Measures its rate for at most a third of a second."""
-    model, device = config.model, str(precision.device)
-    rate = measure_rate(model.hidden_size, model.inner_size, precision.name, device) / STEP_FRACTION
+def this_machine(hidden_size: int, inner_size: int, precision: Precision) -> PlannedDevice:
+    """Returns the device of this machine that a run uses. Measures its rate on products of a model's sizes, for at most
+    a third of a second."""
+    device = str(precision.device)
+    rate = measure_rate(hidden_size, inner_size, precision.name, device) / STEP_FRACTION
     bandwidth = measure_bandwidth(device)
 
     def seconds(work: StepWork) -> tuple[float, float]:
@@ -253,7 +254,8 @@ def planned_device(config: RunConfig, published: str | None) -> PlannedDevice:
         return PlannedDevice(
             f"{config.device}, not on this machine", precision, True, None, lambda work: None, rate, False
         )
-    return this_machine(config, select_precision(config.precision, select_device(config.device)))
+    precision = select_precision(config.precision, select_device(config.device))
+    return this_machine(config.model.hidden_size, config.model.inner_size, precision)
 
 
 def _published(name: str, precision_name: str) -> PlannedDevice:

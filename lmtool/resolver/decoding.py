@@ -14,7 +14,6 @@ from lmtool.config.decode import decode
 from lmtool.errors import ConfigError, Problem, UserError
 from lmtool.resolver import matcher as matcher  # these modules register their rules when imported
 from lmtool.resolver import rules as rules
-from lmtool.resolver import teacher_rules as teacher_rules
 from lmtool.resolver import teachers
 from lmtool.resolver.schema.verbs import COMMANDS
 from lmtool.training.devices import DEVICES

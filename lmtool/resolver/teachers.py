@@ -1,9 +1,14 @@
-"""The configurations of a run's teachers. Imports no torch."""
+"""The configurations of a run's teachers, and the rules of distillation: whether a student can learn from them. Imports
+no torch.
+
+A teacher that reads the student's packed batches needs the student's vocabulary and text format.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
@@ -12,12 +17,17 @@ from pydantic_core import PydanticCustomError
 from lmtool.config.auto import chosen_class
 from lmtool.config.base import JsonMapping, JsonObject
 from lmtool.config.checkpoint import read_checkpoint
+from lmtool.config.decode import rule
+from lmtool.config.needs import refusal
 from lmtool.config.tables import Choice
 from lmtool.distillation.configs import DistillConfig
+from lmtool.distillation.configs.base import ModelPair
 from lmtool.errors import Problem, UserError
 from lmtool.learners.configs import LearnedConfig, ObjectiveConfig
 from lmtool.models.configs import ModelConfig
-from lmtool.tasks.configs import TaskConfig, TaskObjectiveConfig
+from lmtool.resolver.matcher import fitting_objectives
+from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig, RunConfig
+from lmtool.tasks.configs import GlueConfig, TaskConfig, TaskObjectiveConfig
 from lmtool.tasks.labels import LoadedHead, load_head, sections_of
 from lmtool.tokenizers.configs import FolderConfig, TokenizerConfig
 from lmtool.weights.folders import hf_folder
@@ -153,3 +163,212 @@ def _decoded(choice: Choice, section: object) -> Any:
         return None if chosen_class(section, choice) is None else choice.validate(section)
     except (ValidationError, PydanticCustomError):
         return None
+
+
+# The rules of distillation.
+
+_ANOTHER = "use another teacher"
+
+
+@rule(PretrainConfig, "distill", "model", "objective")
+@rule(FinetuneConfig, "distill", "model", "task")
+def refuse_generated_inputs(distill: DistillConfig, model: ModelConfig, learned: LearnedConfig) -> Iterator[Problem]:
+    """Teacher and student must read the same texts, so the student must not generate its inputs."""
+    if refusal(distill, learned=learned, model=model) is not None:
+        return  # reported by the matcher
+    for part in learned.parts() if _same_texts(distill, learned) else ():
+        learns = task_of(part) or part
+        if learns.makes_inputs:
+            written, instead = "task.scheduled_sampling", "task.scheduled_sampling.schedule=none"
+            if isinstance(learns, ObjectiveConfig):
+                fitting = (
+                    objective.name for objective in fitting_objectives(model, None) if not objective.makes_inputs
+                )
+                written, instead = f"objective={learns.name}", f"objective={next(fitting, 'mlm')}"
+            yield Problem(
+                "distill",
+                f"distill={distill.name}: with {written} the student generates part of its inputs, so its teacher "
+                "would read other texts",
+                f"set {instead}, or distill=none",
+            )
+            return
+
+
+def _same_texts(distill: DistillConfig, learned: LearnedConfig) -> bool:
+    """Whether the teachers read the same token ids as the student, in its batches or from the token store."""
+    return distill.same_batches or one_vocabulary(distill, learned)
+
+
+@rule(RunConfig, "distill", running=True)
+def require_teachers(distill: DistillConfig) -> Iterator[Problem]:
+    """Yields a distillation method that needs a teacher has one. Applies only to training: a trained student is used
+    without its teacher."""
+    problem = distill.missing_teacher()
+    if problem is not None:
+        yield problem
+
+
+@rule(RunConfig, "distill", running=True)
+def require_label_file(distill: DistillConfig) -> Iterator[Problem]:
+    """Yields the file with the teacher's hard labels exists."""
+    path = distill.label_file
+    if path is not None and not Path(path).expanduser().is_file():
+        hint = f"lmtool predict checkpoint=TEACHER input=ROWS output={path}"
+        yield Problem("distill.predictions", f"distill.predictions={path}: no such file", hint)
+
+
+@rule(RunConfig, "distill", "checkpoint", running=True)
+def require_one_student_start(distill: DistillConfig, checkpoint: str | None) -> Iterator[Problem]:
+    """Yields a student's weights start from a checkpoint or from layers of its teacher, not from both."""
+    if distill.starts_from_teacher and checkpoint not in (None, "none"):
+        yield Problem(
+            "distill.initialize",
+            f"checkpoint={checkpoint} and distill.initialize both set the initial weights of the student",
+            "set distill.initialize=none, or checkpoint=none",
+        )
+
+
+@rule(RunConfig, "distill", "patience")
+def require_trained_heads_for_patience(distill: DistillConfig, patience: int | None) -> Iterator[Problem]:
+    """Early stopping compares scores, which need trained heads."""
+    if patience is not None and not distill.teaches_heads:
+        yield Problem(
+            "patience",
+            f"patience={patience}: with distill.gold=0 and only terms between layers, heads are not trained and their "
+            "scores do not improve",
+            "set patience=null, or distill.gold=0.5",
+        )
+
+
+@rule(PretrainConfig, "distill", "objective", "teachers")
+def require_objective_of_teachers(
+    distill: DistillConfig, objective: ObjectiveConfig, teachers: Saved
+) -> Iterator[Problem]:
+    """Every teacher was trained with at least one of the student's objectives."""
+    for teacher in _specs(distill, teachers):
+        if not any(teacher.teaches(part) for part in objective.parts()):
+            names = ", ".join(part.title for part in objective.parts())
+            objectives = [part.name for part in teacher.objectives()]
+            yield Problem(
+                distill.teacher_key,
+                f"{distill.teacher_key}={teacher.path} {_trained_for(teacher)}, but the student learns {names}",
+                f"set objective={objectives[0]}, or use another teacher" if objectives else _ANOTHER,
+            )
+
+
+@rule(FinetuneConfig, "distill", "task", "teachers")
+def require_task_of_teachers(distill: DistillConfig, task: TaskConfig, teachers: Saved) -> Iterator[Problem]:
+    """Every teacher was trained on at least one of the student's tasks, with the same labels."""
+    if isinstance(task, GlueConfig) and distill.checkpoints:
+        message = f"task={task.name} runs several tasks, and each needs its own teacher"
+        yield Problem("distill", message, "name one task, or set task=mixture with distill.teachers=[RUN,RUN2]")
+        return
+    for teacher in _specs(distill, teachers):
+        shared = [part for part in task.parts() if teacher.teaches(part)]
+        named = f"{distill.teacher_key}={teacher.path}"
+        if not shared:
+            names = ", ".join(part.name for part in task.parts())
+            yield Problem(
+                distill.teacher_key,
+                f"{named} {_trained_for(teacher)}, but the student learns task={names}",
+                f"lmtool finetune task={names} trains a teacher" if len(task.parts()) == 1 else None,
+            )
+        for part in shared:
+            section = teacher.section_for(part)
+            if section is not None and teacher.head_for(part) is None:
+                yield Problem(distill.teacher_key, f"{named}: {_other_head(section, part)}", _ANOTHER)
+
+
+@rule(PretrainConfig, "distill", "objective", "model", "max_length", "teachers")
+@rule(FinetuneConfig, "distill", "task", "model", "max_length", "teachers")
+def require_text_format_of_teachers(
+    distill: DistillConfig, learned: LearnedConfig, model: ModelConfig, max_length: int, teachers: Saved
+) -> Iterator[Problem]:
+    """Yields a teacher that reads the student's tokens has enough positions and the student's text format."""
+    for teacher in _token_teachers(distill, learned, teachers):
+        other, named = teacher.model, f"{distill.teacher_key}={teacher.path}"
+        if other is None:
+            message = f"{named}: its config.json describes a model that lmtool does not have"
+            yield Problem(distill.teacher_key, message, _ANOTHER)
+        elif _text_format(other) != _text_format(model):
+            yield Problem(
+                distill.teacher_key,
+                f"{named} is a model={other.name} and the student a model={model.name}: their text formats differ, but "
+                "the teacher reads the student's batches",
+                f"use a model= of the teacher's family, such as model={other.name}, or a teacher of the student's",
+            )
+        elif max_length > other.max_positions:
+            yield Problem(
+                "max_length",
+                f"max_length={max_length} is more than the model.max_positions={other.max_positions} of {named}",
+                f"set max_length={other.max_positions}",
+            )
+
+
+@rule(RunConfig, "distill", "model", "teachers")
+def require_comparable_layers(distill: DistillConfig, model: ModelConfig, teachers: Saved) -> Iterator[Problem]:
+    """Yields the layers that the loss terms compare exist in both models."""
+    for teacher in _specs(distill, teachers):
+        if teacher.model is not None:
+            yield from distill.refusals_of_pair(ModelPair(model, teacher.model))
+
+
+@rule(PretrainConfig, "distill", "objective", "model", "tokenizer", "checkpoint", "teachers")
+@rule(FinetuneConfig, "distill", "task", "model", "tokenizer", "checkpoint", "teachers")
+def require_vocabulary_of_teachers(
+    distill: DistillConfig,
+    learned: LearnedConfig,
+    model: ModelConfig,
+    tokenizer: TokenizerConfig,
+    checkpoint: str | None,
+    teachers: Saved,
+) -> Iterator[Problem]:
+    """Yields a teacher that reads the student's tokens has the student's vocabulary."""
+    random_weights = checkpoint in (None, "none")
+    for teacher in _token_teachers(distill, learned, teachers):
+        other, rows = teacher.tokenizer, None if teacher.model is None else teacher.model.vocab_size
+        named = f"{distill.teacher_key}={teacher.path}"
+        field = differing_tokenizer(tokenizer, other)
+        if field is not None:
+            typed, needed = (f"tokenizer.{field}={getattr(section, field)}" for section in (tokenizer, other))
+            free = "set tokenizer=auto, which uses the teacher's tokenizer"
+            message = f"{typed}, but {named} has {needed}: the teacher reads the student's tokens"
+            yield Problem("tokenizer", message, free if random_weights else _ANOTHER)
+        elif rows not in (None, model.vocab_size):
+            yield Problem(
+                "model.vocab_size",
+                f"model.vocab_size={model.vocab_size}, but {named} has model.vocab_size={rows}: teacher and student "
+                "share one vocabulary",
+                f"set model.vocab_size={rows}" if random_weights else _ANOTHER,
+            )
+
+
+def _specs(distill: DistillConfig, teachers: Saved) -> list[TeacherSpec]:
+    return [TeacherSpec(path, teachers[path]) for path in distill.checkpoints if path in teachers]
+
+
+def _token_teachers(distill: DistillConfig, learned: LearnedConfig, teachers: Saved) -> list[TeacherSpec]:
+    """Returns the teachers that depend on the student's token ids. A teacher that predicts whole rows of a task may
+    have another tokenizer."""
+    of_tokens = isinstance(learned, ObjectiveConfig) or _same_texts(distill, learned)
+    return _specs(distill, teachers) if of_tokens else []
+
+
+def _text_format(model: ModelConfig) -> tuple[str, str, str | None]:
+    """Returns the properties that determine how a model reads a text."""
+    return model.architecture, model.text_format, model.start_role
+
+
+def _trained_for(teacher: TeacherSpec) -> str:
+    tasks, objectives = list(teacher.tasks()), [part.title for part in teacher.objectives()]
+    if tasks or objectives:
+        return f"was trained for {', '.join(dict.fromkeys([*objectives, *tasks]))}"
+    return "is a language model without a head for a task"
+
+
+def _other_head(section: JsonMapping, task: TaskConfig) -> str:
+    """Returns a sentence on how a teacher's head differs from the head of the student's task of the same name."""
+    if section.get("kind") != task.kind:
+        return f"its task {section.get('name')} is of kind {section.get('kind')}, the student's of kind {task.kind}"
+    labels, expected = section.get("labels") or (), task.class_names or ()
+    return f"its labels are {', '.join(map(str, labels))}, the student's {', '.join(expected)}"

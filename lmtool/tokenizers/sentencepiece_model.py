@@ -32,7 +32,7 @@ def read_model(content: bytes) -> PieceModel:
     for number, value in _fields(content):
         if number == 1:
             piece = dict(_fields(_as_bytes(value)))
-            score = struct.unpack("<f", _as_bytes(piece[2]))[0] if 2 in piece else 0.0
+            score = _as_float(piece[2]) if 2 in piece else 0.0
             pieces.append((_as_bytes(piece.get(1, b"")).decode("utf-8"), score, _as_integer(piece.get(3, 1))))
         elif number == 2:
             trainer = dict(_fields(_as_bytes(value)))
@@ -96,6 +96,13 @@ def _as_bytes(value: int | bytes) -> bytes:
     if isinstance(value, int):
         raise ValueError("a field has a wrong type")
     return value
+
+
+def _as_float(value: int | bytes) -> float:
+    content = _as_bytes(value)
+    if len(content) != 4:
+        raise ValueError("a field has a wrong type")
+    return float(struct.unpack("<f", content)[0])
 
 
 def _as_integer(value: int | bytes) -> int:

@@ -16,6 +16,7 @@ from lmtool.config.tables import build
 from lmtool.errors import UserError
 from lmtool.tokenizers.configs import SentencePieceConfig
 from lmtool.tokenizers.sentencepiece import train_model
+from lmtool.tokenizers.sentencepiece_model import read_model
 from lmtool.tokenizers.tokenizer import Tokenizer
 from tests.tokenizers.test_tokenizers import STRINGS
 
@@ -114,3 +115,9 @@ def test_too_small_a_vocabulary_is_refused() -> None:
     with pytest.raises(UserError, match=r"vocab_size=20 is too small: .* special tokens need \d+ entries") as caught:
         build(CONFIG, TEXTS, 20)
     assert "src/" not in str(caught.value) and "tokenizer.vocab_size=1000" in str(caught.value.hint)
+
+
+def test_a_damaged_score_is_a_value_error() -> None:
+    piece = b"\x12\x03abc"  # field 2, the score, as three bytes
+    with pytest.raises(ValueError, match="wrong type"):
+        read_model(b"\x0a" + bytes([len(piece)]) + piece)
