@@ -350,46 +350,50 @@ def span(format_value: Callable[[float], str], ends: Iterable[float]) -> str:
 
 
 ROWS: dict[str, Callable[[dict[str, Any]], str]] = {
-    "FLOPs a token": lambda run: flops(run["plan"].flops_per_token),
-    "FLOPs in all": lambda run: f"{run['plan'].flops:.2e}",
+    "FLOPs per token": lambda run: flops(run["plan"].flops_per_token),
+    "total FLOPs": lambda run: f"{run['plan'].flops:.2e}",
     "steps of 2,097,152 tokens": lambda run: count(run["plan"].steps),
-    "a step": lambda run: span(milliseconds, run["plan"].step_seconds),
-    "days": lambda run: f"{run['low_days']:.2g} to {run['high_days']:.2g}",
-    "memory of a GPU, ddp": lambda run: size(run["plan"].needed_bytes),
-    "of that weights, gradients, optimizer": lambda run: size(
+    "time per step": lambda run: span(milliseconds, run["plan"].step_seconds),
+    "days of training": lambda run: f"{run['low_days']:.2g} to {run['high_days']:.2g}",
+    "memory per GPU, ddp": lambda run: size(run["plan"].needed_bytes),
+    "of which weights, gradients, optimizer": lambda run: size(
         sum(run["plan"].memory_bytes[part] for part in ("weights", "gradients", "optimizer"))
     ),
-    "examples of an epoch": lambda run: count(round(run["examples"])),
-    "token store, 2 bytes a token and 8 a document": lambda run: size(run["store"]),
-    "reads of a node, of one example each": lambda run: f"{run['reads']:,.0f} a second",
-    "the same in bytes": lambda run: f"{size(run['reads'] * run['length'] * 2)}/s",
-    "planning an epoch, by one process of a node": lambda run: duration(run["plan_seconds"]),
-    "what the 8 processes of a node map of the plan, together": lambda run: size(run["plan_held"]),
-    "and hold at most while one of them plans": lambda run: size(run["plan_most"]),
-    "tokens at which that fills 2 TB": lambda run: f"{run['lasts_tokens']:.1e}",
-    "putting a step in order": lambda run: milliseconds(run["order_seconds"]),
-    "where a step's examples come from, chi-square (chance: 0.91 to 1.09)": lambda run: f"{run['chi_square']:.2f}",
-    "largest share of 64 over the mean, documents of any length": lambda run: f"{run['spread']:.3f}",
+    "examples per epoch": lambda run: count(round(run["examples"])),
+    "token store, 2 bytes per token and 8 per document": lambda run: size(run["store"]),
+    "reads per node, one example each": lambda run: f"{run['reads']:,.0f} a second",
+    "bytes read per node": lambda run: f"{size(run['reads'] * run['length'] * 2)}/s",
+    "planning an epoch, in one process per node": lambda run: duration(run["plan_seconds"]),
+    "memory of the plan, mapped by all 8 processes of a node": lambda run: size(run["plan_held"]),
+    "peak memory of the node while one process plans": lambda run: size(run["plan_most"]),
+    "tokens at which this peak is 2 TB": lambda run: f"{run['lasts_tokens']:.1e}",
+    "computing the order of a step": lambda run: milliseconds(run["order_seconds"]),
+    "positions in the text of a step's examples, chi-square (0.91 to 1.09 if uniform)": lambda run: (
+        f"{run['chi_square']:.2f}"
+    ),
+    "tokens of the busiest of 64 processes over the mean": lambda run: f"{run['spread']:.3f}",
     "checkpoint": lambda run: size(run["plan"].checkpoint_bytes),
     "written and hashed by one process": lambda run: duration(run["full_save"]),
-    "if each process wrote its share": lambda run: milliseconds(run["shard_save"]),
+    "if each process wrote its own part": lambda run: milliseconds(run["shard_save"]),
     "best interval, one writer": lambda run: duration(3600 * run["interval"]),
-    "best interval, if all wrote": lambda run: duration(3600 * run["interval_sharded"]),
-    "start of the run, and after each failure": lambda run: duration(run["start"]),
-    "of that the hashes of the store": lambda run: duration(run["store"] / SHA256),
+    "best interval, all write": lambda run: duration(3600 * run["interval_sharded"]),
+    "start of the run, also after a failure": lambda run: duration(run["start"]),
+    "of which hashing the store": lambda run: duration(run["store"] / SHA256),
     "time lost, one writer": lambda run: percent(run["lost"]),
-    "time lost, if all wrote": lambda run: percent(run["lost_sharded"]),
+    "time lost, all write": lambda run: percent(run["lost_sharded"]),
     "time lost, one writer, ten times the failures": lambda run: percent(run["lost_ten"]),
-    "gradients a GPU sends in a step (ddp, fp32)": lambda run: size(run["gradient_bytes"]),
+    "gradients that a GPU sends per step (ddp, fp32)": lambda run: size(run["gradient_bytes"]),
     f"at {size(NETWORK)}/s between nodes": lambda run: milliseconds(run["crossing_seconds"]),
-    "fsdp: weights and gradients of all forwards of a step": lambda run: milliseconds(run["sharded"]),
-    "forwards of a GPU in a step": lambda run: str(run["forwards"]),
-    "messages of the loop over gloo": lambda run: milliseconds(run["message_seconds"]),
+    "fsdp: weights and gradients of all forward passes of a step": lambda run: milliseconds(run["sharded"]),
+    "forward passes of a GPU per step": lambda run: str(run["forwards"]),
+    "messages of the training loop (gloo)": lambda run: milliseconds(run["message_seconds"]),
     "weights that rank 0 holds": lambda run: size(run["one_rank"]["held"]),
-    "weights gathered in a forward and its backward": lambda run: calls(run["one_rank"]["step"]["_allgather_base_"]),
-    "gradients summed, each rank has its rows": lambda run: calls(run["one_rank"]["step"]["_reduce_scatter_base_"]),
+    "weights gathered in a forward and backward pass": lambda run: calls(run["one_rank"]["step"]["_allgather_base_"]),
+    "gradients summed, each rank receives its rows": lambda run: calls(
+        run["one_rank"]["step"]["_reduce_scatter_base_"]
+    ),
     "tensors gathered for a checkpoint": lambda run: calls(run["one_rank"]["checkpoint"]["all_gather_into_tensor"]),
-    "their share of a step": lambda run: span(
+    "their fraction of a step": lambda run: span(
         percent, (run["message_seconds"] / each for each in reversed(run["plan"].step_seconds))
     ),
 }
@@ -402,22 +406,27 @@ def phrases(results: dict[str, Any]) -> list[str]:
     gpt, bert, hours = results["gpt_xl"], results["bert"], results["failure_hours"]
     week, low_high = WEEK / hours, span(percent, UTILISATION)
     return [
-        f"tokens on {GPUS} GPUs need", f"{NODES} nodes of 8 H100",
+        f"tokens on {GPUS} GPUs needs", f"{NODES} nodes of 8 H100",
         f"at {low_high} of its {flops(DEVICES[DEVICE].bf16 or 0)}/s",
         f"at {count(10**9)} and {count(4 * 10**9)} tokens",
         f"writes {size(WRITE)}/s to a shared disk, a node reads {size(READ)}/s from it, sha256 takes {size(SHA256)}/s",
-        f"a message {1e6 * MESSAGE:.0f} us, a document has {DOCUMENT:,} tokens", f"nodes have {size(NETWORK)}/s each",
+        f"a message takes {1e6 * MESSAGE:.0f} us, a document has {DOCUMENT:,} tokens",
+        f"nodes have {size(NETWORK)}/s each",
         " ".join([*RUNS["gpt_xl"], *EXTRA["gpt_xl"], f"devices={GPUS}", f"max_tokens={TOKENS}"]),
-        f"{size(gpt['store'])} of it", f"one in {count(round(GPU_HOURS_A_FAILURE))} GPU hours",
-        f"one in {count(round(hours))} hours: {week:.2f} restarts a week", f"as many, {10 * week:.1f} a week",
+        f"on each node ({size(gpt['store'])})", f"one in {count(round(GPU_HOURS_A_FAILURE))} GPU hours",
+        f"one in {count(round(hours))} hours: {week:.2f} restarts per week",
+        f"as many failures, {10 * week:.1f} per week",
         f"a ring of {GPUS - 1} hops", f"holds out {percent(held_out)} of the documents",
-        f"{held_out * TOKENS:.0e} tokens here", f"is {percent(10 * held_out / 3)} of the training",
+        f"{held_out * TOKENS:.0e} tokens here", f"{percent(10 * held_out / 3)} of the training time",
         f"opens it*, {duration(gpt['store'] / SHA256)} at each",
-        f"that is {size(bert['plan_most'])} a node at most", f"{count(large['examples'])} examples",
-        f"{size(large['held'])} together, {size(large['most'])} at most",
-        *(f"rank {rank} {size(answer['held'])}" for rank, answer in results["measured"]["ranks"]["bert fsdp"].items()),
+        f"up to {size(bert['plan_most'])} per node", f"{count(large['examples'])} examples",
+        f"{size(large['held'])} together, {size(large['most'])} at the peak",
+        *(
+            f"rank {rank} holds {size(answer['held'])}"
+            for rank, answer in results["measured"]["ranks"]["bert fsdp"].items()
+        ),
         f"sums its gradients in {results['measured']['ranks']['bert ddp']['1']['step']['allreduce_'][0]} messages "
-        f"of together {size(results['measured']['ranks']['bert ddp']['1']['step']['allreduce_'][1])}",
+        f"with {size(results['measured']['ranks']['bert ddp']['1']['step']['allreduce_'][1])}",
         f"up to {percent(bert['message_seconds'] / bert['plan'].step_seconds[0])} of a step at {GPUS}",
     ]  # fmt: skip
 

@@ -9,7 +9,9 @@ from collections.abc import Iterator
 import pytest
 
 from tests.hints import UNKNOWN, wrong_in
-from tests.test_layers import PACKAGE, SOURCES, tree_of
+from tests.test_layers import PACKAGE, SOURCES, free_trees, tree_of
+
+__all__ = ["free_trees"]
 
 # Attributes of HTML, variables of a shell, odd texts that tokenizers are tried on.
 NO_MESSAGES = ("reporting/html.py", "reporting/drawing.py", "cli/completion/candidates.py", "weights/comparing.py")

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 PACKAGE = Path(__file__).parents[1] / "lmtool"
 
 # Words that no name of a definition has, because readers of transformers, PEFT, torch and Hydra do not know them, or
@@ -29,6 +31,13 @@ train type update upgrade use wait write
 @cache
 def trees() -> dict[Path, ast.Module]:
     return {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def free_trees() -> Iterator[None]:
+    """See tests/test_layers.py."""
+    yield
+    trees.cache_clear()
 
 
 def names(tree: ast.Module) -> Iterator[tuple[int, str]]:

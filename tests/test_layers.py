@@ -105,10 +105,24 @@ def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), str(path))
 
 
-def only_types(tree: ast.Module) -> set[ast.AST]:
+@cache
+def nodes_of(path: Path) -> list[ast.AST]:
+    """All nodes of a file, walked once for all tests."""
+    return list(ast.walk(tree_of(path)))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def free_trees() -> Iterator[None]:
+    """Half a million nodes would slow every later garbage collection of the process."""
+    yield
+    nodes_of.cache_clear()
+    tree_of.cache_clear()
+
+
+def only_types(path: Path) -> set[ast.AST]:
     """Imports under `if TYPE_CHECKING:`, which never run."""
     hidden: set[ast.AST] = set()
-    for node in ast.walk(tree):
+    for node in nodes_of(path):
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
             hidden.update(inner for child in node.body for inner in ast.walk(child))
     return hidden
@@ -116,14 +130,13 @@ def only_types(tree: ast.Module) -> set[ast.AST]:
 
 def imports(path: Path, top: bool = False) -> Iterator[tuple[str, int]]:
     """Every module a file imports, also inside functions, with its line; `top`: at import time only."""
-    tree = tree_of(path)
-    hidden = only_types(tree) if top else set()
+    hidden = only_types(path) if top else set()
     if top:
-        for node in ast.walk(tree):
+        for node in nodes_of(path):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
                 body = node.body if isinstance(node.body, list) else [node.body]
                 hidden.update(inner for child in body for inner in ast.walk(child))
-    for node in ast.walk(tree):
+    for node in nodes_of(path):
         if node in hidden:
             continue
         if isinstance(node, ast.Import):
@@ -133,6 +146,7 @@ def imports(path: Path, top: bool = False) -> Iterator[tuple[str, int]]:
             yield from ((f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
 
 
+@cache
 def inside(name: str) -> Path | None:
     """The file of lmtool that an imported name is, or lies in."""
     parts = name.split(".")
@@ -151,7 +165,7 @@ def inside(name: str) -> Path | None:
 def builders() -> Iterator[tuple[Path, str, int]]:
     """The literal `module:attribute` builders of the tables, which are imported when chosen."""
     for path in SOURCES:
-        for node in ast.walk(tree_of(path)):
+        for node in nodes_of(path):
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "component":
                 for keyword in node.keywords:
                     if keyword.arg == "builder" and isinstance(keyword.value, ast.Constant):
@@ -211,7 +225,7 @@ def test_what_a_task_kind_is_stays_in_its_file() -> None:
     assert {"Classification", "ClassificationConfig", "Regression"} <= kinds.keys()
     for path in SOURCES:
         others = {name for name, home in kinds.items() if home != path}
-        for node in ast.walk(tree_of(path)):
+        for node in nodes_of(path):
             asked = isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("isinstance", "issubclass")
             names = {getattr(part, "id", getattr(part, "attr", "")) for part in ast.walk(node)} if asked else set()
             compared = isinstance(node, ast.Compare) and ast.unparse(node.left).endswith("task.kind")
@@ -225,7 +239,7 @@ def learner_classes() -> set[str]:
     bases = {
         node.name: {ast.unparse(base).partition("[")[0] for base in node.bases}
         for path in SOURCES
-        for node in ast.walk(tree_of(path))
+        for node in nodes_of(path)
         if isinstance(node, ast.ClassDef)
     }
     learners = {"BaseLearner"}
@@ -244,7 +258,7 @@ def test_commands_ask_no_learner_what_it_is() -> None:
         shell = room_of(path) in ("commands", "session", "costs", "weights/conversion")
         if not shell or path == PACKAGE / "weights" / "conversion" / "parity.py":
             continue
-        for node in ast.walk(tree_of(path)):
+        for node in nodes_of(path):
             asked = isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("isinstance", "issubclass")
             if asked and learners & set(re.findall(r"\w+", ast.unparse(node))):
                 wrong.append(f"{path.relative_to(PACKAGE)}:{node.lineno}: {ast.unparse(node)}")
@@ -368,7 +382,7 @@ def test_configuration_runs_nothing() -> None:
 
 
 def names_used(path: Path) -> Iterator[tuple[str, int]]:
-    for node in ast.walk(tree_of(path)):
+    for node in nodes_of(path):
         if isinstance(node, ast.Attribute | ast.Name):
             yield ast.unparse(node), getattr(node, "lineno", 0)
 
@@ -427,7 +441,7 @@ def test_imports_by_a_string_are_the_tables_and_the_plugins_only() -> None:
 def test_no_bare_except_and_no_swallowed_exception() -> None:
     wrong = []
     for path in SOURCES:
-        for node in ast.walk(tree_of(path)):
+        for node in nodes_of(path):
             if isinstance(node, ast.ExceptHandler):
                 bare = node.type is None
                 silent = ast.unparse(node.type or ast.Constant("")) == "Exception" and all(

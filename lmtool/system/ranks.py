@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from lmtool.errors import UserError
+from lmtool.errors import TERMINATED, UserError
 
 RANK, SIZE, LOCAL_RANK, LOCAL_SIZE = "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"
 ADDRESS, PORT = "MASTER_ADDR", "MASTER_PORT"
@@ -181,7 +181,10 @@ class RankExits:
         prints the same error."""
         if self.process.size == 1:
             return ""
+        failures = [end for end in self.read().values() if end.reported and end.exit_status != TERMINATED]
         self.write(RankExit(self.process.rank, exit_status, lines, at=time.time()))
+        if exit_status == TERMINATED and failures:
+            return None  # the launcher ended this rank because another one had failed
         if self.process.rank == 0:
             self._claim(lines)
             return ""

@@ -149,7 +149,7 @@ def move_to_device(learner: nn.Module, loader: Loader, settings: TrainingSetting
 
 
 def announce(run: RunFolder, precision: Precision) -> None:
-    """Makes the run the latest one, and log where it trains."""
+    """Makes the run the latest one, and logs where it trains."""
     run.announce()
     threads = counted(torch.get_num_threads(), "thread")
     run.log(f"trains on {precision.device} in {precision.name} ({precision.why}), {threads}")

@@ -27,7 +27,7 @@ def test_every_number_of_the_page_is_the_scripts(scale: Any, measured: Any) -> N
     assert scale.document(measured, page) == (page, [])
     other = page.replace("| 10.3 GFLOP |", "| 11 GFLOP |").replace("0.21 restarts", "0.22 restarts")
     text, lacking = scale.document(measured, other)
-    assert "| 10.3 GFLOP |" in text and lacking == ["one in 792 hours: 0.21 restarts a week"]
+    assert "| 10.3 GFLOP |" in text and lacking == ["one in 792 hours: 0.21 restarts per week"]
 
 
 @pytest.mark.slow

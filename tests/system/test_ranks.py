@@ -44,6 +44,16 @@ def test_what_follows_from_another_end_is_not_printed(ends):
     assert ends[0].record_exception(1, ("RuntimeError: Connection closed by peer",)) is None
 
 
+def test_a_rank_that_the_launcher_ends_after_a_failure_prints_nothing(ends):
+    ends[0].record_exception(1, ("RuntimeError: timed out",))
+    assert ends[1].record_error(143, ("stopped by SIGTERM",)) is None
+
+
+def test_a_signal_to_one_rank_is_printed_if_no_other_has_reported_a_failure(ends):
+    ends[0].write(RankExit(0, 1, ("RuntimeError: Connection closed by peer",), False, False, at=2.0))
+    assert ends[1].record_error(143, ("stopped by SIGTERM",)) == "rank 1: "
+
+
 def test_of_two_bugs_the_first_is_printed(ends):
     assert ends[1].record_exception(1, ("KeyError: 'x'",)) == "rank 1: "
     assert ends[0].record_exception(1, ("KeyError: 'x'",)) is None
