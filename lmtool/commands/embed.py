@@ -51,7 +51,7 @@ def check_output(path: str | None, pooling: str) -> None:
 
 def write_npy(path: Path, vectors: Iterable[Vectors], count: int, embedder: Embedder) -> tuple[int, ...]:
     """Writes (N, H) float32 in the order of the rows, or (N, W, H) for several layers. Returns the shape. Raises
-    Raises OSError if writing fails."""
+    OSError if writing fails."""
     layers, width = _layers(embedder), embedder.width
     shape = (count, width) if len(layers) == 1 else (count, len(layers), width)
     with replacement_of(path) as draft, draft.open("wb") as file:

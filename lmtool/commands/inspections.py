@@ -21,7 +21,7 @@ from lmtool.data.vocabulary import trained_tokenizer
 from lmtool.errors import UserError
 from lmtool.learners.representations.attention import Head, attention_of, heads_of, position_scores
 from lmtool.learners.representations.reading import max_length_of, text_format_of, tokenizer_of
-from lmtool.learners.representations.vectors import HiddenStates, word_vectors
+from lmtool.learners.representations.vectors import HiddenStates, compare_word
 from lmtool.models.configs import TransformerConfig
 from lmtool.models.encoder_decoder import EncoderDecoder
 from lmtool.nn.configs import PositionsConfig
@@ -161,7 +161,8 @@ def _new(config: InspectPositionsConfig) -> Iterator[PositionMaps]:
     head, left = divmod(config.hidden_size, config.num_heads)
     if left or (head % 2 and "rotary" in config.kinds):
         raise UserError(
-            f"hidden_size={config.hidden_size} is not {config.num_heads} heads of one even width",
+            f"hidden_size={config.hidden_size} must be a multiple of {2 * config.num_heads}, so that each of "
+            f"{config.num_heads} heads has an even width",
             f"set hidden_size={16 * config.num_heads}",
         )
     sizes = PositionSizes(config.length, config.hidden_size, config.num_heads, head, config.causal)
@@ -213,7 +214,7 @@ def word(config: InspectWordConfig) -> list[JsonObject]:
         loaded = load(checkpoint, str(precision.device), config.offline)
         states = HiddenStates(loaded.model.parts.backbone.eval(), precision)
         tokenizer = tokenizer_of(loaded, checkpoint)
-        vectors = word_vectors(states, tokenizer, text_format_of(loaded), sentences, config.word)
+        vectors = compare_word(states, tokenizer, text_format_of(loaded), sentences, config.word)
         same, others = vectors.same_W.tolist(), vectors.others_W.tolist()
         similarities.append(Similar(checkpoint, vectors.layers, same, others, vectors.similarity_WSS))
     print_similar(output, config.word, sentences, similarities)

@@ -33,7 +33,7 @@ def trained_tokenizer(
         source: The text.
         vocab_size: Maximum number of entries.
         cache_dir: The cache folder.
-        progress: Receives warnings about a sample of the text and about damage.
+        progress: Receives messages: that only a sample of the text is used, or that a saved tokenizer is damaged.
 
     Raises:
         UserError: If cache_dir cannot be written.
@@ -54,7 +54,8 @@ def trained_tokenizer(
 
     def train(holds_lock: bool) -> None:
         draft, parts = draft_path(folder), source.parts("train")
-        texts = (text for text, _ in parts) if sampled else documents(parts)  # a sample divides documents anyway
+        # A sample contains parts of documents, so their parts are not joined.
+        texts = (text for text, _ in parts) if sampled else documents(parts)
         _train(config, texts, characters, vocab_size).save(draft)
         write_manifest(draft, {"key": key})
         draft.rename(folder)
@@ -67,7 +68,7 @@ def tokenizer_of_rows(
 ) -> Tokenizer:
     """Trains the tokenizer on the texts of a table, column by column."""
     characters = sum(len(text) for column in columns for text in column)
-    _sampled(config, characters, progress)
+    _sampled(config, characters, progress)  # reports that the text is too long
     return _train(config, (text for column in columns for text in column), characters, vocab_size)
 
 

@@ -313,7 +313,7 @@ class BaseLearner(ModelWithHeads, ABC):
 
     def respond(self, rows: Rows, inference: Inference) -> Iterator[dict[str, Any]]:
         """Yields the model's prediction for each row, as plain data: filled masks, a continuation, or a label. Raises
-        Raises UserError if the learner has no predictions for texts."""
+        UserError if the learner has no predictions for texts."""
         raise UserError(
             f"a model trained on {self.config.name} has no predictions for texts",
             "finetune the checkpoint on a task, and predict with the result",

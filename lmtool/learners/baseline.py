@@ -130,7 +130,7 @@ Predictor = ConstantPredictor | ConstantValue | ConstantRates | BestConstant
 
 def mean_losses(predictors: Mapping[str, Predictor], batches: Iterable[Batch]) -> dict[str, float]:
     """Returns the mean loss of each term's predictor over the targets of batches, without running a model. Raises
-    Raises UserError if a term has no targets."""
+    UserError if a term has no targets."""
     constants = {term: predictor for term, predictor in predictors.items() if not isinstance(predictor, BestConstant)}
     sums, counts = dict.fromkeys(constants, 0.0), dict.fromkeys(constants, 0)
     targets: dict[str, int] = {}  # the number of targets of each term whose labels exist before the step

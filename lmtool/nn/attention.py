@@ -47,9 +47,10 @@ def attend(
 ) -> Tensor:
     """softmax(q k^T scale + bias) v within each document, as its mask allows (Vaswani et al. 2017, 3.2.1).
 
-    bias: added to the scores and, if it `weighs` (Shaw), to the result. scale: None for 1/sqrt(D). dropout: fraction of
-    the weights that is dropped if there is a generator. rng: the generator at this location. Returns (T, A, D) in the
-    type of q; zeros for queries whose document has no keys.
+    bias: adds to the scores and, if `bias.weighs` (Shaw), a term computed from the attention weights to the result.
+    scale: None for 1/sqrt(D). dropout: fraction of the weights that is dropped if there is a generator. rng: the
+    generator of this layer's attention dropout, or None. Returns (T, A, D) in the type of q; zeros for queries whose
+    document has no keys.
     """
     rate = 0.0 if rng is None else dropout
     if rate and isinstance(rng, DeviceRng):
@@ -223,7 +224,7 @@ class SelfAttention(MultiHead):
 
     kind = "self_attn"
 
-    @region(1, 2)
+    @region(1, 2)  # the states and the turns have a row per token
     def projected(
         self, x_TH: Tensor, turns: Turns | None, position: Position, norm: nn.Module | None
     ) -> tuple[Tensor, Tensor, Tensor]:

@@ -2,12 +2,12 @@
 of blocks (Zaheer et al. 2020, appendix D).
 
 Each document is padded to complete blocks, in this module only; nothing attends to the padding. A block of one head is
-a unit; a tile has rows of query units and the gathered key units they attend to. A dense document is one row. The first
-and the last block of the others also form a row, whose keys are the whole document: two of N blocks attend to
-everything.
+a unit; a tile has rows of query units and the gathered key units they attend to. A dense document is one row. In a
+longer document, the first and the last block, which attend to everything, form one row, whose keys are the whole
+document; every other block is a row of its own.
 
 Shape letters: T query tokens, S key tokens, A heads, D head width, R rows of a tile, B tokens of a block, N blocks of
-all documents, concatenated, U = N*A units, X random blocks, P prefix keys.
+all documents, concatenated, U = N*A units, X random blocks, P prefix keys. In `block_plan`, D counts documents.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from lmtool.types import Segments, send
 
 @dataclass(frozen=True)
 class BlockPattern:
-    """size: tokens per block. random: random blocks of each inner block. heads: each has its own random blocks. seed:
-    of the layer."""
+    """size: tokens per block. random: the number of random blocks that an inner block attends to. heads: the number of
+    heads, each of which has its own random blocks. seed: the layer's seed."""
 
     size: int
     random: int
@@ -39,8 +39,8 @@ class BlockPattern:
 
     @property
     def candidates(self) -> int:
-        """Number of leading blocks from which random ones are chosen. A text with no more blocks is dense: each of its
-        tokens attends to all."""
+        """Number of leading blocks from which random ones are chosen. A text with at most this many blocks is dense:
+        every token attends to every other."""
         return 2 * self.random + 5
 
     @property
@@ -55,9 +55,10 @@ class BlockPattern:
     def seen(self, length: float) -> float:
         """Returns the mean number of tokens that a token attends to in a text of this length, if all blocks are
         full."""
-        blocks, inner = length / self.size, 5 + self.random
         if length <= self.longest_dense:
             return length
+        blocks, inner = length / self.size, 5 + self.random
+        # In blocks: the first and the last see all, their neighbors one less than the inner ones, which see `inner`.
         return self.size * (2 * blocks + 2 * (inner - 1) + (blocks - 4) * inner) / blocks
 
     def random_blocks(self, blocks: int) -> np.ndarray:

@@ -217,7 +217,7 @@ class Stack(nn.Module):
 
     def cache_for(self, embed: StackInput, documents: int, capacity: int) -> Cache:
         """Returns an empty cache for this many texts of at most `capacity` tokens, virtual ones not counted. Raises
-        Raises UserError if there are too few positions."""
+        UserError if there are too few positions."""
         virtual = embed.virtual_count
         embed.position.check(capacity + virtual + self.ahead, virtual + self.ahead)
         return Cache(len(list(self.depth())), documents, capacity + virtual, ahead=self.ahead)

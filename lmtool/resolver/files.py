@@ -52,7 +52,7 @@ def _require_one_path(values: Mapping[str, str], section: str, content: str, cho
 
 def with_task(line: CommandLine) -> list[str]:
     """Returns the overrides with `task=FILE` expanded, which is printed too; unchanged if there is none. Raises
-    Raises UserError if the kind of task cannot be inferred from the file."""
+    UserError if the kind of task cannot be inferred from the file."""
     values = line.values
     file = values.get("task", "")
     if not is_path(file, options("task", line.config_dirs)):
@@ -70,7 +70,7 @@ def with_task(line: CommandLine) -> list[str]:
 
 def with_text(line: CommandLine) -> list[str]:
     """Returns the overrides with `data=FILE` expanded, which is printed too; unchanged if there is none. Raises
-    Raises UserError if the file type cannot be inferred."""
+    UserError if the file type cannot be inferred."""
     values = line.values
     file = values.get("data", "")
     if not _is_path(file, options("data", line.config_dirs)):

@@ -103,11 +103,12 @@ def _new_horizon(config: RunConfig, before: JsonMapping, state: JsonMapping) -> 
 
     If a budget in other units (epochs, tokens, minutes) determined the old number, the number grows in proportion.
     """
-    steps, bound = config.max_steps or math.inf, state.get("horizon")
-    if bound not in BUDGETS or bound == "max_steps" or bound not in before:
+    steps = config.max_steps or math.inf
+    budget = state.get("horizon")  # the key of the budget that determined the number of steps
+    if budget not in BUDGETS or budget == "max_steps" or budget not in before:
         return steps
-    limit = getattr(config, str(bound))
-    return min(steps, math.inf if limit is None else math.ceil(_horizon(before, state) * limit / before[bound]))
+    limit = getattr(config, str(budget))
+    return min(steps, math.inf if limit is None else math.ceil(_horizon(before, state) * limit / before[budget]))
 
 
 RUNS = Path("runs")
@@ -195,7 +196,7 @@ def _open_in_first_rank(
                 run.resume_point(_print_warning(output))
             note_run(run.path)
             result = run.result()
-            group.first((str(run.path), result))
+            group.first((str(run.path), result))  # to the other ranks, which wait for it above
             if result is None:
                 run.write_environment(sys.argv, {"device": str(precision.device), "devices": group.size})
             with _trackers(verb, config, run, output) as trackers:
@@ -308,7 +309,7 @@ def start_weights(
 
     Args:
         config: The run's configuration.
-        heads: For each task that has one, its head in the weights.
+        heads: The heads in the weights, by task.
         resumed_from: The run's own checkpoint, or None. With a complete checkpoint the starting weights are not needed,
             unless the tuning method reads them throughout training.
 

@@ -24,7 +24,7 @@ from lmtool.data.tables import LINES, SUFFIXES, begins_squad, read_table
 from lmtool.errors import UserError
 from lmtool.tasks.configs.base import parts_of
 from lmtool.tasks.files import beginning
-from lmtool.tasks.kinds.labels import DECIMAL_COMMA, IDS, Columns, word_of
+from lmtool.tasks.kinds.labels import DECIMAL_COMMA, IDS, Columns, text_of_label
 
 _WORDS = (".conll", ".conllu", ".bio", ".iob", ".iob2")
 _SUFFIXES = (*SUFFIXES, ".parquet", *_WORDS)
@@ -128,7 +128,7 @@ def headless(columns: Columns) -> str | None:
     if names == [str(number) for number in range(len(names))]:  # pandas numbers unnamed columns
         return None
     for name, values in columns.items():
-        words = [word_of(value) for value in values if word_of(value)]
+        words = [text_of_label(value) for value in values if text_of_label(value)]
         problem = f"its first line is a row, not the names of its columns: {name.strip()!r} is "
         if words and _number(name) is not None and all(_number(word) is not None for word in words):
             return f"{problem}a number, like all other values of its column"
@@ -220,12 +220,12 @@ def _parallel(columns: Columns, name: str) -> list[str]:
 def _kinds(values: list[object], of_words: bool = False, plural: bool = False) -> list[str]:
     """Returns the task kinds whose label a column may be; empty for a column of texts. of_words: whether another column
     has lists of the same lengths. plural: whether the column's name suggests several labels per row."""
-    present = [value for value in values if word_of(value)]
+    present = [value for value in values if text_of_label(value)]
     if not present:
         return []
     if all(isinstance(value, list) for value in present):
         return ["token_classification" if of_words else "multi_label"]
-    words = [word_of(value) for value in present]
+    words = [text_of_label(value) for value in present]
     multiple = ["multi_label"] if _delimiter_of(words) else []
     if multiple and plural:
         return multiple
@@ -261,7 +261,7 @@ def _delimiter(kind: str, values: Sequence[object]) -> str | None:
     """Returns the separator of the labels in a cell of text; None for a comma or if there is one label."""
     if kind != "multi_label" or any(isinstance(value, list) for value in values):
         return None
-    delimiter = _delimiter_of([word_of(value) for value in values if word_of(value)])
+    delimiter = _delimiter_of([text_of_label(value) for value in values if text_of_label(value)])
     return None if delimiter == "," else delimiter
 
 

@@ -66,8 +66,9 @@ class Keeper:
             extension.write(folder)
 
     def restore(self, group: ProcessGroup = ALONE) -> Progress:
-        """Loads the run's newest intact checkpoint, if there is one, and drop later rows. Rank 0 selects it. UserError
-        if it belongs to another model; raises CheckFailed if there are checkpoints but none is intact."""
+        """Loads the run's newest intact checkpoint, if there is one, and removes the metrics of later steps. Rank 0
+        selects the checkpoint. Raises UserError if it belongs to another model; raises CheckFailed if there are
+        checkpoints but none is intact."""
         if self.run.writes:  # the run holds the lock, so temporary files are those of a killed process
             for pattern in (f"{TEMPORARY}*", f"{DELETED}*"):
                 for path in self.folder.glob(pattern):
@@ -82,7 +83,7 @@ class Keeper:
                 load_carried(self.learner, disk.read_tensors(folder, CARRIED), device)
             progress = _progress(folder)
             if budgets(read_config(folder)) != budgets(self.run.config):
-                progress.forget_horizon()
+                progress.forget_horizon()  # the planned number of steps, which depends on the budgets
             if self.scaler is not None and progress.scaler:
                 self.scaler.load_state_dict(progress.scaler)
             self.saved_step = progress.step
@@ -131,14 +132,15 @@ class Keeper:
         progress.threads = torch.get_num_threads()
         progress.rows = dict(self.run.row_counts)
         try:
-            self.run.sync()  # a resumed run does not repeat the rows of these steps
+            self.run.sync()  # the rows up to this step must be on disk first: a resumed run does not write them again
             disk.write_checkpoint(
                 self.folder, progress.step, weights, optimizer, progress.to_plain(), self.run.config,
                 self._write_extensions, carried_tensors(self.learner),
             )  # fmt: skip
         except OSError as error:
             self._failures += 1
-            self.run.log(f"the checkpoint of step {progress.step} could not be saved ({self._failures}.): {error}")
+            count = f"failure {self._failures} of {FAILURES}"
+            self.run.log(f"the checkpoint of step {progress.step} could not be saved ({count}): {error}")
             if must or self._failures >= FAILURES:
                 raise cannot_write(Path(error.filename or self.folder), error) from error
             return False
@@ -174,17 +176,17 @@ class Keeper:
         """Removes checkpoints that are not retained by `keep` or `keep_every` and are not the last or best one."""
         if self.settings.keep == "all":
             return
-        named = {pointed(self.folder, "last"), pointed(self.folder, "best")}
+        last_and_best = {pointed(self.folder, "last"), pointed(self.folder, "best")}
         every = self.settings.keep_every
         for folder in saved_steps(self.folder)[self.settings.keep :]:
             permanent = every is not None and int(folder.name[5:]) % every == 0
-            if not permanent and folder not in named and folder.name != f"step_{progress.best_step or 0:08d}":
+            if not permanent and folder not in last_and_best and folder.name != f"step_{progress.best_step or 0:08d}":
                 remove_folder(folder)
 
 
 def _progress(folder: Path) -> Progress:
-    """Returns the progress in a checkpoint. Raises UserError if a value has a wrong type, which lmtool did not
-    write."""
+    """Returns the progress in a checkpoint. Raises UserError if a value has a wrong type: the file was changed after
+    lmtool wrote it."""
     try:
         return Progress.from_plain(read_state(folder))
     except ValueError as error:

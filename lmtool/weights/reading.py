@@ -38,7 +38,7 @@ from lmtool.weights.folders import (
     read_settings,
     weight_file,
 )
-from lmtool.weights.sentence_encoders import MODULES, PROMPTS, READING
+from lmtool.weights.sentence_encoders import MODULES, PROMPTS, TOKENIZING_FILES
 from lmtool.weights.task_heads import CLASSIFIER, head_of_class, is_multi_label
 
 
@@ -100,7 +100,7 @@ _GENERATION_DEFAULTS: JsonObject = {
 """Defaults of transformers' GenerationConfig. Older folders have these keys in config.json. `lmtool generate` has
 separate settings."""
 _FILES = (
-    CONFIG, GENERATION, *TOKENIZER, *WEIGHTS, MODULES, PROMPTS, *READING,
+    CONFIG, GENERATION, *TOKENIZER, *WEIGHTS, MODULES, PROMPTS, *TOKENIZING_FILES,
     # Weights in other formats.
     "*.safetensors", "pytorch_model*.bin", "tf_model.h5", "flax_model.msgpack", "rust_model.ot", "*.gguf", "*.onnx",
     "onnx", "openvino", "coreml", "original",
@@ -117,7 +117,7 @@ def ignored_keys(folder: HFFolder, generates_text: bool) -> tuple[str, ...]:
     """Lists the keys and files of a folder that lmtool does not read. folder: the folder. A key of config.json counts
     as read if it was accessed before this call. generates_text: whether the model generates text, so that generation
     settings are relevant. Returns one line per file with ignored keys, and one line with the ignored files. Raises
-    Raises UserError if a file cannot be read."""
+    UserError if a file cannot be read."""
     generation, ignored = folder.path / GENERATION, folder.config.ignored
     keys = {
         CONFIG: [name for name in ignored if name not in _GENERATION_DEFAULTS],
@@ -361,7 +361,7 @@ def read_file(path: Path) -> dict[str, Tensor]:
         size = path.stat().st_size / 2**30
         raise UserError(
             f"{path}: the file has {size:.1f} GiB, which exceeds the memory limit of this process",
-            "raise the limit (`ulimit -v`), or copy the file again if the model is smaller",
+            "raise the limit (`ulimit -v`), or, if the model is smaller than this, copy the file again",
         ) from error
 
 

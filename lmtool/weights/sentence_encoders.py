@@ -14,7 +14,7 @@ from lmtool.errors import UserError
 from lmtool.weights.folders import HFFolder, fetched, read_json_file, read_object, read_settings, tokenizer_length
 
 MODULES, PROMPTS = "modules.json", "config_sentence_transformers.json"
-READING = tuple(
+TOKENIZING_FILES = tuple(
     f"sentence_{name}_config.json" for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlnet")
 )
 """Names of the file with the Transformer module's settings, the current name first."""
@@ -194,8 +194,9 @@ def sentence_encoder(folder: HFFolder, offline: bool) -> SentenceEncoder | None:
     prompt = "" if default is None else texts[default]
     if prompt and not pooling.typed("include_prompt", bool, True):
         raise pooling.refused("include_prompt")
-    files = (_Settings(folder, name, offline) for name in READING)
-    reading = next((file for file in files if file.path is not None), None) or _Settings(folder, READING[0], offline)
+    files = (_Settings(folder, name, offline) for name in TOKENIZING_FILES)
+    reading = next((file for file in files if file.path is not None), None)
+    reading = reading or _Settings(folder, TOKENIZING_FILES[0], offline)
     reading.require((*_NEUTRAL, "max_seq_length", "do_lower_case"), **_SUPPORTED)
     return SentenceEncoder(
         pooling.name,

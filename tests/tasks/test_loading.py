@@ -173,7 +173,7 @@ def test_without_the_library_the_error_says_what_to_install(monkeypatch):
 
 
 def test_an_unreachable_hub_is_not_waited_for(monkeypatch):
-    monkeypatch.setattr("lmtool.data.hub_source.answers", lambda _: False)
+    monkeypatch.setattr("lmtool.data.hub_source.is_reachable", lambda _: False)
     with pytest.raises(UserError, match="cannot be read: no network"):
         load_task(task_config("sst2"), 0, "unused", False)
 
@@ -192,7 +192,7 @@ def test_hub_rows_come_with_class_names(monkeypatch):
         return Split(sentence=[f"text {n}" for n in range(len(labels))], label=labels, idx=list(range(len(labels))))
 
     asked = []
-    monkeypatch.setattr("lmtool.data.hub_source.answers", lambda _: True)
+    monkeypatch.setattr("lmtool.data.hub_source.is_reachable", lambda _: True)
     library = types.SimpleNamespace(
         config=types.SimpleNamespace(HF_HUB_OFFLINE=False),
         load_dataset=lambda *where, **_: (

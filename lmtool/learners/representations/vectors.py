@@ -318,7 +318,7 @@ _WORD = re.compile(r"\w+")
 
 
 @dataclass(frozen=True)
-class WordStates:
+class WordSimilarity:
     """The similarity of a word's vectors in different sentences.
 
     Attributes:
@@ -338,9 +338,9 @@ class WordStates:
         return (self.similarity_WSS.sum((1, 2)) - count) / (count * (count - 1))
 
 
-def word_vectors(
+def compare_word(
     states: HiddenStates, tokenizer: Tokenizer, layout: str, sentences: Sequence[str], word: str
-) -> WordStates:
+) -> WordSimilarity:
     """Compares the vectors of a word in several sentences; in each sentence, its first occurrence counts.
 
     Args:
@@ -367,7 +367,7 @@ def word_vectors(
     between_WOO = others_WOH @ others_WOH.transpose(0, 2, 1)
     count = between_WOO.shape[-1]
     pairs = max(count * (count - 1), 1)
-    return WordStates(states.layers, similarity_WSS, (between_WOO.sum((1, 2)) - count) / pairs)
+    return WordSimilarity(states.layers, similarity_WSS, (between_WOO.sum((1, 2)) - count) / pairs)
 
 
 def _sentence_vectors(

@@ -227,7 +227,7 @@ def _choose(
 # numbers of replacements are numbered by position, after those of all rounds.
 _SPAN_DRAWS = 4
 _LENGTH, _ANCHOR = 0, 1
-_BY_POSITION = 1 << 40
+_REPLACEMENT_OFFSET = 1 << 40
 
 
 @dataclass(frozen=True)
@@ -260,7 +260,7 @@ def mask_spans(config: SpanConfig, vocabulary: Vocabulary, texts: PackedTexts) -
     tokens_T, text = texts.tokens, _Text(vocabulary, texts)
     masked_P, sampled_lengths = _sample_spans(config, text, texts)
     inside = np.flatnonzero(masked_P)
-    opens = (np.diff(inside, prepend=-2) != 1) | text.broken_P[inside]
+    opens = (np.diff(inside, prepend=-2) != 1) | text.begins_run_P[inside]
     span_of = np.cumsum(opens) - 1
     first = inside[opens]
     last = inside[np.append(np.flatnonzero(opens)[1:], len(inside))[: len(first)] - 1] if len(first) else first
@@ -268,12 +268,12 @@ def mask_spans(config: SpanConfig, vocabulary: Vocabulary, texts: PackedTexts) -
     keyed_by = text.indices[first][span_of] if config.replace == "span" else at
 
     def uniform(which: int, keys_M: np.ndarray) -> np.ndarray:
-        return texts.uniform(texts.owners[keys_M], _BY_POSITION + texts.positions[keys_M] * _SPAN_DRAWS + which)
+        return texts.uniform(texts.owners[keys_M], _REPLACEMENT_OFFSET + texts.positions[keys_M] * _SPAN_DRAWS + which)
 
     tokens = replace_tokens(config, vocabulary, tokens_T, at, uniform(0, keyed_by), uniform(1, at))
-    ends_P = np.append(text.broken_P[1:], True)
+    ends_P = np.append(text.begins_run_P[1:], True)
     spans = np.stack([text.indices[first], text.indices[last]], axis=1)
-    bordered = ~text.broken_P[first] & ~ends_P[last]
+    bordered = ~text.begins_run_P[first] & ~ends_P[last]
     return MaskedSpans(tokens, at, tokens_T[at], spans, span_of, bordered, sampled_lengths)
 
 
@@ -281,7 +281,7 @@ class _Text:
     """The P tokens of a batch that may be masked, and their words.
 
     A *run* is a sequence of such tokens without a special token in between. indices: (P,) the flat index of each token.
-    owners_P: the example that each token belongs to. broken_P: whether a token begins a run: the previous token is
+    owners_P: the example that each token belongs to. begins_run_P: whether a token begins a run: the previous token is
     special, or belongs to another example. word_P: the index of each token's word. word_first: (W+1,) the boundaries of
     words, as indices of the P tokens. run_end_W: the index of the word after the run that contains a word. counts_N:
     the number of such tokens in each example. starts_N: the index of each example's first such token.
@@ -290,12 +290,12 @@ class _Text:
     def __init__(self, vocabulary: Vocabulary, texts: PackedTexts):
         self.indices = np.flatnonzero(~vocabulary.special[texts.tokens])
         self.owners_P = texts.owners[self.indices]
-        self.broken_P = (np.diff(self.indices, prepend=-2) != 1) | (np.diff(self.owners_P, prepend=-1) != 0)
-        starts = vocabulary.starts_word[texts.tokens[self.indices]] | self.broken_P
+        self.begins_run_P = (np.diff(self.indices, prepend=-2) != 1) | (np.diff(self.owners_P, prepend=-1) != 0)
+        starts = vocabulary.starts_word[texts.tokens[self.indices]] | self.begins_run_P
         self.word_P = np.cumsum(starts) - 1
         first = np.flatnonzero(starts)
         self.word_first = np.append(first, len(self.indices))
-        run_W = np.cumsum(self.broken_P[first]) - 1
+        run_W = np.cumsum(self.begins_run_P[first]) - 1
         self.run_end_W = np.searchsorted(run_W, run_W, side="right")
         self.counts_N = np.bincount(self.owners_P, minlength=len(texts.lengths))
         self.starts_N = np.cumsum(self.counts_N) - self.counts_N

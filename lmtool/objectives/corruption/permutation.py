@@ -29,7 +29,7 @@ from lmtool.objectives.permutation_configs import PlmConfig
 # The random numbers of a run are keyed by the position of its first token and by the number of the n-gram; the random
 # numbers of a token are keyed by its position, with an offset that no run reaches.
 _ROUND = 1 << 20
-_BY_POSITION = 1 << 50
+_POSITION_OFFSET = 1 << 50
 _LENGTH, _OFFSET = 0, 1
 
 
@@ -78,7 +78,7 @@ def permute(config: PlmConfig, vocabulary: Vocabulary, texts: PackedTexts) -> Pe
     # Add single tokens in random order until the budget of each block is used.
     remaining_B = remaining_B - np.bincount(block_P[chosen_P], minlength=len(remaining_B))
     free = np.flatnonzero(~chosen_P & (remaining_B[block_P] > 0))
-    uniform_P = uniform(indices_P[free], _BY_POSITION + positions_T[indices_P[free]])
+    uniform_P = uniform(indices_P[free], _POSITION_OFFSET + positions_T[indices_P[free]])
     order = free[np.lexsort((uniform_P, block_P[free]))]
     single = order[_index_in_group(block_P[order]) < remaining_B[block_P[order]]]
     chosen_P[single] = True
@@ -86,7 +86,7 @@ def permute(config: PlmConfig, vocabulary: Vocabulary, texts: PackedTexts) -> Pe
 
     permuted_T = ~text_T
     permuted_T[at] = True
-    order_T = uniform(np.arange(len(tokens_T)), 2 * _BY_POSITION + positions_T)
+    order_T = uniform(np.arange(len(tokens_T)), 2 * _POSITION_OFFSET + positions_T)
     ranks_T = _ranks(permuted_T, owners_T, blocks_T, order_T)
     is_single = np.isin(at, indices_P[single])
     return Permuted(tokens_T, at, tokens_T[at], ranks_T, is_single, sampled_lengths, indices_P[starts], blocks_T)

@@ -32,7 +32,7 @@ def location(origin: tuple[str, int]) -> str:
     return f"{origin[0]}:{origin[1]}"
 
 
-def word_of(value: object) -> str:
+def text_of_label(value: object) -> str:
     """Returns a label as text, which is the same whether it was read from JSON, a table or the hub."""
     if isinstance(value, bool):
         return "true" if value else "false"
@@ -51,13 +51,13 @@ def _listing(names: Sequence[str]) -> str:
 
 def is_unlabelled(values: Sequence[object]) -> bool:
     """Whether a label column has no labels: all cells are empty, or -1 as on the hub."""
-    return all(word_of(value) in ("", "-1") for value in values)
+    return all(text_of_label(value) in ("", "-1") for value in values)
 
 
 def class_names(config: TaskConfig, values: Sequence[object], origin: Origin) -> tuple[str, ...]:
     """Returns the classes in a training column: its distinct values, sorted; whole numbers are sorted by value. Raises
-    Raises UserError if they cannot be classes."""
-    words = [word_of(value) for value in values]
+    UserError if they cannot be classes."""
+    words = [text_of_label(value) for value in values]
     if "" in words:
         raise UserError(
             f"{location(origin[words.index('')])}: no value in the column {config.label}",
@@ -85,7 +85,7 @@ def class_numbers(config: TaskConfig, labels: Sequence[str], values: Sequence[ob
 
     Raises UserError with file:line at the first invalid value.
     """
-    words = [word_of(value) for value in values]
+    words = [text_of_label(value) for value in values]
     number = {name: index for index, name in enumerate(labels)}
     if not all(word in number for word in words):
         counted = {str(index): index for index in range(len(labels))}
@@ -112,7 +112,7 @@ def numbers(config: TaskConfig, values: Sequence[object], origin: Origin) -> np.
     finite number."""
     numbers_N = np.empty(len(values))
     for index, (value, where) in enumerate(zip(values, origin, strict=True)):
-        word = word_of(value)
+        word = text_of_label(value)
         try:
             numbers_N[index] = float(word)
         except ValueError:

@@ -23,7 +23,7 @@ from lmtool.models.heads.base import TokenLogits, binary_losses
 from lmtool.models.heads.predicted import Binary, Predicted
 from lmtool.tasks.configs import MultiLabelConfig
 from lmtool.tasks.kinds.classes import ClassLearner, require_one_per_class, with_class_weights
-from lmtool.tasks.kinds.labels import Columns, Origin, class_names, class_numbers, class_warnings, word_of
+from lmtool.tasks.kinds.labels import Columns, Origin, class_names, class_numbers, class_warnings, text_of_label
 from lmtool.tasks.kinds.predictions import Label, Prediction, PredictionColumns, values_of
 from lmtool.tasks.kinds.sequence import SequenceLearner, WindowedKind
 from lmtool.tokenizers.tokenizer import Tokenizer
@@ -52,8 +52,8 @@ class MultiLabel(WindowedKind):
         """Returns the classes in all cells, flattened: their rows and their names."""
         rows, words = [], []
         for row, value in enumerate(values):
-            parts = value if isinstance(value, list | tuple) else word_of(value).split(self.config.delimiter)
-            named = [word for word in map(word_of, parts) if word]
+            parts = value if isinstance(value, list | tuple) else text_of_label(value).split(self.config.delimiter)
+            named = [word for word in map(text_of_label, parts) if word]
             rows += [row] * len(named)
             words += named
         return rows, words

@@ -28,8 +28,8 @@ from lmtool.tasks.kinds.labels import (
     is_unlabelled,
     label_counts,
     row_ids,
+    text_of_label,
     unknown_label,
-    word_of,
 )
 from lmtool.tasks.kinds.predictions import Label, Prediction, values_of
 from lmtool.tasks.kinds.token_learner import TokenLearner, bio_labels, scheme_of, to_bio
@@ -106,7 +106,7 @@ class TokenClassification(TaskKind):
 
     def _named(self, sentences: list[list[object]]) -> list[list[str]]:
         """Tags as texts. If all tags are class numbers, they are replaced by the class names."""
-        named = [[word_of(tag) for tag in tags] for tags in sentences]
+        named = [[text_of_label(tag) for tag in tags] for tags in sentences]
         tags_found, numbers = set(chain(*named)), {str(number): label for number, label in enumerate(self.classes)}
         if tags_found and not tags_found & set(self.classes) and tags_found <= numbers.keys():
             return [[numbers[tag] for tag in tags] for tags in named]
@@ -119,10 +119,9 @@ class TokenClassification(TaskKind):
                 converted.append(to_bio(tags, self.config.scheme))
             except ValueError as problem:
                 offset, tag = problem.args
-                problem_text = f"the tag {tag!r}" if tag else "no tag"
+                problem_text = f"the tag {tag!r} is not possible" if tag else "the tag is missing"
                 raise UserError(
-                    f"{_place(columns, origin, number, offset)}: {problem_text} where the tags are in "
-                    f"task.scheme={self.config.scheme}",
+                    f"{_place(columns, origin, number, offset)}: {problem_text} in task.scheme={self.config.scheme}",
                     "correct the line, or name the scheme of the files: task.scheme=bio, iob1, iobes or none",
                 ) from problem
         return converted
@@ -171,7 +170,8 @@ class TokenClassification(TaskKind):
     def resampled(
         self, rows: Rows, predictions: Sequence[Prediction], draws: Iterable[np.ndarray]
     ) -> dict[str, list[float]]:
-        """Sums counts per sentence."""
+        """Returns each metric for each sample of sentences (`draws`: their indices, with repetitions). Counts are
+        summed per sentence first, so that a sample only adds them up."""
         gold_M, predicted_M = self._both(rows, predictions)
         lengths_S = _lengths(rows.labels)
         sentence_M = np.repeat(np.arange(len(lengths_S)), lengths_S)
@@ -189,7 +189,7 @@ class TokenClassification(TaskKind):
         return values
 
     def _both(self, rows: Rows, predictions: Sequence[Prediction]) -> tuple[np.ndarray, np.ndarray]:
-        """Returns (M,): gold and (M,) predicted tags; each word is predicted once."""
+        """Returns the gold tags (M,) and the predicted tags (M,), one of each per word."""
         lengths = _lengths(rows.labels)
         predicted = values_of(predictions)
         if not np.array_equal(lengths, _lengths(predicted)):

@@ -198,7 +198,7 @@ def unreachable(file: WordFile, tokenizer: Tokenizer) -> str:
 
 def export_vectors(config: ExportConfig) -> None:
     """Writes vectors.txt in GloVe's format and reads it back. Raises UserError if the model is contextual, and
-    Raises CheckFailed if the file is read back with other vectors."""
+    CheckFailed if the file is read back with other vectors."""
     loaded = load(config.checkpoint, offline=config.offline)
     if loaded.config.contextual or loaded.tokenizer is None:
         raise UserError(

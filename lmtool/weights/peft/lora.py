@@ -229,7 +229,7 @@ def ia3_to_peft(tuned: TunedModel) -> tuple[JsonObject, dict[str, Tensor]]:
     """Converts (IA)3 to PEFT's configuration and tensors.
 
     If transformers joins several layers in one, the outputs of layers that (IA)3 does not edit are scaled by 1. Raises
-    Raises UserError if PEFT would not scale a bias that lmtool scales.
+    UserError if PEFT would not scale a bias that lmtool scales.
     """
     tensors = tuned.tensors
     targets, feedforward = [], []

@@ -7,7 +7,7 @@ import pytest
 
 from lmtool.config.tables import Choice, build
 from lmtool.errors import UserError
-from lmtool.learners.representations.vectors import HiddenStates, word_vectors
+from lmtool.learners.representations.vectors import HiddenStates, compare_word
 from lmtool.training.precision import select_device, select_precision
 from tests.objectives.objective_fixtures import backbone, tokenizer
 
@@ -19,16 +19,16 @@ def test_static_vectors_are_the_same_everywhere_and_contextual_ones_are_not() ->
     tokens = tokenizer()
     section = {"name": "word_vectors", "vocab_size": tokens.vocab_size, "hidden_size": 16}
     static = HiddenStates(build(Choice("model").validate(section), 0).eval(), PRECISION)
-    vectors = word_vectors(static, tokens, "bert", SENTENCES, "cat")
+    vectors = compare_word(static, tokens, "bert", SENTENCES, "cat")
     assert vectors.layers == (0,)
     np.testing.assert_allclose(vectors.same_W, 1, rtol=1e-6)
     assert vectors.others_W[0] < 0.9
     contextual = HiddenStates(backbone().eval(), PRECISION)
-    vectors = word_vectors(contextual, tokens, "bert", SENTENCES, "cat")
+    vectors = compare_word(contextual, tokens, "bert", SENTENCES, "cat")
     assert len(vectors.same_W) == contextual.depth + 1 and vectors.same_W.max() < 0.9999
     np.testing.assert_allclose(vectors.similarity_WSS, vectors.similarity_WSS.transpose(0, 2, 1), rtol=1e-6)
 
 
 def test_a_sentence_without_the_word_is_named() -> None:
     with pytest.raises(UserError, match="no 'two' in 'some dogs ran"):
-        word_vectors(HiddenStates(backbone().eval(), PRECISION), tokenizer(), "bert", SENTENCES, "two")
+        compare_word(HiddenStates(backbone().eval(), PRECISION), tokenizer(), "bert", SENTENCES, "two")
