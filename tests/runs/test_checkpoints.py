@@ -341,7 +341,7 @@ def test_three_failed_saves_in_a_row_stop_the_run(tmp_path: Path, monkeypatch: p
     with pytest.raises(UserError, match="cannot write .*: no space left on device") as caught:
         go(tmp_path / "run", max_steps=100, evaluate_every=2)
     assert caught.value.hint is not None and "free some space" in caught.value.hint
-    assert "step 10 could not be saved (3.)" in (tmp_path / "run/log.txt").read_text()
+    assert "step 10 could not be saved (failure 3 of 3)" in (tmp_path / "run/log.txt").read_text()
     assert find(tmp_path / "run").name == "step_00000004"
 
 
