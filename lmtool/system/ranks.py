@@ -182,9 +182,10 @@ class RankExits:
         if self.process.size == 1:
             return ""
         failures = [end for end in self.read().values() if end.reported and end.exit_status != TERMINATED]
-        self.write(RankExit(self.process.rank, exit_status, lines, at=time.time()))
-        if exit_status == TERMINATED and failures:
-            return None  # the launcher ended this rank because another one had failed
+        ended_by_launcher = exit_status == TERMINATED and bool(failures)  # because of another rank's failure
+        self.write(RankExit(self.process.rank, exit_status, lines, reported=not ended_by_launcher, at=time.time()))
+        if ended_by_launcher:
+            return None
         if self.process.rank == 0:
             self._claim(lines)
             return ""

@@ -47,6 +47,7 @@ def test_what_follows_from_another_end_is_not_printed(ends):
 def test_a_rank_that_the_launcher_ends_after_a_failure_prints_nothing(ends):
     ends[0].record_exception(1, ("RuntimeError: timed out",))
     assert ends[1].record_error(143, ("stopped by SIGTERM",)) is None
+    assert [ends[0].read()[number].reported for number in (0, 1)] == [True, False]
 
 
 def test_a_signal_to_one_rank_is_printed_if_no_other_has_reported_a_failure(ends):
