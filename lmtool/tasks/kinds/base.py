@@ -20,7 +20,7 @@ from lmtool.learners.metrics import METRICS, Metric, compute
 from lmtool.models.base import Backbone
 from lmtool.tasks.configs import TaskConfig
 from lmtool.tasks.kinds.labels import Columns, Origin, is_unlabelled, row_ids, text_of
-from lmtool.tasks.kinds.predictions import Label, Prediction, select_predictions, values_of
+from lmtool.tasks.kinds.predictions import Label, Prediction, values_of
 from lmtool.tokenizers.tokenizer import Tokenizer
 
 
@@ -134,22 +134,23 @@ class TaskKind(ABC):
 
     def metrics(self, rows: Rows, predictions: Sequence[Prediction]) -> dict[str, float]:
         """Returns the configured metrics of the predictions, by name. rows: labeled."""
-        return compute(self.config.metrics, np.asarray(rows.labels), np.asarray(values_of(predictions)))
+        return self.scores_of(np.asarray(rows.labels), np.asarray(values_of(predictions)))
+
+    def scores_of(self, labels: np.ndarray, values: np.ndarray) -> dict[str, float]:
+        """Returns the configured metrics by name. labels, values: the gold and the predicted value of each row."""
+        return compute(self.config.metrics, labels, values)
 
     def resampled(
         self, rows: Rows, predictions: Sequence[Prediction], draws: Iterable[np.ndarray]
     ) -> dict[str, list[float]]:
         """Returns the metrics of resampled rows, for bootstrap intervals. draws: the row indices of each sample. Kinds
         with slow metrics override this method and add up counts of each row."""
-        ids: list[str | int] = [0] * len(rows)
-        origin = [("", 0)] * len(rows)
-        values: dict[str, list[float]] = {}
+        labels, values = np.asarray(rows.labels), np.asarray(values_of(predictions))
+        samples: dict[str, list[float]] = {}
         for numbers in draws:
-            # Metrics read labels only.
-            bare = Rows(ids[: len(numbers)], {}, rows.labels_at(numbers), origin[: len(numbers)])
-            for name, value in self.metrics(bare, select_predictions(predictions, numbers)).items():
-                values.setdefault(name, []).append(value)
-        return values
+            for name, score in self.scores_of(labels[numbers], values[numbers]).items():
+                samples.setdefault(name, []).append(score)
+        return samples
 
     @abstractmethod
     def constant(self, train: Rows) -> tuple[str, Prediction]:

@@ -89,8 +89,8 @@ class MultiLabel(WindowedKind):
     def elected(self, votes: np.ndarray) -> Prediction:
         return Prediction(votes, float(votes.max()))
 
-    def metrics(self, rows: Rows, predictions: Sequence[Prediction]) -> dict[str, float]:
-        return compute_multi_label(self.config.metrics, np.asarray(rows.labels), np.asarray(values_of(predictions)))
+    def scores_of(self, labels: np.ndarray, values: np.ndarray) -> dict[str, float]:
+        return compute_multi_label(self.config.metrics, labels, values)
 
     @property
     def metric(self) -> Metric:

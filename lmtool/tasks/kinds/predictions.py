@@ -50,9 +50,6 @@ class _Numbers:
     def get(self, row: int) -> Label:
         return self.values[row] if self.kind is np.ndarray else self.values[row].item()
 
-    def take(self, rows: np.ndarray) -> _Numbers:
-        return _Numbers(self.values[rows], self.kind)
-
     def all(self) -> np.ndarray:
         return self.values
 
@@ -73,9 +70,6 @@ class _Lists(Sequence[list[int]]):
     def get(self, row: int) -> list[int]:
         start = int(self.starts[row])
         return self.flat[start : start + int(self.lengths[row])].tolist()
-
-    def take(self, rows: np.ndarray) -> _Lists:
-        return _Lists(self.flat, self.starts[rows], self.lengths[rows])
 
     def all(self) -> Sequence[list[int]]:
         return self
@@ -102,9 +96,6 @@ class _Objects:
 
     def get(self, row: int) -> Label:
         return self.values[row]
-
-    def take(self, rows: np.ndarray) -> _Objects:
-        return _Objects([self.values[row] for row in rows])
 
     def all(self) -> list[object]:
         return self.values
@@ -176,13 +167,6 @@ class PredictionColumns(Sequence[Prediction]):
     def __iter__(self) -> Iterator[Prediction]:
         return (self[row] for row in range(self._count))
 
-    def take(self, rows: np.ndarray) -> PredictionColumns:
-        """Returns the predictions of these rows, in order."""
-        selected = PredictionColumns(len(rows))
-        selected._columns = {name: column.take(rows) for name, column in self._columns.items()}
-        selected._filled = self._filled[rows]
-        return selected
-
     def column(self, name: str) -> Label:
         """Returns the values of a field for all rows: an array of numbers or a sequence; None if no row has a value."""
         return self._columns[name].all() if name in self._columns else None
@@ -198,10 +182,3 @@ def column_of(predictions: Sequence[Prediction], name: str) -> Label:
 def values_of(predictions: Sequence[Prediction]) -> Label:
     """Returns the predicted values of all rows: an array of numbers or a sequence."""
     return column_of(predictions, "value")
-
-
-def select_predictions(predictions: Sequence[Prediction], rows: np.ndarray) -> Sequence[Prediction]:
-    """Returns the predictions of these rows, in order."""
-    if isinstance(predictions, PredictionColumns):
-        return predictions.take(rows)
-    return [predictions[row] for row in rows]
