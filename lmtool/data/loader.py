@@ -9,6 +9,7 @@ import copy
 import queue
 import threading
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol, Self, TypeVar, runtime_checkable
@@ -38,7 +39,7 @@ def prefetch(items: Iterable[Item], ahead: int = AHEAD) -> Iterator[Item]:
         while not closed.is_set():
             try:
                 ready.put((kind, item), timeout=_POLL_SECONDS)
-                return True
+                return not closed.is_set()
             except queue.Full:
                 continue
         return False
@@ -66,6 +67,8 @@ def prefetch(items: Iterable[Item], ahead: int = AHEAD) -> Iterator[Item]:
             del item
     finally:
         closed.set()
+        with suppress(queue.Empty):  # wakes a producer that waits for space
+            ready.get_nowait()
         thread.join()
 
 
