@@ -313,7 +313,8 @@ class Phased(Loader, Protocol):
         """Returns the mean tokens per step of a run that ends with this budget."""
 
     def stretch(self, budget: str) -> float:
-        """Steps of a run that ends with this budget, relative to a run whose steps are all like the first."""
+        """Returns the steps of a run that ends with this budget, relative to a run whose steps are all like the
+        first."""
 
     def fix(self, steps: int, budget: str) -> None:
         """Sets the number of steps, and the budget that ends the run. Until then the first phase applies."""

@@ -102,7 +102,7 @@ def _columns(rows: Rows, start: int, group: list[Vectors], embedder: Embedder) -
 
 
 def _layers(embedder: Embedder) -> list[str]:
-    """Names of the columns of vectors, one per layer."""
+    """Returns the names of the columns of vectors, one per layer."""
     layers = embedder.states.layers
     return ["vector"] if embedder.average or len(layers) == 1 else [f"layer_{layer}" for layer in layers]
 
@@ -196,7 +196,7 @@ def _write(path: str, rows: Rows, vectors: Iterable[Vectors], embeds: Embedder) 
 
 
 def _lines(rows: Rows, vectors: Iterable[Vectors], embeds: Embedder) -> Iterator[str]:
-    """Lines for the screen: the first numbers of each vector."""
+    """Yields the lines for the screen: the first numbers of each vector."""
     texts = list(zip(*rows.columns.values(), strict=True))
     for text, embedded in zip(texts, vectors, strict=True):
         pieces = embeds.tokenizer.readable(embedded.tokens) if embeds.pooling == "none" else []

@@ -149,7 +149,8 @@ def _recorded(session: Session, steps: int, folder: Path) -> StepProfile:
 
 
 def _metadata(config: RunConfig, metadata: JsonObject, on_device: bool, compiles: bool) -> JsonObject:
-    """Properties of the run from which `print_profile` chooses its remarks. metadata: the metadata of the loader."""
+    """Returns the properties of the run from which `print_profile` chooses its remarks. metadata: the metadata of the
+    loader."""
     model = config.model
     return {
         "attention_dropout": model.attention_dropout if isinstance(model, TransformerConfig) else 0.0,

@@ -154,7 +154,7 @@ def merge(base: JsonObject, over: JsonObject) -> JsonObject:
 
 
 def _disagreements(section: str, value: JsonObject, saved: object, choice: Choice) -> list[Problem]:
-    """Fields of a section that differ from the checkpoint's although they must be equal."""
+    """Returns the fields of a section that differ from the checkpoint's although they must be equal."""
     chosen = chosen_class(value, choice)
     if chosen is None or not isinstance(saved, dict):
         return []

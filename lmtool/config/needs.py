@@ -78,7 +78,7 @@ class Component(Config):
         return ()
 
     def conflicts(self) -> Iterable[Problem]:
-        """Errors within the section: values that contradict each other or have no effect."""
+        """Returns the errors within the section: values that contradict each other or have no effect."""
         return ()
 
 

@@ -330,7 +330,7 @@ def _names(override: Override) -> list[Any]:
 
 
 def as_values(overrides: Sequence[str], accepted: AcceptedOverrides) -> tuple[JsonObject, list[Problem]]:
-    """Overrides of a saved configuration as nested plain values; overrides of groups are refused."""
+    """Returns the overrides of a saved configuration as nested plain values; overrides of groups are refused."""
     checked = read(overrides, accepted)
     problems = list(checked.problems)
     for text in checked.choices:

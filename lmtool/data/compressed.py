@@ -39,7 +39,7 @@ def without_packing(name: str) -> str:
 
 
 def packed(*suffixes: str) -> tuple[str, ...]:
-    """Suffixes, and those of the same files compressed."""
+    """Returns the suffixes, and those of the same files compressed."""
     return (*suffixes, *(suffix + end for suffix in suffixes for end in PACKED))
 
 

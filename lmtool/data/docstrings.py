@@ -42,7 +42,7 @@ class Module:
 
 
 def installed() -> list[str]:
-    """Names of top-level packages and modules of the environment, sorted, without lmtool."""
+    """Returns the names of top-level packages and modules of the environment, sorted, without lmtool."""
     return sorted(_locations(), key=lambda name: (name.lower(), name))
 
 
@@ -114,7 +114,7 @@ def _list(folder: str) -> list[str]:
 
 
 def _locations() -> dict[str, str]:
-    """Paths of installed packages and modules by name."""
+    """Returns the paths of installed packages and modules by name."""
     locations: dict[str, str] = {}
     for folder in _folders():
         for entry in _list(folder):

@@ -107,7 +107,7 @@ class Plan:
         return len(self.rows)
 
     def metadata(self) -> dict[str, object]:
-        """Numbers of examples and tokens, and the mean and maximum length."""
+        """Returns the numbers of examples and tokens, and the mean and maximum length."""
         return {
             "examples": len(self),
             "tokens": int(self.lengths.sum(dtype=np.int64)),
@@ -139,7 +139,7 @@ class Examples(Protocol):
         """Returns the batch of (N,) rows of the plan. examples: (N,) their numbers in the plan."""
 
     def metadata(self) -> dict[str, Any]:
-        """Statistics for the screens: truncated fraction, skipped documents, ..."""
+        """Returns the statistics for the screens: truncated fraction, skipped documents, ..."""
 
 
 def batch_boundaries(lengths: np.ndarray, examples: int | None = None, tokens: int | None = None) -> np.ndarray:

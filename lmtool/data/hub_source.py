@@ -155,7 +155,7 @@ class ShardWriter:
         return self._size >= SHARD
 
     def close(self, position: object) -> None:
-        """Complete the current shard. position: the source's position after its last row."""
+        """Completes the current shard. position: the source's position after its last row."""
         if self._file is None:
             return
         with writing(self._cache_dir):

@@ -314,8 +314,8 @@ class PackedLoader:
         return batches if len(boundaries) <= 2 else prefetch(batches)  # a single batch needs no thread
 
     def metadata(self) -> dict[str, Any]:
-        """Statistics of the first epoch, and those of the examples. padding_avoided: the fraction of padding if each
-        step were padded to its longest example."""
+        """Returns the statistics of the first epoch, and those of the examples. padding_avoided: the fraction of
+        padding if each step were padded to its longest example."""
         epoch = self._epoch(0)
         tokens, longest, padded = epoch.totals
         return {

@@ -135,8 +135,8 @@ def _cached(
     cache_dir: str | Path | None,
     progress: OnStage | None = None,
 ) -> list[list[Any]]:
-    """Rows of a file in the cache folder, otherwise collected and saved there. The key of the file consists of `parts`,
-    the installed packages and this code. Reports a damaged file."""
+    """Returns the rows of a file in the cache folder, otherwise collected and saved there. The key of the file consists
+    of `parts`, the installed packages and this code. Reports a damaged file."""
     code = [hashlib.sha256(Path(file).read_bytes()).hexdigest() for file in (__file__, docstrings.__file__)]
     key = _hash([code, docstrings.versions(), docstrings.installed(), *parts])
     path = None if cache_dir is None else Path(cache_dir).expanduser() / "pydocs" / f"{key[:32]}.json"
@@ -252,8 +252,8 @@ def _labelled(names: list[str]) -> list[_Row]:
 
 
 def _revealing(modules: dict[str, list[docstrings.Module]], texts: Iterable[tuple[str, str]]) -> set[str]:
-    """Names of direct submodules that reveal the package. A name that three packages use as a word ("this", "context")
-    does not."""
+    """Returns the names of direct submodules that reveal the package. A name that three packages use as a word ("this",
+    "context") does not."""
     names = {
         parts[1].strip("_").lower()
         for of_package in modules.values()
@@ -278,7 +278,7 @@ def _masked(word: str, names: list[str], words: set[str]) -> str:
 
 
 def _sample(rows: list[_Row], seed: int, train: int, dev: int) -> dict[str, list[_Row]] | None:
-    """Rows of one package for both splits, with files in a seeded order; None if there are too few."""
+    """Returns the rows of one package for both splits, with files in a seeded order; None if there are too few."""
     files: dict[str, list[_Row]] = {}
     for row in rows:
         files.setdefault(row.path, []).append(row)

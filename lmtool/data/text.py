@@ -116,7 +116,7 @@ class _Document:
 
 
 def _blocks(pieces: Pieces, one_line: bool = False) -> Iterator[tuple[str, bool]]:
-    """Documents that end at a blank line, or with `one_line` at every line."""
+    """Yields the documents that end at a blank line, or with `one_line` at every line."""
     document, at_start = _Document(), True
     for text, ends in pieces:
         if not at_start or (text and not text.isspace()):

@@ -108,7 +108,7 @@ def _is_abbreviation(text: str, dot: int) -> bool:
 
 
 def _split_long(piece: str) -> list[str]:
-    """Parts of at most LONGEST_SENTENCE characters, split before white space if possible."""
+    """Returns the parts of at most LONGEST_SENTENCE characters, split before white space if possible."""
     parts = []
     while len(piece) > LONGEST_SENTENCE:
         window = piece[1 : LONGEST_SENTENCE + 1]
@@ -151,7 +151,7 @@ class Portion:
 
 
 def portions(parts: Iterator[tuple[str, bool]], size: int = PORTION) -> Iterator[Portion]:
-    """Portions of at least `size` characters from the parts of `Source.parts`, the same each time."""
+    """Yields the portions of at least `size` characters from the parts of `Source.parts`, the same each time."""
     portion, splitter, counted, started = Portion(), SentenceSplitter(), TextSize(), False
     for text, ends in parts:
         if ends and not started:

@@ -81,7 +81,7 @@ def build(config: BartConfig, seed: int) -> Bart:
 
 
 def post_norm_pairs() -> list[tuple[str, str]]:
-    """Names of the layers' tensors, ours and those of BART and Marian in transformers."""
+    """Returns the names of the layers' tensors, ours and those of BART and Marian in transformers."""
     attention = [("q_proj", "q_proj"), ("k_proj", "k_proj"), ("v_proj", "v_proj"), ("out_proj", "out_proj")]
     sublayers = {
         "encoder": [("self_attn", "norm1", "self_attn")],

@@ -194,7 +194,7 @@ class MultiHead(nn.Module):
         return x_TW.unflatten(-1, (-1, self.head_size))
 
     def for_queries(self, x_SAD: Tensor) -> Tensor:
-        """Keys or values, repeated so that each query head has one."""
+        """Returns the keys or values, repeated so that each query head has one."""
         queries = self.num_heads // self.key_value_heads
         return x_SAD if queries == 1 else x_SAD.repeat_interleave(queries, 1)
 

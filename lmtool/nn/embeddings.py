@@ -58,7 +58,8 @@ class StackInput(nn.Module):
 
 
 def reserved_positions(embed: StackInput, ahead: int = 0) -> int:
-    """Positions that virtual tokens and a prefix of this length take from a text; 0 if positions are unbounded."""
+    """Returns the positions that virtual tokens and a prefix of this length take from a text; 0 if positions are
+    unbounded."""
     return embed.virtual_count + ahead if embed.position.ends else 0
 
 
@@ -122,7 +123,7 @@ class Embeddings(StackInput):
         return first
 
     def _look_up(self, ids_T: Tensor) -> Tensor:
-        """Rows of the token table. An edited table and a compiled forward get dense gradients."""
+        """Returns the rows of the token table. An edited table and a compiled forward get dense gradients."""
         leaf, weight = self.by_rows, self.token.weight
         if leaf is None or torch.compiler.is_compiling() or not (torch.is_grad_enabled() and weight.requires_grad):
             return self.token(ids_T)

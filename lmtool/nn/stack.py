@@ -118,7 +118,7 @@ class StackState:
     memories: Sequence[Tensor] | None = None
 
     def read(self, read_M: Tensor | None) -> Tensor | None:
-        """Indices of selected tokens of the batch (None: all) among all tokens; None: all of these."""
+        """Returns the indices of selected tokens of the batch (None: all) among all tokens; None: all of these."""
         if self.batch_T is None or read_M is None:
             return read_M if self.batch_T is None else self.batch_T
         return self.batch_T.index_select(0, read_M)

@@ -165,7 +165,7 @@ def attention_of(
     rate: float,
     rng: DropoutRng | None,
 ) -> Tensor:
-    """Rows without a bias, (R, A, L, D): torch's fused kernel, unless keyed dropout needs the weights."""
+    """Returns the rows without a bias, (R, A, L, D): torch's fused kernel, unless keyed dropout needs the weights."""
     if not _is_keyed(rate, rng):
         allow = None if rows.causal else rows.allow
         return F.scaled_dot_product_attention(q_RALD, k_RAKD, v_RAKD, allow, rate, rows.causal, scale=scale)

@@ -142,7 +142,8 @@ class RunComparison:
     paired: list[dict[str, dict[str, float]] | str]
 
     def settings(self, limit: int, width: int | None = None) -> list[list[str | None]]:
-        """Rows of the first `limit` differing keys: the key, and its value in each run. width: maximum characters."""
+        """Returns the rows of the first `limit` differing keys: the key, and its value in each run. width: maximum
+        characters."""
 
         def text(value: object) -> str | None:
             return None if value is None else str(value) if width is None else plain(value, width)

@@ -304,7 +304,7 @@ def generated_html(sample: JsonMapping) -> str:
 
 
 def neighbors_html(samples: Sequence[JsonMapping]) -> str:
-    """Words with their nearest neighbors."""
+    """Returns the words with their nearest neighbors."""
     rows = []
     for sample in samples:
         near = " · ".join(

@@ -164,7 +164,7 @@ def folded(summary: str, text: str, limit: int = 100_000) -> str:
 
 
 def metadata(heading: str, values: Mapping[str, object], limit: int = 60) -> str:
-    """Values as a two-column table, each nested mapping as a table below it."""
+    """Returns the values as a two-column table, each nested mapping as a table below it."""
     flat = [(key, value) for key, value in values.items() if not isinstance(value, Mapping) and value is not None]
     rows = "".join(
         f'<tr><th scope="row">{escape(title(str(key)))}</th><td>{escape(fact(str(key), value), 600)}</td></tr>'

@@ -212,7 +212,7 @@ def _aligned(diagram: Sequence[Sequence[str]]) -> str:
 
 
 def _marked(text: str) -> str:
-    """Tokens with targets and special tokens highlighted as on the screen."""
+    """Returns the tokens with targets and special tokens highlighted as on the screen."""
     words = []
     for word in text.split(" "):
         marked = html.escape(word)

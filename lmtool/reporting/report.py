@@ -286,7 +286,8 @@ def _mixture(run: RunFiles) -> str:
 
 
 def _forgetting(run: RunFiles) -> str:
-    """Scores of the pretraining objective on held-out text before and after, and the change of the weights."""
+    """Returns the scores of the pretraining objective on held-out text before and after, and the change of the
+    weights."""
     forgetting = as_object(run.result.get("forgetting"))
     if not {"before", "after", "distance"} <= set(forgetting):
         return ""
@@ -336,7 +337,7 @@ def _environment_text(environment: JsonMapping) -> str:
 
 
 def repeat_commands(run: RunFiles) -> list[str]:
-    """Commands that repeat the run: from its saved configuration, and as typed."""
+    """Returns the commands that repeat the run: from its saved configuration, and as typed."""
     command = run.result.get("command") or run.environment.get("command")
     lines = []
     if isinstance(command, str) and command.replace("_", "").isalnum():

@@ -175,7 +175,7 @@ def read_object(run: RunFiles, name: str, needed: bool = True) -> JsonObject:
 
 
 def _metrics(run: RunFiles) -> Iterator[JsonObject]:
-    """Rows of metrics.jsonl that have a step. An incomplete last line, left by a kill, is not reported."""
+    """Yields the rows of metrics.jsonl that have a step. An incomplete last line, left by a kill, is not reported."""
     for number, line in enumerate(_lines(run, "metrics.jsonl"), start=1):
         row = _row(line)
         if row is not None and isinstance(row.get("step"), int):
@@ -218,7 +218,7 @@ def read_predictions(run: RunFiles) -> Iterator[JsonObject]:
 
 
 def series(rows: list[JsonObject], key: str) -> tuple[list[int], list[float]]:
-    """Steps and finite values of one key of the rows."""
+    """Returns the steps and finite values of one key of the rows."""
     points = [
         (row["step"], float(row[key]))
         for row in rows

@@ -36,7 +36,7 @@ def _sections(label: str, metadata: Mapping[str, object]) -> list[tuple[str, str
 
 
 def _labeled(label: str, texts: Iterable[str]) -> list[tuple[str, str]]:
-    """Rows of texts under one label, which only the first row shows."""
+    """Returns the rows of texts under one label, which only the first row shows."""
     return [(label if index == 0 else "", text) for index, text in enumerate(texts)]
 
 

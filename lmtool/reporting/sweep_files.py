@@ -189,7 +189,7 @@ def _finite(value: object) -> float | None:
 
 
 def overrides_of(typed: object) -> dict[str, str]:
-    """Overrides by key, in the order typed, without name and run_dir."""
+    """Returns the overrides by key, in the order typed, without name and run_dir."""
     words = typed if isinstance(typed, list) else []
     pairs = (str(word).lstrip("+").partition("=") for word in words)
     return {key: value for key, equals, value in pairs if equals and key not in _LOCATION_KEYS}

@@ -60,8 +60,8 @@ def plain(text: object, limit: int | None = None) -> str:
 
 
 def shortened(names: Iterable[object], limit: int) -> list[str]:
-    """Names with their middle elided if longer than `limit` characters. Different names stay different: they keep as
-    many more characters as needed."""
+    """Returns the names with their middle elided if longer than `limit` characters. Different names stay different:
+    they keep as many more characters as needed."""
     texts = [plain(masked(str(name))) for name in names]
     limits = [limit] * len(texts)
     while True:
@@ -127,7 +127,7 @@ def duration(seconds: float) -> str:
 
 
 def clock(seconds: float) -> str:
-    """Seconds as 0:09, 3:20 or 2:30:00."""
+    """Returns the seconds as 0:09, 3:20 or 2:30:00."""
     if not math.isfinite(seconds):
         return "-:--"
     whole = max(round(seconds), 0)

@@ -157,8 +157,8 @@ class LabeledTexts:
 
     @classmethod
     def of_documents(cls, texts: Iterable[str], split: str) -> LabeledTexts:
-        """Documents to pretrain on. They are weighted by their words, because repeated headings are many documents but
-        little text."""
+        """Returns the documents to pretrain on. They are weighted by their words, because repeated headings are many
+        documents but little text."""
         return cls(texts, lambda number: f"{split} document {number + 1:,}", by_words=True)
 
 

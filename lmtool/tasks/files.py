@@ -144,7 +144,7 @@ def read_folder(config: TaskConfig, scoring: bool = False) -> tuple[dict[str, Ta
 
 
 def _splits(config: TaskConfig, folder: Path, scoring: bool) -> dict[str, Path]:
-    """Files by split. A file named after its split takes precedence over one mapped by `task.files`.
+    """Returns the files by split. A file named after its split takes precedence over one mapped by `task.files`.
 
     Raises UserError if the file of a split cannot be read: rows held out of train must not replace it silently.
     """
@@ -206,8 +206,8 @@ def _examples(config: TaskConfig) -> str:
 
 
 def read_hub(config: TaskConfig, cache_dir: str | Path, offline: bool) -> dict[str, TaskTable]:
-    """Splits of a hub data set by canonical name. Classes are converted to names, so that their order does not matter.
-    UserError, with alternative commands, if the data set is not available."""
+    """Returns the splits of a hub data set by canonical name. Classes are converted to names, so that their order does
+    not matter. UserError, with alternative commands, if the data set is not available."""
     without = (
         f"lmtool finetune task={config.name} task.path=FOLDER checkpoint=RUN   (task.path: a folder with train and "
         "dev files, .tsv .csv or .jsonl; checkpoint: a run to start from, or none)"

@@ -110,7 +110,7 @@ def launch(processes: int, arguments: Sequence[str]) -> int:
 
 @contextmanager
 def _environment(processes: int) -> Iterator[None]:
-    """Environment variables of the processes: the launcher's process id, and the number of threads of each."""
+    """Sets environment variables for the processes: the launcher's process id, and the number of threads of each."""
     launch_environment = {LAUNCHER: str(os.getpid())}
     if THREADS not in os.environ:
         launch_environment[THREADS] = str(max(available_cores() // processes, 1))

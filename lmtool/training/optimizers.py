@@ -26,8 +26,9 @@ _PARTS = ("backbone", "heads", "objective")
 
 
 def levels(names: Iterable[str]) -> dict[str, list[str]]:
-    """Names of parameters by level from the top down: "head" (everything outside the backbone; may be empty), "layer
-    2", "layer 1" (with several stacks "decoder layer 1", ...), "embeddings" (with positions and virtual tokens).
+    """Returns the names of parameters by level from the top down: "head" (everything outside the backbone; may be
+    empty), "layer 2", "layer 1" (with several stacks "decoder layer 1", ...), "embeddings" (with positions and virtual
+    tokens).
 
     Parameters of a stack outside its layers (the final norm) belong to its top layer, in a backbone without layers to
     the head.
@@ -58,7 +59,7 @@ def levels(names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def by_model(names: Iterable[str]) -> dict[str, list[str]]:
-    """Names of parameters by the prefix of their model, which is removed; "" for a single model."""
+    """Returns the names of parameters by the prefix of their model, which is removed; "" for a single model."""
     models: dict[str, list[str]] = {}
     for name in names:
         path = name.split(".")

@@ -34,8 +34,8 @@ class TargetProbabilities(ABC):
 
     @abstractmethod
     def probabilities(self, temperature: float = 1.0, first: int = 0, last: int | None = None) -> Tensor:
-        """Probabilities of the targets from `first` to before `last`, in fp32 without gradient: (rows, C) that sum to
-        1; (rows,) for binary decisions; for values, the values at any temperature."""
+        """Returns the probabilities of the targets from `first` to before `last`, in fp32 without gradient: (rows, C)
+        that sum to 1; (rows,) for binary decisions; for values, the values at any temperature."""
 
     def completed(self, logs: Tensor, temperature: float, first: int = 0, last: int | None = None) -> Tensor:
         """`probabilities` for a student with the log probabilities `logs` (rows, C). If only some classes have known
@@ -62,11 +62,11 @@ class Predicted(TargetProbabilities):
 
     @abstractmethod
     def scores(self, first: int = 0, last: int | None = None) -> Tensor:
-        """Logits or values of the targets from `first` to before `last`, in fp32 and without gradient."""
+        """Returns the logits or values of the targets from `first` to before `last`, in fp32 and without gradient."""
 
     @abstractmethod
     def normalized(self, scores: Tensor, temperature: float) -> Tensor:
-        """Probabilities for scores; values unchanged."""
+        """Returns the probabilities for scores; values unchanged."""
 
     def probabilities(self, temperature: float = 1.0, first: int = 0, last: int | None = None) -> Tensor:
         return self.normalized(self.scores(first, last), temperature)

@@ -161,7 +161,7 @@ class TaskKind(ABC):
         return [prediction] * len(rows)
 
     def single(self, values: Sequence[object] | np.ndarray) -> Sequence[object] | np.ndarray:
-        """Labels or predicted values, flattened if each row has several."""
+        """Returns the labels or predicted values, flattened if each row has several."""
         return values
 
     @abstractmethod

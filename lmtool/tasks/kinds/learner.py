@@ -74,7 +74,7 @@ class TaskEvaluation(Evaluation):
         return {"loss": self.loss, **self.scores}
 
     def records(self) -> Iterator[JsonObject]:
-        """Lines of predictions.jsonl, in the order of the rows."""
+        """Yields the lines of predictions.jsonl, in the order of the rows."""
         for number, prediction in enumerate(self.predictions):
             record = self.kind.record(self.rows, number, prediction)
             yield {"id": self.rows.ids[number], "split": self.split, **record, **self.more(number)}
@@ -363,7 +363,7 @@ class TaskLearner(BaseLearner):
         return not self.scores_tokens or count == len(self.reads)
 
     def examples_of_texts(self, texts: Sequence[tuple[str, ...]], max_length: int) -> Examples:
-        """Examples of free texts or pairs, as many as `takes_texts` allows."""
+        """Returns the examples of free texts or pairs, as many as `takes_texts` allows."""
         known = len(self.reads) == len(texts[0])
         names = self.reads if known else ("first", "second")[: len(texts[0])]
         rows = Rows.of_texts(**{name: [row[side] for row in texts] for side, name in enumerate(names)})
@@ -374,7 +374,7 @@ class TaskLearner(BaseLearner):
         return self.answers(rows, inference).records
 
     def answers(self, rows: Rows, inference: Inference) -> Answers:
-        """Records of the rows, as in predictions.jsonl, and their metrics if labeled."""
+        """Yields the records of the rows, as in predictions.jsonl, and their metrics if labeled."""
         data = SplitData("input", rows={self.config.name: rows})
         max_length, warn = inference.max_length, inference.warn
         examples = self.examples(data, max_length)

@@ -150,7 +150,7 @@ class MultipleChoiceLearner(SequenceLearner, ClassLearner):
         return count == 2
 
     def examples_of_texts(self, texts: Sequence[tuple[str, ...]], max_length: int) -> SequenceExamples:
-        """Examples of pairs: the text before a choice, and the choice."""
+        """Returns the examples of pairs: the text before a choice, and the choice."""
         firsts, seconds = map(list, zip(*texts, strict=True))
         return self.sequence_examples(Rows.of_texts(first=firsts, second=seconds), "sample", max_length)
 

@@ -257,7 +257,7 @@ class TextLearner(TaskLearner):
         return PairFormat(self.writing, self.tokenizer, self.backbone.config, max_length, self.longest_answer)
 
     def pairs(self, rows: Rows) -> Rows:
-        """Rows of a source and its targets."""
+        """Returns the rows of a source and its targets."""
         return rows
 
     def examples(self, data: SplitData, max_length: int) -> TextPairs:

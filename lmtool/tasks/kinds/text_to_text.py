@@ -34,7 +34,7 @@ _NUMBER = 16
 
 
 def sources(name: str, rows: Rows) -> list[str]:
-    """Rows as source texts: the task's name, then each column after its name, sorted by name."""
+    """Returns the rows as source texts: the task's name, then each column after its name, sorted by name."""
     joined = [column for column in rows.columns if JOINED in column]
     if joined:
         raise UserError(
@@ -115,7 +115,7 @@ class TextToTextLearner(TextLearner):
         return None if rows.labels is None else [(word,) for word in self.kind.written(np.asarray(rows.labels))]
 
     def pairs(self, rows: Rows) -> Rows:
-        """Rows of a source text, each with its label as the only target text."""
+        """Returns the rows of a source text, each with its label as the only target text."""
         return replace(rows, columns={"source": sources(self.term, rows)}, labels=self.references(rows))
 
     def outputs(self, batch: Batch, step: int) -> Tensor:

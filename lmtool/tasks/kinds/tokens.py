@@ -105,7 +105,7 @@ class TokenClassification(TaskKind):
         return decoded
 
     def _named(self, sentences: list[list[object]]) -> list[list[str]]:
-        """Tags as texts. If all tags are class numbers, they are replaced by the class names."""
+        """Returns the tags as texts. If all tags are class numbers, they are replaced by the class names."""
         named = [[text_of_label(tag) for tag in tags] for tags in sentences]
         tags_found, numbers = set(chain(*named)), {str(number): label for number, label in enumerate(self.classes)}
         if tags_found and not tags_found & set(self.classes) and tags_found <= numbers.keys():
@@ -211,7 +211,7 @@ class TokenClassification(TaskKind):
         return flat(values)
 
     def shown(self, value: Label) -> object:
-        """Tags by their names."""
+        """Returns the tags by their names."""
         return [self.classes[tag] for tag in value] if isinstance(value, list) else self.classes[value]
 
     def line(self, record: JsonMapping) -> str:
