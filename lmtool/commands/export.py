@@ -32,7 +32,7 @@ from lmtool.weights.comparing import (
     compare_tokenizers,
     tied_names,
 )
-from lmtool.weights.conversion.parity import Parity, compare_texts, layout_of, parity, reading_of
+from lmtool.weights.conversion.parity import Parity, compare_texts, layout_of, parity, tokenizer_settings
 from lmtool.weights.conversion.tuned import export_tuned, head_to_export
 from lmtool.weights.conversion.word_vectors import export_vectors
 from lmtool.weights.exporting import Export, export_of, write_export
@@ -74,7 +74,9 @@ def run(config: ExportConfig) -> None:
     tokenizer = tokenizer if layout is None else with_format(tokenizer, layout)
     folder = Path(config.output).expanduser()
     card = model_card(config.checkpoint, weights, saved, export) + usage(export.architecture, loaded.config, folder)
-    write_export(export, loaded.config, tokenizer, reading_of(loaded.config, saved, task, tokenizer), card, folder)
+    write_export(
+        export, loaded.config, tokenizer, tokenizer_settings(loaded.config, saved, task, tokenizer), card, folder
+    )
 
     reloaded = load(str(folder), offline=True)
     copy = read(str(folder), offline=True)

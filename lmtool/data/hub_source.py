@@ -312,7 +312,7 @@ def _columns(rows: Any, columns: tuple[str, ...], what: str) -> Any:
     if rows.column_names is None:  # unknown until the first row is read
         return rows
     names = rows.column_names
-    top_level = [name if name in names else name.partition(".")[0] for name in columns]  # a for the dotted path a.b
+    top_level = [name if name in names else name.partition(".")[0] for name in columns]  # "a.b" -> "a"
     missing = next((name for name, top in zip(columns, top_level, strict=True) if top not in names), None)
     if missing is not None:
         raise no_column(what, missing, names, "data.text")

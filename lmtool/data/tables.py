@@ -310,9 +310,13 @@ def read_squad(path: Path) -> Table:
         content = json.loads(text)
     except json.JSONDecodeError as error:
         where = f"{path}:{error.lineno}:{error.colno}"
-        raise UserError(f"{where}: not JSON: {error.msg}", "copy the file again") from error
+        raise UserError(
+            f"{where}: not JSON: {error.msg}", "correct the file, or copy it again if it was damaged"
+        ) from error
     except (RecursionError, ValueError) as error:
-        raise UserError(f"{path}: not readable JSON: {error}", "copy the file again") from error
+        raise UserError(
+            f"{path}: not readable JSON: {error}", "correct the file, or copy it again if it was damaged"
+        ) from error
     table = Table({name: [] for name in ("id", "question", "context", "answers")})
     last, line, labelled = 0, 1, 0
     for where, context, question in _questions(path, content):

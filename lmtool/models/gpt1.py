@@ -87,16 +87,16 @@ HF_FORMAT = JointProjectionFormat(
     defaults={**DECODER_DEFAULTS, "vocab_size": 40478, "n_positions": 512},
     constant={"afn": "gelu"},
     allowed={"tie_word_embeddings": (True, False)},
-    repeats={"embd_pdrop": "resid_pdrop"},
+    repeats={"embd_pdrop": "resid_pdrop"},  # embd_pdrop gets the value of resid_pdrop
 )
 to_hf, from_hf = HF_FORMAT.to_hf, HF_FORMAT.from_hf
 
 
 def to_hf_config(config: Gpt1Config) -> JsonObject:
-    """Also raises UserError if feedforward_size is not 4 hidden_size, since config.json has no key for it."""
+    """Also raises UserError if feedforward_size is not 4 * hidden_size, since config.json has no key for it."""
     if config.feedforward_size != 4 * config.hidden_size:
         raise UserError(
-            f"model.feedforward_size={config.feedforward_size}: GPT in transformers has 4 hidden_size",
+            f"model.feedforward_size={config.feedforward_size}: GPT in transformers always has 4 * hidden_size",
             f"use the run with lmtool, or train one with model.feedforward_size={4 * config.hidden_size}",
         )
     return HF_FORMAT.to_hf_config(config)

@@ -25,10 +25,12 @@ from lmtool.nn.regions import region
 
 
 def shifted(products_RALP: Tensor, keys: int) -> Tensor:
-    """Returns (R, A, L, K): the products of queries and keys, given the products with decreasing distances, in which
-    query i and key j are at index L - 1 - i + j. Each row starts one index before the row above it, so the result is a
-    view of the same memory (appendix B). P must be at least K + 1. Keys after their query get arbitrary values, which a
-    mask hides."""
+    """Returns the term (R, A, L, K) of each query and key, from the products of each query with decreasing distances.
+
+    The term of query i and key j is `products_RALP[..., i, L - 1 - i + j]`. Each row starts one index before the row
+    above it, so the result is a view of the same memory (appendix B). P must be at least K + 1. Keys after their query
+    get arbitrary values, which a mask hides.
+    """
     queries, distances = products_RALP.shape[-2:]
     flat = products_RALP.flatten(-2)[..., queries - 1 : queries * distances - 1]
     return flat.unflatten(-1, (queries, distances - 1))[..., :keys]
@@ -70,20 +72,23 @@ class Distances(Position):
 
 class DistanceScores(Position):
     """The term that distances add to the scores of one layer. rows_PAD: the projected distances, decreasing to 0.
-    distance_A1D: v - u, scaled, which is added to queries that already include u."""
+    bias_difference_A1D: v - u, scaled, which is added to queries that already include u."""
 
     scores: ClassVar[bool] = True
 
-    def __init__(self, rows_PAD: Tensor, distance_A1D: Tensor, layout: Layout):
+    def __init__(self, rows_PAD: Tensor, bias_difference_A1D: Tensor, layout: Layout):
         super().__init__()
-        self._rows_PAD, self._distance_A1D = rows_PAD, distance_A1D
-        self._same_start, self._most = len(set(layout.query_start)) <= 1, max(layout.query.lengths, default=0)
+        self._rows_PAD, self._bias_difference_A1D = rows_PAD, bias_difference_A1D
+        self._same_start = len(set(layout.query_start)) <= 1
+        self._max_queries = max(layout.query.lengths, default=0)
 
     def score(self, q_RALD: Tensor, k_RAKD: Tensor, query_positions_RL: Tensor, key_positions_RK: Tensor) -> Tensor:
         queries, keys = q_RALD.shape[-2], k_RAKD.shape[-2]
-        query_RALD, last = q_RALD + self._distance_A1D.to(q_RALD.dtype), len(self._rows_PAD) - 1
-        if self._same_start:  # every row's distances run on, from that of its last query to its first key
-            index_P = torch.arange(self._most - queries, self._most - queries + keys + 1, device=q_RALD.device)
+        query_RALD, last = q_RALD + self._bias_difference_A1D.to(q_RALD.dtype), len(self._rows_PAD) - 1
+        # If all rows start at the same position, query i and key j have the same distance in each.
+        if self._same_start:
+            first = self._max_queries - queries
+            index_P = torch.arange(first, first + keys + 1, device=q_RALD.device)
             rows_PAD = self._rows_PAD.index_select(0, index_P.clamp(max=last))
             return shifted(query_RALD @ rows_PAD.to(q_RALD.dtype).permute(1, 2, 0), keys)
         products_RALP = query_RALD @ self._rows_PAD.to(q_RALD.dtype).permute(1, 2, 0)
@@ -118,16 +123,16 @@ class RelativeAttention(SelfAttention):
     ) -> Tensor:
         distances, memory_NFH = cast(Distances, context.position), context.memory_NFH
         x_ZH = x_TH if memory_NFH is None else in_front(memory_NFH, x_TH, context.packed.lengths)
-        q_TAD, (k_TAD, v_TAD) = (
+        q_TAD, (k_ZAD, v_ZAD) = (
             self.project_queries(x_TH, distances.content_bias, norm),
             self.project_keys_values(x_ZH, norm),
         )
         if context.cache is not None:
-            k_TAD, v_TAD = context.cache.append(k_TAD, v_TAD, context.prefix)
+            k_ZAD, v_ZAD = context.cache.append(k_ZAD, v_ZAD, context.prefix)
         elif context.prefix is not None:
-            k_TAD, v_TAD = context.prefix.before(k_TAD, v_TAD)
+            k_ZAD, v_ZAD = context.prefix.before(k_ZAD, v_ZAD)
         bias = self.distance_scores(distances, context.layout, x_TH)
-        return self.attend_and_project(q_TAD, k_TAD, v_TAD, context.layout, bias, context, read_M)
+        return self.attend_and_project(q_TAD, k_ZAD, v_ZAD, context.layout, bias, context, read_M)
 
     def distance_scores(self, distances: Distances, layout: Layout, like: Tensor) -> DistanceScores:
         """Returns the term that distances add to the scores of this layer."""

@@ -21,11 +21,14 @@ class PlmConfig(ObjectiveConfig):
     phase_fields: ClassVar[tuple[str, ...]] = ("context", "longest", "reuse")
     reads_lanes: ClassVar[bool] = True
     short_window_probability: ClassVar[float] = 0.0
-    """Always 0: no windows are shortened, so all are as long as the text allows."""
+    """Always 0: windows of running text are not shortened; pairs are, by `short_sequence_probability`."""
 
     name: Literal["plm"] = Field("plm", description="Permutation language modeling.")
     context: int = Field(
-        6, ge=2, le=1000, description="one in this many tokens is predicted: n tokens within every context x n tokens"
+        6,
+        ge=2,
+        le=1000,
+        description="one in this many tokens is predicted: a span of n tokens within each n * context tokens",
     )
     longest: int = Field(
         5,
@@ -119,7 +122,7 @@ class SkipGramConfig(ObjectiveConfig):
 
     @property
     def predicted_fraction(self) -> float:
-        """The mean number of predicted context words per word, without subsampling."""
+        """The mean number of predicted context words per word, without subsampling: (window + 1) / 2 on each side."""
         return self.window + 1.0
 
     @property

@@ -233,8 +233,9 @@ def loss_terms(run: RunFiles) -> list[str]:
 
 
 def comparable_loss(run: RunFiles) -> str:
-    """Returns the training key that is comparable with the `loss` of held-out data. With auxiliary losses or a teacher,
-    it is the one term that is scored on held-out data; "" if several but not all terms are."""
+    """Returns the training key that is comparable with the `loss` of held-out data: `loss` if all terms or none are
+    scored on held-out data, the key of the term if only one is (others are auxiliary, or of a teacher), otherwise
+    ""."""
     terms = [key.removeprefix("loss_") for key in loss_terms(run)]
     validated = [term for term in terms if series(run.validation, f"{term}_loss")[0]]
     if not validated and run.result.get("task") in terms:
@@ -274,7 +275,7 @@ def models_of(run: RunFiles) -> list[JsonObject]:
 
 def _undistilled_run(run: RunFiles) -> RunFiles | None:
     """Returns the first finished run in the same folder that differs only in the distillation."""
-    config = _undistilled(run.run_dir)
+    config = _config_without_distillation(run.run_dir)
     if config is None:
         return None
     keys = ("command", "model", "task", "objective", "seed", "metric")
@@ -290,12 +291,12 @@ def _undistilled_run(run: RunFiles) -> RunFiles | None:
             continue
         if any(result.get(key) != run.result.get(key) for key in keys):
             continue
-        if _undistilled(path.parent) == config:
+        if _config_without_distillation(path.parent) == config:
             return read_run(path.parent)
     return None
 
 
-def _undistilled(folder: Path) -> JsonMapping | None:
+def _config_without_distillation(folder: Path) -> JsonMapping | None:
     """Returns the configuration of a run without `_IGNORED_KEYS`; None if it cannot be read."""
     try:
         config = saved.read_yaml(folder / "config.yaml")

@@ -94,7 +94,7 @@ class Trained:
 
     @property
     def tasks(self) -> dict[str, TaskConfig]:
-        """The tasks that the checkpoint was trained for by name, in finetuning or as an objective of pretraining."""
+        """By name, the tasks that the checkpoint was trained for, in finetuning or as an objective of pretraining."""
         config = self.config
         parts = config.task.parts() if isinstance(config, FinetuneConfig) else tasks_of(config.objective)
         return {part.name: part for part in parts}
@@ -199,8 +199,9 @@ def require_same_reading(published: HFFolder, model: ModelConfig, tokenizer: Tok
     # A pooled state (that of one token, or the mean) depends on the special tokens around the texts, which must thus be
     # those of the published classifier. Question answering scores each token, so lmtool's own layout can be used.
     head = head_of_class(config)
-    layout = model if head is not None and head.name == QUESTION_ANSWERING else model.sequence_form("transformers")
-    problem = layout_difference(tokenizer, layout.text_format)
+    answers = head is not None and head.name == QUESTION_ANSWERING
+    text_format = (model if answers else model.sequence_form("transformers")).text_format
+    problem = layout_difference(tokenizer, text_format)
     if problem is not None:
         problem = f"its tokenizer.json lays out texts as {problem}"
         hint = f"finetune it with lmtool's layout: lmtool finetune task=NAME checkpoint={published.checkpoint}"

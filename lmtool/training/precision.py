@@ -109,7 +109,7 @@ def deterministic(device: torch.device) -> Iterator[None]:
     if device.type != "cpu":
         yield
         return
-    # Not torch.use_deterministic_algorithms, which imports the compiler; `compiled` has the compiler's setting.
+    # Not torch.use_deterministic_algorithms, which imports the compiler; training/compiling.py sets the compiler's.
     before = torch.get_deterministic_debug_mode()
     filled = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     torch.set_deterministic_debug_mode("warn")
@@ -138,8 +138,8 @@ class StepWaits:
 
     @contextmanager
     def heard(self) -> Iterator[None]:
-        """The context of the whole training, which receives torch's warnings. Filters that change with every step would
-        repeat old warnings."""
+        """The context of the whole training, which receives torch's warnings. The filters are set once, because
+        changing them in every step would repeat old warnings."""
         with warnings.catch_warnings():
             if self._watches:
                 show = warnings.showwarning

@@ -95,8 +95,8 @@ class EvaluateConfig(TaskUseConfig):
     memory_length: int | None = Field(
         None,
         ge=0,
-        description="tokens in memory before a segment (models with a memory); null: the model's own setting. More or "
-        "fewer than in training (Dai et al. 2019)",
+        description="tokens in memory before a segment (models with a memory), which may be more or fewer than in "
+        "training (Dai et al. 2019); null: the model's own setting",
     )
     shots: int | None = Field(
         None,
@@ -194,8 +194,8 @@ class ProbeConfig(MachineConfig):
         description="a run or checkpoint folder, a published folder, or hf://org/name@revision; or a list: [a,b]",
     )
     target: Literal["token", "previous", "next", "task"] = Field(
-        description="token, previous, next (the identity of a token), or the name of a task. A task is probed for its "
-        "classes"
+        description="token, previous or next: the identity of each token, of the one before or after it; or the name "
+        "of a task, such as sst2, whose classes are probed"
     )
     output: str = Field("probe", description="output folder: probe.json, .png and .html", min_length=1)
     pooling: Literal["first", "mean", "max", "last"] = Field(
@@ -238,7 +238,7 @@ class CheckConfig(CommandConfig):
         description="tokenizer that measures lengths: a run's, a folder's or `lmtool tokenizer`'s; null: words",
         min_length=1,
     )
-    max_length: int = Field(128, ge=8, description="in the checkpoint's tokens; longer texts are counted")
+    max_length: int = Field(128, ge=8, description="maximum tokens of a text; the number of longer texts is reported")
     near: float | None = Field(
         0.8,
         gt=0,

@@ -117,7 +117,8 @@ class TaskKind(ABC):
         return rows.columns
 
     def predicted_rows(self, rows: Rows) -> Rows:
-        """Returns the rows that have one prediction each."""
+        """Returns the rows that are predicted: these rows, or fewer if several rows share one prediction (the targets
+        of a source)."""
         return rows
 
     # Predictions.

@@ -96,7 +96,7 @@ def parity(folder: Path, architecture: str, original: CheckpointModel, tokenizer
         return Parity(name)
     model = original.backbone.config
     rows = sample(model, tokenizer)
-    if original.task is not None:  # the decoder reads the same text
+    if original.task is not None:  # in tasks, the decoder's ids are derived from the text
         rows.pop("decoder_input_ids", None)
     actual = PaddedModel(original, tokenizer.roles.get(model.start_role or "")).eval()(**rows)
     try:
@@ -186,7 +186,7 @@ def layout_of(model: ModelConfig, task: Mapping[str, object] | None, tokenizer: 
     return name if set(FORMATS[name].roles) <= set(tokenizer.roles) else None
 
 
-def reading_of(
+def tokenizer_settings(
     model: ModelConfig, saved: JsonMapping, task: JsonMapping | None, tokenizer: Tokenizer
 ) -> TokenizerSettings:
     """Returns the settings of AutoTokenizer for the exported model. Without a task, special tokens in texts are parsed,

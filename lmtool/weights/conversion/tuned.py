@@ -35,7 +35,7 @@ from lmtool.weights.comparing import (
     relative_difference,
     tokenized,
 )
-from lmtool.weights.conversion.parity import layout_of, reading_of
+from lmtool.weights.conversion.parity import layout_of, tokenizer_settings
 from lmtool.weights.exporting import Export, export_of, write_delta, write_reading
 from lmtool.weights.folders import hf_folder
 from lmtool.weights.padded_model import LoadedCheckpoint, load
@@ -109,7 +109,7 @@ def _export_adapter(config: ExportConfig, tuned: Path, base: Base, folder: Path)
     tuned_model = TunedModel(section, added, hf_base, task_type_of(export.architecture), changed)
     layout = layout_of(loaded.config, task, tokenizer)
     tokenizer = tokenizer if layout is None else with_format(tokenizer, layout)
-    reading = reading_of(loaded.config, loaded.saved, task, tokenizer)
+    reading = tokenizer_settings(loaded.config, loaded.saved, task, tokenizer)
     labels = {key: export.config[key] for key in LABEL_KEYS if key in export.config}
     card = _card(checkpoint, base, export, folder, section["name"])
     write_files = partial(write_reading, tokenizer=tokenizer, reading=reading, card=card)
