@@ -19,7 +19,7 @@ from lmtool.session.labeled import data_to_score
 from lmtool.session.requests import check_output, write_output
 from lmtool.session.trained import Trained, load_trained, read_trained
 from lmtool.system.files import require_no_link
-from lmtool.tasks.analysis import analysis, difference, leaving
+from lmtool.tasks.analysis import analysis, difference, with_early_exit
 from lmtool.tasks.kinds.learner import TaskEvaluation
 from lmtool.tasks.mixture import AVERAGE, MixedEvaluation
 
@@ -110,7 +110,7 @@ def _on_task(config: EvaluateConfig, trained: Trained, output: Output, checkpoin
         output.line(f"labels: {note}")
     data, learner = task.splits(), trained.learner(task.config, taken)
     if checkpoint is None:
-        learner = leaving(learner, config.checkpoint, config.exit, config.exit_entropy)
+        learner = with_early_exit(learner, config.checkpoint, config.exit, config.exit_entropy)
     held_out = HeldOutSplits(learner, data, before.max_length, config.batch_tokens, before.seed)
     return TaskScores(
         task.config.name, held_out.score(trained.precision), held_out.baseline(data["train"]), learner.metric.name

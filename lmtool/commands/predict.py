@@ -27,7 +27,7 @@ from lmtool.session.requests import (
 )
 from lmtool.session.trained import Trained, load_trained
 from lmtool.system.terminal import counted
-from lmtool.tasks.analysis import leaving
+from lmtool.tasks.analysis import with_early_exit
 from lmtool.tasks.configs import ClassificationConfig, TaskConfig
 from lmtool.tasks.labels import LoadedHead
 from lmtool.tokenizers.tokenizer import Tokenizer
@@ -44,7 +44,7 @@ def run(config: PredictConfig) -> None:
     table = requested_table(config, task or settings)
     paired = config.pair is not None if table is None else PAIR in table.columns
     learner = trained.learner(task) if task is not None else answering(trained, paired)
-    learner = leaving(learner, config.checkpoint, config.exit, config.exit_entropy)
+    learner = with_early_exit(learner, config.checkpoint, config.exit, config.exit_entropy)
     rows = _rows(config, table, learner)
 
     def warn(text: str) -> None:
@@ -54,14 +54,14 @@ def run(config: PredictConfig) -> None:
         inference = Inference(trained.longest, config.batch_tokens, trained.precision, warn, progress)
         answers = learner.answers(rows, inference)
     scores = ", ".join(f"{name} {number(value)}" for name, value in answers.scores.items())
-    has_scores = f"; {scores} on {counted(answers.labelled, 'labeled row')}" if scores else ""
+    scores_suffix = f"; {scores} on {counted(answers.labelled, 'labeled row')}" if scores else ""
     if scores and settings is not None and _trained_on(settings, str(config.input)):
         warn(f"the model was trained on rows of {config.input}; lmtool evaluate scores the held-out rows")
     if config.output is None:
         for record in answers.records:
             output.line(learner.line(record))
-        if has_scores:
-            output.line(has_scores.removeprefix("; "))
+        if scores_suffix:
+            output.line(scores_suffix.removeprefix("; "))
         return
     flat = Path(config.output).suffix.lower() in DELIMITERS
     aliases = learner.config.aliases if isinstance(learner.config, TaskConfig) else {}
@@ -72,7 +72,7 @@ def run(config: PredictConfig) -> None:
             warn(f"probabilities=true: {learner.config.name} has no class probabilities; none are written")
         records = chain(first, records)
     written = write_output(config.output, join_columns(table, records, aliases, config.probabilities, flat))
-    output.line(f"{counted(written, 'row')}: {config.output}{has_scores}")
+    output.line(f"{counted(written, 'row')}: {config.output}{scores_suffix}")
 
 
 def _trained_on(task: TaskConfig, input_path: str) -> bool:

@@ -52,7 +52,7 @@ def allowed(field: FieldInfo) -> str:
 
 
 def allowed_item(field: FieldInfo) -> str:
-    """Returns what the items of a list, or the sections of a mapping by name, may be."""
+    """Returns what an item of a list may be; for other fields, what the field allows."""
     items = _items(field.annotation)
     return _allowed(items, []) if items is not None else allowed(field)
 
@@ -134,7 +134,7 @@ def bounds(metadata: list[Any]) -> str:
 
 
 def options(field: FieldInfo) -> tuple[str, ...]:
-    """Returns the names that a field allows, also through null and lists; empty for other fields."""
+    """Returns the names that a field allows, also if it may be null or is a list of them; empty for other fields."""
     literals: list[str] = []
 
     def walk(annotation: object) -> None:

@@ -124,9 +124,9 @@ def parameters_by_part(learner: nn.Module) -> dict[str, int]:
 
 
 def trainable_by_role(learner: ModelWithHeads) -> dict[str, dict[str, int]]:
-    """Counts the parameters of a learner by role; tied parameters count once. Returns for the `backbone`, the
-    parameters that the tuning method added (`method`), the heads (`head`) and the parts of the objective: the number of
-    parameters that are trained at any time of the run (`trainable`), and of all (`total`)."""
+    """Returns, by role, the number of parameters that are trained at any time of the run (`trainable`) and of all
+    parameters (`total`). Tied parameters count once. Roles: `backbone`; `method`, the parameters that the tuning method
+    added; `head`; and each part of the objective."""
     by_role = {role: {"trainable": 0, "total": 0} for role in ("backbone", "method", "head")}
     for name, parameter in learner.named_parameters():
         part = part_of(name)
@@ -140,7 +140,7 @@ def trainable_by_role(learner: ModelWithHeads) -> dict[str, dict[str, int]]:
 def planned_teachers(config: RunConfig) -> list[BaseLearner]:
     """Builds the learners of a run's teachers from their configurations, on the meta device."""
     models = [TeacherSpec(path, saved_teacher(path, config.offline)).model for path in config.distill.checkpoints]
-    learned = cast(TrainingConfig, config).learns
+    learned = cast(TrainingConfig, config).learns  # the configuration of the objective or task
     with torch.device("meta"):
         return [learned.learner(build(model, config.seed), None, config.seed) for model in models if model is not None]
 
@@ -171,6 +171,7 @@ def too_large(config: TrainingConfig, precision: Precision) -> UserError | None:
     """
     cpu, rank = torch.device("cpu"), rank_info(os.environ)
     # Weights are first created on the host, without gradients, and then trained on the device.
+    # On a CPU the second entry replaces the first.
     for device, trained in {cpu: False, precision.device: True}.items():
         available = available_bytes(device)
         # All processes of the machine share the host's memory; each has a device.
@@ -187,7 +188,8 @@ def too_large(config: TrainingConfig, precision: Precision) -> UserError | None:
 
 
 def _needed_bytes(config: TrainingConfig, trained: bool) -> int:
-    """Returns the bytes of all models of a run: its learner, its teachers, and its peers with their copies."""
+    """Returns the bytes of all models of a run: its learner, its teachers and its peers, and the
+    copies of learner and peers that codistillation keeps."""
     needed, distill = _bytes_of_learner(config, trained), config.distill
     needed += VALUE_BYTES * sum(map(values_of, planned_teachers(config)))
     if not isinstance(distill, CodistillationConfig):
@@ -210,11 +212,11 @@ def _bytes_of_learner(config: TrainingConfig, trained: bool) -> int:
         weights += VALUE_BYTES * sum(tensor.numel() for tensor in learner.backbone.parameters() if tensor.requires_grad)
     if not trained:
         return weights
-    learned = {
+    trainable_shapes = {
         name: tuple(parameter.shape) for name, parameter in learner.named_parameters() if parameter.requires_grad
     }
-    moments = sum(config.optimizer.state_size(name, shape) for name, shape in learned.items())
-    return weights + VALUE_BYTES * (sum(prod(shape) for shape in learned.values()) + moments)
+    moments = sum(config.optimizer.state_size(name, shape) for name, shape in trainable_shapes.items())
+    return weights + VALUE_BYTES * (sum(prod(shape) for shape in trainable_shapes.values()) + moments)
 
 
 def values_of(learner: nn.Module) -> int:

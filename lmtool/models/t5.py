@@ -196,7 +196,7 @@ def from_hf(tensors: Mapping[str, Tensor], config: Mapping[str, object] = EMPTY)
     plain = {name.removeprefix(_INSIDE).replace(".wi_1.", ".wi."): tensor for name, tensor in tensors.items()}
     if {name.partition(".")[0] for name in plain if ".block." in name} == {"encoder"}:
         raise UserError(
-            "its weights hold no decoder: T5EncoderModel and T5ForTokenClassification are T5's encoder alone",
+            "the weights contain no decoder: T5EncoderModel and T5ForTokenClassification are T5's encoder alone",
             "use a checkpoint with both stacks, as T5ForConditionalGeneration has",
         )
     ours, model_class = HF_FORMAT.from_hf(plain, config), HF_FORMAT.named_class(config)

@@ -62,7 +62,7 @@ class GeneratedTextLearner(MaskFiller):
     model. term: the name of the model's term. Subclasses define it. objective: the networks of the generator, see
     `build_generator`."""
 
-    makes_inputs = True
+    makes_inputs = True  # the generator makes the model's inputs in each step
     objective: nn.ModuleDict
     term: ClassVar[str]
 
@@ -238,8 +238,8 @@ class ReplacedTokenDetection(GeneratedTextLearner):
         return self.config.probability
 
     def predictor(self, unigrams: ConstantPredictor) -> BestConstant:
-        """Returns the best constant probability for the evaluated text itself, because the generator makes the
-        labels."""
+        """Returns a predictor whose constant is fitted to the labels of the evaluated text, because the generator makes
+        the labels."""
         return BestConstant("base rate", (1 - self.replaced_fraction, self.replaced_fraction))
 
     def loss_sum(self, forward: ModelForward) -> Tensor:
@@ -253,8 +253,8 @@ class ReplacedTokenDetection(GeneratedTextLearner):
 
     @torch.no_grad()
     def samples(self, batch: Batch, n: int) -> list[JsonObject]:
-        """Adds the `sampled` piece at each masked position, and for each piece of the text the probability of the model
-        that it was `replaced`."""
+        """Adds the `sampled` piece at each masked position, and for each piece of the text the model's probability that
+        the piece was `replaced`."""
         samples = super().samples(batch, n)
         filled = self.filled(batch, self._generator_hidden(batch, None), 0)
         probability_T = self.heads["replaced_token"](self.backbone(filled)).float().sigmoid().cpu()

@@ -1,7 +1,7 @@
 """Elements of a self-contained page: one style sheet, no scripts, no external resources.
 
-Everything that comes from a file goes through `escape`. Functions named for an element take text and escape it;
-`section`, `columns` and `write_page` take finished HTML.
+Everything that comes from a file goes through `escape`. Functions escape the texts that they are given; only the body
+of `write_page`, the parts of `section` and `columns`, the SVG of `figure` and the table of `wide` are finished HTML.
 """
 
 from __future__ import annotations
@@ -110,7 +110,8 @@ def write_page(path: Path, heading: str, body: Iterable[str]) -> Path:
 
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Turns an OSError into a UserError: a report is always in the folder of its run."""
+    """Turns an OSError into a UserError. Its hint is to copy the run, because a report is always in the folder of its
+    run."""
     try:
         yield
     except OSError as error:

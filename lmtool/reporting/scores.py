@@ -102,8 +102,8 @@ def score_of(result: JsonMapping, baseline: Baseline | None, examples: int | Non
     Args:
         result: result.json ("metric", "value", optionally "standard_error" and "validation_examples").
         baseline: the score's baseline.
-        examples: number of scored examples, for the binomial standard error of an accuracy; None for that in the
-            result.
+        examples: number of scored examples, for the binomial standard error of an accuracy; None: the result's
+            `validation_examples`.
     """
     metric, value = result.get("metric"), as_number(result.get("value"))
     if not isinstance(metric, str) or value is None:
@@ -113,12 +113,12 @@ def score_of(result: JsonMapping, baseline: Baseline | None, examples: int | Non
         examples = result["validation_examples"]
     if error is None and examples and metric.endswith(_FRACTIONS) and 0 <= value <= 1:
         error = math.sqrt(value * (1 - value) / examples)
-    below = baseline or {}
-    same = below.get("metric") in (None, metric)
+    baseline_values = baseline or {}
+    same = baseline_values.get("metric") in (None, metric)
     return Score(
         metric=metric,
         value=value,
         standard_error=error,
-        baseline=as_number(below.get("value")) if same else None,
-        baseline_name=str(below.get("name", "baseline")),
+        baseline=as_number(baseline_values.get("value")) if same else None,
+        baseline_name=str(baseline_values.get("name", "baseline")),
     )

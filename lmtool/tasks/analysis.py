@@ -150,7 +150,7 @@ class EarlyExitScorer(TaskScorer):
         return replace(EarlyEvaluation(**fields), details=details, depths=tuple(self.depths))
 
 
-def leaving(learner: Any, checkpoint: str, depth: int | None, entropy: float | None) -> Any:
+def with_early_exit(learner: Any, checkpoint: str, depth: int | None, entropy: float | None) -> Any:
     """Returns a learner whose rows exit early: all after the layer `depth`, or each at the first exit where the
     normalized entropy of its prediction is at most `entropy`; the learner itself if both are None. Raises UserError if
     it has no such exit or predicts no classes."""

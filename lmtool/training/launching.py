@@ -29,7 +29,7 @@ from lmtool.system.terminal import counted, say_error
 
 THREADS = "OMP_NUM_THREADS"
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-_MOST_A_CORE = 4
+_MAX_PROCESSES_PER_CORE = 4
 
 
 def processes_to_start(config: Any, verb: str) -> int:
@@ -68,7 +68,7 @@ def _require_devices(devices: int, device: str) -> None:
             message = f"devices={devices}: this machine has {most} CUDA device{'s' if most > 1 else ''}"
             raise UserError(message, f"devices={most}, or torchrun on several machines")
         return
-    most = _MOST_A_CORE * available_cores()
+    most = _MAX_PROCESSES_PER_CORE * available_cores()
     if devices > most:
         raise UserError(
             f"devices={devices}: this machine has no CUDA device, and {counted(available_cores(), 'core')} for at most "
@@ -78,7 +78,8 @@ def _require_devices(devices: int, device: str) -> None:
 
 
 def launch(processes: int, arguments: Sequence[str]) -> int:
-    """Runs `lmtool ARGUMENTS` in several processes. Returns the exit status of the process that ended the others."""
+    """Runs `lmtool ARGUMENTS` in several processes. Returns 0, or the exit status of the process whose
+    failure ended the run."""
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -151,6 +152,7 @@ def _exit_status(folder: Path, processes: int, failed: Mapping[int, int], receiv
     the processes that ended first, negative for signals. received: forwarded signals."""
     attempt = next(folder.glob("*/attempt_*"), folder)
     ends = RankExits(attempt, RankInfo(0, processes, 0, processes)).read()
+    # An error that a process recognized goes before an exception, which may be a consequence of it.
     reported = sorted(
         (end for end in ends.values() if end.reported), key=lambda end: (not end.expected, end.at, end.rank)
     )

@@ -200,23 +200,24 @@ class Lamb(AdamDirections):
     def move(self, group: TorchGroup, parameters: list[Tensor], updates: list[Tensor]) -> None:
         torch._foreach_add_(updates, parameters, alpha=group["weight_decay"])
         if group["weight_decay_scale"]:
-            norms, lengths = torch._foreach_norm(parameters), torch._foreach_norm(updates)
-            ratios = [_trust(norm, length) for norm, length in zip(norms, lengths, strict=True)]
+            parameter_norms, update_norms = torch._foreach_norm(parameters), torch._foreach_norm(updates)
+            ratios = [_trust_ratio(*norms) for norms in zip(parameter_norms, update_norms, strict=True)]
             torch._foreach_mul_(updates, ratios)
         torch._foreach_add_(parameters, updates, alpha=-group["lr"])
 
 
-def _trust(norm: Tensor, length: Tensor) -> Tensor:
-    """norm / length, or 1 if either is zero, without reading a value from the device."""
-    return torch.where((norm > 0) & (length > 0), norm / length, torch.ones_like(norm))
+def _trust_ratio(parameter_norm: Tensor, update_norm: Tensor) -> Tensor:
+    """Returns parameter_norm / update_norm, or 1 if either is zero, without reading a value from the device."""
+    nonzero = (parameter_norm > 0) & (update_norm > 0)
+    return torch.where(nonzero, parameter_norm / update_norm, torch.ones_like(parameter_norm))
 
 
 class StableAdamW(AdamDirections):
     """StableAdamW (Wortsman et al. 2023, "Stable and low-precision training for large-scale vision-language models",
     algorithm 2): AdamW with Adafactor's update clipping.
 
-    A parameter's learning rate is divided by the root mean square of gradient / root of the mean square if that is
-    above 1: if the gradient is much larger than earlier ones, the running mean of its square is too small.
+    The learning rate of a parameter is divided by max(1, RMS(g / sqrt(v))), where v is the running mean of the squared
+    gradient g. This ratio is large if v lags behind a sudden rise of the gradient.
     """
 
     def move(self, group: TorchGroup, parameters: list[Tensor], updates: list[Tensor]) -> None:

@@ -1,4 +1,5 @@
-"""Tuning methods that add no parameters to the layers and train all parameters, the head, the top layers, or biases."""
+"""Tuning methods that add no parameters to the layers. Each trains all parameters, only the head, only the top layers,
+or only biases."""
 
 from __future__ import annotations
 
