@@ -18,7 +18,6 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 # A package imports only what is named here (and itself). `types` needs torch, so packages without torch do not name it.
 # Packages inside a package that have a layer of their own are named with it.
 NESTED = {
-    "cli/completion",
     "learners/generation",
     "learners/metrics",
     "learners/representations",
@@ -74,8 +73,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "weights/conversion": SHELL | {"costs", "session"},
     "commands": SHELL | {"learners/representations", "costs", "session", "weights/conversion"},
     "sweeps": CONFIG | {"reporting", "runs"},
-    "cli/completion": CONFIG | {"commands", "resolver/schema", "data", "runs"},
-    "cli": CONFIG | {"__init__", "training", "resolver/schema", "resolver", "commands", "cli/completion", "sweeps"},
+    "cli": CONFIG | {"__init__", "training", "resolver/schema", "resolver", "commands", "sweeps", "data", "runs"},
     "__main__": {"cli"},
     "__init__": {"commands"},  # lmtool.load, when it is asked for
 }

@@ -25,7 +25,7 @@ from lmtool.system.signals import Interrupts, stop_error
 from lmtool.system.terminal import say, say_error
 
 if TYPE_CHECKING:
-    from lmtool.resolver.schema.base import CommandConfig
+    from lmtool.config.base import CommandConfig
     from lmtool.resolver.shorthands import CommandLine
 
 

@@ -51,7 +51,7 @@ def run(config: ProbeConfig) -> list[CheckpointProbes]:
     task = _task(config)
     target = str(config.target) if task is None else task.config.name
     settings = {
-        "data": getattr(config.data, "name", None) if task is None else task.metadata["source"],
+        "data": (config.data and config.data.name) if task is None else task.metadata["source"],
         "pooling": config.pooling,
         "ridge": RIDGE,
         "iterations_at_most": ITERATIONS,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 
 from lmtool.config import saved
+from lmtool.config.base import CommandConfig
 from lmtool.config.checkpoint import no_run, run_folder
 from lmtool.errors import UserError
 from lmtool.resolver.decoding import decoded
-from lmtool.resolver.schema.base import CommandConfig
 from lmtool.system.ranks import started_together
 
 

@@ -1,4 +1,5 @@
-"""`auto`: a section that is taken from the checkpoint or from the model's recipe.
+"""Sections completed before they are decoded: `auto`, a section that is taken from the checkpoint or from the model's
+recipe; and `with`, which sets keys of the named members of a section (`task.with.sst2.path=FOLDER`).
 
 The class of a command lists the sources of each of its sections:
 
@@ -12,9 +13,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from pydantic import ValidationError
+from pydantic_core import PydanticCustomError
 
 from lmtool.config.base import Auto as Auto
 from lmtool.config.base import Config, JsonObject
+from lmtool.config.nearest import nearest
 from lmtool.config.tables import Choice, choices, lookup
 from lmtool.errors import Problem
 
@@ -190,3 +193,47 @@ def _displayed(value: object) -> Any:
     """Returns a value for a message; a selected component by its name."""
     plain = _plain(value)
     return plain.get("name", plain) if isinstance(plain, dict) else plain
+
+
+WITH = "with"
+
+
+def with_member_values(section: JsonObject) -> JsonObject:
+    """Returns the data of a section with the values of `with` merged into its members. Raises pydantic's error if a key
+    of `with` names no member."""
+    changes, members = section.get(WITH), section.get("members")
+    if not isinstance(changes, dict) or not isinstance(members, list):
+        return section
+    members = list(members)
+    titles = [title_of(member) for member in members]
+    for name, values in changes.items():
+        if name not in titles or not isinstance(values, dict):
+            raise PydanticCustomError("value_error", "{problem}", {"problem": _unreached(name, values, titles)})
+        number = titles.index(name)
+        members[number] = _changed(members[number], values)
+    return {**{key: value for key, value in section.items() if key != WITH}, "members": members}
+
+
+def title_of(member: object) -> str:
+    """Returns the name of a member: its `title` if it has one; for a task among objectives, the task's name."""
+    if not isinstance(member, dict):
+        return str(member)
+    if "title" in member:
+        return str(member["title"])
+    inner = member.get("task")
+    return title_of(inner) if inner is not None else str(member.get("name", member.get("kind")))
+
+
+def _changed(member: object, values: JsonObject) -> JsonObject:
+    if not isinstance(member, dict):
+        return {"name": member, **values}
+    inner = member.get("task")
+    return merge(member, values) if inner is None else {**member, "task": _changed(inner, values)}
+
+
+def _unreached(name: str, values: object, titles: list[str]) -> str:
+    if name in titles:
+        return f"{WITH}.{name}={values} has no key; write {WITH}.{name}.KEY=VALUE"
+    close = nearest(name, titles)
+    meant = f"; did you mean {WITH}.{close}?" if close else ""
+    return f"{WITH}.{name} names no member; the members are {', '.join(titles)}{meant}"

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, TypeAlias
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from lmtool.errors import Problem
 
@@ -105,3 +105,22 @@ class Config(BaseModel):
 def summary(description: str | None) -> str:
     """Returns the first sentence of a description, which is the field's comment in YAML."""
     return re.split(r"(?<!et al)\. ", description or "")[0].removesuffix(".")
+
+
+DEVICE = r"^(auto|cpu|cuda(:\d+)?)$"
+
+
+class CommandConfig(Config):
+    """The keys that every command shares."""
+
+    verbatim: ClassVar[tuple[str, ...]] = ()
+    """Keys whose value is text as typed: commas, quotes and brackets have no special meaning in it."""
+    alternatives: ClassVar[tuple[tuple[str, str], ...]] = ()
+    """Pairs of keys that exclude each other."""
+
+    starts_with_checkpoint: ClassVar[bool] = True
+    """Whether sections may come from the checkpoint, whose configuration is then read first."""
+
+    plugins: tuple[str, ...] = Field(
+        (), description="Python modules whose components are added; typed with --plugin, never read from a file."
+    )

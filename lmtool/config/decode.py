@@ -37,12 +37,13 @@ def decode(
     """Decodes the configuration of a command and resolves every `auto` section.
 
     Args:
-        command: the class of the command. data: plain nested data, as in YAML or JSON; `???` marks a required value.
-        checkpoint_config: the saved configuration of the start checkpoint, for `auto` and for agreement. teachers: the
-        saved configurations of the teachers by path; `auto` uses the first one. None: not read, and rules that
-            need `teachers` are skipped.
+        command: the class of the command.
+        data: plain nested data, as in YAML or JSON; `???` marks a required value.
+        checkpoint_config: the saved configuration of the start checkpoint, for `auto` and for agreement.
+        teachers: the saved configurations of the teachers by path; `auto` uses the first one. None: they were not read,
+            and rules that need them are skipped.
         earlier: problems found before (in the overrides, in the checkpoint), reported together with the others.
-        running: the command runs on this machine, so rules about the machine apply too.
+        running: whether the command runs on this machine, so that rules about the machine apply too.
 
     Raises:
         ConfigError: all problems: unknown keys, wrong types, invalid choices, missing values, violated rules.

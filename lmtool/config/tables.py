@@ -53,8 +53,7 @@ SHIPPED: Mapping[str, Mapping[str, str]] = {
         "lmtool.models.encoder_configs": "albert bigbird deberta deberta_v3 distilbert electra modernbert roberta "
         "spanbert xlnet",
         "lmtool.models.encoder_decoder_configs": "bart t5 transformer",
-        "lmtool.models.recurrent_configs": "elmo lstm rnn_attention",
-        "lmtool.models.word_configs": "cnn word_vectors",
+        "lmtool.models.pretransformer_configs": "cnn elmo lstm rnn_attention word_vectors",
     },
     "model/positions": {"lmtool.nn.configs": "alibi learned none rotary shaw sinusoidal t5"},
     "objective": {

@@ -9,8 +9,8 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
+from lmtool.config.auto import title_of, with_member_values
 from lmtool.config.base import Config
-from lmtool.config.members import title_of, with_member_values
 from lmtool.config.nearest import nearest
 from lmtool.config.tables import Choice, component, lookup, names
 from lmtool.data.compressed import without_packing

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal, Protocol
 from pydantic import Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
-from lmtool.config.members import with_member_values
+from lmtool.config.auto import with_member_values
 from lmtool.config.needs import Component, Offer, Requirement
 from lmtool.config.tables import Choice, build, component, names
 from lmtool.data.configs import FORMATS

@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lmtool.models.base import Encoder, new
-from lmtool.models.word_configs import CnnConfig
+from lmtool.models.pretransformer_configs import CnnConfig
 from lmtool.nn.context import Context
 from lmtool.nn.embeddings import Embeddings
 from lmtool.nn.initialization import Draw, initialize_each, normal

@@ -60,7 +60,6 @@ PositionsChoice = Annotated[
 ]
 DropoutRate = Annotated[float, Field(ge=0, lt=1, description="dropout rate after the embedding and the sublayers")]
 AttentionDropout = Annotated[float, Field(ge=0, lt=1, description="dropout rate of the attention weights")]
-NormEpsilon = Annotated[float, Field(gt=0, description="added to the variance in layer norms")]
 SegmentTypes = Annotated[int, Field(ge=1, le=1_000_000)]
 
 

@@ -81,7 +81,7 @@ class LlamaConfig(TransformerConfig):
         return {**super().metadata(), "key-value heads": self.num_key_value_heads}
 
 
-@component("model", "llama_encoder", builder="lmtool.models.llama_encoder:build")
+@component("model", "llama_encoder", builder="lmtool.models.llama:build_encoder")
 class LlamaEncoderConfig(LlamaConfig):
     """Llama's layers as an encoder: every token attends to the whole text. Defaults: SmolLM2-135M's sizes."""
 

@@ -37,7 +37,7 @@ from torch import Tensor, nn
 
 from lmtool.models.base import Encoder, SpellingVocabulary, new
 from lmtool.models.characters import Highway, VocabularyBytes, WordCharacters
-from lmtool.models.recurrent_configs import ElmoConfig
+from lmtool.models.pretransformer_configs import ElmoConfig
 from lmtool.nn.attention import only
 from lmtool.nn.cache import Cache
 from lmtool.nn.context import Context

@@ -25,9 +25,6 @@ from lmtool.models.configs import (
 )
 from lmtool.nn.configs import NoPositionsConfig, RotaryPositionsConfig
 
-_VOCABULARY = "Rows of the token embedding; at least the tokenizer's entries."
-_EMBEDDING_SIZE = "Width of the embedding; a linear layer projects it to hidden_size if the two differ."
-
 
 @component("model", "roberta", builder="lmtool.models.roberta:build")
 class RobertaConfig(SegmentedConfig):

@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.models.base import Decoder, VocabularyHead, new, positions_of
 from lmtool.models.configs import TransformerConfig
-from lmtool.models.decoder_configs import LlamaConfig
+from lmtool.models.decoder_configs import LlamaConfig, LlamaEncoderConfig
 from lmtool.models.family import HFClass, HFFormat, question_answering, token_classifier
 from lmtool.models.keymap import EMPTY, KeyMap, Tied
 from lmtool.models.published import expect, require_half_split
@@ -85,6 +85,19 @@ class Llama(Decoder):
 def build(config: LlamaConfig, seed: int) -> Llama:
     """Returns a new decoder on the default device."""
     return new(Llama, config, seed)
+
+
+class LlamaEncoder(Llama):
+    """Llama's layers as an encoder without heads: every token attends to the whole text (BehnamGhader et al. 2024,
+    "LLM2Vec: Large Language Models Are Secretly Powerful Text Encoders", section 2.1). `lmtool import model=` converts
+    a decoder's weights, and back."""
+
+    head_biases = False
+
+
+def build_encoder(config: LlamaEncoderConfig, seed: int) -> LlamaEncoder:
+    """Returns a new encoder on the default device."""
+    return new(LlamaEncoder, config, seed)
 
 
 _LAYER, _HF = "backbone.layers.*.", "model.layers.*."

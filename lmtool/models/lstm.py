@@ -24,7 +24,7 @@ from itertools import pairwise
 from torch import Tensor, nn
 
 from lmtool.models.base import Decoder, VocabularyHead, new
-from lmtool.models.recurrent_configs import LstmConfig
+from lmtool.models.pretransformer_configs import LstmConfig
 from lmtool.nn.cache import Cache, Carried
 from lmtool.nn.dropout import DropoutRng
 from lmtool.nn.embeddings import Embeddings, StackInput

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from lmtool.models.base import VocabularyHead, new
 from lmtool.models.encoder_decoder import DecoderStack, EncoderDecoder
-from lmtool.models.recurrent_configs import RnnAttentionConfig
+from lmtool.models.pretransformer_configs import RnnAttentionConfig
 from lmtool.nn.attention import only
 from lmtool.nn.cache import Cache
 from lmtool.nn.context import Context, EncoderState

@@ -13,7 +13,7 @@ import` reads files of word vectors.
 from __future__ import annotations
 
 from lmtool.models.base import Encoder, new
-from lmtool.models.word_configs import WordVectorsConfig
+from lmtool.models.pretransformer_configs import WordVectorsConfig
 from lmtool.nn.embeddings import Embeddings
 from lmtool.nn.initialization import Draw, normal
 from lmtool.nn.positions import Position

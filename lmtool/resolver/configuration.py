@@ -11,10 +11,10 @@ from functools import partial
 from lmtool.config import compose, overrides, plugins, problems, saved
 from lmtool.config.accepted import AcceptedOverrides
 from lmtool.config.auto import merge
+from lmtool.config.base import CommandConfig
 from lmtool.errors import Problem, UserError
 from lmtool.resolver import trunks
 from lmtool.resolver.decoding import decoded
-from lmtool.resolver.schema.base import CommandConfig
 from lmtool.resolver.schema.run import RunConfig
 from lmtool.resolver.schema.verbs import COMMANDS, VERBS
 from lmtool.resolver.shorthands import CommandLine, Data, expand_sections

@@ -14,7 +14,7 @@ from pathlib import Path
 from lmtool.config import compose, overrides, saved
 from lmtool.config.accepted import AcceptedOverrides
 from lmtool.config.auto import AUTO, merge
-from lmtool.config.base import JsonObject
+from lmtool.config.base import CommandConfig, JsonObject
 from lmtool.config.checkpoint import (
     CONFIG,
     RUNS,
@@ -32,7 +32,6 @@ from lmtool.config.checkpoint import (
 from lmtool.config.decode import MISSING
 from lmtool.errors import ConfigError, Problem, UserError
 from lmtool.resolver.decoding import decoded
-from lmtool.resolver.schema.base import CommandConfig
 from lmtool.resolver.schema.run import RunConfig
 from lmtool.resolver.shorthands import CommandLine, started_config
 from lmtool.runs.identity import BRANCH_KEYS, budgets, changed_values

@@ -31,8 +31,8 @@ from lmtool.session.provenance import begin_branch
 from lmtool.session.session import Session
 from lmtool.system.signals import ignore_first_signal
 from lmtool.system.terminal import counted
-from lmtool.training.consistency import require_same
 from lmtool.training.engine import outside_layers
+from lmtool.training.group import require_same
 from lmtool.training.loop import train
 from lmtool.training.profiling import StopTraining
 from lmtool.training.progress import TrainingResult

@@ -39,8 +39,7 @@ from lmtool.tasks.labels import LoadedHead
 from lmtool.tokenizers.configs import FolderConfig, TokenizerConfig
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.compiling import require_compiler
-from lmtool.training.consistency import keys, require_same, versions
-from lmtool.training.group import ALONE, ProcessGroup, process_group
+from lmtool.training.group import ALONE, ProcessGroup, comparable_keys, process_group, require_same, versions
 from lmtool.training.launching import note_run
 from lmtool.training.precision import Precision, select_device, select_precision
 from lmtool.weights.assemble import LoadReport
@@ -171,7 +170,7 @@ def open_run(verb: str, config: RunConfig, stem: str) -> Iterator[OpenRun]:
     with Interrupts(), process_group(precision.device) as group:
         data = saved.save(config, verb)
         if group.size > 1:
-            require_same(group, {**versions(tuple(config.plugins)), **keys(saved.body(data))})
+            require_same(group, {**versions(tuple(config.plugins)), **comparable_keys(saved.body(data))})
         if group.rank > 0:
             path, result = group.first(("", None))
             folder, output = FollowedFolder(Path(path), data, result), Output()

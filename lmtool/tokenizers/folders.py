@@ -21,6 +21,7 @@ from tokenizers import AddedToken
 from lmtool.config.saved import JsonMapping
 from lmtool.errors import UserError
 from lmtool.tokenizers import backends
+from lmtool.tokenizers.backends import BPE, CONTROL, UNIGRAM, USER_DEFINED, merges_of, read_model
 from lmtool.tokenizers.classes import (
     ALBERT,
     BERT,
@@ -44,7 +45,6 @@ from lmtool.tokenizers.classes import (
     transformers_class,
 )
 from lmtool.tokenizers.configs import SPECIALS
-from lmtool.tokenizers.sentencepiece_model import BPE, CONTROL, UNIGRAM, USER_DEFINED, merges_of, read_model
 from lmtool.tokenizers.special import ADDED_TOKENS, SPECIAL_MAP, read_special
 
 MAX_GROWTH = 1000

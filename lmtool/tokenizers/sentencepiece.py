@@ -15,14 +15,17 @@ from tokenizers import AddedToken, Regex, normalizers
 
 from lmtool.errors import UserError
 from lmtool.tokenizers.backends import (
+    CONTROL,
+    PieceModel,
     albert_normalizer,
+    merges_of,
+    read_model,
     sentencepiece_bpe,
     sentinel_entries,
     unicode_normalizer,
     unigram,
 )
 from lmtool.tokenizers.configs import SentencePieceConfig
-from lmtool.tokenizers.sentencepiece_model import CONTROL, PieceModel, merges_of, read_model
 from lmtool.tokenizers.texts import training_text
 from lmtool.tokenizers.tokenizer import Tokenizer
 

@@ -100,7 +100,7 @@ class Ddp(Plain):
                 find_unused_parameters=True,  # so that unused parameters have no gradient, as in one process
                 gradient_as_bucket_view=True,
                 broadcast_buffers=False,
-                init_sync=False,  # consistency.py has compared the weights
+                init_sync=False,  # require_same_training has compared the weights
             )
         # A lambda, because DDP rejects string annotations.
         self._wrapped.register_comm_hook(None, lambda state, bucket: _summed(bucket.buffer()))

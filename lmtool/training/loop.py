@@ -29,9 +29,8 @@ from lmtool.system.terminal import counted
 from lmtool.training.budgets import Budget, has_row
 from lmtool.training.compiling import compiled
 from lmtool.training.configs import Schedule
-from lmtool.training.consistency import require_same_training
 from lmtool.training.engine import engine_for, outside_layers, shard
-from lmtool.training.group import ALONE, ProcessGroup
+from lmtool.training.group import ALONE, ProcessGroup, require_same_training
 from lmtool.training.health import Health
 from lmtool.training.keeper import Keeper
 from lmtool.training.optimizers import named_parameters, set_learning_rate, training_groups

@@ -18,10 +18,6 @@ from lmtool.data.configs import FORMATS
 from lmtool.errors import UserError
 from lmtool.learners.generation.configs import GenerationConfig
 from lmtool.learners.writing import writer_of
-from lmtool.models import decoder_configs as decoder_configs
-from lmtool.models import encoder_configs as encoder_configs
-from lmtool.models import encoder_decoder_configs as encoder_decoder_configs
-from lmtool.models import word_configs as word_configs
 from lmtool.models.configs import ModelConfig
 from lmtool.models.encoder_decoder import shifted
 from lmtool.models.heads.lm import LMHead

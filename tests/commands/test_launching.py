@@ -12,7 +12,7 @@ from lmtool.cli import main as cli
 from lmtool.errors import UserError
 from lmtool.runs.run_folder import FollowedFolder
 from lmtool.training import launching
-from lmtool.training.consistency import require_same
+from lmtool.training.group import require_same
 from tests.commands.conftest import TINY
 from tests.learners.test_evaluation import shared
 

@@ -30,7 +30,7 @@ from lmtool.models.encoder_configs import (
     XlnetConfig,
 )
 from lmtool.models.encoder_decoder_configs import BartConfig, T5Config
-from lmtool.models.word_configs import CnnConfig
+from lmtool.models.pretransformer_configs import CnnConfig
 from lmtool.models.xlnet import Xlnet
 from lmtool.nn.attention import only
 from lmtool.nn.dropout import TokenRng, token_keys

@@ -12,7 +12,7 @@ from torch import Tensor
 from lmtool.config.tables import build
 from lmtool.models.characters import VocabularyBytes
 from lmtool.models.elmo import Elmo
-from lmtool.models.recurrent_configs import ElmoConfig
+from lmtool.models.pretransformer_configs import ElmoConfig
 from lmtool.nn.stack import Tap, TapPoint
 from lmtool.types import Packed
 

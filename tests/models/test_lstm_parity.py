@@ -10,7 +10,7 @@ from torch import nn
 from lmtool.config.needs import refusal
 from lmtool.config.tables import build
 from lmtool.models.heads.lm import lm_head
-from lmtool.models.recurrent_configs import LstmConfig
+from lmtool.models.pretransformer_configs import LstmConfig
 from lmtool.nn.cache import Carried
 from lmtool.objectives.configs import ClmConfig, PrefixLmConfig
 from lmtool.tasks.configs import Seq2SeqConfig

@@ -10,7 +10,7 @@ from torch import nn
 
 from lmtool.config.tables import build
 from lmtool.models.heads.lm import lm_head
-from lmtool.models.recurrent_configs import RnnAttentionConfig
+from lmtool.models.pretransformer_configs import RnnAttentionConfig
 from lmtool.types import Packed
 
 INPUTS, OUTPUTS = (5, 1, 12, 3, 7), (4, 6, 0, 9, 7)

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from lmtool.config.tables import build
 from lmtool.models.heads.sequence import summary
-from lmtool.models.word_configs import CnnConfig, WordVectorsConfig
+from lmtool.models.pretransformer_configs import CnnConfig, WordVectorsConfig
 from lmtool.types import Packed
 
 LENGTHS = (5, 0, 1, 12, 2)

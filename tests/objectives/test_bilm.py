@@ -11,7 +11,7 @@ from lmtool.config.tables import build
 from lmtool.costs.activations import saved_activations
 from lmtool.costs.attention import VALUE_BYTES, Formats
 from lmtool.models.heads.sampled import SampledLMHead, log_uniform
-from lmtool.models.recurrent_configs import ElmoConfig
+from lmtool.models.pretransformer_configs import ElmoConfig
 from lmtool.objectives.bilm import BidirectionalLanguageModel
 from lmtool.objectives.configs import BilmConfig
 from lmtool.objectives.examples.windows import Stream

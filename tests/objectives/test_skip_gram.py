@@ -12,7 +12,7 @@ from lmtool.config.tables import build
 from lmtool.data.examples import Rows
 from lmtool.data.store import TokenStore
 from lmtool.errors import UserError
-from lmtool.models.word_configs import WordVectorsConfig
+from lmtool.models.pretransformer_configs import WordVectorsConfig
 from lmtool.objectives.permutation_configs import SkipGramConfig
 from lmtool.objectives.skip_gram import SkipGram
 from lmtool.random_streams import uniform

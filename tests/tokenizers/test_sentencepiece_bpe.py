@@ -14,9 +14,9 @@ from transformers import AutoTokenizer
 
 from lmtool.config.tables import build
 from lmtool.errors import UserError
+from lmtool.tokenizers.backends import read_model
 from lmtool.tokenizers.configs import SentencePieceConfig
 from lmtool.tokenizers.sentencepiece import train_model
-from lmtool.tokenizers.sentencepiece_model import read_model
 from lmtool.tokenizers.tokenizer import Tokenizer
 from tests.tokenizers.test_tokenizers import STRINGS
 

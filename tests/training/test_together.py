@@ -15,8 +15,7 @@ import torch
 
 from lmtool.errors import Diverged, Stopped, UserError
 from lmtool.runs.run_folder import FollowedFolder, RunFolder
-from lmtool.training.consistency import require_same_training
-from lmtool.training.group import ProcessGroup
+from lmtool.training.group import ProcessGroup, require_same_training
 from lmtool.training.loop import train
 from lmtool.types import Batch, StepOutput
 

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import ClassVar, Self
 
-from lmtool.config.base import JsonObject
+from lmtool.config.base import DEVICE, JsonObject
 from lmtool.errors import ConfigError, UserError
-from lmtool.resolver.schema.base import DEVICE
 from lmtool.runs.files import output_errors
 from lmtool.training.devices import device_of
 

@@ -13,9 +13,8 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from lmtool.config.auto import chosen_class, merge
+from lmtool.config.auto import chosen_class, merge, title_of
 from lmtool.config.base import JsonMapping, JsonObject, Variant
-from lmtool.config.members import title_of
 from lmtool.config.tables import Choice
 from lmtool.errors import Problem
 from lmtool.learners.configs import MixtureConfig, ObjectiveConfig

@@ -9,14 +9,13 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, ValidationError
 
 from lmtool.config.auto import AUTO, Auto
-from lmtool.config.base import JsonObject, Variant
+from lmtool.config.base import DEVICE, CommandConfig, JsonObject, Variant
 from lmtool.config.tables import Choice, Several, lookup
 from lmtool.data.configs import DataConfig
 from lmtool.distillation.configs import DistillConfig, NoDistillConfig
 from lmtool.learners.configs import ObjectiveConfig
 from lmtool.models.configs import ModelConfig
 from lmtool.reporting.trackers.base import TrackerConfig
-from lmtool.resolver.schema.base import DEVICE, CommandConfig
 from lmtool.resolver.schema.phases import normalized, overridden, variants
 from lmtool.runs.identity import BUDGETS
 from lmtool.tasks.configs import TaskConfig

@@ -7,11 +7,10 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from lmtool.config.auto import Auto
-from lmtool.config.base import JsonObject
+from lmtool.config.base import DEVICE, CommandConfig, JsonObject
 from lmtool.config.tables import Choice
 from lmtool.data.configs import DataConfig
 from lmtool.learners.generation.configs import GenerationConfig
-from lmtool.resolver.schema.base import DEVICE, CommandConfig
 from lmtool.tasks.configs import TaskConfig
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from lmtool.resolver.schema.base import CommandConfig
+    from lmtool.config.base import CommandConfig
     from lmtool.resolver.schema.inspection import RunKeys
 
 Reads = Literal["configuration", "run", "words", "options", "saved run"]
@@ -152,7 +152,7 @@ _TABLE = (
     Verb("show", "explain a key or print a choice", "lmtool show optimizer.lr", reads="options"),
     Verb(
         "completion", "TAB in bash, zsh or fish", "source <(lmtool completion bash)",
-        reads="words", module="lmtool.cli.completion.candidates",
+        reads="words", module="lmtool.cli.completion",
     ),
 )  # fmt: skip
 VERBS = {verb.name: verb for verb in _TABLE}

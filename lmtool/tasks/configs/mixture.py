@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal, get_args
 from pydantic import Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
-from lmtool.config.members import title_of, with_member_values
+from lmtool.config.auto import title_of, with_member_values
 from lmtool.config.needs import Requirement
 from lmtool.config.saved import JsonObject
 from lmtool.config.tables import Choice, component, lookup, names

@@ -26,7 +26,7 @@ from lmtool.config.tables import Choice, build, lookup
 from lmtool.data.compressed import Broken, open_bytes, packed
 from lmtool.errors import CheckFailed, UserError
 from lmtool.models.configs import ModelConfig
-from lmtool.models.word_configs import WordVectorsConfig
+from lmtool.models.pretransformer_configs import WordVectorsConfig
 from lmtool.reporting.console import Output
 from lmtool.resolver.schema.run import ExportConfig, ImportConfig
 from lmtool.tokenizers.configs import WordConfig

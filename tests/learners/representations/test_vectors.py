@@ -14,7 +14,7 @@ from lmtool.errors import UserError
 from lmtool.learners.base import no_progress, no_warning
 from lmtool.learners.representations.reading import embedder_of
 from lmtool.learners.representations.vectors import HiddenStates
-from lmtool.models.recurrent_configs import LstmConfig
+from lmtool.models.pretransformer_configs import LstmConfig
 from lmtool.training.precision import FP32_CPU
 from lmtool.types import Packed
 from lmtool.weights.padded_model import load

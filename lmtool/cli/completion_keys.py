@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from lmtool.config.base import Config
 
 CACHE = "~/.cache/lmtool"
-_PACKAGE = Path(__file__).resolve().parents[2]
+_PACKAGE = Path(__file__).resolve().parents[1]
 # A field whose description contains these words has a path, or a run, as its value.
 _PATH = re.compile(r"\b(file|folder)s?\b", re.IGNORECASE)
 _RUN = re.compile(r"\b(a run|runs|checkpoint)\b", re.IGNORECASE)

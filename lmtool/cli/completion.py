@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lmtool.cli.completion.keys import CompletionTable, KeyNode, KeyNodes, table
+from lmtool.cli.completion_keys import CompletionTable, KeyNode, KeyNodes, table
 from lmtool.config.nearest import nearest
 from lmtool.errors import UserError
 from lmtool.resolver.schema.verbs import ABOUT_A_RUN, LOOKS, TRAINING, VERBS

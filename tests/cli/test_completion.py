@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from lmtool.cli import completion as completing
+from lmtool.cli import completion_keys as keys
 from lmtool.cli import main as cli
-from lmtool.cli.completion import candidates as completing
-from lmtool.cli.completion import keys
-from lmtool.cli.completion.candidates import SCRIPTS, candidates, for_shell
+from lmtool.cli.completion import SCRIPTS, candidates, for_shell
 from tests.reporting.trackers import odd
 
 
@@ -178,7 +178,7 @@ def test_in_bash(here: Path, cache: Path) -> None:
     offered("pretrain ")  # the table is there
     prelude = f"""
     lmtool() {{ {sys.executable} -c 'import sys
-from lmtool.cli.completion import keys
+from lmtool.cli import completion_keys as keys
 from lmtool.cli import main as cli
 keys.CACHE = "{cache}"
 sys.exit(cli.main(sys.argv[1:]))' "$@"; }}
@@ -199,8 +199,8 @@ sys.exit(cli.main(sys.argv[1:]))' "$@"; }}
 
 def test_a_tab_imports_no_library() -> None:
     offered("pretrain ")
-    code = "import sys\nfrom lmtool.cli.completion import candidates, keys\nkeys.CACHE = sys.argv[1]\n"
-    code += "assert candidates.candidates('lmtool pretrain model=bert_t')\n"
+    code = "import sys\nfrom lmtool.cli import completion, completion_keys\ncompletion_keys.CACHE = sys.argv[1]\n"
+    code += "assert completion.candidates('lmtool pretrain model=bert_t')\n"
     code += "print(sorted({'torch', 'hydra', 'omegaconf', 'pydantic', 'numpy', 'yaml'} & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", code, keys.CACHE], capture_output=True, text=True, check=True)
     assert json.loads(done.stdout.replace("'", '"')) == []

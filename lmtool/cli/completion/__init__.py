@@ -1,1 +1,0 @@
-"""Shell completion: the candidates at a TAB, and the scripts that request them."""
