@@ -43,13 +43,13 @@ Row = dict[str, Any]
 
 
 def kinds() -> dict[str, Any]:
-    """Returns the kinds of faults in scripts/trials by name. Also prepares this process for forks: switches threads
+    """Returns the kinds of faults in tests/faults by name. Also prepares this process for forks: switches threads
     off, and makes lmtool and its tests importable."""
     os.environ.update({"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"})
     sys.path[:0] = [path for path in (str(ROOT), str(Path(__file__).parent)) if path not in sys.path]
     for name in ("checkpoints", "disks", "hostile", "inputs", "runs", "surroundings", "words"):
-        importlib.import_module(f"trials.{name}")  # registers kinds in trials.outcomes.KINDS
-    from trials.outcomes import KINDS as known
+        importlib.import_module(f"tests.faults.{name}")  # registers kinds in tests.faults.outcomes.KINDS
+    from tests.faults.outcomes import KINDS as known
 
     return {name: known[name] for name in KINDS}
 
@@ -57,7 +57,7 @@ def kinds() -> dict[str, Any]:
 def source() -> str:
     """Returns a hash of the source code of lmtool and of the trials."""
     digest = hashlib.sha256()
-    for folder in ("lmtool", "conf", "scripts/trials", "tests/commands", "tests/training"):
+    for folder in ("lmtool", "conf", "tests/faults", "tests/commands", "tests/training"):
         for path in sorted((ROOT / folder).rglob("*")):
             if path.suffix in (".py", ".yaml"):
                 digest.update(str(path.relative_to(ROOT)).encode() + path.read_bytes())
@@ -70,7 +70,7 @@ def source() -> str:
 def build_stage(stage: Path, trials: int) -> None:
     """Builds the stage unless it exists. For more than FEW trials, also imports the modules that the commands need,
     which the forks inherit."""
-    from trials.stage import build, build_once, import_listed
+    from tests.faults.stage import build, build_once, import_listed
 
     try:
         build_once(stage, build)

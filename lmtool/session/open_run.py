@@ -13,7 +13,9 @@ from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
+import torch
 
+from lmtool import __version__
 from lmtool.config import saved
 from lmtool.config.checkpoint import find, read_config, read_state
 from lmtool.config.plugins import command_line
@@ -30,7 +32,7 @@ from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig, RunConfig
 from lmtool.resolver.teachers import TeacherSpec, differing_tokenizer
 from lmtool.resolver.trunks import phases_ended
 from lmtool.runs.checkpoints import tensor_names
-from lmtool.runs.identity import BUDGETS, budgets, select_folder
+from lmtool.runs.identity import BUDGETS, FREE_KEYS, budgets, fingerprint, flatten, select_folder
 from lmtool.runs.run_folder import FollowedFolder, RunFolder
 from lmtool.system.files import MANIFEST
 from lmtool.system.secrets import masked
@@ -39,7 +41,7 @@ from lmtool.tasks.labels import LoadedHead
 from lmtool.tokenizers.configs import FolderConfig, TokenizerConfig
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.compiling import require_compiler
-from lmtool.training.group import ALONE, ProcessGroup, comparable_keys, process_group, require_same, versions
+from lmtool.training.group import ALONE, ProcessGroup, process_group, require_same
 from lmtool.training.launching import note_run
 from lmtool.training.precision import Precision, select_device, select_precision
 from lmtool.weights.assemble import LoadReport
@@ -170,7 +172,7 @@ def open_run(verb: str, config: RunConfig, stem: str) -> Iterator[OpenRun]:
     with Interrupts(), process_group(precision.device) as group:
         data = saved.save(config, verb)
         if group.size > 1:
-            require_same(group, {**versions(tuple(config.plugins)), **comparable_keys(saved.body(data))})
+            require_same(group, {**_versions(tuple(config.plugins)), **_comparable_keys(saved.body(data))})
         if group.rank > 0:
             path, result = group.first(("", None))
             folder, output = FollowedFolder(Path(path), data, result), Output()
@@ -366,3 +368,17 @@ def prior_weights(config: FinetuneConfig) -> list[Weights]:
     A resumed run does not need them: its own checkpoints contain a copy.
     """
     return [read(path, config.offline) for path in config.tuning.builds_on]
+
+
+def _versions(plugins: tuple[str, ...] = ()) -> dict[str, str]:
+    """Returns lmtool's version, the hash of its files and of plugins, and torch's version."""
+    return {
+        "lmtool version": __version__,
+        "lmtool code": fingerprint(plugins),
+        "torch version": str(torch.__version__),
+    }
+
+
+def _comparable_keys(config: Mapping[str, object]) -> dict[str, object]:
+    """Returns a configuration as plain data, by dotted key, without the keys that may differ between ranks."""
+    return {key: value for key, value in flatten(config).items() if key.split(".")[0] not in FREE_KEYS}

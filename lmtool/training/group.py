@@ -16,11 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-import lmtool
 from lmtool.errors import UserError
-from lmtool.runs import identity
 from lmtool.runs.checkpoints import is_sharded
-from lmtool.runs.identity import FREE_KEYS, flatten
 from lmtool.system.ranks import ADDRESS, PORT, START_AGAIN, RankInfo, rank_info
 from lmtool.types import Loader
 
@@ -213,20 +210,6 @@ def _never_met(process: RankInfo, error: Exception) -> UserError:
             f"read the messages of the other ranks; {ADDRESS} must be the address of rank 0's machine",
         )
     return UserError(f"{who}: the processes could not be joined: {text.splitlines()[0]}", START_AGAIN)
-
-
-def versions(plugins: tuple[str, ...] = ()) -> dict[str, str]:
-    """lmtool's version, the hash of its files and of plugins, and torch's version."""
-    return {
-        "lmtool version": lmtool.__version__,
-        "lmtool code": identity.fingerprint(plugins),
-        "torch version": str(torch.__version__),
-    }
-
-
-def comparable_keys(config: Mapping[str, object]) -> dict[str, object]:
-    """Returns a configuration as plain data, by dotted key, without the keys that may differ between ranks."""
-    return {key: value for key, value in flatten(config).items() if key.split(".")[0] not in FREE_KEYS}
 
 
 def require_same_training(group: ProcessGroup, learner: nn.Module, loader: Loader) -> None:

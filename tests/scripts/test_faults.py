@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -75,7 +76,7 @@ runpy.run_path({str(SCRIPT)!r}, run_name="__main__")
 @pytest.mark.slow
 def test_a_defect_is_seen(tmp_path: Path, script: Any) -> None:
     """A reader that fills up ragged lines without a word, as some do: a trial that plants one fails."""
-    tables, trial_rng = script("trials.inputs"), script("trials.outcomes").trial_rng
+    tables, trial_rng = import_module("tests.faults.inputs"), import_module("tests.faults.outcomes").trial_rng
 
     def is_ragged(seed: int) -> bool:
         form, role = tables.FORMATS[seed % 3], tables.TABLE_ROLES[seed // 3 % len(tables.TABLE_ROLES)]
@@ -117,7 +118,7 @@ ANSWERS: list[tuple[int | None, str, str, str]] = [
 
 @pytest.mark.parametrize(("status", "out", "err", "outcome"), ANSWERS)
 def test_answers_that_nothing_excuses(status: int | None, out: str, err: str, outcome: str, script: Any) -> None:
-    commands = script("trials.harness")
+    commands = import_module("tests.faults.harness")
     with pytest.raises(commands.TrialFailed) as failed:
         commands.require_sound(commands.Answer(("pretrain",), status, out, err))
     assert failed.value.verdict.outcome.value == outcome

@@ -12,9 +12,9 @@ from typing import Any
 
 import yaml
 
-from trials.harness import command_line, is_refusal, refused_or_done, require_refusal, run_lmtool
-from trials.outcomes import Outcome, Row, TrialFailed, Verdict, fault_prefix, kind, trial_rng
-from trials.stage import EVALUATE, PREDICT, ROWS, TEXT, VOCABULARY, copy, with_overrides
+from tests.faults.harness import command_line, is_refusal, refused_or_done, require_refusal, run_lmtool
+from tests.faults.outcomes import Outcome, Row, TrialFailed, Verdict, fault_prefix, kind, trial_rng
+from tests.faults.stage import EVALUATE, PREDICT, ROWS, TEXT, VOCABULARY, copy, with_overrides
 
 # --- names ------------------------------------------------------------------------------------------------------------
 

@@ -18,9 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.commands import jobs
-from tests.training.kill_harness import Count, fork, outcome, run_killed, wait
-from trials.checkpoints import DAMAGES
-from trials.harness import (
+from tests.faults.checkpoints import DAMAGES
+from tests.faults.harness import (
     Answer,
     is_refusal,
     refused_or_done,
@@ -29,8 +28,9 @@ from trials.harness import (
     run_in_fork,
     run_lmtool,
 )
-from trials.outcomes import Outcome, TrialFailed, Verdict, fault_prefix, kind, trial_rng
-from trials.stage import ROWS, RUNS, build_once, copy, require_same_result, run_arguments
+from tests.faults.outcomes import Outcome, TrialFailed, Verdict, fault_prefix, kind, trial_rng
+from tests.faults.stage import ROWS, RUNS, build_once, copy, require_same_result, run_arguments
+from tests.training.kill_harness import Count, fork, outcome, run_killed, wait
 
 # --- killed -----------------------------------------------------------------------------------------------------------
 

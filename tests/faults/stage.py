@@ -23,8 +23,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.commands.conftest import TINY, write_rows, write_text
+from tests.faults.outcomes import Outcome, TrialFailed
 from tests.training.kill_harness import dying_at, fork, outcome, wait
-from trials.outcomes import Outcome, TrialFailed
 
 STEPS = 12
 _BUDGET = [f"max_steps={STEPS}", "max_epochs=null", "checkpoint_every=2", "evaluate_every=4", "log_every=1"]

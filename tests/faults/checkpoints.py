@@ -16,9 +16,9 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from trials.harness import Answer, command_line, require_sound, require_success, run_in_fork, run_lmtool
-from trials.outcomes import Outcome, TrialFailed, Verdict, fault_prefix, kind, trial_rng
-from trials.stage import HERE, ROWS, RUNS, build_once, copy, require_same_result, result_hash
+from tests.faults.harness import Answer, command_line, require_sound, require_success, run_in_fork, run_lmtool
+from tests.faults.outcomes import Outcome, TrialFailed, Verdict, fault_prefix, kind, trial_rng
+from tests.faults.stage import HERE, ROWS, RUNS, build_once, copy, require_same_result, result_hash
 
 FILES = (
     "model.safetensors", "optimizer.safetensors", "state.json", "config.json", "manifest.json", "tokenizer.json",

@@ -13,9 +13,9 @@ from enum import Enum
 from pathlib import Path
 from typing import Concatenate, ParamSpec
 
-from trials.harness import is_refusal, refused_or_done, require_refusal, require_success, run_lmtool
-from trials.outcomes import Outcome, TrialFailed, Verdict, fault_prefix
-from trials.stage import copy
+from tests.faults.harness import is_refusal, refused_or_done, require_refusal, require_success, run_lmtool
+from tests.faults.outcomes import Outcome, TrialFailed, Verdict, fault_prefix
+from tests.faults.stage import copy
 
 ESCAPES = "\x1b]0;title\x07\x1b[2J\x1b[31mred\x9b31m"
 """Terminal escape codes that set the title, clear the screen, and set a color (once in the one-byte form)."""

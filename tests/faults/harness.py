@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lmtool.errors import DIVERGED
+from tests.faults.outcomes import Outcome, TrialFailed, Verdict
 from tests.training.kill_harness import fork, wait
-from trials.outcomes import Outcome, TrialFailed, Verdict
 
 SECONDS = 10  # limit of a command's processor time; the elapsed time may be three times as long
 _MEMORY = 6 << 30  # bytes of address space that a command may add to those of the fork

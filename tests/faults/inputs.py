@@ -17,9 +17,9 @@ from pathlib import Path
 from lmtool.config.tables import build, lookup
 from lmtool.data.sources import documents
 from tests.commands.conftest import BAD, GOOD, sentence, write_text
-from trials.harness import refused_or_done, require_refusal, require_success, run_lmtool
-from trials.outcomes import Outcome, TrialFailed, Verdict, fault_prefix, kind, trial_rng
-from trials.stage import HERE, ROWS, TEXT, VOCABULARY, copy, last_overrides, with_overrides
+from tests.faults.harness import refused_or_done, require_refusal, require_success, run_lmtool
+from tests.faults.outcomes import Outcome, TrialFailed, Verdict, fault_prefix, kind, trial_rng
+from tests.faults.stage import HERE, ROWS, TEXT, VOCABULARY, copy, last_overrides, with_overrides
 
 Change = Callable[[bytes], bytes]
 _INVALID_BYTES = {

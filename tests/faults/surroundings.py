@@ -18,9 +18,9 @@ from urllib.parse import quote
 
 import yaml
 
-from trials.harness import Answer, refused_or_done, require_success, run_lmtool
-from trials.outcomes import Outcome, TrialFailed, Verdict, fault_prefix, kind, trial_rng
-from trials.stage import EVALUATE, FINETUNE, PREDICT, PRETRAIN, TEXT, copy, with_overrides
+from tests.faults.harness import Answer, refused_or_done, require_success, run_lmtool
+from tests.faults.outcomes import Outcome, TrialFailed, Verdict, fault_prefix, kind, trial_rng
+from tests.faults.stage import EVALUATE, FINETUNE, PREDICT, PRETRAIN, TEXT, copy, with_overrides
 
 # --- secrets ----------------------------------------------------------------------------------------------------------
 

@@ -11,11 +11,11 @@ import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from trials import weights
-from trials.outcomes import Verdict, kind
-from trials.scenes import EITHER, ESCAPES, LEGAL, REFUSED, Scene, plant_factory, play
-from trials.stage import EVALUATE, FINETUNE, PREDICT, PRETRAIN, TEXT, with_overrides
-from trials.weights import IMPORT, PUBLISHED
+from tests.faults import weights
+from tests.faults.outcomes import Verdict, kind
+from tests.faults.scenes import EITHER, ESCAPES, LEGAL, REFUSED, Scene, plant_factory, play
+from tests.faults.stage import EVALUATE, FINETUNE, PREDICT, PRETRAIN, TEXT, with_overrides
+from tests.faults.weights import IMPORT, PUBLISHED
 
 # --- configurations ---------------------------------------------------------------------------------------------------
 

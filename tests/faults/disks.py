@@ -17,10 +17,9 @@ from pathlib import Path
 
 from lmtool.config.checkpoint import saved_steps, verify
 from lmtool.system.files import Damaged
-from tests.training.kill_harness import fork
-from trials.harness import is_refusal, refused_or_done, require_success, run_lmtool
-from trials.outcomes import Outcome, TrialFailed, Verdict, fault_prefix, kind, trial_rng
-from trials.stage import (
+from tests.faults.harness import is_refusal, refused_or_done, require_success, run_lmtool
+from tests.faults.outcomes import Outcome, TrialFailed, Verdict, fault_prefix, kind, trial_rng
+from tests.faults.stage import (
     EVALUATE,
     HERE,
     RUNS,
@@ -31,6 +30,7 @@ from trials.stage import (
     run_arguments,
     with_overrides,
 )
+from tests.training.kill_harness import fork
 
 # Flags of unshare(2) and mount(2).
 _NEW_MOUNTS, _NEW_USER = 0x00020000, 0x10000000

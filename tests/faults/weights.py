@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from trials.scenes import EITHER, ESCAPES, LEGAL, REFUSED, Scene, plant_factory
-from trials.stage import PREDICT, with_overrides
+from tests.faults.scenes import EITHER, ESCAPES, LEGAL, REFUSED, Scene, plant_factory
+from tests.faults.stage import PREDICT, with_overrides
 
 PUBLISHED = with_overrides(PREDICT, "checkpoint=published")
 IMPORT = ("import", "checkpoint=published", "output=imported")
