@@ -33,7 +33,7 @@ def _mix_int(value: int) -> int:
 
 
 def mix(values: np.ndarray) -> np.ndarray:
-    """SplitMix64's finalizer: a bijection of uint64, any shape."""
+    """Applies SplitMix64's finalizer: a bijection of uint64, any shape."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(_FIRST)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(_SECOND)
     return values ^ (values >> np.uint64(31))
@@ -55,7 +55,7 @@ def keys(seed: int, stream: str, epoch: int, examples: np.ndarray) -> np.ndarray
 
 
 def bits(seed: int, stream: str, epoch: int, examples: np.ndarray, count: int, first_draw: int = 0) -> np.ndarray:
-    """(N, count) uint64: `count` draws of each example, from `first_draw` on."""
+    """Returns (N, count) uint64: `count` draws of each example, from `first_draw` on."""
     counters = np.arange(first_draw + 1, first_draw + count + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
     return mix(keys(seed, stream, epoch, examples)[:, None] + counters[None, :])
 
@@ -67,7 +67,7 @@ def bits_at(seed: int, stream: str, epoch: int, examples: np.ndarray, draw: np.n
 
 
 def uniform(seed: int, stream: str, epoch: int, examples: np.ndarray, count: int, first_draw: int = 0) -> np.ndarray:
-    """(N, count) float64 in [0, 1), 53 bits each."""
+    """Returns (N, count) float64 in [0, 1), 53 bits each."""
     return _to_unit(bits(seed, stream, epoch, examples, count, first_draw))
 
 
@@ -105,7 +105,7 @@ class Permutation:
         return self.size
 
     def __call__(self, indices: np.ndarray) -> np.ndarray:
-        """The image of each of `indices` (any shape, in [0, size)): int64 of the same shape."""
+        """Returns the image of each of `indices` (any shape, in [0, size)): int64 of the same shape."""
         indices = np.asarray(indices, dtype=np.int64)
         values = indices.ravel().view(np.uint64)
         if values.size and int(values.max()) >= self.size:

@@ -237,7 +237,7 @@ class Scores:
 
 
 def part_of(name: str) -> str:
-    """The part a tensor belongs to: `backbone`, `objective` or `heads.NAME`."""
+    """Returns the part of a model to which a tensor belongs: `backbone`, `objective` or `heads.NAME`."""
     components = name.split(".")
     return ".".join(components[:2]) if components[0] == "heads" else components[0]
 

@@ -136,7 +136,7 @@ def print_comparison(
 
 
 def model_card(checkpoint: str, weights: Weights, saved: JsonMapping, export: Export) -> str:
-    """README.md of the folder: the model, and the origin of its weights."""
+    """Returns the README.md of the folder: the model, and the origin of its weights."""
     learned = saved.get("objective") or saved.get("task") or {}
     learned_name = learned.get("name")
     task = saved.get("task") or {}

@@ -13,7 +13,8 @@ from lmtool.reporting.sweep_report import report_sweep
 
 
 def main(words: list[str]) -> int:
-    """words: run folders, or the folder of a sweep and against=JOB or against=SETTING."""
+    """Rewrites a report or prints a comparison. words: run folders, or the folder of a sweep and against=JOB or
+    against=SETTING."""
     names = [word for word in words if "=" not in word]
     typed = [word.partition("=") for word in words if "=" in word]
     against = [value for key, _, value in typed if key == "against"]

@@ -13,7 +13,7 @@ from lmtool.system.ranks import started_together
 
 
 def read(words: list[str]) -> tuple[str, CommandConfig]:
-    """words: the run folder. Returns the command of the run and its configuration."""
+    """Returns the command of a run and its configuration. words: the run folder."""
     if len(words) != 1 or "=" in words[0]:
         raise UserError(f"{' '.join(['resume', *words])}: give one run folder", "lmtool resume runs/NAME")
     folder = run_folder(words[0])

@@ -26,7 +26,7 @@ _HEADER = ("run", "last written", "what", "score", "baseline", "state", "took", 
 
 
 def main(words: list[str]) -> int:
-    """words: the folder to list, at most one; runs/ without one."""
+    """Prints the table of runs. words: the folder to list, at most one; runs/ without one."""
     if len(words) > 1 or any("=" in word for word in words):
         raise UserError(f"{' '.join(['runs', *words])}: takes at most one folder", "lmtool runs FOLDER")
     root = Path(words[0] if words else "runs").expanduser()
@@ -65,7 +65,7 @@ class RunLine:
 
 
 def _ago(written: float, now: float) -> str:
-    """'3 h 5 min ago' within the last day, otherwise '2026-03-01 14:05'."""
+    """Returns '3 h 5 min ago' within the last day, otherwise '2026-03-01 14:05'."""
     past = now - written
     if 0 <= past < 86_400:
         return f"{duration(past)} ago"
@@ -106,7 +106,7 @@ def _of_sweep(folder: Path) -> RunLine:
 
 
 def _state(folder: Path, result: JsonMapping) -> str:
-    """'running at step N', 'stopped at step N', or the status in result.json."""
+    """Returns 'running at step N', 'stopped at step N', or the status in result.json."""
     if is_held(folder / "LOCK"):
         return f"running {last_step_text(folder)}".rstrip()
     status = result.get("status")

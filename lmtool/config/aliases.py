@@ -307,7 +307,7 @@ def has_meaning(key: str) -> bool:
 
 
 def of_value(key: str, value: object) -> str | None:
-    """lmtool's name for a value of another tool."""
+    """Returns lmtool's name for a value of another tool."""
     return VALUES.get(key, {}).get(str(value).lower())
 
 

@@ -266,8 +266,8 @@ def _object(folder: Path, name: str) -> JsonObject:
 
 
 def read_state(folder: str | Path) -> JsonObject:
-    """state.json: step, epoch, tokens, seconds, total_steps, best_step, best_value, metrics, ... Raises UserError if
-    its step is not an integer."""
+    """Reads state.json: step, epoch, tokens, seconds, total_steps, best_step, best_value, metrics, ... Raises UserError
+    if its step is not an integer."""
     state = read_json(Path(folder), STATE)
     if type(state.get("step")) is not int or state["step"] < 0:
         raise UserError(f"{Path(folder) / STATE}: step={state.get('step')!r} is not a whole number from 0 on", _COPY)
@@ -275,7 +275,7 @@ def read_state(folder: str | Path) -> JsonObject:
 
 
 def read_config(folder: str | Path) -> JsonObject:
-    """config.json: the resolved configuration, to be decoded by the same strict decoder as any other."""
+    """Reads config.json: the resolved configuration, to be decoded by the same strict decoder as any other."""
     return read_json(Path(folder), CONFIG)
 
 

@@ -229,7 +229,8 @@ _RULES: dict[str, Rule] = {}
 
 
 def rule(command: type[Config], *needs: str, running: bool = False) -> Callable[[Check], Check]:
-    """Decorator that registers a check for a command's class and its subclasses. needs: the keys it is called with."""
+    """Returns a decorator that registers a check for a command's class and its subclasses. needs: the keys it is called
+    with."""
 
     def register(check: Check) -> Check:
         _RULES[f"{command.__name__} {check.__module__}.{check.__qualname__}"] = Rule(command, needs, check, running)

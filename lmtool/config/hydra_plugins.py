@@ -49,7 +49,7 @@ _scan = Plugins._scan_all_plugins
 
 
 def _own_plugins(modules: list[ModuleType]) -> Any:
-    """Hydra's own plugins, which come first."""
+    """Returns Hydra's own plugins, which come first."""
     return _scan(modules[:1])
 
 

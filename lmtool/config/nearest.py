@@ -9,7 +9,8 @@ LONGEST = 200
 
 
 def distance(a: str, b: str) -> int:
-    """Edit distance: insertions, deletions, substitutions and swaps of two adjacent letters (Damerau 1964)."""
+    """Returns the edit distance: insertions, deletions, substitutions and swaps of two adjacent letters (Damerau
+    1964)."""
     before: list[int] = []
     last = list(range(len(b) + 1))
     for i, letter in enumerate(a, 1):

@@ -47,7 +47,7 @@ def installed() -> list[str]:
 
 
 def versions() -> list[str]:
-    """Python's version, and the names of folders with the names and versions of installed distributions."""
+    """Returns Python's version, and the names of folders with the names and versions of installed distributions."""
     entries = {entry for folder in _folders() for entry in _list(folder) if entry.endswith((".dist-info", ".egg-info"))}
     return [sys.version, *sorted(entries)]
 

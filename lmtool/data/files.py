@@ -39,7 +39,7 @@ def collecting() -> bool:
 
 @contextmanager
 def collected() -> Iterator[list[UserError]]:
-    """A context in which readers omit rows with errors. Yields the list of these errors."""
+    """Lets readers omit rows with errors within the context. Yields the list of these errors."""
     errors: list[UserError] = []
     token = _collected.set(errors)
     try:

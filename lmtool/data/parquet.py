@@ -85,7 +85,7 @@ def _is_text(kind: Any) -> bool:
 
 @contextmanager
 def _open_parquet(path: Path) -> Iterator[Any]:
-    """A pyarrow.parquet.ParquetFile; its errors become a UserError."""
+    """Opens a pyarrow.parquet.ParquetFile. Raises UserError if it is not a parquet file."""
     try:
         import pyarrow  # large, and required only for these files
         import pyarrow.parquet

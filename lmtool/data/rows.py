@@ -40,7 +40,7 @@ def records(
 
 
 def delimiter_of(line: str, known: Sequence[str] = (), header: Sequence[str] | None = None) -> str:
-    """Infer the delimiter of a .csv file from its first line.
+    """Infers the delimiter of a .csv file from its first line.
 
     Args:
         line: The first line.

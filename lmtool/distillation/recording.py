@@ -109,7 +109,7 @@ class _PredictionRecorder(HeadObserver):
 
 @contextmanager
 def attached(learner: BaseLearner, heads: HeadObserver | None, states: Tap | None) -> Iterator[None]:
-    """Within the context, a learner's heads report to an observer, and the stacks of its backbone to a tap."""
+    """Connects a learner's heads to an observer within the context, and the stacks of its backbone to a tap."""
     predicting = [head for head in learner.heads.values() if isinstance(head, PredictingHead)]
     stacks = [module for module in learner.backbone.modules() if isinstance(module, Stack)]
     try:

@@ -132,7 +132,7 @@ to_hf, from_hf = HF_FORMAT.to_hf, HF_FORMAT.from_hf
 
 
 def to_hf_config(config: AlbertConfig) -> JsonObject:
-    """Also converts the activation, which differs between versions."""
+    """Converts the activation too, which differs between versions."""
     activation = next(theirs for theirs, ours in _ACTIVATIONS.items() if ours == config.activation)
     return {**HF_FORMAT.to_hf_config(config), "hidden_act": activation}
 

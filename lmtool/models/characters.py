@@ -228,7 +228,7 @@ class WordCharacters(StackInput):
         return framed_UL, number_W
 
     def _framed(self, symbols_UB: Tensor, lengths_U: Tensor) -> Tensor:
-        """(U, word_length) with the symbols around a word, padded with `FILL`."""
+        """Returns (U, word_length) with the symbols around a word, padded with `FILL`."""
         framed_UL = symbols_UB.new_full((len(symbols_UB), self.word_length), FILL)
         in_entry = symbols_UB[:, : self.longest]
         framed_UL[:, 0] = WORD_BEGINS
@@ -258,5 +258,5 @@ class WordCharacters(StackInput):
         return torch.cat([vectors_WP, vectors_WP], 1)
 
     def finish(self, vectors_TH: Tensor, packed: Packed, positions_T: Tensor, rng: DropoutRng | None = None) -> Tensor:
-        """Dropout only."""
+        """Applies dropout only."""
         return self.dropout(vectors_TH, rng)

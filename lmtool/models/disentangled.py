@@ -192,7 +192,8 @@ class Disentangled(BertLike):
         self.relative = relative
 
     def seen(self, number: int, length: float) -> float:
-        """A relative position has a key but no value, so it counts as half a token."""
+        """Returns the number of tokens attended to. A relative position has a key but no value, so it counts as half a
+        token."""
         rows = min(2 * length - 1, 2 * self.relative.span)
         return length + len(set(self.config.scores)) * rows / 2
 

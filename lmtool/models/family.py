@@ -124,8 +124,8 @@ class HFFormat:
         return next((known[name] for name in names if name in known), None) if isinstance(names, list) else None
 
     def to_hf(self, tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
-        """Our tensors under the names of the transformers class with their heads. Tied copies are left out; a tensor
-        that transformers lacks keeps our name. config: the model's configuration."""
+        """Returns our tensors under the names of the transformers class with their heads. Tied copies are left out; a
+        tensor that transformers lacks keeps our name. config: the model's configuration."""
         heads = {part_of(name).removeprefix("heads.") for name in tensors if name.startswith("heads.")}
         keys, prefix = self._names_in(self.class_of_heads(heads))
         paths = {name: keys.to_hf(name) for name in tensors}
@@ -135,8 +135,8 @@ class HFFormat:
         }
 
     def from_hf(self, tensors: Mapping[str, Tensor], config: Mapping[str, object] = EMPTY) -> dict[str, Tensor]:
-        """transformers' tensors, of any class or a model without a head, under our names. config: its config.json.
-        Raises UserError like `Tied.resolve`."""
+        """Returns transformers' tensors, of any class or a model without a head, under our names. config: its
+        config.json. Raises UserError like `Tied.resolve`."""
         model_class, prefixes = self.named_class(config), (self.prefix, *self.outside)
         keys, prefix = self._names_in(model_class)
         moved = {self._moved(name, prefix, self.prefix): name for name in tensors}
@@ -165,7 +165,7 @@ class HFFormat:
         return other + path.removeprefix(prefix) if in_backbone else path
 
     def to_hf_config(self, config: TransformerConfig) -> JsonObject:
-        """Our configuration as config.json. Raises UserError if transformers lacks the variant."""
+        """Returns our configuration as config.json. Raises UserError if transformers lacks the variant."""
         if self.positions is not None:
             require_positions(config, self.positions, self.title)
         for name, value in self.fixed.items():

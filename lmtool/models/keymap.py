@@ -31,7 +31,7 @@ class KeyMap:
         return _rename(name, self._to)
 
     def from_hf(self, name: str) -> str | None:
-        """Our name of a tensor of transformers, or None."""
+        """Returns our name of a tensor of transformers, or None."""
         return _rename(name, self._from)
 
 

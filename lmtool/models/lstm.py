@@ -95,7 +95,7 @@ class LstmDecoder(Decoder):
         return normal_by_inputs(self.config.initializer_std)
 
     def initialize(self, module: nn.Module, seed: int, prefix: str) -> None:
-        """Forget gates start open."""
+        """Initializes forget gates so that they start open."""
         super().initialize(module, seed, prefix)
         for cell in module.modules():
             if isinstance(cell, LstmCell) and not cell.bias.is_meta:

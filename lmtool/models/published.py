@@ -52,7 +52,7 @@ class HFConfig(dict[str, Any]):
 
 
 def unnamed(number: int) -> str:
-    """transformers' name for an unnamed class."""
+    """Returns transformers' name for an unnamed class."""
     return f"LABEL_{number}"
 
 

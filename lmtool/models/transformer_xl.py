@@ -99,8 +99,8 @@ class TransformerXl(Decoder):
         return self.relative
 
     def seen(self, number: int, length: float) -> float:
-        """A distance has a key but no value, so it counts as half a token. The keys and values of the memory are
-        computed again for every segment."""
+        """Returns the number of tokens attended to. A distance has a key but no value, so it counts as half a token.
+        The keys and values of the memory are computed again for every segment."""
         memory = self.config.memory_length
         return 1.5 * (length / 2 + memory) + self.hidden_size * memory / max(length, 1)
 

@@ -45,7 +45,7 @@ def attend(
     dropout: float = 0.0,
     rng: DropoutRng | None = None,
 ) -> Tensor:
-    """softmax(q k^T scale + bias) v within each document, as its mask allows (Vaswani et al. 2017, 3.2.1).
+    """Computes softmax(q k^T scale + bias) v within each document, as its mask allows (Vaswani et al. 2017, 3.2.1).
 
     bias: adds to the scores and, if `bias.weighs` (Shaw), a term computed from the attention weights to the result.
     scale: None for 1/sqrt(D). dropout: fraction of the weights that is dropped if there is a generator. rng: the
@@ -131,8 +131,8 @@ def joins(*projections: nn.Module) -> bool:
 
 
 def joint_projection(x_TH: Tensor, *projections: nn.Module) -> Tensor:
-    """(T, sum of the widths) several projections, concatenated. One product with the concatenated weights takes 3 to
-    18% less time than several products."""
+    """Returns several projections, concatenated: (T, sum of the widths). One product with the concatenated weights
+    takes 3 to 18% less time than several products."""
     linears = cast(tuple[nn.Linear, ...], projections)
     biases: list[Tensor] = [module.bias for module in linears if module.bias is not None]
     return linear(x_TH, torch.cat([module.weight for module in linears]), torch.cat(biases) if biases else None)
@@ -208,8 +208,8 @@ class MultiHead(nn.Module):
         context: Context,
         read_M: Tensor | None,
     ) -> Tensor:
-        """Attention and the output projection: (T, H), or (M, H) of the tokens `read_M`. An observer receives the
-        inputs."""
+        """Applies attention and the output projection: (T, H), or (M, H) of the tokens `read_M`. An observer receives
+        the inputs."""
         k_SAD, v_SAD = self.for_queries(k_SAD), self.for_queries(v_SAD)
         take = context.observer(self.kind)
         if take is not None:

@@ -87,7 +87,8 @@ def _constants(location: int | Tensor, shape: tuple[int, ...], device: torch.dev
 
 
 def keep_mask(keys: Tensor, constants: Tensor, channels: int, rate: float) -> Tensor:
-    """(..., channels) int16: 0 for dropped channels, 1 for the others. keys: (..., 1). constants: (..., hashes)."""
+    """Returns the mask, (..., channels) int16: 0 for dropped channels, 1 for the others. keys: (..., 1). constants:
+    (..., hashes)."""
     return _threshold(mix(keys + constants).view(torch.int16)[..., :channels].contiguous(), rate)
 
 
@@ -212,8 +213,8 @@ class TokenRng:
         return _KeyedDropout.apply(x_TH, self.keys_T[:, None], constants, rate)
 
     def drop_weights(self, weights_RALS: Tensor, query_RL: Tensor, rate: float) -> Tensor:
-        """Dropout of attention weights. query_RL: flat index of each query token. Each weight's random number depends
-        on the query token, the head and the index of the key in its document, not on the tile."""
+        """Applies dropout to attention weights. query_RL: flat index of each query token. Each weight's random number
+        depends on the query token, the head and the index of the key in its document, not on the tile."""
         hashes = -(-weights_RALS.shape[-1] // _CHANNELS_PER_HASH)
         constants = hash_constants(self._location, (weights_RALS.shape[1], 1, hashes), weights_RALS.device)
         return _KeyedDropout.apply(weights_RALS, self.keys_T[query_RL][:, None, :, None], constants, rate)
@@ -264,7 +265,7 @@ class DeviceRng:
         return DeviceRng(key(self._seed, "dropout", site), self._device)
 
     def begin(self) -> None:
-        """Seed the generator before one of torch's kernels draws from it."""
+        """Seeds the generator before one of torch's kernels draws from it."""
         seed_generators(self._device, self._seed)
 
     def drop(self, x_TH: Tensor, rate: float) -> Tensor:
@@ -286,7 +287,7 @@ class DeviceRng:
 
 
 def seed_generators(device: torch.device, seed: int) -> None:
-    """Seed the default generators of the CPU and of the device, from which torch's own dropout draws. This takes 7 us,
+    """Seeds the default generators of the CPU and of the device, from which torch's own dropout draws. This takes 7 us,
     `torch.manual_seed` about 1 ms."""
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":

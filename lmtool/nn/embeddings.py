@@ -112,7 +112,7 @@ class Embeddings(StackInput):
         self.project = project
 
     def scaled(self, scale: float) -> Self:
-        """These embeddings, with token vectors multiplied by `scale`."""
+        """Returns these embeddings, with token vectors multiplied by `scale`."""
         self.scale = scale
         return self
 

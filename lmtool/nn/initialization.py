@@ -23,8 +23,8 @@ AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
 
 def truncated_normal(std: float) -> Draw:
-    """Normal, resampled beyond two standard deviations: the result has a standard deviation of 0.880 `std` (BERT's
-    original code)."""
+    """Returns a normal distribution, resampled beyond two standard deviations: the result has a standard deviation of
+    0.880 `std` (BERT's original code)."""
 
     def draw(tensor: Tensor, generator: torch.Generator) -> None:
         # Takes a third of the time of torch's trunc_normal_, which uses the inverse error function.
@@ -38,7 +38,7 @@ def truncated_normal(std: float) -> Draw:
 
 
 def normal(std: float) -> Draw:
-    """Normal around 0 (GPT-2)."""
+    """Returns a normal distribution around 0 (GPT-2)."""
 
     def draw(tensor: Tensor, generator: torch.Generator) -> None:
         tensor.normal_(0.0, std, generator=generator)
@@ -47,7 +47,7 @@ def normal(std: float) -> Draw:
 
 
 def normal_by_inputs(factor: float) -> Draw:
-    """Normal around 0 with standard deviation `factor` / sqrt(inputs of the matrix)."""
+    """Returns a normal distribution around 0 with standard deviation `factor` / sqrt(inputs of the matrix)."""
 
     def draw(tensor: Tensor, generator: torch.Generator) -> None:
         tensor.normal_(0.0, factor / math.sqrt(tensor.shape[-1]), generator=generator)
@@ -56,7 +56,7 @@ def normal_by_inputs(factor: float) -> Draw:
 
 
 def uniform(bound: float) -> Draw:
-    """Uniform between -bound and bound."""
+    """Returns a uniform distribution between -bound and bound."""
 
     def draw(tensor: Tensor, generator: torch.Generator) -> None:
         tensor.uniform_(-bound, bound, generator=generator)
@@ -65,8 +65,8 @@ def uniform(bound: float) -> Draw:
 
 
 def orthogonal_blocks(tensor: Tensor, generator: torch.Generator) -> None:
-    """Stacked square blocks, each an orthogonal matrix: recurrent maps, one block per gate (Saxe, McClelland and
-    Ganguli 2014)."""
+    """Returns a distribution of stacked square blocks, each an orthogonal matrix: recurrent maps, one block per gate
+    (Saxe, McClelland and Ganguli 2014)."""
     for block in tensor.split(tensor.shape[1]):
         nn.init.orthogonal_(block, generator=generator)
 

@@ -72,7 +72,7 @@ def serves(kernel: Kernel, layout: Layout) -> bool:
 
 
 def flash_attention(q_TAD: Tensor, k_SAD: Tensor, v_SAD: Tensor, layout: Layout, scale: float | None) -> Tensor:
-    """(T, A, D). Zeros for queries whose document has no keys."""
+    """Returns the attention, (T, A, D), with zeros for queries whose document has no keys."""
     # Imported here: the newest part of torch in use, and few machines need it.
     from torch.nn.attention.varlen import varlen_attn
 
@@ -369,5 +369,5 @@ def _scores(q_BLD: Tensor, k_BKD: Tensor, added: Tensor | None, scale: float) ->
 
 
 def _wide(x: Tensor) -> Tensor:
-    """fp32 for half precision, otherwise unchanged."""
+    """Converts half precision to fp32; other tensors are unchanged."""
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x

@@ -179,8 +179,8 @@ class TileIndex:
 
     @classmethod
     def of(cls, into_P: Tensor, real_P: Tensor, tokens: int | None, device: torch.device) -> TileIndex:
-        """Built on the host for a device. real_P: slots that hold real tokens. tokens: the number of tokens, if they
-        are contiguous."""
+        """Builds the tile on the host for a device. real_P: slots that hold real tokens. tokens: the number of tokens,
+        if they are contiguous."""
         real_M = real_P.nonzero().flatten()
         tokens_M, order_M = into_P[real_M].sort()
         complete = len(tokens_M) == tokens
@@ -213,7 +213,8 @@ class Layout:
 
     @classmethod
     def of(cls, packed: Packed, mask: Mask, ahead: int = 0) -> Layout:
-        """Self-attention within each document of a packed batch. ahead: prefix keys before each document."""
+        """Returns the layout of self-attention within each document of a packed batch. ahead: prefix keys before each
+        document."""
         keys = with_prefix(packed.segments, ahead)
         return cls(packed.segments, keys, mask, (ahead,) * len(packed.lengths))
 

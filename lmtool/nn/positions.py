@@ -246,14 +246,14 @@ class Alibi(Position):
 
 
 def _angles(positions_T: Tensor, width: int, base: float) -> Tensor:
-    """(T, ceil(width / 2)) float64: p / base^(2i/width). In double precision, because at position 5e6 single precision
-    is off by a third of a radian."""
+    """Returns (T, ceil(width / 2)) float64: p / base^(2i/width). In double precision, because at position 5e6 single
+    precision is off by a third of a radian."""
     steps = torch.arange(0, width, 2, dtype=torch.float64, device=positions_T.device)
     return positions_T.double()[:, None] * base ** (-steps / width)
 
 
 def sinusoids(positions_P: Tensor, width: int, base: float = 10000.0) -> Tensor:
-    """(P, width) float64: all sines before all cosines (Dai et al. 2019, "Transformer-XL", original code)."""
+    """Returns (P, width) float64: all sines before all cosines (Dai et al. 2019, "Transformer-XL", original code)."""
     angles = _angles(positions_P, width, base)
     return torch.cat([angles.sin(), angles.cos()], -1)[:, :width]
 

@@ -55,7 +55,7 @@ class KeyPrefix(nn.Module):
         return len(self.weight)
 
     def rows(self) -> Tensor:
-        """(P, depth * 2 * W) keys and values."""
+        """Returns the keys and values, (P, depth * 2 * W)."""
         return self.weight
 
     def layers(self, segments: Segments) -> list[LayerPrefix]:

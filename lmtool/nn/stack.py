@@ -60,8 +60,8 @@ class Tap:
         return None
 
     def __call__(self, point: TapPoint, x_TH: Tensor) -> Tensor:
-        """The states that the model continues with: the given ones, or others of their shape. The tokens are those of
-        the batch, without virtual ones."""
+        """Returns the states with which the model continues: the given ones, or others of their shape. The tokens are
+        those of the batch, without virtual ones."""
         return x_TH
 
     def attention(self, point: TapPoint, kind: AttentionKind) -> AttentionObserver | None:

@@ -51,7 +51,7 @@ def tiled_attention(
 
 
 def widened(*states: Tensor) -> tuple[Tensor, ...]:
-    """On a CPU half precision as fp32; otherwise unchanged."""
+    """Converts half precision on a CPU to fp32; other tensors are unchanged."""
     half = states[0].device.type == "cpu" and states[0].dtype in (torch.bfloat16, torch.float16)
     return tuple(part.float() for part in states) if half else states
 
@@ -91,7 +91,7 @@ class TileScores(NamedTuple):
 def tiled_scores(
     q_TAD: Tensor, k_SAD: Tensor, layout: Layout, bias: Position | None = None, scale: float | None = None
 ) -> Iterator[TileScores]:
-    """q k^T scale + bias of each tile, before softmax and dropout. scale: None for 1/sqrt(D)."""
+    """Computes q k^T scale + bias of each tile, before softmax and dropout. scale: None for 1/sqrt(D)."""
     scale = 1 / math.sqrt(q_TAD.shape[-1]) if scale is None else scale
     dtype = torch.promote_types(q_TAD.dtype, torch.float32)
     queries = _rows(q_TAD.to(dtype), layout.query_index, [tile.query_RL.shape for tile in layout.tiles])
@@ -282,7 +282,7 @@ class AttentionInputs(NamedTuple):
         return attention_weights(self.q_TAD, self.k_SAD, self.layout, self.bias, self.scale)
 
     def scores(self) -> Iterator[TileScores]:
-        """q k^T scale + bias, before the softmax, tile by tile."""
+        """Computes q k^T scale + bias, before the softmax, tile by tile."""
         return tiled_scores(self.q_TAD, self.k_SAD, self.layout, self.bias, self.scale)
 
     def terms(self) -> Iterator[dict[str, Tensor]]:
@@ -292,5 +292,5 @@ class AttentionInputs(NamedTuple):
         return score_terms(self.q_TAD, self.k_SAD, self.layout, self.bias, self.scale)
 
     def related(self, x_TAD: Tensor) -> Iterator[TileScores]:
-        """x x^T / sqrt(D) of vectors of a self-attention's tokens, where they attend to each other."""
+        """Computes x x^T / sqrt(D) of vectors of a self-attention's tokens, where they attend to each other."""
         return tiled_scores(x_TAD, x_TAD, self.layout)

@@ -104,7 +104,7 @@ class GeneratedTextLearner(MaskFiller):
         return {"mlm": unigrams, self.term: self.predictor(unigrams)}
 
     def on_step(self, step: int) -> None:
-        """With training=two_stage, copies the generator's weights to the model before the model's first step."""
+        """Copies the generator's weights to the model before the model's first step, with training=two_stage."""
         super().on_step(step)
         if self.config.training == "two_stage" and step == self.config.generator_steps + 1:
             start_from_generator(self.backbone, self.generator)

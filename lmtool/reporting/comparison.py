@@ -99,7 +99,7 @@ def _metrics(run: RunFiles, gold: np.ndarray, predicted: np.ndarray) -> Iterator
 
 
 def flat(values: object, prefix: str = "") -> dict[str, object]:
-    """{'optimizer': {'lr': 1}} -> {'optimizer.lr': 1}."""
+    """Flattens {'optimizer': {'lr': 1}} to {'optimizer.lr': 1}."""
     if not isinstance(values, Mapping):
         return {prefix: values}
     return {

@@ -211,7 +211,7 @@ def _is_special(piece: str) -> bool:
 
 
 def _joined(pieces: Sequence[str]) -> list[tuple[str, str]]:
-    """(preceding space, text) of each token, without ## and space markers."""
+    """Returns (preceding space, text) of each token, without ## and space markers."""
     marked = any(piece.startswith(("Ġ", "Ċ", "▁")) for piece in pieces)
     texts = []
     for piece in pieces:

@@ -29,7 +29,7 @@ _PIECE = 10
 
 
 def heads_figure(layer: int, weights_ALL: np.ndarray, tokens: Sequence[str]) -> Figure:
-    """Attention maps of the heads of a layer. weights_ALL: (A, L, L)."""
+    """Draws attention maps of the heads of a layer. weights_ALL: (A, L, L)."""
     count = len(weights_ALL)
     columns = min(_IN_A_ROW, count)
     lines = -(-count // columns)

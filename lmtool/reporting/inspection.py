@@ -95,7 +95,8 @@ def _title(example: JsonMapping) -> str:
 
 
 def _rows(example: JsonMapping) -> Iterator[tuple[str, str]]:
-    """(title, text) rows: the text, the tokens of each side with their targets behind an arrow, and the targets."""
+    """Returns (title, text) rows: the text, the tokens of each side with their targets behind an arrow, and the
+    targets."""
     if "text" in example:
         boundaries = [0, *example["boundaries"], len(example["text"]) + 1]
         parts = [_spaced(example["text"][start : end - 1]) for start, end in pairwise(boundaries)]

@@ -110,7 +110,7 @@ def _end_labels(axes: Axes, train: _Series, validation: _Series, baseline: Basel
 
 
 def small_figure(run: RunFiles, width: float = WIDE) -> Figure | None:
-    """Small plots over steps: the main metric unless it is a loss, learning rate, gradient norm, speed. width: in
+    """Draws small plots over steps: the main metric unless it is a loss, learning rate, gradient norm, speed. width: in
     inches."""
     metric = run.result.get("metric")
     plots = [
@@ -212,8 +212,8 @@ def overlay_figure(runs: Sequence[RunFiles], metric: str, split: str) -> Figure 
 
 
 def layers_figure(target: str, checkpoints: Sequence[CheckpointProbes]) -> Figure:
-    """Accuracy of probes by layer, one line per checkpoint with standard errors; dashed for random weights, dotted for
-    the most frequent class. checkpoints: as in probe.json."""
+    """Draws the accuracy of probes by layer, one line per checkpoint with standard errors; dashed for random weights,
+    dotted for the most frequent class. checkpoints: as in probe.json."""
     with matplotlib.rc_context(STYLE):
         figure, axes = single(7.2, 3.8)
         tidy(axes, "layer (0: embedding)")
@@ -244,8 +244,8 @@ def layers_figure(target: str, checkpoints: Sequence[CheckpointProbes]) -> Figur
 
 
 def terms_figure(run: RunFiles, width: float = WIDE) -> Figure | None:
-    """Small plots over steps: each unweighted term of the training loss, and of the validation loss if it has that
-    term; None for a loss with one term. width: in inches."""
+    """Draws small plots over steps: each unweighted term of the training loss, and of the validation loss if it has
+    that term; None for a loss with one term. width: in inches."""
     plots = [(name.removeprefix("loss_"), series(run.train, name)) for name in loss_terms(run)]
     plots = [(name, points) for name, points in plots if points[0]]
     if len(plots) < 2:

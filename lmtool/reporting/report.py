@@ -193,7 +193,7 @@ def _score_html(score: Score, metrics: JsonMapping) -> str:
 
 
 def _strip(run: RunFiles) -> str:
-    """Key numbers of the run."""
+    """Returns the key numbers of the run."""
     result = run.result
     numbers: list[tuple[str, Callable[[float], str]]] = [
         ("steps", count),
@@ -309,7 +309,7 @@ def _rates(run: RunFiles) -> str:
 
 
 def _classes(run: RunFiles) -> str:
-    """Precision, recall and F1 of each class on the development split, most frequent class first."""
+    """Returns precision, recall and F1 of each class on the development split, most frequent class first."""
     classes = as_object(run.result.get("classes"))
     rows = [{**as_object(scores), "class": name} for name, scores in classes.items()]
     rows.sort(key=lambda row: -(row.get("support") or 0))

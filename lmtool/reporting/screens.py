@@ -68,8 +68,8 @@ def _plan_rows(plan: RunPlan) -> list[tuple[str, str]]:
 
 
 def parameter_rows(counts_by_role: Mapping[str, Mapping[str, int]]) -> list[tuple[str, ...]]:
-    """(role, trainable, total) of each role with parameters, and the sum. counts_by_role: {"trainable", "total"}. The
-    numbers are exact, for comparison with published ones."""
+    """Returns (role, trainable, total) of each role with parameters, and the sum. counts_by_role: {"trainable",
+    "total"}. The numbers are exact, for comparison with published ones."""
     present = {role: counts for role, counts in counts_by_role.items() if counts["total"]}
     rows = [(title(role), f"{counts['trainable']:,}", f"{counts['total']:,}") for role, counts in present.items()]
     trainable, total = (sum(counts[kind] for counts in present.values()) for kind in ("trainable", "total"))
@@ -112,7 +112,7 @@ def rate_text(row: RateRow) -> str:
 
 
 def baseline_text(baseline: Baseline | None) -> str:
-    """'unigram: loss 6.931'."""
+    """Returns 'unigram: loss 6.931'."""
     value = None if baseline is None else baseline.get("value")
     if baseline is None or value is None:
         return "none known"

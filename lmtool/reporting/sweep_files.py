@@ -149,7 +149,7 @@ def _number(folder: Path) -> int:
 
 
 def last_step_text(folder: Path) -> str:
-    """'at step N', from the last complete rows of metrics.jsonl; "" if there are none."""
+    """Returns 'at step N', from the last complete rows of metrics.jsonl; "" if there are none."""
     try:
         with (folder / "metrics.jsonl").open("rb") as file:
             file.seek(max(os.fstat(file.fileno()).st_size - _TAIL, 0))

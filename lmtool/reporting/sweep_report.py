@@ -33,7 +33,7 @@ def setting(group: SeedGroup) -> str:
 
 
 def score(block: Block, group: SeedGroup) -> str:
-    """'accuracy 0.712 ± 0.010 (mean and standard error of 3 seeds)'."""
+    """Returns 'accuracy 0.712 ± 0.010 (mean and standard error of 3 seeds)'."""
     if not group.n:
         return f"no {title(block.metric)}"
     value = f"{title(block.metric)} {number(group.mean)}"
@@ -52,7 +52,7 @@ def signed(value: float) -> str:
 
 
 def status_line(sweep: SweepFiles) -> str:
-    """'11 of 12 jobs done, 1 failed'."""
+    """Returns '11 of 12 jobs done, 1 failed'."""
     counts = Counter(job.status for job in sweep.jobs)
     unfinished = [f"{count} {status}" for status, count in counts.items() if status != DONE_JOB]
     return ", ".join([f"{counts[DONE_JOB]} of {counted(len(sweep.jobs), 'job')} done", *unfinished])

@@ -92,7 +92,7 @@ def _scaled(value: float, units: tuple[tuple[float, str], ...]) -> str:
 
 
 def count(value: float) -> str:
-    """1234 -> '1,234', 4_400_000 -> '4.4 M'."""
+    """Formats 1234 as '1,234', and 4_400_000 as '4.4 M'."""
     if not math.isfinite(value):
         return str(value)
     if abs(value) < 100_000:
@@ -101,7 +101,7 @@ def count(value: float) -> str:
 
 
 def flops(value: float) -> str:
-    """5.45e8 -> '545 MFLOP'."""
+    """Formats 5.45e8 as '545 MFLOP'."""
     units = tuple(
         (10.0**power, f" {unit}FLOP") for power, unit in ((18, "E"), (15, "P"), (12, "T"), (9, "G"), (6, "M"))
     )

@@ -300,7 +300,7 @@ SAME_STREAMS: Offer[Phases] = Offer(
 
 
 def _needs_of_state(model: ModelConfig) -> Iterator[Requirement]:
-    """What a run with a model that carries state requires of other keys."""
+    """Yields the requirements of a model that carries state."""
     carries = f"model={model.name} carries state from batch to batch"
     yield Requirement(ONE_PROCESS, "devices", f"{carries}, which stays within one process", "set devices=1")
     yield Requirement(ONE_MODEL, "distill", f"{carries}, but the other model does not", "set distill=none")

@@ -181,7 +181,7 @@ _NONE = "none"
 
 
 def with_random_weights(data: Data, line: CommandLine) -> Data:
-    """In a sweep over `checkpoint=RUN,none`, give the job `none` the model and the vocabulary of RUN with random
+    """Gives the job `none` of a sweep over `checkpoint=RUN,none` the model and the vocabulary of RUN with random
     weights, so that the jobs differ only in their initial weights. Raises UserError if several checkpoints are
     listed."""
     typed = next((word.partition("=")[2] for word in line.words if word.startswith("checkpoint=")), "")

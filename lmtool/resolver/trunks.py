@@ -217,8 +217,8 @@ def configuration(line: CommandLine, accepted: AcceptedOverrides, running: bool)
 
 
 def _as_before(typed: str, before: JsonObject) -> str:
-    """For a branch that has started, the step at which it started, in place of `RUN@last`: its trunk may have trained
-    further since."""
+    """Replaces `RUN@last` by the step at which a branch has started, if it has: its trunk may have trained further
+    since."""
     name, place = _parts(typed)
     branch = str(before.get("branch") or "")
     return branch if not place.isdigit() and branch.rpartition("@")[0] == str(run_folder(name)) else typed

@@ -26,7 +26,7 @@ def replace_text(path: Path, text: str) -> None:
 
 
 def replace_link(path: Path, name: str) -> None:
-    """Atomically replaces a link to a name in the same folder. A filesystem without links gets a small file with the
+    """Replaces a link atomically to a name in the same folder. A filesystem without links gets a small file with the
     name instead."""
     draft = draft_path(path)
     try:

@@ -109,7 +109,7 @@ class EarlyExitScorer(TaskScorer):
         self.depths: list[int] = [0] * len(self.rows)
 
     def outputs(self, batch: Batch) -> list[tuple[TaskOutputs, Tensor]]:
-        """By depth that any text reaches: the outputs there, and a (N,) bool mask of the texts that exit."""
+        """Returns, by depth that any text reaches, the outputs there, and a (N,) bool mask of the texts that exit."""
         first, states_TH, last = 0, None, max(self.views)
         exited: list[tuple[TaskOutputs, Tensor]] = []
         for depth, view in self.views.items():

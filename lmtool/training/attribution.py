@@ -91,7 +91,7 @@ class _At:
 
 
 def attributed(events: Iterable[FunctionEvent], on_device: bool = False) -> Attributed:
-    """Attribute the profiler's events, which include `STEP` ranges. on_device: measure kernels instead of the host."""
+    """Attributes the profiler's events, which include `STEP` ranges. on_device: measure kernels instead of the host."""
     host_events = [event for event in events if event.device_type.name == "CPU" and not event.is_async]
     return _Attribution(host_events, on_device).result()
 
@@ -255,8 +255,8 @@ def _time(event: FunctionEvent, on_device: bool) -> float:
 
 
 def flops_of(name: str, shapes: Sequence[Sequence[int]]) -> float | None:
-    """FLOPs of a matrix product (a multiplication and an addition are two), without regard to masks. None for other
-    operators, and if the argument shapes do not determine it (attention over packed documents on CUDA)."""
+    """Returns the FLOPs of a matrix product (a multiplication and an addition are two), without regard to masks. None
+    for other operators, and if the argument shapes do not determine it (attention over packed documents on CUDA)."""
     kind = name.removeprefix("aten::")
     if kind in ("mm", "bmm"):
         left, right = shapes[0], shapes[1]

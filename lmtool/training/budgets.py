@@ -135,7 +135,7 @@ class Budget:
         return tenths is not None and self._tenths > tenths
 
     def _follow(self, progress: Progress) -> None:
-        """Extrapolate the horizon from the fraction of the budgets that the steps so far have spent."""
+        """Extrapolates the horizon from the fraction of the budgets that the steps so far have spent."""
         fractions = self.fractions(progress)
         name = max(fractions, key=lambda budget: fractions[budget])
         if self._tenths is None:

@@ -86,7 +86,7 @@ def missing(device: torch.device) -> str | None:
 
 @contextmanager
 def compiled(on: bool, backend: str | Callable[..., object] = "inductor") -> Iterator[None]:
-    """A context in which the regions of all models are compiled if `on`."""
+    """Compiles the regions of all models within the context if `on`."""
     if not on:
         yield
         return

@@ -323,7 +323,7 @@ class WsdConfig(ScheduleConfig):
             )
 
     def after_warmup(self, step: int, warmup: float, total: float) -> float:
-        """1 until the last steps, the first of which has the full rate too."""
+        """Returns 1 until the last steps, the first of which has the full rate too."""
         if not math.isfinite(total):
             return 1.0
         decay: float = self.decay_steps or max(round(self.decay_fraction * total), 1)

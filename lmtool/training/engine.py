@@ -43,8 +43,8 @@ class Engine(Protocol):
         """Called before the forward passes of each optimizer step, with the step's number from 1."""
 
     def __call__(self, batch: Batch, step: int, counts: Mapping[str, float], precision: Precision) -> ForwardLoss:
-        """The contribution of a micro-batch on the device. counts: the number of targets of each term in the step, over
-        all processes."""
+        """Returns the contribution of a micro-batch, on the device. counts: the number of targets of each term in the
+        step, over all processes."""
 
     def adding_up(self, last: bool) -> AbstractContextManager[None]:
         """Returns the context of the forward and backward pass of a micro-batch; gradients are summed over processes in

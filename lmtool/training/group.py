@@ -47,7 +47,7 @@ class ProcessGroup(Protocol):
         """Returns the values of all ranks, in order."""
 
     def wait(self) -> None:
-        """Return once all processes have called it, however long that takes."""
+        """Returns once all processes have called it, however long that takes."""
 
     def add_up(self, tensor: Tensor) -> Tensor:
         """Sums the tensor in place over all processes on their devices; the host does not wait."""
@@ -144,7 +144,7 @@ def _length(frame: bytes) -> int:
 
 @contextmanager
 def process_group(device: torch.device) -> Iterator[ProcessGroup]:
-    """The group that this process was started in; a single process if the environment names no others.
+    """Returns the group that this process was started in; a single process if the environment names no others.
 
     device: the device on which this process computes. Raises UserError if torch lacks the backend, the rendezvous port
     is in use, or not all processes arrive within TIMEOUT.

@@ -138,7 +138,7 @@ class StepWaits:
 
     @contextmanager
     def heard(self) -> Iterator[None]:
-        """The context of the whole training, which receives torch's warnings. The filters are set once, because
+        """Receives torch's warnings during the whole training. The filters are set once, because
         changing them in every step would repeat old warnings."""
         with warnings.catch_warnings():
             if self._watches:
@@ -160,7 +160,7 @@ class StepWaits:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """The context of the part of a step that should not wait for the device."""
+        """Watches the part of a step that should not wait for the device."""
         self._steps += 1
         if not self._watches or self._steps <= _WARM_UP:
             yield

@@ -97,7 +97,7 @@ class Adam(PlainOptimizer, TorchAdam):
 
 
 def build_adamw(config: AdamWConfig, groups: Sequence[ParameterGroup]) -> Optimizer:
-    """torch's fused AdamW, or `ScaledAdamW`."""
+    """Returns torch's fused AdamW, or `ScaledAdamW`."""
     if config.scale_parameter:
         return ScaledAdamW(config, groups)
     torch_parameters = torch_groups(groups, config.lr, config.weight_decay)
@@ -105,7 +105,7 @@ def build_adamw(config: AdamWConfig, groups: Sequence[ParameterGroup]) -> Optimi
 
 
 def build_adam(config: AdamConfig, groups: Sequence[ParameterGroup]) -> Optimizer:
-    """torch's fused Adam. Parameters that do not decay have no L2 penalty."""
+    """Returns torch's fused Adam. Parameters that do not decay have no L2 penalty."""
     torch_parameters = torch_groups(groups, config.lr, config.l2)
     return Adam(torch_parameters, lr=config.lr, betas=config.betas, eps=config.epsilon, fused=True)
 
@@ -226,7 +226,7 @@ class StableAdamW(AdamDirections):
             parameter.mul_(1 - rate * group["weight_decay"]).sub_(update.mul_(rate))
 
     def _surprise(self, group: TorchGroup, parameter: Tensor) -> Tensor:
-        """sqrt(mean(g^2 / max(v, epsilon^2))) with bias-corrected v: a scalar on the device."""
+        """Returns sqrt(mean(g^2 / max(v, epsilon^2))) with bias-corrected v: a scalar on the device."""
         state = self.state[parameter]
         assert parameter.grad is not None
         corrected = state["exp_avg_sq"] / (1 - group["betas"][1] ** int(state["step"]))

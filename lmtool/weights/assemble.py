@@ -55,10 +55,11 @@ def load_into(learner: nn.Module, tensors: Mapping[str, Tensor], origin: str, re
     if the checkpoint has a separate tensor for it.
 
     Args:
-        learner: The module to load into. tensors: The checkpoint's tensors under lmtool's names. origin: Name of the
-        checkpoint in error messages. require_all: Whether every part with trainable parameters must be in the
-        checkpoint, as evaluation and prediction
-            require. A part with only constants (BART's zero bias) may be missing.
+        learner: The module to load into.
+        tensors: The checkpoint's tensors under lmtool's names.
+        origin: Name of the checkpoint in error messages.
+        require_all: Whether every part with trainable parameters must be in the checkpoint, as evaluation and
+            prediction require. A part with only constants (BART's zero bias) may be missing.
 
     Raises:
         UserError: If the tensors of the backbone, or with `require_all` of any part, are missing or have other shapes.
@@ -136,10 +137,10 @@ def assemble(
     """Builds a learner on the default device, applies its tuning method and loads its weights.
 
     Args:
-        config: The configuration of a run, or the description of a checkpoint. tokenizer: The tokenizer. None if the
-        learner does not read texts, for example to count its parameters. start: Weights from which a run starts. They
-        are loaded before tuning is applied. Heads that they lack keep their
-            initial values.
+        config: The configuration of a run, or the description of a checkpoint.
+        tokenizer: The tokenizer. None if the learner does not read texts, for example to count its parameters.
+        start: Weights from which a run starts. They are loaded before tuning is applied. Heads that they lack keep
+            their initial values.
         trained: Weights of this learner after training. They are loaded after tuning is applied, and must be complete.
         learns: The objective or task to use in place of the configured one.
         earlier: Weights of earlier runs whose parameters the tuning method reuses (stacked adapters, adapter fusion).

@@ -308,10 +308,12 @@ class ImportedModel:
     """The content of an imported checkpoint.
 
     Attributes:
-        tensors: The tensors under lmtool's names. model: The model's configuration. tokenizer: The tokenizer; None if
-        the source has none. source: A record of where the weights come from, for the `source` section. settings: The
-        configuration of a Hugging Face folder (`HFFolder.saved_config` or `HFFolder.classifier_config`), of
-            which the sections for task, length, generation and tokenizer are used.
+        tensors: The tensors under lmtool's names.
+        model: The model's configuration.
+        tokenizer: The tokenizer; None if the source has none.
+        source: A record of where the weights come from, for the `source` section.
+        settings: The configuration of a Hugging Face folder (`HFFolder.saved_config` or `HFFolder.classifier_config`),
+            of which the sections for task, length, generation and tokenizer are used.
         tuning: The `tuning` section of a tuned model, or None.
         base: The base of a tuned model, or None. `tensors` then lacks the tensors that are read from the base.
         files: The content of additional JSON files, by name.

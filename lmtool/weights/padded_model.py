@@ -108,9 +108,9 @@ class PaddedModel(nn.Module):
         """Computes hidden states and logits.
 
         Args:
-            input_ids: Token ids, (B, L), int64. attention_mask: Nonzero at real tokens, (B, L). None means that all
-            tokens are real. The real tokens of a row
-                must be contiguous; positions count from the first real token.
+            input_ids: Token ids, (B, L), int64.
+            attention_mask: Nonzero at real tokens, (B, L). None means that all tokens are real. The real tokens of a
+                row must be contiguous; positions count from the first real token.
             decoder_input_ids: Input of the decoder in an encoder-decoder, (B, L'): shifted to the right, and without
                 padding. None for a task's head, whose decoder reads the same text as the encoder.
             token_type_ids: Segments, (B, L): 1 in the second text of a pair. None means 0 everywhere.

@@ -115,7 +115,7 @@ def binary_losses(
 
 
 def _power(probabilities: Tensor, gamma: float) -> Tensor:
-    """probabilities^gamma, with a finite gradient at 0."""
+    """Returns probabilities^gamma, with a finite gradient at 0."""
     return probabilities.clamp_min(torch.finfo(probabilities.dtype).tiny) ** gamma
 
 
@@ -156,7 +156,7 @@ def linear_scores(
 
 
 def _wide(x: Tensor) -> Tensor:
-    """fp32 for half precision, otherwise unchanged."""
+    """Converts half precision to fp32; other tensors are unchanged."""
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 
@@ -217,7 +217,7 @@ class _LinearLossSum(ForwardGradient):
 def _to_gradient(
     logits: Tensor, bias: Tensor | None, labels: Tensor, bias_gradient: Tensor | None, smoothing: float
 ) -> Tensor:
-    """Overwrite the logits with the gradient of their losses' sum, softmax minus the (smoothed) one-hot; return that
+    """Overwrites the logits with the gradient of their losses' sum, softmax minus the (smoothed) one-hot. Returns that
     sum. smoothing: fraction of the target spread over all classes (Szegedy et al. 2016)."""
     wide = _wide(logits)
     if bias is not None:

@@ -97,6 +97,6 @@ class LayerRecorder(Tap):
         return None if self.tap is None else self.tap.attention(point, kind)
 
     def read(self, last_MH: Tensor) -> Tensor:
-        """(M, states * H) the features. last_MH: the output of the forward pass, which is the state after the last
-        layer."""
+        """Returns the features, (M, states * H). last_MH: the output of the forward pass, which is the state after the
+        last layer."""
         return self.features([*self.states, last_MH])

@@ -30,7 +30,7 @@ class TargetProbabilities(ABC):
 
     @abstractmethod
     def __len__(self) -> int:
-        """M, or the number of binary decisions."""
+        """Returns M, or the number of binary decisions."""
 
     @abstractmethod
     def probabilities(self, temperature: float = 1.0, first: int = 0, last: int | None = None) -> Tensor:
@@ -313,7 +313,7 @@ class TopWords(TargetProbabilities):
         return len(self.words_MK)
 
     def probabilities(self, temperature: float = 1.0, first: int = 0, last: int | None = None) -> Tensor:
-        """(rows, V) probabilities of the top words; 0 for the others."""
+        """Returns the probabilities of the top words, and 0 for the others: (rows, V)."""
         probabilities_RK = self._top_probabilities(temperature, first, last)
         probabilities_RV = probabilities_RK.new_zeros(len(probabilities_RK), self.vocabulary)
         return probabilities_RV.scatter_(1, self.words_MK[first:last].long(), probabilities_RK)
@@ -330,7 +330,7 @@ class TopWords(TargetProbabilities):
         return self.words_MK[:, 0].long()
 
     def _top_probabilities(self, temperature: float, first: int, last: int | None) -> Tensor:
-        """(rows, K) probabilities of the top words."""
+        """Returns the probabilities of the top words, (rows, K)."""
         norms_R = self.norms_MS[first:last, self.temperatures.index(temperature)]
         return (self.logits_MK[first:last].float() / temperature - norms_R[:, None]).exp()
 

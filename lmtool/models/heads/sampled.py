@@ -44,12 +44,12 @@ class Sample:
         return torch.log(-torch.expm1(self.tries * torch.log1p(-probabilities)))
 
     def to(self, device: torch.device) -> Sample:
-        """On the device."""
+        """Moves the sample to a device."""
         return replace(self, ids_K=send(self.ids_K, device))
 
 
 def log_uniform(words: int, size: int, seed: int, step: int) -> Sample:
-    """Sample distinct words; word w has probability log((w + 2) / (w + 1)) / log(words + 1).
+    """Samples distinct words; word w has probability log((w + 2) / (w + 1)) / log(words + 1).
 
     Args:
         words: V.

@@ -83,7 +83,7 @@ _MODES: dict[str, Mode] = {
 
 
 def mode_of(mode: Mode | Literal["auto"], offline: bool, environ: Mapping[str, str]) -> tuple[Mode, str]:
-    """wandb's mode (online, offline or disabled) and the reason for it.
+    """Returns wandb's mode (online, offline or disabled) and the reason for it.
 
     Args:
         mode: the configured mode.

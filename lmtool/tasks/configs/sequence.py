@@ -166,14 +166,14 @@ class SequenceConfig(TaskConfig):
             yield problem
 
     def _unwritten(self) -> Problem | None:
-        """The reason why labels cannot be written as text, if any."""
+        """Returns the reason why labels cannot be written as text, if any."""
         if not self.labels_as_text:
             message = f"task.head={TEXT_TO_TEXT}: labels of task.kind={self.kind} cannot be written as text"
             return Problem("task.head", message, "omit it")
         return self._meaningless(self.of_outputs, "applies to heads that output classes or values", "has none")
 
     def _unprompted(self) -> Problem | None:
-        """The reason why labels cannot be words of a prompt, if any."""
+        """Returns the reason why labels cannot be words of a prompt, if any."""
         if not self.fills_prompts:
             message = f"task.head={PROMPT} names classes by words; task.kind={self.kind} has no classes"
             return Problem("task.head", message, "omit it")

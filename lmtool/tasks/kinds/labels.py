@@ -28,7 +28,7 @@ _MANY = 50
 
 
 def location(origin: tuple[str, int]) -> str:
-    """file:line, for messages."""
+    """Returns file:line, for messages."""
     return f"{origin[0]}:{origin[1]}"
 
 

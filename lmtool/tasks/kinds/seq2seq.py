@@ -76,7 +76,7 @@ class Seq2Seq(TextKind):
         return [[self.config.prefix, *sources], targets]
 
     def candidates(self, rows: Rows) -> None:
-        """None, because answers are generated."""
+        """Returns None, because answers are generated."""
 
     def right_answers(self, rows: Rows) -> list[str]:
         """Returns the first target of each row."""

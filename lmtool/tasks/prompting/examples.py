@@ -76,7 +76,8 @@ class Auxiliary:
 
 
 def sample_demonstration_rows(rows: Rows, labels: Sequence[str]) -> dict[str, tuple[tuple[str, ...], ...]]:
-    """By class, the texts of up to `AT_MOST` distinct training rows. The sample does not depend on the seed."""
+    """Returns, by class, the texts of up to `AT_MOST` distinct training rows. The sample does not depend on the
+    seed."""
     texts = list(zip(*rows.columns.values(), strict=True))
     numbers_E, sample = np.asarray(rows.labels), {}
     for number, label in enumerate(labels):
