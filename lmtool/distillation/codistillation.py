@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from lmtool.config.saved import JsonObject
 from lmtool.distillation.configs import CodistillationConfig, SoftConfig
 from lmtool.distillation.distilled import Distilled, with_prefixes
+from lmtool.distillation.output_terms import Soft
 from lmtool.distillation.recording import LearnerPair, StudentData, record
-from lmtool.distillation.terms.outputs import Soft
 from lmtool.learners.base import BaseLearner
 from lmtool.models.heads.predicted import Averaged
 from lmtool.types import Batch, ParameterGroup, StepOutput

@@ -18,8 +18,8 @@ from torch import Tensor
 from lmtool.config.saved import JsonObject
 from lmtool.distillation.configs import SelfConfig, SoftConfig
 from lmtool.distillation.distilled import Distilled
+from lmtool.distillation.output_terms import Soft
 from lmtool.distillation.recording import LearnerPair, StudentOutputs, record
-from lmtool.distillation.terms.outputs import Soft
 from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner
 from lmtool.learners.model import Segment, at_exit, exits_of

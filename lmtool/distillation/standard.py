@@ -15,9 +15,9 @@ from lmtool.config.tables import build
 from lmtool.distillation.configs import LayerMap, StandardConfig
 from lmtool.distillation.configs.base import DROP_INITIALIZATION, initial_layers
 from lmtool.distillation.distilled import Distilled
+from lmtool.distillation.output_terms import Term
 from lmtool.distillation.recording import LearnerPair, StudentData, Teacher, record
 from lmtool.distillation.teachers import TeacherEnsemble
-from lmtool.distillation.terms.outputs import Term
 from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner
 from lmtool.learners.mixture import Mixture

@@ -30,8 +30,10 @@ MODULES = {
     )
 }
 FAMILIES = sorted(
-    entry.name for entry in entries("model") if entry.config.__module__ in MODULES and entry.name != "word_vectors"
-)  # without the one family that has no layers
+    entry.name
+    for entry in entries("model")
+    if entry.config.__module__ in MODULES and entry.name not in ("cnn", "word_vectors")  # these have no stack
+)
 ATTENDING = sorted(
     entry.name for entry in entries("model") if entry.name in FAMILIES and issubclass(entry.config, TransformerConfig)
 )

@@ -15,7 +15,7 @@ from lmtool.models.configs import ModelConfig, TransformerConfig
 from lmtool.nn.configs import Side
 
 
-@component("distill/term", "hard", builder="lmtool.distillation.terms.outputs:Hard")
+@component("distill/term", "hard", builder="lmtool.distillation.output_terms:Hard")
 class HardConfig(TermConfig):
     """Hard labels: the student's own loss, with the teacher's best prediction as the label of each target."""
 
@@ -24,7 +24,7 @@ class HardConfig(TermConfig):
     supports_store: ClassVar[bool] = True
 
 
-@component("distill/term", "soft", builder="lmtool.distillation.terms.outputs:Soft")
+@component("distill/term", "soft", builder="lmtool.distillation.output_terms:Soft")
 class SoftConfig(TermConfig):
     """Soft targets (Hinton, Vinyals and Dean 2015): T^2 KL(teacher || student) with both at temperature T; for
     regression, the squared error of the predicted values."""
@@ -44,7 +44,7 @@ class StateTermConfig(TermConfig):
         yield Requirement(_COMMON_STACK, "distill.terms", "distill.terms", "use terms over predictions: distill=soft")
 
 
-@component("distill/term", "states", builder="lmtool.distillation.terms.layers:States")
+@component("distill/term", "states", builder="lmtool.distillation.layer_terms:States")
 class StatesConfig(StateTermConfig):
     """Output states (DistilBERT, Sanh et al. 2019): 1 - cosine similarity of the two models' last hidden states, after
     the final norm."""
@@ -52,7 +52,7 @@ class StatesConfig(StateTermConfig):
     supports_store: ClassVar[bool] = True
 
 
-@component("distill/term", "hidden", builder="lmtool.distillation.terms.layers:Hidden")
+@component("distill/term", "hidden", builder="lmtool.distillation.layer_terms:Hidden")
 class HiddenConfig(StateTermConfig):
     """Hidden states (TinyBERT, Jiao et al. 2020): mean squared error between the states of each student layer and of
     its teacher layer (distill.layers), summed over layers."""
@@ -60,7 +60,7 @@ class HiddenConfig(StateTermConfig):
     compares_layers: ClassVar[bool] = True
 
 
-@component("distill/term", "patience", builder="lmtool.distillation.terms.layers:Patience")
+@component("distill/term", "patience", builder="lmtool.distillation.layer_terms:Patience")
 class PatienceConfig(StateTermConfig):
     """Patient distillation (Sun et al. 2019): squared error between the normalized states of the class token in each
     student layer and in its teacher layer (distill.layers)."""
@@ -68,7 +68,7 @@ class PatienceConfig(StateTermConfig):
     compares_layers: ClassVar[bool] = True
 
 
-@component("distill/term", "embeddings", builder="lmtool.distillation.terms.layers:Embedded")
+@component("distill/term", "embeddings", builder="lmtool.distillation.layer_terms:Embedded")
 class EmbeddingsConfig(StateTermConfig):
     """Embeddings (TinyBERT, Jiao et al. 2020): mean squared error between the inputs of both models' first layers."""
 
@@ -150,13 +150,13 @@ class AttentionTermConfig(TermConfig):
         yield Requirement(_EQUAL_HEAD_COUNTS, "distill.terms", f"distill.terms.{name}", _set_head_count)
 
 
-@component("distill/term", "attention", builder="lmtool.distillation.terms.layers:AttentionScores")
+@component("distill/term", "attention", builder="lmtool.distillation.layer_terms:AttentionScores")
 class AttentionConfig(AttentionTermConfig):
     """Attention (TinyBERT, Jiao et al. 2020): mean squared error between the attention scores, before the softmax, of
     each student layer and of its teacher layer (distill.layers)."""
 
 
-@component("distill/term", "relations", builder="lmtool.distillation.terms.layers:Relations")
+@component("distill/term", "relations", builder="lmtool.distillation.layer_terms:Relations")
 class RelationsConfig(AttentionTermConfig):
     """Self-attention relations (MiniLM, Wang et al. 2020): KL divergence from the teacher's attention, and from its
     relations between the values of a layer, which are the softmax of their scaled dot products."""
@@ -230,7 +230,7 @@ def aligned_below_last(layers: LayerMap, student: ModelConfig) -> list[AlignedLa
     return pairs
 
 
-@component("distill/term", "interchange", builder="lmtool.distillation.terms.outputs:Interchange")
+@component("distill/term", "interchange", builder="lmtool.distillation.output_terms:Interchange")
 class InterchangeConfig(TermConfig):
     """Interchange interventions (Geiger et al. 2022; Wu et al. 2022): in both models the hidden states of some tokens
     are replaced, after aligned layers, by states from another text; the student then learns the teacher's changed

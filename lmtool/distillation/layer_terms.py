@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from lmtool.config.tables import entry_of
 from lmtool.distillation.configs import RelationsConfig, TermConfig
 from lmtool.distillation.configs.base import shared_sides
+from lmtool.distillation.output_terms import Term
 from lmtool.distillation.recording import LearnerPair, RecordedStates, StudentOutputs, TeacherOutputs, member_batches
-from lmtool.distillation.terms.outputs import Term
 from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner
 from lmtool.nn.configs import Side
