@@ -39,9 +39,8 @@ def decode(
     Args:
         command: the class of the command.
         data: plain nested data, as in YAML or JSON; `???` marks a required value.
-        checkpoint_config: the saved configuration of the start checkpoint, for `auto` and for agreement.
-        teachers: the saved configurations of the teachers by path; `auto` uses the first one. None: they were not read,
-            and rules that need them are skipped.
+        checkpoint_config: the saved configuration of the start checkpoint, which `auto` uses first.
+        teachers: the saved configurations of the teachers, by path; None skips the rules that need them.
         earlier: problems found before (in the overrides, in the checkpoint), reported together with the others.
         running: whether the command runs on this machine, so that rules about the machine apply too.
 

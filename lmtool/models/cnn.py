@@ -98,8 +98,8 @@ class Cnn(Encoder):
         super().__init__(config, embed, layers)
 
     def initialize(self, module: nn.Module, seed: int, prefix: str) -> None:
-        """Draws word vectors with initializer_std, filters as He et al. (2015), which keeps the variance through ReLUs, and
-        other layers with half that variance."""
+        """Draws word vectors with initializer_std, filters as He et al. (2015), which keeps the variance through ReLUs,
+        and other layers with half that variance."""
 
         def draw_of(name: str, part: nn.Module) -> Draw:
             if isinstance(part, nn.Embedding):
