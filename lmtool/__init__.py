@@ -17,7 +17,8 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    """`lmtool.load`, imported when it is asked for: it needs torch, the command line's first screens do not."""
+    """Imports `lmtool.load` at its first use, because it needs torch and the first screens of the command line do
+    not."""
     if name == "load":
         from lmtool.commands.api import load
 

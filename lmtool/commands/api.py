@@ -57,7 +57,7 @@ class CallableTokenizer(Tokenizer):
         return self.with_parsing(True)
 
     def __call__(self, texts: Texts, pairs: Texts | None = None, max_length: int | None = None) -> dict[str, Tensor]:
-        """`input_ids`, `attention_mask` and, if the model has segments, `token_type_ids`: (B, L) int64.
+        """Returns `input_ids`, `attention_mask` and, if the model has segments, `token_type_ids`: (B, L) int64.
 
         max_length: maximum tokens of a row. Longer texts are truncated at their end, of a pair the longer text. None
         for no limit.

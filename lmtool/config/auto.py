@@ -148,7 +148,7 @@ def chosen_class(value: object, choice: Choice) -> type[Config] | None:
 
 
 def merge(base: JsonObject, over: JsonObject) -> JsonObject:
-    """`base` updated with the values of `over`, recursively."""
+    """Returns `base` updated with the values of `over`, recursively."""
     merged = dict(base)
     for key, value in over.items():
         inside = merged.get(key)

@@ -108,7 +108,7 @@ def _many(annotation: Any) -> str:
 
 
 def one_of(options: Any) -> str:
-    """`a, b or c`."""
+    """Returns `a, b or c`."""
     shown = ["null" if option is None else str(option) or '""' for option in options]
     return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} or {shown[-1]}"
 

@@ -117,8 +117,8 @@ class Plan:
 
 
 def planned(compute: Callable[..., Plan], text: Cached, *arguments: Any) -> Plan:
-    """`compute(text, *arguments)`, a pure function. If several processes of a machine read the text, one of them
-    computes the plan, and all map it from a file."""
+    """Returns `compute(text, *arguments)`, a pure function. If several processes of a machine read the text, one of
+    them computes the plan, and all map it from a file."""
     cache = text.cache.of(compute, *arguments)
 
     def arrays() -> dict[str, np.ndarray]:

@@ -270,7 +270,7 @@ class FileSource(ABC, Generic[AnyConfig]):
             yield from self._documents(path, None)
 
     def _documents(self, path: Path, counts: Counter[str] | None) -> Iterator[tuple[str, bool]]:
-        """`documents_of` a file; a collected error ends the last document."""
+        """Yields `documents_of` a file; a collected error ends the last document."""
         started = False
         try:
             for text, ends in self.documents_of(path, counts):

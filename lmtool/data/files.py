@@ -292,7 +292,7 @@ def _decoded(path: Path, file: BinaryIO, encoding: str, key: str | None) -> Iter
 
 
 def _decoded_wide(path: Path, file: BinaryIO, encoding: str, key: str | None) -> Iterator[tuple[str, bool]]:
-    """`_decoded` for encodings in which a line feed is not one byte."""
+    """Decodes as `_decoded` does, for encodings in which a line feed is not one byte."""
     decoder = codecs.getincrementaldecoder(encoding)()
     rest, done = "", 0
     while True:

@@ -74,7 +74,7 @@ def inferred_delimiter(
     encoding: str = "utf-8",
     key: str | None = None,
 ) -> str:
-    """`delimiter_of` the first line of a file."""
+    """Returns `delimiter_of` the first line of a file."""
     first = next((line for _, line in read_lines(path, encoding, key) if line), "")
     return delimiter_of(first, known, header)
 

@@ -111,7 +111,7 @@ def from_hf(tensors: Mapping[str, Tensor], config: Mapping[str, object] = EMPTY)
 
 
 def to_hf_config(config: RobertaConfig) -> JsonObject:
-    """`max_position_embeddings` includes the unused rows of the table."""
+    """Adds the unused rows of the table to `max_position_embeddings`."""
     return {**HF_FORMAT.to_hf_config(config), "max_position_embeddings": config.max_positions + OFFSET}
 
 

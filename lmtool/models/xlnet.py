@@ -91,7 +91,7 @@ class Xlnet(Encoder):
         self.config = self.config.model_copy(update={"memory_length": tokens})
 
     def initial_state(self, lanes: int) -> State:
-        """`memory` (N, layers, F, H): the last F input states of each layer, of reused tokens."""
+        """Returns `memory` (N, layers, F, H): the last F input states of each layer, of reused tokens."""
         shape = lanes, self.config.num_layers, self.memory_length, self.config.hidden_size
         return {"memory": torch.zeros(shape, device=self.embed.token.weight.device)}
 

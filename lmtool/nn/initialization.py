@@ -91,7 +91,8 @@ def initialize(module: nn.Module, seed: int, draw: Draw, prefix: str = "") -> No
 
 @torch.no_grad()
 def initialize_each(module: nn.Module, seed: int, draw_of: Callable[[str, nn.Module], Draw], prefix: str = "") -> None:
-    """`initialize` with a function per module: draw_of takes a module's name and the module."""
+    """Initializes as `initialize` does, with a distribution for each module: draw_of takes a module's name and the
+    module."""
     name_dropouts(module, prefix)
     for path, part in module.named_modules():
         for kind, parameter in part.named_parameters(recurse=False):

@@ -41,7 +41,7 @@ def aligned_rows(x_TI: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
-    """`F.linear` (T, O), with and without autocast."""
+    """Computes `F.linear` (T, O), with and without autocast."""
     if torch.compiler.is_compiling() or x_TI.dim() != 2 or x_TI.device.type != "cpu":
         return F.linear(x_TI, weight_OI, bias_O)
     dtype = product_type(x_TI)

@@ -77,7 +77,7 @@ def parameter_rows(counts_by_role: Mapping[str, Mapping[str, int]]) -> list[tupl
 
 
 def _parameter_text(counts_by_role: Mapping[str, Mapping[str, int]]) -> list[tuple[str, str]]:
-    """`parameter_rows` as aligned screen rows."""
+    """Formats `parameter_rows` as aligned rows of a screen."""
     if not counts_by_role:
         return []
     rows = parameter_rows(counts_by_role)

@@ -22,7 +22,7 @@ from lmtool.resolver.shorthands import CommandLine
 
 
 def with_sections_of(data: JsonObject, line: CommandLine) -> JsonObject:
-    """`with_sections` with the signature of a shorthand."""
+    """Calls `with_sections` with the signature of a shorthand."""
     return with_sections(data, line.config_dirs)
 
 

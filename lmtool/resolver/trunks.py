@@ -98,7 +98,7 @@ class Trunk:
         return saved.of_this_version(read_config(self.point), self.point / CONFIG)
 
     def complete(self) -> JsonObject:
-        """`config` with default values for keys that are newer than the run. Raises UserError if it is not a
+        """Returns `config` with default values for keys that are newer than the run. Raises UserError if it is not a
         configuration."""
         data = self.config()
         verb = str(data.get("command"))

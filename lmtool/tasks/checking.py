@@ -257,7 +257,7 @@ def compared(
     seed: int = 0,
     progress: OnStage | None = None,
 ) -> JsonObject:
-    """`findings` for texts by split. The first split has the training texts."""
+    """Returns `findings` for texts by split. The first split has the training texts."""
     index, train, report = None, None, {}
     for split, split_texts in splits.items():
         if progress is not None:

@@ -45,7 +45,7 @@ class LoadedHead:
         return dict(tensors)
 
     def _loaded(self, tensors: Mapping[str, Tensor], heads: str, task: str) -> dict[str, Tensor]:
-        """`tensors` for the heads under one prefix: the model's heads, or those of an early exit."""
+        """Returns `tensors` for the heads under one prefix: the model's heads, or those of an early exit."""
         prefix = f"{heads}.{self.name}."
         loaded = {name: tensor for name, tensor in tensors.items() if not name.startswith((prefix, f"{heads}.{task}."))}
         for name, tensor in tensors.items():

@@ -205,7 +205,7 @@ class MixedEvaluation(Evaluation):
     members: Mapping[str, TaskEvaluation] = field(default_factory=dict)
 
     def metrics(self) -> dict[str, float]:
-        """`loss`, `average`, and for each member NAME_loss and NAME_METRIC."""
+        """Returns `loss`, `average`, and for each member NAME_loss and NAME_METRIC."""
         losses = {f"{name}_loss": entry.loss for name, entry in self.members.items() if entry.terms}
         return {"loss": self.loss, **self.scores, **losses}
 

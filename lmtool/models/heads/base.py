@@ -127,7 +127,7 @@ def losses(logits_MC: Tensor, labels_M: Tensor) -> Tensor:
 def linear_loss_sum(
     hidden_MH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, labels_M: Tensor, label_smoothing: float = 0.0
 ) -> Tensor:
-    """`loss_sum(F.linear(hidden, weight, bias), labels, label_smoothing)` in chunks of rows.
+    """Computes `loss_sum(F.linear(hidden, weight, bias), labels, label_smoothing)` in chunks of rows.
 
     Logits and their gradient are not stored: the gradients of the inputs are computed in the forward pass (as in Hsu et
     al. 2024, Liger Kernel) and scaled in the backward. Products are computed in autocast's type, softmax and sums in

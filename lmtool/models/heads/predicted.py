@@ -38,9 +38,9 @@ class TargetProbabilities(ABC):
         that sum to 1; (rows,) for binary decisions; for values, the values at any temperature."""
 
     def completed(self, logs: Tensor, temperature: float, first: int = 0, last: int | None = None) -> Tensor:
-        """`probabilities` for a student with the log probabilities `logs` (rows, C). If only some classes have known
-        probabilities, the remainder is distributed over the others in proportion to the student's probabilities, as if
-        they were one class."""
+        """Returns `probabilities` for a student with the log probabilities `logs` (rows, C). If only some classes have
+        known probabilities, the remainder is distributed over the others in proportion to the student's probabilities,
+        as if they were one class."""
         return self.probabilities(temperature, first, last)
 
     def best(self) -> Tensor:

@@ -70,7 +70,7 @@ class TaskEvaluation(Evaluation):
     losses: np.ndarray | None = None
 
     def metrics(self) -> dict[str, float]:
-        """`loss`, and the task's metrics."""
+        """Returns `loss` and the task's metrics."""
         return {"loss": self.loss, **self.scores}
 
     def records(self) -> Iterator[JsonObject]:

@@ -197,7 +197,7 @@ class GeneratedEvaluation(TaskEvaluation):
     """The evaluation of a split by generated texts. Its rows are the sources for which a text was generated."""
 
     def metrics(self) -> dict[str, float]:
-        """`loss`, the task's metrics, and the number of sources they cover."""
+        """Returns `loss`, the task's metrics, and the number of sources they cover."""
         return {**super().metrics(), "generated": float(len(self.predictions))}
 
 

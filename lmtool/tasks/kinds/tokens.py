@@ -220,7 +220,8 @@ class TokenClassification(TaskKind):
         return " ".join(word if tag == "O" else f"{word}/{tag}" for word, tag in words)
 
     def details(self, rows: Rows, predictions: Sequence[Prediction]) -> JsonObject:
-        """`classes`: metrics and gold count by entity type or tag; and how many gold entities begin with a stray I."""
+        """Returns `classes`: metrics and gold count by entity type or tag; and how many gold entities begin with a
+        stray I."""
         gold_M, predicted_M = self._both(rows, predictions)
         if self.config.scheme == "none":
             return {"classes": by_class(confusion(gold_M, predicted_M, len(self.classes)), self.classes)}
