@@ -260,7 +260,9 @@ class MixtureTextConfig(DataConfig):
             if isinstance(section, MixtureTextConfig):
                 raise ValueError(f"members: {title} is a mixture; name its members here")
         if self.weights is not None and (len(self.weights) != len(titles) or min(self.weights) <= 0):
-            raise ValueError(f"weights={list(self.weights)}: give each of the {len(titles)} members a number above 0")
+            raise ValueError(
+                f"weights={list(self.weights)}: there must be a number above 0 for each of the {len(titles)} members"
+            )
         return self
 
 

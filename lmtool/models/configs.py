@@ -312,7 +312,7 @@ def architecture(*architectures: str) -> Offer[ModelConfig]:
 
 
 def number_of_layers(layers: int) -> Offer[ModelConfig]:
-    """At least this many layers in both stacks together."""
+    """Returns the requirement of at least this many layers in both stacks together."""
     return Offer(
         "model",
         lambda model: layers <= model.num_layers + model.layers_of_decoder,

@@ -103,7 +103,7 @@ class Elmo(Encoder):
         return self.run(state, state.read(read_M), tap=tap)
 
     def initial_draw(self) -> Draw:
-        """Initialization of heads."""
+        """Returns the initialization of heads."""
         return normal(self.config.initializer_std)
 
     def initialize(self, module: nn.Module, seed: int, prefix: str) -> None:

@@ -335,7 +335,8 @@ class BidirectionalGru(nn.Module):
         self.dropout = Dropout(dropout)
 
     def saved_activations(self, keys: float = 0.0) -> float:
-        """Values saved per token for the backward: inputs and, for each direction, gates, their parts and states."""
+        """Returns the number of values saved per token for the backward pass: inputs and, for each direction, gates,
+        their parts and states."""
         return self.cell.input_size + 2 * 7 * self.cell.hidden_size
 
     def forward(self, x_TI: Tensor, context: Context) -> Tensor:

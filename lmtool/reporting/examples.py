@@ -173,7 +173,7 @@ def _words(row: JsonMapping) -> list[object] | None:
 
 
 def _tagged_html(words: list[object], row: JsonMapping, kind: str) -> str:
-    """Words followed by their labels; wrong labels have the truth struck out, correct O labels are omitted."""
+    """Returns words followed by their labels; wrong labels have the truth struck out, correct O labels are omitted."""
     words_html = []
     for word, gold, predicted in list(zip(words, row["gold"], row["prediction"], strict=True))[:_TOKENS]:
         label = f"<small>{escape(predicted, 40)}</small>"

@@ -73,7 +73,7 @@ def print_inspection(output: Output, screen: InspectionScreen, brief: bool = Fal
 
 
 def _statistics_rows(screen: InspectionScreen) -> list[list[str]]:
-    """Rows under `_HEADER` and a mark of broken statistics."""
+    """Returns rows under `_HEADER` and a mark of broken statistics."""
     return [[*row, _BROKEN if number in screen.broken else ""] for number, row in enumerate(screen.statistics)]
 
 
@@ -300,7 +300,7 @@ def print_findings(output: Output, name: str, findings: JsonMapping, unit: str, 
 
 
 def _twice(splits: JsonMapping, of_text: bool) -> Iterator[list[object]]:
-    """Rows about repeated texts: their number by kind, within a split and in the training rows."""
+    """Returns rows about repeated texts: their number by kind, within a split and in the training rows."""
     for split, summary in splits.items():
         for key, words in (("within", f"within {split}"), ("in_training", f"{split} in train")):
             if key in summary:

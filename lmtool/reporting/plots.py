@@ -33,8 +33,8 @@ _Series: TypeAlias = tuple[list[int], list[float]]
 
 
 def loss_figure(run: RunFiles, width: float = WIDE) -> Figure | None:
-    """Training loss (each row, and smoothed), validation loss and baseline over steps; None without rows. A loss with
-    several terms is reduced to those of the validation loss (`comparable_loss`). width: in inches."""
+    """Draws the training loss (each row, and smoothed), validation loss and baseline over steps; None without rows. A
+    loss with several terms is reduced to those of the validation loss (`comparable_loss`). width: in inches."""
     headline, key = _headline(run), _training_loss(run)
     term = key.removeprefix("loss_") if key != "loss" else ""
     train = series(run.train, key)
@@ -142,7 +142,8 @@ def small_figure(run: RunFiles, width: float = WIDE) -> Figure | None:
 
 
 def calibration_figure(bins: Sequence[Sequence[float]]) -> Figure:
-    """Accuracy against confidence, one dot per bin, its area proportional to the rows; the line is perfect calibration.
+    """Draws accuracy against confidence, one dot per bin, its area proportional to the rows; the line is perfect
+    calibration.
 
     bins: (rows, mean confidence, accuracy) each.
     """

@@ -67,7 +67,7 @@ class ProgressDisplay:
         self.on_end()
 
     def on_start(self, step: int, steps: int | None, max_seconds: float | None = None) -> None:
-        """Training starts after `step`. steps, max_seconds: its budgets; None without one."""
+        """Called before training, which starts after `step`. steps, max_seconds: its budgets; None without one."""
         self._started, self._steps, self._max_seconds, self._trained_seconds = step, steps, max_seconds, 0.0
         self._tokens, self._first_step = None if step else 0, None
         if not self.output.live:

@@ -59,7 +59,7 @@ def interchange_of(run: RunFiles) -> JsonObject:
 
 
 def _agreement(run: RunFiles) -> Iterator[str]:
-    """Sentences about the aligned layers and the agreement of student and teacher."""
+    """Returns sentences about the aligned layers and the agreement of student and teacher."""
     if layers := as_object(run.section("data").get("distillation")).get("layers"):
         yield html.paragraph(f"Student layers and their teacher layers: {layers}.")
     distillation: JsonObject = run.result["distillation"]
@@ -270,7 +270,7 @@ def _phases(run: RunFiles) -> str:
 
 
 def _mixture(run: RunFiles) -> str:
-    """Examples read and planned, score and baseline of each member of a mixture."""
+    """Returns the examples read and planned, score and baseline of each member of a mixture."""
     members, metrics = as_object(run.result.get("mixture")), as_object(run.result.get("metrics"))
     if not members or not metrics:
         return ""

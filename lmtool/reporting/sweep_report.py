@@ -43,7 +43,7 @@ def score(block: Block, group: SeedGroup) -> str:
 
 
 def between(gap: Difference) -> str:
-    """'−0.02 to 0.01', empty where no interval is known."""
+    """Returns '−0.02 to 0.01', empty where no interval is known."""
     return "" if gap.low is None or gap.high is None else f"{signed(gap.low)} to {signed(gap.high)}"
 
 
@@ -71,7 +71,7 @@ def headline(block: Block) -> str:
 
 
 def sentences(block: Block) -> list[str]:
-    """Sentences below the headline: ties, the named reference, missing cells, and cautions."""
+    """Returns the sentences below the headline: ties, the named reference, missing cells, and cautions."""
     notes = [_ties(block)] if block.reference is block.best else [_referred(block)]
     contrasts = [gap for _, gap in block.contrasts()]
     known_intervals = sum(gap.significant is not None for gap in contrasts)

@@ -109,12 +109,12 @@ def flops(value: float) -> str:
 
 
 def size(value: float) -> str:
-    """Bytes: 17_500_000 -> '17.5 MB'."""
+    """Formats bytes: 17_500_000 as '17.5 MB'."""
     return _scaled(value, ((1e12, " TB"), (1e9, " GB"), (1e6, " MB"), (1e3, " kB"), (1.0, " B"))) if value else "0 B"
 
 
 def duration(seconds: float) -> str:
-    """Seconds: 18.2 -> '18.2 s', 200 -> '3 min 20 s', 9000 -> '2 h 30 min', 200_000 -> '2 d 7 h'."""
+    """Formats seconds: 18.2 as '18.2 s', 200 as '3 min 20 s', 9000 as '2 h 30 min', 200_000 as '2 d 7 h'."""
     if not math.isfinite(seconds):
         return "unknown"
     if seconds < 59.95:

@@ -182,7 +182,7 @@ def load_best_weights(
 
 @contextmanager
 def temporary_session(config: PretrainConfig | FinetuneConfig, parent: Path | None = None) -> Iterator[Session]:
-    """Within the context, the session of a configuration in a temporary run folder, which is removed afterwards.
+    """Yields the session of a configuration in a temporary run folder, which is removed afterwards.
     config: the configuration. parent: the folder in which the temporary folder is created; None means the system's."""
     with TemporaryDirectory(prefix=".run-", dir=parent) as folder:
         changes: JsonObject = {"run_dir": str(Path(folder) / "run"), "name": None, "logger": {}}

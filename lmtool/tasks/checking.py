@@ -97,7 +97,7 @@ def _sampled(rows: Rows, count: int) -> Rows:
 
 
 def unigrams(rows: Rows) -> Counter[str]:
-    """Counts of the lower-cased words in all columns."""
+    """Counts the lower-cased words in all columns."""
     texts = (cell_text(cell) for column in rows.columns.values() for cell in column)
     return Counter(word for text in texts for word in _WORD.findall(text.lower()))
 

@@ -58,7 +58,7 @@ class TaskData:
         return [*kind.texts(self.train), *extra]
 
     def contents(self) -> dict[str, object]:
-        """Counts and hashes of the training and evaluation data, by title ("dev labels")."""
+        """Returns counts and hashes of the training and evaluation data, by title ("dev labels")."""
         contents: dict[str, object] = {}
         for split, rows in {"train": self.train, **self.validation}.items():
             contents |= {f"{split} rows": len(rows), f"{split} texts": _sha256(list(rows.columns.values()))}

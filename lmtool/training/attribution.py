@@ -223,7 +223,7 @@ class _Outside:
 
 
 def _starts(events: Sequence[FunctionEvent], step: FunctionEvent, *prefixes: str) -> list[float]:
-    """Starts of the events within a step whose names have one of the prefixes."""
+    """Returns the starts of the events within a step whose names have one of the prefixes."""
     window = step.time_range
     return [
         event.time_range.start
@@ -245,12 +245,12 @@ def _is_operator(name: str) -> bool:
 
 
 def _own_time(event: FunctionEvent, on_device: bool) -> float:
-    """Microseconds of an event without nested events; on a device, of its kernels."""
+    """Returns the microseconds of an event without nested events; on a device, those of its kernels."""
     return sum(kernel.duration for kernel in event.kernels) if on_device else event.self_cpu_time_total
 
 
 def _time(event: FunctionEvent, on_device: bool) -> float:
-    """Microseconds of an event including nested events."""
+    """Returns the microseconds of an event including nested events."""
     return _own_time(event, on_device) + sum(_time(child, on_device) for child in event.cpu_children)
 
 

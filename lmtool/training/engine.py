@@ -163,7 +163,7 @@ def _summed(gradients: Tensor) -> torch.futures.Future[Tensor]:
 
 
 def shard(learner: nn.Module, device: torch.device, group: ProcessGroup) -> None:
-    """Shard every parameter of a learner along its first dimension over the processes, in place. The parameters become
+    """Shards every parameter of a learner along its first dimension over the processes, in place. The parameters become
     new objects. A learner on the host is moved to the device layer by layer. Raises UserError if a parameter is a
     scalar, or if torch is too old."""
     from torch.distributed.device_mesh import init_device_mesh
@@ -191,7 +191,7 @@ def shard(learner: nn.Module, device: torch.device, group: ProcessGroup) -> None
 
 @contextmanager
 def outside_layers(learner: nn.Module) -> Iterator[None]:
-    """A context in which the parameters outside layers are complete on every process, so that methods other than
+    """Makes the parameters outside layers complete on every process within the context, so that methods other than
     forward can be called. A layer is gathered when it is called, so all processes must call the same number of layers.
     Does nothing if the learner is not sharded."""
     from torch.distributed.fsdp import FSDPModule

@@ -38,7 +38,7 @@ class ProcessGroup(Protocol):
     def size(self) -> int: ...
 
     def sum(self, counts: Mapping[str, float]) -> dict[str, float]:
-        """Counts by name, summed over all processes; a name missing in a process counts as 0."""
+        """Sums counts by name over all processes; a name that a process lacks counts as 0."""
 
     def first(self, value: Value) -> Value:
         """Returns the value of rank 0, on all ranks."""
@@ -77,7 +77,7 @@ ALONE = SingleProcess()
 
 
 def added(counts: list[Mapping[str, float]]) -> dict[str, float]:
-    """Counts by name, summed in a fixed order, so that all processes get the same sums."""
+    """Sums counts by name in a fixed order, so that all processes get the same sums."""
     totals: dict[str, float] = {}
     for part in counts:
         for name, count in part.items():

@@ -63,7 +63,7 @@ def train(
     learner: Learner, loader: Loader, evaluate: Evaluate, run: RunFolder, settings: TrainingSettings,
     listeners: Sequence[Listener] = (), extensions: Sequence[CheckpointExtension] = (), group: ProcessGroup = ALONE,
 ) -> TrainingResult:  # fmt: skip
-    """Train until a budget is spent, resuming from the run's newest intact checkpoint if there is one.
+    """Trains until a budget is spent, resuming from the run's newest intact checkpoint if there is one.
 
     evaluate: returns scores by name, including `settings.metric`, after a step. extensions: called after each update;
     they add files (the tokenizer) to each checkpoint. group: the ranks. The learner keeps the last weights; the best

@@ -104,7 +104,7 @@ def select_precision(name: str, device: torch.device) -> Precision:
 
 @contextmanager
 def deterministic(device: torch.device) -> Iterator[None]:
-    """On a CPU, use kernels that add in a fixed order (by default the threads of `index_put` add atomically), so that a
+    """Uses kernels on a CPU that add in a fixed order (by default the threads of `index_put` add atomically), so that a
     resumed run is bitwise equal to an uninterrupted one. On CUDA this would cost speed and change nothing here."""
     if device.type != "cpu":
         yield

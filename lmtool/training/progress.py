@@ -207,14 +207,14 @@ class Listener(Protocol):
     """Is called at events of a training. The loop prints nothing."""
 
     def on_start(self, step: int, steps: int | None, max_seconds: float | None) -> None:
-        """Training starts after `step`. steps, max_seconds: the maximum number of steps of the run and of remaining
-        seconds; None if unknown."""
+        """Called before training, which starts after `step`. steps, max_seconds: the maximum number of steps of the run
+        and of remaining seconds; None if unknown."""
 
     def on_step(self, row: Mapping[str, object]) -> None:
-        """A train row was written to metrics.jsonl."""
+        """Called when a train row was written to metrics.jsonl."""
 
     def on_evaluation(self, row: Mapping[str, object]) -> None:
-        """A validation row was written to metrics.jsonl."""
+        """Called when a validation row was written to metrics.jsonl."""
 
     def on_checkpoint(self, step: int, path: str) -> None: ...
 

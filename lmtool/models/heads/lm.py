@@ -55,7 +55,7 @@ class LMHead(PredictingHead):
         return hidden_MH
 
     def forward(self, hidden_MH: Tensor, table_VH: Tensor) -> Tensor:
-        """Logits (M, V)."""
+        """Returns the logits, (M, V)."""
         return nn.functional.linear(self.transform(hidden_MH), self.table(table_VH), self.bias)
 
     def of_tokens(self, hidden_MH: Tensor, table_VH: Tensor, tokens_C: Tensor) -> Tensor:

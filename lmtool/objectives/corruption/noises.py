@@ -86,7 +86,7 @@ def permute_sentences(texts: PackedTexts, sentences_T: np.ndarray, fraction: flo
 def infill(
     texts: PackedTexts, vocabulary: Vocabulary, fraction: float, mean: float, random: float, longest: int
 ) -> Infilled:
-    """Text infilling: replaces spans of words by a single mask each.
+    """Replaces spans of words by a single mask each (text infilling).
 
     Args:
         texts: The texts.
@@ -173,7 +173,7 @@ def _insert(texts: PackedTexts, mask: int, inserts_N: np.ndarray) -> PackedTexts
 
 
 def mask_each(texts: PackedTexts, vocabulary: Vocabulary, fraction: float, random: float) -> PackedTexts:
-    """Token masking: replaces round(fraction x tokens) tokens of each text by masks. Tokens that are masks already are
+    """Replaces round(fraction x tokens) tokens of each text by masks (token masking). Tokens that are masks already are
     not chosen. random: the fraction of these masks that are replaced by random tokens."""
     chosen = _random_subset(texts, fraction, _MASK, texts.tokens != vocabulary.mask)
     tokens = np.where(chosen, vocabulary.mask, texts.tokens)
@@ -181,14 +181,14 @@ def mask_each(texts: PackedTexts, vocabulary: Vocabulary, fraction: float, rando
 
 
 def delete(texts: PackedTexts, fraction: float) -> PackedTexts:
-    """Token deletion: deletes round(fraction x tokens) tokens of each text, but never all of them."""
+    """Deletes round(fraction x tokens) tokens of each text, but never all of them (token deletion)."""
     retained = ~_random_subset(texts, fraction, _DELETE, np.ones(len(texts.tokens), dtype=bool))
     retained[texts.starts[np.bincount(texts.owners, retained, len(texts.lengths)) == 0]] = True
     return texts.with_tokens(texts.tokens[retained], np.bincount(texts.owners[retained], minlength=len(texts.lengths)))
 
 
 def rotate(texts: PackedTexts, probability: float) -> PackedTexts:
-    """Document rotation: rotates some texts, so that they begin with a random token. probability: the probability that
+    """Rotates some texts, so that they begin with a random token (document rotation). probability: the probability that
     a text is rotated."""
     numbers = np.arange(len(texts.lengths))
     rotated = texts.uniform(numbers, np.full(len(numbers), _ROTATE)) < probability

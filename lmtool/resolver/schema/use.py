@@ -218,7 +218,7 @@ class ProbeConfig(MachineConfig):
 
     @classmethod
     def filled(cls, data: JsonObject) -> JsonObject:
-        """One checkpoint is a list of one."""
+        """Makes a single checkpoint a list of one."""
         checkpoint = data.get("checkpoint")
         return {**data, "checkpoint": [checkpoint]} if isinstance(checkpoint, str) and checkpoint != "???" else data
 
@@ -350,6 +350,6 @@ class InspectWordConfig(ReadConfig):
 
     @classmethod
     def filled(cls, data: JsonObject) -> JsonObject:
-        """One checkpoint is a list of one."""
+        """Makes a single checkpoint a list of one."""
         checkpoint = data.get("checkpoint")
         return {**data, "checkpoint": [checkpoint]} if isinstance(checkpoint, str) and checkpoint != "???" else data

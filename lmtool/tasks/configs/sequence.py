@@ -343,5 +343,7 @@ class RegressionConfig(WindowedConfig):
     @model_validator(mode="after")
     def _deviates(self) -> RegressionConfig:
         if isinstance(self.standardize, tuple) and self.standardize[1] <= 0:
-            raise ValueError(f"standardize={list(self.standardize)}: give a mean and a positive standard deviation")
+            raise ValueError(
+                f"standardize={list(self.standardize)}: the standard deviation, the second number, must be above 0"
+            )
         return self

@@ -151,7 +151,7 @@ class MultiLabelLearner(SequenceLearner, ClassLearner):
             self.heads[self.term].get_buffer("thresholds").copy_(torch.from_numpy(thresholds_C))
 
     def decided(self, predictions: Sequence[Prediction]) -> Sequence[Prediction]:
-        """0 or 1 for each class; the score is the probability of the least certain decision."""
+        """Returns 0 or 1 for each class; the score is the probability of the least certain decision."""
         thresholds_C = np.asarray(self.config.thresholds)
         if self.config.thresholds is None:
             thresholds_C = self.heads[self.term].get_buffer("thresholds").cpu().numpy()

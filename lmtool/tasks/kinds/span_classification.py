@@ -58,8 +58,8 @@ class SpanClassification(NamedClassKind):
 
 
 def _span(name: str, value: object, text: str, where: tuple[str, int]) -> list[int]:
-    """[start, end) of a span, given as a list or as an object. Raises UserError if it is malformed or selects no
-    text."""
+    """Returns [start, end) of a span, given as a list or as an object. Raises UserError if it is malformed or selects
+    no text."""
     if isinstance(value, dict):
         value = [value.get("start"), value.get("end")]
     numbers = list(value) if isinstance(value, (list, tuple)) else []
