@@ -74,7 +74,7 @@ def _refused(command: type[Config], data: JsonObject, key: str, text: str) -> Pr
 
     text = re.sub(r"(?<![\w.=])with\.(?=\w)", f"{key}.with.", re.sub(r"(?<![\w.=])([\w.]+)=", typed, text))
     message, *advice = re.split("[;:] (?=set |use |omit |give |write |did you mean )", text, maxsplit=1)
-    named = [key] if key else [name for name in aliases.keys_in(message) if name in known]
+    named = [name for name in aliases.keys_in(message) if name in known] or ([key] if key else [])
     message = message if not key or message.startswith((f"{key}.", f"{key}=")) else f"{key}: {message}"
     explained = f"`lmtool show {named[0]}` explains it" if named else None
     return Problem(key, message, advice[0] if advice else explained)

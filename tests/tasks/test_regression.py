@@ -55,7 +55,7 @@ def test_what_is_refused(tmp_path):
     with pytest.raises(UserError, match="all training rows have the value 3") as raised:
         data_of(tmp_path, [3.0], standardize="train")
     assert "omit task.standardize=" in str(raised.value.hint)
-    with pytest.raises(ValueError, match="a positive standard deviation"):
+    with pytest.raises(ValueError, match="the standard deviation, the second number, must be above 0"):
         task_config("regression", standardize=(1.0, 0.0))
     problem = refusal(task_config("regression", standardize="train", head="text_to_text"), model=T5Config())
     assert problem.key == "task.standardize" and "has none" in problem.message
