@@ -42,6 +42,7 @@ def main(arguments: Sequence[str], config_dirs: Sequence[Path] = ()) -> int:
     for key_typed in arguments:
         if "=" in key_typed:
             group, _, name = key_typed.partition("=")
+            _require_group(group, _all_groups(config_dirs), f"show {{}}={name}")
             _show_choice(group, name, config_dirs)
         else:
             _show_key(key_typed, fields)
@@ -206,16 +207,10 @@ def _component(group: str, name: str, config_dirs: Sequence[Path]) -> str:
 
 def list_options(arguments: Sequence[str], config_dirs: Sequence[Path] = ()) -> int:
     """Prints the groups, or the options of the named ones. Raises UserError for an unknown group."""
-    added = plugins.nodes(config_dirs)
-    known = sorted({*groups.all_groups(config_dirs), *(group for group, _ in added)})
+    known = _all_groups(config_dirs)
     requested = [groups.singular(argument, known) for argument in arguments]
     for group in requested:
-        if group not in known:
-            close = nearest(group, known)
-            raise UserError(
-                f"there is no group {group}; there are {', '.join(known)}",
-                f"did you mean lmtool list {close}?" if close else "lmtool list",
-            )
+        _require_group(group, known, "list {}")
     if not arguments:
         for group in known:
             _line(group, ", ".join(_options(group, config_dirs)), max(map(len, known)))
@@ -225,6 +220,19 @@ def list_options(arguments: Sequence[str], config_dirs: Sequence[Path] = ()) -> 
         for name in options:
             _line(name, about(group, name, config_dirs), max(map(len, options)))
     return 0
+
+
+def _all_groups(config_dirs: Sequence[Path]) -> list[str]:
+    """Returns the names of all groups, including those of plugins."""
+    return sorted({*groups.all_groups(config_dirs), *(group for group, _ in plugins.nodes(config_dirs))})
+
+
+def _require_group(group: str, known: Sequence[str], command: str) -> None:
+    """Raises UserError for an unknown group. command: the command for the hint, with {} in place of the group."""
+    if group not in known:
+        close = nearest(group, known)
+        hint = f"did you mean lmtool {command.format(close)}?" if close else "`lmtool list` prints the groups"
+        raise UserError(f"there is no group {group}; there are {', '.join(known)}", hint)
 
 
 def _options(group: str, config_dirs: Sequence[Path]) -> list[str]:

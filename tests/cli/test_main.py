@@ -228,6 +228,7 @@ ERRORS: list[tuple[str, list[str]]] = [
     ("show", ["show needs a key"]),
     ("show optimizer.lrr", ["unknown key optimizer.lrr", "lmtool show optimizer.lr"]),
     ("show model=bertt", ["did you mean model=bert?"]),
+    ("show modle=bert", ["there is no group modle", "lmtool show model=bert"]),
 ]
 
 RUN_ALL = """
