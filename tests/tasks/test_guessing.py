@@ -152,6 +152,13 @@ def test_what_is_said_is_not_guessed(tmp_path):
         guess(path, {"label": "nope"})
 
 
+@pytest.mark.parametrize("label", [["pos"] * 60, [1] * 60])
+def test_a_label_that_is_the_same_in_all_rows_is_refused(label, tmp_path):
+    """Another column would be taken for the label in its place."""
+    with pytest.raises(UserError, match="all rows have the same label"):
+        guess(table(tmp_path, text=["a", "b"] * 30, label=label), {})
+
+
 @pytest.mark.parametrize("columns", [{"text": TEXTS}, {"number": list(range(60))}])
 def test_nothing_to_predict_or_to_read(columns, tmp_path):
     with pytest.raises(UserError, match="holds"):
