@@ -264,9 +264,8 @@ class ObjectiveConfig(LearnedConfig):
 
 
 def one_forward(key: str, members: Sequence[str]) -> Iterator[Requirement]:
-    """Yields the requirement of a mixture that processes need not run equally many forwards. A batch needs one forward
-    for each member that has examples in the batch, so the number differs between processes. key: the key that selects
-    the mixture. members: the names of the members."""
+    """Yields the requirement of a mixture: the number of forward passes may differ between processes, because a batch
+    needs one for each member that has examples in it. key: the key that selects the mixture. members: their names."""
     if len(members) > 1:
         reason = f"{key} mixes {', '.join(members)}, and the number of forwards depends on the batch"
         yield Requirement(FORWARDS_OF_ONE_PROCESS, key, reason, f"set one {key}")

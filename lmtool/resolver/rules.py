@@ -113,7 +113,7 @@ def require_positions_for_virtual_tokens(
 
 @rule(RunConfig, "model")
 def require_supported_positions(model: ModelConfig) -> Iterator[Problem]:
-    """Yields the family supports the type of position encoding; rotary positions need an even head size."""
+    """The family must support the type of position encoding; rotary positions need an even head size."""
     if not isinstance(model, TransformerConfig):
         return
     positions, kinds, head_size = model.positions, model.position_kinds, model.width_of_head
@@ -192,7 +192,7 @@ def require_output_folder(output: str) -> Iterator[Problem]:
 
 @rule(UseConfig, "output", running=True)
 def require_output_file(output: str | None) -> Iterator[Problem]:
-    """Yields the folder of the output file exists. Checked at the start, because predicting may take hours."""
+    """The folder of the output file must exist. Checked at the start, because predicting may take hours."""
     yield from output_errors(output)
 
 
@@ -235,7 +235,7 @@ def require_objective_task_data(objective: ObjectiveConfig) -> Iterator[Problem]
 @rule(PretrainConfig, "data")
 @rule(TokenizerCommandConfig, "data")
 def require_task_texts(data: DataConfig) -> Iterator[Problem]:
-    """Yields a task that is used as a text source has data."""
+    """A task that is used as a text source must have data."""
     parts = data.task.parts() if isinstance(data, TaskTextConfig) else ()
     for task in (task for task in parts if not task.has_data):
         message = f"data.task={task.name} has no data by default"
@@ -260,7 +260,7 @@ def require_length_for_source(task: TaskConfig, model: ModelConfig, max_length: 
 
 @rule(RunConfig, "device", running=True)
 def require_device(device: str) -> Iterator[Problem]:
-    """Yields a run on CUDA needs a driver. The number of devices is checked later."""
+    """A run on CUDA needs a driver. The number of devices is checked later."""
     if not device.startswith("cuda") or not sys.platform.startswith("linux"):
         return
     if not any(os.path.exists(node) for node in ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg", "/dev/kfd")):
@@ -279,7 +279,7 @@ def require_text_or_input(text: str | None, pair: str | None, source: str | None
 
 @rule(PredictConfig, "probabilities", "output")
 def require_output_for_probabilities(probabilities: bool, output: str | None) -> Iterator[Problem]:
-    """Yields the probabilities of all classes are written to a file."""
+    """The probabilities of all classes are written to a file only."""
     if probabilities and output is None:
         message = "probabilities=true needs an output file, but output= is not set"
         yield Problem("probabilities", message, "set output=FILE.csv (or .jsonl) too")
@@ -338,7 +338,7 @@ def require_checkpoint_for_forgetting(forgetting: str | None, checkpoint: str | 
 
 @rule(RunConfig, "parallel", "precision")
 def refuse_scaler_with_fsdp(parallel: str, precision: str) -> Iterator[Problem]:
-    """Yields the fp16 gradient scaler checks the gradients of one process only."""
+    """The fp16 gradient scaler checks the gradients of one process only."""
     if precision == "fp16" and not WHOLE_WEIGHTS.holds(parallel):
         reason = "precision=fp16 scales the loss by the gradients of one process"
         yield Requirement(WHOLE_WEIGHTS, "precision", reason, "set precision=bf16").problem(parallel)
@@ -346,7 +346,7 @@ def refuse_scaler_with_fsdp(parallel: str, precision: str) -> Iterator[Problem]:
 
 @rule(FinetuneConfig, "parallel", "forgetting")
 def refuse_forgetting_with_fsdp(parallel: str, forgetting: str | None) -> Iterator[Problem]:
-    """Yields the comparison of weights needs all of them in one process."""
+    """The comparison of weights needs all of them in one process."""
     if forgetting is not None and not WHOLE_WEIGHTS.holds(parallel):
         reason = "forgetting= compares the weights before and after training"
         yield Requirement(WHOLE_WEIGHTS, "forgetting", reason, "set forgetting=null").problem(parallel)
@@ -363,7 +363,7 @@ def require_offline_trackers(logger: Mapping[str, TrackerConfig], offline: bool)
 
 @rule(RunConfig, "logger", running=True)
 def require_installed_trackers(logger: Mapping[str, TrackerConfig]) -> Iterator[Problem]:
-    """Yields the libraries and credentials of a tracker are on this machine."""
+    """The libraries and credentials of a tracker must be on this machine."""
     for name, config in logger.items():
         if (problem := config.missing(f"logger.{name}")) is not None:
             yield problem

@@ -201,7 +201,7 @@ def _same_texts(distill: DistillConfig, learned: LearnedConfig) -> bool:
 
 @rule(RunConfig, "distill", running=True)
 def require_teachers(distill: DistillConfig) -> Iterator[Problem]:
-    """Yields a distillation method that needs a teacher has one. Applies only to training: a trained student is used
+    """A distillation method that needs a teacher must have one. Applies only to training: a trained student is used
     without its teacher."""
     problem = distill.missing_teacher()
     if problem is not None:
@@ -210,7 +210,7 @@ def require_teachers(distill: DistillConfig) -> Iterator[Problem]:
 
 @rule(RunConfig, "distill", running=True)
 def require_label_file(distill: DistillConfig) -> Iterator[Problem]:
-    """Yields the file with the teacher's hard labels exists."""
+    """The file with the teacher's hard labels must exist."""
     path = distill.label_file
     if path is not None and not Path(path).expanduser().is_file():
         hint = f"lmtool predict checkpoint=TEACHER input=ROWS output={path}"
@@ -219,7 +219,7 @@ def require_label_file(distill: DistillConfig) -> Iterator[Problem]:
 
 @rule(RunConfig, "distill", "checkpoint", running=True)
 def require_one_student_start(distill: DistillConfig, checkpoint: str | None) -> Iterator[Problem]:
-    """Yields a student's weights start from a checkpoint or from layers of its teacher, not from both."""
+    """A student's weights start from a checkpoint or from layers of its teacher, not from both."""
     if distill.starts_from_teacher and checkpoint not in (None, "none"):
         yield Problem(
             "distill.initialize",
@@ -284,7 +284,7 @@ def require_task_of_teachers(distill: DistillConfig, task: TaskConfig, teachers:
 def require_text_format_of_teachers(
     distill: DistillConfig, learned: LearnedConfig, model: ModelConfig, max_length: int, teachers: Saved
 ) -> Iterator[Problem]:
-    """Yields a teacher that reads the student's tokens has enough positions and the student's text format."""
+    """A teacher that reads the student's tokens must have enough positions and the student's text format."""
     for teacher in _token_teachers(distill, learned, teachers):
         other, named = teacher.model, f"{distill.teacher_key}={teacher.path}"
         if other is None:
@@ -307,7 +307,7 @@ def require_text_format_of_teachers(
 
 @rule(RunConfig, "distill", "model", "teachers")
 def require_comparable_layers(distill: DistillConfig, model: ModelConfig, teachers: Saved) -> Iterator[Problem]:
-    """Yields the layers that the loss terms compare exist in both models."""
+    """The layers that the loss terms compare must exist in both models."""
     for teacher in _specs(distill, teachers):
         if teacher.model is not None:
             yield from distill.refusals_of_pair(ModelPair(model, teacher.model))
@@ -323,7 +323,7 @@ def require_vocabulary_of_teachers(
     checkpoint: str | None,
     teachers: Saved,
 ) -> Iterator[Problem]:
-    """Yields a teacher that reads the student's tokens has the student's vocabulary."""
+    """A teacher that reads the student's tokens must have the student's vocabulary."""
     random_weights = checkpoint in (None, "none")
     for teacher in _token_teachers(distill, learned, teachers):
         other, rows = teacher.tokenizer, None if teacher.model is None else teacher.model.vocab_size

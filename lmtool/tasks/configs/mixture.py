@@ -167,7 +167,7 @@ class MixtureTaskConfig(TaskConfig):
         return self.head is not None
 
     def needs(self) -> Iterator[Requirement]:
-        """Yields the members add their own requirements."""
+        """Yields the requirement of the mixture itself; its members have their own."""
         yield from one_forward("task", [part.name for part in self.parts()])
 
     def conflicts(self) -> Iterator[Problem]:
