@@ -15,7 +15,7 @@ from lmtool.config.saved import JsonObject
 from lmtool.costs.memory_of_run import TrainingConfig
 from lmtool.data.examples import SplitData
 from lmtool.data.loader import PackedLoader
-from lmtool.errors import CheckFailed
+from lmtool.errors import CheckFailed, ConfigError
 from lmtool.learners.base import BaseLearner
 from lmtool.learners.inspection import FAMILY, Inspector, RunningStatistics, Statistic
 from lmtool.learners.mixed_sources import examples_of, inspector_of
@@ -25,6 +25,7 @@ from lmtool.reporting.text import number, percent
 from lmtool.resolver.schema.inspection import Looking
 from lmtool.resolver.schema.phases import words_of
 from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig
+from lmtool.runs.files import overwriting_errors
 from lmtool.session.open_run import require_fit, start_weights, starting_tokenizer
 from lmtool.session.preparation import FinetunePreparation, PretrainPreparation
 from lmtool.session.requests import write_output
@@ -37,6 +38,9 @@ from lmtool.weights.assemble import assemble
 def run(config: TrainingConfig, verb: str, looking: Looking) -> int:
     """Prints examples and statistics for each phase of a run. Raises CheckFailed if a statistic violates its
     definition."""
+    data = config.data if isinstance(config, PretrainConfig) else config.task
+    if errors := list(overwriting_errors(looking.output, data.reads_file)):
+        raise ConfigError(errors)
     output = Output()
     phase_configs: list[TrainingConfig] = list(config.forms) if isinstance(config, PretrainConfig) else [config]
     parts: list[InspectionScreen] = []

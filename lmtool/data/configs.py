@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import glob
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import PurePath
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, ValidationError, model_validator
@@ -72,6 +75,13 @@ def kind_of(name: str) -> str | None:
     return None if kind == "parquet" and not name.lower().endswith(SUFFIXES[kind]) else kind
 
 
+def contains(path: str, file: PurePath, in_folders: bool = True) -> bool:
+    """Whether a path is an existing file, a glob pattern that matches it, or a folder above it. file: its real path.
+    in_folders: whether folders count."""
+    matches = {os.path.realpath(match) for match in glob.iglob(os.path.expanduser(path), recursive=True)}
+    return str(file) in matches or (in_folders and not matches.isdisjoint(map(str, file.parents)))
+
+
 class DataConfig(Config):
     """Base class of sources of text."""
 
@@ -88,6 +98,10 @@ class DataConfig(Config):
         0.02, gt=0, lt=1, description="fraction of the documents held out, at least one; the same ones for every seed"
     )
 
+    def reads_file(self, file: PurePath) -> bool:
+        """Whether the source reads an existing file, given by its real path."""
+        return False
+
 
 class FileConfig(DataConfig):
     """Base class of sources in files."""
@@ -98,6 +112,11 @@ class FileConfig(DataConfig):
     validation: Path | Annotated[tuple[Path, ...], Field(min_length=1)] | None = Field(
         None, description="validation text; null: hold out validation_fraction of the documents"
     )
+
+    def reads_file(self, file: PurePath) -> bool:
+        values = (self.path, self.validation or ())
+        paths = (path for value in values for path in ((value,) if isinstance(value, str) else value))
+        return any(contains(path, file, kind_of(file.name) == self.name) for path in paths)
 
 
 @component("data", "text", builder="lmtool.data.text:TextSource")
@@ -227,6 +246,9 @@ class MixtureTextConfig(DataConfig):
             name: value for name in ("documents", "validation_fraction") if (value := getattr(self, name)) is not None
         }
         return {title_of(member): _section(member).model_copy(update=common) for member in self.members}
+
+    def reads_file(self, file: PurePath) -> bool:
+        return any(part.reads_file(file) for part in self.parts().values())
 
     def fractions(self) -> tuple[float, ...] | None:
         """Returns the weights, normalized to a sum of 1; None if there are none."""

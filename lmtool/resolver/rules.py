@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 from lmtool.config.decode import rule
 from lmtool.config.needs import Requirement
 from lmtool.config.plugins import command_line
 from lmtool.config.tables import entries
-from lmtool.data.configs import DataConfig
+from lmtool.data.configs import DataConfig, contains
 from lmtool.errors import Problem
 from lmtool.learners.configs import WHOLE_WEIGHTS, ObjectiveConfig
 from lmtool.models.configs import ModelConfig, TransformerConfig
@@ -24,8 +25,8 @@ from lmtool.resolver.schema.run import (
     TokenizerCommandConfig,
     TransferConfig,
 )
-from lmtool.resolver.schema.use import GenerateConfig, PredictConfig, UseConfig
-from lmtool.runs.files import output_errors
+from lmtool.resolver.schema.use import AskConfig, CheckConfig, EvaluateConfig, GenerateConfig, PredictConfig, UseConfig
+from lmtool.runs.files import output_errors, overwriting_errors
 from lmtool.tasks.configs import TaskConfig, TaskObjectiveConfig, TaskTextConfig, tasks_of
 from lmtool.tokenizers.configs import TokenizerConfig
 from lmtool.training.configs import OptimizerConfig
@@ -191,9 +192,21 @@ def require_output_folder(output: str) -> Iterator[Problem]:
 
 
 @rule(UseConfig, "output", running=True)
+@rule(CheckConfig, "output", running=True)
 def require_output_file(output: str | None) -> Iterator[Problem]:
     """The folder of the output file must exist. Checked at the start, because predicting may take hours."""
     yield from output_errors(output)
+
+
+@rule(AskConfig, "output", "input", running=True)
+@rule(GenerateConfig, "output", "input", running=True)
+@rule(EvaluateConfig, "output", "task", "data", running=True)
+@rule(CheckConfig, "output", "task", "data", running=True)
+def refuse_output_over_input(output: str | None, *sources: str | TaskConfig | DataConfig | None) -> Iterator[Problem]:
+    """A command must not replace a file that it reads."""
+    for source in (source for source in sources if source is not None):
+        reads = partial(contains, source) if isinstance(source, str) else source.reads_file
+        yield from overwriting_errors(output, reads)
 
 
 def _file_in_path(folder: str) -> Path | None:

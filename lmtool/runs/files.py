@@ -9,7 +9,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -106,6 +106,14 @@ def output_errors(output: str | None) -> Iterator[Problem]:
         kind = "a pipe" if path.is_fifo() else "a socket" if path.is_socket() else "a device"
         hint = "set another output=; output=/dev/stdout writes to the standard output"
         yield Problem("output", f"output={output} is {kind}, not a file", hint)
+
+
+def overwriting_errors(output: str | None, reads: Callable[[Path], bool]) -> Iterator[Problem]:
+    """Yields a problem if the output file would replace a file that the command reads. reads: whether it reads a file,
+    given by its real path."""
+    file = Path(os.path.realpath(Path(output or "").expanduser()))
+    if file.is_file() and reads(file):
+        yield Problem("output", f"output={output} would replace a file that the command reads", "set another output=")
 
 
 @contextmanager

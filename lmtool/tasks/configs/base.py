@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
+from pathlib import PurePath
 from string import Formatter
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
@@ -13,6 +15,7 @@ from lmtool.config.nearest import nearest
 from lmtool.config.needs import Offer, Requirement
 from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.config.tables import build, component
+from lmtool.data.configs import contains
 from lmtool.errors import Problem
 from lmtool.learners.configs import FORWARDS_OF_ONE_PROCESS, LearnedConfig
 from lmtool.learners.generation.configs import GenerationConfig
@@ -39,6 +42,8 @@ ClassMetrics = Annotated[
     Field(min_length=1, description="accuracy, f1 (the second label is the positive class), macro_f1, matthews"),
 ]
 
+_SPLIT = re.compile("train|dev|val|test")
+"""The beginning of the names of split files."""
 JOINED = "+"
 """Joins the names of columns that are read as one text."""
 
@@ -178,6 +183,13 @@ class TaskConfig(LearnedConfig):
     @property
     def typed_kind(self) -> str:
         return f"task.kind={self.kind}"
+
+    def reads_file(self, file: PurePath) -> bool:
+        """Whether the task reads an existing file, given by its real path: a file at its path, or in a folder there a
+        file named after a split."""
+        is_split = _SPLIT.match(file.stem.lower()) is not None
+        paths = ((part.path, is_split or file.stem in part.files) for part in self.parts())
+        return any(contains(path, file, in_folder) for path, in_folder in paths if path is not None)
 
     @property
     def has_data(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import PurePath
 from typing import Annotated, ClassVar, Literal, get_args
 
 from pydantic import Field, ValidationError, model_validator
@@ -261,3 +262,6 @@ class TaskTextConfig(DataConfig):
         lt=1,
         description="fraction of the rows held out if there is no development split; the same rows for every seed",
     )
+
+    def reads_file(self, file: PurePath) -> bool:
+        return self.task.reads_file(file)
