@@ -40,7 +40,9 @@ def run(config: EvaluateConfig) -> JsonObject:
     elif isinstance(trained.config, PretrainConfig):
         return evaluate_text(config, trained, trained.config, output)
     else:
-        require_unset(config, ("stride", "max_length", "memory_length"), f"{config.checkpoint} was trained for a task")
+        trained_for_task = f"{config.checkpoint} was trained for a task"
+        require_unset(config, ("stride", "max_length", "memory_length"), trained_for_task)
+        require_unset(config, ("data",), trained_for_task, "set task.path=FILE to score it on other labeled rows")
         results = _on_task(config, trained, output)
     other = None
     if config.against is not None:

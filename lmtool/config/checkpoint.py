@@ -28,6 +28,8 @@ MODEL, OPTIMIZER, CARRIED, STATE, CONFIG, DATA = (
 _STEP = re.compile(r"step_(\d{8,})")
 ADAPTER = "adapter_config.json"
 """The file that identifies a PEFT adapter folder."""
+SWEEP = "sweep.json"
+"""The file of a sweep's folder that lists its jobs."""
 _GIVE = (
     "use a run (runs/NAME) or one of its checkpoints, a folder with config.json and model.safetensors, or "
     "hf://org/name@revision"
@@ -173,6 +175,8 @@ def checkpoint_folder(path: str | Path) -> Path:
         hint = f"lmtool import checkpoint={path} output=FOLDER, then use that folder"
         raise NoCheckpoint(f"checkpoint={path} is a PEFT adapter without the weights of its base model", hint)
     if not saved_steps(checkpoints):
+        if (given / SWEEP).is_file():
+            raise NoCheckpoint(f"checkpoint={path} is a sweep, not a run", "use one of its jobs: a folder in it")
         raise NoCheckpoint(
             f"checkpoint={path}: the folder contains neither an lmtool checkpoint nor a config.json of transformers",
             _GIVE,
@@ -203,6 +207,8 @@ def _nearest_folder(path: Path) -> Path | None:
 
 def no_run(folder: Path) -> UserError:
     """Returns the error for a folder that contains no run."""
+    if (folder / SWEEP).is_file():
+        return UserError(f"{folder} is a sweep, not a run", "repeat its command: that runs the unfinished jobs")
     above = folder.parent.parent if folder.parent.name == "checkpoints" else None
     close = above or _nearest_folder(folder)
     listed = f"`lmtool runs{'' if folder.parent in (RUNS, Path()) else f' {folder.parent}'}` prints the existing runs"

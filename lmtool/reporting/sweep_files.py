@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from lmtool.config.checkpoint import SWEEP
 from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.errors import DONE, FAULT, INTERRUPTED, REQUEUE, TERMINATED, UserError
 from lmtool.reporting.run_files import RunFiles, as_object, read_object
@@ -24,7 +25,7 @@ from lmtool.reporting.text import is_number
 from lmtool.runs.identity import SUBMITTED as SUBMITTED
 from lmtool.runs.locks import Owner, is_held
 
-PLAN, JOB = "sweep.json", "job.json"
+JOB = "job.json"
 DONE_JOB, NO_SCORE, RUNNING, STOPPED, FAILED, NOT_STARTED, DAMAGED = (
     "done", "no score", "running", "stopped", "failed", "not started", "damaged",
 )  # fmt: skip
@@ -83,7 +84,7 @@ class SweepFiles:
 
 def is_sweep(folder: Path) -> bool:
     """Whether a folder holds the jobs of a sweep."""
-    return (folder / PLAN).is_file() or next(folder.glob(f"*/{JOB}"), None) is not None
+    return (folder / SWEEP).is_file() or next(folder.glob(f"*/{JOB}"), None) is not None
 
 
 def read_sweep(folder: str | Path) -> SweepFiles:
@@ -202,7 +203,7 @@ def _add_unstarted(sweep: SweepFiles) -> None:
             overrides = overrides_of(read_object(RunFiles(folder), SUBMITTED).get("overrides"))
             sweep.jobs.append(ReportedJob(_number(folder), folder, overrides, NOT_STARTED))
     files = RunFiles(sweep.folder)
-    plan = read_object(files, PLAN, needed=False)
+    plan = read_object(files, SWEEP, needed=False)
     sweep.problems += files.problems
     commands = (job.result["command"] for job in sweep.jobs if job.result.get("command"))
     sweep.command = str(plan.get("command") or next(commands, ""))

@@ -106,10 +106,10 @@ def require_unset(config: EvaluateConfig, keys: Sequence[str], because: str, hin
         hint: What to do; None means to omit the key.
     """
     for key in keys:
-        if getattr(config, key) is not None:
-            raise UserError(
-                f"{key}={getattr(config, key)} does not apply: checkpoint={because}", hint or f"omit {key}="
-            )
+        value = getattr(config, key)
+        if value is not None:
+            shown = value.name if isinstance(value, DataConfig) else value
+            raise UserError(f"{key}={shown} does not apply: checkpoint={because}", hint or f"omit {key}=")
 
 
 def require_length(config: EvaluateConfig, before: PretrainConfig) -> None:

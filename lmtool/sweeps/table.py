@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
+from lmtool.config.checkpoint import SWEEP
 from lmtool.config.saved import JsonMapping
 from lmtool.errors import DONE, UserError
 from lmtool.reporting.console import Output
 from lmtool.reporting.run_files import RunFiles, read_object
-from lmtool.reporting.sweep_files import NOT_STARTED, PLAN, count_finished, read_sweep
+from lmtool.reporting.sweep_files import NOT_STARTED, count_finished, read_sweep
 from lmtool.reporting.sweep_report import end_line, report_sweep
 from lmtool.reporting.text import number
 from lmtool.runs.files import replace_text
@@ -41,13 +42,13 @@ def write_plan(folder: Path, command: str, jobs: Sequence[Sequence[str]] | None)
     requested = None if jobs is None else [[text.lstrip("+") for text in typed] for typed in jobs]
     plan = {"command": command, "jobs": requested, "started": time.time(), "ended_before": count_finished(folder)}
     folder.mkdir(parents=True, exist_ok=True)
-    replace_text(folder / PLAN, json.dumps(masked_data(plan), ensure_ascii=False) + "\n")
+    replace_text(folder / SWEEP, json.dumps(masked_data(plan), ensure_ascii=False) + "\n")
 
 
 def end_of_job(record: dict[str, object], folder: Path) -> str:
     """Returns the line about a finished job, with the remaining time, which is extrapolated from the jobs that this
     start of the sweep has finished. folder: the sweep's folder."""
-    plan = read_object(RunFiles(folder), PLAN, needed=False)
+    plan = read_object(RunFiles(folder), SWEEP, needed=False)
     requested, count = plan.get("jobs"), count_finished(folder)
     if not isinstance(requested, list):
         return end_line(record, count, None, None)

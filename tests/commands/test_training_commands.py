@@ -113,6 +113,8 @@ def test_finetuning_from_a_pretrained_run(place: Path, capsys: pytest.CaptureFix
     assert Path("scores/plots/dev_confusion.png").stat().st_size and Path("scores/plots/dev_calibration.png").is_file()
     assert cli.main(["evaluate", str(folder), str(start)]) == 2
     assert f"against={start} was not trained for a task" in capsys.readouterr().err
+    assert cli.main(["evaluate", str(folder), "data=pydocs"]) == 2  # not its own rows without a word
+    assert f"data=pydocs does not apply: checkpoint={folder} was trained for a task" in capsys.readouterr().err
     assert cli.main(["predict", f"checkpoint={folder}", "text=the lovely bright gentle cat", "precision=fp32"]) == 0
     assert capsys.readouterr().out.startswith("positive")
     Path("lines.txt").write_text("the cruel cold king\n\nthe kind warm queen\n")

@@ -225,9 +225,12 @@ def test_find_takes_what_a_user_types(run: Path) -> None:
         (lambda place: place, "the folder contains neither an lmtool checkpoint nor a config.json of transformers"),
         (lambda place: place / "model.bin", "pickled weights can run code"),
         (lambda place: place / "notes.txt", "reads checkpoint folders"),
+        (lambda place: place / "swept", "swept is a sweep, not a run"),
     ],
 )
 def test_find_says_what_is_not_there(tmp_path: Path, make: Any, words: str) -> None:
+    (tmp_path / "swept").mkdir()
+    (tmp_path / "swept" / "sweep.json").write_text("{}")
     for name in ("model.bin", "notes.txt"):
         (tmp_path / name).write_text("x")
     with pytest.raises(UserError, match=words) as caught:

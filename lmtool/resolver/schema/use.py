@@ -64,7 +64,12 @@ class EvaluateConfig(TaskUseConfig):
     }
 
     auto: ClassVar[dict[str, Auto]] = {
-        "task": Auto(("checkpoint",), hint="set data=: the checkpoint was not trained for a task", implied=True),
+        "task": Auto(
+            ("checkpoint",),
+            hint="train it for the task first (lmtool finetune task=NAME checkpoint=RUN), or set data= to score it on "
+            "text",
+            implied=True,
+        ),
         "data": Auto(("checkpoint",), hint="set task.path=: the checkpoint was trained for a task", implied=True),
     }
 
