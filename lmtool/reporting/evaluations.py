@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -199,10 +200,17 @@ def _probe_table(target: str, probes: CheckpointProbes) -> tuple[str, list[list[
     """Returns the heading and the rows of a checkpoint's table."""
 
     def text(score: Accuracy) -> str:
-        return f"{score['accuracy']:.4f} ± {score['standard_error']:.4f}"
+        error = score["standard_error"]
+        return f"{score['accuracy']:.4f}" + (f" ± {error:.4f}" if math.isfinite(error) else "")
 
+    # All targets are in one text if the error is unknown.
+    measured = (
+        "accuracy ± standard error"
+        if math.isfinite(probes["majority"]["standard_error"])
+        else ("accuracy, without a standard error because only one text is held out")
+    )
     heading = (
-        f"{probes['checkpoint']} · {target} · accuracy ± standard error · n = {probes['n']:,}, "
+        f"{probes['checkpoint']} · {target} · {measured} · n = {probes['n']:,}, "
         f"{probes['classes']:,} classes, trained on {probes['examples']:,}"
     )
     layers = [(str(row["layer"] or "0 (embedding)"), row["trained"], row["random"]) for row in probes["layers"]]

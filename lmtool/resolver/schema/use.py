@@ -186,7 +186,19 @@ class EmbedConfig(AskConfig):
     )
 
 
-class ProbeConfig(MachineConfig):
+class CheckpointsConfig(CommandConfig):
+    """A command that reads several checkpoints."""
+
+    checkpoint: tuple[str, ...] = ()
+
+    @classmethod
+    def filled(cls, data: JsonObject) -> JsonObject:
+        """Makes a single checkpoint a list of one."""
+        checkpoint = data.get("checkpoint")
+        return {**data, "checkpoint": [checkpoint]} if isinstance(checkpoint, str) and checkpoint != "???" else data
+
+
+class ProbeConfig(MachineConfig, CheckpointsConfig):
     """`lmtool probe`: linear probes on every layer."""
 
     auto: ClassVar[dict[str, Auto]] = {
@@ -220,12 +232,6 @@ class ProbeConfig(MachineConfig):
     data: Annotated[DataConfig | None, Choice("data", optional=True)] = Field(
         None, description="text whose held-out documents are read; null: the first checkpoint's pretraining data"
     )
-
-    @classmethod
-    def filled(cls, data: JsonObject) -> JsonObject:
-        """Makes a single checkpoint a list of one."""
-        checkpoint = data.get("checkpoint")
-        return {**data, "checkpoint": [checkpoint]} if isinstance(checkpoint, str) and checkpoint != "???" else data
 
 
 class CheckConfig(CommandConfig):
@@ -273,7 +279,7 @@ class DoctorConfig(CommandConfig):
 Kind = Literal["wordpiece", "bytebpe", "bpe", "sentencepiece", "word", "character"]
 
 
-class InspectTokenizerConfig(CommandConfig):
+class InspectTokenizerConfig(CheckpointsConfig):
     """`lmtool inspect tokenizer`: one text as tokens of each type of tokenizer, side by side."""
 
     starts_with_checkpoint: ClassVar[bool] = False
@@ -322,7 +328,7 @@ class InspectAttentionConfig(ReadConfig):
     output: str = Field("attention.html", description="output page, with all heads", min_length=1)
 
 
-class InspectPositionsConfig(LookConfig):
+class InspectPositionsConfig(LookConfig, CheckpointsConfig):
     """`lmtool inspect positions`: the effect of each type of position encoding on the scores of equal words."""
 
     starts_with_checkpoint: ClassVar[bool] = False
@@ -339,7 +345,7 @@ class InspectPositionsConfig(LookConfig):
     output: str = Field("positions.html", description="output page", min_length=1)
 
 
-class InspectWordConfig(ReadConfig):
+class InspectWordConfig(ReadConfig, CheckpointsConfig):
     """`lmtool inspect word`: one word in several sentences, in every layer of several checkpoints."""
 
     starts_with_checkpoint: ClassVar[bool] = False
@@ -352,9 +358,3 @@ class InspectWordConfig(ReadConfig):
         description="a run or checkpoint folder, a published folder, or hf://org/name@revision; or a list: [a,b]",
     )
     output: str = Field("word.html", description="output page", min_length=1)
-
-    @classmethod
-    def filled(cls, data: JsonObject) -> JsonObject:
-        """Makes a single checkpoint a list of one."""
-        checkpoint = data.get("checkpoint")
-        return {**data, "checkpoint": [checkpoint]} if isinstance(checkpoint, str) and checkpoint != "???" else data
