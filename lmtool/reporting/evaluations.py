@@ -203,11 +203,11 @@ def _probe_table(target: str, probes: CheckpointProbes) -> tuple[str, list[list[
         error = score["standard_error"]
         return f"{score['accuracy']:.4f}" + (f" ± {error:.4f}" if math.isfinite(error) else "")
 
-    # All targets are in one text if the error is unknown.
+    # The error is unknown if all targets are in one text.
     measured = (
         "accuracy ± standard error"
         if math.isfinite(probes["majority"]["standard_error"])
-        else ("accuracy, without a standard error because only one text is held out")
+        else ("accuracy, without a standard error because the test set is a single text")
     )
     heading = (
         f"{probes['checkpoint']} · {target} · {measured} · n = {probes['n']:,}, "

@@ -47,13 +47,13 @@ def test_layers_of_several_checkpoints(place: Path, capsys: pytest.CaptureFixtur
     assert probe("checkpoint=runs/masked", "target=pos", "task.path=tags", "output=words") == 0
     (probes,) = json.loads(Path("words/probe.json").read_text())["checkpoints"]
     assert probes["n"] == 48 and probes["layers"][0]["trained"]["accuracy"] == 1.0
-    # One held-out text has no standard error over texts.
-    Path("one.txt").write_text("the cat saw the dog near the old ship\n")
+    # A test set of one text has no standard error over texts.
+    Path("one.txt").write_text("the cat saw the dog near the old ship\n" * 45)
     capsys.readouterr()
     one = ["data=text", "data.path=text.txt", "data.validation=one.txt"]
     assert probe("checkpoint=runs/masked", "target=token", "output=one", *one) == 0
     said = capsys.readouterr().out
-    assert "because only one text is held out" in said and "±" not in said and "nan" not in said
+    assert "because the test set is a single text" in said and "±" not in said and "nan" not in said
     finetune("task", "checkpoint=runs/masked", "max_steps=1", "max_epochs=null")
     capsys.readouterr()
     for words, message in (
