@@ -65,14 +65,14 @@ def uniform(bound: float) -> Draw:
 
 
 def orthogonal_blocks(tensor: Tensor, generator: torch.Generator) -> None:
-    """Returns a distribution of stacked square blocks, each an orthogonal matrix: recurrent maps, one block per gate
-    (Saxe, McClelland and Ganguli 2014)."""
+    """Makes each of the stacked square blocks an orthogonal matrix: recurrent maps, one block per gate (Saxe, McClelland
+    and Ganguli 2014)."""
     for block in tensor.split(tensor.shape[1]):
         nn.init.orthogonal_(block, generator=generator)
 
 
 def zero(tensor: Tensor, generator: torch.Generator) -> None:
-    """Zeros."""
+    """Sets all elements to 0."""
     tensor.zero_()
 
 
@@ -84,8 +84,8 @@ def generator_for(seed: int, name: str) -> torch.Generator:
 
 
 def initialize(module: nn.Module, seed: int, draw: Draw, prefix: str = "") -> None:
-    """Matrices by `draw`, biases 0, norm gains 1; sets dropout's sites too. prefix: prepended to this module's tensor
-    names, for a part of a larger model. Skips tensors on the meta device."""
+    """Initializes matrices by `draw`, biases as 0 and norm gains as 1, and sets the sites of dropout. prefix: prepended
+    to the module's tensor names, for a part of a larger model. Tensors on the meta device are skipped."""
     initialize_each(module, seed, lambda name, part: draw, prefix)
 
 

@@ -95,7 +95,7 @@ def _title(example: JsonMapping) -> str:
 
 
 def _rows(example: JsonMapping) -> Iterator[tuple[str, str]]:
-    """Returns (title, text) rows: the text, the tokens of each side with their targets behind an arrow, and the
+    """Yields (title, text) rows: the text, the tokens of each side with their targets behind an arrow, and the
     targets."""
     if "text" in example:
         boundaries = [0, *example["boundaries"], len(example["text"]) + 1]
@@ -300,7 +300,7 @@ def print_findings(output: Output, name: str, findings: JsonMapping, unit: str, 
 
 
 def _twice(splits: JsonMapping, of_text: bool) -> Iterator[list[object]]:
-    """Returns rows about repeated texts: their number by kind, within a split and in the training rows."""
+    """Yields rows about repeated texts: their number by kind, within a split and in the training rows."""
     for split, summary in splits.items():
         for key, words in (("within", f"within {split}"), ("in_training", f"{split} in train")):
             if key in summary:

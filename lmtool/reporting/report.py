@@ -59,7 +59,7 @@ def interchange_of(run: RunFiles) -> JsonObject:
 
 
 def _agreement(run: RunFiles) -> Iterator[str]:
-    """Returns sentences about the aligned layers and the agreement of student and teacher."""
+    """Yields sentences about the aligned layers and the agreement of student and teacher."""
     if layers := as_object(run.section("data").get("distillation")).get("layers"):
         yield html.paragraph(f"Student layers and their teacher layers: {layers}.")
     distillation: JsonObject = run.result["distillation"]

@@ -258,7 +258,7 @@ def varying_keys_and_seed(jobs: Sequence[ReportedJob]) -> list[str]:
 
 
 def csv_rows(sweep: SweepFiles) -> Iterator[dict[str, CsvValue]]:
-    """Returns one row per job: number, varying keys, status, scores and sizes."""
+    """Yields one row per job: number, varying keys, status, scores and sizes."""
     keys = varying_keys_and_seed(sweep.jobs)
     metrics = list(dict.fromkeys(name for job in sweep.jobs for name in _scores(job)))
     sizes = ("steps", "tokens", "tokens_per_second", "parameters", "trainable_parameters", "peak_memory_bytes")

@@ -313,7 +313,7 @@ def is_text(values: list[object]) -> bool:
 
 
 def _refuse(value: str, guesses: Sequence[Guess]) -> NoReturn:
-    """Returns the error that lists the overrides of the first guesses."""
+    """Raises the error that lists the overrides of the first guesses."""
     first, second = (shlex.join(guess.words(value)) for guess in guesses[:2])
     more = f" (or {len(guesses) - 2} more)" if len(guesses) > 2 else ""
     unclear = "which column is the label" if guesses[0].label != guesses[1].label else "which task is meant"

@@ -144,7 +144,7 @@ def _length(frame: bytes) -> int:
 
 @contextmanager
 def process_group(device: torch.device) -> Iterator[ProcessGroup]:
-    """Returns the group that this process was started in; a single process if the environment names no others.
+    """Yields the group that this process was started in; a single process if the environment names no others.
 
     device: the device on which this process computes. Raises UserError if torch lacks the backend, the rendezvous port
     is in use, or not all processes arrive within TIMEOUT.

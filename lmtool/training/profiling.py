@@ -151,7 +151,7 @@ def ranges(
 
 
 def parts_of(learner: nn.Module, compiled: bool = False) -> Iterator[tuple[nn.Module, str, tuple[str, ...]]]:
-    """Returns the modules of a learner with their part and the methods that other modules call. A module with several
+    """Yields the modules of a learner with their part and the methods that other modules call. A module with several
     names has the part of the first one. compiled: omit modules in regions."""
     for name, module in learner.named_modules():
         path = name.split(".")

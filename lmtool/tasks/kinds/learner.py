@@ -374,7 +374,7 @@ class TaskLearner(BaseLearner):
         return self.answers(rows, inference).records
 
     def answers(self, rows: Rows, inference: Inference) -> Answers:
-        """Yields the records of the rows, as in predictions.jsonl, and their metrics if labeled."""
+        """Returns the records of the rows, as in predictions.jsonl, and their metrics if labeled."""
         data = SplitData("input", rows={self.config.name: rows})
         max_length, warn = inference.max_length, inference.warn
         examples = self.examples(data, max_length)
