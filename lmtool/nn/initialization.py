@@ -65,8 +65,8 @@ def uniform(bound: float) -> Draw:
 
 
 def orthogonal_blocks(tensor: Tensor, generator: torch.Generator) -> None:
-    """Makes each of the stacked square blocks an orthogonal matrix: recurrent maps, one block per gate (Saxe, McClelland
-    and Ganguli 2014)."""
+    """Makes each of the stacked square blocks an orthogonal matrix: recurrent maps, one block per gate (Saxe,
+    McClelland and Ganguli 2014)."""
     for block in tensor.split(tensor.shape[1]):
         nn.init.orthogonal_(block, generator=generator)
 
