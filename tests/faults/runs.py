@@ -117,7 +117,9 @@ def stops(stage: Path, workdir: Path, seed: int) -> Verdict:
     name = list(_STOPPED_COMMANDS)[seed % len(_STOPPED_COMMANDS)]
     copy(stage, workdir, "text.txt", "rows", "done", *(["cache"] if rng.random() < 0.3 else []))
     arguments, number, run = _STOPPED_COMMANDS[name], rng.choice(list(STATUS)), workdir / "run"
-    moment = _SECONDS * rng.random() ** 2  # squared, so that most signals arrive before training
+    # Squared, so that most signals arrive before training. Until lmtool has installed its handlers, a signal ends the
+    # process as it ends any other.
+    moment = max(0.05, _SECONDS * rng.random() ** 2)
     with fault_prefix(f"{name}: {number.name} after {moment:.2f} s"):
         answer = _run_and_signal(workdir, arguments, number, moment)
         reaction = _reaction_to(answer, number, run)
