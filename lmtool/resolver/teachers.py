@@ -293,9 +293,9 @@ def require_text_format_of_teachers(
         elif _text_format(other) != _text_format(model):
             yield Problem(
                 distill.teacher_key,
-                f"{named} is a model={other.name} and the student a model={model.name}: their text formats differ, but "
-                "the teacher reads the student's batches",
-                f"use a model= of the teacher's family, such as model={other.name}, or a teacher of the student's",
+                f"{named} has model={other.name}, and the student has model={model.name}: their text formats differ, "
+                "but the teacher reads the student's batches",
+                f"set model={other.name}, or use a teacher of the student's family",
             )
         elif max_length > other.max_positions:
             yield Problem(

@@ -91,8 +91,8 @@ PRETRAINED = ["pretrain", "data=text", "data.path=text.txt", "max_length=32", "d
         ),
         (
             [*PRETRAINED, "model=bert_tiny", "objective=mlm", "distill.teacher=roberta"],
-            "distill.teacher=roberta is a model=roberta and the student a model=bert: their text formats differ",
-            "such as model=roberta",
+            "distill.teacher=roberta has model=roberta, and the student has model=bert: their text formats differ",
+            "set model=roberta",
         ),
         (
             [*STUDENT, "distill.teachers=[runs/sst2,runs/sst2]"],
