@@ -33,7 +33,7 @@ from typing import Any
 from common import ROOT, cores, listed, with_this_tree
 from timing.report import Row, compose
 from timing.turns import Failed, ask, measure
-from timing.works import GROUPED_STEPS, Comparison, Variant, Work, labelled, settings_of
+from timing.works import GROUPED_STEPS, Comparison, Variant, Work, labeled, settings_of
 
 TEST_SECONDS = 200  # time limit of the tests
 BERT = {
@@ -69,7 +69,7 @@ class Case:
     def settings(self, options: argparse.Namespace) -> dict[str, Any]:
         model = {**(GPT if self.family == "gpt" else BERT), "attention_dropout": self.attention_dropout}
         length, batch = self.tiny if options.tiny else (self.max_length, self.batch)
-        task = None if self.lengths is None else labelled("classification", **self.lengths, largest=length)
+        task = None if self.lengths is None else labeled("classification", **self.lengths, largest=length)
         size: dict[str, Any] = {"model": model, "rows": 9_600, "rounds": 5, "turn_seconds": 3.0}
         if options.tiny:
             size = {"model": model | TINY, "rows": 400, "rounds": 1, "turn_seconds": 0.1, "corpus_bytes": 300_000}

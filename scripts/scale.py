@@ -34,7 +34,7 @@ from lmtool.data.shared import UNSHARED, ArrayCache
 from lmtool.data.store import TokenStore
 from lmtool.objectives.examples.language import CausalWindows
 from lmtool.reporting.text import count, duration, flops, percent, size
-from lmtool.training.devices import DEVICES, NETWORK, NODE, UTILISATION
+from lmtool.training.devices import DEVICES, NETWORK, NODE, UTILIZATION
 
 PAGE, MEASURED = ROOT / "docs" / "scale.md", ROOT / "scripts" / "scale.json"
 TOKENS, GPUS, DEVICE = 10**12, 64, "h100"
@@ -404,7 +404,7 @@ def phrases(results: dict[str, Any]) -> list[str]:
     """Returns the phrases with numbers that the text of the page must contain."""
     held_out, large = TextConfig.model_fields["validation_fraction"].default, results["measured"]["node"]["512"][1]
     gpt, bert, hours = results["gpt_xl"], results["bert"], results["failure_hours"]
-    week, low_high = WEEK / hours, span(percent, UTILISATION)
+    week, low_high = WEEK / hours, span(percent, UTILIZATION)
     return [
         f"tokens on {GPUS} GPUs needs", f"{NODES} nodes of 8 H100",
         f"at {low_high} of its {flops(DEVICES[DEVICE].bf16 or 0)}/s",

@@ -130,7 +130,7 @@ def run(config: TrainingConfig, verb: str, keys: PlanKeys) -> int:
     plan = replace(plan, epoch_text=_epoch_text(config, rows, epoch_tokens, seen is not None))
     if seen is not None:
         each = seen.step_seconds * plan.tokens_per_step / seen.tokens
-        plan = replace(plan, step_seconds=(each, each), rate=f"measured over {STEPS} steps on {device.name}")
+        plan = replace(plan, step_seconds=(each, each), time_source=f"measured over {STEPS} steps on {device.name}")
     if not plan.fits:
         plan = replace(plan, advice=what_fits(config, plan_with))
     print_table(

@@ -41,7 +41,7 @@ from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.precision import Precision, select_device, select_precision
 from lmtool.weights.padded_model import LoadedCheckpoint, load
 
-# Draw of the random stream "sample" that chooses the held-out windows.
+# Index of the draw from the random stream "sample" that chooses the held-out windows; other draws are used elsewhere.
 _HOLD_OUT = 8
 
 
@@ -108,14 +108,14 @@ class _Probed:
 
             bar(0, total)
             trained_scores, _, _, _ = self._of(trained, tokenizer, progress)
-            random_scores, learned, scored, classes = self._of(random, tokenizer, progress)
+            random_scores, train_states, test_states, classes = self._of(random, tokenizer, progress)
         return {
             "checkpoint": self.checkpoint,
             "model": loaded.config.name,
-            "majority": majority(learned, scored, classes),
+            "majority": majority(train_states, test_states, classes),
             "classes": classes,
-            "examples": len(learned),
-            "n": len(scored),
+            "examples": len(train_states),
+            "n": len(test_states),
             "layers": [
                 {"layer": layer, "trained": of_trained, "random": of_random}
                 for layer, of_trained, of_random in zip(layers, trained_scores, random_scores, strict=True)
@@ -125,17 +125,20 @@ class _Probed:
     def _of(
         self, backbone: Backbone, tokenizer: Tokenizer, progress: Callable[[], None]
     ) -> tuple[list[JsonObject], LabeledStates, LabeledStates, int]:
-        """Returns the scores of the probes on each layer, the training and held-out states, and the number of
+        """Returns the scores of the probes on each layer, the states that train and test the probes, and the number of
         classes."""
         config, states, of_text = self.config, HiddenStates(backbone, self.precision), self.task is None
         train, held_out, term, classes = self._text(tokenizer) if of_text else self._rows(backbone, tokenizer)
-        read = (term, config.pooling)
-        learned = collect_states(states, train, *read, config.examples, config.seed, config.batch_tokens)
-        scored = collect_states(states, held_out, *read, config.held_out, config.seed, config.batch_tokens)
-        return score_layers(learned, scored, classes, progress), learned, scored, classes
+
+        def collect(examples: Examples, most: int) -> LabeledStates:
+            return collect_states(states, examples, term, config.pooling, most, config.seed, config.batch_tokens)
+
+        train_states, test_states = collect(train, config.examples), collect(held_out, config.held_out)
+        return score_layers(train_states, test_states, classes, progress), train_states, test_states, classes
 
     def _text(self, tokenizer: Tokenizer) -> tuple[Examples, Examples, str, int]:
-        """Windows of the validation text for training, and a third of them held out."""
+        """Splits the windows of the validation text: two thirds train the probe, one third tests it. Returns both
+        parts, the loss term and the number of classes."""
         config = self.config
         assert config.data is not None
         source = open_source(config.data, config.cache_dir, offline=config.offline)
@@ -159,13 +162,15 @@ class _Probed:
         return train_and_held_out[0], train_and_held_out[1], TERM, int(classes_V.max()) + 1
 
     def _rows(self, backbone: Backbone, tokenizer: Tokenizer) -> tuple[Examples, Examples, str, int]:
-        """Returns the training rows of the task and the rows of its first development split."""
+        """Returns the training rows of the task, the rows of its first development split, the loss term and the number
+        of classes."""
         assert self.task is not None
         task = self.task.config
         learner = task.learner(backbone, tokenizer, self.config.seed)
         longest = min(self.config.max_length, backbone.longest_text)
         development = next(iter(self.task.validation.values()))
-        # The split is not named train: of training rows a tagger reads all pieces of a word, a probe only the first.
+        # Named "probe", because a tagger predicts all pieces of a word in a split named "train"; a probe, only the
+        # first.
         train, held_out = (
             learner.examples(SplitData("probe", rows={task.name: rows}), longest)
             for rows in (self.task.train, development)

@@ -72,14 +72,15 @@ def _fields(
 
 
 def _full_key(key_typed: str, fields: list[DocumentedField]) -> str:
-    """Returns a key below a section that is an option of another group (`data.task.labels`) as a key of that group."""
+    """Rewrites a key in a nested section as a key of the section's own group: `data.task.labels` becomes
+    `task.labels`."""
     for field_entry in fields:
         mark = choice_of(field_entry.field) or several_of(field_entry.field)
         group = "" if mark is None else mark.group.replace("/", ".")
         if not group or group == field_entry.key or not key_typed.startswith(f"{field_entry.key}."):
             continue
         rest = key_typed.removeprefix(field_entry.key)
-        if several_of(field_entry.field) is not None:  # the options have sections by their names
+        if several_of(field_entry.field) is not None:  # GROUP.NAME.KEY: a section for each selected option
             rest = "".join(rest.partition(".")[2].partition(".")[1:])
         return _full_key(group + rest, fields)
     return key_typed
@@ -107,7 +108,7 @@ def _show_key(key_typed: str, fields: list[DocumentedField]) -> None:
             say(f"  default: {default}{f'  ({where})' if where else ''}")
     for key in below:
         descriptions = Counter(field_entry.field.description for field_entry in fields if field_entry.key == key)
-        # The name of a component, which each describes for itself, is chosen with GROUP=NAME.
+        # Omits `name`, which each component describes differently: the user sets it with GROUP=NAME.
         if len(descriptions) == 1 or not key.endswith(".name"):
             say(f"  {key:<34} {descriptions.most_common(1)[0][0]}")
 
@@ -195,7 +196,8 @@ def _recipes(group: str, name: str) -> list[Path]:
 
 
 def _component(group: str, name: str, config_dirs: Sequence[Path]) -> str:
-    """Returns the component of an option, from the defaults list of its YAML."""
+    """Returns the registered component on which the YAML of an option is based: the first entry of its defaults list,
+    or the option itself."""
     path = groups.yaml_file(group, name, config_dirs)
     written = {} if path is None else saved.read_yaml(path)
     base = next((item for item in written.get("defaults", []) if isinstance(item, str) and item != "_self_"), None)

@@ -37,7 +37,7 @@ MAX_SIZE = 1_000_000
 """Maximum length of a value in characters, with its interpolations expanded. Each reference counts as one character
 more, so that chains of empty values are limited too."""
 
-# Group 1: a key or the call of a resolver, up to a nested interpolation. Group 2: "$" if there is one.
+# Group 1: a key or the call of a resolver, as far as a nested interpolation. Group 2: "$" if one follows.
 _REFERENCE = re.compile(r"\$\{([^${}]*)(\$?)")
 
 
@@ -75,24 +75,27 @@ class _Sizes:
         if path not in self._known:
             self._open.add(path)
             size = len(self.texts[path])
-            for call, continued in _REFERENCE.findall(self.texts[path]):
+            for call, nested in _REFERENCE.findall(self.texts[path]):
                 if size <= MAX_SIZE:
-                    size += 1 + self._of_reference(path, call, bool(continued))
+                    size += 1 + self._of_reference(path, call, bool(nested))
             self._open.remove(path)
             self._known[path] = size
         return self._known[path]
 
-    def _of_reference(self, path: _Path, call: str, continued: bool) -> int:
-        """Returns the expanded length of the key that a reference names, or of all keys in a resolver's arguments."""
+    def _of_reference(self, path: _Path, call: str, nested: bool) -> int:
+        """Returns the expanded length of the key that a reference names, or of all keys in a resolver's arguments.
+
+        nested: whether the last part of a name is another interpolation, and so unknown. Then the longest key that the
+        name may refer to counts."""
         _, colon, arguments = call.partition(":")
         size = 0
         for name in arguments.split(",") if colon else [call]:
             name = name.strip(" '\"\\")
             dots = len(name) - len(name.lstrip("."))
             parts = tuple(part for part in re.split(r"[.\[\]]+", name) if part)
-            target = (path[:-dots] if dots else ()) + (parts[:-1] if continued else parts)
+            target = (path[:-dots] if dots else ()) + (parts[:-1] if nested else parts)
             below = [self.of(other) for other in self.texts if other[: len(target)] == target]
-            size += max(below, default=0) if continued else sum(below)
+            size += max(below, default=0) if nested else sum(below)
         return size
 
 
@@ -211,7 +214,7 @@ def translated_errors() -> Iterator[None]:
 
 def require_known_targets(hydra: Any, primary: str, words: list[str]) -> None:
     """Raises UserError if the section `hydra` names a class that belongs to no installed launcher or sweeper: Hydra
-    would import and calls it, but lmtool never imports a name from a configuration."""
+    would import and call it, but lmtool never imports a name from a configuration."""
     config = hydra.compose_config(primary, words, RunMode.MULTIRUN, with_log_configuration=False, from_shell=False)
     section = OmegaConf.to_container(config.hydra, resolve=False)
     search_space = config.hydra.sweeper.get("custom_search_space")
@@ -308,8 +311,8 @@ def _require_package(choices: Sequence[str], config_dirs: Sequence[Path]) -> Non
 
 
 def grid(primary: str, checked: CheckedOverrides, config_dirs: Sequence[Path] = ()) -> dict[str, str]:
-    """Returns the sweep values of the selected YAML by key, in the syntax of the command line. If several options of a
-    group are selected, their values are omitted, since each applies only to the jobs of its option."""
+    """Returns the sweep values of the selected YAML by key, in the syntax of the command line. The sweep values
+    in the options of a group that is swept itself (task=a,b) are omitted: those in a apply only to the jobs of a."""
     _require_package([text for text in checked.choices if "," not in text], config_dirs)
     with translated_errors(), _hydra_for_a_run() as hydra:
         words = [*checked.choices, *search_path(config_dirs)]

@@ -173,7 +173,9 @@ def _plan_one_step(config: RunConfig, learner: BaseLearner, metadata: JsonMappin
         forwards,
     )
     single = StepCosts(works, tokens, sizes, forward, devices, sharded).plan()
-    return replace(single, step_seconds=device.seconds(work), rate=device.rate, capacity_bytes=device.capacity_bytes)
+    return replace(
+        single, step_seconds=device.seconds(work), time_source=device.time_source, capacity_bytes=device.capacity_bytes
+    )
 
 
 def devices_of(config: RunConfig) -> int:

@@ -13,7 +13,7 @@ from torch import nn
 from lmtool.costs.memory_of_run import available_bytes
 from lmtool.reporting.text import flops, percent
 from lmtool.resolver.schema.run import RunConfig
-from lmtool.training.devices import DEVICES, NETWORK, NODE, UTILISATION, Device, device_of
+from lmtool.training.devices import DEVICES, NETWORK, NODE, UTILIZATION, Device, device_of
 from lmtool.training.precision import Precision, select_device, select_precision
 
 # The FLOP/s of a complete step as a fraction of the FLOP/s of its largest matrix products: a rough estimate, which the
@@ -124,21 +124,22 @@ def product_rate(precision: str = "fp32", device: str = "cpu", seconds: float = 
 _PASSES = 6
 # Bytes per parameter that AdamW reads and writes in a step: weight, gradient and two moments.
 _OPTIMIZER_BYTES = 28
-# Kernel calls per layer in forward and backward, and the seconds that the host needs to launch one: a few microseconds
-# if the calls are captured in a graph; launched one by one, about 1,500 take 20 to 30 ms for twelve layers.
+# Kernel launches per layer, forward and backward, and the seconds that the host needs for each: 5 us in a captured CUDA
+# graph, 20 us launched one by one (about 1,500 launches of twelve layers take 20 to 30 ms).
 _CALLS, _CALL_SECONDS = 125, (5e-6, 20e-6)
 
 
 @dataclass(frozen=True)
 class StepWork:
-    """The work of a training step on one device (on a CPU, whose cores all processes share, the work of all processes).
+    """The work of one device in a training step. On a CPU this is the work of all processes, because they share its
+    cores.
 
     Attributes:
         flops: The FLOPs of its matrix products.
         activation_bytes: The bytes that its forward passes save for the backward.
         learning: The number of trainable parameters.
         layers: The number of layers that are run, summed over its forward passes.
-        devices: The number of devices that divide a step evenly.
+        devices: The number of devices among which a step is split equally.
         sharded: Whether the weights are divided among the devices as well (fsdp).
         forwards: The number of its forward passes in the step.
     """
@@ -191,8 +192,8 @@ def seconds_on(work: StepWork, device: Device, precision: str) -> tuple[float, f
     communication = work.communicated_bytes / (device.link if work.devices <= NODE else min(device.link, NETWORK))
     calls = [work.layers * _CALLS * seconds for seconds in _CALL_SECONDS]
     low, high = (
-        max(work.flops / (utilisation * device.rate(precision)), floor) + optimizer
-        for utilisation, floor in zip(reversed(UTILISATION), calls, strict=True)
+        max(work.flops / (utilization * device.rate(precision)), floor) + optimizer
+        for utilization, floor in zip(reversed(UTILIZATION), calls, strict=True)
     )
     return max(low, communication), high + communication
 
@@ -220,7 +221,7 @@ class PlannedDevice:
     cuda: bool
     capacity_bytes: int | None
     seconds: Times
-    rate: str
+    time_source: str
     this_machine: bool = True
 
 
@@ -250,9 +251,9 @@ def planned_device(config: RunConfig, published: str | None) -> PlannedDevice:
     if config.device.startswith("cuda") and not torch.cuda.is_available():
         precision = Precision(_precision(config.precision, True), torch.device("cuda"), "planned")
         names = ", ".join(name for name, device in DEVICES.items() if device.cuda)
-        rate = f"this machine has no CUDA device; name one: device={names}"
+        source = f"this machine has no CUDA device; name one: device={names}"
         return PlannedDevice(
-            f"{config.device}, not on this machine", precision, True, None, lambda work: None, rate, False
+            f"{config.device}, not on this machine", precision, True, None, lambda work: None, source, False
         )
     precision = select_precision(config.precision, select_device(config.device))
     return this_machine(config.model.hidden_size, config.model.inner_size, precision)
@@ -265,7 +266,7 @@ def _published(name: str, precision_name: str) -> PlannedDevice:
         _precision(precision_name, device.bf16 is not None), torch.device("cuda" if device.cuda else "cpu"), "planned"
     )
     rate = device.rate(precision.name)
-    low, high = (percent(fraction) for fraction in UTILISATION)
+    low, high = (percent(fraction) for fraction in UTILIZATION)
     source = f"estimated, at {low} to {high} of the published {flops(rate)}/s in {precision.name}"
     return PlannedDevice(
         f"{name}, as published", precision, device.cuda, round(device.memory),

@@ -212,8 +212,8 @@ def pydocs_rows(
         UserError: If fewer than two packages have enough docstrings.
     """
     names = [name for name in _CLASSES if len(docstrings.modules(name)) >= _MODULES[0]][:_NUMBER_OF_CLASSES]
-    labelled = [_Row(*row) for row in _cached(["rows", names], lambda: _labelled(names), cache_dir)]
-    by_package = [[row for row in labelled if row.package == name] for name in names]
+    labeled = [_Row(*row) for row in _cached(["rows", names], lambda: _labeled(names), cache_dir)]
+    by_package = [[row for row in labeled if row.package == name] for name in names]
     samples = [_sample(rows, seed, per_class_train, per_class_validation) for rows in by_package]
     sampled = [rows for rows in samples if rows is not None]
     if len(sampled) < 2:
@@ -224,7 +224,7 @@ def pydocs_rows(
     return {split: _table([row for rows in sampled for row in rows[split]]) for split in ("train", "dev")}
 
 
-def _labelled(names: list[str]) -> list[_Row]:
+def _labeled(names: list[str]) -> list[_Row]:
     """Returns a row for every suitable docstring."""
     modules = {name: [module for module in docstrings.modules(name) if module.name != name] for name in names}
     selected: list[docstrings.Module] = []

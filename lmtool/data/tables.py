@@ -318,12 +318,12 @@ def read_squad(path: Path) -> Table:
             f"{path}: not readable JSON: {error}", "correct the file, or copy it again if it was damaged"
         ) from error
     table = Table({name: [] for name in ("id", "question", "context", "answers")})
-    last, line, labelled = 0, 1, 0
+    last, line, labeled = 0, 1, 0
     for where, context, question in _questions(path, content):
         position = text.find(json.dumps(str(question["id"])), last)
         if position >= 0:
             line, last = line + text.count("\n", last, position), position
-        labelled += "answers" in question
+        labeled += "answers" in question
         answers = [] if question.get("is_impossible") else question.get("answers")
         for name, value in (("question", question["question"]), ("context", context)):
             if not isinstance(value, str):
@@ -336,11 +336,11 @@ def read_squad(path: Path) -> Table:
         table.origin.append((str(path), line))
     if not table:
         raise UserError(f"{path}: no questions", _FORM)
-    if not labelled:
+    if not labeled:
         del table.columns["answers"]
-    elif labelled < len(table):
+    elif labeled < len(table):
         raise UserError(
-            f"{path}: {len(table) - labelled:,} of {len(table):,} questions have no answers",
+            f"{path}: {len(table) - labeled:,} of {len(table):,} questions have no answers",
             "give answers for all questions, or for none",
         )
     return table

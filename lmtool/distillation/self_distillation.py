@@ -29,7 +29,7 @@ from lmtool.types import Batch, StepOutput
 
 
 class SelfDistillation(Distilled):
-    """Trains all exits in one forward through the layers; at each exit the student's heads there read the states."""
+    """Trains all exits in one forward pass: the heads of each exit read the hidden states at its depth."""
 
     config: SelfConfig
 
@@ -65,17 +65,17 @@ class SelfDistillation(Distilled):
         return counts
 
     def forward(self, batch: Batch, step: int) -> StepOutput:
-        student, first, states = self.student, 0, None
+        student, start, states = self.student, 0, None
         recorded: dict[int, tuple[StudentOutputs, Tensor]] = {}
         # Each segment of the forward runs the layers from one exit to the next, starting from the recorded states.
         for depth in (*self.exits, student.backbone.config.num_layers):
             view = at_exit(student, depth) if depth in self.exits else student
-            segment = Segment(first, states, depth)
+            segment = Segment(start, states, depth)
             outputs = record(view, batch, step, segment)
             assert segment.recorded is not None
-            first, states = depth, segment.recorded
+            start, states = depth, segment.recorded
             recorded[depth] = outputs, states
-        deepest, last_TH = recorded.pop(first)
+        deepest, last_TH = recorded.pop(student.backbone.config.num_layers)
         assert deepest.output is not None
         sums = dict(deepest.output.sums)
         target_TH = self._normalized(last_TH).detach()

@@ -78,12 +78,12 @@ class Answers:
     Attributes:
         records: The prediction of each row, as plain data.
         scores: The score of each metric, over the rows with labels.
-        labelled: The number of rows with labels.
+        labeled: The number of rows with labels.
     """
 
     records: Iterator[dict[str, object]]
     scores: Mapping[str, float] = field(default_factory=dict)
-    labelled: int = 0
+    labeled: int = 0
 
 
 def decayed_groups(learner: nn.Module) -> list[ParameterGroup]:

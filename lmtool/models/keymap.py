@@ -59,11 +59,10 @@ class Tied:
     """Tied tensors: a model in transformers has them once, but its file may contain several copies.
 
     Attributes:
-        token: The token embedding.
-        output: The output layer of a head.
-        head: Prefix of the names of that head.
-        tables: Other copies of the token embedding.
-        bias: The bias of the output layer, and its copy, which is used.
+        token: The token embedding. output: The output layer of a head. head: Prefix of the names of that head. tables:
+        Other copies of the token embedding. bias: The two names of the output layer's bias in a file: the one that a
+        `KeyMap` maps, and the one whose values are
+            used, as in transformers.
     """
 
     token: str
@@ -87,39 +86,39 @@ class Tied:
         Raises:
             UserError: If a class that predicts tokens lacks an untied output layer, or if other copies differ.
         """
-        untied = dict(tensors)
+        unique = dict(tensors)
         copies = [*self.tables, self.output, *([] if self.bias is None else [self.bias[1]])]
-        separate_tables = config.get("tie_word_embeddings") is False
+        has_own_output = config.get("tie_word_embeddings") is False
         if predicts is None:
-            predicts = bool(self.head) and any(name.startswith(self.head) for name in untied)
-        if separate_tables and predicts:
+            predicts = bool(self.head) and any(name.startswith(self.head) for name in unique)
+        if has_own_output and predicts:
             for name in copies:
-                if name not in untied:
+                if name not in unique:
                     raise UserError(
                         f"tie_word_embeddings=false in config.json, but the weights have no {name}",
                         "copy it again: the output layer is missing; set tie_word_embeddings=true only if the model's "
                         "documentation says that it is tied",
                     )
         for name in (*self.tables, self.output):
-            copy = untied.get(name)
+            copy = unique.get(name)
             if copy is None:
                 continue
-            original = untied.setdefault(self.token, copy)
+            original = unique.setdefault(self.token, copy)
             if original.equal(copy):
-                if name != self.output or not separate_tables:
-                    del untied[name]
+                if name != self.output or not has_own_output:
+                    del unique[name]
             elif name != self.output or copy.shape != original.shape:
                 raise UserError(
                     f"{name} {tuple(copy.shape)} differs from {self.token} {tuple(original.shape)}; lmtool has "
                     "one token embedding",
                     "use another checkpoint",
                 )
-        if self.bias is not None and self.bias[1] in untied:
-            untied[self.bias[0]] = untied.pop(self.bias[1])
-        return untied
+        if self.bias is not None and self.bias[1] in unique:
+            unique[self.bias[0]] = unique.pop(self.bias[1])
+        return unique
 
     def separate(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Returns the tensors of an untied model with the copies that its file needs."""
+        """Adds the copies that a file of transformers contains to tensors without copies."""
         copies = dict.fromkeys(self.tables, self.token) | ({} if self.bias is None else {self.bias[1]: self.bias[0]})
         return {**tensors, **{name: tensors[original].clone() for name, original in copies.items()}}
 

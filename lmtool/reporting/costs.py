@@ -42,7 +42,7 @@ class RunPlan:
     phases, numbers per step are means, and the memory is the maximum over phases.
 
     memory_bytes: per device, by part. capacity_bytes: memory of a device; None if unknown. step_seconds: lower and
-    upper estimate; None if unknown. rate: source of that estimate. evaluations: number of evaluations, each of
+    upper estimate; None if unknown. time_source: source of that estimate. evaluations: number of evaluations, each of
     evaluation_tokens (0 if unknown). budgets: the budgets by key. ends_by: the key of the budget that ends the run.
     epochs: passes over the training data; None if unknown. epoch_text: explains an epoch. advice: overrides that make
     the run fit, with the memory each needs. warnings: settings without effect.
@@ -60,7 +60,7 @@ class RunPlan:
     store_bytes: int | None = None
     shared_bytes: int = 0
     step_seconds: tuple[float, float] | None = None
-    rate: str = ""
+    time_source: str = ""
     evaluations: int = 0
     evaluation_tokens: int = 0
     budgets: Mapping[str, float] = field(default_factory=dict)
@@ -163,7 +163,7 @@ def plan_rows(plan: RunPlan) -> list[tuple[str, str]]:
         ),
         *_memory_rows(plan),
         ("disk", _disk_text(plan)),
-        ("time", f"{plan.time_text}{f': {plan.rate}' if plan.rate else ''}"),
+        ("time", f"{plan.time_text}{f': {plan.time_source}' if plan.time_source else ''}"),
     ]
     return [*rows, *(("note", note) for note in plan.notes), *(("warning", text) for text in plan.warnings)]
 

@@ -26,7 +26,7 @@ _HIGHLIGHTS = {
     rf"\S+{_REPLACED}\S+": "bold magenta",
     rf"(?<!\S)({_SPECIAL})(?!\S)": "cyan",
 }
-_HEADER = ("statistic", "measured", "defined", "interval", "of")
+_HEADER = ("statistic", "measured", "expected", "interval", "n")
 _BROKEN = "DOES NOT HOLD"
 
 
@@ -34,9 +34,10 @@ _BROKEN = "DOES NOT HOLD"
 class InspectionScreen:
     """The inspection of one configuration, or of one phase of a run.
 
-    examples: from `Inspector.described`. statistics: rows under `_HEADER`. broken: indices of rows that violate their
-    definition. summary: a line about all checks. checks: the same with names. definitions: the definitions in words,
-    without numbers.
+    fact: a line about the outcome, such as the measured fractions of masked tokens; may be empty. examples: from
+    `Inspector.described`. statistics: rows under `_HEADER`. broken: indices of statistics whose measured value
+    contradicts the expected one. summary: a line about all checks. checks: this line with the names of the checks.
+    definitions: the definitions of the expected values in words, without numbers.
     """
 
     heading: str
@@ -95,8 +96,8 @@ def _title(example: JsonMapping) -> str:
 
 
 def _rows(example: JsonMapping) -> Iterator[tuple[str, str]]:
-    """Yields (title, text) rows: the text, the tokens of each side with their targets behind an arrow, and the
-    targets."""
+    """Yields (title, text) rows: the source text; the input tokens, and the output tokens if there are any, as
+    `token→target`; and a row for each loss term that counts its targets."""
     if "text" in example:
         boundaries = [0, *example["boundaries"], len(example["text"]) + 1]
         parts = [_spaced(example["text"][start : end - 1]) for start, end in pairwise(boundaries)]
@@ -106,24 +107,24 @@ def _rows(example: JsonMapping) -> Iterator[tuple[str, str]]:
         for term, targets in example["targets"].items()
         if isinstance(targets, list)
     }
-    term, learned = next(iter(predicted.items()), ("", {}))
-    if term and len(learned) < len(example["targets"][term]):  # several labels at one position cannot have one arrow
-        learned = {}
-    read = learned if "output" not in example else {}
+    term, first_targets = next(iter(predicted.items()), ("", {}))
+    if term and len(first_targets) < len(example["targets"][term]):  # several labels of a position have no one arrow
+        first_targets = {}
+    input_targets = first_targets if "output" not in example else {}
     if "filled" in example:
         pieces = example["filled"]["pieces"]
-        replaced = {at: piece for at, piece in read.items() if pieces[at] != piece}
-        yield "generator reads", _pieces(example["input"]["pieces"], read, _PREDICTED)
+        replaced = {at: piece for at, piece in input_targets.items() if pieces[at] != piece}
+        yield "generator reads", _pieces(example["input"]["pieces"], input_targets, _PREDICTED)
         yield "model reads", _pieces(pieces, replaced, _REPLACED)
     else:
-        yield "input", _pieces(example["input"]["pieces"], read, _PREDICTED)
+        yield "input", _pieces(example["input"]["pieces"], input_targets, _PREDICTED)
     if "output" in example:
-        yield "output", _pieces(example["output"]["pieces"], learned, _PREDICTED)
+        yield "output", _pieces(example["output"]["pieces"], first_targets, _PREDICTED)
     if "prefix" in example["input"]:
         yield "prefix", f"{example['input']['prefix']} tokens, which attend to each other"
     side = example["output" if "output" in example else "input"]["pieces"]
     for term, value in example["targets"].items():
-        yield term, _learned(value, side) if isinstance(value, list) else plain(str(value), _TEXT_LIMIT)
+        yield term, _target_summary(value, side) if isinstance(value, list) else plain(str(value), _TEXT_LIMIT)
         spans = {tuple(target["borders"]) for target in value if "borders" in target} if isinstance(value, list) else ()
         if spans:
             yield f"{term} boundaries", " ".join(f"{start}..{end}" for start, end in sorted(spans))
@@ -154,8 +155,8 @@ def _is_next(pieces: Sequence[str], answers: Mapping[int, str]) -> bool:
     return bool(answers) and all(at + 1 >= len(pieces) or pieces[at + 1] == label for at, label in answers.items())
 
 
-def _learned(targets: Sequence[JsonMapping], pieces: Sequence[str]) -> str:
-    """Returns the number of tokens with a target."""
+def _target_summary(targets: Sequence[JsonMapping], pieces: Sequence[str]) -> str:
+    """Returns how many tokens have a target, such as '12 of 80 tokens are predicted'."""
     answers = {target["position"]: target["label"] for target in targets}
     if len(answers) < len(targets):
         return f"{counted(len(targets), 'prediction')} at {counted(len(answers), 'token')}"
@@ -235,8 +236,8 @@ def write_inspection(path: Path, parts: Sequence[InspectionScreen]) -> None:
     html.write_page(path, parts[0].heading, body)
 
 
-_TEXT = 60
-_LABELS = 8
+_PAIR_TEXT_LIMIT = 60  # characters of a text in a list of duplicates
+_MAX_LABELS = 8
 _KINDS = ("equal", "other_label", "similar")
 
 
@@ -265,7 +266,8 @@ def print_findings(output: Output, name: str, findings: JsonMapping, unit: str, 
     splits: JsonMapping = findings["splits"]
     if not splits:
         return
-    header = ["split", "rows", "empty", f"median {unit}", "95%", "longest", *(["cut"] if longest else []), "labels"]
+    header = ["split", "rows", "empty", f"median {unit}", "95%", "longest"]
+    header += ["truncated", "labels"] if longest else ["labels"]
     rows: list[list[object]] = []
     for split, summary in splits.items():
         lengths = summary["lengths"]
@@ -280,9 +282,9 @@ def print_findings(output: Output, name: str, findings: JsonMapping, unit: str, 
         rows.append([*row, *([percent(lengths["cut"])] if longest else []), _labels(summary["labels"])])
     print_table(output, header, rows, heading=name)
     output.line()
-    of_text = all(summary["labels"] is None for summary in splits.values())
-    header = ["texts that occur twice", "equal", "of the words" if of_text else "other label", "similar"]
-    print_table(output, header, list(_twice(splits, of_text)))
+    unlabeled = all(summary["labels"] is None for summary in splits.values())
+    header = ["texts that occur twice", "equal", "share of words" if unlabeled else "other label", "similar"]
+    print_table(output, header, list(_twice(splits, unlabeled)))
     for split, summary in splits.items():
         compared = summary["near_compared"]
         if compared and compared["texts"] < compared["of"]:
@@ -299,14 +301,14 @@ def print_findings(output: Output, name: str, findings: JsonMapping, unit: str, 
         output.line(f"warning: {warning}", "yellow")
 
 
-def _twice(splits: JsonMapping, of_text: bool) -> Iterator[list[object]]:
+def _twice(splits: JsonMapping, unlabeled: bool) -> Iterator[list[object]]:
     """Yields rows about repeated texts: their number by kind, within a split and in the training rows."""
     for split, summary in splits.items():
         for key, words in (("within", f"within {split}"), ("in_training", f"{split} in train")):
             if key in summary:
                 counts = summary[key]
                 equal, other, similar = (_share(counts[kind], summary["rows"]) for kind in _KINDS)
-                yield [words, equal, percent(counts["share"]) if of_text else other, similar]
+                yield [words, equal, percent(counts["share"]) if unlabeled else other, similar]
 
 
 def _share(count: int, rows: int) -> str:
@@ -316,8 +318,8 @@ def _share(count: int, rows: int) -> str:
 def _pair(pair: JsonMapping) -> str:
     how = "=" if pair["similarity"] == 1 else f"{pair['similarity']:.0%} of"
     labels = f"  {pair['label']} | {pair['label_repeated']}" if "label" in pair else ""
-    other = "" if pair["similarity"] == 1 else f" | {plain(pair['text_repeated'], _TEXT)}"
-    return f"{pair['row']} {how} {pair['repeats']}{labels}  {plain(pair['text'], _TEXT)}{other}"
+    other = "" if pair["similarity"] == 1 else f" | {plain(pair['text_repeated'], _PAIR_TEXT_LIMIT)}"
+    return f"{pair['row']} {how} {pair['repeats']}{labels}  {plain(pair['text'], _PAIR_TEXT_LIMIT)}{other}"
 
 
 def _labels(labels: JsonMapping | None) -> str:
@@ -326,5 +328,5 @@ def _labels(labels: JsonMapping | None) -> str:
     if "deviation" in labels:
         return f"mean {labels['mean']:.3g} ± {labels['deviation']:.3g}, {labels['least']:g} to {labels['most']:g}"
     total = sum(labels.values())
-    parts = [f"{name} {percent(count / total)}" for name, count in list(labels.items())[:_LABELS]]
-    return " · ".join(parts) + (f" · {len(labels) - _LABELS} more" if len(labels) > _LABELS else "")
+    parts = [f"{name} {percent(count / total)}" for name, count in list(labels.items())[:_MAX_LABELS]]
+    return " · ".join(parts) + (f" · {len(labels) - _MAX_LABELS} more" if len(labels) > _MAX_LABELS else "")

@@ -175,7 +175,7 @@ def load_best_weights(
     except UserError as error:
         resume = command_line("resume", str(opened.folder.path))
         raise UserError(
-            error.message, f"{resume} sets this checkpoint aside and ends with the best of the others"
+            error.message, f"run {resume}, which ignores this checkpoint and uses the best of the others"
         ) from error
     load_weights(learner, weights, training.best, excluded)
 

@@ -64,7 +64,7 @@ def _task_to_learn(
     data = load_task(task, config.seed, config.cache_dir, config.offline)
     if isinstance(task, WindowedConfig) and task.domain is not None:
         target_texts = target_rows(task, config.cache_dir, config.offline)
-        data = replace(data, unlabelled=target_texts, metadata={**data.metadata, "target_rows": len(target_texts)})
+        data = replace(data, unlabeled=target_texts, metadata={**data.metadata, "target_rows": len(target_texts)})
     task, head = data.config, None
     # A run's section is named after its task, that of a published classifier after its head.
     section = next((sections[name] for name in (task.name, *HEADS) if name in sections), None)
@@ -257,7 +257,7 @@ def predictions_of(task: TaskConfig, path: str) -> Rows:
     kind: TaskKind = build(task)
     labels = kind.labels_of_predictions(columns)
     inputs = {name: values for name, values in columns.items() if name not in ("gold", "prediction", "score", "split")}
-    return kind.rows({**inputs, task.label: labels}, table.origin, labelled=True)
+    return kind.rows({**inputs, task.label: labels}, table.origin, True)
 
 
 def _keys(rows: Rows) -> list[tuple[str, str]]:

@@ -299,7 +299,7 @@ def require_fit(config: RunConfig, tokenizer: Tokenizer) -> None:
             known_roles = ", ".join(sorted(roles)) or "none"
             raise UserError(
                 f"the tokenizer {problem}; its special tokens are: {known_roles}",
-                "use a tokenizer that has them (tokenizer=auto, with checkpoint=none), or another objective",
+                "use a tokenizer that has the missing token (tokenizer=auto, checkpoint=none), or another objective",
             )
 
 

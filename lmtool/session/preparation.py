@@ -205,7 +205,7 @@ class FinetunePreparation:
             next_commands=_commands_after_finetuning(str(run.folder.path), task.members),
             distilled=student,
             base=base,
-            tests=task.labelled_tests() or {},
+            tests=task.labeled_tests() or {},
         )
 
     def trained_tokenizer(self, on_stage: OnStage) -> Tokenizer:

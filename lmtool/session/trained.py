@@ -29,7 +29,7 @@ from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.precision import Precision, select_device, select_precision
 from lmtool.tuning.configs.base import TuningConfig
 from lmtool.weights.assemble import Blueprint, assemble
-from lmtool.weights.exporting import COMMAND
+from lmtool.weights.exporting import IMPORT_COMMAND
 from lmtool.weights.folders import HFFolder, hf_folder, read_settings
 from lmtool.weights.reading import Weights, layout_warnings, notes, read
 from lmtool.weights.saved_model import saved_config, section
@@ -122,13 +122,13 @@ class Trained:
         self, learns: TaskConfig | ObjectiveConfig | None = None, heads: Mapping[str, LoadedHead] | None = None
     ) -> BaseLearner:
         """Builds the complete learner on its device, in evaluation mode. learns: the objective or task to build instead
-        of the checkpoint's; None means the checkpoint's. heads: for some tasks, the head in the checkpoint, if it has
-        another name or another order of classes. Raises UserError if the weights do not fit."""
+        of the checkpoint's; None means the checkpoint's. heads: by task, the checkpoint's head to use where its name or
+        the order of its classes differs from the task's. Raises UserError if the weights do not fit."""
         weights = self.weights
         for name, head in (heads or {}).items():
             weights = replace(weights, tensors=head.tensors(weights.tensors, name))
         for part in learns.parts() if isinstance(learns, TaskConfig) and heads is not None else ():
-            weights = replace(weights, tensors=part.completed(weights.tensors))
+            weights = replace(weights, tensors=part.with_unstored_tensors(weights.tensors))
         learner, _ = assemble(self._blueprint, self.tokenizer, trained=weights, learns=learns)
         return learner.to(self.precision.device).eval()
 
@@ -156,8 +156,9 @@ def read_trained(checkpoint: str, offline: bool, precision: Precision) -> Traine
     published = hf_folder(checkpoint, offline)
     saved = saved_config(checkpoint, offline)
     weights = read(checkpoint, offline)
-    verb, foreign, complete = saved.get("command"), False, saved
-    if published is None and verb not in ("pretrain", "finetune", COMMAND):
+    verb, foreign = saved.get("command"), False
+    full_config = saved
+    if published is None and verb not in ("pretrain", "finetune", IMPORT_COMMAND):
         raise UserError(
             f"checkpoint={checkpoint}: its config.json has the command {verb}, which trains no model",
             "use another checkpoint",
@@ -167,10 +168,10 @@ def read_trained(checkpoint: str, offline: bool, precision: Precision) -> Traine
             saved = published.classifier_config()
         foreign = "task" in saved
         verb = "finetune" if foreign else "pretrain"
-        complete = _as_finetuned(saved) if foreign else _as_pretrained(checkpoint, saved, weights)
+        full_config = _as_finetuned(saved) if foreign else _as_pretrained(checkpoint, saved, weights)
     # The weights are complete: the checkpoint that this one started from is not needed, and may no longer exist.
     try:
-        config = decoded(verb, {**body(complete), "checkpoint": "none"}, reads_checkpoint=False)
+        config = decoded(verb, {**body(full_config), "checkpoint": "none"}, reads_checkpoint=False)
     except ConfigError as error:
         raise error.inside(
             f"checkpoint={checkpoint}", "use another checkpoint: this value is in its config.json"

@@ -70,7 +70,7 @@ STOPPED = ".stopped"
 _PARENT_WATCHER = "parent of a sweep's job"
 _Handler: TypeAlias = Callable[[int, FrameType | None], object] | int | signal.Handlers | None
 PREEMPTED_SECONDS = 600
-"""How long a SLURM job waits after SIGTERM. Meanwhile SLURM kills a cancelled job, or kills and requeues a preempted
+"""How long a SLURM job waits after SIGTERM. Meanwhile SLURM kills a canceled job, or kills and requeues a preempted
 job after the partition's GraceTime; it does not requeue a job that exits by itself."""
 
 

@@ -62,8 +62,8 @@ def shifts(members: Mapping[str, TaskData]) -> Iterator[Shift]:
         kind: TaskKind = build(data.config)
         title = "" if len(members) == 1 else f"{name} "
         other_splits = {**data.validation, **data.test}
-        if data.unlabelled is not None:
-            other_splits["unlabelled texts"] = data.unlabelled
+        if data.unlabeled is not None:
+            other_splits["unlabeled texts"] = data.unlabeled
         for split, rows in other_splits.items():
             if len(rows):
                 yield shift(f"{title}train", data.train, f"{title}{split}", rows, kind)

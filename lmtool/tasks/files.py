@@ -60,9 +60,9 @@ def read_file(file: Path, config: TaskConfig) -> Table:
     name = layout_of(file, config)
     if name is None:
         raise UserError(
-            f"{file}: task.kind={config.kind} does not read {file.suffix or 'a file without suffix'}: one of "
-            f"{', '.join(suffixes(config))}",
-            "convert it; save a sheet of a workbook as CSV",
+            f"{file}: task.kind={config.kind} reads {', '.join(suffixes(config))}, not "
+            f"{file.suffix or 'a file without suffix'}",
+            "convert the file to one of these; save a sheet of a workbook as CSV",
         )
     return LAYOUTS[name].read(file, config)
 

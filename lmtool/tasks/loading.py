@@ -16,7 +16,7 @@ import numpy as np
 
 from lmtool.config.saved import JsonObject
 from lmtool.config.tables import build
-from lmtool.data.examples import Rows, SplitData, unlabelled
+from lmtool.data.examples import Rows, SplitData, unlabeled
 from lmtool.data.pydocs import pydocs_rows
 from lmtool.data.sources import OnStage, held_out, in_parts, splits_of
 from lmtool.errors import UserError
@@ -37,14 +37,14 @@ _HOLD_OUT, _SUBSET, _SHOTS = 0, 1, 1 << 10
 class TaskData:
     """The data of a loaded task. config: the configuration completed with labels and class weights, from which the
     learner is built. validation, test: the rows of each split, in the order of the configuration. metadata: plain data
-    for screens and reports. unlabelled: additional training rows without labels."""
+    for screens and reports. unlabeled: additional training rows without labels."""
 
     config: TaskConfig
     train: Rows
     validation: dict[str, Rows]
     test: dict[str, Rows]
     metadata: JsonObject
-    unlabelled: Rows | None = None
+    unlabeled: Rows | None = None
 
     @property
     def members(self) -> dict[str, TaskData]:
@@ -54,7 +54,7 @@ class TaskData:
     def texts(self) -> list[Sequence[str]]:
         """Returns the training texts by column."""
         kind: TaskKind = build(self.config)
-        extra = [] if self.unlabelled is None else [*self.unlabelled.columns.values()]
+        extra = [] if self.unlabeled is None else [*self.unlabeled.columns.values()]
         return [*kind.texts(self.train), *extra]
 
     def contents(self) -> dict[str, object]:
@@ -63,19 +63,19 @@ class TaskData:
         for split, rows in {"train": self.train, **self.validation}.items():
             contents |= {f"{split} rows": len(rows), f"{split} texts": _sha256(list(rows.columns.values()))}
             contents[f"{split} labels"] = _sha256(_labels(rows))
-        if self.unlabelled is not None:
-            contents["unlabelled texts"] = _sha256(list(self.unlabelled.columns.values()))
+        if self.unlabeled is not None:
+            contents["unlabelled texts"] = _sha256(list(self.unlabeled.columns.values()))
         return contents
 
     def splits(self) -> dict[str, SplitData]:
         """Returns the training and development splits, for a learner."""
         splits = self._data({"train": self.train, **self.validation})
-        if self.unlabelled is not None:
+        if self.unlabeled is not None:
             name = self.config.name
-            splits["train"] = SplitData("train", rows={name: self.train, unlabelled(name): self.unlabelled})
+            splits["train"] = SplitData("train", rows={name: self.train, unlabeled(name): self.unlabeled})
         return splits
 
-    def labelled_tests(self) -> dict[str, SplitData]:
+    def labeled_tests(self) -> dict[str, SplitData]:
         """Returns the test splits with labels."""
         return self._data({split: rows for split, rows in self.test.items() if rows.labels is not None})
 
@@ -118,10 +118,10 @@ def decode_tables(
     _check_label(config, "train", columns["train"], tables["train"])
     kind: TaskKind = build(first.with_labels(columns["train"], tables["train"].origin))
 
-    def decode(split: str, labelled: bool) -> Rows:
-        if labelled:
+    def decode(split: str, labeled: bool) -> Rows:
+        if labeled:
             _check_label(config, split, columns[split], tables[split])
-        return kind.rows(columns[split], tables[split].origin, labelled)
+        return kind.rows(columns[split], tables[split].origin, labeled)
 
     train = decode("train", True)
     validation = {split: decode(split, True) for split in _validation(config, columns)}
@@ -204,14 +204,14 @@ def _few_shots(
     return train, selection, rest, {"few_shot": few_shot, "drawn": sampled}
 
 
-def unlabelled_rows(config: TaskConfig, cache_dir: str | Path, offline: bool = False) -> dict[str, list[list[str]]]:
+def unlabeled_rows(config: TaskConfig, cache_dir: str | Path, offline: bool = False) -> dict[str, list[list[str]]]:
     """Returns the text columns of a task's training and development splits, without labels. Raises UserError like
     `load_task`."""
     kind: TaskKind = build(config)
     tables, _ = read_tables(config, cache_dir, offline)
     tests = {*map(canonical, config.test)} - {"train"}
     rows = {
-        split: _unlabelled(kind, _columns(config, split, table), table.origin)
+        split: _unlabeled(kind, _columns(config, split, table), table.origin)
         for split, table in tables.items()
         if split not in tests
     }
@@ -224,13 +224,13 @@ def target_rows(config: WindowedConfig, cache_dir: str | Path, offline: bool) ->
     elsewhere = config.model_copy(update={"path": config.domain.target})
     try:
         tables, _ = read_tables(elsewhere, cache_dir, offline)
-        return _unlabelled(build(config), _columns(elsewhere, "train", tables["train"]), tables["train"].origin)
+        return _unlabeled(build(config), _columns(elsewhere, "train", tables["train"]), tables["train"].origin)
     except UserError as error:
         message = error.message.replace("task.path=", "task.domain.target=")
         raise UserError(message, error.hint and error.hint.replace("task.path=", "task.domain.target=")) from error
 
 
-def _unlabelled(kind: TaskKind, columns: Columns, origin: Origin) -> Rows:
+def _unlabeled(kind: TaskKind, columns: Columns, origin: Origin) -> Rows:
     """Decodes rows without their labels."""
     return kind.rows({name: values for name, values in columns.items() if name != kind.config.label}, origin, False)
 
@@ -242,9 +242,9 @@ def _without_train(
     rows = {split: kind.rows(_columns(config, split, table), table.origin, False) for split, table in tables.items()}
     tests = [split for split in map(canonical, config.test) if split in rows]
     development = {split: part for split, part in rows.items() if split not in tests and part.labels is not None}
-    labelled = development or {split: rows[split] for split in tests if rows[split].labels is not None}
-    train = next(iter((labelled or rows).values()))
-    return TaskData(config, train, labelled, {split: rows[split] for split in tests}, metadata)
+    labeled = development or {split: rows[split] for split in tests if rows[split].labels is not None}
+    train = next(iter((labeled or rows).values()))
+    return TaskData(config, train, labeled, {split: rows[split] for split in tests}, metadata)
 
 
 def read_tables(
@@ -351,7 +351,7 @@ class TaskText:
         self._config = config
         texts: dict[str, list[str]] = {"train": [], "validation": []}
         for part in config.task.parts():
-            for split, columns in unlabelled_rows(part, cache_dir, offline).items():
+            for split, columns in unlabeled_rows(part, cache_dir, offline).items():
                 texts["train" if split == "train" else "validation"] += _documents(columns)
         self._held_out = not texts["validation"]
         if len(texts["train"]) < 2:

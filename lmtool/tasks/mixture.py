@@ -67,10 +67,10 @@ class MixedData:
                 combine.setdefault(title, {}).update(part.rows)
         return {split: SplitData(split, rows=rows) for split, rows in combine.items()}
 
-    def labelled_tests(self) -> dict[str, SplitData]:
+    def labeled_tests(self) -> dict[str, SplitData]:
         splits: dict[str, dict[str, Rows]] = {}
         for data in self.members.values():
-            for split, part in data.labelled_tests().items():
+            for split, part in data.labeled_tests().items():
                 splits.setdefault(split, {}).update(part.rows)
         return {split: SplitData(split, rows=rows) for split, rows in splits.items()}
 

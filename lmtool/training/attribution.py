@@ -143,7 +143,7 @@ class _Attribution:
             self._count(event, at, operator=at.part == ZERO and not self.on_device)
         else:
             compiled = any(word in name for word in _COMPILED)
-            at = self._labelled(event, at, compiled)
+            at = self._labeled(event, at, compiled)
             if not at.backward and event.sequence_nr >= 0 and event.scope == 0:
                 # Nested operators have the same sequence number; the innermost one is the operation.
                 self.part_of_node[event.sequence_nr] = _label(at.part)
@@ -159,7 +159,7 @@ class _Attribution:
         is_final = part.startswith((OBJECTIVE, DISTILLATION)) or part in (TEACHER, DATA) or part.endswith(PROJECTIONS)
         return _At(part, at.backward, is_final)
 
-    def _labelled(self, event: FunctionEvent, at: _At, compiled: bool) -> _At:
+    def _labeled(self, event: FunctionEvent, at: _At, compiled: bool) -> _At:
         """Returns the location of an operator: if its range has several parts, the operator's name or start decides."""
         if compiled and not (at.is_final and not at.backward):
             return replace(at, part=COMPILED, is_final=True)

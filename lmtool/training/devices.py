@@ -14,7 +14,7 @@ from lmtool.errors import UserError
 # The range of the fraction of a published rate that training reaches. Others report 24% and 31% of an A100 (BERT-base
 # in mosaicml/examples' baseline; T5 in nanoT5), 33 to 39% of an H100 (torchtitan's Llama 3 8B), and 40 to 46% (llm.c's
 # GPT-2 124M, nanochat's d12 and d18). For lmtool it has not been measured on a GPU.
-UTILISATION = (0.25, 0.5)
+UTILIZATION = (0.25, 0.5)
 
 # Bytes per second from a device to other nodes: 400 Gb/s per GPU, as with InfiniBand NDR and in Llama 3's clusters
 # (Grattafiori et al. 2024, section 3.3.1). NODE: number of GPUs connected by a machine's faster links.

@@ -240,9 +240,9 @@ def require_same_ids(folder: Path, model: ModelConfig, tokenizer: Tokenizer) -> 
     if reason is not None:
         raise UserError(
             f"the tokenizer cannot be exported with model={model.name}: transformers uses {kind.names[0]}, "
-            f"which {reason}",
-            f"train with the tokenizer of its recipe (lmtool show recipe={model.name}), or replace the vocabulary: "
-            "lmtool import tokenizer=FOLDER; lmtool itself can use the run unchanged",
+            f"which {reason}; lmtool itself can use the run",
+            f"train with the tokenizer of the paper (lmtool show recipe={model.name}), or give this run another one: "
+            "lmtool import checkpoint=RUN tokenizer=FOLDER",
         )
 
 
@@ -299,7 +299,7 @@ def _write_json(path: Path, content: object, ascii_only: bool = False) -> None:
     path.write_text(json.dumps(content, indent=2, ensure_ascii=ascii_only) + "\n", encoding="utf-8")
 
 
-COMMAND = "import"
+IMPORT_COMMAND = "import"
 """The `command` in the configuration of imported checkpoints."""
 
 
@@ -332,7 +332,7 @@ class ImportedModel:
         """Returns the content of config.json for a checkpoint in the folder `output`. Secrets in the source are masked,
         except in its revision, because a commit hash only looks like a secret."""
         source = {**masked_data(dict(self.source)), "revision": self.source.get("revision")}
-        config: dict[str, object] = {"version": saved.VERSION, "command": COMMAND, "seed": 0, "source": source}
+        config: dict[str, object] = {"version": saved.VERSION, "command": IMPORT_COMMAND, "seed": 0, "source": source}
         config["model"] = json.loads(self.model.model_dump_json())
         config |= {name: self.settings[name] for name in ("task", "max_length", "generation") if name in self.settings}
         config |= {} if self.tuning is None else {"tuning": dict(self.tuning)}

@@ -91,7 +91,7 @@ def cut(words: Sequence[tuple[str, int]], lengths: Sequence[int]) -> Iterator[st
             yield " ".join(run)
 
 
-def labelled_rows(words: Sequence[tuple[str, int]], settings: dict[str, Any]) -> list[dict[str, Any]]:
+def labeled_rows(words: Sequence[tuple[str, int]], settings: dict[str, Any]) -> list[dict[str, Any]]:
     """Rows of the task: a text and a random class, or a question, a context and an answer of one to three words."""
     task, seed = settings["task"], settings["seed"]
     lengths, drawn = draw_lengths(task["lengths"], settings["rows"], seed), numpy.random.default_rng(seed)
@@ -127,7 +127,7 @@ def write_texts(folder: Path, settings: dict[str, Any]) -> tuple[Any, str]:
     drawn = draw_lengths(shape, len(words), settings["seed"]) - 2  # [CLS] and [SEP]
     (folder / "documents.txt").write_text("\n".join(cut(words, drawn.tolist())), encoding="utf-8")
     if settings["task"] is not None:
-        lines = [json.dumps(row) for row in labelled_rows(words, settings)]
+        lines = [json.dumps(row) for row in labeled_rows(words, settings)]
         (folder / "rows").mkdir(exist_ok=True)
         for split, part in (("train", lines), ("dev", lines[:8])):
             (folder / "rows" / f"{split}.jsonl").write_text("\n".join(part), encoding="utf-8")

@@ -90,7 +90,7 @@ def settings_of(**changes: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def labelled(kind: str, **lengths: float) -> dict[str, Any]:
+def labeled(kind: str, **lengths: float) -> dict[str, Any]:
     """A task on texts with this distribution of lengths."""
     return {"kind": kind, "max_length": lengths["largest"], "lengths": lengths}
 
@@ -128,7 +128,7 @@ def classification(name: str, title: str, rows: int, over_grouped: float, **leng
             Comparison("lmtool_finetune", "trainer_grouped", aim=over_grouped),
             Comparison("lmtool_finetune", "trainer_grouped_tuned", aim=over_grouped),
         ),
-        {"batch": 32, "rows": rows, "task": labelled("classification", **lengths)},
+        {"batch": 32, "rows": rows, "task": labeled("classification", **lengths)},
     )
 
 
@@ -199,7 +199,7 @@ WORKS = (
         ),
         {
             "batch": 12, "rows": 2_400,
-            "task": labelled("extractive_qa", median=166.0, sigma=0.36, smallest=48, largest=384),
+            "task": labeled("extractive_qa", median=166.0, sigma=0.36, smallest=48, largest=384),
         },
         notes=("The Trainer's loss of a span runs over padding too, so the same step is checked on a single window.",),
     ),

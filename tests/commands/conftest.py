@@ -1,4 +1,4 @@
-"""Small text, labelled rows and tiny models, so that whole commands run in a second or two."""
+"""Small text, labeled rows and tiny models, so that whole commands run in a second or two."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def copied(folder: Path, place: Path, patch: pytest.MonkeyPatch) -> Path:
 
 @contextmanager
 def working_in(place: Path) -> Iterator[None]:
-    """Commands that a fixture of a module runs once, in a folder with text.txt and the labelled folder rows/."""
+    """Commands that a fixture of a module runs once, in a folder with text.txt and the labeled folder rows/."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
         skip_reports(patch)
@@ -92,7 +92,7 @@ def working_in(place: Path) -> Iterator[None]:
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty working folder with text.txt, and the labelled folder rows/."""
+    """An empty working folder with text.txt, and the labeled folder rows/."""
     monkeypatch.chdir(tmp_path)
     write_text(tmp_path / "text.txt")
     write_rows(tmp_path / "rows")
@@ -108,7 +108,7 @@ def text() -> str:
 
 @cache
 def tables() -> dict[str, str]:
-    """The labelled rows of each split."""
+    """The labeled rows of each split."""
     chance, lines = random.Random(1), {}
     for split, count in (("train", 96), ("dev", 40)):
         rows = [(sentence(chance, (BAD, GOOD)[number % 2]), number % 2) for number in range(count)]

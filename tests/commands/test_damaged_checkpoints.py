@@ -172,7 +172,7 @@ def test_a_best_checkpoint_damaged_while_the_run_went_on(
         pretrain("worse", "objective=mlm", "max_steps=4", "evaluate_every=2", "optimizer.lr=0.9", status=2)
     error = capsys.readouterr().err
     assert "error: runs/worse/checkpoints/step_00000002/model.safetensors is damaged" in error
-    assert "hint: lmtool resume runs/worse sets this checkpoint aside" in error
+    assert "hint: run lmtool resume runs/worse, which ignores this checkpoint" in error
     assert cli.main(["resume", "runs/worse"]) == 0
     assert "it was the best checkpoint, set aside as bad-step_00000002" in capsys.readouterr().out
     rows = [json.loads(line) for line in Path("runs/worse/metrics.jsonl").read_text().splitlines()]

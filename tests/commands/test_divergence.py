@@ -28,7 +28,7 @@ def finetune(name: str, task: tuple[str, ...], *more: str, status: int = 0) -> P
 
 @pytest.fixture(scope="module")
 def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with text, labelled rows and runs/words, a masked language model."""
+    """A folder with text, labeled rows and runs/words, a masked language model."""
     folder = tmp_path_factory.mktemp("words")
     with working_in(folder):
         pretrain("words", "max_steps=2")

@@ -48,7 +48,7 @@ def test_pretraining(place: Path, capsys: pytest.CaptureFixture[str], objective:
     assert inspect("pretrain", f"model={model}", f"objective={objective}", *DATA, "n=2", "output=seen.jsonl") == 0
     printed = capsys.readouterr().out
     assert "example 0" in printed and "DOES NOT HOLD" not in printed
-    # Causal language modelling changes nothing: there is no interval to hold.
+    # Causal language modeling changes nothing: there is no interval to hold.
     words = " ".join(printed.split())
     assert "checks hold: " in words and "zero, as required: " in words
     assert ("(together 99.9% sure)" in words) == (objective != "clm")

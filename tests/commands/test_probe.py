@@ -39,7 +39,7 @@ def test_layers_of_several_checkpoints(place: Path, capsys: pytest.CaptureFixtur
     assert probes["n"] == 40 and probes["examples"] == 96 and probes["classes"] == 2
     assert probes["majority"]["accuracy"] == 0.5
     assert probes["layers"][0]["trained"]["accuracy"] > 0.9  # good and bad adjectives
-    # Words of labelled sentences, on the first piece of each.
+    # Words of labeled sentences, on the first piece of each.
     Path("tags").mkdir()
     lines = ["The\tDT", "unbelievable\tJJ", "cat\tNN", "sleeps\tVB", ""] * 12
     for split in ("train", "dev"):

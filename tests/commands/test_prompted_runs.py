@@ -27,7 +27,7 @@ WAYS = {
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
-    """A folder with labelled rows and a masked language model."""
+    """A folder with labeled rows and a masked language model."""
     place = tmp_path_factory.mktemp("prompted")
     with working_in(place):
         pretrain("base", "max_steps=2", "max_length=64", "batch_tokens=512")

@@ -1,4 +1,4 @@
-"""A labelled test split is scored once, at the end; a file given to evaluate is scored as a whole."""
+"""A labeled test split is scored once, at the end; a file given to evaluate is scored as a whole."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.commands.conftest import TINY, finetune
 
 
 @pytest.mark.usefixtures("reports")
-def test_a_labelled_test_split_is_scored_once(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_labeled_test_split_is_scored_once(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = Path("rows/dev.tsv").read_text().splitlines()
     Path("rows/test.tsv").write_text("\n".join(lines[:13]) + "\n")
     run = finetune("run", "model=bert_tiny", "checkpoint=none", *TINY, "max_steps=2")
@@ -28,7 +28,7 @@ def test_a_labelled_test_split_is_scored_once(place: Path, capsys: pytest.Captur
     assert "n = 12" in capsys.readouterr().out
 
 
-def test_unlabelled_test_rows_are_not_scored(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unlabeled_test_rows_are_not_scored(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("rows/test.tsv").write_text("index\tsentence\n0\ta text\n")
     run = finetune("run", "model=bert_tiny", "checkpoint=none", *TINY, "max_steps=1")
     assert "tests" not in json.loads((run / "result.json").read_text())

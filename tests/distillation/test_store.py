@@ -36,7 +36,7 @@ def finetune(name, *typed, status=0):
     assert cli.main(["finetune", *given]) == status
 
 
-def distil(name, *typed, status=0):
+def distill(name, *typed, status=0):
     finetune(name, "distill=soft", "distill.teacher=runs/teacher", "model.num_layers=1", *typed, status=status)
 
 
@@ -46,37 +46,37 @@ def losses(name, term="soft"):
 
 
 def test_a_student_learns_the_same_from_the_store(capsys):
-    distil("live")
-    distil("made", "distill.store=true")
+    distill("live")
+    distill("made", "distill.store=true")
     assert "teacher outputs made" in capsys.readouterr().out
-    distil("found", "distill.store=true", "model.hidden_size=64", "seed=3")
+    distill("found", "distill.store=true", "model.hidden_size=64", "seed=3")
     assert "teacher outputs found" in capsys.readouterr().out
     assert losses("made") == pytest.approx(losses("live"), rel=1e-3, abs=1e-7)
     assert len([path for path in Path("cache/teachers").iterdir() if not path.name.startswith(".")]) == 1
 
 
 def test_a_folder_of_something_else_is_refused(capsys):
-    distil("typed", "distill.store=kept")
-    distil("other", "distill.store=kept", "max_length=16", status=2)
+    distill("typed", "distill.store=kept")
+    distill("other", "distill.store=kept", "max_length=16", status=2)
     assert (
         "distill.store=kept/outputs contains teacher outputs that this run cannot use: max length"
         in capsys.readouterr().err
     )
     Path("rows/outputs/of mine").mkdir(parents=True)
-    distil("rows", "distill.store=rows", status=2)
+    distill("rows", "distill.store=rows", status=2)
     assert "without stored teacher outputs" in capsys.readouterr().err
-    distil("states", "distill.store=true", "distill.terms.interchange.weight=1", status=2)
+    distill("states", "distill.store=true", "distill.terms.interchange.weight=1", status=2)
     assert "distill.terms.interchange needs the running teacher" in capsys.readouterr().err
 
 
 def test_a_teacher_of_another_tokenizer_answers_by_row(capsys):
     other = ["tokenizer.vocab_size=45"]
-    distil("bytes", *other, status=2)
+    distill("bytes", *other, status=2)
     assert (
         "tokenizer.vocab_size=45, but distill.teacher=runs/teacher has tokenizer.vocab_size=300"
         in capsys.readouterr().err
     )
-    distil("bytes", *other, "distill.store=true")
+    distill("bytes", *other, "distill.store=true")
     shown = capsys.readouterr().out
     assert "student tokenizer 35 tokens" in shown and "teacher tokenizer" in shown
     assert all(0 < loss < 1 for loss in losses("bytes"))

@@ -1,4 +1,4 @@
-"""Bidirectional language modelling: what is predicted, its loss, and the sampled softmax."""
+"""Bidirectional language modeling: what is predicted, its loss, and the sampled softmax."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Permutation language modelling: masks filled by the query stream, and windows in lanes with a memory."""
+"""Permutation language modeling: masks filled by the query stream, and windows in lanes with a memory."""
 
 from __future__ import annotations
 

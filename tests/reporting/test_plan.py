@@ -32,7 +32,7 @@ def test_work_is_two_operations_a_value_and_four_a_seen_token():
 
 
 def test_plan_adds_up():
-    plan = plan_with(step_seconds=(2.2, 2.2), rate="measured")
+    plan = plan_with(step_seconds=(2.2, 2.2), time_source="measured")
     assert plan.flops_per_token == pytest.approx(3 * (2 * 85e6 + 4 * 12 * 768 * 128 + 0.15 * 2 * 24e6))
     assert plan.tokens == 4_096_000 and plan.total_parameters == 110_000_000
     assert plan.flops == pytest.approx(4_096_000 * plan.flops_per_token)

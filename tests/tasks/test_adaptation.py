@@ -1,4 +1,4 @@
-"""Unlabelled texts of another domain beside a task's: gradient reversal and moment matching."""
+"""Unlabeled texts of another domain beside a task's: gradient reversal and moment matching."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def loaded(folder, name, kind="classification", labels=("good", "bad"), **fields
     domain = {"name": name, "target": str(folder / "other.tsv"), **LOSSES[name], **fields}
     config = task_config(kind, path=folder / "own.tsv", domain=domain)
     data = load_task(config, 0, folder, True)
-    data = replace(data, unlabelled=target_rows(config, folder, True))
+    data = replace(data, unlabeled=target_rows(config, folder, True))
     return data, data.config.learner(backbone(dropout=0.0), WORDS, 0)
 
 

@@ -70,7 +70,7 @@ def test_glue_folders_as_distributed(name, tmp_path):
 
 
 def test_mrpc_as_its_authors_distribute_it(tmp_path):
-    """Two .txt files with a byte order mark; the test file is labelled and never trained or validated on."""
+    """Two .txt files with a byte order mark; the test file is labeled and never trained or validated on."""
     names = ["\ufeffQuality", "#1 ID", "#2 ID", "#1 String", "#2 String"]
     rows = [[label, 1, 2, text, text + " too"] for text, label in singles(20, [1, 0])]
     table(tmp_path / "msr_paraphrase_train.txt", names, rows, end="\r\n")
@@ -388,7 +388,7 @@ def test_take_keeps_rows_together(tmp_path):
     assert taken.labels.tolist() == rows.labels[[3, 1]].tolist()
 
 
-def test_repeated_ids_and_unlabelled_tests_are_said(tmp_path):
+def test_repeated_ids_and_unlabeled_tests_are_said(tmp_path):
     table(tmp_path / "train.tsv", ["id", "text", "label"], [[n % 3, f"a text {n}", n % 2] for n in range(6)])
     table(tmp_path / "dev.tsv", ["id", "text", "label"], [[n, f"a text {n}", n % 2] for n in range(4)])
     table(tmp_path / "test.tsv", ["text"], [["a text"]])

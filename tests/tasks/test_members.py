@@ -109,7 +109,7 @@ def test_members_of_a_mixture(sections, family, tokenizers):
     assert golds & {"good", "bad"} and golds & {0.5, 2.5, 4.0}
 
 
-def test_texts_are_labelled(sections, tokenizers):
+def test_texts_are_labeled(sections, tokenizers):
     _, learner, _ = made(sections[0], "bert", tokenizers["bert"])
     records = list(learner.respond(Rows.of_texts(text=["a fine film", "a mess"]), Inference(32, 100, FP32_CPU)))
     assert [record["text"] for record in records] == ["a fine film", "a mess"]

@@ -114,8 +114,8 @@ def test_pairs_are_learned_and_written(family):
     assert [(record["source"], record["gold"], record["prediction"]) for record in records] == [
         (source, target, target) for source, target in PAIRS
     ]
-    unlabelled = replace(rows, labels=None)
-    assert [record["prediction"] for record in evaluation(learner, unlabelled, max_length=48).records()] == [
+    unlabeled = replace(rows, labels=None)
+    assert [record["prediction"] for record in evaluation(learner, unlabeled, max_length=48).records()] == [
         target for _, target in PAIRS
     ]
     writer = learner.writer()

@@ -293,13 +293,13 @@ def test_a_collapsed_model_is_named(tokenizers, tmp_path):
     assert majority["name"] == "majority" and majority["metrics"]["accuracy"] == 0.5
 
 
-def test_unlabelled_rows_are_predicted(tokenizers, tmp_path):
+def test_unlabeled_rows_are_predicted(tokenizers, tmp_path):
     data = data_of("sst2", tmp_path)
     learner = data.config.learner(backbone("gpt"), tokenizers["gpt"], 0)
     rows = data.test["test"]
-    unlabelled = evaluation(learner, rows, "test", batch_examples=1)
-    lines = list(unlabelled.records())
-    assert not unlabelled.terms and not unlabelled.scores
+    unlabeled = evaluation(learner, rows, "test", batch_examples=1)
+    lines = list(unlabeled.records())
+    assert not unlabeled.terms and not unlabeled.scores
     assert [line["sentence"] for line in lines] == ["uneasy mishmash", "a treat"] and "gold" not in lines[0]
     data, examples = split_data(learner, rows, "test"), examples_of(learner, rows, 32, "test")
     with pytest.raises(RuntimeError, match="1 parts of 2 rows were predicted; 1 of 2 rows are complete"):

@@ -41,12 +41,12 @@ def test_splits_domains_and_tasks(tmp_path, monkeypatch) -> None:
     value = data_of(
         tmp_path, "value", "regression", [("a good car", 0.0), ("a bad car", 1.0)] * 5, [("a car", 1.0)] * 2
     )
-    first, second, third, between = shifts({"mood": replace(mood, unlabelled=others), "value": value})
+    first, second, third, between = shifts({"mood": replace(mood, unlabeled=others), "value": value})
     assert (first.source, first.target, first.rows) == ("mood train", "mood dev", 4)
     assert first.unknown == 0.5 and first.unknown_types == pytest.approx(1 / 3)
     assert first.labels == pytest.approx(divergence({"good": 1, "bad": 1}, {"good": 1}))
     assert first.chance < 0.1 < first.words < 1
-    assert (second.target, second.words, second.unknown, second.labels) == ("mood unlabelled texts", 1.0, 1.0, None)
+    assert (second.target, second.words, second.unknown, second.labels) == ("mood unlabeled texts", 1.0, 1.0, None)
     assert third.labels == pytest.approx(first.labels) and third.target == "value dev"
     assert (between.source, between.target, between.labels) == ("mood train", "value train", None)
     monkeypatch.setattr(shift_module, "MOST", 3)

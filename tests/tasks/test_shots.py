@@ -9,7 +9,7 @@ import pytest
 from task_fixtures import task_config
 
 from lmtool.config.tables import build
-from lmtool.data.examples import unlabelled
+from lmtool.data.examples import unlabeled
 from lmtool.errors import UserError
 from lmtool.tasks.loading import draw_shots, load_task
 
@@ -40,7 +40,7 @@ def test_rows_of_each_class_are_drawn_by_the_seed_and_their_checksums_kept(folde
         texts = [*train.columns["sentence"], *dev.columns["sentence"]]
         assert len({*texts}) == 16 and "text 7" not in texts
         assert len(data.test["full_dev"]) == 7 and list(data.test) == ["test", "full_dev"]
-        assert list(data.labelled_tests()) == ["test", "full_dev"]
+        assert list(data.labeled_tests()) == ["test", "full_dev"]
         assert data.metadata["few_shot"]["rows_of_a_class"] == 4
     first, second, again = (data.metadata["few_shot"] for data in draws)
     assert first == again and first["train_sha256"] != second["train_sha256"] != first["dev_sha256"]
@@ -68,7 +68,7 @@ def test_every_row_comes_as_often(folder):
 def test_what_is_left_serves_as_text(folder):
     data = data_of(folder, head="prompt", auxiliary_mlm=1e-4)
     rows = data.splits()["train"].rows
-    assert len(rows["sst2"]) == 8 and len(rows[unlabelled("sst2")]) == 39 - 16
+    assert len(rows["sst2"]) == 8 and len(rows[unlabeled("sst2")]) == 39 - 16
     assert list(data_of(folder).splits()["train"].rows) == ["sst2"]
 
 

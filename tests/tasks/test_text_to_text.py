@@ -81,8 +81,8 @@ def test_labels_are_learned_and_written(family, tmp_path):
     assert scored.metrics()["accuracy"] == 1.0 and scored.warnings == ()
     assert [record["written"] for record in scored.records()] == [record["gold"] for record in scored.records()]
     # What is read is the same whether the labels are there or not.
-    unlabelled = build(data.config).rows({"text": rows.columns["text"]}, rows.origin, False)
-    answers = [record["prediction"] for record in evaluation(learner, unlabelled, max_length=64).records()]
+    unlabeled = build(data.config).rows({"text": rows.columns["text"]}, rows.origin, False)
+    answers = [record["prediction"] for record in evaluation(learner, unlabeled, max_length=64).records()]
     assert answers == [record["prediction"] for record in scored.records()]
 
 

@@ -25,7 +25,7 @@ LAST = Path("checkpoints") / "step_00000008"
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
-    """A folder with labelled rows and a pretrained model."""
+    """A folder with labeled rows and a pretrained model."""
     place = tmp_path_factory.mktemp("prompts")
     with working_in(place):
         pretrain("base", "max_steps=2")

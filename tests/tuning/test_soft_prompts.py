@@ -92,7 +92,7 @@ def learner_of(family, kind="classification", method=None, **fields):
 def data_of(kind):
     task, (columns, labels, _) = task_of(kind), KINDS[kind]
     origin = [("rows", number + 1) for number in range(5)]
-    rows = build(task).rows({**columns, task.label: labels}, origin, labelled=True)
+    rows = build(task).rows({**columns, task.label: labels}, origin, labeled=True)
     return SplitData("train", rows={kind: rows})
 
 

@@ -229,7 +229,7 @@ class TaskConfig(LearnedConfig):
             reason = f"task={self.name} is scored by what the model writes, text by text"
             yield Requirement(FORWARDS_OF_ONE_PROCESS, "task", reason, "use another task or head")
 
-    def completed(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    def with_unstored_tensors(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """Adds the head tensors that a published folder does not store."""
         return tensors
 

@@ -182,7 +182,7 @@ class ExtractiveQaConfig(TaskConfig):
     )
     metric: BestMetric[AnswerMetric] = "f1"
 
-    def completed(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    def with_unstored_tensors(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         name, head = f"heads.{self.name}.null_threshold", tensors.get(f"heads.{self.name}.output.weight")
         if not self.unanswerable or name in tensors or head is None:
             return tensors

@@ -19,7 +19,7 @@ from lmtool.learners.base import BaseLearner
 from lmtool.learners.metrics import METRICS, Metric, compute
 from lmtool.models.base import Backbone
 from lmtool.tasks.configs import TaskConfig
-from lmtool.tasks.kinds.labels import Columns, Origin, is_unlabelled, row_ids, text_of
+from lmtool.tasks.kinds.labels import Columns, Origin, is_unlabeled, row_ids, text_of
 from lmtool.tasks.kinds.predictions import Label, Prediction, values_of
 from lmtool.tokenizers.tokenizer import Tokenizer
 
@@ -42,13 +42,13 @@ class TaskKind(ABC):
         return self.config
 
     @abstractmethod
-    def rows(self, columns: Columns, origin: Origin, labelled: bool) -> Rows:
+    def rows(self, columns: Columns, origin: Origin, labeled: bool) -> Rows:
         """Decodes rows.
 
         Args:
             columns: Values by column name.
             origin: (file, line) of each row.
-            labelled: Whether labels are required.
+            labeled: Whether labels are required.
 
         Raises:
             UserError: With file:line, at the first invalid value.
@@ -211,9 +211,9 @@ class TaskKind(ABC):
 class TextKind(TaskKind):
     """Base of kinds whose rows have one label each, which is decoded without looking at the texts."""
 
-    def rows(self, columns: Columns, origin: Origin, labelled: bool) -> Rows:
+    def rows(self, columns: Columns, origin: Origin, labeled: bool) -> Rows:
         inputs, values, labels = self.inputs(columns, origin), columns.get(self.config.label), None
-        if labelled or (values is not None and not is_unlabelled(values)):
+        if labeled or (values is not None and not is_unlabeled(values)):
             labels = self.decoded_labels(values or [], origin)
         return Rows(row_ids(columns, len(origin)), inputs, labels, origin)
 

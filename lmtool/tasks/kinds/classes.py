@@ -119,8 +119,9 @@ class ClassLearner(TaskLearner):
     loss: ClassLossConfig
     class_weights: Tensor | None
 
-    def weigh(self, loss: ClassLossConfig | None = None) -> None:
-        """Sets up the loss. loss: None for plain cross entropy. Raises ValueError if the classes are not known yet."""
+    def set_loss(self, loss: ClassLossConfig | None = None) -> None:
+        """Sets the loss and its class weights. loss: None for plain cross entropy. Raises ValueError if the classes are
+        not known yet."""
         self.loss = ClassLossConfig.model_validate({}) if loss is None else loss
         weights = self.loss.class_weights
         if not self.kind.classes or weights == "balanced":

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lmtool.config.needs import refusal
-from lmtool.data.examples import Rows, SplitData, unlabelled
+from lmtool.data.examples import Rows, SplitData, unlabeled
 from lmtool.data.formats import FormatTemplate, assemble, text_format, truncate_texts
 from lmtool.errors import UserError
 from lmtool.learners.baseline import Predictor
@@ -96,7 +96,7 @@ class PromptedLearner(TextClassLearner):
         self.add_head(self.pretrained[0], masked_lm_head(backbone) if self.fills else lm_head(backbone))
         if config.auxiliary_mlm:
             self.weights = {self.term: 1.0 - config.auxiliary_mlm, TERM: config.auxiliary_mlm}
-        self.weigh(config.loss)
+        self.set_loss(config.loss)
         tokens = [0] * len(config.words)
         if tokenizer is not None:  # parameter counting passes no tokenizer
             self.pattern = Pattern(config.template, tokenizer)
@@ -124,7 +124,7 @@ class PromptedLearner(TextClassLearner):
                 self.seed,
             )  # fmt: skip
         if config.auxiliary_mlm and data.split == "train":
-            texts = data.rows.get(unlabelled(config.name), rows)
+            texts = data.rows.get(unlabeled(config.name), rows)
             auxiliary = Auxiliary(texts, self.pattern, wording.template(False), max_length, self.seed)
         return PromptedExamples(rows, wording, max_length, self.term, data.split, demonstrations, auxiliary)
 
@@ -295,4 +295,4 @@ class ClassificationLearner(SequenceLearner, TextClassLearner):
 
     def __init__(self, kind: Classification, backbone: Backbone, tokenizer: Tokenizer, seed: int):
         super().__init__(kind, backbone, tokenizer, seed, len(kind.classes))
-        self.weigh(kind.config.loss)
+        self.set_loss(kind.config.loss)

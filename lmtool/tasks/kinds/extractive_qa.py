@@ -61,11 +61,11 @@ class ExtractiveQa(TextKind):
         super().__init__(config)
         self.skipped = 0
 
-    def rows(self, columns: Columns, origin: Origin, labelled: bool) -> Rows:
+    def rows(self, columns: Columns, origin: Origin, labeled: bool) -> Rows:
         _require_different_ids(columns, origin)
-        rows = super().rows(columns, origin, labelled)
+        rows = super().rows(columns, origin, labeled)
         labels = list(rows.labels or ())
-        if not labelled and not self.config.unanswerable and not any(labels):
+        if not labeled and not self.config.unanswerable and not any(labels):
             return replace(rows, labels=None)  # on the hub, the answers of a test split are empty lists
         return self._checked(rows, labels) if rows.labels is not None else rows
 

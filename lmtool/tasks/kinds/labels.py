@@ -49,7 +49,7 @@ def _listing(names: Sequence[str]) -> str:
     return listed if len(names) <= _SHOWN else f"{listed}, ... ({len(names)} in all)"
 
 
-def is_unlabelled(values: Sequence[object]) -> bool:
+def is_unlabeled(values: Sequence[object]) -> bool:
     """Whether a label column has no labels: all cells are empty, or -1 as on the hub."""
     return all(text_of_label(value) in ("", "-1") for value in values)
 

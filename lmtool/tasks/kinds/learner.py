@@ -356,7 +356,7 @@ class TaskLearner(BaseLearner):
         columns = with_joined_columns(self.config, columns, origin)
         read = super().read_rows(columns, origin).columns
         extra = {name: columns[name] for name in (*IDS, self.config.label) if name in columns}
-        return self.kind.rows({**extra, **read}, origin, labelled=False)
+        return self.kind.rows({**extra, **read}, origin, False)
 
     def takes_texts(self, count: int) -> bool:
         """Whether it can score free texts: one or a pair, in place of the task's columns."""

@@ -115,7 +115,7 @@ class MultiLabelLearner(SequenceLearner, ClassLearner):
 
     def __init__(self, kind: MultiLabel, backbone: Backbone, tokenizer: Tokenizer, seed: int):
         super().__init__(kind, backbone, tokenizer, seed, len(kind.classes))
-        self.weigh(kind.config.loss)
+        self.set_loss(kind.config.loss)
         thresholds = torch.full((len(kind.classes),), 0.5, dtype=torch.float64, device=self.device)
         self.heads[self.term].register_buffer("thresholds", thresholds)
 

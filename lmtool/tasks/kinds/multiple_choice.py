@@ -1,7 +1,7 @@
 """Multiple choice (Radford et al. 2018, section 3.3; Zellers et al. 2018). The model reads the row's text and each
 choice as a pair and scores the pair; the prediction is a softmax over the scores of a row's choices.
 
-Shape letters: N documents, G rows of a batch, K choices.
+Shape letters: N pairs of text and choice, G rows of a batch, K choices.
 """
 
 from __future__ import annotations
@@ -46,15 +46,17 @@ class MultipleChoice(OneClassKind, TextKind):
         return self.config.text[: -self.config.choices]
 
     def decoded_labels(self, values: Sequence[object], origin: Origin) -> np.ndarray:
-        """Returns (N,): the numbers of the correct choices. values: names of the choices' columns, or their numbers
+        """Returns the number of the correct choice of each row. values: names of the choices' columns, or their numbers
         from 0."""
         return class_numbers(self.config, self.classes, values, origin)
 
     def groups(self, rows: Rows) -> Sequence[object]:
+        """Returns the text before the choices of each row; rows with the same text stay in the same split."""
         return list(zip(*(rows.columns[name] for name in self.columns_before), strict=True))
 
     def worded(self, rows: Rows) -> dict[str, list[str]]:
-        """Returns the columns, with `wordings` applied to those before the choices."""
+        """Returns the columns; before the choices, the texts in `task.wordings` are replaced ('cause' by a
+        question)."""
         wordings = self.config.wordings
         before = {name: [wordings.get(text, text) for text in rows.columns[name]] for name in self.columns_before}
         return before | {name: rows.columns[name] for name in self.classes}
@@ -66,10 +68,11 @@ class MultipleChoice(OneClassKind, TextKind):
     def pairs(self, rows: Rows) -> Rows:
         """Returns a row for each choice: the text before it, and the choice. The choices of a row are adjacent."""
         config, columns, before = self.config, self.worded(rows), self.columns_before
-        shared, begun = (before[:-1], before[-1:]) if config.continued else (before, ())
+        # If the choices continue the last column, this column begins each second text.
+        shared, first_part = (before[:-1], before[-1:]) if config.continued else (before, ())
         firsts, seconds = [], []
         for number in range(len(rows)):
-            beginning = "".join(f"{columns[name][number]} " for name in begun)
+            beginning = "".join(f"{columns[name][number]} " for name in first_part)
             firsts += [" ".join(columns[name][number] for name in shared)] * config.choices
             seconds += [beginning + columns[name][number] for name in self.classes]
         repeated = np.repeat(np.arange(len(rows)), config.choices)
@@ -139,7 +142,7 @@ class MultipleChoiceLearner(SequenceLearner, ClassLearner):
 
     def __init__(self, kind: MultipleChoice, backbone: Backbone, tokenizer: Tokenizer, seed: int):
         super().__init__(kind, backbone, tokenizer, seed, 1)
-        self.weigh()
+        self.set_loss()
 
     def examples(self, data: SplitData, max_length: int) -> ChoiceExamples:
         rows = self.rows(data)

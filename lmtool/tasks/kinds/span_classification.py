@@ -136,7 +136,7 @@ class SpanClassificationLearner(ClassLearner):
 
     def __init__(self, kind: SpanClassification, backbone: Backbone, tokenizer: Tokenizer, seed: int):
         super().__init__(kind, backbone, tokenizer, seed)
-        self.weigh()
+        self.set_loss()
         spans = len(kind.config.text) - 1
         self.add_head(self.term, SpanHead(backbone.feature_size, spans, len(kind.classes), self.head_dropout))
 

@@ -234,7 +234,7 @@ class TokenLearner(ClassLearner):
         if problem is not None:
             raise UserError(problem.message, problem.hint)
         super().__init__(kind, backbone, tokenizer, seed)
-        self.weigh(self.config.loss)
+        self.set_loss(self.config.loss)
         self.add_token_head(SequenceHead(self.token_width, len(kind.classes), self.head_dropout))
 
     def examples(self, data: SplitData, max_length: int) -> TaggedWindows:

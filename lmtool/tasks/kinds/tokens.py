@@ -25,7 +25,7 @@ from lmtool.tasks.kinds.labels import (
     Columns,
     Origin,
     balanced_weights,
-    is_unlabelled,
+    is_unlabeled,
     label_counts,
     row_ids,
     text_of_label,
@@ -66,7 +66,7 @@ class TokenClassification(TaskKind):
             config = config.model_copy(update={"labels": labels})
         return config
 
-    def rows(self, columns: Columns, origin: Origin, labelled: bool) -> Rows:
+    def rows(self, columns: Columns, origin: Origin, labeled: bool) -> Rows:
         name, values = self.config.text[0], columns.get(self.config.label)
         words = _lists(columns[name])
         for number, sentence in enumerate(words):
@@ -78,8 +78,8 @@ class TokenClassification(TaskKind):
                         "write a list of words or a text, or name another column with task.text=",
                     )
         labels = None
-        if labelled or (
-            values is not None and not is_unlabelled([tag for sentence in _lists(values) for tag in sentence])
+        if labeled or (
+            values is not None and not is_unlabeled([tag for sentence in _lists(values) for tag in sentence])
         ):
             labels = self._numbers(words, columns, origin)
         return Rows(row_ids(columns, len(origin)), {name: words}, labels, origin)

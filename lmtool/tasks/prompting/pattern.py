@@ -3,7 +3,7 @@
 Each part of the template and each text is tokenized separately. White space before a text or the answer is tokenized
 with it.
 
-Shape letters: K columns of a template, E rows.
+Shape letters: K columns of a template, E rows, N rows that are read at once.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _filled(text: str, values: Mapping[str, str]) -> str:
     return "".join(literal + (values[name] if name is not None else "") for literal, name, _, _ in pieces)
 
 
-# A letter, so that the following text is tokenized as in mid-text.
+# Put in front of a part when it is tokenized, so that the part gets the tokens that it has inside a text.
 _LETTER = "a"
 
 

@@ -53,8 +53,8 @@ def import_adapter(config: ImportConfig, folder: Path) -> None:
     settings: JsonObject = {"generation": saved["generation"]} if "generation" in saved else {}
     has_label_names = True
     if head is not None:
-        labelled, has_label_names = _with_labels(base_folder, adapter, complete, head)
-        settings |= labelled.classifier_config()
+        labeled, has_label_names = _with_labels(base_folder, adapter, complete, head)
+        settings |= labeled.classifier_config()
         _require_heads(adapter, model, settings["task"], complete, head)
     tokenizer_folder = folder if has_tokenizer(folder) else start.folder
     tokenizer = Tokenizer.load(tokenizer_folder) if has_tokenizer(tokenizer_folder) else None
@@ -170,13 +170,13 @@ def _with_labels(
 ) -> tuple[HFFolder, bool]:
     """Returns the folder with as many labels as the head has outputs, and whether the labels have names. Only adapters
     that lmtool wrote contain label names; otherwise, labels get default names."""
-    labelled = replace(base_folder, config=HFConfig({**base_folder.config, **adapter.labels}))
+    labeled = replace(base_folder, config=HFConfig({**base_folder.config, **adapter.labels}))
     rows = tensors.get(f"heads.{head.name}.output.weight")
-    if rows is not None and len(labelled.label_names()) != len(rows):
+    if rows is not None and len(labeled.label_names()) != len(rows):
         labels_by_id = {str(number): unnamed(number) for number in range(len(rows))}
-        labelled = replace(labelled, config=HFConfig({**labelled.config, "id2label": labels_by_id}))
-    names = labelled.label_names()
-    return labelled, names != [unnamed(number) for number in range(len(names))]
+        labeled = replace(labeled, config=HFConfig({**labeled.config, "id2label": labels_by_id}))
+    names = labeled.label_names()
+    return labeled, names != [unnamed(number) for number in range(len(names))]
 
 
 def _require_heads(

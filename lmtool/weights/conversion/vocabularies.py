@@ -41,7 +41,7 @@ from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.training.precision import select_device, select_precision
 from lmtool.weights.assemble import assemble
 from lmtool.weights.comparing import same_tensors
-from lmtool.weights.exporting import COMMAND, require_new, write_checkpoint
+from lmtool.weights.exporting import IMPORT_COMMAND, require_new, write_checkpoint
 from lmtool.weights.folders import HFFolder, hf_folder
 from lmtool.weights.reading import Weights, read
 from lmtool.weights.saved_model import SavedModel, saved_config, saved_model
@@ -284,7 +284,7 @@ def _new_config(
         changes = {"checkpoint": masked(config.checkpoint), "name": None, "run_dir": None}
         return {**saved, **(changes if "objective" in saved else {})}
     source = masked_data({"checkpoint": config.checkpoint, "ignored_keys": list(weights.ignored)})
-    version = {"version": saved_configs.VERSION, "command": COMMAND, "seed": 0}
+    version = {"version": saved_configs.VERSION, "command": IMPORT_COMMAND, "seed": 0}
     return {**version, "source": {**source, "revision": hugging_face.revision}, "model": saved["model"]}
 
 

@@ -32,10 +32,10 @@ class Tagging(TaskKind):
         tags = sorted({tag for value in columns[self.config.label] for tag in value.split()})
         return self.config if self.config.labels else self.config.model_copy(update={"labels": tuple(tags)})
 
-    def rows(self, columns: dict[str, list[Any]], origin: list[tuple[str, int]], labelled: bool) -> Rows:
+    def rows(self, columns: dict[str, list[Any]], origin: list[tuple[str, int]], labeled: bool) -> Rows:
         words = [value.split() for value in columns[self.config.text[0]]]
         labels = None
-        if labelled or self.config.label in columns:
+        if labeled or self.config.label in columns:
             number = {tag: index for index, tag in enumerate(self.config.labels or ())}
             labels = [[number[tag] for tag in value.split()] for value in columns[self.config.label]]
             for row, (own, tags) in enumerate(zip(words, labels, strict=True)):
