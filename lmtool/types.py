@@ -27,9 +27,9 @@ def send(tensor: Tensor, device: torch.device) -> Tensor:
     """Returns the tensor on the device. Host tensors are copied from pinned memory, so that neither side waits: a copy
     from pageable memory waits for all queued work of the device."""
     if tensor.device.type == "cpu" and device.type != "cpu":
-        sent = tensor.pin_memory().to(device, non_blocking=True)
-        _sent[sent] = tensor
-        return sent
+        on_device = tensor.pin_memory().to(device, non_blocking=True)
+        _sent[on_device] = tensor
+        return on_device
     return tensor.to(device)
 
 

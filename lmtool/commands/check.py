@@ -33,7 +33,7 @@ def run(config: CheckConfig) -> JsonObject:
         raise UserError("lmtool check needs either task= or data=", "lmtool check task=mydata.csv")
     output = Output()
     length_of, unit = _lengths(config)
-    found: JsonObject = {}
+    summaries: JsonObject = {}
     if config.task is not None:
         for part in config.task.parts():
             data, problems = read_valid_rows(part, config.seed, config.cache_dir, config.offline)
@@ -43,28 +43,30 @@ def run(config: CheckConfig) -> JsonObject:
                 splits = findings(data, config.near, length_of, *limits)
                 metadata = {"warnings": data.metadata.get("warnings", []), "source": data.metadata.get("source")}
                 summary = {**metadata, **summary, "splits": splits}
-            found[part.name] = summary
+            summaries[part.name] = summary
     elif config.data is not None:
-        found[config.data.name] = _text(config, config.data, length_of, output)
+        summaries[config.data.name] = _text(config, config.data, length_of, output)
     long = config.max_length if unit == "tokens" else None
-    for name, summary in found.items():
+    for name, summary in summaries.items():
         print_failed_rows(output, name, summary["failing"], config.listed)
         print_findings(output, name, summary, unit, long, config.listed)
     if config.output is not None:
-        write_output(config.output, [{"data": name, **summary} for name, summary in found.items()])
-    failing = [problem for summary in found.values() for problem in summary["failing"]]
-    leaks = [(name, split) for name, summary in found.items() for split in _leaking(summary["splits"])]
+        write_output(config.output, [{"data": name, **summary} for name, summary in summaries.items()])
+    failing = [problem for summary in summaries.values() for problem in summary["failing"]]
+    leaks = [(name, split) for name, summary in summaries.items() for split in _leaking(summary["splits"])]
     if failing:
         raise CheckFailed(f"{counted(len(failing), 'row')} failed", "correct or remove them; see the list above")
     if leaks:
-        most = max(found[name]["splits"][split]["in_training"]["equal"] for name, split in leaks)
-        which = ", ".join(f"{split} of {name}" for name, split in leaks)
+        most = max(summaries[name]["splits"][split]["in_training"]["equal"] for name, split in leaks)
+        leaking_splits = ", ".join(f"{split} of {name}" for name, split in leaks)
         hint = f"remove them from one split, since scores on them say little; listed={most} output=FILE.jsonl lists all"
         if config.data is not None:
-            message = f"more than {TOO_MANY:.0%} of the words of {which} also occur in the training text"
+            message = f"more than {TOO_MANY:.0%} of the words of {leaking_splits} also occur in the training text"
             raise CheckFailed(message, f"validate on other text with data.validation=FILE, or {hint}")
-        raise CheckFailed(f"more than {TOO_MANY:.0%} of the rows of {which} also occur in the training rows", hint)
-    return found
+        raise CheckFailed(
+            f"more than {TOO_MANY:.0%} of the rows of {leaking_splits} also occur in the training rows", hint
+        )
+    return summaries
 
 
 def _leaking(splits: JsonMapping) -> list[str]:

@@ -67,12 +67,12 @@ def write_parquet(path: Path, rows: Rows, vectors: Iterable[Vectors], embedder: 
     `layer_1`, ... for several layers. Returns the number of rows. Raises OSError if writing fails."""
     pyarrow, width, written = _pyarrow(str(path)), embedder.width, 0
     kind = pyarrow.list_(pyarrow.float32(), width)
-    mask, taken = masker(), iter(vectors)
+    mask, remaining_vectors = masker(), iter(vectors)
     with replacement_of(path) as draft:
         writer = None
         try:
             for start in range(0, len(rows), _GROUP):
-                group = list(islice(taken, _GROUP))
+                group = list(islice(remaining_vectors, _GROUP))
                 columns = dict(_columns(rows, start, group, embedder))
                 columns = {name: masked_data(values, mask) for name, values in columns.items()}
                 for number, name in enumerate(_layers(embedder)):

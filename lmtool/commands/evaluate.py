@@ -107,10 +107,10 @@ def _on_task(config: EvaluateConfig, trained: Trained, output: Output, checkpoin
         raise UserError(f"against={checkpoint} was not trained for a task", "use a checkpoint of lmtool finetune")
     if checkpoint is not None:
         config = config.model_copy(update={"checkpoint": checkpoint})
-    task, taken = data_to_score(config, trained, before)
-    for note in [head.note for head in taken.values() if head.note]:
+    task, heads = data_to_score(config, trained, before)
+    for note in [head.note for head in heads.values() if head.note]:
         output.line(f"labels: {note}")
-    data, learner = task.splits(), trained.learner(task.config, taken)
+    data, learner = task.splits(), trained.learner(task.config, heads)
     if checkpoint is None:
         learner = with_early_exit(learner, config.checkpoint, config.exit, config.exit_entropy)
     held_out = HeldOutSplits(learner, data, before.max_length, config.batch_tokens, before.seed)

@@ -215,8 +215,10 @@ def word(config: InspectWordConfig) -> list[JsonObject]:
         states = HiddenStates(loaded.model.parts.backbone.eval(), precision)
         tokenizer = tokenizer_of(loaded, checkpoint)
         vectors = compare_word(states, tokenizer, text_format_of(loaded), sentences, config.word)
-        same, others = vectors.same_W.tolist(), vectors.others_W.tolist()
-        similarities.append(Similar(checkpoint, vectors.layers, same, others, vectors.similarity_WSS))
+        same_word_similarities, other_word_similarities = vectors.same_W.tolist(), vectors.others_W.tolist()
+        similarities.append(
+            Similar(checkpoint, vectors.layers, same_word_similarities, other_word_similarities, vectors.similarity_WSS)
+        )
     print_similar(output, config.word, sentences, similarities)
     path = Path(config.output).expanduser()
     write_similar(path, config.word, sentences, similarities)

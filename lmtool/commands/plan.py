@@ -116,20 +116,26 @@ def run(config: TrainingConfig, verb: str, keys: PlanKeys) -> int:
     problem = too_large(config, device.precision) if device.this_machine else None
     if problem is not None:
         notes += [problem.message, str(problem.hint)]
-    seen = _measured(typed, device, problem is None) if keys.measure else None
-    notes += [_read(config, rows) if seen is None else f"measured: peak memory of the process {size(seen.peak_bytes)}"]
+    measurement = _measured(typed, device, problem is None) if keys.measure else None
+    notes += [
+        _read(config, rows)
+        if measurement is None
+        else f"measured: peak memory of the process {size(measurement.peak_bytes)}"
+    ]
     if devices_of(config) > 1 and not device.cuda:
         notes.append(f"{devices_of(config)} processes share the cores of one machine")
 
-    config, epoch_tokens = _with_known_epochs(config, rows, None if seen is None else seen.metadata, notes)
+    config, epoch_tokens = _with_known_epochs(
+        config, rows, None if measurement is None else measurement.metadata, notes
+    )
 
     def plan_with(config: RunConfig) -> RunPlan:
-        return _plan_of(config, learner, epoch_tokens, device, None if seen is None else seen.metadata)
+        return _plan_of(config, learner, epoch_tokens, device, None if measurement is None else measurement.metadata)
 
     plan = replace(plan_with(config), store_bytes=_store_bytes(config), shared_bytes=_shared_bytes(config))
-    plan = replace(plan, epoch_text=_epoch_text(config, rows, epoch_tokens, seen is not None))
-    if seen is not None:
-        each = seen.step_seconds * plan.tokens_per_step / seen.tokens
+    plan = replace(plan, epoch_text=_epoch_text(config, rows, epoch_tokens, measurement is not None))
+    if measurement is not None:
+        each = measurement.step_seconds * plan.tokens_per_step / measurement.tokens
         plan = replace(plan, step_seconds=(each, each), time_source=f"measured over {STEPS} steps on {device.name}")
     if not plan.fits:
         plan = replace(plan, advice=what_fits(config, plan_with))

@@ -125,8 +125,8 @@ def _recorded(session: Session, steps: int, folder: Path) -> StepProfile:
     on_device = precision.device.type == "cuda"
     profiled = ProfiledLoader(session.loader, precision.device, steps, WARM_UP)
     teacher = getattr(session.distilled, "teacher", None)
-    others = {TEACHER: [] if teacher is None else [teacher]}
-    with ranges(session.trained, others, compiled=compiles):  # each step runs with and without the profiler
+    frozen_models = {TEACHER: [] if teacher is None else [teacher]}
+    with ranges(session.trained, frozen_models, compiled=compiles):  # each step runs with and without the profiler
         train_few_steps(session, profiled, WARM_UP + 2 * steps)
     recording = profiled.recording
     recording.profiler.export_chrome_trace(str(folder / TRACE))

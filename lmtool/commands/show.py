@@ -100,11 +100,11 @@ def _show_key(key_typed: str, fields: list[DocumentedField]) -> None:
         if not near and key_typed.split(".")[0] in tables.groups():
             hint = f"lmtool show {key_typed.split('.')[0]}"
         raise UserError(f"unknown key {key_typed}", hint)
-    for field, same in _by_description(matches):
-        say(f"{key_typed} ({', '.join(field_entry.owner for field_entry in same)})")
+    for field, same_fields in _by_description(matches):
+        say(f"{key_typed} ({', '.join(field_entry.owner for field_entry in same_fields)})")
         say(f"  {field.description}")
         say(f"  takes:   {words.allowed(field)}")
-        for default, where in _defaults(same):
+        for default, where in _defaults(same_fields):
             say(f"  default: {default}{f'  ({where})' if where else ''}")
     for key in below:
         descriptions = Counter(field_entry.field.description for field_entry in fields if field_entry.key == key)
@@ -118,13 +118,13 @@ def _by_description(fields: list[DocumentedField]) -> list[tuple[FieldInfo, list
     by_text: dict[tuple[str, str], list[DocumentedField]] = {}
     for entry in fields:
         by_text.setdefault((entry.field.description or "", words.allowed(entry.field)), []).append(entry)
-    return [(same[0].field, same) for same in by_text.values()]
+    return [(same_fields[0].field, same_fields) for same_fields in by_text.values()]
 
 
-def _defaults(same: list[DocumentedField]) -> list[tuple[str, str]]:
+def _defaults(entries: list[DocumentedField]) -> list[tuple[str, str]]:
     """Returns the defaults with the file and line that set them; equal defaults without a file are merged."""
     defaults: dict[tuple[str, str], None] = {}
-    for field_entry in same:
+    for field_entry in entries:
         line = groups.line_of(field_entry.file, field_entry.yaml_path) if field_entry.file is not None else None
         where = f"{_short(field_entry.file)}:{line}" if field_entry.file is not None and line is not None else ""
         defaults[(_value(field_entry, line), where)] = None

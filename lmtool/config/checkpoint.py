@@ -134,22 +134,24 @@ def _pointed(pointer: Path) -> Path:
 def run_folder(path: str | Path) -> Path:
     """Returns the run folder that the user means: the target of `runs/latest`, otherwise the path itself, which may not
     exist."""
-    given = Path(path).expanduser()
-    if given.name != "latest":
-        return given
-    if given.is_symlink():
-        named = Path(os.readlink(given))
-        return given.parent / named if named.name == str(named) and len(os.fsencode(named)) <= _LONGEST_NAME else given
-    if not os.path.isfile(given):
-        return given
+    folder = Path(path).expanduser()
+    if folder.name != "latest":
+        return folder
+    if folder.is_symlink():
+        named = Path(os.readlink(folder))
+        return (
+            folder.parent / named if named.name == str(named) and len(os.fsencode(named)) <= _LONGEST_NAME else folder
+        )
+    if not os.path.isfile(folder):
+        return folder
     # A disk without links, or an older version: a small file with the name.
-    with given.open(encoding="utf-8", errors="replace") as file:
+    with folder.open(encoding="utf-8", errors="replace") as file:
         name = Path(file.read(_LONGEST_NAME + 2).strip() or "-").name
     if len(os.fsencode(name)) > _LONGEST_NAME:
         raise NoCheckpoint(
-            f"{given} does not contain the name of a run: its text has more than {_LONGEST_NAME} bytes", _GIVE
+            f"{folder} does not contain the name of a run: its text has more than {_LONGEST_NAME} bytes", _GIVE
         )
-    return given.parent / name
+    return folder.parent / name
 
 
 def checkpoint_folder(path: str | Path) -> Path:
@@ -157,25 +159,25 @@ def checkpoint_folder(path: str | Path) -> Path:
     checkpoint, or its newest before the first evaluation) or `runs/latest`. The contents are verified when they are
     read. Raises NoCheckpoint if no checkpoint exists there. Raises UserError if that checkpoint does not exist; another
     one is never used instead."""
-    given = run_folder(path)
-    if given.name in ("best", "last") and os.path.lexists(given) and saved_steps(given.parent):
-        return best_of(given.parent) if given.name == "best" else saved_steps(given.parent)[0]
-    if not given.exists():
-        raise NoCheckpoint(f"checkpoint={path}: no such folder", _hint_for(given, str(path)))
-    if not given.is_dir():
-        pickled = "; pickled weights can run code when they are read" if given.suffix in _PICKLED else ""
+    folder = run_folder(path)
+    if folder.name in ("best", "last") and os.path.lexists(folder) and saved_steps(folder.parent):
+        return best_of(folder.parent) if folder.name == "best" else saved_steps(folder.parent)[0]
+    if not folder.exists():
+        raise NoCheckpoint(f"checkpoint={path}: no such folder", _hint_for(folder, str(path)))
+    if not folder.is_dir():
+        pickled = "; pickled weights can run code when they are read" if folder.suffix in _PICKLED else ""
         hint = f"for word vectors as text, run lmtool import checkpoint={path} output=FOLDER and use that folder"
         raise NoCheckpoint(
             f"checkpoint={path} is a file; lmtool reads checkpoint folders{pickled}", _GIVE if pickled else hint
         )
-    if is_checkpoint(given):
-        return given
-    checkpoints = given if given.name == "checkpoints" else given / "checkpoints"
-    if (given / ADAPTER).is_file():
+    if is_checkpoint(folder):
+        return folder
+    checkpoints = folder if folder.name == "checkpoints" else folder / "checkpoints"
+    if (folder / ADAPTER).is_file():
         hint = f"lmtool import checkpoint={path} output=FOLDER, then use that folder"
         raise NoCheckpoint(f"checkpoint={path} is a PEFT adapter without the weights of its base model", hint)
     if not saved_steps(checkpoints):
-        if (given / SWEEP).is_file():
+        if (folder / SWEEP).is_file():
             raise NoCheckpoint(f"checkpoint={path} is a sweep, not a run", "use one of its jobs: a folder in it")
         raise NoCheckpoint(
             f"checkpoint={path}: the folder contains neither an lmtool checkpoint nor a config.json of transformers",
@@ -184,9 +186,9 @@ def checkpoint_folder(path: str | Path) -> Path:
     return best_of(checkpoints)
 
 
-def _hint_for(given: Path, typed: str) -> str:
+def _hint_for(folder: Path, typed: str) -> str:
     """Returns a suggestion for a folder that does not exist: a run with a similar name, or a model on the hub."""
-    if (close := _nearest_folder(given)) is not None:
+    if (close := _nearest_folder(folder)) is not None:
         return f"did you mean {close}?"
     if _OF_THE_HUB.fullmatch(typed) and not typed.startswith(f"{RUNS}/"):
         return f"a run is runs/NAME; a model of the hub is checkpoint=hf://{typed}"

@@ -68,13 +68,13 @@ def decode(
     for section in left:
         clean.pop(section, None)
     silent = {*left, *(key for key in missing), *(problem.key for problem in problems)}
-    config, found = _checked(command, clean, silent, left, teachers, running)
-    problems += found
+    config, config_problems = _checked(command, clean, silent, left, teachers, running)
+    problems += config_problems
     for variant in command.variants(clean):
         problems += variant.problems
         if variant.data is not None:
             _, inside = _checked(command, variant.data, silent, left, teachers, running)
-            problems += [variant.placed(problem) for problem in inside if problem not in found]
+            problems += [variant.placed(problem) for problem in inside if problem not in config_problems]
     # A value under a misspelt key, or one that could not be read, is not missing. Missing values come last.
     reported_keys = {key for problem in problems if not problem.absent for key in (problem.key, *problem.meant)}
     problems = sorted(
@@ -183,14 +183,14 @@ def _text(text: str, key: str, problems: list[Problem]) -> str:
 def _without_missing(value: object, key: str, missing: list[str]) -> Any:
     """Returns a copy without `???` values; their keys are added to `missing`."""
     if isinstance(value, dict):
-        complete = {}
+        without_missing = {}
         for name, item in value.items():
             path = f"{key}.{name}" if key else name
             if item == MISSING:
                 missing.append(path)
             else:
-                complete[name] = _without_missing(item, path, missing)
-        return complete
+                without_missing[name] = _without_missing(item, path, missing)
+        return without_missing
     if isinstance(value, list):
         if MISSING in value:
             missing.append(key)

@@ -73,8 +73,8 @@ def read(overrides: Sequence[str], accepted: AcceptedOverrides, *, multirun: boo
             continue
         value = text.partition("=")[2]
         if sign != "~" and key not in accepted.groups and values.setdefault(key, value) != value:
-            both = f"{key}={values[key]} and {key}={value}"
-            checked.problems.append(Problem(key, f"{both}: a key may be set only once", "keep one of them"))
+            values_text = f"{key}={values[key]} and {key}={value}"
+            checked.problems.append(Problem(key, f"{values_text}: a key may be set only once", "keep one of them"))
         elif key in accepted.verbatim:
             checked.verbatim[key] = value
         elif (whole := key.partition(".")[0]) in accepted.verbatim and whole != key:
@@ -83,8 +83,8 @@ def read(overrides: Sequence[str], accepted: AcceptedOverrides, *, multirun: boo
             _sort(override, sign, key, accepted, multirun, checked)
     for first, second in accepted.alternatives:
         if {first, second} <= values.keys() and "null" not in (values[first], values[second]):
-            both = f"{first}={values[first]} and {second}={values[second]}"
-            checked.problems.append(Problem(second, f"{both} exclude each other", "keep one of them"))
+            values_text = f"{first}={values[first]} and {second}={values[second]}"
+            checked.problems.append(Problem(second, f"{values_text} exclude each other", "keep one of them"))
     return checked
 
 
@@ -305,13 +305,13 @@ def _choice(
             yield problems.unknown_choice(group, group, str(name), accepted.groups[group])
         before = next((choice for choice in checked.choices if choice.partition("=")[0] == group), None)
         if before not in (None, text.lstrip("+")):
-            both = f"{before.partition('=')[2]},{value}"
-            hint = f"keep one of them, or run each: -m {group}={both}"
+            values_text = f"{before.partition('=')[2]},{value}"
+            hint = f"keep one of them, or run each: -m {group}={values_text}"
             reason = f"a run takes one {group}"
             if group in accepted.several:
                 reason, hint = (
                     "a group may be set only once",
-                    f"for several, set {group}=[{both.replace('[', '').replace(']', '')}]",
+                    f"for several, set {group}=[{values_text.replace('[', '').replace(']', '')}]",
                 )
             yield Problem(group, f"{before} and {group}={value}: {reason}", hint)
         elif not wrong:

@@ -158,32 +158,32 @@ def missing(command: type[Config], keys: list[str], data: JsonObject) -> list[Pr
     return problems
 
 
-def unknown_choice(group: str, key: str, given: str, offered: tuple[str, ...] | None = None) -> Problem:
+def unknown_choice(group: str, key: str, name: str, offered: tuple[str, ...] | None = None) -> Problem:
     """Returns the problem of a name that its group does not have. key: the key as on the command line; members of a
     list are typed by name."""
     offered = names(group) if offered is None else offered
     typed = "" if key.endswith(".members") else f"{key}="
-    close = aliases.of_value(group, given) or _inside(given, offered) or nearest(given, offered)
+    close = aliases.of_value(group, name) or _inside(name, offered) or nearest(name, offered)
     hint = f"did you mean {typed}{close}?" if close else f"`lmtool list {group}` prints them with a line each"
-    homes = [other for other in groups.all_groups() if other != group and given in groups.options(other)]
+    homes = [other for other in groups.all_groups() if other != group and name in groups.options(other)]
     if homes and not close:
-        hint = f"{given} is an option of {homes[0]}: `lmtool show {homes[0]}={given}` says how it is used"
-    elif typed and group in _PUBLISHED and (published := _PUBLISHED[group](given)) is not None:
+        hint = f"{name} is an option of {homes[0]}: `lmtool show {homes[0]}={name}` says how it is used"
+    elif typed and group in _PUBLISHED and (published := _PUBLISHED[group](name)) is not None:
         hint = f"{hint.removesuffix('?')}, or {published}?" if close else f"did you mean {published}?"
-    return Problem(key, f"{typed or f'{key}: '}{given} is not one of {', '.join(offered)}", hint)
+    return Problem(key, f"{typed or f'{key}: '}{name} is not one of {', '.join(offered)}", hint)
 
 
-def _inside(given: str, offered: Sequence[str]) -> str | None:
+def _inside(name: str, offered: Sequence[str]) -> str | None:
     """Returns the option that is the last part of a longer name: `glue/sst2`."""
-    last = re.split("[/:]", given)[-1]
-    return last if last != given and last in offered else None
+    last = re.split("[/:]", name)[-1]
+    return last if last != name and last in offered else None
 
 
 # The override to type for a name that may be one of the hub, by the group of the unknown option.
 _PUBLISHED: dict[str, Callable[[str], str | None]] = {
-    "model": lambda given: f"checkpoint=hf://{given}" if "-" in given or "/" in given else None,
-    "data": lambda given: f"data=hub data.hub={given}" if "/" in given else None,
-    "task": lambda given: f"task=custom task.kind=classification task.hub={given}" if "/" in given else None,
+    "model": lambda name: f"checkpoint=hf://{name}" if "-" in name or "/" in name else None,
+    "data": lambda name: f"data=hub data.hub={name}" if "/" in name else None,
+    "task": lambda name: f"task=custom task.kind=classification task.hub={name}" if "/" in name else None,
 }
 
 
@@ -210,10 +210,10 @@ def meant_by(key: str, value: object, command: type[Config], data: JsonObject) -
     keys with the most similar spelling that take the value. Both are empty if nothing is similar."""
     known = known_fields(command, data)
     if aliases.has_meaning(key):
-        every = {**known_fields(command, {}), **known}
-        meaning = aliases.meaning(key, value, known.__contains__) or aliases.meaning(key, value, every.__contains__)
+        fields = {**known_fields(command, {}), **known}
+        meaning = aliases.meaning(key, value, known.__contains__) or aliases.meaning(key, value, fields.__contains__)
         if meaning is not None:
-            return replace(meaning, hint=_fitting_hint(meaning, value, command, known, every))
+            return replace(meaning, hint=_fitting_hint(meaning, value, command, known, fields))
     near = nearest_keys(key, list(known))
     values = {name: aliases.of_value(name, value) or value for name in near}
     typed = {name: shlex.quote(f"{name}={aliases.shown(values[name])}") for name in near}
@@ -224,12 +224,12 @@ def meant_by(key: str, value: object, command: type[Config], data: JsonObject) -
     return Meaning(tuple(f"{name}=" for name in near), hint if near else "")
 
 
-def _fitting_hint(meaning: Meaning, value: object, command: type[Config], known: Container[str], every: Fields) -> str:
+def _fitting_hint(meaning: Meaning, value: object, command: type[Config], known: Container[str], fields: Fields) -> str:
     """Returns the hint of a meaning: without the value if the key does not take it, and with the component to select if
-    the selected one does not have the key. known: keys of the selected components. every: fields by key."""
+    the selected one does not have the key. known: keys of the selected components. fields: all fields by key."""
     chosen = {name for name, _ in meaning.pairs if name in components()}
     for name, text in meaning.pairs:
-        if value is not None and not _has_option(name, text) and not _takes_text(every[name], text):
+        if value is not None and not _has_option(name, text) and not _takes_text(fields[name], text):
             explained = f"list {name}" if name in groups.all_groups() else f"show {name}"
             return f"here it is {name}=; `lmtool {explained}` says what it takes"
         if name not in known and name.partition(".")[0] not in chosen:

@@ -106,8 +106,10 @@ def component(group: str, name: str, builder: str) -> Callable[[ConfigClass], Co
         if config.__module__ != _MODULES.get((group, name), config.__module__):
             lookup(group, name)  # registers lmtool's own component first, so that a clash is found below
         if name in table and _origin(table[name].config) != _origin(config):
-            both = [".".join(_origin(owner)) for owner in (table[name].config, config)]
-            raise UserError(f"{group}={name} is both {both[0]} and {both[1]}", "rename the component in the plugin")
+            origins = [".".join(_origin(owner)) for owner in (table[name].config, config)]
+            raise UserError(
+                f"{group}={name} is both {origins[0]} and {origins[1]}", "rename the component in the plugin"
+            )
         table[name] = _ENTRIES[config] = Entry(group, name, config, builder)
         return config
 

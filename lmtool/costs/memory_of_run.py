@@ -76,10 +76,10 @@ def _control_group_bytes() -> Iterator[int]:
         folder = root / path.strip("/")
         # In a container the path may be the one on the host; the container's own group is then the root.
         for group in [folder, *folder.parents] if folder.is_dir() else [root]:
-            limit, used = _read_number(group / names[0]), _read_number(group / names[1])
-            if limit is not None and used is not None:
+            limit, usage = _read_number(group / names[0]), _read_number(group / names[1])
+            if limit is not None and usage is not None:
                 swap = (_read_number(group / names[2]) or 0) - (_read_number(group / names[3]) or 0) if names[2] else 0
-                yield limit - used + _reclaimable_bytes(group) + max(swap, 0)
+                yield limit - usage + _reclaimable_bytes(group) + max(swap, 0)
             if group == root:
                 break
 

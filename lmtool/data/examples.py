@@ -214,7 +214,7 @@ def step_boundaries(plan: Plan, order: Order, examples: int | None, tokens: int 
         end = min(at + size, len(order))
         boundaries = at + batch_boundaries(plan.lengths[order.examples(at, end)], examples, tokens)[1:]
         # The last batch of a part may continue in the next part.
-        complete = boundaries if end == len(order) else boundaries[:-1]
-        at, size = (int(complete[-1]), LENGTHS_READ) if len(complete) else (at, 2 * size)
-        parts.append(complete)
+        step_ends = boundaries if end == len(order) else boundaries[:-1]
+        at, size = (int(step_ends[-1]), LENGTHS_READ) if len(step_ends) else (at, 2 * size)
+        parts.append(step_ends)
     return np.concatenate(parts)

@@ -258,8 +258,8 @@ class FileSource(ABC, Generic[AnyConfig]):
         scan.digest = digest.hexdigest()
         if not scan.sizes:
             key = self.key if split == "train" else "data.validation"
-            which = f"{files[0]} is" if len(files) == 1 else f"all {len(files)} files are"
-            reason = f"{which} {self.blank if scan.bytes else 'empty'}"
+            subject = f"{files[0]} is" if len(files) == 1 else f"all {len(files)} files are"
+            reason = f"{subject} {self.blank if scan.bytes else 'empty'}"
             raise UserError(f"{key}: {reason}: there is no text", f"use files with text: {key}=PATH")
         return scan
 

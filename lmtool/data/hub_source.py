@@ -33,12 +33,12 @@ from lmtool.system.secrets import masked
 
 
 @contextmanager
-def hub_access(what: str, name: str, offline: bool, hint: str) -> Iterator[Any]:
+def hub_access(subject: str, name: str, offline: bool, hint: str) -> Iterator[Any]:
     """Yields the library datasets, and converts its errors to UserError. Without a network it works offline with its
     cache, instead of retrying for half a minute.
 
     Args:
-        what: The data set as typed, for errors.
+        subject: The data set as typed, for errors.
         name: The data set, or a local folder, for which no connection is opened.
         offline: Open no connection.
         hint: The hint of errors.
@@ -48,7 +48,7 @@ def hub_access(what: str, name: str, offline: bool, hint: str) -> Iterator[Any]:
         import huggingface_hub.constants
     except ModuleNotFoundError as problem:
         raise UserError(
-            f"{what}: reading it requires the library datasets, which is not installed",
+            f"{subject}: reading it requires the library datasets, which is not installed",
             f"pip install 'lmtool[hub]', or {hint}",
         ) from problem
     local = Path(name).expanduser().is_dir()
@@ -67,7 +67,7 @@ def hub_access(what: str, name: str, offline: bool, hint: str) -> Iterator[Any]:
         reason = masked(" ".join(str(problem).split()))[:160] or type(problem).__name__
         if not local and (unreachable or offline):
             reason = "no network" if unreachable else "offline=true, and it is not in the cache"
-        raise UserError(f"{what} cannot be read: {reason}", hint) from problem
+        raise UserError(f"{subject} cannot be read: {reason}", hint) from problem
     finally:
         logger.setLevel(level)
         for mode, setting in zip(modes, before, strict=True):
@@ -118,16 +118,16 @@ class ShardWriter:
 
     def _resume(self, origin: str) -> StoredText:
         try:
-            stored = StoredText(**json.loads((self._folder / _PROGRESS).read_bytes()))
-            sizes = [self._path(number).stat().st_size for number in range(len(stored.shards))]
+            text = StoredText(**json.loads((self._folder / _PROGRESS).read_bytes()))
+            sizes = [self._path(number).stat().st_size for number in range(len(text.shards))]
         except (OSError, ValueError, TypeError):
-            stored, sizes = StoredText(""), []
-        if stored.origin != origin or sizes != stored.shards or (self._folder / MANIFEST).exists():
+            text, sizes = StoredText(""), []
+        if text.origin != origin or sizes != text.shards or (self._folder / MANIFEST).exists():
             shutil.rmtree(self._folder, ignore_errors=True)
-            stored = StoredText(origin)
+            text = StoredText(origin)
         self._folder.mkdir(parents=True, exist_ok=True)
         (self._folder / _DRAFT).unlink(missing_ok=True)  # of a killed process
-        return stored
+        return text
 
     def _path(self, number: int) -> Path:
         return self._folder / f"{number:06}.jsonl"
@@ -222,7 +222,7 @@ class HubSource(FileSource[HubConfig]):
     def _read_split(self, split: str, folder: Path) -> tuple[list[Path], StoredText]:
         """Streams a split into its folder, resuming an earlier download."""
         assert self.cache_dir is not None
-        config, what = self.config, f"data.hub={self.config.hub}"
+        config, subject = self.config, f"data.hub={self.config.hub}"
         name, _, subset = config.hub.partition(":")
         local = Path(name).expanduser()
         if name.startswith((".", "/", "~")) and not local.is_dir():
@@ -231,38 +231,40 @@ class HubSource(FileSource[HubConfig]):
         if self._offline and not local.is_dir():
             state = "is not in the cache" if not folder.exists() else "is only partly in the cache"
             raise UserError(
-                f"{what}: offline=true, but its split {split} {state}",
+                f"{subject}: offline=true, but its split {split} {state}",
                 f"run the command once with a network and without offline=true, or {alternative}",
             )
-        with hub_access(what, name, self._offline, f"run the command again to continue, or {alternative}") as datasets:
+        with hub_access(
+            subject, name, self._offline, f"run the command again to continue, or {alternative}"
+        ) as datasets:
             builder = datasets.load_dataset_builder(str(local) if local.is_dir() else name, subset or None)
-            _require_strict(builder, what, name if local.is_dir() else None)
+            _require_strict(builder, subject, name if local.is_dir() else None)
             splits = list(builder.config.data_files or ())
             if splits and split not in splits:
                 like = nearest(split, splits)
                 key = "data.split" if split == config.split else "data.validation"
                 raise UserError(
-                    f"{what} has no split {split}; there are {name_list(splits)}", f"{key}={like or splits[0]}"
+                    f"{subject} has no split {split}; there are {name_list(splits)}", f"{key}={like or splits[0]}"
                 )
-            rows = _columns(builder.as_streaming_dataset(split=split), columns_of(config), f"{what} {split}")
+            rows = _columns(builder.as_streaming_dataset(split=split), columns_of(config), f"{subject} {split}")
             writer = ShardWriter(folder, self.cache_dir, f"{builder.hash} datasets {datasets.__version__}")
             if writer.stored.position is not None:
                 rows.load_state_dict(writer.stored.position)
             try:
-                self._write(rows, writer, f"{what} {split}")
+                self._write(rows, writer, f"{subject} {split}")
             finally:
                 writer.close(rows.state_dict())
             if not writer.stored.shards:
                 raise UserError(
-                    f"{what}: the split {split} has no text in {name_list(columns_of(config))}",
+                    f"{subject}: the split {split} has no text in {name_list(columns_of(config))}",
                     "name another column: data.text=COLUMN",
                 )
             return writer.finish(), writer.stored
 
-    def _write(self, rows: Any, writer: ShardWriter, what: str) -> None:
-        columns, most, stored = columns_of(self.config), self.config.max_bytes, writer.stored
+    def _write(self, rows: Any, writer: ShardWriter, subject: str) -> None:
+        columns, most, stored_text = columns_of(self.config), self.config.max_bytes, writer.stored
         for row in rows:
-            where = f"{what}:{stored.rows + 1}"
+            where = f"{subject}:{stored_text.rows + 1}"
             text = text_of(where, columns, values_of(where, row, columns, "data.text"), "data.text")
             if len(text) > LINE // 2:  # JSON escapes may double its length
                 raise UserError(f"{where}: a text of {len(text):,} characters", "remove the row from the data set")
@@ -270,8 +272,8 @@ class HubSource(FileSource[HubConfig]):
                 return
             if writer.full:
                 writer.close(rows.state_dict())
-            if self.progress is not None and stored.rows % _REPORT == 0:
-                self.progress(f"reading {what}", stored.bytes, most)
+            if self.progress is not None and stored_text.rows % _REPORT == 0:
+                self.progress(f"reading {subject}", stored_text.bytes, most)
 
     def documents_of(self, path: Path, counts: Counter[str] | None) -> Iterator[tuple[str, bool]]:
         for _, row in objects(path):
@@ -283,15 +285,15 @@ class HubSource(FileSource[HubConfig]):
         return "row"
 
     def metadata(self) -> dict[str, object]:
-        stored = self._stored.values()
+        texts = self._stored.values()
         return super().metadata() | {
             "source": f"hub {self.config.hub}",
             "text": ", ".join(columns_of(self.config)),
-            "rows_without_text": sum(split.without_text for split in stored),
+            "rows_without_text": sum(split.without_text for split in texts),
             "kept": ", ".join(
                 f"{'all' if split.complete else 'the beginning'} of {name}" for name, split in self._stored.items()
             ),
-            "origin": ", ".join(dict.fromkeys(split.origin for split in stored)),
+            "origin": ", ".join(dict.fromkeys(split.origin for split in texts)),
         }
 
 
@@ -307,7 +309,7 @@ def folder_of(config: HubConfig, split: str, cache_dir: str | Path) -> Path:
     return Path(cache_dir).expanduser() / "hub_text" / key[:32]
 
 
-def _columns(rows: Any, columns: tuple[str, ...], what: str) -> Any:
+def _columns(rows: Any, columns: tuple[str, ...], subject: str) -> Any:
     """Returns the rows with only these columns, so that images and audio in other columns are not decoded."""
     if rows.column_names is None:  # unknown until the first row is read
         return rows
@@ -315,12 +317,12 @@ def _columns(rows: Any, columns: tuple[str, ...], what: str) -> Any:
     top_level = [name if name in names else name.partition(".")[0] for name in columns]  # "a.b" -> "a"
     missing = next((name for name, top in zip(columns, top_level, strict=True) if top not in names), None)
     if missing is not None:
-        raise no_column(what, missing, names, "data.text")
+        raise no_column(subject, missing, names, "data.text")
     return rows.select_columns(list(dict.fromkeys(top_level)))
 
 
-def _require_strict(builder: object, what: str, folder: str | None) -> None:
+def _require_strict(builder: object, subject: str, folder: str | None) -> None:
     """Raises UserError for CSV, because the library silently shifts ragged rows and reads "NA" as null."""
     if any(base.__module__.endswith("packaged_modules.csv.csv") for base in type(builder).__mro__):
         hint = f"use data=csv data.path={folder}" if folder else "download its files, and use data=csv data.path=FOLDER"
-        raise UserError(f"{what} is CSV, which the library datasets reads with silent errors", hint)
+        raise UserError(f"{subject} is CSV, which the library datasets reads with silent errors", hint)

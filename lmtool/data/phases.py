@@ -68,8 +68,8 @@ class PhasedLoader:
     def __init__(self, loaders: Sequence[PackedLoader], fractions: PhaseFractions, same_text: Sequence[bool]):
         self.loaders, self.fractions = list(loaders), fractions
         self._continues = [False] + [
-            same and loader.reads_like(before)
-            for before, loader, same in zip(self.loaders, self.loaders[1:], same_text[1:], strict=False)
+            has_same_text and loader.reads_like(before)
+            for before, loader, has_same_text in zip(self.loaders, self.loaders[1:], same_text[1:], strict=False)
         ]
         self._horizon: tuple[int, str] | None = None
         self._ends: list[float] | None = None

@@ -112,9 +112,9 @@ class Codistillation(Distilled):
             with torch.no_grad():
                 teachers = {name: record(copied, batch, step, losses=False) for name, copied in self._copies.items()}
         for name, outputs in recorded.items():
-            others = [teacher.predicted for teacher_name, teacher in teachers.items() if teacher_name != name]
+            peers = [teacher.predicted for teacher_name, teacher in teachers.items() if teacher_name != name]
             for term, predicted in outputs.predicted.items():
-                mean = Averaged.of([(1.0, predictions[term]) for predictions in others], "probabilities")
+                mean = Averaged.of([(1.0, predictions[term]) for predictions in peers], "probabilities")
                 sums[self._mutual_name(name, term)] = self.soft.target_losses(predicted, mean)
         return StepOutput(sums, self.weights)
 

@@ -155,13 +155,13 @@ class StoredTeacher(Teacher):
         return RecordedOutputs(self.learner, batch, predicted)
 
     def _read(self, term: str, part: TermBatch, device: torch.device) -> TargetProbabilities:
-        stored = self.terms[term].read(part, part.keys(self.by_row), device)
-        if stored is None:
+        outputs = self.terms[term].read(part, part.keys(self.by_row), device)
+        if outputs is None:
             raise UserError(
                 f"the stored outputs of the teacher lack predictions of {term} for examples that this run reads",
                 "set distill.store=null, so that the teacher runs alongside the student",
             )
-        return stored
+        return outputs
 
     def _last_layer(self, side: Side) -> TapPoint:
         """Returns the tap point after the last layer of the teacher's stack that reads a side of the batch."""
@@ -361,20 +361,20 @@ class HardLabels(Teacher):
         """Looks up the labels of a batch. Raises UserError if the file has none for an example of the batch."""
         predicted: dict[str, TargetProbabilities] = {}
         for term, part in batch_terms(batch).items():
-            stored, target = self.terms.get(term), part.target.labels
-            if stored is None or target is None:
+            term_outputs, target = self.terms.get(term), part.target.labels
+            if term_outputs is None or target is None:
                 continue
             keys_G = part.keys(by_row=False)
-            index_G = np.searchsorted(stored.keys_G, keys_G).clip(max=len(stored.keys_G) - 1)
+            index_G = np.searchsorted(term_outputs.keys_G, keys_G).clip(max=len(term_outputs.keys_G) - 1)
             order_M, count_G = group_by_example(part.owners(len(target)), len(keys_G))
-            if (stored.keys_G[index_G] != keys_G).any() or (stored.count_G[index_G] != count_G).any():
+            if (term_outputs.keys_G[index_G] != keys_G).any() or (term_outputs.count_G[index_G] != count_G).any():
                 raise UserError(
                     f"distill.predictions={self.origin} has no labels of {term} for examples that this run reads",
                     "use a teacher instead: distill.teacher=RUN",
                 )
             labels = torch.empty_like(target)
-            labels[torch.from_numpy(order_M)] = stored.labels[
-                torch.from_numpy(ranges(stored.first_G[index_G], count_G))
+            labels[torch.from_numpy(order_M)] = term_outputs.labels[
+                torch.from_numpy(ranges(term_outputs.first_G[index_G], count_G))
             ]
             predicted[term] = FixedLabels(labels.flatten().to(batch.inputs.tokens.device))
         return RecordedOutputs(self.learner, batch, predicted)

@@ -244,8 +244,8 @@ class WordCharacters(StackInput):
         symbols_UK = send(symbols_UL[:, :columns], self.characters.weight.device)
         x_UCL = self.characters(symbols_UK).transpose(1, 2)
         # Save the index of the maximum for the backward, not all values.
-        found = [convolution(x_UCL).max(-1).values for convolution in self._filters]
-        x_UF = F.relu(torch.cat(found, 1))
+        features = [convolution(x_UCL).max(-1).values for convolution in self._filters]
+        x_UF = F.relu(torch.cat(features, 1))
         for highway in self.highways:
             x_UF = highway(x_UF)
         projected: Tensor = self.project(x_UF)

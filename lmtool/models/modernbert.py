@@ -200,11 +200,11 @@ class _ModernBertFormat(HFFormat):
 
     def from_hf_config(self, data: JsonMapping) -> JsonObject:
         section = super().from_hf_config(data)
-        every = data.get("global_attn_every_n_layers") or 3
+        global_interval = data.get("global_attn_every_n_layers") or 3
         kinds = data.get("layer_types")
         if kinds:
-            every = next((number for number in range(1, len(kinds)) if kinds[number] == _FULL), len(kinds))
-            regular = [_LOCAL if number % every else _FULL for number in range(section["num_layers"])]
+            global_interval = next((number for number in range(1, len(kinds)) if kinds[number] == _FULL), len(kinds))
+            regular = [_LOCAL if number % global_interval else _FULL for number in range(section["num_layers"])]
             expect({"layer_types": list(kinds)}, self.model, layer_types=(regular,))
         bases, of_kinds = {}, data.get("rope_parameters") or {}
         expect(of_kinds, self.model, **{key: (None,) for key in of_kinds if key not in (_FULL, _LOCAL)})
@@ -214,7 +214,7 @@ class _ModernBertFormat(HFFormat):
             bases[kind] = float(rotary.get("rope_theta") or data.get(key) or default)
         return {
             **section,
-            "global_every": every,
+            "global_every": global_interval,
             "local_window": (data.get("local_attention") or 128) // 2,
             "local_rotary_base": bases[_LOCAL],
             "positions": {"name": "rotary", "base": bases[_FULL], "layout": "half_split"},

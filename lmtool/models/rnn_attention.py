@@ -188,13 +188,13 @@ class RnnAttention(EncoderDecoder):
     vocabulary_head = VocabularyHead(tied=False)
 
     def __init__(self, config: RnnAttentionConfig):
-        width, both = config.embedding_size, 2 * config.hidden_size
+        width, encoder_width = config.embedding_size, 2 * config.hidden_size
         encoder = [
-            BidirectionalGru(both if number else width, config.hidden_size, config.dropout)
+            BidirectionalGru(encoder_width if number else width, config.hidden_size, config.dropout)
             for number in range(config.num_layers)
         ]
         decoder = AttendingGru(
-            width, config.hidden_size, both, config.attention_size, config.output_size, config.dropout
+            width, config.hidden_size, encoder_width, config.attention_size, config.output_size, config.dropout
         )
         super().__init__(
             config,

@@ -92,8 +92,8 @@ class TransformerXl(Decoder):
         return {"memory": torch.zeros(shape, device=self.embed.token.weight.device)}
 
     def mask(self, number: int, packed: Packed) -> Mask:
-        same = self.config.same_length and self.memory_length and not self.training and not packed.prefixes
-        return Recent(self.memory_length) if same else super().mask(number, packed)
+        limits_distance = self.config.same_length and self.memory_length and not self.training and not packed.prefixes
+        return Recent(self.memory_length) if limits_distance else super().mask(number, packed)
 
     def position(self, number: int, state: StackState) -> Position:
         return self.relative

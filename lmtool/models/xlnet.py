@@ -153,14 +153,14 @@ class Xlnet(Encoder):
             rng = rng.inserted(torch.cat([content_T, send(query_M, device)]), number_S)
         query_MH = self.query.weight.expand(count, -1).to(state.x_TH.dtype)
         query_MH = self.embed.dropout(query_MH, None if rng is None else rng.rows(stream_M))
-        both = replace(
+        two_streams = replace(
             state,
             x_TH=torch.cat([state.x_TH, query_MH]),
             position=Streams(self.distances, content, queries, blind_M),
             rng=rng,
             batch_T=content_T,  # for taps
         )
-        hidden = self.run(both, stream_M, tap=tap)
+        hidden = self.run(two_streams, stream_M, tap=tap)
         if carried is not None and memories is not None:
             carried.after = {"memory": torch.stack(memories.after, 1)}
         return hidden

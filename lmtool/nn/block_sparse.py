@@ -88,9 +88,9 @@ class BlockPattern:
         signs = np.where(self.connections(blocks)[0], "+", ".")
         signs[[0, -1]] = signs[:, [0, -1]] = "#"
         signs[np.arange(1, blocks - 1)[:, None], self.random_blocks(blocks)[1:-1, 0]] = "*"
-        seen = "what they see in the first head of the first layer: # global, + window, * drawn, . nothing"
+        caption = "what they see in the first head of the first layer: # global, + window, * drawn, . nothing"
         lines = [(f"block {number}", "".join(row)) for number, row in enumerate(signs, 1)]
-        return [("blocks", f"{blocks} of {self.size} tokens; {seen}"), *lines]
+        return [("blocks", f"{blocks} of {self.size} tokens; {caption}"), *lines]
 
 
 @lru_cache(maxsize=128)
@@ -100,11 +100,11 @@ def _table(pattern: BlockPattern, blocks: int) -> np.ndarray:
     generator, among = np.random.RandomState(pattern.seed), pattern.candidates
     table_NAX = np.full((blocks, pattern.heads, pattern.random), -1)
     for block in range(1, blocks):
-        seen = {0, among - 1, block - 1, block, block + 1}
+        visible_blocks = {0, among - 1, block - 1, block, block + 1}
         # The second and the last-but-one candidate block never attend to each other.
-        seen |= {1: {among - 2}, among - 2: {1}}.get(block, set())
+        visible_blocks |= {1: {among - 2}, among - 2: {1}}.get(block, set())
         for head in range(pattern.heads):
-            allowed = [number for number in generator.permutation(among) if number not in seen]
+            allowed = [number for number in generator.permutation(among) if number not in visible_blocks]
             table_NAX[block, head] = allowed[: pattern.random]
     return table_NAX
 
@@ -183,11 +183,11 @@ class BlockTile(MaskedRows):
     def seen_keys(self, units_UX: Tensor, x_SAD: Tensor) -> Tensor:
         """Returns (R, A, K, D): keys or values, those of a prefix first. x_SAD: the keys or values of the tokens."""
         # Several rows may read a unit, so its gradients are summed.
-        seen = units_UX.index_select(0, self.keys).view(len(self.query_RL), x_SAD.shape[1], -1, x_SAD.shape[2])
+        keys = units_UX.index_select(0, self.keys).view(len(self.query_RL), x_SAD.shape[1], -1, x_SAD.shape[2])
         if self.prefix is None:
-            return seen
+            return keys
         ahead = x_SAD.index_select(0, self.prefix).view(len(self.query_RL), -1, *x_SAD.shape[1:])
-        return torch.cat([ahead.transpose(1, 2), seen], 2)
+        return torch.cat([ahead.transpose(1, 2), keys], 2)
 
 
 @dataclass(frozen=True)
@@ -240,12 +240,12 @@ def _tile(
     count, heads, random_blocks = rows.random_RAN.shape
     key_RAN = np.concatenate([np.repeat(rows.key_RN[:, None], heads, 1), rows.random_RAN], 2)
     # A random block is never the last one, which is the only one with padding.
-    seen = (
+    visible = (
         np.ones((count, mask.ahead), bool),
         real_NB[rows.key_RN],
         np.ones((count, random_blocks * mask.pattern.size), bool),
     )
-    real_RK = torch.from_numpy(np.concatenate([part.reshape(count, -1) for part in seen], 1))
+    real_RK = torch.from_numpy(np.concatenate([part.reshape(count, -1) for part in visible], 1))
     prefix_RP = first_N[rows.query_RN[:, :1]] + np.arange(mask.ahead)
     return BlockTile(
         query_RL=send(torch.from_numpy(token_NB[rows.query_RN].reshape(count, -1)), device),

@@ -183,13 +183,13 @@ class TileIndex:
         if they are contiguous."""
         real_M = real_P.nonzero().flatten()
         tokens_M, order_M = into_P[real_M].sort()
-        complete = len(tokens_M) == tokens
-        identity = complete and torch.equal(into_P, tokens_M)
+        is_complete = len(tokens_M) == tokens
+        identity = is_complete and torch.equal(into_P, tokens_M)
         padding = (~real_P).nonzero().flatten()
         into_P, real_M, tokens_M, padding = (
             send(index, device) for index in (into_P, real_M[order_M], tokens_M, padding)
         )
-        return cls(into_P, real_M, tokens_M, padding, complete, identity)
+        return cls(into_P, real_M, tokens_M, padding, is_complete, identity)
 
 
 @dataclass(frozen=True)

@@ -133,9 +133,9 @@ class StackState:
             return x_TH
         if self.batch_T is None:
             return tap(point, x_TH)
-        seen = x_TH.index_select(0, self.batch_T)
-        replaced = tap(point, seen)
-        return x_TH if replaced is seen else x_TH.index_copy(0, self.batch_T, replaced)
+        tapped_TH = x_TH.index_select(0, self.batch_T)
+        replaced = tap(point, tapped_TH)
+        return x_TH if replaced is tapped_TH else x_TH.index_copy(0, self.batch_T, replaced)
 
 
 def enter(

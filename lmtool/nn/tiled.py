@@ -74,8 +74,8 @@ def attention_weights(
                 weights[number] = weights_ALK[:, : layout.query.lengths[number], : layout.key.lengths[number]]
     lengths = zip(layout.query.lengths, layout.key.lengths, strict=True)
     return [
-        weights[number] if number in weights else q_TAD.new_zeros(q_TAD.shape[1], *both, dtype=dtype)
-        for number, both in enumerate(lengths)
+        weights[number] if number in weights else q_TAD.new_zeros(q_TAD.shape[1], *query_and_key_lengths, dtype=dtype)
+        for number, query_and_key_lengths in enumerate(lengths)
     ]
 
 

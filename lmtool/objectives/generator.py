@@ -96,7 +96,7 @@ class MappedEmbeddings(nn.Module):
 
     Args:
         shared: The embeddings of the model.
-        own: The embeddings that the generator would have without sharing.
+        embeddings: The embeddings that the generator would have without sharing.
         width: The hidden width of the generator.
         device: The device of the projection.
     """
@@ -105,12 +105,12 @@ class MappedEmbeddings(nn.Module):
     virtual = None
     virtual_count = 0
 
-    def __init__(self, shared: Embeddings, own: Embeddings, width: int, device: torch.device):
+    def __init__(self, shared: Embeddings, embeddings: Embeddings, width: int, device: torch.device):
         super().__init__()
         self.shared = shared
         self.project = nn.Linear(shared.token.weight.shape[1], width, device=device)
         # Positions that act in the attention depend on the number of heads, so they are not shared.
-        self.position = shared.position if _embeds(shared.position) else own.position
+        self.position = shared.position if _embeds(shared.position) else embeddings.position
 
     @property
     def token(self) -> nn.Embedding:
@@ -191,16 +191,16 @@ def _disentangle(generator: Backbone, model: Backbone, device: torch.device) -> 
 
 def _share_embeddings(generator: Backbone, model: Backbone, seed: int, device: torch.device) -> None:
     """Makes the generator use the model's embeddings, with a projection if the widths of the token tables differ."""
-    own, shared = generator.embed, model.embed
-    if own.token.weight.shape != shared.token.weight.shape:
-        mapped = MappedEmbeddings(shared, own, generator.hidden_size, device)
+    generator_embed, model_embed = generator.embed, model.embed
+    if generator_embed.token.weight.shape != model_embed.token.weight.shape:
+        mapped = MappedEmbeddings(model_embed, generator_embed, generator.hidden_size, device)
         generator.initialize(mapped.project, seed, "objective.generator.embed.project.")
         generator.embed = mapped  # type: ignore[assignment]
         return
     for name in _SHARED:
-        module = getattr(shared, name, None)
+        module = getattr(model_embed, name, None)
         if module is not None and (name != "position" or _embeds(module)):
-            setattr(own, name, module)
+            setattr(generator_embed, name, module)
 
 
 def start_from_generator(model: Backbone, generator: Backbone) -> list[str]:

@@ -234,9 +234,9 @@ def _paired_html(comparison: RunComparison) -> str:
             sentences.append(f"{name} minus {comparison.names[0]}: not paired, {gap}.")
             continue
         rows += [
-            [f"{name} minus {comparison.names[0]}", title(metric), f"{of['value']:+.4f}"]
-            + [between(of, "+"), "yes" if is_significant(of) else "no"]
-            for metric, of in gap.items()
+            [f"{name} minus {comparison.names[0]}", title(metric), f"{statistics['value']:+.4f}"]
+            + [between(statistics, "+"), "yes" if is_significant(statistics) else "no"]
+            for metric, statistics in gap.items()
         ]
     table = html.table(["runs", "metric", "difference", "95% interval", "significant"], rows) if rows else ""
     return table + "".join(map(html.paragraph, sentences))

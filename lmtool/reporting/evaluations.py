@@ -48,8 +48,14 @@ def print_evaluation(output: Output, title: str, split: str, evaluation: JsonMap
     if 0 < len(classes) <= _CLASSES:
         output.line()
         table = [
-            [name, f"{of['precision']:.4f}", f"{of['recall']:.4f}", f"{of['f1']:.4f}", of["support"]]
-            for name, of in zip(shortened(classes, _NAME), classes.values(), strict=True)
+            [
+                name,
+                f"{class_scores['precision']:.4f}",
+                f"{class_scores['recall']:.4f}",
+                f"{class_scores['f1']:.4f}",
+                class_scores["support"],
+            ]
+            for name, class_scores in zip(shortened(classes, _NAME), classes.values(), strict=True)
         ]
         print_table(output, ["class", "precision", "recall", "F1", "n"], table)
     elif classes:
@@ -90,10 +96,10 @@ def print_difference(
     """
     rows = [
         [
-            name, f"{scores[name]:.4f}", f"{scores[name] - of['value']:.4f}", f"{of['value']:+.4f}", between(of, "+"),
-            "yes" if is_significant(of) else "no",
+            name, f"{scores[name]:.4f}", f"{scores[name] - statistics['value']:.4f}", f"{statistics['value']:+.4f}",
+            between(statistics, "+"), "yes" if is_significant(statistics) else "no",
         ]
-        for name, of in gap.items()
+        for name, statistics in gap.items()
     ]  # fmt: skip
     output.line()
     headings = ["metric", "first", "second", "difference", "95% interval", "significant"]

@@ -203,7 +203,9 @@ def agreement_figure(accuracy: JsonMapping) -> Figure | None:
                 _cell(axes, column, row, 0.04 + 0.76 * value, height=0.92)
                 axes.text(column, row, f"{value:.2f}", ha="center", va="center", color=_text_color(value))
             # Full names, since an axis title would be longer than the height of a map with one row.
-            names = [f"layer {own}, teacher's {teacher}" if own else "embeddings" for own, teacher in layers[name]]
+            names = [
+                f"layer {layer}, teacher's {teacher}" if layer else "embeddings" for layer, teacher in layers[name]
+            ]
             _label_cells(axes, spans, names, "start of the swapped span")
     return figure
 

@@ -168,7 +168,7 @@ def _target_summary(targets: Sequence[JsonMapping], pieces: Sequence[str]) -> st
 
 def _legend(texts: Sequence[str]) -> str:
     """Returns a line that explains the signs in the texts."""
-    every = " ".join(texts)
+    all_texts = " ".join(texts)
     signs = {
         _PREDICTED: f"a{_PREDICTED}b: b is the target at a",
         _REPLACED: f"a{_REPLACED}b: a has replaced b",
@@ -179,8 +179,8 @@ def _legend(texts: Sequence[str]) -> str:
         "×": "×n: n of them",
         "##": "## inside a word",
     }
-    runs = re.search(r"[␣⏎⇥␍]×\d", every)
-    return " · ".join(words for sign, words in signs.items() if (sign in every if sign != "×" else runs))
+    runs = re.search(r"[␣⏎⇥␍]×\d", all_texts)
+    return " · ".join(words for sign, words in signs.items() if (sign in all_texts if sign != "×" else runs))
 
 
 def inspection_html(screen: InspectionScreen) -> str:

@@ -160,9 +160,9 @@ class Similar:
 def print_similar(output: Output, word: str, sentences: Sequence[str], read: Sequence[Similar]) -> None:
     """Prints a row per checkpoint and layer."""
     rows = [
-        [each.name if number == 0 else "", layer or "0 (embedding)", f"{same:.3f}", f"{other:.3f}"]
+        [each.name if number == 0 else "", layer or "0 (embedding)", f"{similarity:.3f}", f"{other:.3f}"]
         for each in read
-        for number, (layer, same, other) in enumerate(zip(each.layers, each.same, each.other_words, strict=True))
+        for number, (layer, similarity, other) in enumerate(zip(each.layers, each.same, each.other_words, strict=True))
     ]
     heading = f"{plain(word, 60)} in {counted(len(sentences), 'sentence')} · mean cosine of two vectors"
     print_table(output, ["checkpoint", "layer", "the same word", "different words"], rows, heading)

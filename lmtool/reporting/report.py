@@ -242,8 +242,10 @@ def _metadata(run: RunFiles) -> str:
 def _trainable(run: RunFiles) -> str:
     """Returns trainable and all parameters by role."""
     by_role = run.section("learns")
-    complete = all(isinstance(counts, dict) and {"trainable", "total"} <= set(counts) for counts in by_role.values())
-    if not by_role or not complete:
+    has_all_counts = all(
+        isinstance(counts, dict) and {"trainable", "total"} <= set(counts) for counts in by_role.values()
+    )
+    if not by_role or not has_all_counts:
         return ""
     return html.table(["parameters", "trainable", "total"], parameter_rows(by_role))
 

@@ -114,11 +114,11 @@ def score_of(result: JsonMapping, baseline: Baseline | None, examples: int | Non
     if error is None and examples and metric.endswith(_FRACTIONS) and 0 <= value <= 1:
         error = math.sqrt(value * (1 - value) / examples)
     baseline_values = baseline or {}
-    same = baseline_values.get("metric") in (None, metric)
+    is_same_metric = baseline_values.get("metric") in (None, metric)
     return Score(
         metric=metric,
         value=value,
         standard_error=error,
-        baseline=as_number(baseline_values.get("value")) if same else None,
+        baseline=as_number(baseline_values.get("value")) if is_same_metric else None,
         baseline_name=str(baseline_values.get("name", "baseline")),
     )

@@ -161,7 +161,7 @@ def print_start(output: Output, screen: StartScreen) -> None:
 
 def _forgetting_rows(forgetting: JsonMapping) -> list[tuple[str, str]]:
     """Returns the pretraining loss before and after finetuning, and the change of the weights."""
-    before, after = (float(forgetting[when]["loss"]) for when in ("before", "after"))
+    before, after = (float(forgetting[moment]["loss"]) for moment in ("before", "after"))
     sentence = f"{plain(forgetting['objective'])} loss {number(before)} before, {number(after)} after"
     moved = " · ".join(f"{plain(level)} {percent(share)}" for level, share in forgetting["distance"].items())
     added = f" · {count(forgetting['added'])} parameters added" if forgetting["added"] else ""

@@ -116,8 +116,8 @@ def _ties(block: Block) -> str:
     if few:
         notes.append(f"Unknown for {counted(len(few), 'setting')}: fewer than two seeds can be paired.")
     if len(unknown) > len(few):
-        same = counted(len(unknown) - len(few), "setting")
-        notes.append(f"Unknown for {same}: {_SAME}. {_one_more_pair(block)}")
+        settings = counted(len(unknown) - len(few), "setting")
+        notes.append(f"Unknown for {settings}: {_SAME}. {_one_more_pair(block)}")
     return " ".join(notes)
 
 
@@ -135,8 +135,8 @@ def _referred(block: Block) -> str:
     known = f", {_INTERVAL} {between(gap)}" if gap.low is not None else ""
     significance = {True: ", significant", False: ", not significant", None: ", significance unknown"}[gap.significant]
     pairs = counted(gap.pairs, "pair")
-    same = f": {_SAME}. {_one_more_pair(block)}" if gap.same_in_every_pair else "."
-    return f"Best minus {setting(block.reference)}: {signed(gap.value)}{known}, {pairs} of seeds{significance}{same}"
+    note = f": {_SAME}. {_one_more_pair(block)}" if gap.same_in_every_pair else "."
+    return f"Best minus {setting(block.reference)}: {signed(gap.value)}{known}, {pairs} of seeds{significance}{note}"
 
 
 def group_table(block: Block) -> tuple[list[str], list[list[object]]]:

@@ -26,8 +26,8 @@ def configuration(line: CommandLine, running: bool) -> CommandConfig:
     accepted = accepted_by(line)
     if trunks.branch_of(line.words) is not None:
         return trunks.configuration(line, accepted, running)
-    data, found = _composed(line, accepted) if line.saved is None else _saved(line, accepted)
-    return decoded(line.verb, expand_sections(data, line), earlier=found, running=running)
+    data, problems_of_overrides = _composed(line, accepted) if line.saved is None else _saved(line, accepted)
+    return decoded(line.verb, expand_sections(data, line), earlier=problems_of_overrides, running=running)
 
 
 def accepted_by(line: CommandLine) -> AcceptedOverrides:
@@ -58,8 +58,8 @@ def _saved(line: CommandLine, accepted: AcceptedOverrides) -> tuple[Data, list[P
     if command != line.verb:
         hint = plugins.command_line(command, "--config", str(path))
         raise UserError(f"{path} was saved by lmtool {command}, not by lmtool {line.verb}", hint)
-    values, found = overrides.as_values(line.words, accepted)
-    return merge(saved.body(data), values), found
+    values, problems_of_overrides = overrides.as_values(line.words, accepted)
+    return merge(saved.body(data), values), problems_of_overrides
 
 
 def decoded_job(line: CommandLine, data: Data, problems: Sequence[Problem], running: bool) -> CommandConfig:

@@ -83,8 +83,8 @@ def with_text(line: CommandLine) -> list[str]:
 def _printed(line: CommandLine, key: str, file: str, full: Sequence[str]) -> list[str]:
     """Returns the overrides with `key=file` replaced by `full`, which is printed together with other keys of the
     section."""
-    others = [word for word in line.words if word.startswith(f"{key}.")]
-    say(f"{key}={file} is read as: {shlex.join([*full, *others])}", sys.stderr)
+    typed_keys = [word for word in line.words if word.startswith(f"{key}.")]
+    say(f"{key}={file} is read as: {shlex.join([*full, *typed_keys])}", sys.stderr)
     number = line.words.index(f"{key}={file}")
     return [*line.words[:number], *full, *line.words[number + 1 :]]
 

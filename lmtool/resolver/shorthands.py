@@ -186,19 +186,19 @@ def with_random_weights(data: Data, line: CommandLine) -> Data:
     listed."""
     typed = next((word.partition("=")[2] for word in line.words if word.startswith("checkpoint=")), "")
     values = [value.strip() for value in typed.split(",")]
-    others = [value for value in values if value != _NONE]
-    if _NONE not in values or not others or any(word.startswith(("model=", "tokenizer=")) for word in line.words):
+    runs = [value for value in values if value != _NONE]
+    if _NONE not in values or not runs or any(word.startswith(("model=", "tokenizer=")) for word in line.words):
         return data
-    if len(others) > 1:
+    if len(runs) > 1:
         raise UserError(
-            f"checkpoint={typed}: none means random weights of the other checkpoint, but there are {len(others)}",
-            f"run one sweep for each: -m checkpoint={others[0]},{_NONE}",
+            f"checkpoint={typed}: none means random weights of the other checkpoint, but there are {len(runs)}",
+            f"run one sweep for each: -m checkpoint={runs[0]},{_NONE}",
         )
     if data.get("checkpoint") != _NONE:
         return data
-    published = hf_folder(others[0], bool(data.get("offline")))
-    config = read_checkpoint(others[0]) if published is None else published.saved_config()
-    return {**data, "model": config["model"], "tokenizer": {"name": "folder", "path": others[0]}}
+    published = hf_folder(runs[0], bool(data.get("offline")))
+    config = read_checkpoint(runs[0]) if published is None else published.saved_config()
+    return {**data, "model": config["model"], "tokenizer": {"name": "folder", "path": runs[0]}}
 
 
 # --- runs/latest ---------------------------------------------------------------------------------------------------

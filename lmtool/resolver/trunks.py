@@ -110,8 +110,8 @@ class Trunk:
 
     def refusal(self, damage: Damaged) -> UserError:
         """Returns the error for a damaged checkpoint; its hint names the nearest intact checkpoint of the run."""
-        others = [folder for folder in saved_steps(self.run / "checkpoints") if folder != self.point]
-        intact = [folder for folder in others if is_intact(folder)]
+        other_points = [folder for folder in saved_steps(self.run / "checkpoints") if folder != self.point]
+        intact = [folder for folder in other_points if is_intact(folder)]
         hint = f"set branch={self.run}@{_nearest(self.step, intact)}, which is intact" if intact else damage.hint
         return UserError(damage.message, hint)
 
@@ -295,16 +295,16 @@ def _spent(trunk: Trunk, config: RunConfig) -> Iterator[Problem]:
         "max_tokens": state.get("tokens") or 0,
         "max_minutes": (state.get("seconds") or 0) / 60,
     }
-    for key, spent in done.items():
+    for key, amount in done.items():
         limit = getattr(config, key)
-        if limit is not None and spent >= limit:
+        if limit is not None and amount >= limit:
             yield Problem(
                 key,
-                f"{key}={limit:g} is used up at {trunk}: budgets include the trunk, which used {spent:g}",
-                f"set {key}={_more(key, spent)}, for example, or an earlier step",
+                f"{key}={limit:g} is used up at {trunk}: budgets include the trunk, which used {amount:g}",
+                f"set {key}={_more(key, amount)}, for example, or an earlier step",
             )
 
 
-def _more(key: str, spent: float) -> str:
+def _more(key: str, amount: float) -> str:
     """Returns a budget 10% above the spent amount, rounded."""
-    return f"{spent * 1.1:.3g}" if key in ("max_epochs", "max_minutes") else str(int(spent + max(spent // 10, 1)))
+    return f"{amount * 1.1:.3g}" if key in ("max_epochs", "max_minutes") else str(int(amount + max(amount // 10, 1)))

@@ -175,23 +175,23 @@ def copy_checkpoint(source: Path, checkpoints: Path, replaced: Mapping[str, byte
 def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
     """Writes a safetensors file. A tensor with several names (tied weights) is stored under the first; the header maps
     the other names to the first."""
-    stored: dict[str, Tensor] = {}
+    unique: dict[str, Tensor] = {}
     tied: dict[str, str] = {}
     first: dict[tuple[object, ...], str] = {}
     storages: set[int] = set()
     for name, tensor in tensors.items():
-        same = (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride(), str(tensor.device))
-        if tensor.numel() and same in first:
-            tied[name] = first[same]
+        identity = (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride(), str(tensor.device))
+        if tensor.numel() and identity in first:
+            tied[name] = first[identity]
             continue
-        first[same] = name
+        first[identity] = name
         storage = tensor.untyped_storage()
         compact = tensor.is_contiguous() and storage.nbytes() == tensor.nbytes and storage.data_ptr() not in storages
         storages.add(storage.data_ptr())
-        stored[name] = tensor.detach() if compact else tensor.detach().clone(memory_format=torch.contiguous_format)
+        unique[name] = tensor.detach() if compact else tensor.detach().clone(memory_format=torch.contiguous_format)
     metadata = {"format": "pt"} | ({_TIED: json.dumps(tied)} if tied else {})
     try:
-        save_file(stored, path, metadata=metadata)
+        save_file(unique, path, metadata=metadata)
         if tied:
             _sort_metadata(path)
     except SafetensorError as error:

@@ -193,8 +193,8 @@ def _labels_of_data(task: TaskConfig, known: TaskConfig, checkpoint: str) -> Tas
             f"checkpoint={checkpoint} is a published classifier, whose configuration names no data to score it on",
             "set task=NAME task.path=FOLDER, or task=custom task.kind=classification task.path=FOLDER",
         )
-    same = task.name == known.name and task.class_names == known.class_names
-    return task.model_copy(update={"labels": None}) if same and task.has_classes else task
+    is_same_task = task.name == known.name and task.class_names == known.class_names
+    return task.model_copy(update={"labels": None}) if is_same_task and task.has_classes else task
 
 
 def _target_text(task: TaskConfig) -> str:

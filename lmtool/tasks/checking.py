@@ -294,8 +294,8 @@ def _repeated(
     equal, differ = similarity == 1, np.zeros(len(numbers), dtype=bool)
     if split_texts.labels is not None and other_texts.labels is not None:
         labels, other_labels = split_texts.labels, other_texts.labels
-        both = ((labels[here], other_labels[there]) for here, there in zip(numbers, repeated, strict=True))
-        differ = np.array([None not in pair and pair[0] != pair[1] for pair in both], dtype=bool)
+        label_pairs = ((labels[here], other_labels[there]) for here, there in zip(numbers, repeated, strict=True))
+        differ = np.array([None not in pair and pair[0] != pair[1] for pair in label_pairs], dtype=bool)
     chosen = np.lexsort((-similarity.round(3), ~differ))[:most]
     texts = dict(numbered(split_texts.texts, np.unique(numbers[chosen])))
     repeated_texts = dict(numbered(other_texts.texts, np.unique(repeated[chosen])))

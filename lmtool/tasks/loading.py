@@ -215,7 +215,7 @@ def unlabeled_rows(config: TaskConfig, cache_dir: str | Path, offline: bool = Fa
         for split, table in tables.items()
         if split not in tests
     }
-    return {split: [list(map(cell_text, column)) for column in own.columns.values()] for split, own in rows.items()}
+    return {split: [list(map(cell_text, cells)) for cells in part.columns.values()] for split, part in rows.items()}
 
 
 def target_rows(config: WindowedConfig, cache_dir: str | Path, offline: bool) -> Rows:
@@ -390,9 +390,9 @@ class TaskText:
 
 def _documents(columns: Sequence[Sequence[str]]) -> Iterator[str]:
     """Yields the rows as documents. A repeated text is left out after its first occurrence."""
-    seen: set[str] = set()
+    texts: set[str] = set()
     for row in zip(*columns, strict=True):
-        new = [text for text in dict.fromkeys(row) if text.strip() and text not in seen]
-        seen.update(new)
+        new = [text for text in dict.fromkeys(row) if text.strip() and text not in texts]
+        texts.update(new)
         if new:
             yield "\n".join(new)

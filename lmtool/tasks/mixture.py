@@ -186,7 +186,7 @@ class MixedTaskScorer(MixedScorer):
     """Adds the mean of the members' metrics, as the first score, and the predictions of all rows."""
 
     def combine(self, evaluations: Mapping[str, Evaluation]) -> Evaluation:
-        both = super().combine(evaluations)
+        merged = super().combine(evaluations)
         entry = {name: evaluation for name, evaluation in evaluations.items() if isinstance(evaluation, TaskEvaluation)}
         scores = {
             name: (evaluation.kind.config.metric, evaluation.scores)
@@ -195,7 +195,7 @@ class MixedTaskScorer(MixedScorer):
         }
         first = {AVERAGE.name: average(scores)} if scores else {}
         first |= {f"{name}_{metric}": values[metric] for name, (metric, values) in scores.items()}
-        return MixedEvaluation(both.terms, both.weights, {**first, **both.scores}, both.warnings, {}, entry)
+        return MixedEvaluation(merged.terms, merged.weights, {**first, **merged.scores}, merged.warnings, {}, entry)
 
 
 @dataclass(frozen=True)

@@ -123,9 +123,9 @@ class _Attribution:
             for name, cost in self.parts.items()
         }
         host = parts.pop(HOST, Cost())
-        spent = sum(cost.operators for cost in parts.values())
+        operator_time = sum(cost.operators for cost in parts.values())
         # The backward pass runs in another thread while the host waits, so the host has the remaining time.
-        parts[HOST] = Cost(forward=total / steps - spent, calls=host.calls)
+        parts[HOST] = Cost(forward=total / steps - operator_time, calls=host.calls)
         return Attributed(total / steps, parts, self.products / steps / 1000, self.flops / steps)
 
     def _visit(self, event: FunctionEvent, at: _At) -> None:

@@ -195,15 +195,15 @@ def steps_of_epochs(loader: Loader, epochs: float, enough: float = math.inf) -> 
     COUNTED_STEPS steps; later ones are assumed to be as long as the mean of these. enough: the number of steps after
     which the run ends anyway; the result may be any number above it.
     """
-    complete, steps = int(epochs), 0
-    for epoch in range(complete):
+    complete_epochs, steps = int(epochs), 0
+    for epoch in range(complete_epochs):
         if steps > enough:
             return steps
         if epoch == COUNTED_EPOCHS or steps > COUNTED_STEPS:
             return math.ceil(min(steps / epoch * epochs, MOST_STEPS) - 1e-9)
         steps += loader.steps_in_epoch(epoch)
-    if epochs > complete:
-        steps += math.ceil((epochs - complete) * loader.steps_in_epoch(complete) - 1e-9)
+    if epochs > complete_epochs:
+        steps += math.ceil((epochs - complete_epochs) * loader.steps_in_epoch(complete_epochs) - 1e-9)
     return max(steps, 1)
 
 

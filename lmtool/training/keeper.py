@@ -103,11 +103,11 @@ class Keeper:
         moments = 2 * sum(parameter.nbytes for parameter in self.named.values())
         retained = retained_checkpoints(self.settings, steps)
         needed = (weights + moments) * (retained + 1) + (1 << 20)
-        used = sum(
+        used_bytes = sum(
             file.stat().st_size for step in saved_steps(self.folder) for file in step.iterdir() if file.is_file()
         )
         free = shutil.disk_usage(self.run.path).free
-        if free + used < needed:
+        if free + used_bytes < needed:
             raise UserError(
                 f"{self.run.path} has {free / 1e6:,.1f} MB free; the checkpoints of this run need "
                 f"{needed / 1e6:,.1f} MB ({retained:,} to keep, one being written)",
@@ -177,9 +177,9 @@ class Keeper:
         if self.settings.keep == "all":
             return
         last_and_best = {pointed(self.folder, "last"), pointed(self.folder, "best")}
-        every = self.settings.keep_every
+        interval = self.settings.keep_every
         for folder in saved_steps(self.folder)[self.settings.keep :]:
-            permanent = every is not None and int(folder.name[5:]) % every == 0
+            permanent = interval is not None and int(folder.name[5:]) % interval == 0
             if not permanent and folder not in last_and_best and folder.name != f"step_{progress.best_step or 0:08d}":
                 remove_folder(folder)
 

@@ -175,11 +175,13 @@ def resume(keeper: Keeper, budget: Budget, settings: TrainingSettings, group: Pr
         note_best(progress, settings)
     if keeper.saved_step is not None:
         keeper.point(progress)
-    spent = budget.spent(progress)
-    if progress.ended is None and spent is not None and progress.step:  # a branch or an extended run
-        message = f"{spent} is spent after step {progress.step:,}, where {keeper.run.path} starts: no step is left"
-        raise UserError(message, f"use a larger {spent}=")
-    progress.ended = progress.ended or spent
+    budget_name = budget.spent(progress)
+    if progress.ended is None and budget_name is not None and progress.step:  # a branch or an extended run
+        message = (
+            f"{budget_name} is spent after step {progress.step:,}, where {keeper.run.path} starts: no step is left"
+        )
+        raise UserError(message, f"use a larger {budget_name}=")
+    progress.ended = progress.ended or budget_name
     return progress
 
 
@@ -187,8 +189,8 @@ def due(settings: TrainingSettings, progress: Progress, tenth: bool) -> tuple[bo
     """Whether to evaluate and whether to save after this step. tenth: whether the step completes a tenth of the run,
     the default interval of both."""
 
-    def is_due(every: int | None) -> bool:
-        return tenth if every is None else progress.step % every == 0
+    def is_due(interval: int | None) -> bool:
+        return tenth if interval is None else progress.step % interval == 0
 
     ended = progress.ended is not None
     evaluates = ended or is_due(settings.evaluate_every)

@@ -147,13 +147,13 @@ def named_parameters(groups: Sequence[ParameterGroup]) -> dict[str, nn.Parameter
     """Returns trained parameters by name. Raises ValueError if a parameter is in two groups, where it would be moved
     twice."""
     named: dict[str, nn.Parameter] = {}
-    seen: set[int] = set()
+    parameter_ids: set[int] = set()
     for group in groups:
         for name, parameter in group.parameters:
-            if name in named or id(parameter) in seen:
+            if name in named or id(parameter) in parameter_ids:
                 raise ValueError(f"{name} is in two parameter groups")
             named[name] = parameter
-            seen.add(id(parameter))
+            parameter_ids.add(id(parameter))
     return named
 
 
@@ -198,8 +198,8 @@ def gradient_norm(parameters: Sequence[nn.Parameter], clip_norm: float | None) -
         assert parameter.grad is not None
         parameter.grad = parameter.grad.coalesce()
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    stored = [gradient.values() if gradient.is_sparse else gradient for gradient in gradients]
-    norm = full_tensor(nn.utils.get_total_norm(stored))
+    values = [gradient.values() if gradient.is_sparse else gradient for gradient in gradients]
+    norm = full_tensor(nn.utils.get_total_norm(values))
     # On a CPU the norm is known here, which saves a multiplication of all gradients by 1.
     if clip_norm is None or (norm.device.type == "cpu" and norm + _CLIP_EPSILON <= clip_norm):
         return norm

@@ -78,9 +78,9 @@ class CheckpointModel(ModelWithHeads):
         head_name, self.of_tokens = name if name in self.heads else task_head.name, task_head.tokens
         self.of_inputs = task_head.name == WORDS and backbone.config.token_states == "inputs"
         self.pooled = backbone.pooler_on_tokens if self.of_tokens else self.form.pooled
-        complete = head_name in self.heads and (not self.pooled or "pooler" in self.heads)
-        self.task = head_name if complete else None
-        head = self.heads[head_name] if complete else None
+        has_heads = head_name in self.heads and (not self.pooled or "pooler" in self.heads)
+        self.task = head_name if has_heads else None
+        head = self.heads[head_name] if has_heads else None
         new_tokens = head.tokens if isinstance(head, SequenceHead) else None
         self.first_token = None if new_tokens is None else backbone.embed.extend(new_tokens)
         pairs = [name for name in PAIR_HEADS if name in self.heads and "pooler" in self.heads]

@@ -116,10 +116,10 @@ def _open(folder: Path, identity: JsonMapping, location: StoreLocation, progress
             raise
         rebuilding(damage, progress)
         return None
-    stored = manifest.metadata.get("of", {})
-    differing = [name for name in identity if stored.get(name) != identity[name]]
+    stored_settings = manifest.metadata.get("of", {})
+    differing = [name for name in identity if stored_settings.get(name) != identity[name]]
     if differing and location.folder is not None:
-        differences = "; ".join(_difference(name, stored.get(name), identity[name]) for name in differing)
+        differences = "; ".join(_difference(name, stored_settings.get(name), identity[name]) for name in differing)
         raise UserError(
             f"distill.store={location.folder} contains teacher outputs that this run cannot use: {differences}",
             "use a new folder, or distill.store=true",
@@ -130,17 +130,17 @@ def _open(folder: Path, identity: JsonMapping, location: StoreLocation, progress
     return OpenedStore(folder, manifest.metadata["facts"], size)
 
 
-def _difference(name: str, stored: object, expected: object) -> str:
+def _difference(name: str, stored_value: object, expected: object) -> str:
     """Describes how a value of the store's identity differs from this run's; hashes are not shown."""
     title = name.replace("_", " ")
-    if isinstance(stored, Mapping) and isinstance(expected, Mapping):
-        keys = [key for key in expected if stored.get(key) != expected[key]] or [
-            key for key in stored if key not in expected
+    if isinstance(stored_value, Mapping) and isinstance(expected, Mapping):
+        keys = [key for key in expected if stored_value.get(key) != expected[key]] or [
+            key for key in stored_value if key not in expected
         ]
         return f"other {title} ({', '.join(keys)})"
-    if any(isinstance(value, str) and len(value) == 64 for value in (stored, expected)) or stored is None:
+    if any(isinstance(value, str) and len(value) == 64 for value in (stored_value, expected)) or stored_value is None:
         return f"another {title}"
-    return f"{title} {stored} in the store, {expected} in this run"
+    return f"{title} {stored_value} in the store, {expected} in this run"
 
 
 def _make(folder: Path, identity: JsonMapping, fill: Fill) -> None:

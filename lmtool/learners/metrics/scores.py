@@ -57,8 +57,8 @@ def accuracy(gold: np.ndarray, predicted: np.ndarray) -> float:
 
 def f1(gold: np.ndarray, predicted: np.ndarray) -> float:
     """Returns the F1 score of class 1, for the classes 0 and 1; 0 if class 1 occurs in neither array."""
-    both, either = np.sum((gold == 1) & (predicted == 1)), np.sum(gold == 1) + np.sum(predicted == 1)
-    return float(2 * both / either) if either else 0.0
+    intersection, total = np.sum((gold == 1) & (predicted == 1)), np.sum(gold == 1) + np.sum(predicted == 1)
+    return float(2 * intersection / total) if total else 0.0
 
 
 def macro_f1(gold: np.ndarray, predicted: np.ndarray) -> float:

@@ -91,8 +91,8 @@ class EntityTags:
         if not self.types:
             return {}
         gold, predicted = self.entities(gold_M, lengths_S), self.entities(predicted_M, lengths_S)
-        both = np.intersect1d(self._keys(*gold, len(gold_M)), self._keys(*predicted, len(gold_M))) % len(self.types)
-        counts = [np.bincount(kinds, minlength=len(self.types)) for kinds in (gold[2], predicted[2], both)]
+        matches = np.intersect1d(self._keys(*gold, len(gold_M)), self._keys(*predicted, len(gold_M))) % len(self.types)
+        counts = [np.bincount(kinds, minlength=len(self.types)) for kinds in (gold[2], predicted[2], matches)]
         return {kind: EntityScores(*(int(count[index]) for count in counts)) for index, kind in enumerate(self.types)}
 
     def counts(self, gold_M: np.ndarray, predicted_M: np.ndarray, lengths_S: np.ndarray) -> np.ndarray:
@@ -100,10 +100,10 @@ class EntityTags:
         entities, which can be summed over any sentences."""
         gold, predicted = self.entities(gold_M, lengths_S), self.entities(predicted_M, lengths_S)
         words = len(gold_M)
-        both = np.intersect1d(self._keys(*gold, words), self._keys(*predicted, words))
-        both = both // (max(len(self.types), 1) * (words + 1))
+        matches = np.intersect1d(self._keys(*gold, words), self._keys(*predicted, words))
+        matches = matches // (max(len(self.types), 1) * (words + 1))
         sentence_M = np.repeat(np.arange(len(lengths_S)), lengths_S)
-        starts = (gold[0], predicted[0], both)
+        starts = (gold[0], predicted[0], matches)
         return np.stack([np.bincount(sentence_M[start_E], minlength=len(lengths_S)) for start_E in starts], axis=1)
 
     def _keys(self, start_E: np.ndarray, end_E: np.ndarray, type_E: np.ndarray, words: int) -> np.ndarray:

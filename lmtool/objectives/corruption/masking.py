@@ -125,8 +125,8 @@ def mask_tokens(config: TokenMaskingConfig, vocabulary: Vocabulary, texts: Packe
     texts = replace(texts, epoch=config.sampling_epoch(texts.epoch))
     tokens_T, count = texts.tokens, len(texts.lengths)
 
-    def uniform(which: int, at: np.ndarray) -> np.ndarray:
-        return texts.uniform(texts.owners[at], texts.positions[at] * _DRAWS + which)
+    def uniform(draw: int, at: np.ndarray) -> np.ndarray:
+        return texts.uniform(texts.owners[at], texts.positions[at] * _DRAWS + draw)
 
     eligible = np.flatnonzero(~vocabulary.special[tokens_T])
     owners = texts.owners[eligible]
@@ -311,7 +311,7 @@ def _sample_spans(config: SpanConfig, text: _Text, texts: PackedTexts) -> tuple[
     number = 0
     while len(active := np.flatnonzero(remaining_N > 0)):
         uniform = [
-            texts.uniform(active, np.full(len(active), number * _SPAN_DRAWS + which)) for which in (_LENGTH, _ANCHOR)
+            texts.uniform(active, np.full(len(active), number * _SPAN_DRAWS + draw)) for draw in (_LENGTH, _ANCHOR)
         ]
         number += 1
         anchor = text.starts_N[active] + (uniform[1] * text.counts_N[active]).astype(np.int64)

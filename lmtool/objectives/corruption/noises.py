@@ -332,14 +332,14 @@ def _with_sentinels(tokens: np.ndarray, at_S: np.ndarray, sentinels_S: np.ndarra
     return result
 
 
-def _split(texts: PackedTexts, items_N: np.ndarray, pieces_N: np.ndarray, which: int) -> np.ndarray:
+def _split(texts: PackedTexts, items_N: np.ndarray, pieces_N: np.ndarray, draw: int) -> np.ndarray:
     """Splits a number of items into pieces of at least one item, where all splits are equally likely: the pieces begin
     at the gaps between items that have the smallest random numbers. texts: the texts. items_N: the number of items of
-    each text. pieces_N: the number of pieces of each text. which: which random numbers to use: _REST or _NOISE. Returns
+    each text. pieces_N: the number of pieces of each text. draw: the random number to use, _REST or _NOISE. Returns
     the number of items (S,) of each piece."""
     gaps_N = items_N - 1
     owner, gap = np.repeat(np.arange(len(items_N)), gaps_N), _index_in_group(gaps_N)
-    rank = _ranks(owner, texts.uniform(owner, gap * _DRAWS + which), gaps_N)
+    rank = _ranks(owner, texts.uniform(owner, gap * _DRAWS + draw), gaps_N)
     first_N = np.cumsum(items_N) - items_N
     opens = np.zeros(int(items_N.sum()), dtype=bool)
     opens[first_N] = True

@@ -137,7 +137,7 @@ def _sample_ngrams(
     number = 0
     while len(active := np.flatnonzero((remaining > 0) & (at < runs.last))):
         opening = runs.indices[runs.first[active]]
-        length, offset = (uniform(opening, 2 * number + which) for which in (_LENGTH, _OFFSET))
+        length, offset = (uniform(opening, 2 * number + draw) for draw in (_LENGTH, _OFFSET))
         number += 1
         length = 1 + np.searchsorted(cumulative, length, side="right")
         sampled_lengths.append(length)

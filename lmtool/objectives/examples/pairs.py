@@ -144,10 +144,10 @@ class _PairPlanner:
         pairs = pairs[(pairs["a_length"] > 0) & (pairs["b_length"] > 0)]
         return pairs[np.argsort(pairs["document"], kind="stable")]
 
-    def _uniform(self, active: np.ndarray, number: int, which: int) -> np.ndarray:
+    def _uniform(self, active: np.ndarray, number: int, draw: int) -> np.ndarray:
         """Returns one of the random numbers of a round for each active document. number: the number of the round."""
         return random_streams.uniform_at(
-            self.seed, "sample", self.epoch, active, np.full(len(active), number * _DRAWS + which)
+            self.seed, "sample", self.epoch, active, np.full(len(active), number * _DRAWS + draw)
         )
 
     def _segment_end(self, first: np.ndarray, length: np.ndarray, last: np.ndarray, max_sentences: int) -> np.ndarray:
@@ -170,8 +170,8 @@ class _PairPlanner:
             The pairs, and the first unused sentence of each document after this round.
         """
 
-        def random_integer(bound: np.ndarray | int, which: int) -> np.ndarray:
-            return (self._uniform(active, number, which) * bound).astype(np.int64)
+        def random_integer(bound: np.ndarray | int, draw: int) -> np.ndarray:
+            return (self._uniform(active, number, draw) * bound).astype(np.int64)
 
         short = self._uniform(active, number, _SHORT) < self.short
         target = np.where(short, 2 + random_integer(self.limit - 1, _TARGET), self.limit)
@@ -213,7 +213,7 @@ class _PairPlanner:
         pairs["a_length"], pairs["b_length"] = np.where(swapped, (retained_b, retained_a), (retained_a, retained_b))
         return pairs
 
-    def _truncated_at_front(self, active: np.ndarray, number: int, which: int, tokens: np.ndarray) -> np.ndarray:
+    def _truncated_at_front(self, active: np.ndarray, number: int, draw: int, tokens: np.ndarray) -> np.ndarray:
         """Returns how many of the truncated tokens are removed from the front of a segment. As in BERT's script, a fair
         coin decides for each token, so the number is binomial. tokens: the number of truncated tokens of each
         segment."""
@@ -224,7 +224,7 @@ class _PairPlanner:
         index = np.repeat(np.arange(len(truncated)), words)
         word = np.arange(len(index)) - np.repeat(np.cumsum(words) - words, words)
         bits = random_streams.bits_at(
-            self.seed, "sample", self.epoch, active[truncated][index], number * _DRAWS + which + word * _MORE_BITS
+            self.seed, "sample", self.epoch, active[truncated][index], number * _DRAWS + draw + word * _MORE_BITS
         )
         used_bits = np.minimum(tokens[truncated][index] - 64 * word, 64).astype(np.uint64)
         heads = np.bitwise_count(bits >> (np.uint64(64) - used_bits))

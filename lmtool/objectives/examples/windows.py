@@ -217,7 +217,7 @@ def sampled_windows(stream: Stream, size: int, joined: bool, short: float, seed:
         last = np.cumsum(counts)
         number = np.arange(len(owner)) - np.repeat(last - counts, counts)
         short_uniform, length_uniform = (
-            random_streams.uniform_at(seed, "sample", epoch, owner, number * _DRAWS + which) for which in (0, 1)
+            random_streams.uniform_at(seed, "sample", epoch, owner, number * _DRAWS + draw) for draw in (0, 1)
         )
         rows = np.empty(len(owner), dtype=SAMPLED_WINDOW)
         rows["short"] = short_uniform < short
@@ -225,9 +225,9 @@ def sampled_windows(stream: Stream, size: int, joined: bool, short: float, seed:
         ends = np.cumsum(target)
         start = ends - target - np.repeat(ends[last - counts] - target[last - counts], counts)
         rows["start"], rows["length"] = boundaries[owner] + start, np.minimum(target, lengths[owner] - start)
-        complete = (start + target)[last - 1] >= lengths[documents]
-        finished.append(rows[np.repeat(complete, counts) & (start < lengths[owner])])
-        documents, counts = documents[~complete], 2 * counts[~complete]
+        reaches_end = (start + target)[last - 1] >= lengths[documents]
+        finished.append(rows[np.repeat(reaches_end, counts) & (start < lengths[owner])])
+        documents, counts = documents[~reaches_end], 2 * counts[~reaches_end]
     all_windows = np.concatenate(finished)
     return all_windows[np.argsort(all_windows["start"], kind="stable")]
 

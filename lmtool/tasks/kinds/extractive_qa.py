@@ -225,9 +225,9 @@ class ExtractiveQa(TextKind):
 def _require_different_ids(columns: Columns, origin: Origin) -> None:
     """Raises UserError with file:line if two rows have the same id."""
     name = next((name for name in IDS if name in columns), None)
-    seen: dict[str, int] = {}
+    row_of_id: dict[str, int] = {}
     for number, value in enumerate(columns[name] if name is not None else []):
-        first = seen.setdefault(str(value), number)
+        first = row_of_id.setdefault(str(value), number)
         if value is not None and first != number:
             raise UserError(
                 f"{location(origin[number])}: {name}={value} repeats that of {location(origin[first])}",

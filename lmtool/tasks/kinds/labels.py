@@ -174,7 +174,10 @@ def with_joined_columns(config: TaskConfig, columns: Columns, origin: Origin) ->
         parts = parts_of(name)
         if name not in columns and all(part in columns for part in parts):
             cells = [zip(columns[part], origin, strict=True) for part in parts]
-            texts = [[text_of(config, part, *cell) for cell in own] for part, own in zip(parts, cells, strict=True)]
+            texts = [
+                [text_of(config, part, *cell) for cell in column_cells]
+                for part, column_cells in zip(parts, cells, strict=True)
+            ]
             new[name] = [" ".join(row) for row in zip(*texts, strict=True)]
     return {**columns, **new}
 

@@ -69,10 +69,10 @@ class Auxiliary:
         Returns:
             The inputs, (M,) flat positions of the masked tokens, ascending, and (M,) their original tokens.
         """
-        complete = assemble(self.template, self._texts.cells(text_N, self._retained[:, text_N]))
-        packed = PackedTexts(complete.tokens, complete.lengths, np.asarray(examples_N), self.seed, epoch)
+        filled = assemble(self.template, self._texts.cells(text_N, self._retained[:, text_N]))
+        packed = PackedTexts(filled.tokens, filled.lengths, np.asarray(examples_N), self.seed, epoch)
         masked = mask_tokens(self._masking, self._vocabulary, packed)
-        return PackedArrays(masked.tokens, complete.lengths, complete.columns), masked.at, masked.labels
+        return PackedArrays(masked.tokens, filled.lengths, filled.columns), masked.at, masked.labels
 
 
 def sample_demonstration_rows(rows: Rows, labels: Sequence[str]) -> dict[str, tuple[tuple[str, ...], ...]]:

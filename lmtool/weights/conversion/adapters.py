@@ -49,21 +49,21 @@ def import_adapter(config: ImportConfig, folder: Path) -> None:
     tensors = {**restored.added, **_changed_tensors(adapter, base_folder, base, start, restored.changed)}
     tuning = json.loads(section(str(folder), {"tuning": restored.section}, Choice("tuning")).model_dump_json())
     base_tensors = _base_tensors(start, tensors, head)
-    complete = {**base_tensors, **tensors}
+    all_tensors = {**base_tensors, **tensors}
     settings: JsonObject = {"generation": saved["generation"]} if "generation" in saved else {}
     has_label_names = True
     if head is not None:
-        labeled, has_label_names = _with_labels(base_folder, adapter, complete, head)
+        labeled, has_label_names = _with_labels(base_folder, adapter, all_tensors, head)
         settings |= labeled.classifier_config()
-        _require_heads(adapter, model, settings["task"], complete, head)
+        _require_heads(adapter, model, settings["task"], all_tensors, head)
     tokenizer_folder = folder if has_tokenizer(folder) else start.folder
     tokenizer = Tokenizer.load(tokenizer_folder) if has_tokenizer(tokenizer_folder) else None
     base_record = None if start.merged else base_of_weights(address, start, base_tensors, tokenizer)
     source = {"checkpoint": config.checkpoint, "base": address, "revision": start.revision}
     output = Path(config.output).expanduser()
-    written = tensors if base_record is not None else complete
+    written = tensors if base_record is not None else all_tensors
     write_import(ImportedModel(written, model, tokenizer, source, settings, tuning, base_record), output)
-    _require_same(load(str(output), offline=True).model.parts.state_dict(), complete, output)
+    _require_same(load(str(output), offline=True).model.parts.state_dict(), all_tensors, output)
     values = count(sum(tensor.numel() for tensor in tensors.values()))
     Output().line(f"{output} · model={model.name} · tuning={tuning['name']} · {values} values on top of {address}")
     merged_names = sorted(name for name in restored.changed if name not in adapter.saved)
