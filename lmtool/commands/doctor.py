@@ -130,7 +130,7 @@ def _processor() -> Finding:
     return Finding("processor", details)
 
 
-def _devices(chosen: torch.device) -> Iterator[Finding]:
+def _devices(selected_device: torch.device) -> Iterator[Finding]:
     for number in range(torch.cuda.device_count()):
         device = torch.device("cuda", number)
         properties = torch.cuda.get_device_properties(device)
@@ -216,9 +216,9 @@ def _training(device: str) -> Finding:
         for name in ("first", "second"):
             words = [*_TINY, f"device={device}", f"run_dir={root}/{name}", f"cache_dir={root}/cache"]
             command = [sys.executable, "-P", "-m", "lmtool", *words]
-            done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
-            if done.returncode:
-                lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+            process = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+            if process.returncode:
+                lines = process.stderr.strip().splitlines() or [f"exit status {process.returncode}"]
                 return Finding("training", f"a tiny run failed: {lines[0]}", "problem", shlex.join(["lmtool", *_TINY]))
             rows = (Path(root) / name / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
             losses.append([json.loads(row).get("loss") for row in rows])

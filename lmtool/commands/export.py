@@ -137,8 +137,8 @@ def print_comparison(
 
 def model_card(checkpoint: str, weights: Weights, saved: JsonMapping, export: Export) -> str:
     """Returns the README.md of the folder: the model, and the origin of its weights."""
-    learned = saved.get("objective") or saved.get("task") or {}
-    learned_name = learned.get("name")
+    section = saved.get("objective") or saved.get("task") or {}
+    learned_name = section.get("name")
     task = saved.get("task") or {}
     path = weights.folder / "model.safetensors"
     step = weights.folder.name.startswith("step_")

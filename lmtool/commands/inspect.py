@@ -89,12 +89,12 @@ def _looked_into(
     stats = inspector.measured(looking.tokens)
     if loader is not None:
         stats.report("padding that packing avoids, share", loader.metadata()["padding_avoided"], 1)
-    learned = config.objective.name if isinstance(config, PretrainConfig) else config.task.name
-    heading = f"{verb} · {learned} · model={config.model.name}"
+    learned_name = config.objective.name if isinstance(config, PretrainConfig) else config.task.name
+    heading = f"{verb} · {learned_name} · model={config.model.name}"
     screen = _screen_of(stats, heading, inspector.fact(stats), list(inspector.described(looking.n)))
     print_inspection(output, screen, looking.brief)
     if not looking.brief:
-        _print_shifts(output, word_shifts, learned)
+        _print_shifts(output, word_shifts, learned_name)
     remark = config.model.remark(config.max_length)
     for warning in (*warnings_of(inspector.examples.metadata()), *([remark] if remark else ())):
         output.paragraph(f"warning: {warning}", "yellow")

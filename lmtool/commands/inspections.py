@@ -152,14 +152,14 @@ def positions(config: InspectPositionsConfig) -> list[JsonObject]:
     path = Path(config.output).expanduser()
     write_position_maps(path, maps)
     output.line(f"page: {path}")
-    return [{"positions": each.name, "maps": len(each.scores)} for each in maps]
+    return [{"positions": position_maps.name, "maps": len(position_maps.scores)} for position_maps in maps]
 
 
 def _new(config: InspectPositionsConfig) -> Iterator[PositionMaps]:
     """Yields the kinds in the configuration, with random weights."""
     known = names(GROUP)
-    head, left = divmod(config.hidden_size, config.num_heads)
-    if left or (head % 2 and "rotary" in config.kinds):
+    head, remainder = divmod(config.hidden_size, config.num_heads)
+    if remainder or (head % 2 and "rotary" in config.kinds):
         raise UserError(
             f"hidden_size={config.hidden_size} must be a multiple of {2 * config.num_heads}, so that each of "
             f"{config.num_heads} heads has an even width",
@@ -224,7 +224,12 @@ def word(config: InspectWordConfig) -> list[JsonObject]:
     write_similar(path, config.word, sentences, similarities)
     output.line(f"page: {path}")
     return [
-        {"checkpoint": each.name, "layer": layer, "same": same, "others": other}
-        for each in similarities
-        for layer, same, other in zip(each.layers, each.same, each.other_words, strict=True)
+        {"checkpoint": checkpoint_similarities.name, "layer": layer, "same": same, "others": other}
+        for checkpoint_similarities in similarities
+        for layer, same, other in zip(
+            checkpoint_similarities.layers,
+            checkpoint_similarities.same,
+            checkpoint_similarities.other_words,
+            strict=True,
+        )
     ]

@@ -135,8 +135,10 @@ def run(config: TrainingConfig, verb: str, keys: PlanKeys) -> int:
     plan = replace(plan_with(config), store_bytes=_store_bytes(config), shared_bytes=_shared_bytes(config))
     plan = replace(plan, epoch_text=_epoch_text(config, rows, epoch_tokens, measurement is not None))
     if measurement is not None:
-        each = measurement.step_seconds * plan.tokens_per_step / measurement.tokens
-        plan = replace(plan, step_seconds=(each, each), time_source=f"measured over {STEPS} steps on {device.name}")
+        step_seconds = measurement.step_seconds * plan.tokens_per_step / measurement.tokens
+        plan = replace(
+            plan, step_seconds=(step_seconds, step_seconds), time_source=f"measured over {STEPS} steps on {device.name}"
+        )
     if not plan.fits:
         plan = replace(plan, advice=what_fits(config, plan_with))
     print_table(

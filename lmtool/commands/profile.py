@@ -44,17 +44,17 @@ def run(config: PretrainConfig | FinetuneConfig, verb: str, profiling: Profiling
     train a new run."""
     _require_new_run(config, verb)
     output = Output()
-    learned = config.objective.name if isinstance(config, PretrainConfig) else config.task.name
-    with _folder(profiling.output, f"profile-{learned}-{config.model.name}") as folder:
+    learned_name = config.objective.name if isinstance(config, PretrainConfig) else config.task.name
+    with _folder(profiling.output, f"profile-{learned_name}-{config.model.name}") as folder:
         output.line(
-            f"profile of lmtool {verb} · {learned} · model={config.model.name}: {WARM_UP} steps of warm-up, then "
+            f"profile of lmtool {verb} · {learned_name} · model={config.model.name}: {WARM_UP} steps of warm-up, then "
             f"{profiling.steps}{_of_first_phase(config)}"
         )
         profile = _profile(config, profiling.steps, folder)
         precision = select_precision(config.precision, select_device(config.device))
         profile = replace(profile, product_rate=product_rate(precision.name, str(precision.device)))
         (folder / TABLE).write_text(json.dumps({"command": verb, **asdict(profile)}, indent=1) + "\n", encoding="utf-8")
-        print_profile(output, profile, f"a step of lmtool {verb} · {learned} · model={config.model.name}")
+        print_profile(output, profile, f"a step of lmtool {verb} · {learned_name} · model={config.model.name}")
         output.line(f"table {folder / TABLE}; trace {folder / TRACE}, for https://ui.perfetto.dev or chrome://tracing")
     return 0
 

@@ -126,9 +126,9 @@ def _what(folder: Path) -> str:
         names = (values.get(key) for key in keys) if isinstance(values, dict) else ()
         return str(next(filter(None, names), ""))
 
-    learned = name("task", "name", "kind") or name("objective", "name")
+    learned_name = name("task", "name", "kind") or name("objective", "name")
     tuning = name("tuning", "name")
-    words = [str(config.get("command", "")), name("model", "name"), f"on {learned}" if learned else ""]
+    words = [str(config.get("command", "")), name("model", "name"), f"on {learned_name}" if learned_name else ""]
     return " ".join(filter(None, words)) + (f", {tuning}" if tuning not in ("", "full") else "")
 
 

@@ -43,7 +43,7 @@ def resolve(
     Returns:
         The data, the problems, and the names of sections that stay unresolved.
     """
-    resolved, problems, left = dict(data), [], set()
+    resolved, problems, unresolved = dict(data), [], set()
     saved = {"checkpoint": checkpoint, "teacher": teacher}
     table = command.auto
 
@@ -70,7 +70,7 @@ def resolve(
             if rule.agrees and checkpoint is not None:
                 problems += _disagreements(section, resolved[section], checkpoint.get(section), choice)
         elif value is not None or blocked:
-            left.add(section)
+            unresolved.add(section)
             if not blocked:
                 reason = "no other section names one"
                 if rule.sources == ("checkpoint",):
@@ -80,7 +80,7 @@ def resolve(
                     elif checkpoint is None:
                         reason = "there is no checkpoint to take it from"
                 problems.append(Problem(section, f"{section}={AUTO}: {reason}", rule.hint or None, absent=True))
-    return resolved, problems, left
+    return resolved, problems, unresolved
 
 
 def _is_auto(value: object, choice: Choice, rule: Auto) -> bool:
@@ -112,8 +112,8 @@ def _source(
             continue
         other, method, *keys = source.split(".")
         choice, value = choices(command)[other], resolved.get(other)
-        chosen = chosen_class(value, choice)
-        holder = None if chosen is None else _decoded(value, choice) or _default(chosen)
+        config_class = chosen_class(value, choice)
+        holder = None if config_class is None else _decoded(value, choice) or _default(config_class)
         if holder is None:
             return None, True
         named = getattr(holder, method)()
@@ -132,10 +132,10 @@ def _decoded(value: object, choice: Choice) -> Config | None:
         return None
 
 
-def _default(chosen: type[Config]) -> Config | None:
+def _default(config_class: type[Config]) -> Config | None:
     """Returns a substitute for a section with an error, so that sections that depend on it can still be checked."""
     try:
-        return chosen()
+        return config_class()
     except ValidationError:
         return None
 
@@ -158,17 +158,19 @@ def merge(base: JsonObject, over: JsonObject) -> JsonObject:
 
 def _disagreements(section: str, value: JsonObject, saved: object, choice: Choice) -> list[Problem]:
     """Returns the fields of a section that differ from the checkpoint's although they must be equal."""
-    chosen = chosen_class(value, choice)
-    if chosen is None or not isinstance(saved, dict):
+    config_class = chosen_class(value, choice)
+    if config_class is None or not isinstance(saved, dict):
         return []
-    values = {name: field.get_default() for name, field in chosen.model_fields.items()} | value
+    values = {name: field.get_default() for name, field in config_class.model_fields.items()} | value
     if saved.get(choice.key) != values.get(choice.key):
         differing = [choice.key]
     else:
-        free = chosen.free_fields
-        saved_values = {name: field.get_default() for name, field in chosen.model_fields.items()} | saved
+        free = config_class.free_fields
+        saved_values = {name: field.get_default() for name, field in config_class.model_fields.items()} | saved
         differing = [
-            key for key in chosen.model_fields if key not in free and _plain(values[key]) != _plain(saved_values[key])
+            key
+            for key in config_class.model_fields
+            if key not in free and _plain(values[key]) != _plain(saved_values[key])
         ]
     checkpoint_values = saved if differing == [choice.key] else (saved_values if differing else {})
     return [

@@ -283,14 +283,18 @@ def compose(primary: str, checked: CheckedOverrides, config_dirs: Sequence[Path]
     with translated_errors(), _hydra_for_a_run():
         config = hydra_compose(primary, overrides=words, return_hydra_config=True)
         typed_keys = {key_of(text) for text in words}
-        left = {key: values for key, values in _grid(config).items() if key_of(key) not in typed_keys}
+        remaining = {key: values for key, values in _grid(config).items() if key_of(key) not in typed_keys}
         # If there are other problems, these are reported instead.
-        if left and not checked.problems and not checked.sweeps:
-            firsts = {key: "VALUE" if "(" in value else value.partition(",")[0] for key, value in left.items()}
+        if remaining and not checked.problems and not checked.sweeps:
+            firsts = {key: "VALUE" if "(" in value else value.partition(",")[0] for key, value in remaining.items()}
             values = " ".join(f"{key}={value}" for key, value in firsts.items())
-            chosen = next((text for text in checked.choices if text.startswith(("sweep=", "experiment="))), None)
-            message = f"{chosen or 'the YAML'} has several values for {', '.join(left)}, but a run takes one"
-            multirun = f"add -m to run a job for each{f': lmtool {primary} -m {chosen}' if chosen else ''}"
+            selected_file = next((text for text in checked.choices if text.startswith(("sweep=", "experiment="))), None)
+            message = (
+                f"{selected_file or 'the YAML'} has several values for {', '.join(remaining)}, but a run takes one"
+            )
+            multirun = (
+                f"add -m to run a job for each{f': lmtool {primary} -m {selected_file}' if selected_file else ''}"
+            )
             raise UserError(message, f"{multirun}; or set {values}")
         with open_dict(config):
             del config["hydra"]

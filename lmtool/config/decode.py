@@ -59,21 +59,21 @@ def decode(
     }
     reported = {key for problem in earlier for key in (problem.key, *problem.meant)}
     unreadable = "checkpoint" in reported | misspelt
-    clean, unresolved, left = resolve(
+    clean, unresolved, unresolved_sections = resolve(
         command, clean, checkpoint_config, unreadable, next(iter((teachers or {}).values()), None)
     )
     clean = command.filled(clean)
     problems += unresolved
     problems += wording.missing(command, missing, clean)
-    for section in left:
+    for section in unresolved_sections:
         clean.pop(section, None)
-    silent = {*left, *(key for key in missing), *(problem.key for problem in problems)}
-    config, config_problems = _checked(command, clean, silent, left, teachers, running)
+    silent = {*unresolved_sections, *(key for key in missing), *(problem.key for problem in problems)}
+    config, config_problems = _checked(command, clean, silent, unresolved_sections, teachers, running)
     problems += config_problems
     for variant in command.variants(clean):
         problems += variant.problems
         if variant.data is not None:
-            _, inside = _checked(command, variant.data, silent, left, teachers, running)
+            _, inside = _checked(command, variant.data, silent, unresolved_sections, teachers, running)
             problems += [variant.placed(problem) for problem in inside if problem not in config_problems]
     # A value under a misspelt key, or one that could not be read, is not missing. Missing values come last.
     reported_keys = {key for problem in problems if not problem.absent for key in (problem.key, *problem.meant)}
@@ -91,18 +91,21 @@ def _checked(
     command: type[Command],
     data: JsonObject,
     silent: set[str],
-    left: set[str],
+    unresolved_sections: set[str],
     teachers: Mapping[str, JsonObject] | None,
     running: bool,
 ) -> tuple[Command | None, list[Problem]]:
     """Returns the decoded configuration, or None if it has an error, and its problems: those of its values, and those
-    of the rules whose keys are valid. silent: keys that are reported already. left: sections without data."""
+    of the rules whose keys are valid. silent: keys that are reported already. unresolved_sections: sections without
+    data."""
     config, errors = _validate(command, data)
     problems = [
         problem for problem in wording.from_pydantic(command, data, errors) if not _covered(problem.key, silent)
     ]
     known = {*silent, *(problem.key for problem in problems)}
-    values = _valid_values(command, data, config, {key.split(".")[0].split("[")[0] for key in known} | left)
+    values = _valid_values(
+        command, data, config, {key.split(".")[0].split("[")[0] for key in known} | unresolved_sections
+    )
     values |= {} if teachers is None else {"teachers": teachers}
     return config, problems + [problem for problem in violations(command, values, running) if problem.key not in known]
 

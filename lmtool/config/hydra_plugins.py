@@ -115,8 +115,10 @@ def _require_read(path: Path, data: dict[Any, Any]) -> None:
     """Raises UserError if a YAML sets keys of Hydra itself that lmtool does not use: all but sweep values."""
     section = data.get("hydra") or {}
     keys = [f"hydra.{key}" for key in _dotted(section)] if isinstance(section, dict) else ["hydra"]
-    chosen = [str(group) for item in data.get("defaults") or () if isinstance(item, dict) for group in item]
-    keys += [group.split()[-1].lstrip("/") for group in chosen if group.split()[-1].lstrip("/").startswith("hydra/")]
+    selected_groups = [str(group) for item in data.get("defaults") or () if isinstance(item, dict) for group in item]
+    keys += [
+        group.split()[-1].lstrip("/") for group in selected_groups if group.split()[-1].lstrip("/").startswith("hydra/")
+    ]
     unread = [key for key in keys if not f"{key}.".startswith(f"{GRID}.")]
     if unread:
         advice = f", and type it on the command line: -m {unread[0]}=VALUE" if unread[0].startswith(OF_SWEEPS) else ""

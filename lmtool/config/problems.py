@@ -123,8 +123,8 @@ def _takes(field: FieldInfo, value: object) -> bool:
 
 def _plainly(number: int | float) -> str:
     """Returns a number in the syntax of YAML 1.1, which reads 1e-5 as text."""
-    shown = repr(number)
-    return shown if "e" not in shown or "." in shown else shown.replace("e", ".0e", 1)
+    displayed = repr(number)
+    return displayed if "e" not in displayed or "." in displayed else displayed.replace("e", ".0e", 1)
 
 
 def missing(command: type[Config], keys: list[str], data: JsonObject) -> list[Problem]:
@@ -227,12 +227,12 @@ def meant_by(key: str, value: object, command: type[Config], data: JsonObject) -
 def _fitting_hint(meaning: Meaning, value: object, command: type[Config], known: Container[str], fields: Fields) -> str:
     """Returns the hint of a meaning: without the value if the key does not take it, and with the component to select if
     the selected one does not have the key. known: keys of the selected components. fields: all fields by key."""
-    chosen = {name for name, _ in meaning.pairs if name in components()}
+    selected = {name for name, _ in meaning.pairs if name in components()}
     for name, text in meaning.pairs:
         if value is not None and not _has_option(name, text) and not _takes_text(fields[name], text):
             explained = f"list {name}" if name in groups.all_groups() else f"show {name}"
             return f"here it is {name}=; `lmtool {explained}` says what it takes"
-        if name not in known and name.partition(".")[0] not in chosen:
+        if name not in known and name.partition(".")[0] not in selected:
             return f"{meaning.hint} {_elsewhere(name, command)}"
     return meaning.hint
 

@@ -24,9 +24,9 @@ _KINDS = {
 def quoted(value: object) -> str:
     """Returns a value as the user would write it, with its type if that is ambiguous: `"7" (text)`."""
     # Masked before it is truncated: half a secret would not be recognized.
-    shown = masked(json.dumps(value, ensure_ascii=False, default=str))
-    shown = shown if len(shown) <= 80 else shown[:77] + "..."
-    return f"{shown} ({kind(value)})"
+    text = masked(json.dumps(value, ensure_ascii=False, default=str))
+    text = text if len(text) <= 80 else text[:77] + "..."
+    return f"{text} ({kind(value)})"
 
 
 def kind(value: object) -> str:
@@ -109,8 +109,8 @@ def _many(annotation: Any) -> str:
 
 def one_of(options: Any) -> str:
     """Returns `a, b or c`."""
-    shown = ["null" if option is None else str(option) or '""' for option in options]
-    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} or {shown[-1]}"
+    texts = ["null" if option is None else str(option) or '""' for option in options]
+    return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} or {texts[-1]}"
 
 
 _LIMITS = {

@@ -140,9 +140,13 @@ def trainable_by_role(learner: ModelWithHeads) -> dict[str, dict[str, int]]:
 def planned_teachers(config: RunConfig) -> list[BaseLearner]:
     """Builds the learners of a run's teachers from their configurations, on the meta device."""
     models = [TeacherSpec(path, saved_teacher(path, config.offline)).model for path in config.distill.checkpoints]
-    learned = cast(TrainingConfig, config).learns  # the configuration of the objective or task
+    objective_or_task = cast(TrainingConfig, config).learns  # the configuration of the objective or task
     with torch.device("meta"):
-        return [learned.learner(build(model, config.seed), None, config.seed) for model in models if model is not None]
+        return [
+            objective_or_task.learner(build(model, config.seed), None, config.seed)
+            for model in models
+            if model is not None
+        ]
 
 
 def configuration_of_peers(config: TrainingConfig, distill: CodistillationConfig) -> TrainingConfig:

@@ -96,9 +96,9 @@ def _portions(modules: Iterable[Module]) -> Iterator[list[Module]]:
 def _extract(paths: Sequence[str]) -> list[list[Docstring]]:
     """Docstrings of files, read by a child process. A file that crashes the parser has none."""
     command = [sys.executable, "-I", "-S", "-X", "utf8", __file__]
-    done = subprocess.run(command, input=json.dumps(list(paths)), capture_output=True, encoding="utf-8", check=False)
-    if done.returncode == 0:
-        return [[(line, text) for line, text in texts] for texts in json.loads(done.stdout)]
+    process = subprocess.run(command, input=json.dumps(list(paths)), capture_output=True, encoding="utf-8", check=False)
+    if process.returncode == 0:
+        return [[(line, text) for line, text in texts] for texts in json.loads(process.stdout)]
     if len(paths) == 1:
         return [[]]
     return [_extract([path])[0] for path in paths]

@@ -211,12 +211,12 @@ class HubSource(FileSource[HubConfig]):
             folder.parent.mkdir(parents=True, exist_ok=True)
         with locked(folder.with_suffix(".lock")):
             try:
-                done = complete_shards(folder)
+                shards = complete_shards(folder)
             except Damaged as damage:
                 rebuilding(damage, self.progress)
                 shutil.rmtree(folder, ignore_errors=True)
-                done = None
-            paths, self._stored[split] = done or self._read_split(split, folder)
+                shards = None
+            paths, self._stored[split] = shards or self._read_split(split, folder)
         return paths
 
     def _read_split(self, split: str, folder: Path) -> tuple[list[Path], StoredText]:

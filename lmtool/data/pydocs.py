@@ -93,7 +93,7 @@ def _collected(config: PydocsConfig, cache_dir: str | Path | None, progress: OnS
 
 def _collect(names: list[str], max_bytes: int, progress: OnStage | None) -> Iterator[tuple[str, str]]:
     digests: set[bytes] = set()
-    left = max_bytes
+    remaining_bytes = max_bytes
     for module, texts in docstrings.read(module for name in names for module in docstrings.modules(name)):
         retained: list[str] = []
         for _, text in texts:
@@ -102,15 +102,15 @@ def _collect(names: list[str], max_bytes: int, progress: OnStage | None) -> Iter
             if len(text) < _SHORTEST or digest in digests:
                 continue
             digests.add(digest)
-            left -= len(text.encode()) + 2
-            if left < 0:
+            remaining_bytes -= len(text.encode()) + 2
+            if remaining_bytes < 0:
                 break
             retained.append(text)
         if retained:
             yield f"{module.package}:{module.name}", "\n\n".join(retained)
         if progress is not None:
-            progress("reading docstrings", max_bytes - max(left, 0), max_bytes)
-        if left < 0:
+            progress("reading docstrings", max_bytes - max(remaining_bytes, 0), max_bytes)
+        if remaining_bytes < 0:
             return
 
 

@@ -115,9 +115,9 @@ class StoreDraft:
             if not before.portions:
                 for name in ("document_offsets", "sentence_offsets", "document_sentences"):
                     self._append(name, np.zeros(1))
-            left = islice(portions(source.parts(split)), before.portions, None)
+            remaining_portions = islice(portions(source.parts(split)), before.portions, None)
             workers = workers_for(total - before.characters)
-            for portion in stack.enter_context(closing(tokenize(self._tokenizer, left, workers))):
+            for portion in stack.enter_context(closing(tokenize(self._tokenizer, remaining_portions, workers))):
                 self._enter(portion)
                 self._counts.seconds = before.seconds + time.perf_counter() - began
                 if self._counts.portions % SHARD == 0:

@@ -97,27 +97,27 @@ class DisentangledScores(Position):
     ) -> dict[str, Tensor]:
         distances_RLK = query_positions_RL[:, :, None] - key_positions_RK[:, None, :]
         longest = k_RAKD.shape[-2]
-        chosen = None
+        selection = None
         if 2 * longest - 1 < self._rows:  # a short text needs only some rows
-            chosen = self._index(torch.arange(1 - longest, longest, device=q_RALD.device))
+            selection = self._index(torch.arange(1 - longest, longest, device=q_RALD.device))
             index_RLK = distances_RLK + (longest - 1)
         else:
             index_RLK = self._index(distances_RLK)
         shape = (*q_RALD.shape[:-1], longest)
         terms = {}
         if self._keys_PAD is not None:
-            products = q_RALD @ _table(self._keys_PAD, chosen, q_RALD)
+            products = q_RALD @ _table(self._keys_PAD, selection, q_RALD)
             terms["content to place"] = products.gather(-1, index_RLK[:, None].expand(shape))
         if self._queries_PAD is not None:
-            products = (k_RAKD * self._scale) @ _table(self._queries_PAD, chosen, q_RALD)
+            products = (k_RAKD * self._scale) @ _table(self._queries_PAD, selection, q_RALD)
             index_RKL = index_RLK.transpose(1, 2)[:, None].expand(shape[0], shape[1], longest, shape[2])
             terms["place to content"] = products.gather(-1, index_RKL).transpose(-1, -2)
         return terms
 
 
-def _table(rows_PAD: Tensor, chosen: Tensor | None, like: Tensor) -> Tensor:
+def _table(rows_PAD: Tensor, selection: Tensor | None, like: Tensor) -> Tensor:
     """Returns (A, D, P): the rows of a projected table, transposed; those with the indices `chosen`, or all."""
-    rows_PAD = rows_PAD if chosen is None else rows_PAD.index_select(0, chosen)
+    rows_PAD = rows_PAD if selection is None else rows_PAD.index_select(0, selection)
     return rows_PAD.permute(1, 2, 0).to(like.dtype)
 
 

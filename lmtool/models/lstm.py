@@ -48,7 +48,7 @@ class LstmDecoder(Decoder):
         super().__init__(
             config,
             Embeddings(config.vocab_size, config.embedding_size, Position(), config.dropout),
-            [RecurrentLayer(LstmCell(read, width), config.dropout) for read, width in pairwise(widths)],
+            [RecurrentLayer(LstmCell(input_width, width), config.dropout) for input_width, width in pairwise(widths)],
         )
 
     def forward(

@@ -142,8 +142,8 @@ class AttendingGru(nn.Module):
             cached.keep((self._last(states, before_NC, steps),))
         if not states:
             return x_TE.new_zeros(0, self.output.out_features // 2)
-        read = (torch.cat(states)[steps.position_T], x_TE, torch.cat(contexts)[steps.position_T])
-        maps_MO2 = self.output(torch.cat([only(part, context.read_M) for part in read], -1)).unflatten(-1, (-1, 2))
+        features = (torch.cat(states)[steps.position_T], x_TE, torch.cat(contexts)[steps.position_T])
+        maps_MO2 = self.output(torch.cat([only(part, context.read_M) for part in features], -1)).unflatten(-1, (-1, 2))
         return self.dropout(maps_MO2.amax(-1), context.read_rng)
 
     def _first(self, encoded: EncoderState, steps: Lockstep) -> Tensor:

@@ -120,8 +120,8 @@ class TransformerXl(Decoder):
             if carried is not None:
                 carried.after = carried.before
             return self.read(packed, rng, cache, read_M, tap)
-        (read,) = set(carried.read)
-        filled = min(read, self.memory_length)
+        (read_length,) = set(carried.read)
+        filled = min(read_length, self.memory_length)
         memory_NYFH = carried.before["memory"]
         state = enter(self.embed, self.embed.tokens(packed.tokens), packed, rng, None, filled)
         if filled:

@@ -131,8 +131,8 @@ class Xlnet(Encoder):
             return super().forward(packed, rng, read_M, tap)
         if self.embed.virtual is not None or self.ahead:
             raise ValueError("a query stream has neither virtual tokens nor a prefix")
-        read = set() if carried is None else set(carried.read)
-        filled = min(max(read, default=0), self.memory_length)
+        read_lengths = set() if carried is None else set(carried.read)
+        filled = min(max(read_lengths, default=0), self.memory_length)
         state = enter(self.embed, self.embed.tokens(packed.tokens), packed, rng, None, filled)
         memories: ReuseRecorder | None = None
         if carried is not None:

@@ -262,7 +262,7 @@ def _filled(segments: Segments, blocks_D: np.ndarray, size: int) -> tuple[np.nda
     slots are real."""
     slots_D = blocks_D * size
     steps = np.arange(slots_D.sum()) - np.repeat(np.cumsum(slots_D) - slots_D, slots_D)
-    start, length = (np.repeat(np.array(each, np.int64), slots_D) for each in (segments.starts, segments.lengths))
+    start, length = (np.repeat(np.array(values, np.int64), slots_D) for values in (segments.starts, segments.lengths))
     return (start + np.minimum(steps, length - 1)).reshape(-1, size), (steps < length).reshape(-1, size)
 
 
@@ -291,7 +291,7 @@ def _tiles(mask: Blocks, blocks_D: np.ndarray) -> Iterator[_Rows]:
     inner = [np.arange(2, blocks - 2)[:, None] + np.array([0, -1, 1]) for blocks in blocks_D[long_D]]
     for windows in (edges, inner):
         window_RW, counts = np.concatenate(windows), [len(window) for window in windows]
-        first_R1, last_R1 = (np.repeat(each[long_D], counts)[:, None] for each in (first_D, blocks_D - 1))
+        first_R1, last_R1 = (np.repeat(values[long_D], counts)[:, None] for values in (first_D, blocks_D - 1))
         seen_RN = np.concatenate([np.zeros_like(last_R1), last_R1, window_RW], 1)
         random_RAN = random_NAX[window_RW[:, 0]]
         yield _Rows(first_R1 + window_RW[:, :1], first_R1 + seen_RN, first_R1[:, None] + random_RAN)

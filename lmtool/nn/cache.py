@@ -77,8 +77,8 @@ class Cache:
             return Layout.of(packed, mask, self.ahead)
         one_each = self.documents > 1 and all(length == 1 for length in packed.lengths)
         hides_padding = isinstance(mask, Causal | Recent | PrefixLM)
-        read = tuple(length + self.ahead for length in self.lengths)
-        lengths = (self.room,) * self.documents if one_each and hides_padding else read
+        read_lengths = tuple(length + self.ahead for length in self.lengths)
+        lengths = (self.room,) * self.documents if one_each and hides_padding else read_lengths
         starts = tuple(range(0, self.documents * self.room, self.room))
         keys = Segments(starts, lengths, packed.tokens.device)
         return Layout(packed.segments, keys, mask, tuple(before + self.ahead for before in self._before))

@@ -121,8 +121,8 @@ class VirtualTokens(nn.Module):
         """Returns the insertion of the virtual tokens into these texts. before: cached tokens of each document; a
         continued document already has its virtual tokens. Raises ValueError if a new text has fewer than `after`
         tokens."""
-        read = [0] * len(packed.lengths) if before is None else before
-        starting = [length > 0 and not past for length, past in zip(packed.lengths, read, strict=True)]
+        read_lengths = [0] * len(packed.lengths) if before is None else before
+        starting = [length > 0 and not past for length, past in zip(packed.lengths, read_lengths, strict=True)]
         if any(starts and length < self.after for length, starts in zip(packed.lengths, starting, strict=True)):
             raise ValueError(f"virtual tokens stand behind {self.after} tokens; a text has fewer")
         lengths = tuple(length + len(self) * starts for length, starts in zip(packed.lengths, starting, strict=True))

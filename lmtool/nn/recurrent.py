@@ -345,8 +345,8 @@ class BidirectionalGru(nn.Module):
         if len(x_TI):
             wide_TI = x_TI.to(next(self.cell.parameters()).dtype)
             with torch.autocast(x_TI.device.type, enabled=False):
-                read = PackedSequence(wide_TI.index_select(0, steps.tokens_T), torch.tensor(steps.sizes))
-                states_TP = self.cell(read)[0].data.index_select(0, steps.position_T)
+                sequence = PackedSequence(wide_TI.index_select(0, steps.tokens_T), torch.tensor(steps.sizes))
+                states_TP = self.cell(sequence)[0].data.index_select(0, steps.position_T)
         else:
             states_TP = x_TI.new_zeros(0, 2 * self.cell.hidden_size)
         return self.dropout(only(states_TP, context.read_M), context.read_rng)

@@ -38,7 +38,9 @@ class DirectionsScorer(TermScorer):
 
     def result(self) -> Evaluation:
         evaluation = super().result()
-        directions = {f"{term}_perplexity": perplexity(each.loss) for term, each in evaluation.terms.items()}
+        directions = {
+            f"{term}_perplexity": perplexity(term_evaluation.loss) for term, term_evaluation in evaluation.terms.items()
+        }
         return replace(evaluation, scores={"perplexity": perplexity(evaluation.loss), **directions})
 
 
@@ -96,8 +98,8 @@ class BidirectionalLanguageModel(BaseLearner):
         scores = {}
         for term, hidden_MP in self._states(batch).items():
             labels = labels_of(batch, term)
-            each, best = self._lm.scores(hidden_MP, self._lm.output_table, labels)
-            scores[term] = Scores(each, labels, best, batch.inputs.documents[indices_of(batch, term)])
+            losses, best = self._lm.scores(hidden_MP, self._lm.output_table, labels)
+            scores[term] = Scores(losses, labels, best, batch.inputs.documents[indices_of(batch, term)])
         return scores
 
     def _states(self, batch: Batch, step: int | None = None) -> dict[str, Tensor]:

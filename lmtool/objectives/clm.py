@@ -131,8 +131,8 @@ class CausalLanguageModel(TextObjective):
         """Returns the loss and the best prediction of each target, in evaluation mode."""
         at, labels = indices_of(batch, self.term), labels_of(batch, self.term)
         hidden_MH = self._states(batch, None)
-        each, best = self.lm.scores(hidden_MH, self.table_VH, labels)
-        return {self.term: Scores(each, labels, best, batch.inputs.documents[at])}
+        losses, best = self.lm.scores(hidden_MH, self.table_VH, labels)
+        return {self.term: Scores(losses, labels, best, batch.inputs.documents[at])}
 
     def _states(self, batch: Batch, rng: DropoutRng | None) -> Tensor:
         """Returns the hidden states (M, H) at the predicting positions."""

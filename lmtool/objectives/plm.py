@@ -70,8 +70,8 @@ class PermutationLanguageModel(MaskFiller, LanguageModelLearner):
         """Returns the loss and the best prediction of each target, in evaluation mode."""
         at, labels = indices_of(batch, "plm"), labels_of(batch, "plm")
         hidden_MH = self._states(batch, None)
-        each, best = self.lm.scores(hidden_MH, self.table_VH, labels)
-        return {"plm": Scores(each, labels, best, batch.inputs.documents[at])}
+        losses, best = self.lm.scores(hidden_MH, self.table_VH, labels)
+        return {"plm": Scores(losses, labels, best, batch.inputs.documents[at])}
 
     def _states(self, batch: Batch, rng: DropoutRng | None) -> Tensor:
         """Returns the states (M, H) of the query stream.

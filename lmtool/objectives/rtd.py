@@ -171,9 +171,9 @@ class GeneratedTextLearner(MaskFiller):
         random numbers of step 0, so that evaluations can be compared."""
         at, labels = indices_of(batch, "mlm"), labels_of(batch, "mlm")
         hidden_MG = self._generator_hidden(batch, None)
-        each, best = self._generator_head.scores(hidden_MG, self._generator_table, labels)
+        losses, best = self._generator_head.scores(hidden_MG, self._generator_table, labels)
         documents = batch.inputs.documents
-        scores = {"mlm": Scores(each, labels, best, documents[at])}
+        scores = {"mlm": Scores(losses, labels, best, documents[at])}
         forward = self.model_forward(batch, self.filled(batch, hidden_MG, 0), None)
         return {**scores, self.term: Scores(*self.scored(forward), documents[forward.at])}
 
@@ -248,8 +248,8 @@ class ReplacedTokenDetection(GeneratedTextLearner):
     def scored(self, forward: ModelForward) -> tuple[Tensor, Tensor, Tensor]:
         replaced_M = (forward.filled != forward.original)[forward.at]
         logits_M = self.heads["replaced_token"](forward.hidden_MH)
-        each = F.binary_cross_entropy_with_logits(logits_M.float(), replaced_M.float(), reduction="none")
-        return each, replaced_M.long(), (logits_M > 0).long()
+        losses = F.binary_cross_entropy_with_logits(logits_M.float(), replaced_M.float(), reduction="none")
+        return losses, replaced_M.long(), (logits_M > 0).long()
 
     @torch.no_grad()
     def samples(self, batch: Batch, n: int) -> list[JsonObject]:

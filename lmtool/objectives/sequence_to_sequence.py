@@ -65,8 +65,8 @@ class SequenceToSequence(TextObjective):
         labels, special = labels_of(batch, self.term), torch.tensor(sorted(self.tokenizer.special_ids))
         at = send((~torch.isin(labels_of(batch.host, self.term), special)).nonzero()[:, 0], labels.device)
         hidden_MH = self.backbone(batch.inputs, None, outputs, at)
-        each, best = self.lm.scores(hidden_MH, self.table_VH, labels[at])
-        return {self.term: Scores(each, labels[at], best, outputs.documents[at])}
+        losses, best = self.lm.scores(hidden_MH, self.table_VH, labels[at])
+        return {self.term: Scores(losses, labels[at], best, outputs.documents[at])}
 
     def writer(self) -> AnswerWriter:
         return AnswerWriter(self.backbone, self.lm, self.tokenizer)

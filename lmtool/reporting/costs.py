@@ -148,10 +148,10 @@ def plan_rows(plan: RunPlan) -> list[tuple[str, str]]:
     """Returns the plan as (label, text) rows."""
     # Exact, for comparison with published counts.
     parts = " · ".join(f"{part} {number:,}" for part, number in plan.parameters.items())
-    each = f", {count(round(plan.tokens_per_step / plan.devices))} per device" if plan.devices > 1 else ""
+    per_device = f", {count(round(plan.tokens_per_step / plan.devices))} per device" if plan.devices > 1 else ""
     rows = [
         ("parameters", f"{plan.total_parameters:,} ({plan.trainable_parameters:,} trainable): {parts}"),
-        ("steps", f"{plan.steps_text} of {count(round(plan.tokens_per_step))} tokens{each}"),
+        ("steps", f"{plan.steps_text} of {count(round(plan.tokens_per_step))} tokens{per_device}"),
         *((f"phase {number}", phase.text) for number, phase in enumerate(plan.phases, 1)),
         *([("ends", plan.ends_text)] if plan.ends_by else []),
         ("tokens", count(round(plan.tokens))),
@@ -170,8 +170,8 @@ def plan_rows(plan: RunPlan) -> list[tuple[str, str]]:
 
 def _memory_rows(plan: RunPlan) -> list[tuple[str, str]]:
     parts = [f"{part} {size(number)}" for part, number in plan.memory_bytes.items()]
-    each = "" if plan.devices == 1 else " per device"
-    rows = [("memory", f"about {size(plan.needed_bytes)}{each}")]
+    per_device = "" if plan.devices == 1 else " per device"
+    rows = [("memory", f"about {size(plan.needed_bytes)}{per_device}")]
     rows += [("", " · ".join(parts[start : start + 4])) for start in range(0, len(parts), 4)]
     if plan.capacity_bytes is None:
         return rows

@@ -172,8 +172,8 @@ def print_few_shot(output: Output, title: str, shots: int, summary: JsonMapping,
     rows = []
     for name, score in metrics.items():
         deviation = "" if score["standard_deviation"] is None else f"{score['standard_deviation']:.4f}"
-        each = " ".join(f"{value:.4f}" for value in score["draws"])
-        rows.append([name, f"{score['mean']:.4f}", deviation, each, f"{baseline['metrics'][name]:.4f}"])
+        draws = " ".join(f"{value:.4f}" for value in score["draws"])
+        rows.append([name, f"{score['mean']:.4f}", deviation, draws, f"{baseline['metrics'][name]:.4f}"])
     samples = counted(sample_count, "draw")
     heading = f"{title} · {counted(shots, 'shot')} · n = {summary['n']:,} · {samples}"
     print_table(output, ["metric", "mean", "standard deviation", "draws", str(baseline["name"])], rows, heading=heading)

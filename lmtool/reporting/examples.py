@@ -230,11 +230,11 @@ def masked_html(sample: JsonMapping) -> str:
     pieces = [str(piece) for piece in sample["pieces"]][:_TOKENS]
     masked_positions = {masked["position"]: masked for masked in sample["masked"] if masked["guesses"]}
     words = []
-    for position, (space, shown) in enumerate(_joined(pieces)):
+    for position, (space, token) in enumerate(_joined(pieces)):
         masked = masked_positions.get(position)
         if masked is None:
             special = _is_special(pieces[position])
-            words.append(space + (f'<span class="quiet">{escape(shown, 60)}</span>' if special else escape(shown, 60)))
+            words.append(space + (f'<span class="quiet">{escape(token, 60)}</span>' if special else escape(token, 60)))
             continue
         guess, truth = str(masked["guesses"][0][0]), str(masked.get("truth"))
         put = escape(_unmarked(guess), 60)
@@ -256,11 +256,11 @@ def detected_html(sample: JsonMapping) -> str:
         for target in sample["masked"]
         if target["sampled"] != target["truth"]
     }
-    read = [replaced.get(position, piece) for position, piece in enumerate(pieces)]
+    filled_pieces = [replaced.get(position, piece) for position, piece in enumerate(pieces)]
     flagged = {position for position, share in enumerate(sample["replaced"]) if share > 0.5}
     words = []
-    for position, (space, shown) in enumerate(_joined(read[:_TOKENS])):
-        text = escape(shown, 60)
+    for position, (space, token) in enumerate(_joined(filled_pieces[:_TOKENS])):
+        text = escape(token, 60)
         if position in replaced:
             kind = "right" if position in flagged else "wrong"
             text = f'<mark class="{kind}">{text} <s>{escape(_unmarked(pieces[position]), 60)}</s></mark>'
@@ -348,9 +348,9 @@ def samples_html(samples: Sequence[object]) -> str:
     generated = [sample for sample in texts if not sample.keys() & {"prediction", "neighbours"}]
     predicted = [sample for sample in texts if sample.keys() >= {"gold", "prediction"}]
 
-    def part(heading: str, chosen: Sequence[JsonObject], form: Callable[[JsonObject], str], legend: str = "") -> str:
+    def part(heading: str, examples: Sequence[JsonObject], form: Callable[[JsonObject], str], legend: str = "") -> str:
         legend_html = f'<p class="quiet"><small>{escape(legend)}</small></p>' if legend else ""
-        return f"<h3>{heading}</h3>{legend_html}{''.join(map(form, chosen[:SAMPLES]))}" if chosen else ""
+        return f"<h3>{heading}</h3>{legend_html}{''.join(map(form, examples[:SAMPLES]))}" if examples else ""
 
     return "".join([
         part("Masked words and the model's predictions", masked, masked_html, _MASKED_LEGEND),

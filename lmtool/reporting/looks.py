@@ -103,12 +103,12 @@ _PRINTED_POSITIONS = 24
 
 def print_position_maps(output: Output, maps: Sequence[PositionMaps]) -> None:
     """Prints the first map of each kind as shades, for the first positions."""
-    for each in maps:
-        scores = each.scores[0][:_PRINTED_POSITIONS, :_PRINTED_POSITIONS]
+    for position_maps in maps:
+        scores = position_maps.scores[0][:_PRINTED_POSITIONS, :_PRINTED_POSITIONS]
         low, high = float(scores.min()), float(scores.max())
-        heads = f", head 1 of {len(each.scores)}" if len(each.scores) > 1 else ""
+        heads = f", head 1 of {len(position_maps.scores)}" if len(position_maps.scores) > 1 else ""
         scale = f"{number(low)} ({_SHADES[0]}) to {number(high)} ({_SHADES[-1]})"
-        output.paragraph(f"{plain(each.name, 80)}{heads}: {scale}", "bold")
+        output.paragraph(f"{plain(position_maps.name, 80)}{heads}: {scale}", "bold")
         _print_picture(output, list(map(str, range(len(scores)))), (scores - low) / max(high - low, 1e-12))
         output.line()
     output.paragraph(_MAPS_LEGEND, "dim")
@@ -139,8 +139,8 @@ def write_position_maps(path: Path, maps: Sequence[PositionMaps]) -> None:
     """Writes the page. Raises UserError if that fails."""
     from lmtool.reporting import drawing, heat_maps
 
-    figures = [html.figure(drawing.svg(heat_maps.position_maps_figure(each.scores))) for each in maps]
-    sections = [html.section(each.name, figure) for each, figure in zip(maps, figures, strict=True)]
+    figures = [html.figure(drawing.svg(heat_maps.position_maps_figure(position_maps.scores))) for position_maps in maps]
+    sections = [html.section(position_maps.name, figure) for position_maps, figure in zip(maps, figures, strict=True)]
     body = ["<h1>Positions</h1>", html.paragraph(_MAPS_LEGEND), *sections]
     html.write_page(path, "positions", body)
 
@@ -157,29 +157,32 @@ class Similar:
     pairs: np.ndarray
 
 
-def print_similar(output: Output, word: str, sentences: Sequence[str], read: Sequence[Similar]) -> None:
+def print_similar(output: Output, word: str, sentences: Sequence[str], similarities: Sequence[Similar]) -> None:
     """Prints a row per checkpoint and layer."""
     rows = [
-        [each.name if number == 0 else "", layer or "0 (embedding)", f"{similarity:.3f}", f"{other:.3f}"]
-        for each in read
-        for number, (layer, similarity, other) in enumerate(zip(each.layers, each.same, each.other_words, strict=True))
+        [similar.name if number == 0 else "", layer or "0 (embedding)", f"{similarity:.3f}", f"{other:.3f}"]
+        for similar in similarities
+        for number, (layer, similarity, other) in enumerate(
+            zip(similar.layers, similar.same, similar.other_words, strict=True)
+        )
     ]
     heading = f"{plain(word, 60)} in {counted(len(sentences), 'sentence')} · mean cosine of two vectors"
     print_table(output, ["checkpoint", "layer", "the same word", "different words"], rows, heading)
 
 
-def write_similar(path: Path, word: str, sentences: Sequence[str], read: Sequence[Similar]) -> None:
+def write_similar(path: Path, word: str, sentences: Sequence[str], similarities: Sequence[Similar]) -> None:
     """Writes the page. Raises UserError if that fails."""
     from lmtool.reporting import drawing, heat_maps, plots
 
     numbered = [f"{number}. {sentence}" for number, sentence in enumerate(sentences, 1)]
     curves = html.figure(
-        drawing.svg(plots.similarity_figure(read)), "Lines: the same word in other sentences. Dots: different words."
+        drawing.svg(plots.similarity_figure(similarities)),
+        "Lines: the same word in other sentences. Dots: different words.",
     )
     squares = [
-        f"<h3>{html.escape(each.name)}</h3>"
-        + html.figure(drawing.svg(heat_maps.pairs_figure(each.pairs, each.layers)), "Sentence by sentence")
-        for each in read
+        f"<h3>{html.escape(similar.name)}</h3>"
+        + html.figure(drawing.svg(heat_maps.pairs_figure(similar.pairs, similar.layers)), "Sentence by sentence")
+        for similar in similarities
     ]
     body = [
         f"<h1>{html.escape(word, 100)}</h1>",

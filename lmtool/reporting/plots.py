@@ -279,20 +279,24 @@ class _Similar(Protocol):
     def other_words(self) -> list[float]: ...
 
 
-def similarity_figure(read: Sequence[_Similar]) -> Figure:
+def similarity_figure(similarities: Sequence[_Similar]) -> Figure:
     """Cosines by layer, of the same word in other sentences (lines) and of different words (dots)."""
     with matplotlib.rc_context(STYLE):
         figure, axes = single(7.2, 3.2)
         tidy(axes, "layer")
         ends: dict[int, list[tuple[float, str, str]]] = {}
-        for each, color in zip(read, itertools.cycle(COLORS), strict=False):
-            axes.plot(each.layers, each.same, color=color, linewidth=1.8, marker="o", markersize=3.5)
-            axes.plot(each.layers, each.other_words, color=color, linewidth=0, marker=".", markersize=4, alpha=0.5)
-            name = plain(Path(each.name).name or each.name, 24)
-            if len(each.layers) > 1:
-                ends.setdefault(each.layers[-1], []).append((each.same[-1], name, color))
+        for similar, color in zip(similarities, itertools.cycle(COLORS), strict=False):
+            axes.plot(similar.layers, similar.same, color=color, linewidth=1.8, marker="o", markersize=3.5)
+            axes.plot(
+                similar.layers, similar.other_words, color=color, linewidth=0, marker=".", markersize=4, alpha=0.5
+            )
+            name = plain(Path(similar.name).name or similar.name, 24)
+            if len(similar.layers) > 1:
+                ends.setdefault(similar.layers[-1], []).append((similar.same[-1], name, color))
             else:  # a label at the right could cover another line
-                axes.annotate(name, (each.layers[0], each.same[0]), (-2, -11), textcoords="offset points", color=color)
+                axes.annotate(
+                    name, (similar.layers[0], similar.same[0]), (-2, -11), textcoords="offset points", color=color
+                )
         axes.set_ylim(None, 1.03)
         for layer, labels in ends.items():
             drawing.label_ends(axes, layer, labels, 0.075)

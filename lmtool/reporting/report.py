@@ -160,8 +160,8 @@ def _headline(run: RunFiles, predictions: PredictionSummary) -> str:
     result = run.result
     score = score_of(result, run.baseline, predictions.examples)
     seed = f"seed {result['seed']}" if result.get("seed") is not None else None
-    learned = result.get("objective") or result.get("task")
-    about = (result.get("command"), result.get("model"), learned, seed, stopped_by(result))
+    learned_name = result.get("objective") or result.get("task")
+    about = (result.get("command"), result.get("model"), learned_name, seed, stopped_by(result))
     words = " · ".join(plain(part, 80) for part in about if part)
     lines = [f"<h1>{html.escape(run.name)}</h1>", html.paragraph(words)]
     status = result.get("status")
@@ -278,12 +278,12 @@ def _mixture(run: RunFiles) -> str:
         return ""
     baselines = run.baseline.get("members") or {}
     rows = []
-    for name, read in members.items():
+    for name, member in members.items():
         baseline = baselines.get(name) or {}
         metric, value = baseline.get("metric"), baseline.get("value")
         score = metrics.get(f"{name}_{metric}")
-        percentages = [percent(read[key]) for key in ("share", "planned")]
-        rows.append([name, read["examples"], *percentages, metric, score, value, metrics.get(f"{name}_loss")])
+        percentages = [percent(member[key]) for key in ("share", "planned")]
+        rows.append([name, member["examples"], *percentages, metric, score, value, metrics.get(f"{name}_loss")])
     return html.table(["member", "examples", "share", "planned", "metric", "score", "baseline", "loss"], rows)
 
 

@@ -217,8 +217,8 @@ def end_screen(
     if score:
         rows.append(("score", " · ".join(filter(None, (score.text, score.sentence, selected_on(result))))))
     rows += _labeled("test", test_scores(result))
-    if read := result.get("mixture"):
-        members = [f"{plain(name)} {count(row['examples'])} ({percent(row['share'])})" for name, row in read.items()]
+    if mixture := result.get("mixture"):
+        members = [f"{plain(name)} {count(row['examples'])} ({percent(row['share'])})" for name, row in mixture.items()]
         rows.append(("mixture", f"examples read: {' · '.join(members)}"))
     other_metrics = {
         key: value

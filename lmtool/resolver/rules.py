@@ -101,14 +101,15 @@ def require_positions_for_virtual_tokens(
 ) -> Iterator[Problem]:
     """The model has positions for a text together with the virtual tokens of the tuning method."""
     virtual = tuning.reserved_positions(model)
-    left = model.max_positions - virtual
-    if virtual and left < max_length <= model.max_positions:  # a longer one is refused by require_positions_for_length
+    remaining = model.max_positions - virtual
+    # A longer max_length is refused by require_positions_for_length.
+    if virtual and remaining < max_length <= model.max_positions:
         fewer = f"tuning.length={max(1, model.max_positions - max_length)}"
         yield Problem(
             "max_length",
             f"max_length={max_length} and the {virtual} virtual tokens of tuning={tuning.name} are more than "
             f"model.max_positions={model.max_positions}",
-            f"set max_length={left}" if left >= SHORTEST else f"set {fewer}",
+            f"set max_length={remaining}" if remaining >= SHORTEST else f"set {fewer}",
         )
 
 

@@ -198,10 +198,10 @@ def configuration(line: CommandLine, accepted: AcceptedOverrides, running: bool)
         raise UserError(
             f"branch={trunk}: {trunk.run} is a run of lmtool {command}", f"use lmtool {command} branch={trunk} name=NEW"
         )
-    chosen, words, problems = _choices(replace(line, words=tuple(words)), saved.body(base), accepted, trunk)
+    sections, words, problems = _choices(replace(line, words=tuple(words)), saved.body(base), accepted, trunk)
     values, more = overrides.as_values(words, accepted)
     problems += [*more, *_folder_problems(trunk, keyed)]
-    data = saved.body(base) | {"name": None, "run_dir": None} | chosen
+    data = saved.body(base) | {"name": None, "run_dir": None} | sections
     config = decoded(
         line.verb,
         merge(data, values) | {"branch": str(trunk)},
@@ -289,13 +289,13 @@ def _changes(trunk: Trunk, now: JsonObject) -> Iterator[Problem]:
 def _spent(trunk: Trunk, config: RunConfig) -> Iterator[Problem]:
     """Yields the errors of budgets that the trunk has used up; budgets count from the start of the trunk."""
     state = read_state(trunk.point)
-    done = {
+    spent_budgets = {
         "max_steps": state["step"],
         "max_epochs": state.get("epoch") or 0,
         "max_tokens": state.get("tokens") or 0,
         "max_minutes": (state.get("seconds") or 0) / 60,
     }
-    for key, amount in done.items():
+    for key, amount in spent_budgets.items():
         limit = getattr(config, key)
         if limit is not None and amount >= limit:
             yield Problem(

@@ -108,8 +108,8 @@ def require_unset(config: EvaluateConfig, keys: Sequence[str], because: str, hin
     for key in keys:
         value = getattr(config, key)
         if value is not None:
-            shown = value.name if isinstance(value, DataConfig) else value
-            raise UserError(f"{key}={shown} does not apply: checkpoint={because}", hint or f"omit {key}=")
+            displayed = value.name if isinstance(value, DataConfig) else value
+            raise UserError(f"{key}={displayed} does not apply: checkpoint={because}", hint or f"omit {key}=")
 
 
 def require_length(config: EvaluateConfig, before: PretrainConfig) -> None:

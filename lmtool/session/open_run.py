@@ -226,8 +226,8 @@ def _trackers(verb: str, config: RunConfig, run: RunFolder, output: Output) -> T
         run.config,
         config.offline,
     )
-    chosen = config.logger if run.writes else {}
-    return Trackers(chosen, tracked_run, lambda line: output.line(line), _print_warning(output))
+    trackers = config.logger if run.writes else {}
+    return Trackers(trackers, tracked_run, lambda line: output.line(line), _print_warning(output))
 
 
 def _print_warning(output: Output) -> Callable[[str], None]:

@@ -296,11 +296,11 @@ def _repeated(
         labels, other_labels = split_texts.labels, other_texts.labels
         label_pairs = ((labels[here], other_labels[there]) for here, there in zip(numbers, repeated, strict=True))
         differ = np.array([None not in pair and pair[0] != pair[1] for pair in label_pairs], dtype=bool)
-    chosen = np.lexsort((-similarity.round(3), ~differ))[:most]
-    texts = dict(numbered(split_texts.texts, np.unique(numbers[chosen])))
-    repeated_texts = dict(numbered(other_texts.texts, np.unique(repeated[chosen])))
+    order = np.lexsort((-similarity.round(3), ~differ))[:most]
+    texts = dict(numbered(split_texts.texts, np.unique(numbers[order])))
+    repeated_texts = dict(numbered(other_texts.texts, np.unique(repeated[order])))
     pairs = []
-    for at in chosen.tolist():
+    for at in order.tolist():
         here, there = int(numbers[at]), int(repeated[at])
         pair = {
             "row": split_texts.place(here),
@@ -335,8 +335,8 @@ def _counted(kind: TaskKind, rows: Rows) -> dict[str, object] | None:
             "least": float(single.min()),
             "most": float(single.max()),
         }
-    shown = [kind.shown(label) for label in single]
-    words = [label if isinstance(label, str) else None for label in shown]
+    labels_text = [kind.shown(label) for label in single]
+    words = [label if isinstance(label, str) else None for label in labels_text]
     return None if None in words else {str(word): count for word, count in Counter(words).most_common()}
 
 

@@ -187,9 +187,11 @@ def draw_shots(kind: TaskKind, train: Rows, held_out: Sequence[Rows], shots: int
                 else "use more rows of the class",
             )
         samples.append(members[Permutation(len(members), seed, "sample", _SHOTS + number)(np.arange(2 * shots))])
-    chosen, selection = (np.concatenate([rows[part] for rows in samples]) for part in (np.s_[:shots], np.s_[shots:]))
-    rest = np.setdiff1d(free, np.concatenate([chosen, selection]))
-    return train.take(chosen), train.take(selection), train.take(rest)
+    train_rows, selection = (
+        np.concatenate([rows[part] for rows in samples]) for part in (np.s_[:shots], np.s_[shots:])
+    )
+    rest = np.setdiff1d(free, np.concatenate([train_rows, selection]))
+    return train.take(train_rows), train.take(selection), train.take(rest)
 
 
 def _few_shots(
@@ -361,8 +363,8 @@ class TaskText:
             )
         if self._held_out:
             is_held_out = held_out(np.array([len(text) for text in texts["train"]]), config.validation_fraction)
-            for split, chosen in (("validation", is_held_out), ("train", ~is_held_out)):
-                texts[split] = [texts["train"][row] for row in np.flatnonzero(chosen)]
+            for split, is_member in (("validation", is_held_out), ("train", ~is_held_out)):
+                texts[split] = [texts["train"][row] for row in np.flatnonzero(is_member)]
         self._texts = texts
         self.fingerprint = _sha256(texts)
 

@@ -94,19 +94,21 @@ def read_tasks(
 ) -> tuple[ObjectiveConfig, dict[str, TaskData]]:
     """Returns the objective with the labels found in the data of its tasks, and this data by task. Raises UserError
     like `load_task`."""
-    read = {task.name: load_task(task, seed, cache_dir, offline) for task in tasks_of(objective)}
+    tasks = {task.name: load_task(task, seed, cache_dir, offline) for task in tasks_of(objective)}
     parts = tuple(
-        part.model_copy(update={"task": read[part.task.name].config}) if isinstance(part, TaskObjectiveConfig) else part
+        part.model_copy(update={"task": tasks[part.task.name].config})
+        if isinstance(part, TaskObjectiveConfig)
+        else part
         for part in objective.parts()
     )
-    return (objective.with_parts(parts) if read else objective), read
+    return (objective.with_parts(parts) if tasks else objective), tasks
 
 
-def rows_of(read: Mapping[str, TaskData], split: str) -> dict[str, Rows]:
+def rows_of(tasks: Mapping[str, TaskData], split: str) -> dict[str, Rows]:
     """Returns the rows of each task that accompany a split of texts: the training rows, or the first development
     split."""
     return {
-        name: data.train if split == "train" else next(iter(data.validation.values())) for name, data in read.items()
+        name: data.train if split == "train" else next(iter(data.validation.values())) for name, data in tasks.items()
     }
 
 

@@ -143,11 +143,11 @@ def train_wordpiece(config: WordPieceConfig, texts: Iterable[str], vocab_size: i
         lambda character: None if _is_separate_word(character) else PREFIX + character,
     )
     trainer = _trainer(config, vocab_size, [*special, *continuations], characters, continuing_subword_prefix=PREFIX)
-    learned = tokenizers.Tokenizer(models.BPE(continuing_subword_prefix=PREFIX))
-    learned.normalizer, learned.pre_tokenizer = normalizer, splitter
-    learned.train_from_iterator(corpus, trainer)
+    bpe = tokenizers.Tokenizer(models.BPE(continuing_subword_prefix=PREFIX))
+    bpe.normalizer, bpe.pre_tokenizer = normalizer, splitter
+    bpe.train_from_iterator(corpus, trainer)
 
-    backend = wordpiece(learned.get_vocab(), config.lowercase)
+    backend = wordpiece(bpe.get_vocab(), config.lowercase)
     backend.add_special_tokens(special)
     return _with_roles(config, backend)
 

@@ -99,8 +99,8 @@ class Budget:
     def outlook(self, progress: Progress) -> tuple[int | None, float | None]:
         """Returns the maximum number of steps of the run, and maximum remaining seconds; None if unknown."""
         steps = min(self.exact.values(), default=math.inf) if self._by_clock else self.horizon(progress)
-        left = max(self.seconds - progress.seconds, 0.0) if math.isfinite(self.seconds) else None
-        return int(steps) if math.isfinite(steps) else None, left
+        remaining = max(self.seconds - progress.seconds, 0.0) if math.isfinite(self.seconds) else None
+        return int(steps) if math.isfinite(steps) else None, remaining
 
     def horizon(self, progress: Progress) -> float:
         """Returns the number of steps of the run for the schedule. Before it is measured: an exact budget, because a
@@ -157,13 +157,13 @@ class Budget:
             assert self._mark is not None
             steps = progress.step - self._mark.step
             if needs_tokens:
-                left = (self.tokens - progress.tokens) * steps / (progress.tokens - self._mark.tokens)
-                totals[budget] = progress.step + left
+                remaining = (self.tokens - progress.tokens) * steps / (progress.tokens - self._mark.tokens)
+                totals[budget] = progress.step + remaining
             if math.isfinite(self.seconds):
                 # Only the first phase is measured; steps of other phases take more or less time.
                 extra = 0.0 if phased is None else (phased.stretch("max_minutes") - 1) * self.seconds
-                left = (self.seconds - progress.seconds + extra) * steps / (progress.seconds - self._mark.seconds)
-                totals["max_minutes"] = progress.step + left
+                remaining = (self.seconds - progress.seconds + extra) * steps / (progress.seconds - self._mark.seconds)
+                totals["max_minutes"] = progress.step + remaining
         name = min(totals, key=lambda budget: totals[budget])
         progress.total_steps, progress.horizon = max(1, math.ceil(totals[name] - 1e-9)), name
 

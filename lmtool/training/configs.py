@@ -328,5 +328,5 @@ class WsdConfig(ScheduleConfig):
             return 1.0
         decay: float = self.decay_steps or max(round(self.decay_fraction * total), 1)
         decay = min(decay, max(total - warmup, 1))
-        done = min(max((step - 1 - (total - decay)) / decay, 0.0), 1.0)
-        return 1 - (1 - self.final_fraction) * (math.sqrt(done) if self.decay_shape == "sqrt" else done)
+        fraction = min(max((step - 1 - (total - decay)) / decay, 0.0), 1.0)
+        return 1 - (1 - self.final_fraction) * (math.sqrt(fraction) if self.decay_shape == "sqrt" else fraction)

@@ -95,14 +95,14 @@ class CheckpointComparison:
             ("tied weights", _count_and_names(self.tied)),
         ]
         if self.layers:
-            each = " · ".join(f"{name} {value:.3g}" for name, value in self.layers.items())
-            rows.append(("layers", f"largest differences on a sample: {each}"))
+            differences = " · ".join(f"{name} {value:.3g}" for name, value in self.layers.items())
+            rows.append(("layers", f"largest differences on a sample: {differences}"))
         rows.append(("logits", "none" if self.logits is None else f"largest difference {self.logits:.3g}"))
         if self.pair_logits is not None:
             rows.append(("pair logits", f"largest difference {self.pair_logits:.3g}"))
         if self.texts:
-            each = " · ".join(f"{kind} {value:.3g}" for kind, value in self.texts.items())
-            rows.append(("as read", f"largest differences, tokenized by the folder's files: {each}"))
+            differences = " · ".join(f"{kind} {value:.3g}" for kind, value in self.texts.items())
+            rows.append(("as read", f"largest differences, tokenized by the folder's files: {differences}"))
         if self.strings_compared:
             text = f"{len(self.strings)} of {self.strings_compared} adversarial strings get other ids"
             rows.append(("tokenizer", text + (f": {self.strings[0]!r}" if self.strings else "")))

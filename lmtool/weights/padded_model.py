@@ -133,11 +133,11 @@ class PaddedModel(nn.Module):
         elif two_stacks and self.start is not None:
             outputs = shifted(inputs, self.start)
         hidden_TH = self.parts.hidden(inputs, outputs)
-        read = inputs if outputs is None else outputs
-        logits = self.parts.logits(hidden_TH, read)
+        texts = inputs if outputs is None else outputs
+        logits = self.parts.logits(hidden_TH, texts)
         if logits is not None and (self.parts.task is None or self.parts.of_tokens):
             logits = _pad(logits, real_BL)
-        return ModelOutput(_pad(hidden_TH, real_BL), logits, self.parts.pair_logits(hidden_TH, read))
+        return ModelOutput(_pad(hidden_TH, real_BL), logits, self.parts.pair_logits(hidden_TH, texts))
 
     def _segments(self, ids_BL: Tensor, segments_BL: Tensor | None) -> Tensor | None:
         """Returns the segments on the device of the ids, or None. Raises ValueError if they are invalid."""

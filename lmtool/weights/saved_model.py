@@ -108,29 +108,29 @@ class CheckpointModel(ModelWithHeads):
         tokens, otherwise those of the last stack. `ModelWithHeads.hidden` describes the parameters."""
         return super().hidden(inputs, None if self.of_inputs else outputs, rng, read_M, tap)
 
-    def logits(self, hidden_TH: Tensor, read: Packed) -> Tensor | None:
+    def logits(self, hidden_TH: Tensor, packed: Packed) -> Tensor | None:
         """Returns the logits of the checkpoint's main head, or None without such a head. hidden_TH: the hidden states
-        that the heads read. read: the tokens of these hidden states. Returns (N, C) for a task that scores texts, (T,
+        that the heads read. packed: the tokens of these hidden states. Returns (N, C) for a task that scores texts, (T,
         C) for a task that scores tokens. Without a task: (T, V) for a language model, (T,) for replaced token
         detection."""
         if self.task is not None and self.of_tokens:
             return self.heads[self.task](self.heads["pooler"](hidden_TH) if self.pooled else hidden_TH)
         if self.task is not None:
-            return self._text_logits(self.task, hidden_TH, read, self.form.pooling)
+            return self._text_logits(self.task, hidden_TH, packed, self.form.pooling)
         for name in ("masked_lm", "lm"):
             if name in self.heads:
                 return self.heads[name](hidden_TH, self.backbone.embed.token.weight)
         return self.heads["replaced_token"](hidden_TH) if "replaced_token" in self.heads else None
 
-    def pair_logits(self, hidden_TH: Tensor, read: Packed) -> Tensor | None:
+    def pair_logits(self, hidden_TH: Tensor, packed: Packed) -> Tensor | None:
         """Returns the logits of the head that classifies text pairs, (N, 2), or None without such a head. `PAIR_HEADS`
         names the two classes."""
-        return None if self.pair is None else self._text_logits(self.pair, hidden_TH, read, "first")
+        return None if self.pair is None else self._text_logits(self.pair, hidden_TH, packed, "first")
 
-    def _text_logits(self, head: str, hidden_TH: Tensor, read: Packed, pooling: Pooling) -> Tensor:
+    def _text_logits(self, head: str, hidden_TH: Tensor, packed: Packed, pooling: Pooling) -> Tensor:
         """Returns the logits of a head that scores texts, (N, C). The pooler, if the checkpoint has one, is applied
         first."""
-        summary_NH = summary(hidden_TH, read, pooling)
+        summary_NH = summary(hidden_TH, packed, pooling)
         if "pooler" in self.heads:
             summary_NH = self.heads["pooler"](summary_NH)
         return self.heads[head](summary_NH)

@@ -327,13 +327,13 @@ class BeamSearch(Strategy):
             finished_NC = end_NC & (torch.arange(candidates, device=device) < beams)
             finished.merge(sums_NC / step**self.config.length_penalty, tokens_NCL, step, finished_NC)
             live_NB, next_NB = (sums_NC + end_NC * _INVALID).topk(beams)
-            done = (self._is_finished(finished, live_NB, step, active, request) | at_limit_N1[:, 0]).tolist()
+            is_done = (self._is_finished(finished, live_NB, step, active, request) | at_limit_N1[:, 0]).tolist()
             for row, number in enumerate(active):
-                if done[row]:
+                if is_done[row]:
                     texts[number] = finished.best(row, ends)
                     for token in texts[number]:
                         request.watch(number, token)
-            remaining = [row for row in range(prompts) if not done[row]]
+            remaining = [row for row in range(prompts) if not is_done[row]]
             if not remaining:
                 return texts
             remaining_M = torch.tensor(remaining, device=device)

@@ -69,8 +69,8 @@ def attention_of(backbone: Backbone, inputs: Packed, precision: Precision) -> He
     """
     tap = _AttentionRecorder()
     with precision.autocast():
-        read = backbone.read_inputs if isinstance(backbone, EncoderDecoder) else backbone
-        read(inputs, tap=tap)
+        read_texts = backbone.read_inputs if isinstance(backbone, EncoderDecoder) else backbone
+        read_texts(inputs, tap=tap)
     if not tap.layers:
         raise UserError(f"model={backbone.config.name} has no self-attention", "use a checkpoint of another model")
     names = next(iter(tap.terms.values()), {})

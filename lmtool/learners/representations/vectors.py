@@ -190,8 +190,8 @@ class HiddenStates:
         # The model returns the states of its last layer, so this layer needs no tap.
         recorder = None if self.layers == (self.depth,) else tap
         with self.precision.autocast():
-            read = self.backbone.read_inputs if isinstance(self.backbone, EncoderDecoder) else self.backbone
-            tap.states[self.depth] = read(inputs, tap=recorder)
+            read_texts = self.backbone.read_inputs if isinstance(self.backbone, EncoderDecoder) else self.backbone
+            tap.states[self.depth] = read_texts(inputs, tap=recorder)
         states_WTH = torch.stack([tap.states[layer].float() for layer in self.layers])
         if not bool(torch.isfinite(states_WTH).all()):
             raise NotFinite("hidden states", Batch(inputs, {}, torch.zeros(0), torch.zeros(0)))
@@ -281,7 +281,7 @@ class Embedder:
     ) -> Iterator[Vectors]:
         """Yields the vectors of some examples, in the order of their rows. before: the number of rows that were
         finished before them, out of `total` rows."""
-        done: dict[int, Vectors] = {}
+        finished: dict[int, Vectors] = {}
         budget = max(self.batch_tokens, self.max_length)
         for batch in PackedLoader(examples, 0, None, budget, shuffle=False).epoch_batches():
             inputs = batch.inputs.to(self.states.precision.device)
@@ -292,10 +292,10 @@ class Embedder:
             for number, ids, vectors in zip(
                 batch.examples.tolist(), tokens, self._pooled(states_WTH, inputs), strict=True
             ):
-                done[number] = Vectors(ids, vectors)
-            progress(before + len(done), total)
-        for number in range(len(done)):
-            yield done.pop(number)
+                finished[number] = Vectors(ids, vectors)
+            progress(before + len(finished), total)
+        for number in range(len(finished)):
+            yield finished.pop(number)
 
     def _pooled(self, states_WTH: Tensor, inputs: Packed) -> list[np.ndarray]:
         """Returns the vectors of each text, (W, H), or (W, L, H) with one vector per token."""

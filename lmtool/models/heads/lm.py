@@ -167,12 +167,12 @@ class AdaptiveLMHead(LMHead):
 
     @torch.no_grad()
     def scores(self, hidden_MH: Tensor, table_VH: Tensor, labels_M: Tensor) -> tuple[Tensor, Tensor]:
-        each, best = [hidden_MH.new_zeros(0, dtype=torch.float32)], [labels_M.new_zeros(0)]
+        losses, best = [hidden_MH.new_zeros(0, dtype=torch.float32)], [labels_M.new_zeros(0)]
         for rows, labels in zip(hidden_MH.split(_ROWS), labels_M.split(_ROWS), strict=True):
             logs = self(rows, table_VH)
-            each.append(-logs.gather(1, labels[:, None])[:, 0].float())
+            losses.append(-logs.gather(1, labels[:, None])[:, 0].float())
             best.append(logs.argmax(-1))
-        return torch.cat(each), torch.cat(best)
+        return torch.cat(losses), torch.cat(best)
 
 
 def _log_softmax(logits: Tensor) -> Tensor:

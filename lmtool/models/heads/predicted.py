@@ -265,9 +265,9 @@ class Averaged(TargetProbabilities):
     def hardened(self, probabilities: Tensor) -> Tensor:
         return self.parts[0].hardened(probabilities)
 
-    def _mean(self, each: Sequence[Tensor]) -> Tensor:
-        mean = self.weights[0] * each[0]
-        for weight, tensor in zip(self.weights[1:], each[1:], strict=True):
+    def _mean(self, summands: Sequence[Tensor]) -> Tensor:
+        mean = self.weights[0] * summands[0]
+        for weight, tensor in zip(self.weights[1:], summands[1:], strict=True):
             # A class that is impossible for one model is impossible on average: -inf stays.
             mean = torch.add(mean, tensor, alpha=weight)
         return mean

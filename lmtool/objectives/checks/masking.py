@@ -61,8 +61,10 @@ class MaskingInspector(Inspector):
     def fact(self, stats: RunningStatistics) -> str:
         fractions = [stats.measured(name) for name in BRANCHES]
         words = ("[MASK]", "another token", "the original token")
-        read = ", ".join(f"{fraction:.1%} {word}" for fraction, word in zip(fractions, words, strict=True) if fraction)
-        return super().fact(stats) + (f"; in their place the model reads {read}" if read else "")
+        fractions_text = ", ".join(
+            f"{fraction:.1%} {word}" for fraction, word in zip(fractions, words, strict=True) if fraction
+        )
+        return super().fact(stats) + (f"; in their place the model reads {fractions_text}" if fractions_text else "")
 
     def repeats(self, epoch: int) -> bool:
         """Returns whether an epoch repeats the masks of an earlier epoch, as with masking=static."""

@@ -136,8 +136,8 @@ def mask_tokens(config: TokenMaskingConfig, vocabulary: Vocabulary, texts: Packe
         word_of = np.cumsum(starts) - 1
         first = np.flatnonzero(starts)
         sizes = np.bincount(word_of, minlength=len(first))
-        chosen = _choose(config, uniform(_SELECT, eligible[first]), owners[first], sizes, count)
-        selected = chosen[word_of] if len(first) else np.zeros(0, dtype=bool)
+        is_selected = _choose(config, uniform(_SELECT, eligible[first]), owners[first], sizes, count)
+        selected = is_selected[word_of] if len(first) else np.zeros(0, dtype=bool)
     else:
         selected = _choose(config, uniform(_SELECT, eligible), owners, None, count)
 
@@ -191,11 +191,11 @@ def _choose(
     order = np.lexsort((uniform, owners))
     units = np.bincount(owners, minlength=count)
     first = np.cumsum(units) - units
-    chosen = np.zeros(len(uniform), dtype=bool)
+    is_selected = np.zeros(len(uniform), dtype=bool)
     if sizes is None:
         rank = np.arange(len(order)) - first[owners[order]]
-        chosen[order[rank < remaining[owners[order]]]] = True
-        return chosen
+        is_selected[order[rank < remaining[owners[order]]]] = True
+        return is_selected
     full_budget = remaining.copy()
     for rank in range(int(units.max(initial=0))):
         unfinished = np.flatnonzero((remaining > 0) & (units > rank))
@@ -203,11 +203,11 @@ def _choose(
             break
         unit = order[first[unfinished] + rank]
         fits = sizes[unit] <= remaining[unfinished]
-        chosen[unit[fits]] = True
+        is_selected[unit[fits]] = True
         remaining[unfinished[fits]] -= sizes[unit[fits]]
     untouched = np.flatnonzero((remaining == full_budget) & (units > 0))
-    chosen[order[first[untouched]]] = True
-    return chosen
+    is_selected[order[first[untouched]]] = True
+    return is_selected
 
 
 # Masks over spans of words: SpanBERT's spans (Joshi, Chen, Liu, Weld, Zettlemoyer, Levy, "SpanBERT: Improving

@@ -75,8 +75,8 @@ def permute_sentences(texts: PackedTexts, sentences_T: np.ndarray, fraction: flo
     counts_N = np.bincount(owner_S, minlength=len(texts.lengths))
     number_S = _index_in_group(counts_N)
     chosen_N = np.ceil(counts_N * fraction - 1e-9).astype(np.int64)
-    chosen = _ranks(owner_S, texts.uniform(owner_S, _CHOOSE + number_S), counts_N) < chosen_N[owner_S]
-    chosen_S = np.flatnonzero(chosen)
+    is_selected = _ranks(owner_S, texts.uniform(owner_S, _CHOOSE + number_S), counts_N) < chosen_N[owner_S]
+    chosen_S = np.flatnonzero(is_selected)
     source = np.arange(len(first))
     uniform = texts.uniform(owner_S[chosen_S], _SENTENCE + number_S[chosen_S])
     source[chosen_S] = chosen_S[np.lexsort((uniform, owner_S[chosen_S]))]
@@ -175,9 +175,9 @@ def _insert(texts: PackedTexts, mask: int, inserts_N: np.ndarray) -> PackedTexts
 def mask_each(texts: PackedTexts, vocabulary: Vocabulary, fraction: float, random: float) -> PackedTexts:
     """Replaces round(fraction x tokens) tokens of each text by masks (token masking). Tokens that are masks already are
     not chosen. random: the fraction of these masks that are replaced by random tokens."""
-    chosen = _random_subset(texts, fraction, _MASK, texts.tokens != vocabulary.mask)
-    tokens = np.where(chosen, vocabulary.mask, texts.tokens)
-    return _randomized(texts.with_tokens(tokens, texts.lengths), vocabulary, random, chosen)
+    is_selected = _random_subset(texts, fraction, _MASK, texts.tokens != vocabulary.mask)
+    tokens = np.where(is_selected, vocabulary.mask, texts.tokens)
+    return _randomized(texts.with_tokens(tokens, texts.lengths), vocabulary, random, is_selected)
 
 
 def delete(texts: PackedTexts, fraction: float) -> PackedTexts:
@@ -206,9 +206,9 @@ def _random_subset(texts: PackedTexts, fraction: float, base: int, eligible_T: n
     owners = texts.owners[indices]
     counts_N = np.bincount(owners, minlength=len(texts.lengths))
     ranks = _ranks(owners, texts.uniform(owners, base + texts.positions[indices]), counts_N)
-    chosen = np.zeros(len(texts.tokens), dtype=bool)
-    chosen[indices[ranks < budget(counts_N, fraction)[owners]]] = True
-    return chosen
+    is_selected = np.zeros(len(texts.tokens), dtype=bool)
+    is_selected[indices[ranks < budget(counts_N, fraction)[owners]]] = True
+    return is_selected
 
 
 def _randomized(

@@ -320,9 +320,9 @@ class MaskedPairs(MaskedExamples):
         hint = f"or use objective.pairs=none{' or sop' if self.config.pairs == 'nsp' else ''}"
         if self.config.pairs != "sop" and len(self.store) < 2:
             more = "" if self.split == "train" else ", a larger data.validation_fraction=, or data.validation="
-            learned = "next-sentence prediction needs" if self.config.pairs == "nsp" else "random pairs need"
+            requirement = "next-sentence prediction needs" if self.config.pairs == "nsp" else "random pairs need"
             raise UserError(
-                f"{learned} two documents with text; the {self.split} text has one",
+                f"{requirement} two documents with text; the {self.split} text has one",
                 f"split the text into more documents (text files: data.document=block or line){more}, {hint}",
             )
         if self.config.pairs == "nsp" and self.split == "train" and self._has_single_sentence.all():

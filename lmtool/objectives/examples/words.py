@@ -159,12 +159,12 @@ def _split_at_words(
 ) -> Iterator[tuple[int, int]]:
     """Yields the starts and the lengths of the windows of one text, the positions from `first` to `last` (exclusive) of
     the stream. The text is longer than a window."""
-    start = read = first
+    start = position = first
     begins: list[int] = []
     while last - start > size:
-        if start + size >= read:
-            read = min(last, start + max(_CHUNK, 2 * size))
-            ids = stream.read(np.array([start]), np.array([read - start]))
+        if start + size >= position:
+            position = min(last, start + max(_CHUNK, 2 * size))
+            ids = stream.read(np.array([start]), np.array([position - start]))
             begins = (np.flatnonzero(begins_V[ids]) + start).tolist()
         end = bisect_right(begins, start + size) - 1  # the index of the last word boundary that the window reaches
         if end < 0 or begins[end] <= start:  # a word longer than a window

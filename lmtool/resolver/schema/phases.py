@@ -56,14 +56,14 @@ def nested_keys(phase: JsonMapping) -> JsonObject:
 def words_of(phase: JsonMapping, above: str = "") -> str:
     """Returns a phase as overrides, without its share: `max_length=512 batch_examples=64`. Default values of whole
     sections are omitted; lists of sections show only names."""
-    words, chosen = [], chosen_class(phase, Choice("data")) if above == "data." else None
+    words, config_class = [], chosen_class(phase, Choice("data")) if above == "data." else None
     for key, value in phase.items():
         if isinstance(value, dict):
             words.append(words_of(value, f"{above}{key}."))
             continue
         if isinstance(value, list):
             value = "[" + ",".join(title_of(item) for item in value) + "]"
-        default = chosen is not None and key != "name" and value == chosen.model_fields[key].get_default()
+        default = config_class is not None and key != "name" and value == config_class.model_fields[key].get_default()
         if (above or key != "share") and not default:
             words.append(f"{above}{key}={value}")
     return " ".join(words)
@@ -147,11 +147,11 @@ def _fixed(key: str, value: object, data: JsonMapping, path: str) -> Iterator[Pr
 
 
 def _objective_problems(value: JsonMapping, section: object, path: str) -> Iterator[Problem]:
-    chosen = chosen_class(section, Choice("objective"))
-    if chosen is None or not issubclass(chosen, ObjectiveConfig):
+    config_class = chosen_class(section, Choice("objective"))
+    if config_class is None or not issubclass(config_class, ObjectiveConfig):
         return
-    if not issubclass(chosen, MixtureConfig):
-        yield from _fixed_fields(value, section, chosen.phase_fields, f"{path}.objective", "objective")
+    if not issubclass(config_class, MixtureConfig):
+        yield from _fixed_fields(value, section, config_class.phase_fields, f"{path}.objective", "objective")
         return
     members = value.get("with")
     yield from _fixed_fields(value, section, ("with",), f"{path}.objective", "objective")
@@ -170,8 +170,8 @@ def _fixed_fields(changes: JsonMapping, of_run: object, free: Sequence[str], pat
     """Yields the problems of fields in a phase that must have the same value in the whole run. of_run: the run's
     section."""
     of_run = of_run if isinstance(of_run, dict) else {}
-    chosen = chosen_class(of_run, Choice(key.split(".")[0]))
-    fields = set(of_run) if chosen is None else set(chosen.model_fields)
+    config_class = chosen_class(of_run, Choice(key.split(".")[0]))
+    fields = set(of_run) if config_class is None else set(config_class.model_fields)
     for name, value in changes.items():
         if name in free or name not in fields or (name == "name" and value == of_run.get("name")):
             continue

@@ -119,9 +119,9 @@ class TaskConfig(LearnedConfig):
     @field_validator("validation", "test")
     @classmethod
     def _held_out(cls, splits: tuple[str, ...]) -> tuple[str, ...]:
-        learned = next((split for split in splits if split.lower() == "train"), None)
-        if learned is not None:
-            raise ValueError(f"{learned} is the training split; omit it, and name held-out splits")
+        train_split = next((split for split in splits if split.lower() == "train"), None)
+        if train_split is not None:
+            raise ValueError(f"{train_split} is the training split; omit it, and name held-out splits")
         return splits
 
     def learner(self, *arguments: Any) -> Any:

@@ -127,9 +127,11 @@ class ExtractiveQa(TextKind):
     def with_threshold(self, prediction: Prediction, threshold: float) -> Prediction:
         """Returns the prediction if no answer is chosen above this threshold of the null difference."""
         answer = prediction.value
-        chosen = len(answer.spans_K) > 0 and answer.null_difference <= threshold
+        is_answered = len(answer.spans_K) > 0 and answer.null_difference <= threshold
         fractions = self.fractions(answer)
-        return Prediction(PredictedAnswer(answer.spans_K, answer.null, chosen), float(fractions[0 if chosen else -1]))
+        return Prediction(
+            PredictedAnswer(answer.spans_K, answer.null, is_answered), float(fractions[0 if is_answered else -1])
+        )
 
     def metrics(self, rows: Rows, predictions: Sequence[Prediction]) -> dict[str, float]:
         (metrics,) = self._of_samples(rows, predictions, [np.arange(len(rows))])
@@ -146,8 +148,8 @@ class ExtractiveQa(TextKind):
     ) -> Iterator[dict[str, float]]:
         """Yields the metrics of several samples of the rows. Each answer is scored only once."""
         gold, answered_N = self._gold(rows)
-        chosen = [self._text(rows, number, answer.span) for number, answer in enumerate(values_of(predictions))]
-        scores = answer_scores(gold, chosen, self.config.unanswerable)
+        answers = [self._text(rows, number, answer.span) for number, answer in enumerate(values_of(predictions))]
+        scores = answer_scores(gold, answers, self.config.unanswerable)
         raw, null_N = scores, np.zeros(len(rows))
         if self.config.unanswerable:
             raw, null_N = self._raw(rows, predictions)
@@ -255,8 +257,10 @@ class ExtractiveQaLearner(TaskLearner):
         head = SequenceHead(self.token_width, 2, kind.config.dropout)
         self.add_token_head(head)
         if kind.config.unanswerable:
-            chosen = kind.config.null_threshold
-            threshold = torch.tensor(0.0 if chosen is None else chosen, dtype=torch.float64, device=self.device)
+            set_threshold = kind.config.null_threshold
+            threshold = torch.tensor(
+                0.0 if set_threshold is None else set_threshold, dtype=torch.float64, device=self.device
+            )
             head.register_buffer("null_threshold", threshold)
 
     def examples(self, data: SplitData, max_length: int) -> QuestionWindows:
@@ -334,8 +338,10 @@ class ExtractiveQaLearner(TaskLearner):
     def decided(self, predictions: Sequence[Prediction]) -> Sequence[Prediction]:
         if not self.config.unanswerable:
             return predictions
-        chosen = self.config.null_threshold  # overrides the tuned one
-        threshold = float(self.heads[self.term].get_buffer("null_threshold")) if chosen is None else chosen
+        set_threshold = self.config.null_threshold  # overrides the tuned one
+        threshold = (
+            float(self.heads[self.term].get_buffer("null_threshold")) if set_threshold is None else set_threshold
+        )
         decided = PredictionColumns(len(predictions))
         for row, prediction in enumerate(predictions):
             decided.put(row, self.kind.with_threshold(prediction, threshold))

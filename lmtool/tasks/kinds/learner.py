@@ -354,9 +354,9 @@ class TaskLearner(BaseLearner):
     def read_rows(self, columns: Columns, origin: Origin) -> Rows:
         columns = {self.config.aliases.get(name, name): values for name, values in columns.items()}
         columns = with_joined_columns(self.config, columns, origin)
-        read = super().read_rows(columns, origin).columns
+        decoded = super().read_rows(columns, origin).columns
         extra = {name: columns[name] for name in (*IDS, self.config.label) if name in columns}
-        return self.kind.rows({**extra, **read}, origin, False)
+        return self.kind.rows({**extra, **decoded}, origin, False)
 
     def takes_texts(self, count: int) -> bool:
         """Whether it can score free texts: one or a pair, in place of the task's columns."""

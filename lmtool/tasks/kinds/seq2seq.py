@@ -216,11 +216,11 @@ class GeneratedScorer(Scorer):
     def source_indices(self) -> dict[int, int]:
         """The rows for which texts are generated, each with the index of its source."""
         numbers, most = list(first_rows(self.rows).values()), self.learner.config.generate_examples
-        chosen: Iterable[int] = range(len(numbers))
+        indices: Iterable[int] = range(len(numbers))
         if self.selects and most is not None and most < len(numbers):
             order = random_streams.Permutation(len(numbers), self.learner.seed, "sample", _GENERATED)
-            chosen = sorted(order(np.arange(most)).tolist())
-        return {numbers[source]: source for source in chosen}
+            indices = sorted(order(np.arange(most)).tolist())
+        return {numbers[source]: source for source in indices}
 
     def outputs(self, batch: Batch) -> tuple[Scores | None, dict[int, Prediction]]:
         """Returns the scores of a batch's targets, and its generated texts by the index of the source."""

@@ -331,8 +331,8 @@ class TextLearner(TaskLearner):
     def scores(self, outputs: Tensor, batch: Batch) -> Scores:
         side = batch.inputs if batch.outputs is None else batch.outputs
         labels = self.labels(batch)
-        each, best = self._lm.scores(outputs, self._table, labels)
-        return Scores(each, labels, best, side.documents[indices_of(batch, self.term)])
+        losses, best = self._lm.scores(outputs, self._table, labels)
+        return Scores(losses, labels, best, side.documents[indices_of(batch, self.term)])
 
     def predictors(self, train: SplitData, examples: TextPairs) -> dict[str, ConstantPredictor]:
         """Returns the unigram distribution of the training targets, including the special tokens around them."""

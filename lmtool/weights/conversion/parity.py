@@ -71,8 +71,8 @@ class Parity:
         if self.initialized:
             initialized = f", which initializes missing tensors: {', '.join(self.initialized[:4])}"
         errors = f" · {'; '.join(self.errors[:4])}" if self.errors else ""
-        each = ", ".join(f"{name} {number:.3g}" for name, number in self.differences.items()) or "not known"
-        return label, f"{self.library} as {self.architecture}{initialized}{errors} · largest differences: {each}"
+        differences = ", ".join(f"{name} {number:.3g}" for name, number in self.differences.items()) or "not known"
+        return label, f"{self.library} as {self.architecture}{initialized}{errors} · largest differences: {differences}"
 
 
 @torch.no_grad()
@@ -258,19 +258,19 @@ def _text_difference(
         examples = SequenceExamples(rows, InputFormat(tokenizer, layout, longest), "sample", "sample")
     plan = examples.plan(0)
     batch = examples.batch(plan.rows, plan.rows["row"].copy(), 0)
-    read = tokenized(folder, *columns)
-    real = read["attention_mask"].bool()
-    zeros = torch.zeros_like(read["input_ids"])
+    inputs = tokenized(folder, *columns)
+    real = inputs["attention_mask"].bool()
+    zeros = torch.zeros_like(inputs["input_ids"])
     segments = zeros[real]
     if reloaded.config.segment_types > 1:
         segments = batch.inputs.columns.get("segment", segments)
-    if not torch.equal(read["input_ids"][real], batch.inputs.tokens):
+    if not torch.equal(inputs["input_ids"][real], batch.inputs.tokens):
         return float("inf")
-    if not torch.equal(read.get("token_type_ids", zeros)[real], segments):
+    if not torch.equal(inputs.get("token_type_ids", zeros)[real], segments):
         return float("inf")
     if isinstance(original, CheckpointModel) and reloaded.config.architecture == "encoder_decoder":
         return 0.0  # only the encoder reads the text, and its tokens were compared above
-    output = reloaded.model(**read)
+    output = reloaded.model(**inputs)
     reference = [output.hidden[real], output.pair_logits]
     if isinstance(original, TaskLearner):
         logits, target = output.logits, batch.targets.get(original.term)
