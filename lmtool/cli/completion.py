@@ -145,13 +145,13 @@ def _flag_values(flag: str, value: str) -> Iterator[str]:
         yield from _files(value, folders_only=flag == "--config-dir")
 
 
-def _arguments(line: Line, known: CompletionTable) -> Iterator[str]:
+def _arguments(line: Line, table: CompletionTable) -> Iterator[str]:
     verb, current = line.verb or "", line.current
     if verb == "list":
-        yield from (f"{group} " for group in known["options"])
+        yield from (f"{group} " for group in table["options"])
         return
     if verb == "show":
-        yield from _show_arguments(current, known)
+        yield from _show_arguments(current, table)
         return
     look = next((word for word in line.words if word in LOOKS), None) if verb == "inspect" else None
     if look is not None:
@@ -161,63 +161,71 @@ def _arguments(line: Line, known: CompletionTable) -> Iterator[str]:
         if not training and "=" not in current:
             yield from (f"{name} " for name in (*TRAINING, *(LOOKS if verb == "inspect" else ())))
         if "=" not in current:
-            yield from (f"{key}=" for key in known["own"].get(verb, ()) if key not in line.typed)
+            yield from (f"{key}=" for key in table["own"].get(verb, ()) if key not in line.typed)
         verb = training[0] if training else "finetune" if {"task"} & line.typed.keys() else "pretrain"
-    keys = known["verbs"].get(verb)
+    keys = table["verbs"].get(verb)
     if keys is None:
         return
     key, equals, value = current.partition("=")
     if equals:
-        node = _find(keys, key.lstrip("+~").replace("/", "."), line.typed, known)
-        yield from (f"{key}={word}" for word in _values(node, value, known))
+        node = _find(keys, key.lstrip("+~").replace("/", "."), line.typed, table)
+        yield from (f"{key}={word}" for word in _values(node, value, table))
         return
-    yield from _keys(keys, current, line.typed, known)
+    yield from _keys(keys, current, line.typed, table)
     if VERBS.get(verb) is not None and VERBS[verb].places:
         yield from _runs(current)
 
 
-def _keys(keys: KeyNodes, current: str, typed: dict[str, str], known: CompletionTable) -> Iterator[str]:
+def _keys(keys: KeyNodes, current: str, overrides: dict[str, str], table: CompletionTable) -> Iterator[str]:
     """Yields the keys in the section of the current word, such as `optimizer` for `optimizer.l`."""
     section = current.rpartition(".")[0]
-    nodes = keys if not section else _children(_find(keys, section, typed, known), section, typed, known)
+    nodes = keys if not section else _children(_find(keys, section, overrides, table), section, overrides, table)
     for name, node in nodes.items():
         key = f"{section}.{name}" if section else name
-        if "keys" in node or known["components"].get(node.get("group") or node.get("several", "")):
+        if "keys" in node or table["components"].get(node.get("group") or node.get("several", "")):
             yield f"{key}."
-        if "keys" not in node and key not in typed and ("several" not in node or node["several"] in known["options"]):
+        if (
+            "keys" not in node
+            and key not in overrides
+            and ("several" not in node or node["several"] in table["options"])
+        ):
             yield f"{key}="
 
 
-def _find(keys: KeyNodes, key: str, typed: dict[str, str], known: CompletionTable) -> KeyNode:
+def _find(keys: KeyNodes, key: str, overrides: dict[str, str], table: CompletionTable) -> KeyNode:
     """Returns the node of a dotted key; {} if the key is unknown."""
     node: KeyNode = {"keys": keys}
     parent = ""
     for name in key.split("."):
-        node = _children(node, parent, typed, known).get(name, {})
+        node = _children(node, parent, overrides, table).get(name, {})
         parent = f"{parent}.{name}" if parent else name
     return node
 
 
-def _children(node: KeyNode, key: str, typed: dict[str, str], known: CompletionTable) -> KeyNodes:
+def _children(node: KeyNode, key: str, overrides: dict[str, str], table: CompletionTable) -> KeyNodes:
     """Returns the keys in a section: the selected component's keys, or all possible components' keys."""
     if "keys" in node:
         return node["keys"]
     if "several" in node:
-        return {name: {"keys": keys} for name, keys in known["components"].get(node["several"], {}).items()}
+        return {name: {"keys": keys} for name, keys in table["components"].get(node["several"], {}).items()}
     group = node.get("group", "")
-    components = known["components"].get(group, {})
-    selected = known["options"].get(group, {}).get(typed.get(key, typed.get(key.replace(".", "/"), "")))
+    components = table["components"].get(group, {})
+    selected = table["options"].get(group, {}).get(overrides.get(key, overrides.get(key.replace(".", "/"), "")))
     possible = [components[selected]] if selected in components else components.values()
     return {name: node for keys in possible for name, node in keys.items() if name not in ("name", "kind")}
 
 
-def _values(node: KeyNode, value: str, known: CompletionTable) -> Iterator[str]:
+def _values(node: KeyNode, value: str, table: CompletionTable) -> Iterator[str]:
     group = node.get("group") or node.get("several")
     if group is not None:
-        typed = value[: max(value.rfind(","), value.rfind("[")) + 1]  # the complete values of a list or a sweep
-        options = known["options"].get(group) or dict.fromkeys(known["components"].get(group, ()))
-        unused = [option for option in options if option not in re.split(r"[\[,]", typed)]
-        yield from (f"{typed}{option}" if "[" in typed else f"{typed}{option} " for option in unused)
+        # The complete values of a list or a sweep.
+        complete_values = value[: max(value.rfind(","), value.rfind("[")) + 1]
+        options = table["options"].get(group) or dict.fromkeys(table["components"].get(group, ()))
+        unused = [option for option in options if option not in re.split(r"[\[,]", complete_values)]
+        yield from (
+            f"{complete_values}{option}" if "[" in complete_values else f"{complete_values}{option} "
+            for option in unused
+        )
         if group in ("data", "task") and value:  # a file is also allowed
             yield from _files(value)
         return
@@ -228,14 +236,14 @@ def _values(node: KeyNode, value: str, known: CompletionTable) -> Iterator[str]:
         yield from _files(value)
 
 
-def _show_arguments(current: str, known: CompletionTable) -> Iterator[str]:
+def _show_arguments(current: str, table: CompletionTable) -> Iterator[str]:
     group, equals, _ = current.partition("=")
     if equals:
-        yield from (f"{group}={option} " for option in known["options"].get(group, ()))
+        yield from (f"{group}={option} " for option in table["options"].get(group, ()))
         return
-    yield from (f"{group}=" for group in known["options"])
-    for keys in known["verbs"].values():
-        for word in _keys(keys, current, {}, known):
+    yield from (f"{group}=" for group in table["options"])
+    for keys in table["verbs"].values():
+        for word in _keys(keys, current, {}, table):
             yield word.removesuffix("=") + ("" if word.endswith(".") else " ")
 
 

@@ -94,8 +94,8 @@ def _build(config_dirs: Sequence[Path], plugins: Sequence[str]) -> CompletionTab
     for verb, command in COMMANDS.items():
         keys = dict(_keys(command))
         defaults = yaml_files.read_yaml(groups.conf_dir() / f"{VERBS[verb].primary}.yaml").get("defaults", [])
-        named = {str(key).split()[-1] for item in defaults if isinstance(item, dict) for key in item}
-        verbs[verb] = {name: KeyNode(group=name) for name in sorted(named & options.keys())} | keys
+        groups_of_primary = {str(key).split()[-1] for item in defaults if isinstance(item, dict) for key in item}
+        verbs[verb] = {name: KeyNode(group=name) for name in sorted(groups_of_primary & options.keys())} | keys
     components = {
         group: {entry.name: dict(_keys(entry.config)) for entry in tables.entries(group)} for group in tables.groups()
     }

@@ -162,10 +162,10 @@ def _about_a_run(command: str, arguments: Arguments) -> int:
     if arguments.multirun:
         raise UserError(f"-m: lmtool {command} does not sweep", f"use -m with {', '.join(SWEPT)}")
     command_keys = keys_of(command)
-    typed = [word for word in arguments.rest if command_keys is not None and command_keys.has(word)]
+    command_words = [word for word in arguments.rest if command_keys is not None and command_keys.has(word)]
     verb, first = _training_verb(command, arguments.rest)
-    arguments.rest = [word for word in arguments.rest if word not in (*typed, first)]
-    keys = None if command_keys is None else command_keys.of(typed)
+    arguments.rest = [word for word in arguments.rest if word not in (*command_words, first)]
+    keys = None if command_keys is None else command_keys.of(command_words)
     config = configuration(verb, arguments, running=command == "profile" and not arguments.cfg)
     if arguments.cfg:
         return _print_config(verb, config)

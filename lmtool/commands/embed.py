@@ -145,8 +145,8 @@ def run(config: EmbedConfig) -> None:
             for line in _lines(rows, vectors, embeds):
                 output.line(line)
             return
-        written = _write(config.output, rows, vectors, embeds)
-    output.line(f"{written}: {config.output} · {stated} · {precision.name}")
+        file_description = _write(config.output, rows, vectors, embeds)
+    output.line(f"{file_description}: {config.output} · {stated} · {precision.name}")
 
 
 def _rows(config: EmbedConfig, loaded: LoadedCheckpoint) -> Rows:

@@ -14,7 +14,13 @@ from lmtool.reporting.console import Output
 from lmtool.reporting.evaluations import print_difference, print_evaluation, write_evaluation
 from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig
 from lmtool.resolver.schema.use import EvaluateConfig
-from lmtool.session.evaluation import FilledPrompts, evaluate_prompted, evaluate_text, fills_prompts, require_unset
+from lmtool.session.evaluation import (
+    MaskedPromptTask,
+    evaluate_prompted,
+    evaluate_text,
+    masked_prompt_task,
+    require_unset,
+)
 from lmtool.session.labeled import data_to_score
 from lmtool.session.requests import check_output, write_output
 from lmtool.session.trained import Trained, load_trained, read_trained
@@ -32,7 +38,7 @@ def run(config: EvaluateConfig) -> JsonObject:
     trained, output = load_trained(config), Output()
     if config.shots is not None or isinstance(trained.config, PretrainConfig):
         require_unset(config, ("exit", "exit_entropy"), f"{config.checkpoint} is scored without the head of a task")
-    filled = fills_prompts(config, trained)
+    filled = masked_prompt_task(config, trained)
     if config.shots is not None and filled is None:
         return evaluate_prompted(config, trained, output)
     if filled is not None:
@@ -119,7 +125,7 @@ def _on_task(config: EvaluateConfig, trained: Trained, output: Output, checkpoin
     )
 
 
-def _filled(config: EvaluateConfig, filled: FilledPrompts) -> TaskScores:
+def _filled(config: EvaluateConfig, filled: MaskedPromptTask) -> TaskScores:
     """Returns the scores of a masked language model on a task by the words that it predicts for a mask, without
     finetuning."""
     data, learner = filled.task.splits(), filled.learner

@@ -91,8 +91,8 @@ def run(config: TrainingConfig, verb: str, words: Sequence[str]) -> int:
     failures: list[UserError] = []
     for need in needs:
         state, files, failure = _fetched(need, config.offline, output)
-        known = sum(path.stat().st_size for path in files)
-        rows.append([need.name, state, size(known) if known else ""])
+        total = sum(path.stat().st_size for path in files)
+        rows.append([need.name, state, size(total) if total else ""])
         failures += [] if failure is None else [failure]
     print_table(output, ["what", "state", "size"], rows, heading=f"fetch of lmtool {verb}")
     if failures:
@@ -139,11 +139,11 @@ def needs_of(config: TrainingConfig, output: Output) -> Iterator[Need]:
 
 def _checkpoints(config: TrainingConfig) -> Iterator[Need]:
     """Yields the checkpoints that the run, its teachers and its peers start from."""
-    named = [("checkpoint", config.checkpoint)]
+    origins = [("checkpoint", config.checkpoint)]
     if isinstance(config.distill, CodistillationConfig):
-        named.append(("distill.checkpoint", config.distill.checkpoint))
-    named += [("distill.teacher", teacher) for teacher in config.distill.checkpoints]
-    for key, typed in named:
+        origins.append(("distill.checkpoint", config.distill.checkpoint))
+    origins += [("distill.teacher", teacher) for teacher in config.distill.checkpoints]
+    for key, typed in origins:
         if typed is not None and typed != "none" and is_remote(typed):
             yield Need(f"{key}={typed}", lambda offline, typed=typed: files_of(typed, offline))  # type: ignore[misc]
 

@@ -26,8 +26,10 @@ def run(config: GenerateConfig) -> None:
     texts, origin = _prompts(config, trained)
     prompts = writer.prompts(texts, origin)
     defaults = trained.saved.get("generation", {})
-    typed = GenerationConfig.model_validate({name: getattr(config, name) for name in GenerationConfig.model_fields})
-    settings = typed.with_published(defaults)
+    generation = GenerationConfig.model_validate(
+        {name: getattr(config, name) for name in GenerationConfig.model_fields}
+    )
+    settings = generation.with_published(defaults)
     if unused := settings.differences(defaults):
         output.line(f"settings of the checkpoint that are not used: {' '.join(unused)}", "yellow")
     limit = min(writer.model.limit(len(prompt), settings.max_new_tokens) for prompt in prompts)

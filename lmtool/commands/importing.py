@@ -65,9 +65,9 @@ def run(config: ImportConfig) -> None:
     # Compared under the published names: the tensors of the folder, and those of the checkpoint converted back.
     back = their_names(reloaded.config, reloaded.model.parts.state_dict())
     mapped = their_names(reloaded.config, our_names(published, published_rows))
-    known = {name: tensor for name, tensor in mapped.items() if not name.startswith(("heads.", "backbone."))}
-    unused = sorted(name for name in known if name not in back)
-    comparison = compare_tensors({name: tensor for name, tensor in known.items() if name in back}, back, unused)
+    other_tensors = {name: tensor for name, tensor in mapped.items() if not name.startswith(("heads.", "backbone."))}
+    unused = sorted(name for name in other_tensors if name not in back)
+    comparison = compare_tensors({name: tensor for name, tensor in other_tensors.items() if name in back}, back, unused)
     compare_outputs(comparison, loaded.model.parts, reloaded.model.parts)
     if loaded.tokenizer is not None and reloaded.tokenizer is not None:
         compare_tokenizers(comparison, loaded.tokenizer, reloaded.tokenizer)

@@ -168,8 +168,8 @@ def _row(statistic: Statistic, tested: int) -> list[str]:
         if not statistic.exact:
             low, high = statistic.interval(tested)
             interval = f"{low:.1%} .. {high:.1%}" if is_fraction else f"{_mean(low)} .. {_mean(high)}"
-    measured = format_value(statistic.measured) if statistic.count else f"{statistic.measured:,.0f}"
-    return [statistic.name, measured, defined, interval, f"{statistic.count:,.0f}" if statistic.count else ""]
+    measured_text = format_value(statistic.measured) if statistic.count else f"{statistic.measured:,.0f}"
+    return [statistic.name, measured_text, defined, interval, f"{statistic.count:,.0f}" if statistic.count else ""]
 
 
 def _mean(value: float) -> str:

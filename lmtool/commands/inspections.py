@@ -156,16 +156,17 @@ def positions(config: InspectPositionsConfig) -> list[JsonObject]:
 
 
 def _new(config: InspectPositionsConfig) -> Iterator[PositionMaps]:
-    """Yields the kinds in the configuration, with random weights."""
+    """Yields the maps of each kind in kinds=, computed with random weights."""
     known = names(GROUP)
-    head, remainder = divmod(config.hidden_size, config.num_heads)
-    if remainder or (head % 2 and "rotary" in config.kinds):
+    head_width, remainder = divmod(config.hidden_size, config.num_heads)
+    if remainder or (head_width % 2 and "rotary" in config.kinds):
+        even = ", which rotary positions need to be even" if "rotary" in config.kinds else ""
         raise UserError(
-            f"hidden_size={config.hidden_size} must be a multiple of {2 * config.num_heads}, so that each of "
-            f"{config.num_heads} heads has an even width",
+            f"hidden_size={config.hidden_size} divided by num_heads={config.num_heads} is the width of a head{even}: "
+            f"{config.hidden_size / config.num_heads:g}",
             f"set hidden_size={16 * config.num_heads}",
         )
-    sizes = PositionSizes(config.length, config.hidden_size, config.num_heads, head, config.causal)
+    sizes = PositionSizes(config.length, config.hidden_size, config.num_heads, head_width, config.causal)
     for kind in config.kinds:
         if kind not in known:
             close = nearest(kind, known)
@@ -195,7 +196,7 @@ def _of_checkpoints(config: InspectPositionsConfig) -> Iterator[PositionMaps]:
         if scores is None:
             raise UserError(
                 f"checkpoint={checkpoint}: the positions of model={model.name} cannot be drawn",
-                f"use {', '.join(config.kinds) or 'learned, sinusoidal, rotary, t5, alibi or shaw'} positions",
+                "use a checkpoint with learned, sinusoidal, rotary, t5, alibi or shaw positions",
             )
         yield PositionMaps(checkpoint, scores)
 
@@ -214,11 +215,9 @@ def word(config: InspectWordConfig) -> list[JsonObject]:
         loaded = load(checkpoint, str(precision.device), config.offline)
         states = HiddenStates(loaded.model.parts.backbone.eval(), precision)
         tokenizer = tokenizer_of(loaded, checkpoint)
-        vectors = compare_word(states, tokenizer, text_format_of(loaded), sentences, config.word)
-        same_word_similarities, other_word_similarities = vectors.same_W.tolist(), vectors.others_W.tolist()
-        similarities.append(
-            Similar(checkpoint, vectors.layers, same_word_similarities, other_word_similarities, vectors.similarity_WSS)
-        )
+        similarity = compare_word(states, tokenizer, text_format_of(loaded), sentences, config.word)
+        same_word, other_words = similarity.same_W.tolist(), similarity.others_W.tolist()
+        similarities.append(Similar(checkpoint, similarity.layers, same_word, other_words, similarity.similarity_WSS))
     print_similar(output, config.word, sentences, similarities)
     path = Path(config.output).expanduser()
     write_similar(path, config.word, sentences, similarities)

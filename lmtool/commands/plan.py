@@ -197,11 +197,11 @@ def _plan_of(
     return replace(plan, epochs=None if epoch_tokens is None else plan.tokens / epoch_tokens)
 
 
-def _epoch_text(config: TrainingConfig, rows: int, epoch_tokens: float | None, measured: bool) -> str:
+def _epoch_text(config: TrainingConfig, rows: int, epoch_tokens: float | None, is_measured: bool) -> str:
     """Returns the rows or tokens of an epoch."""
     if isinstance(config, FinetuneConfig):
         return f" over {counted(rows, 'row')}"
-    return f" over {'' if measured else 'about '}{count(float(f'{epoch_tokens or 0:.3g}'))} tokens"
+    return f" over {'' if is_measured else 'about '}{count(float(f'{epoch_tokens or 0:.3g}'))} tokens"
 
 
 def _text_tokens(config: PretrainConfig) -> float | None:

@@ -90,12 +90,12 @@ def _require_new_run(config: PretrainConfig | FinetuneConfig, verb: str) -> None
 
 
 @contextmanager
-def _folder(typed: str | None, stem: str) -> Iterator[Path]:
+def _folder(output: str | None, stem: str) -> Iterator[Path]:
     """Creates the folder of a profile; removes it if profiling fails. typed: the folder; None: a new folder in runs/
     whose name begins with `stem`."""
     before = RUNS.exists()
-    if typed is not None:
-        folder = Path(typed).expanduser()
+    if output is not None:
+        folder = Path(output).expanduser()
         require_new(folder)
         folder.mkdir(parents=True, exist_ok=True)
     else:
@@ -104,7 +104,7 @@ def _folder(typed: str | None, stem: str) -> Iterator[Path]:
         yield folder
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
-        if typed is None and not before and not any(RUNS.iterdir()):
+        if output is None and not before and not any(RUNS.iterdir()):
             RUNS.rmdir()
         raise
 

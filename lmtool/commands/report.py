@@ -16,9 +16,9 @@ def main(words: list[str]) -> int:
     """Rewrites a report or prints a comparison. words: run folders, or the folder of a sweep and against=JOB or
     against=SETTING."""
     names = [word for word in words if "=" not in word]
-    typed = [word.partition("=") for word in words if "=" in word]
-    against = [value for key, _, value in typed if key == "against"]
-    unknown = next((key for key, _, _ in typed if key != "against"), None)
+    overrides = [word.partition("=") for word in words if "=" in word]
+    against = [value for key, _, value in overrides if key == "against"]
+    unknown = next((key for key, _, _ in overrides if key != "against"), None)
     if unknown is not None:
         hint = "compare with a job or a setting of the sweep: against=JOB or against=KEY=VALUE"
         raise UserError(f"report: there is no key {unknown}", hint)

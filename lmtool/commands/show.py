@@ -199,8 +199,8 @@ def _component(group: str, name: str, config_dirs: Sequence[Path]) -> str:
     """Returns the registered component on which the YAML of an option is based: the first entry of its defaults list,
     or the option itself."""
     path = groups.yaml_file(group, name, config_dirs)
-    written = {} if path is None else saved.read_yaml(path)
-    base = next((item for item in written.get("defaults", []) if isinstance(item, str) and item != "_self_"), None)
+    content = {} if path is None else saved.read_yaml(path)
+    base = next((item for item in content.get("defaults", []) if isinstance(item, str) and item != "_self_"), None)
     return _component(group, base, config_dirs) if base else name
 
 

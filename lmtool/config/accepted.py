@@ -51,10 +51,10 @@ def read_accepted(primary: Path, config_dirs: Sequence[Path], extra: dict[str, t
     offered = groups.all_options(config_dirs)
     for name, options in extra.items():
         offered[name] = tuple(sorted({*offered.get(name, ()), *options}))
-    written = saved.read_yaml(primary)
-    defaults = written.get("defaults", [])
+    content = saved.read_yaml(primary)
+    defaults = content.get("defaults", [])
     has = {str(key).split()[-1]: name for item in defaults if isinstance(item, dict) for key, name in item.items()}
-    return AcceptedOverrides(offered, has, tables.SEVERAL, frozenset(written) - {"defaults"})
+    return AcceptedOverrides(offered, has, tables.SEVERAL, frozenset(content) - {"defaults"})
 
 
 def without_key(text: str, accepted: AcceptedOverrides) -> Problem:

@@ -316,8 +316,8 @@ def _of(forms: Form | tuple[Form, ...], value: object) -> Iterator[str]:
         if isinstance(form, str):
             yield form
         else:
-            named = [part for part in (value if isinstance(value, list) else [value]) if shown(part).lower() in form]
-            yield form[shown(named[0]).lower() if named else ANY if ANY in form else next(iter(form))]
+            matches = [part for part in (value if isinstance(value, list) else [value]) if shown(part).lower() in form]
+            yield form[shown(matches[0]).lower() if matches else ANY if ANY in form else next(iter(form))]
 
 
 def is_overrides(form: str) -> bool:

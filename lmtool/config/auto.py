@@ -65,8 +65,8 @@ def resolve(
             continue
         source, blocked = _source(rule, section, resolved, saved, command, unreadable)
         if source is not None:
-            typed = {key: inside for key, inside in (value or {}).items() if key != choice.key}
-            resolved[section] = merge(source, typed)
+            typed_values = {key: inside for key, inside in (value or {}).items() if key != choice.key}
+            resolved[section] = merge(source, typed_values)
             if rule.agrees and checkpoint is not None:
                 problems += _disagreements(section, resolved[section], checkpoint.get(section), choice)
         elif value is not None or blocked:

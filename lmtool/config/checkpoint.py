@@ -55,8 +55,8 @@ def read_manifest(folder: Path) -> Manifest:
     missing = {MODEL, STATE, CONFIG} - manifest.files.keys()
     if missing:
         raise Damaged(folder / MANIFEST, f"does not list {sorted(missing)[0]}")
-    named, step = _STEP.fullmatch(folder.name), manifest.metadata.get("step")
-    if named is not None and int(named[1]) != step:
+    match, step = _STEP.fullmatch(folder.name), manifest.metadata.get("step")
+    if match is not None and int(match[1]) != step:
         raise Damaged(folder / MANIFEST, f"says step {step}, but its folder is called {folder.name}")
     return manifest
 
@@ -101,8 +101,8 @@ def saved_steps(checkpoints: Path) -> list[Path]:
     """Returns the folders that are named like checkpoints, newest first. They are not verified."""
     if not checkpoints.is_dir():
         return []
-    named = [path for path in checkpoints.iterdir() if _STEP.fullmatch(path.name) and path.is_dir()]
-    return sorted(named, key=lambda path: int(path.name[5:]), reverse=True)
+    folders = [path for path in checkpoints.iterdir() if _STEP.fullmatch(path.name) and path.is_dir()]
+    return sorted(folders, key=lambda path: int(path.name[5:]), reverse=True)
 
 
 def of_step(checkpoints: Path, step: int | None) -> Path | None:
@@ -138,9 +138,11 @@ def run_folder(path: str | Path) -> Path:
     if folder.name != "latest":
         return folder
     if folder.is_symlink():
-        named = Path(os.readlink(folder))
+        target = Path(os.readlink(folder))
         return (
-            folder.parent / named if named.name == str(named) and len(os.fsencode(named)) <= _LONGEST_NAME else folder
+            folder.parent / target
+            if target.name == str(target) and len(os.fsencode(target)) <= _LONGEST_NAME
+            else folder
         )
     if not os.path.isfile(folder):
         return folder
@@ -213,8 +215,8 @@ def no_run(folder: Path) -> UserError:
         return UserError(f"{folder} is a sweep, not a run", "repeat its command: that runs the unfinished jobs")
     above = folder.parent.parent if folder.parent.name == "checkpoints" else None
     close = above or _nearest_folder(folder)
-    listed = f"`lmtool runs{'' if folder.parent in (RUNS, Path()) else f' {folder.parent}'}` prints the existing runs"
-    return UserError(f"{folder} is not a run", f"did you mean {close}?" if close else listed)
+    hint = f"`lmtool runs{'' if folder.parent in (RUNS, Path()) else f' {folder.parent}'}` prints the existing runs"
+    return UserError(f"{folder} is not a run", f"did you mean {close}?" if close else hint)
 
 
 def best_of(checkpoints: Path) -> Path:

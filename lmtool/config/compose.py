@@ -223,9 +223,9 @@ def require_known_targets(hydra: Any, primary: str, words: list[str]) -> None:
             f"hydra.sweeper.custom_search_space={search_space}: lmtool never imports a name from a configuration",
             "write the search space as overrides, such as optimizer.lr=interval(1e-5,1e-3)",
         )
-    known = set(_targets(ConfigStore.instance().repo["hydra"]))
+    known_targets = set(_targets(ConfigStore.instance().repo["hydra"]))
     for key, target in _named_targets(section, "hydra"):
-        if target not in known or not key.startswith(("hydra.launcher", "hydra.sweeper")):
+        if target not in known_targets or not key.startswith(("hydra.launcher", "hydra.sweeper")):
             raise UserError(
                 f"{key}={target}: lmtool never imports a name from a configuration",
                 "omit it; hydra/launcher=NAME and hydra/sweeper=NAME select installed plugins of Hydra",
@@ -268,8 +268,8 @@ def search_path(config_dirs: Sequence[Path]) -> list[str]:
     if not config_dirs:
         return []
     places = [hydra_plugins.source_path(folder.resolve()).replace("'", "\\'") for folder in config_dirs]
-    listed = ",".join(f"'{place}'" for place in places)
-    return [f"hydra.searchpath=[{listed}]"]
+    paths = ",".join(f"'{place}'" for place in places)
+    return [f"hydra.searchpath=[{paths}]"]
 
 
 def compose(primary: str, checked: CheckedOverrides, config_dirs: Sequence[Path] = ()) -> JsonObject:

@@ -77,8 +77,10 @@ def read(overrides: Sequence[str], accepted: AcceptedOverrides, *, multirun: boo
             checked.problems.append(Problem(key, f"{values_text}: a key may be set only once", "keep one of them"))
         elif key in accepted.verbatim:
             checked.verbatim[key] = value
-        elif (whole := key.partition(".")[0]) in accepted.verbatim and whole != key:
-            checked.problems.append(Problem(key, f"{key}: {whole}= is text here and has no keys", f"set {whole}=TEXT"))
+        elif (section := key.partition(".")[0]) in accepted.verbatim and section != key:
+            checked.problems.append(
+                Problem(key, f"{key}: {section}= is text here and has no keys", f"set {section}=TEXT")
+            )
         elif (override := _parsed(parser, text, key, checked)) is not None:
             _sort(override, sign, key, accepted, multirun, checked)
     for first, second in accepted.alternatives:
@@ -143,10 +145,10 @@ def _quoted(parser: OverridesParser, text: str) -> str | None:
         override = parser.parse_override(f"{key}={_UNKNOWN_TO_HYDRA.sub(lambda _: f'{word}{next(numbers)}_', value)}")
         parsed = override.value()
         parts = parsed.list if isinstance(parsed, ChoiceSweep) and parsed.simple_form else [parsed]
-        written = ",".join(map(_written, parts))
+        values_text = ",".join(map(_written, parts))
     except (HydraException, TypeError, RecursionError, ValueError):
         return None
-    return f"{key}={re.sub(rf'{word}([0-9]+)_', lambda match: unknown[int(match[1])], written)}"
+    return f"{key}={re.sub(rf'{word}([0-9]+)_', lambda match: unknown[int(match[1])], values_text)}"
 
 
 def _written(value: object) -> str:

@@ -79,8 +79,8 @@ def nodes(config_dirs: Sequence[Path] = ()) -> dict[tuple[str, str], tuple[Entry
 
     Only components of plugins have no YAML file. A required value is `???`.
     """
-    written = groups.all_options(config_dirs)
-    without = [entry for entry in added() if entry.name not in written.get(entry.group, ())]
+    options = groups.all_options(config_dirs)
+    without = [entry for entry in added() if entry.name not in options.get(entry.group, ())]
     return {(entry.group, entry.name): (entry, defaults(entry)) for entry in without}
 
 

@@ -66,29 +66,29 @@ def _worded(command: type[Config], data: JsonObject, error: Any) -> Iterator[Pro
 def _refused(command: type[Config], data: JsonObject, key: str, text: str) -> Problem:
     """Returns an error of a section's validator with its keys as on the command line: `sharing=` becomes
     objective.sharing=."""
-    known = known_keys(command, data)
+    keys = known_keys(command, data)
 
     def typed(match: re.Match[str]) -> str:
         sections = (f"{key}.", f"{key.rpartition('.')[0]}.")
-        return next((f"{section}{match[0]}" for section in sections if section + match[1] in known), match[0])
+        return next((f"{section}{match[0]}" for section in sections if section + match[1] in keys), match[0])
 
     text = re.sub(r"(?<![\w.=])with\.(?=\w)", f"{key}.with.", re.sub(r"(?<![\w.=])([\w.]+)=", typed, text))
     message, *advice = re.split("[;:] (?=set |use |omit |give |write |did you mean )", text, maxsplit=1)
-    named = [name for name in aliases.keys_in(message) if name in known] or ([key] if key else [])
+    named_keys = [name for name in aliases.keys_in(message) if name in keys] or ([key] if key else [])
     message = message if not key or message.startswith((f"{key}.", f"{key}=")) else f"{key}: {message}"
-    explained = f"`lmtool show {named[0]}` explains it" if named else None
+    explained = f"`lmtool show {named_keys[0]}` explains it" if named_keys else None
     return Problem(key, message, advice[0] if advice else explained)
 
 
 def _not_allowed(key: str, field: FieldInfo, value: Any) -> Problem:
-    named = words.options(field)
-    single = named and isinstance(value, str)
-    allowed = words.one_of(named) if single else words.allowed_item(field) if "[" in key else words.allowed(field)
-    close = aliases.of_value(key.split("[")[0], value) or (nearest(value, named) if single else None)
+    options = words.options(field)
+    single = options and isinstance(value, str)
+    allowed = words.one_of(options) if single else words.allowed_item(field) if "[" in key else words.allowed(field)
+    close = aliases.of_value(key.split("[")[0], value) or (nearest(value, options) if single else None)
     hint = f"did you mean {close if '[' in key else f'{key}={close}'}?" if close else None
     if isinstance(value, bool) and "[" in key:
-        whole = key.split("[")[0]
-        hint = f'YAML reads a bare yes, no, on or off as true or false: quote your labels, \'{whole}=["yes","no"]\''
+        list_key = key.split("[")[0]
+        hint = f'YAML reads a bare yes, no, on or off as true or false: quote your labels, \'{list_key}=["yes","no"]\''
     elif isinstance(value, bool | int | float) and "text" in allowed:
         hint = f"quote it: '{key}=\"{value}\"'"
     elif (number := _number(value)) is not None and _takes(field, number):
@@ -142,8 +142,8 @@ def missing(command: type[Config], keys: list[str], data: JsonObject) -> list[Pr
         choice = None if field is None else choice_of(field)
         if choice is not None:
             # A group within the section, or a key of it.
-            typed = choice.group if choice.group.replace("/", ".") == key else f"{key}.{choice.key}"
-            hint = f"set {typed}=NAME, one of {', '.join(names(choice.group))}"
+            override = choice.group if choice.group.replace("/", ".") == key else f"{key}.{choice.key}"
+            hint = f"set {override}=NAME, one of {', '.join(names(choice.group))}"
             problems.append(
                 Problem(
                     key,
@@ -162,15 +162,15 @@ def unknown_choice(group: str, key: str, name: str, offered: tuple[str, ...] | N
     """Returns the problem of a name that its group does not have. key: the key as on the command line; members of a
     list are typed by name."""
     offered = names(group) if offered is None else offered
-    typed = "" if key.endswith(".members") else f"{key}="
+    prefix = "" if key.endswith(".members") else f"{key}="
     close = aliases.of_value(group, name) or _inside(name, offered) or nearest(name, offered)
-    hint = f"did you mean {typed}{close}?" if close else f"`lmtool list {group}` prints them with a line each"
+    hint = f"did you mean {prefix}{close}?" if close else f"`lmtool list {group}` prints them with a line each"
     homes = [other for other in groups.all_groups() if other != group and name in groups.options(other)]
     if homes and not close:
         hint = f"{name} is an option of {homes[0]}: `lmtool show {homes[0]}={name}` says how it is used"
-    elif typed and group in _PUBLISHED and (published := _PUBLISHED[group](name)) is not None:
+    elif prefix and group in _PUBLISHED and (published := _PUBLISHED[group](name)) is not None:
         hint = f"{hint.removesuffix('?')}, or {published}?" if close else f"did you mean {published}?"
-    return Problem(key, f"{typed or f'{key}: '}{name} is not one of {', '.join(offered)}", hint)
+    return Problem(key, f"{prefix or f'{key}: '}{name} is not one of {', '.join(offered)}", hint)
 
 
 def _inside(name: str, offered: Sequence[str]) -> str | None:
@@ -216,8 +216,8 @@ def meant_by(key: str, value: object, command: type[Config], data: JsonObject) -
             return replace(meaning, hint=_fitting_hint(meaning, value, command, known, fields))
     near = nearest_keys(key, list(known))
     values = {name: aliases.of_value(name, value) or value for name in near}
-    typed = {name: shlex.quote(f"{name}={aliases.shown(values[name])}") for name in near}
-    fitting = [typed[name] for name in near if any(_may_take(field, values[name]) for field in known[name])]
+    suggestions = {name: shlex.quote(f"{name}={aliases.shown(values[name])}") for name in near}
+    fitting = [suggestions[name] for name in near if any(_may_take(field, values[name]) for field in known[name])]
     hint = f"did you mean {' or '.join(fitting if value is not None else near)}?"
     if near and value is not None and not fitting:
         hint = f"did you mean {near[0]}? `lmtool show {near[0]}` says what it takes"
@@ -289,10 +289,10 @@ def known_keys(command: type[Config], data: JsonObject) -> list[str]:
 
 def known_fields(command: type[Config], data: JsonObject) -> dict[str, list[FieldInfo | None]]:
     """Returns every key of `known_keys` with its fields, see `Fields`."""
-    known: dict[str, list[FieldInfo | None]] = {key: [None] for key in command.overlays}
+    fields: dict[str, list[FieldInfo | None]] = {key: [None] for key in command.overlays}
     for key, field in _fields(command, "", data):
-        known.setdefault(key, []).append(field)
-    return known
+        fields.setdefault(key, []).append(field)
+    return fields
 
 
 def _fields(config: type[Config], above: str, value: object) -> Iterator[tuple[str, FieldInfo | None]]:

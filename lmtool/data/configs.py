@@ -257,13 +257,15 @@ class MixtureTextConfig(DataConfig):
     @model_validator(mode="after")
     def _members_fit(self) -> MixtureTextConfig:
         titles = [title_of(member) for member in self.members]
-        listed = ", ".join(titles)
+        titles_text = ", ".join(titles)
         if len(titles) < 2:
-            raise ValueError(f"members=[{listed}]: a mixture needs two or more; set data={listed} to read one text")
+            raise ValueError(
+                f"members=[{titles_text}]: a mixture needs two or more; set data={titles_text} to read one text"
+            )
         repeated = next((title for title in titles if titles.count(title) > 1), None)
         if repeated is not None:
             raise ValueError(
-                f"members=[{listed}]: {repeated} is named twice; give one of them another title: "
+                f"members=[{titles_text}]: {repeated} is named twice; give one of them another title: "
                 f"{{title: more, name: {repeated}, path: FILE}}"
             )
         for member, title in zip(self.members, titles, strict=True):

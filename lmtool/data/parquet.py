@@ -23,8 +23,8 @@ def read_parquet(path: Path) -> Table:
     if not table.num_rows:
         raise UserError(f"{path}: no rows", "use a file with rows")
     columns = {name: table.column(name).to_pylist() for name in table.column_names}
-    written = (table.schema.metadata or {}).get(b"huggingface")
-    features = json.loads(written).get("info", {}).get("features", {}) if written else {}
+    hub_metadata = (table.schema.metadata or {}).get(b"huggingface")
+    features = json.loads(hub_metadata).get("info", {}).get("features", {}) if hub_metadata else {}
     for name in columns.keys() & features.keys():
         names = _class_names(features[name])
         if names:
@@ -43,7 +43,7 @@ def parquet_texts(path: Path, columns: Sequence[str], key: str) -> Iterator[tupl
     Raises:
         UserError: As in `read_parquet`, and for a column that is missing or does not contain text.
     """
-    number, written, size = 0, 0, path.stat().st_size
+    number, text_bytes, size = 0, 0, path.stat().st_size
     with _open_parquet(path) as file:
         schema = file.schema_arrow
         for name in columns:
@@ -54,9 +54,9 @@ def parquet_texts(path: Path, columns: Sequence[str], key: str) -> Iterator[tupl
                 hint = f"name a column of text: {key}={texts[0]}" if texts else "use a file with a column of text"
                 raise UserError(f"{path}: the column {name} contains {schema.field(name).type}, not text", hint)
         for batch in file.iter_batches(_ROWS, columns=list(dict.fromkeys(columns)), use_threads=False):
-            written += batch.nbytes
+            text_bytes += batch.nbytes
             try:
-                require_proportion(written, size)
+                require_proportion(text_bytes, size)
                 values = [batch.column(name).to_pylist() for name in columns]
             except Broken as problem:
                 raise UserError(f"{path}:{number + 1}: {problem.reason}", problem.hint) from problem

@@ -273,8 +273,8 @@ def _masked(word: str, names: list[str], words: set[str]) -> str:
     or a revealing submodule. The rule is the same for all packages, so that the masks do not reveal the package."""
     plain = word.lower()
     dotted = sum(len(part) > 1 and not part.isdigit() for part in plain.split(".")) > 1
-    named = any(name in plain for name in names) or plain.strip("_").split("_")[0] in _ALIASES
-    return _MASKED if dotted or named or plain.strip("_.") in words else word
+    is_named = any(name in plain for name in names) or plain.strip("_").split("_")[0] in _ALIASES
+    return _MASKED if dotted or is_named or plain.strip("_.") in words else word
 
 
 def _sample(rows: list[_Row], seed: int, train: int, dev: int) -> dict[str, list[_Row]] | None:

@@ -153,9 +153,9 @@ def ragged(path: Path, number: int, record: Sequence[str], names: Sequence[str],
 
 def name_list(names: Sequence[str]) -> str:
     """Returns the names of columns for an error."""
-    listed = [name if len(name) <= 40 else f"{name[:40]}..." for name in names[:_LISTED]]
+    shown_names = [name if len(name) <= 40 else f"{name[:40]}..." for name in names[:_LISTED]]
     more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
-    return ", ".join(listed) + more
+    return ", ".join(shown_names) + more
 
 
 def no_column(where: str, name: str, names: Sequence[str], key: str, listed: bool = False) -> UserError:

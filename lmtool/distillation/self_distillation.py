@@ -37,7 +37,8 @@ class SelfDistillation(Distilled):
         super().__init__(config, student)
         if any(isinstance(head, LayerFeatures) for head in student.heads.values()) or student.backbone.states_read > 1:
             raise UserError(
-                "distill=self: an early exit reads one layer, but with this tuning method the heads read several",
+                "distill=self adds exits whose heads read one layer each, but with this tuning method the heads read "
+                "several",
                 "set tuning.layers=last, another tuning=, or distill=none",
             )
         self.exits = exits_of(student)

@@ -185,7 +185,8 @@ class StoredTeacher(Teacher):
                 progress("running the teacher", done, passes.documents)
         if not writers:
             raise UserError(
-                f"distill.teacher={self.origin} makes no predictions that can be stored", "set distill.store=null"
+                f"distill.store= stores predictions, but distill.teacher={self.origin} has none that can be stored",
+                "set distill.store=null",
             )
         return {"terms": {name: writer.close() for name, writer in writers.items()}}
 

@@ -211,17 +211,17 @@ class ObjectiveConfig(LearnedConfig):
         return None
 
     def needs(self) -> Iterator[Requirement]:
-        typed = f"objective={self.name} trains"
-        yield Requirement(architecture(*self.architectures), "objective", f"{typed} {kinds(self.architectures)}")
+        subject = f"objective={self.name} trains"
+        yield Requirement(architecture(*self.architectures), "objective", f"{subject} {kinds(self.architectures)}")
         if self.contextual:
-            yield Requirement(CONTEXT, "objective", f"{typed} models that read context")
+            yield Requirement(CONTEXT, "objective", f"{subject} models that read context")
         else:
-            yield Requirement(SINGLE_TOKENS, "objective", f"{typed} vectors of single tokens")
+            yield Requirement(SINGLE_TOKENS, "objective", f"{subject} vectors of single tokens")
         if self.prefixes:
             reason = f"objective={self.name} needs bidirectional attention between the first tokens of a text"
             yield Requirement(PREFIXES, "objective", reason)
         if self.query_stream:
-            yield Requirement(QUERY_STREAM, "objective", f"{typed} a model with a query stream")
+            yield Requirement(QUERY_STREAM, "objective", f"{subject} a model with a query stream")
         if self.pairs_of_segments is not None:
             reason = f"objective.pairs={self.pairs_of_segments} needs a model with segment embeddings"
             yield Requirement(SEGMENTS, "objective.pairs", reason, "set objective.pairs=none")

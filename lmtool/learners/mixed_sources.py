@@ -157,14 +157,14 @@ def scorer_of(learner: BaseLearner, data: SplitData, examples: object, predictor
     """
     if not isinstance(examples, MixedSources):
         return learner.scorer(data, examples, predictors)
-    whole = learner.scorer(replace(data, store=_merged_store(data)), examples, predictors)
+    scorer_of_all = learner.scorer(replace(data, store=_merged_store(data)), examples, predictors)
     by_source = {
         title: learner.scorer(data.members[title], member, predictors) for title, member in examples.members.items()
     }
-    if not isinstance(whole, TermScorer):
-        return whole
+    if not isinstance(scorer_of_all, TermScorer):
+        return scorer_of_all
     term_scorers = {title: scorer for title, scorer in by_source.items() if isinstance(scorer, TermScorer)}
-    return SourcesScorer(whole, term_scorers, examples)
+    return SourcesScorer(scorer_of_all, term_scorers, examples)
 
 
 def _merged_store(data: SplitData) -> TokenStore:

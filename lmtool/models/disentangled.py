@@ -192,8 +192,8 @@ class Disentangled(BertLike):
         self.relative = relative
 
     def seen(self, number: int, length: float) -> float:
-        """Returns the number of tokens attended to. A relative position has a key but no value, so it counts as half a
-        token."""
+        """Returns the cost of attention per token, in attended tokens. A relative position has a key but no value, so
+        it counts as half a token."""
         rows = min(2 * length - 1, 2 * self.relative.span)
         return length + len(set(self.config.scores)) * rows / 2
 

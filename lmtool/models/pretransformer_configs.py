@@ -30,7 +30,9 @@ class LstmConfig(ModelConfig):
     max_positions: Positions = Field(8192, description="maximum sequence length in tokens; no weight depends on it")
     dropout: float = Field(0.5, ge=0, lt=1, description="dropout rate after the embedding and each layer")
     initializer_std: float = Field(
-        1.0, gt=0, description="scale of the initial weights, whose standard deviations are 1/sqrt(inputs)"
+        1.0,
+        gt=0,
+        description="the standard deviation of initial weights is initializer_std / sqrt(inputs)",
     )
 
     @property
@@ -57,7 +59,7 @@ class LstmConfig(ModelConfig):
 class RnnAttentionConfig(EncoderDecoderConfig):
     """A recurrent encoder-decoder with attention (Bahdanau et al. 2015). Defaults: theirs (appendix A.2.3)."""
 
-    # The decoder reads the same text, as BART's does (Lewis et al. 2020, 3.2).
+    # For a task per token the decoder reads the encoder's text too, as in BART (Lewis et al. 2020, 3.2).
     token_states: ClassVar[Literal["inputs", "outputs"] | None] = "outputs"
 
     name: Literal["rnn_attention"] = Field("rnn_attention", description="A recurrent encoder-decoder with attention.")
@@ -99,7 +101,7 @@ class ElmoConfig(ModelConfig):
     """ELMo (Peters et al. 2018): character convolutions and LSTMs in both directions. Defaults: the original."""
 
     descriptions: ClassVar[dict[str, str]] = {
-        "initializer_std": "standard deviation of heads; other weights are initialized by their size, as published"
+        "initializer_std": "standard deviation of heads; that of other weights depends on their shape, as published"
     }
 
     architecture: ClassVar[Literal["encoder", "decoder", "encoder_decoder", "bidirectional_lm"]] = "bidirectional_lm"
@@ -187,7 +189,7 @@ class CnnConfig(ModelConfig):
         300, description="width of the word vectors; projected to hidden_size if the two differ"
     )
     hidden_size: Width = Field(
-        300, description="width of the hidden states: all filters, split as evenly as possible over the widths"
+        300, description="number of filters, which is the width of the hidden states; split evenly among filter_widths"
     )
     filter_widths: tuple[int, ...] = Field(
         (3, 4, 5), min_length=1, description="filter widths in words; an even width covers one more word to the right"
@@ -202,7 +204,7 @@ class CnnConfig(ModelConfig):
     @classmethod
     def _widths_differ(cls, widths: tuple[int, ...]) -> tuple[int, ...]:
         if len(set(widths)) != len(widths) or min(widths) < 1 or max(widths) > 1000:
-            raise ValueError(f"filter_widths={list(widths)}: different numbers from 1 to 1000")
+            raise ValueError(f"filter_widths={list(widths)}: each must be from 1 to 1000, and none may occur twice")
         return widths
 
     @model_validator(mode="after")

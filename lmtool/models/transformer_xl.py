@@ -1,7 +1,7 @@
 """Transformer-XL: Dai, Yang, Yang, Carbonell, Le, Salakhutdinov, "Transformer-XL: Attentive Language Models beyond a
 Fixed-Length Context", ACL 2019. Sizes: https://github.com/kimiyoung/transformer-xl.
 
-        token sqrt(H)
+       token * sqrt(H)
              |
           dropout                  states of the last segment, without gradient
              |                                      |
@@ -51,8 +51,8 @@ class TransformerXl(Decoder):
     """The decoder without its head, which is tied to the token embedding. `relative`: the relative positions, shared by
     all layers.
 
-    Its state is the `memory` (N, layers, F, H): the last F input states of each layer. A memory that is not full yet is
-    padded with zeros on the left, which no token attends to.
+    Its state is the `memory` (N, Y, F, H): the last F input states of each of the Y layers, for N streams. A memory
+    that is not full yet is padded with zeros on the left, which no token attends to.
     """
 
     config: TransformerXlConfig
@@ -92,6 +92,7 @@ class TransformerXl(Decoder):
         return {"memory": torch.zeros(shape, device=self.embed.token.weight.device)}
 
     def mask(self, number: int, packed: Packed) -> Mask:
+        # In evaluation with same_length, each token attends to the last F tokens.
         limits_distance = self.config.same_length and self.memory_length and not self.training and not packed.prefixes
         return Recent(self.memory_length) if limits_distance else super().mask(number, packed)
 
@@ -99,8 +100,8 @@ class TransformerXl(Decoder):
         return self.relative
 
     def seen(self, number: int, length: float) -> float:
-        """Returns the number of tokens attended to. A distance has a key but no value, so it counts as half a token.
-        The keys and values of the memory are computed again for every segment."""
+        """Returns the cost of attention per token, in attended tokens: 1 for a key and a value, 1/2 for the key of a
+        distance. The last term: the keys and values of the memory are computed again for every segment."""
         memory = self.config.memory_length
         return 1.5 * (length / 2 + memory) + self.hidden_size * memory / max(length, 1)
 
@@ -120,7 +121,7 @@ class TransformerXl(Decoder):
             if carried is not None:
                 carried.after = carried.before
             return self.read(packed, rng, cache, read_M, tap)
-        (read_length,) = set(carried.read)
+        (read_length,) = set(carried.read)  # all streams have read the same number of tokens
         filled = min(read_length, self.memory_length)
         memory_NYFH = carried.before["memory"]
         state = enter(self.embed, self.embed.tokens(packed.tokens), packed, rng, None, filled)

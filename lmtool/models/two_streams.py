@@ -119,11 +119,15 @@ class SignedDistances(Position):
 
     def streams(self, context: Context) -> Streams:
         """Returns the content stream of a context."""
-        known = self._streams
-        if known is None or known[0] is not context.packed or known[1] is not context.layout:
-            known = context.packed, context.layout, Streams(self, content_stream(context.packed, context.layout))
-            self._streams = known
-        return known[2]
+        cached_streams = self._streams
+        if cached_streams is None or cached_streams[0] is not context.packed or cached_streams[1] is not context.layout:
+            cached_streams = (
+                context.packed,
+                context.layout,
+                Streams(self, content_stream(context.packed, context.layout)),
+            )
+            self._streams = cached_streams
+        return cached_streams[2]
 
 
 class Streams(Position):

@@ -96,8 +96,8 @@ class Xlnet(Encoder):
         return {"memory": torch.zeros(shape, device=self.embed.token.weight.device)}
 
     def seen(self, number: int, length: float) -> float:
-        """Returns the number of tokens attended to. A distance has no value, so it counts as half a token; there are
-        twice as many distances as tokens. The memory counts as in Transformer-XL."""
+        """Returns the cost of attention per token, in attended tokens. A distance has no value, so it counts as half a
+        token; there are twice as many distances as tokens. The memory counts as in Transformer-XL."""
         memory = self.memory_length
         return 2 * length + 1.5 * memory + self.hidden_size * memory / max(length, 1)
 

@@ -265,8 +265,8 @@ def cell(value: object) -> str:
 
 
 def _numeric(column: Sequence[object]) -> bool:
-    known = [value for value in column if value not in (None, "")]
-    return bool(known) and all(is_number(value) for value in known)
+    values = [value for value in column if value not in (None, "")]
+    return bool(values) and all(is_number(value) for value in values)
 
 
 def table_lines(header: Sequence[str], rows: Sequence[Sequence[object]], columns: int | None = None) -> list[str]:

@@ -44,9 +44,9 @@ def loss_figure(run: RunFiles, width: float = WIDE) -> Figure | None:
     with matplotlib.rc_context(STYLE):
         figure, axes = single(width, 1.6 + width / 4)
         tidy(axes)
-        named = title(f"{term}_loss") if term else "loss"
+        label = title(f"{term}_loss") if term else "loss"
         unit = "the weighted sum of its terms" if key == "loss" and len(loss_terms(run)) > 1 else "nats a prediction"
-        axes.set_title(f"{named}, {unit}" if run.result.get("objective") else named)
+        axes.set_title(f"{label}, {unit}" if run.result.get("objective") else label)
         values = list(validation[1])
         if train[0]:
             drawing.smoothed_steps(axes, *train, width=1.8)

@@ -121,11 +121,11 @@ def _job(path: Path) -> ReportedJob:
     number = record.get("job")
     if not result and isinstance(record.get("metrics"), dict):
         result = {"metrics": record["metrics"]}  # for commands that write no result.json
-    typed = record.get("overrides") or read_object(RunFiles(path.parent), SUBMITTED, needed=False).get("overrides")
+    overrides = record.get("overrides") or read_object(RunFiles(path.parent), SUBMITTED, needed=False).get("overrides")
     job = ReportedJob(
         number=number if isinstance(number, int) else _number(path.parent),
         folder=path.parent,
-        overrides=overrides_of(typed),
+        overrides=overrides_of(overrides),
         status=DAMAGED,
         seconds=_finite(result.get("seconds")) or _finite(record.get("seconds")),
         result=result,

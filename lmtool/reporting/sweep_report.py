@@ -132,11 +132,11 @@ def _referred(block: Block) -> str:
     gap = next((gap for group, gap in block.contrasts() if group is block.best), None)
     if gap is None or gap.value is None:
         return f"The best shares no seed with {setting(block.reference)}."
-    known = f", {_INTERVAL} {between(gap)}" if gap.low is not None else ""
+    interval = f", {_INTERVAL} {between(gap)}" if gap.low is not None else ""
     significance = {True: ", significant", False: ", not significant", None: ", significance unknown"}[gap.significant]
     pairs = counted(gap.pairs, "pair")
     note = f": {_SAME}. {_one_more_pair(block)}" if gap.same_in_every_pair else "."
-    return f"Best minus {setting(block.reference)}: {signed(gap.value)}{known}, {pairs} of seeds{significance}{note}"
+    return f"Best minus {setting(block.reference)}: {signed(gap.value)}{interval}, {pairs} of seeds{significance}{note}"
 
 
 def group_table(block: Block) -> tuple[list[str], list[list[object]]]:
@@ -181,12 +181,12 @@ def _extra_columns(block: Block) -> dict[str, Sequence[object]]:
 
 def _mean_of(group: SeedGroup, value: Callable[[JsonMapping], float]) -> float | None:
     """Returns the mean of a value over the results that have it; None if none has."""
-    known = []
+    values = []
     for job in group.jobs:
         with suppress(KeyError, TypeError, ValueError):
-            known.append(float(value(job.result)))
-    known = [number for number in known if math.isfinite(number)]
-    return sum(known) / len(known) if known else None
+            values.append(float(value(job.result)))
+    values = [number for number in values if math.isfinite(number)]
+    return sum(values) / len(values) if values else None
 
 
 def _gap_cells(gap: Difference | None, reference: bool, seeded: bool) -> list[object]:
@@ -204,8 +204,8 @@ def _score_count(group: SeedGroup) -> int | str:
 
 def _time(jobs: Sequence[ReportedJob]) -> str | None:
     """Returns the mean time per job."""
-    known = [job.seconds for job in jobs if job.seconds is not None]
-    return duration(sum(known) / len(known)) if known else None
+    seconds = [job.seconds for job in jobs if job.seconds is not None]
+    return duration(sum(seconds) / len(seconds)) if seconds else None
 
 
 def _job_numbers(jobs: Sequence[ReportedJob]) -> str:

@@ -119,20 +119,20 @@ def duration(seconds: float) -> str:
         return "unknown"
     if seconds < 59.95:
         return f"{seconds:.1f} s" if seconds < 20 else f"{seconds:.0f} s"
-    whole = round(seconds)
+    total = round(seconds)
     for large, small, names in ((86400, 3600, ("d", "h")), (3600, 60, ("h", "min")), (60, 1, ("min", "s"))):
-        if whole >= large:
-            return f"{whole // large} {names[0]} {whole % large // small} {names[1]}"
-    return f"{whole} s"
+        if total >= large:
+            return f"{total // large} {names[0]} {total % large // small} {names[1]}"
+    return f"{total} s"
 
 
 def clock(seconds: float) -> str:
     """Returns the seconds as 0:09, 3:20 or 2:30:00."""
     if not math.isfinite(seconds):
         return "-:--"
-    whole = max(round(seconds), 0)
-    hours, minutes = divmod(whole // 60, 60)
-    return f"{hours}:{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes}:{whole % 60:02d}"
+    total = max(round(seconds), 0)
+    hours, minutes = divmod(total // 60, 60)
+    return f"{hours}:{minutes:02d}:{total % 60:02d}" if hours else f"{minutes}:{total % 60:02d}"
 
 
 def number(value: float) -> str:
@@ -188,8 +188,8 @@ def fact(key: str, value: object) -> str:
         text = number(value)
         return text.rstrip("0").rstrip(".") if isinstance(value, float) and "." in text and text[-1] == "0" else text
     if isinstance(value, dict):
-        named = zip(shortened(value, 60), value.items(), strict=True)
-        return ", ".join(f"{label} {fact(str(name), item)}" for label, (name, item) in named)
+        items = zip(shortened(value, 60), value.items(), strict=True)
+        return ", ".join(f"{label} {fact(str(name), item)}" for label, (name, item) in items)
     if isinstance(value, (list, tuple)):
         return ", ".join(fact(key, item) for item in value)
     return plain(value, 500)

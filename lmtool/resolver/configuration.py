@@ -45,8 +45,8 @@ def accepted_by(line: CommandLine) -> AcceptedOverrides:
 
 def _composed(line: CommandLine, accepted: AcceptedOverrides) -> tuple[Data, list[Problem]]:
     """Returns the data that Hydra composes, and the errors in the overrides."""
-    typed = overrides.read(line.words, accepted)
-    return compose.compose(str(VERBS[line.verb].primary), typed, line.config_dirs), typed.problems
+    checked = overrides.read(line.words, accepted)
+    return compose.compose(str(VERBS[line.verb].primary), checked, line.config_dirs), checked.problems
 
 
 def _saved(line: CommandLine, accepted: AcceptedOverrides) -> tuple[Data, list[Problem]]:

@@ -191,8 +191,8 @@ def _defaults(group: str) -> Iterator[Any]:
 
 def _suggested_roles(model: ModelConfig) -> Roles:
     """Returns the special tokens of the tokenizer that a model's recipe names; None if they are unknown."""
-    named = model.recipe().get("tokenizer")
-    suggested = Choice("tokenizer").validate(named) if named else None
+    tokenizer = model.recipe().get("tokenizer")
+    suggested = Choice("tokenizer").validate(tokenizer) if tokenizer else None
     return suggested.roles if isinstance(suggested, TokenizerConfig) else None
 
 
@@ -219,12 +219,12 @@ def _other_objective(objective: ObjectiveConfig, model: ModelConfig, roles: Role
     if not isinstance(objective, MixtureConfig):
         return [f"objective={name}" for name in fitting[:1]]
     legal = [
-        (_written(typed), part.name)
-        for typed, part in zip(objective.members, objective.parts(), strict=True)
+        (_written(member), part.name)
+        for member, part in zip(objective.members, objective.parts(), strict=True)
         if fits(part, model, roles)
     ]
     names = {name for _, name in legal}
-    members = [*(typed for typed, _ in legal), *(name for name in fitting if name not in names)]
+    members = [*(member for member, _ in legal), *(name for name in fitting if name not in names)]
     members = members[: len(objective.members)]
     weights = " objective.weights=null" if objective.weights and len(members) < len(objective.weights) else ""
     return [f"'objective.members=[{','.join(members)}]'{weights}"] if members else []

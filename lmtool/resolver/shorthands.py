@@ -164,8 +164,8 @@ def with_names(line: CommandLine) -> list[str]:
     words = []
     for word in line.words:
         key, _, value = word.partition("=")
-        named = (key in _NAMED_SECTIONS or key.endswith(_DOMAIN)) and value.isidentifier() and value != "null"
-        words.append(f"{key.replace('/', '.')}.name={value}" if named else word)
+        is_name = (key in _NAMED_SECTIONS or key.endswith(_DOMAIN)) and value.isidentifier() and value != "null"
+        words.append(f"{key.replace('/', '.')}.name={value}" if is_name else word)
     return words
 
 
@@ -184,14 +184,14 @@ def with_random_weights(data: Data, line: CommandLine) -> Data:
     """Gives the job `none` of a sweep over `checkpoint=RUN,none` the model and the vocabulary of RUN with random
     weights, so that the jobs differ only in their initial weights. Raises UserError if several checkpoints are
     listed."""
-    typed = next((word.partition("=")[2] for word in line.words if word.startswith("checkpoint=")), "")
-    values = [value.strip() for value in typed.split(",")]
+    checkpoints = next((word.partition("=")[2] for word in line.words if word.startswith("checkpoint=")), "")
+    values = [value.strip() for value in checkpoints.split(",")]
     runs = [value for value in values if value != _NONE]
     if _NONE not in values or not runs or any(word.startswith(("model=", "tokenizer=")) for word in line.words):
         return data
     if len(runs) > 1:
         raise UserError(
-            f"checkpoint={typed}: none means random weights of the other checkpoint, but there are {len(runs)}",
+            f"checkpoint={checkpoints}: none means random weights of the other checkpoint, but there are {len(runs)}",
             f"run one sweep for each: -m checkpoint={runs[0]},{_NONE}",
         )
     if data.get("checkpoint") != _NONE:

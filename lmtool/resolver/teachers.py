@@ -43,10 +43,10 @@ def read_teachers(data: JsonMapping, problems: list[Problem]) -> dict[str, JsonO
     section = data.get("distill")
     section = section if isinstance(section, dict) else {}
     several = section.get("teachers")
-    named = {section.get("teacher"): "distill.teacher"}
-    named |= dict.fromkeys(several if isinstance(several, list | tuple) else (), "distill.teachers")
+    key_of_teacher = {section.get("teacher"): "distill.teacher"}
+    key_of_teacher |= dict.fromkeys(several if isinstance(several, list | tuple) else (), "distill.teachers")
     saved: dict[str, JsonObject] = {}
-    for path, key in named.items():
+    for path, key in key_of_teacher.items():
         if not isinstance(path, str) or path in ("", "???"):
             continue
         try:
@@ -179,15 +179,15 @@ def refuse_generated_inputs(distill: DistillConfig, model: ModelConfig, learned:
     for part in learned.parts() if _same_texts(distill, learned) else ():
         learns = task_of(part) or part
         if learns.makes_inputs:
-            written, instead = "task.scheduled_sampling", "task.scheduled_sampling.schedule=none"
+            setting, instead = "task.scheduled_sampling", "task.scheduled_sampling.schedule=none"
             if isinstance(learns, ObjectiveConfig):
                 fitting = (
                     objective.name for objective in fitting_objectives(model, None) if not objective.makes_inputs
                 )
-                written, instead = f"objective={learns.name}", f"objective={next(fitting, 'mlm')}"
+                setting, instead = f"objective={learns.name}", f"objective={next(fitting, 'mlm')}"
             yield Problem(
                 "distill",
-                f"distill={distill.name}: with {written} the student generates part of its inputs, so its teacher "
+                f"distill={distill.name}: with {setting} the student generates part of its inputs, so its teacher "
                 "would read other texts",
                 f"set {instead}, or distill=none",
             )
@@ -265,18 +265,18 @@ def require_task_of_teachers(distill: DistillConfig, task: TaskConfig, teachers:
         return
     for teacher in _specs(distill, teachers):
         shared = [part for part in task.parts() if teacher.teaches(part)]
-        named = f"{distill.teacher_key}={teacher.path}"
+        subject = f"{distill.teacher_key}={teacher.path}"
         if not shared:
             names = ", ".join(part.name for part in task.parts())
             yield Problem(
                 distill.teacher_key,
-                f"{named} {_trained_for(teacher)}, but the student learns task={names}",
+                f"{subject} {_trained_for(teacher)}, but the student learns task={names}",
                 f"lmtool finetune task={names} trains a teacher" if len(task.parts()) == 1 else None,
             )
         for part in shared:
             section = teacher.section_for(part)
             if section is not None and teacher.head_for(part) is None:
-                yield Problem(distill.teacher_key, f"{named}: {_other_head(section, part)}", _ANOTHER)
+                yield Problem(distill.teacher_key, f"{subject}: {_other_head(section, part)}", _ANOTHER)
 
 
 @rule(PretrainConfig, "distill", "objective", "model", "max_length", "teachers")
@@ -286,21 +286,21 @@ def require_text_format_of_teachers(
 ) -> Iterator[Problem]:
     """A teacher that reads the student's tokens must have enough positions and the student's text format."""
     for teacher in _token_teachers(distill, learned, teachers):
-        other, named = teacher.model, f"{distill.teacher_key}={teacher.path}"
+        other, subject = teacher.model, f"{distill.teacher_key}={teacher.path}"
         if other is None:
-            message = f"{named}: its config.json describes a model that lmtool does not have"
+            message = f"{subject}: its config.json describes a model that lmtool does not have"
             yield Problem(distill.teacher_key, message, _ANOTHER)
         elif _text_format(other) != _text_format(model):
             yield Problem(
                 distill.teacher_key,
-                f"{named} has model={other.name}, and the student has model={model.name}: their text formats differ, "
+                f"{subject} has model={other.name}, and the student has model={model.name}: their text formats differ, "
                 "but the teacher reads the student's batches",
                 f"set model={other.name}, or use a teacher of the student's family",
             )
         elif max_length > other.max_positions:
             yield Problem(
                 "max_length",
-                f"max_length={max_length} is more than the model.max_positions={other.max_positions} of {named}",
+                f"max_length={max_length} is more than the model.max_positions={other.max_positions} of {subject}",
                 f"set max_length={other.max_positions}",
             )
 
@@ -327,17 +327,17 @@ def require_vocabulary_of_teachers(
     random_weights = checkpoint in (None, "none")
     for teacher in _token_teachers(distill, learned, teachers):
         other, rows = teacher.tokenizer, None if teacher.model is None else teacher.model.vocab_size
-        named = f"{distill.teacher_key}={teacher.path}"
+        subject = f"{distill.teacher_key}={teacher.path}"
         field = differing_tokenizer(tokenizer, other)
         if field is not None:
-            typed, needed = (f"tokenizer.{field}={getattr(section, field)}" for section in (tokenizer, other))
+            actual, needed = (f"tokenizer.{field}={getattr(section, field)}" for section in (tokenizer, other))
             free = "set tokenizer=auto, which uses the teacher's tokenizer"
-            message = f"{typed}, but {named} has {needed}: the teacher reads the student's tokens"
+            message = f"{actual}, but {subject} has {needed}: the teacher reads the student's tokens"
             yield Problem("tokenizer", message, free if random_weights else _ANOTHER)
         elif rows not in (None, model.vocab_size):
             yield Problem(
                 "model.vocab_size",
-                f"model.vocab_size={model.vocab_size}, but {named} has model.vocab_size={rows}: teacher and student "
+                f"model.vocab_size={model.vocab_size}, but {subject} has model.vocab_size={rows}: teacher and student "
                 "share one vocabulary",
                 f"set model.vocab_size={rows}" if random_weights else _ANOTHER,
             )

@@ -64,11 +64,11 @@ class Trunk:
             return cls(run, steps[0])
         point = best_of(checkpoints) if position == "best" else of_step(checkpoints, int(position))
         if point is None:
-            listed = [_step(folder) for folder in reversed(steps)]
-            more = f" and {len(listed) - _LISTED} earlier ones" if len(listed) > _LISTED else ""
+            step_numbers = [_step(folder) for folder in reversed(steps)]
+            more = f" and {len(step_numbers) - _LISTED} earlier ones" if len(step_numbers) > _LISTED else ""
             raise UserError(
                 f"branch={typed}: {run} has no checkpoint of step {int(position)}; it has "
-                f"{', '.join(map(str, listed[-_LISTED:]))}{more}",
+                f"{', '.join(map(str, step_numbers[-_LISTED:]))}{more}",
                 f"set branch={run}@{_nearest(int(position), steps)}; train with keep=all or keep_every= to have more",
             )
         return cls(run, point)

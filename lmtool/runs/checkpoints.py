@@ -165,9 +165,9 @@ def copy_checkpoint(source: Path, checkpoints: Path, replaced: Mapping[str, byte
         for name, content in replaced.items():
             write_bytes(draft / name, content)
         write_manifest(draft, manifest.metadata)
-        written = read_manifest(draft).files
+        files = read_manifest(draft).files
         for name in copied:  # `write_manifest` has hashed the copies
-            if written[name] != manifest.files[name]:
+            if files[name] != manifest.files[name]:
                 raise Damaged(source / name, "is damaged: its sha256 differs from the manifest")
     return final
 

@@ -240,8 +240,8 @@ class RunFolder:
         handle = open_to_append(self.path / _METRICS)
         try:
             end = os.fstat(handle).st_size
-            written = os.write(handle, content)
-            if written < len(content):  # the disk is full: remove the incomplete row
+            count = os.write(handle, content)
+            if count < len(content):  # the disk is full: remove the incomplete row
                 os.ftruncate(handle, end)
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             self._unwritten_rows = ""

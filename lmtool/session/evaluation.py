@@ -42,7 +42,7 @@ from lmtool.training.precision import Precision
 
 # Evaluation on text, which is split into windows as in training, or into overlapping windows with stride=.
 
-_ENDS = "the ends of documents count in loss and perplexity, not in word perplexity and bits per byte"
+_ENDS = "predictions of end-of-document tokens count in loss and perplexity, not in word perplexity and bits per byte"
 
 
 def evaluate_text(config: EvaluateConfig, trained: Trained, before: PretrainConfig, output: Output) -> JsonObject:
@@ -156,7 +156,9 @@ def _policy(config: EvaluateConfig, max_length: int) -> str:
     windows = f"windows of {max_length} tokens"
     if stride is None:
         return windows
-    return f"{windows}, {stride} apart: each token is predicted once, from {max_length - stride} tokens or more"
+    return (
+        f"{windows}, {stride} apart: each token is predicted once, with {max_length - stride} tokens of context or more"
+    )
 
 
 def text_to_score(config: EvaluateConfig, trained: Trained, before: PretrainConfig) -> tuple[SplitData, str]:
@@ -170,6 +172,7 @@ def text_to_score(config: EvaluateConfig, trained: Trained, before: PretrainConf
     if isinstance(source, FileSource) and _names_no_validation(data, trained_on):
         named = next(f"data.{key}={getattr(data, key)}" for key in ("path", "hub") if hasattr(data, key))
         source, title = source.complete(), f"all text of {named}"
+    # The members of a mixture that are tasks are scored on their own rows.
     _, tasks = read_tasks(before.objective, before.seed, config.cache_dir, config.offline)
     rows, progress = rows_of(tasks, "validation"), Output().stage
     text = tokenized_split(
@@ -267,7 +270,7 @@ def _promptable(config: EvaluateConfig, trained: Trained) -> tuple[TaskConfig, P
 
 
 @dataclass(frozen=True)
-class FilledPrompts:
+class MaskedPromptTask:
     """A masked language model, and a classification task whose rows become prompts with a mask.
 
     Attributes:
@@ -285,7 +288,7 @@ class FilledPrompts:
     precision: Precision
 
 
-def fills_prompts(config: EvaluateConfig, trained: Trained) -> FilledPrompts | None:
+def masked_prompt_task(config: EvaluateConfig, trained: Trained) -> MaskedPromptTask | None:
     """Prepares shots=0 with a masked language model: classes are scored by the words that the model predicts at a mask,
     without training (Schick and Schuetze 2021, section 3.1; Gao et al. 2021, table 3).
 
@@ -311,7 +314,7 @@ def fills_prompts(config: EvaluateConfig, trained: Trained) -> FilledPrompts | N
     labels_known = task.class_names is not None
     data = load_task(task, before.seed, config.cache_dir, config.offline, scoring=labels_known)
     max_length = _prompt_length(config, trained, before)
-    return FilledPrompts(trained.learner(data.config), data, max_length, before.seed, trained.precision)
+    return MaskedPromptTask(trained.learner(data.config), data, max_length, before.seed, trained.precision)
 
 
 def _prompt_length(config: EvaluateConfig, trained: Trained, before: PretrainConfig) -> int:

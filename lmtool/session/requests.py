@@ -136,19 +136,19 @@ def join_columns(
             "rename this column in a copy of the file",
         )
     for number, record in enumerate(records):
-        joined = dict(record)
-        probabilities_of_row = joined.pop("probabilities", None)
+        row = dict(record)
+        probabilities_of_row = row.pop("probabilities", None)
         if table is not None:
             table_values = {name: values[number] for name, values in columns.items()}
             # The record repeats columns of the table; only the table's values are retained.
             input_columns = {*table_values, *(task_columns.get(name, name) for name in table_values)}
             input_columns |= {"id", "split", "gold"}
-            joined = {**table_values, **{name: value for name, value in joined.items() if name not in input_columns}}
+            row = {**table_values, **{name: value for name, value in row.items() if name not in input_columns}}
         if probabilities and probabilities_of_row is not None and flat:
-            joined |= {f"probability_{label}": value for label, value in probabilities_of_row.items()}
+            row |= {f"probability_{label}": value for label, value in probabilities_of_row.items()}
         elif probabilities and probabilities_of_row is not None:
-            joined["probabilities"] = probabilities_of_row
+            row["probabilities"] = probabilities_of_row
         if flat:
-            for name, value in joined.items():
-                joined[name] = " ".join(map(str, value)) if isinstance(value, (list, tuple)) else value
-        yield joined
+            for name, value in row.items():
+                row[name] = " ".join(map(str, value)) if isinstance(value, (list, tuple)) else value
+        yield row

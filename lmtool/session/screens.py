@@ -323,9 +323,9 @@ def finish(run: OpenRun, result: JsonObject, baseline: Baseline, next_commands: 
     """Writes result.json and the report, and prints the last screen. Returns the content of result.json."""
     if not run.folder.writes:
         return result
-    missing = run.folder.missing_rows(run.folder.row_counts, result["steps"])
-    if missing is not None:
-        run.output.line(f"warning: {missing}", "yellow")
+    missing_rows = run.folder.missing_rows(run.folder.row_counts, result["steps"])
+    if missing_rows is not None:
+        run.output.line(f"warning: {missing_rows}", "yellow")
     run.folder.write_result(result)
     run.trackers.finish(result)
     report = write_report(run.folder.path)

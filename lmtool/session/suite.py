@@ -79,8 +79,8 @@ def run(config: FinetuneConfig, suite: GlueConfig, finetune: Run) -> JsonObject:
     averaged = [name for name in scores if name != LEFT_OUT]
     if mean is not None:
         excluded = f"; {LEFT_OUT} is not included" if LEFT_OUT in scores else ""
-        missing = f"; without data: {', '.join(missing_tasks)}" if missing_tasks else ""
-        output.line(f"average {mean:.4f} of {', '.join(averaged)}{excluded}{missing}")
+        note = f"; without data: {', '.join(missing_tasks)}" if missing_tasks else ""
+        output.line(f"average {mean:.4f} of {', '.join(averaged)}{excluded}{note}")
     files = dict(_submissions(config, root, list(trained), members.get(DIAGNOSTIC)))
     is_first_rank = rank_info(os.environ).rank == 0
     if is_first_rank:

@@ -39,7 +39,7 @@ def show(folder: Path) -> list[int]:
 def write_plan(folder: Path, command: str, jobs: Sequence[Sequence[str]] | None) -> None:
     """Records the requested jobs and the start time. jobs: the overrides of each job; None if the sweeper chooses the
     jobs while running."""
-    requested = None if jobs is None else [[text.lstrip("+") for text in typed] for typed in jobs]
+    requested = None if jobs is None else [[text.lstrip("+") for text in overrides] for overrides in jobs]
     plan = {"command": command, "jobs": requested, "started": time.time(), "ended_before": count_finished(folder)}
     folder.mkdir(parents=True, exist_ok=True)
     replace_text(folder / SWEEP, json.dumps(masked_data(plan), ensure_ascii=False) + "\n")

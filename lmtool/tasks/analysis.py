@@ -136,7 +136,7 @@ class EarlyExitScorer(TaskScorer):
 
     def take(self, batch: Batch, outputs: list[tuple[TaskOutputs, Tensor]]) -> None:
         for depth, (task_outputs, sure_N) in zip(self.views, outputs, strict=False):
-            self.enter(batch, task_outputs, sure_N.numpy())
+            self.add_outputs(batch, task_outputs, sure_N.numpy())
             assert batch.rows is not None
             for row in batch.rows[sure_N].tolist():
                 self.depths[row] = max(self.depths[row], depth)

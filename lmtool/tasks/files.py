@@ -69,8 +69,8 @@ def read_file(file: Path, config: TaskConfig) -> Table:
 
 def _table(file: Path, config: TaskConfig) -> Table:
     header = None if config.header is None or _has_header(config, file) else config.header
-    known = (*config.columns, config.label, *config.aliases)
-    return read_table(file, header=header, skip_ragged=config.ragged_rows == "skip", known=known)
+    column_names = (*config.columns, config.label, *config.aliases)
+    return read_table(file, header=header, skip_ragged=config.ragged_rows == "skip", known=column_names)
 
 
 def _has_header(config: TaskConfig, file: Path) -> bool:

@@ -180,16 +180,16 @@ def _of_columns(
     }
     if label is None:
         labels = [name for name, candidates in kinds.items() if candidates and (kind is None or kind in candidates)]
-        named = [name for name in labels if name.lower() in _LABELS]
+        labels_by_name = [name for name in labels if name.lower() in _LABELS]
         constant = [
             name for name in kinds if name.lower() in _LABELS and len(set(map(text_of_label, columns[name]))) == 1
         ]
-        if constant and not named:
+        if constant and not labels_by_name:
             raise UserError(
                 f"task={value}: all rows have the same {constant[0]}, {text_of_label(columns[constant[0]][0])!r}",
                 "add rows of other classes, or name another label: task.label=COLUMN",
             )
-        labels = named if len(named) == 1 else labels
+        labels = labels_by_name if len(labels_by_name) == 1 else labels
         if not labels:
             raise UserError(
                 f"task={value}: none of its columns {', '.join(columns)} holds classes, numbers or tags",

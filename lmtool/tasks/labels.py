@@ -82,22 +82,22 @@ def load_head(section: JsonMapping, task: TaskConfig, partial: bool = False) -> 
     match = _matched(saved, expected)
     if match is None or (len(match) < len(saved) and not partial):
         return None
-    rest = [number for number in range(len(saved)) if number not in match]
-    order = (*match, *rest)
+    unmatched = [number for number in range(len(saved)) if number not in match]
+    order = (*match, *unmatched)
     pairs = [(saved[row], label) for row, label in zip(match, expected, strict=True)]
     note = ", ".join(f"{saved_name} = {label}" for saved_name, label in pairs) if any(a != b for a, b in pairs) else ""
     if note and _unnamed(saved):
         note += " (by number: the checkpoint does not name its classes)"
-    labels = (*expected, *(saved[number] for number in rest))
+    labels = (*expected, *(saved[number] for number in unmatched))
     return LoadedHead(name, form, labels, None if order == tuple(range(len(saved))) else order, note)
 
 
 def _matched(saved: Sequence[str], expected: Sequence[str]) -> tuple[int, ...] | None:
     """Returns, for each expected label, its index among the saved labels; None if a label is absent."""
-    for written in (str, str.casefold):
-        numbers = {written(label): number for number, label in enumerate(saved)}
-        if len(numbers) == len(saved) and len({written(label) for label in expected}) == len(expected):
-            rows = [numbers.get(written(label)) for label in expected]
+    for spelling in (str, str.casefold):
+        numbers = {spelling(label): number for number, label in enumerate(saved)}
+        if len(numbers) == len(saved) and len({spelling(label) for label in expected}) == len(expected):
+            rows = [numbers.get(spelling(label)) for label in expected]
             if None not in rows:
                 return tuple(row for row in rows if row is not None)
     return tuple(range(len(saved))) if _unnamed(saved) and len(expected) == len(saved) else None

@@ -304,16 +304,16 @@ def _where(table: TaskTable, split: str) -> str:
 def _validation(config: TaskConfig, columns: Mapping[str, Columns]) -> list[str]:
     """Returns the names of the configured development splits, or of equivalent ones. Raises UserError if one is
     missing."""
-    named = [split for split in map(canonical, config.validation) if split in columns]
-    missing = [split for split in map(canonical, config.validation) if split not in columns and split[:3] != "dev"]
-    if missing:
+    configured = [canonical(split) for split in config.validation]
+    missing_splits = [split for split in configured if split not in columns and split[:3] != "dev"]
+    if missing_splits:
         available = [split for split in columns if split not in ("train", *map(canonical, config.test))]
         right = f"task.validation=[{','.join(available)}]" if available else "omit task.validation="
         raise UserError(
-            f"task.validation names the split {missing[0]}; the data have the splits {', '.join(columns)}",
-            f"{right}, or add a {missing[0]} file to the folder",
+            f"task.validation names the split {missing_splits[0]}; the data have the splits {', '.join(columns)}",
+            f"{right}, or add a {missing_splits[0]} file to the folder",
         )
-    return named or ["dev"][: "dev" in columns]
+    return [split for split in configured if split in columns] or ["dev"][: "dev" in columns]
 
 
 def _hold_out(train: Rows, groups: Sequence[object], seed: int) -> tuple[Rows, Rows]:

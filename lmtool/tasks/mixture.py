@@ -80,8 +80,8 @@ def with_members(config: TaskConfig, members: Mapping[str, TaskData]) -> TaskDat
     if not isinstance(config, MixtureTaskConfig):
         (data,) = members.values()
         return data
-    counted = config.model_copy(update={"rows": tuple(len(data.train) for data in members.values())})
-    return MixedData(counted.with_parts(tuple(data.config for data in members.values())), members)
+    config_with_rows = config.model_copy(update={"rows": tuple(len(data.train) for data in members.values())})
+    return MixedData(config_with_rows.with_parts(tuple(data.config for data in members.values())), members)
 
 
 def learner(config: TaskObjectiveConfig, backbone: Backbone, tokenizer: Tokenizer, seed: int) -> BaseLearner:

@@ -207,14 +207,14 @@ def _t5_template(backend: tokenizers.Tokenizer, settings: Settings, tokens: Mapp
 
 def _t5_sentinels(additional: Sequence[Token], settings: Settings) -> list[Token]:
     """Adds the sentinels, unless the files name some of them."""
-    named = sum("<extra_id_" in str(token) for token in additional)
+    sentinel_count = sum("<extra_id_" in str(token) for token in additional)
     count = settings.sentinel_count
-    if named and count not in (0, named):
+    if sentinel_count and count not in (0, sentinel_count):
         raise UserError(
-            f"{settings.path}: extra_ids={count}, but {named} of the special tokens are <extra_id_N>",
+            f"{settings.path}: extra_ids={count}, but {sentinel_count} of the special tokens are <extra_id_N>",
             "set extra_ids to the number of <extra_id_N> tokens",
         )
-    return [*additional, *(f"<extra_id_{number}>" for number in range(0 if named else count))]
+    return [*additional, *(f"<extra_id_{number}>" for number in range(0 if sentinel_count else count))]
 
 
 def _albert(vocabulary: FileVocabulary, settings: Settings, tokens: Mapping[str, str]) -> tokenizers.Tokenizer:

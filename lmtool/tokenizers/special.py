@@ -17,7 +17,7 @@ from lmtool.tokenizers.classes import Settings, Token, TokenizerClass, file_erro
 SPECIAL_MAP, ADDED_TOKENS = "special_tokens_map.json", "added_tokens.json"
 ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 """The roles of special tokens, in the order in which transformers adds the tokens."""
-# The keys for the list of tokens without a role in transformers 4 and 5.
+# The keys of the list of tokens that have no role: in transformers 4, and in transformers 5.
 _OLD_LIST, _NEW_LIST = "additional_special_tokens", "extra_special_tokens"
 
 
@@ -26,9 +26,11 @@ class SpecialTokens:
     """The special and added tokens of a folder.
 
     Attributes:
-        named: Special tokens by role or another name (NAME of the key NAME_token); None if a file sets null.
+        named: Special tokens by name: the key NAME_token without "_token", which is a role or another name. None if no
+            file sets the token, or if one sets null.
         extra: Special tokens without a name.
-        added: Tokens outside the vocabulary, special or not, with the files that define them, by id.
+        added: By id, the tokens that are recognized before a text is split, special or not, each with the file that
+            defines it.
         path: The path of tokenizer_config.json, for errors.
     """
 
@@ -131,12 +133,13 @@ def read_special(
 
 
 def _pop_names(values: JsonObject) -> JsonObject:
-    """Removes and returns the tokens by name, if there is an object of named tokens instead of a list."""
+    """Removes `extra_special_tokens` and returns it if it is an object of tokens by name; {} if it is a list."""
     return values.pop(_NEW_LIST) if isinstance(values.get(_NEW_LIST), dict) else {}
 
 
 def _read_special_map(path: Path, settings: JsonObject) -> JsonObject:
-    """Reads special_tokens_map.json, in which all tokens are special. settings: values whose list it extends."""
+    """Reads special_tokens_map.json, in which all tokens are special. settings: the values of
+    tokenizer_config.json, whose `extra_special_tokens` come before those of this file."""
     values = read_json(path) if path.is_file() else {}
     values = {key: _token(path, token, True) if _get(token, "content") else token for key, token in values.items()}
     for key in (_OLD_LIST, _NEW_LIST):

@@ -75,10 +75,10 @@ def missing(device: torch.device) -> str | None:
     """Returns a requirement of torch's compiler that this machine lacks, or None."""
     if device.type == "cuda" and importlib.util.find_spec("triton") is None:
         return "triton"
-    named = os.environ.get("CC" if device.type == "cuda" else "CXX")
+    compiler = os.environ.get("CC" if device.type == "cuda" else "CXX")
     usual = ("cc", "gcc", "clang") if device.type == "cuda" else ("g++", "clang++")
-    if not any(map(shutil.which, [named] if named else usual)):
-        return f"the compiler {named}" if named else f"the compiler {usual[0]}"
+    if not any(map(shutil.which, [compiler] if compiler else usual)):
+        return f"the compiler {compiler}" if compiler else f"the compiler {usual[0]}"
     if not (Path(sysconfig.get_paths()["include"]) / "Python.h").is_file():
         return "the header Python.h (python3-dev)"
     return None

@@ -75,9 +75,9 @@ def device_of(name: str) -> Device:
     if name in DEVICES:
         return DEVICES[name]
     close = of_value("device", name) or nearest(name, [*DEVICES, "auto", "cpu", "cuda"])
-    known = f"auto, cpu, cuda, cuda:N, {', '.join(DEVICES)}"
+    choices = f"auto, cpu, cuda, cuda:N, {', '.join(DEVICES)}"
     raise UserError(
         f"device={name}: a plan needs a device of this machine (auto, cpu, cuda, cuda:N) or a GPU whose published "
         "speed lmtool knows",
-        f"did you mean device={close}? Known: {known}" if close else f"known: {known}",
+        f"did you mean device={close}? Known: {choices}" if close else f"known: {choices}",
     )

@@ -30,8 +30,8 @@ class Scheme:
 
     def attach(self, learner: BaseLearner, new: Collection[str] | None) -> None:
         """Called after the tuning method has edited the learner, with the initial weights of the run. learner: the
-        edited learner. new: names of the parts that were not loaded from a checkpoint. None means unknown: the learner
-        is not built for training."""
+        edited learner. new: names of the parts that were not loaded from a checkpoint; None if the learner is built
+        for inference, on which most schemes have no effect."""
 
     def begin(self, steps_in_epoch: Callable[[int], int]) -> None:
         """Called before training. steps_in_epoch: returns the number of optimizer steps of an epoch, given the number
@@ -120,6 +120,7 @@ def mixed(weight_RC: Tensor, start_RC: Tensor, probability: float, draw: int) ->
     """
     if probability == 1:
         return start_RC
+    # The factors: 0 for a weight that is reset, 1 / (1 - probability) for the others.
     return torch.lerp(start_RC, weight_RC, matrix_factors(weight_RC, draw, probability))
 
 
@@ -161,15 +162,16 @@ class Mixout(Scheme):
 
     def __init__(self, config: MixoutConfig):
         super().__init__(config)
-        # By a hash of the checkpoint name, which selects the random stream of a map.
+        # By a hash of the map's name in checkpoints, which selects its random stream.
         self._mixed: dict[int, MixedLinear] = {}
 
     def attach(self, learner: BaseLearner, new: Collection[str] | None) -> None:
         if new is None:
             return
-        tables = {id(head.output) for head in learner.modules() if isinstance(head, LMHead)}
+        # The output of a head that predicts tokens may be tied to the embedding, which is not mixed.
+        lm_output_ids = {id(head.output) for head in learner.modules() if isinstance(head, LMHead)}
         for name, module in list(learner.named_modules()):
-            pretrained = type(module) is nn.Linear and part_of(name) not in new and id(module) not in tables
+            pretrained = type(module) is nn.Linear and part_of(name) not in new and id(module) not in lm_output_ids
             if pretrained and f"{name}.weight" in learner.learning:
                 mixed_module = MixedLinear(module, self.config.probability)
                 replace_module(learner, name, mixed_module)
@@ -213,7 +215,7 @@ class GradualUnfreezing(Scheme):
 
     def first_step(self, name: str, steps: int) -> int | None:
         level = next(number for number, parameters in enumerate(self._levels) if name in parameters)
-        # From the top, so that no epoch is planned that the run does not reach.
+        # `all` stops at the first level that is not reached, because the start of a later one would plan more epochs.
         reached = all(self._start(number) <= steps for number in range(level + 1))
         return self._start(level) if reached else None
 

@@ -196,7 +196,7 @@ def test_a_pretrained_run_fills_masks_and_goes_on_with_a_text(place: Path, capsy
     sliding = ["evaluate", str(causal), "data=wikitext", "data.path=other.txt", "stride=16"]
     assert cli.main(sliding) == 0
     printed = capsys.readouterr().out
-    assert "all text of data.path=other.txt" in printed and "from 16 tokens or more" in printed
+    assert "all text of data.path=other.txt" in printed and "with 16 tokens of context or more" in printed
     for words, error in (
         (["evaluate", str(masked), "stride=16"], "stride=16 needs a causal language model"),
         (["evaluate", str(causal), "max_length=100000"], "max_length=100000 exceeds"),

@@ -88,5 +88,5 @@ def test_word_vectors_are_rows_of_the_table():
 def test_filters_that_do_not_fit():
     with pytest.raises(ValueError, match="hidden_size=4 is smaller than the number of filter widths, 5"):
         CnnConfig(hidden_size=4, filter_widths=(1, 2, 3, 4, 5))
-    with pytest.raises(ValueError, match="different numbers from 1 to 1000"):
+    with pytest.raises(ValueError, match="each must be from 1 to 1000, and none may occur twice"):
         CnnConfig(filter_widths=(3, 3, 4))

@@ -64,13 +64,13 @@ class Format:
 
     def to_numpy(self, values: Tensor) -> np.ndarray:
         """Converts values to their format on disk. Raises UserError if the range of the dtype is too small."""
-        written = values.detach().to(TYPES[self.dtype]).cpu()
-        if bool(torch.isinf(written.float()).logical_and(torch.isfinite(values.cpu())).any()):
+        array = values.detach().to(TYPES[self.dtype]).cpu()
+        if bool(torch.isinf(array.float()).logical_and(torch.isfinite(values.cpu())).any()):
             raise UserError(
                 f"distill.store_dtype={self.dtype} cannot represent the largest of the teacher's logits",
                 "set distill.store_dtype=bfloat16 or float32",
             )
-        return (written.view(torch.int16) if self.dtype == "bfloat16" else written).numpy()
+        return (array.view(torch.int16) if self.dtype == "bfloat16" else array).numpy()
 
     def to_tensor(self, values: np.ndarray, device: torch.device) -> Tensor:
         """Converts stored values to a tensor: the inverse of `to_numpy`."""

@@ -200,7 +200,7 @@ class HiddenStates:
 
 Pooling = Literal["none", "first", "mean", "max", "last"]
 # Number of texts whose vectors are in memory at a time: with one vector per text, and with one per token.
-_TEXTS, _TEXTS_OF_TOKENS = 4096, 256
+_TEXTS_AT_ONCE, _TEXTS_AT_ONCE_PER_TOKEN = 4096, 256
 
 
 class Vectors(NamedTuple):
@@ -258,12 +258,12 @@ class Embedder:
         Raises:
             UserError: A text has no tokens; the message names its file and line.
         """
-        portion = _TEXTS_OF_TOKENS if self.pooling == "none" else _TEXTS
+        portion = _TEXTS_AT_ONCE_PER_TOKEN if self.pooling == "none" else _TEXTS_AT_ONCE
         truncated = 0
         for start in range(0, len(rows), portion):
             selected = rows.take(np.arange(start, min(start + portion, len(rows))))
-            layout = InputFormat(self.tokenizer, self.layout, self.max_length)
-            examples = SequenceExamples(self._with_prompt(selected), layout, "text", "input")
+            input_format = InputFormat(self.tokenizer, self.layout, self.max_length)
+            examples = SequenceExamples(self._with_prompt(selected), input_format, "text", "input")
             truncated += examples.truncated
             yield from self._in_order(examples, start, len(rows), progress)
         if truncated:
@@ -362,6 +362,7 @@ def compare_word(
         word_vectors.append(vectors[index][1])
         other_vectors += [vector for text, vector in vectors if text.lower() != word.lower()]
     word_WSH = _unit_vectors(np.stack(word_vectors, 1))
+    # The word itself counts once among the different words.
     others_WOH = _unit_vectors(np.stack([*other_vectors, word_vectors[0]], 1))
     similarity_WSS = word_WSH @ word_WSH.transpose(0, 2, 1)
     between_WOO = others_WOH @ others_WOH.transpose(0, 2, 1)

@@ -71,19 +71,19 @@ class MaskingInspector(Inspector):
         return self.config.sampling_epoch(epoch) != epoch
 
     def check(self, stats: RunningStatistics, sample: SampledBatch) -> None:
-        whole = self.examples.assemble(sample.rows)
-        masked = self.examples.masked(whole, sample.numbers, sample.epoch)
+        original = self.examples.assemble(sample.rows)
+        masked = self.examples.masked(original, sample.numbers, sample.epoch)
         inputs, at = sample.batch.inputs.tokens.numpy(), masked.at
-        documents = np.repeat(np.arange(len(whole.lengths)), whole.lengths)
-        text = ~self.vocabulary.special[whole.tokens]
+        documents = np.repeat(np.arange(len(original.lengths)), original.lengths)
+        text = ~self.vocabulary.special[original.tokens]
         eligible, selected = (
             np.bincount(documents[indices], minlength=len(sample.rows)) for indices in (np.flatnonzero(text), at)
         )
         stats.never("special tokens predicted", (~text[at]).sum())
-        stats.never("labels that differ from the original tokens", (masked.labels != whole.tokens[at]).sum())
-        changed = np.flatnonzero(inputs != whole.tokens)
+        stats.never("labels that differ from the original tokens", (masked.labels != original.tokens[at]).sum())
+        changed = np.flatnonzero(inputs != original.tokens)
         stats.never("tokens changed but not predicted", (~np.isin(changed, at)).sum())
-        self.check_masks(stats, Masks(masked, whole.tokens, inputs, text, eligible, selected))
+        self.check_masks(stats, Masks(masked, original.tokens, inputs, text, eligible, selected))
 
     def check_masks(self, stats: RunningStatistics, masks: Masks) -> None:
         """Checks which tokens are masked, and which tokens replace them."""

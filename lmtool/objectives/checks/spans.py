@@ -132,21 +132,21 @@ class PermutationInspector(Inspector):
     def check_permutations(self, stats: RunningStatistics, sample: SampledBatch) -> None:
         """Checks the predicted tokens, the n-grams and the random order."""
         config, vocabulary = self.examples.config, self.examples.masks.vocabulary
-        whole = self.examples.assemble(sample.rows)
-        permuted: Permuted = self.examples.masked(whole, sample.numbers, sample.epoch)
+        original = self.examples.assemble(sample.rows)
+        permuted: Permuted = self.examples.masked(original, sample.numbers, sample.epoch)
         at, inputs = permuted.at, sample.batch.inputs
-        documents = np.repeat(np.arange(len(whole.lengths)), whole.lengths)
-        text = ~vocabulary.special[whole.tokens]
+        documents = np.repeat(np.arange(len(original.lengths)), original.lengths)
+        text = ~vocabulary.special[original.tokens]
         block = 2 * documents + permuted.blocks
         eligible, selected = (np.bincount(block[tokens], minlength=2 * len(sample.rows)) for tokens in (text, at))
         check_budget(stats, selected, budget(eligible, 1 / config.context), eligible)
         stats.never("special tokens predicted", (~text[at]).sum())
-        stats.never("input tokens that differ from the original text", (inputs.tokens.numpy() != whole.tokens).sum())
+        stats.never("input tokens that differ from the original text", (inputs.tokens.numpy() != original.tokens).sum())
         probabilities_K = ngram_probabilities(config.longest)
         check_lengths(stats, "tokens of an n-gram", "n-grams", permuted.sampled_lengths, probabilities_K)
         single_tokens = "predicted single tokens, added to reach the number"
         stats.report(single_tokens, permuted.single.sum(), len(permuted.at), is_fraction=True)
-        starts = vocabulary.starts_word[whole.tokens[permuted.starts]]
+        starts = vocabulary.starts_word[original.tokens[permuted.starts]]
         opening = (
             (permuted.starts == 0) | ~text[permuted.starts - 1] | (np.diff(block, prepend=-1)[permuted.starts] != 0)
         )

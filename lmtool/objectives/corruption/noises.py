@@ -319,8 +319,8 @@ def restore(corrupted: Corrupted, sentinels: np.ndarray) -> np.ndarray:
     is_sentinel, opens = np.isin(corrupted.inputs, sentinels), np.isin(corrupted.targets, sentinels)
     spans = np.split(corrupted.targets, np.flatnonzero(opens))[1:]
     pieces = np.split(corrupted.inputs, np.flatnonzero(is_sentinel))
-    joined = [pieces[0], *(np.concatenate([span[1:], rest[1:]]) for span, rest in zip(spans, pieces[1:], strict=True))]
-    return np.concatenate(joined)
+    texts = [pieces[0], *(np.concatenate([span[1:], rest[1:]]) for span, rest in zip(spans, pieces[1:], strict=True))]
+    return np.concatenate(texts)
 
 
 def _with_sentinels(tokens: np.ndarray, at_S: np.ndarray, sentinels_S: np.ndarray) -> np.ndarray:

@@ -93,10 +93,10 @@ def mode_of(mode: Mode | Literal["auto"], offline: bool, environ: Mapping[str, s
     """
     if mode == "auto" and environ.get("WANDB_DISABLED", "").lower() in ("true", "1", "yes"):
         return "disabled", "WANDB_DISABLED"
-    typed = environ.get("WANDB_MODE", "").strip().lower()
+    requested = environ.get("WANDB_MODE", "").strip().lower()
     reason = f"logger.wandb.mode={mode}"
-    if mode == "auto" and typed in _MODES:
-        mode, reason = _MODES[typed], f"WANDB_MODE={typed}"
+    if mode == "auto" and requested in _MODES:
+        mode, reason = _MODES[requested], f"WANDB_MODE={requested}"
     if mode in ("disabled", "offline"):
         return mode, reason
     if offline:
@@ -176,15 +176,15 @@ class Wandb(Tracker):
         import wandb
 
         os.chdir(self.run.folder)  # wandb records the paths of its files, and a parent folder's name may be secret
-        known = {name: value for name, value in _SETTINGS.items() if name in wandb.Settings.model_fields}
+        settings = {name: value for name, value in _SETTINGS.items() if name in wandb.Settings.model_fields}
         machine = {"x_disable_stats": self._mode == "offline"}  # collecting statistics uses the network
         self._memory.save()  # so that the next attempt uses the same id
-        typed = masked_data(self.config.model_dump(mode="json"))
+        config = masked_data(self.config.model_dump(mode="json"))
         self._run = wandb.init(
-            project=typed["project"] or os.environ.get("WANDB_PROJECT") or "lmtool",
-            entity=typed["entity"],
-            group=typed["group"] or self.run.group,
-            tags=typed["tags"] or None,
+            project=config["project"] or os.environ.get("WANDB_PROJECT") or "lmtool",
+            entity=config["entity"],
+            group=config["group"] or self.run.group,
+            tags=config["tags"] or None,
             name=self.run.name,
             id=self._memory.id,
             resume="allow",
@@ -192,7 +192,7 @@ class Wandb(Tracker):
             dir=".",
             job_type=self.run.command,
             config=dict(self.run.config),
-            settings=wandb.Settings(**known, **machine, init_timeout=INIT_SECONDS),
+            settings=wandb.Settings(**settings, **machine, init_timeout=INIT_SECONDS),
         )
         if self._mode == "online":
             return str(self._run.url)

@@ -141,9 +141,9 @@ def _fixed(key: str, value: object, data: JsonMapping, path: str) -> Iterator[Pr
     elif key == "objective" and isinstance(value, dict):
         yield from _objective_problems(value, section, path)
     elif key in data or key in _SECTIONS:
-        typed = f"={value}" if isinstance(value, str | int | float) else ""
+        assignment = f"={value}" if isinstance(value, str | int | float) else ""
         hint = f"set it for the whole run; a phase may set {', '.join(_KEYS)}, data, objective.KEY and optimizer.lr"
-        yield Problem(f"{path}.{key}", f"{path}.{key}{typed}: {key} cannot change during a run", hint)
+        yield Problem(f"{path}.{key}", f"{path}.{key}{assignment}: {key} cannot change during a run", hint)
 
 
 def _objective_problems(value: JsonMapping, section: object, path: str) -> Iterator[Problem]:
@@ -176,9 +176,10 @@ def _fixed_fields(changes: JsonMapping, of_run: object, free: Sequence[str], pat
         if name in free or name not in fields or (name == "name" and value == of_run.get("name")):
             continue
         allowed = ", ".join(key if key.endswith(f".{field}") else f"{key}.{field}" for field in free)
-        typed = f"={value}" if isinstance(value, str | int | float) else ""
+        assignment = f"={value}" if isinstance(value, str | int | float) else ""
         yield Problem(
             f"{path}.{name}",
-            f"{path}.{name}{typed}: {name} cannot change during a run, because all phases train the same parameters",
+            f"{path}.{name}{assignment}: {name} cannot change during a run, because all phases train the same "
+            "parameters",
             f"set it for the whole run; a phase may set {allowed}" if allowed else "set it for the whole run",
         )

@@ -169,10 +169,10 @@ class _Classes(Mapping[str, type["CommandConfig"]]):
     """The configuration class of each command, imported on access."""
 
     def __getitem__(self, verb: str) -> type[CommandConfig]:
-        named = VERBS[verb].config
-        if named is None:
+        location = VERBS[verb].config
+        if location is None:
             raise KeyError(verb)
-        command: type[CommandConfig] = _class(named)
+        command: type[CommandConfig] = _class(location)
         return command
 
     def __iter__(self) -> Iterator[str]:
@@ -182,10 +182,10 @@ class _Classes(Mapping[str, type["CommandConfig"]]):
         return sum(1 for _ in self)
 
 
-def _class(named: str) -> type:
+def _class(location: str) -> type:
     from lmtool.config.tables import imported
 
-    named_class: type = imported(f"lmtool.resolver.schema.{named}")
+    named_class: type = imported(f"lmtool.resolver.schema.{location}")
     return named_class
 
 
@@ -195,8 +195,8 @@ COMMANDS: Mapping[str, type[CommandConfig]] = _Classes()
 
 def keys_of(verb: str) -> type[RunKeys] | None:
     """Returns the class of the additional keys of a command about a run."""
-    named = VERBS[verb].keys
-    return None if named is None else _class(named)
+    location = VERBS[verb].keys
+    return None if location is None else _class(location)
 
 
 FLAGS = """flags, anywhere after the command:

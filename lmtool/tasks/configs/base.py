@@ -31,8 +31,8 @@ BestMetric = Annotated[T, Field(description="metric that selects the best checkp
 ClassNames = Annotated[
     tuple[str, ...] | None,
     Field(
-        description="class names in order, quoted; null: the sorted values found in train. A file may contain the "
-        "names, or their numbers from 0"
+        description="class names in order; quote names such as yes or 1. null: the sorted values found in train. A "
+        "file may contain the names, or their numbers from 0"
     ),
 ]
 
@@ -59,7 +59,7 @@ def require_classes(labels: tuple[str, ...] | None, weights: object = None) -> N
     if labels is None:
         return
     if len(labels) < 2 or len(set(labels)) != len(labels):
-        raise ValueError(f"labels={list(labels)}: at least two different names")
+        raise ValueError(f"labels={list(labels)}: two or more names are needed, and none may occur twice")
     if isinstance(weights, tuple) and len(weights) != len(labels):
         raise ValueError(f"loss.class_weights has {len(weights)} weights for {len(labels)} labels")
 
@@ -97,7 +97,7 @@ class TaskConfig(LearnedConfig):
     )
     hub: str | None = Field(None, description="org/name or org/name:subset on the hub, used if no path is set")
     embedded: Literal["pydocs"] | None = Field(
-        None, description="pydocs: data found on every machine, used if no path is set"
+        None, description="pydocs: the docstrings of Python packages, which every machine has; used if no path is set"
     )
     header: tuple[str, ...] | None = Field(None, description="column names for files without a header line")
     aliases: dict[str, str] = Field({}, description="map from column names in the files to names used here")
@@ -142,8 +142,8 @@ class TaskConfig(LearnedConfig):
         return parts[0]
 
     def of_parts(self, parts: Sequence[TaskConfig]) -> TaskConfig:
-        """Returns a copy with some of the members; the architectures of their heads may differ from this
-        configuration's."""
+        """Returns a copy with only these members, whose heads may have other architectures than those of this
+        configuration."""
         return parts[0]
 
     def text_format(self, model: ModelConfig) -> str:
@@ -182,6 +182,7 @@ class TaskConfig(LearnedConfig):
 
     @property
     def typed_kind(self) -> str:
+        """The override that selects the kind."""
         return f"task.kind={self.kind}"
 
     def reads_file(self, file: PurePath) -> bool:
@@ -198,7 +199,7 @@ class TaskConfig(LearnedConfig):
 
     @property
     def head_form(self) -> str | None:
-        """How a whole text is encoded, if the task can choose; otherwise None."""
+        """How the head reduces a text to one vector, for kinds that have a choice; otherwise None."""
         return None
 
     @property
@@ -226,7 +227,7 @@ class TaskConfig(LearnedConfig):
             architecture(*self.architectures), "task", f"task={self.name} trains {kinds(self.architectures)}"
         )
         if self.writes_text:
-            reason = f"task={self.name} is scored by what the model writes, text by text"
+            reason = f"task={self.name} is scored on texts that the model generates, which works in one process only"
             yield Requirement(FORWARDS_OF_ONE_PROCESS, "task", reason, "use another task or head")
 
     def with_unstored_tensors(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -311,23 +312,22 @@ class PromptedConfig(TaskConfig):
     def template(self) -> str:
         return self.prompt.template or self.default_template
 
-    def unworded(self) -> Problem | None:
-        """Returns the error if rows cannot be turned into prompts, because of the columns that the template names;
-        otherwise None."""
+    def template_problem(self) -> Problem | None:
+        """Returns the error in the columns that the template names, or None."""
         if ANSWER in self.reads:
             return Problem(
                 "task.text",
                 f"task={self.name} reads a column called {ANSWER}, which is the answer's placeholder in a template",
                 f"rename it: task.aliases={{{ANSWER}: text}} task.text=[text]",
             )
-        named = placeholders(self.template)
-        if named == [ANSWER]:
+        columns = placeholders(self.template)
+        if columns == [ANSWER]:
             return Problem(
                 "task.prompt.template",
                 f"task.prompt.template={self.template!r} names no column to read",
                 f"name those of task={self.name}: {', '.join(f'{{{name}}}' for name in self.reads)}",
             )
-        for name in named:
+        for name in columns:
             if name not in (*self.reads, ANSWER):
                 close = nearest(name, self.reads)
                 return Problem(

@@ -147,7 +147,7 @@ class ClassificationConfig(PromptedConfig, WindowedConfig):
     def conflicts(self) -> Iterator[Problem]:
         yield from super().conflicts()
         if self.head == PROMPT:
-            problems = self.unworded(), self.ambiguous()
+            problems = self.template_problem(), self.ambiguous()
         else:
             problems = self._out_of_prompt(), self._ambiguous("label_words", self.written_labels)
         yield from (problem for problem in problems if problem is not None)

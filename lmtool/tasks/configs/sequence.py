@@ -129,21 +129,21 @@ class SequenceConfig(TaskConfig):
 
     def needs(self) -> Iterator[Requirement]:
         yield from super().needs()
-        typed = f"task.head={self.head}"
+        subject = f"task.head={self.head}"
         if self.head == TEXT_TO_TEXT and self.labels_as_text:
             hint = "use an encoder-decoder or a decoder: model=t5"
-            yield Requirement(_WRITES, "task.head", typed, hint)
+            yield Requirement(_WRITES, "task.head", subject, hint)
         elif self.head == PROMPT and self.fills_prompts:
-            yield Requirement(_FILLS_A_PLACE, "task.head", f"{typed} predicts a word within a text", "omit it")
+            yield Requirement(_FILLS_A_PLACE, "task.head", f"{subject} predicts a word within a text", "omit it")
             yield Requirement(
-                CONTEXT, "task.head", f"{typed} predicts from both sides of the context", "set task.head=paper"
+                CONTEXT, "task.head", f"{subject} predicts from both sides of the context", "set task.head=paper"
             )
             outputs = tuple(field for field in self.of_outputs if field not in self.of_summary)
             problem = self._meaningless(outputs, "applies to heads over the whole text", "reads one position")
             if problem is not None:
                 yield Requirement(_SCORES_WORDS, problem.key, problem.message, problem.hint)
         elif self.head == "transformers":
-            yield Requirement(TRANSFORMERS_CLASSIFIER, "task.head", typed, "set task.head=paper")
+            yield Requirement(TRANSFORMERS_CLASSIFIER, "task.head", subject, "set task.head=paper")
         if self.auxiliary_lm and not self.writes_text:
             reason = f"task.auxiliary_lm={self.auxiliary_lm:g} trains next-token prediction"
             yield Requirement(

@@ -45,8 +45,8 @@ def cell_text(cell: object) -> str:
 
 
 def _listing(names: Sequence[str]) -> str:
-    listed = ", ".join(names[:_SHOWN])
-    return listed if len(names) <= _SHOWN else f"{listed}, ... ({len(names)} in all)"
+    names_text = ", ".join(names[:_SHOWN])
+    return names_text if len(names) <= _SHOWN else f"{names_text}, ... ({len(names)} in all)"
 
 
 def is_unlabeled(values: Sequence[object]) -> bool:
@@ -88,9 +88,9 @@ def class_numbers(config: TaskConfig, labels: Sequence[str], values: Sequence[ob
     words = [text_of_label(value) for value in values]
     number = {name: index for index, name in enumerate(labels)}
     if not all(word in number for word in words):
-        counted = {str(index): index for index in range(len(labels))}
-        if sum(word in counted for word in words) > sum(word in number for word in words):
-            number = counted
+        numbers = {str(index): index for index in range(len(labels))}
+        if sum(word in numbers for word in words) > sum(word in number for word in words):
+            number = numbers
     for word, where in zip(words, origin, strict=True):
         if word not in number:
             raise unknown_label(config, labels, word, location(where))

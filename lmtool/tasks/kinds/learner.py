@@ -86,8 +86,8 @@ class TaskEvaluation(Evaluation):
 
 @dataclass(frozen=True)
 class TaskOutputs:
-    """The outputs for a batch, on the host. parts: the output of each document (`TaskLearner.parts`); None if an output
-    is not finite. scores: the losses and best predictions of the targets; None if the rows have no labels."""
+    """The outputs for a batch, on the host. parts: the output of each document, which is a part of a row; None if an
+    output is not finite. scores: the losses and best predictions of the targets; None if the rows have no labels."""
 
     parts: list[Label] | None
     scores: Scores | None = None
@@ -117,9 +117,9 @@ class TaskScorer(Scorer):
         return TaskOutputs(learner.parts(outputs, batch), scores)
 
     def take(self, batch: Batch, outputs: Any) -> None:
-        self.enter(batch, outputs)
+        self.add_outputs(batch, outputs)
 
-    def enter(self, batch: Batch, outputs: TaskOutputs, selected_N: np.ndarray | None = None) -> None:
+    def add_outputs(self, batch: Batch, outputs: TaskOutputs, selected_N: np.ndarray | None = None) -> None:
         """Adds the outputs for a batch. selected_N: (N,) bool, which documents to add; None: all."""
         if outputs.parts is None:
             raise NotFinite("predictions", batch)
@@ -143,9 +143,7 @@ class TaskScorer(Scorer):
         kind, rows, term = self.learner.kind, self.rows, self.learner.term
         expected, received = int(self.parts_N.sum()), self.finished_parts + sum(map(len, self.partial_rows.values()))
         if self.seen != expected or received != expected or self.predictions.missing:
-            raise RuntimeError(
-                f"{self.seen} parts of {len(rows)} rows were predicted; {received} of {expected} rows are complete"
-            )
+            raise RuntimeError(f"{self.seen} parts of {len(rows)} rows were predicted, {received} of {expected} parts")
         if self.calibrates and rows.labels is not None:
             self.learner.calibrate(rows, self.predictions)
         predictions = self.learner.decided(self.predictions)
@@ -194,7 +192,7 @@ class TaskLearner(BaseLearner):
     """
 
     predicts_rows = True
-    reads_text = False
+    reads_text = False  # it reads labeled rows, not the text of data=
     scores_tokens: bool = False
     scored_by: Callable[..., TaskScorer] = TaskScorer
     inspector_class: type[TaskInspector] = TaskInspector
@@ -219,7 +217,7 @@ class TaskLearner(BaseLearner):
         self.add_head(self.term, head)
 
     def pooled(self, hidden_TF: Tensor) -> Tensor:
-        """Returns (T, H): the inputs of a head that reads tokens."""
+        """Returns the states that a head of tokens reads, (T, `token_width`); some families pool each token."""
         return self.heads["pooler"](hidden_TF) if self.backbone.pooler_on_tokens else hidden_TF
 
     @property
@@ -228,7 +226,8 @@ class TaskLearner(BaseLearner):
         return self.backbone.config.dropout if self.config.dropout is None else self.config.dropout
 
     def head_rng(self, rng: DropoutRng | None, batch: Batch, at: Tensor | None = None) -> DropoutRng | None:
-        """Returns the dropout generator of the head. at: flat indices of the tokens that the head reads; None: all."""
+        """Returns the dropout generator of the head; for an encoder-decoder, that of its output side. at: flat indices
+        of the tokens that the head reads; None: all."""
         if rng is not None and batch.outputs is not None:
             rng = rng.for_outputs()
         return rng if rng is None or at is None else rng.rows(at)
@@ -335,7 +334,7 @@ class TaskLearner(BaseLearner):
     def samples(self, batch: Batch, n: int) -> list[JsonObject]:
         """Returns the first n texts of a batch as plain data: `text`, `gold`, `prediction` and `score`."""
         if batch.targets[self.term].at is not None:
-            return []  # a text has many labels, of which a part holds some
+            return []  # labels are per token, and a window has only some labels of a text
         parts, labels = self.parts(self.outputs(batch, 0), batch), self.labels(batch)
         documents = batch.inputs.tokens.split(list(batch.inputs.lengths))
         samples = []
@@ -359,15 +358,16 @@ class TaskLearner(BaseLearner):
         return self.kind.rows({**extra, **decoded}, origin, False)
 
     def takes_texts(self, count: int) -> bool:
-        """Whether it can score free texts: one or a pair, in place of the task's columns."""
+        """Whether the task can score `count` texts that the user types (1, or 2 for a pair) in place of its columns."""
         return not self.scores_tokens or count == len(self.reads)
 
     def examples_of_texts(self, texts: Sequence[tuple[str, ...]], max_length: int) -> Examples:
-        """Returns the examples of free texts or pairs, as many as `takes_texts` allows."""
-        known = len(self.reads) == len(texts[0])
-        names = self.reads if known else ("first", "second")[: len(texts[0])]
+        """Returns the examples of texts that the user types. Each tuple has a number of texts that `takes_texts`
+        accepts."""
+        has_all_columns = len(self.reads) == len(texts[0])
+        names = self.reads if has_all_columns else ("first", "second")[: len(texts[0])]
         rows = Rows.of_texts(**{name: [row[side] for row in texts] for side, name in enumerate(names)})
-        rows = self.read_rows(rows.columns, rows.origin) if known else rows
+        rows = self.read_rows(rows.columns, rows.origin) if has_all_columns else rows
         return self.examples(SplitData("sample", rows={self.config.name: rows}), max_length)
 
     def respond(self, rows: Rows, inference: Inference) -> Iterator[JsonObject]:

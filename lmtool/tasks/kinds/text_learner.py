@@ -175,14 +175,14 @@ class TextPairs(TaskExamples):
             return self.batch_of(self._inputs(rows_N), target, rows, examples, shifted(written, self.first_token))
         source_lengths = self.source_lengths[rows_N]
         texts = [(self.sources.read(rows_N, source_lengths), source_lengths), (target_ids, lengths)]
-        joined = assemble(self.template, texts)
+        arrays = assemble(self.template, texts)
         before = source_lengths + len(self.template.pieces[0]) + len(self.template.pieces[1])
-        predicted = joined.lengths - before
-        at = ragged_ranges(np.cumsum(joined.lengths) - predicted - 1, predicted)
-        packed = joined.packed()
+        predicted = arrays.lengths - before
+        at = ragged_ranges(np.cumsum(arrays.lengths) - predicted - 1, predicted)
+        packed = arrays.packed()
         if self.config.mask == "prefix":
             packed = replace(packed, prefixes=tuple(before.tolist()))
-        target = Target(torch.from_numpy(joined.tokens[at + 1]), at=torch.from_numpy(at))
+        target = Target(torch.from_numpy(arrays.tokens[at + 1]), at=torch.from_numpy(at))
         return self.batch_of(packed, target, rows, examples)
 
     def metadata(self) -> JsonObject:

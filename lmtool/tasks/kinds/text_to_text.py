@@ -35,10 +35,11 @@ _NUMBER = 16
 
 def sources(name: str, rows: Rows) -> list[str]:
     """Returns the rows as source texts: the task's name, then each column after its name, sorted by name."""
-    joined = [column for column in rows.columns if JOINED in column]
-    if joined:
+    joined_columns = [column for column in rows.columns if JOINED in column]
+    if joined_columns:
         raise UserError(
-            f"task.text names {joined[0]}; written labels need separate columns", "set task.head=text_to_text too"
+            f"task.text names {joined_columns[0]}; written labels need separate columns",
+            "set task.head=text_to_text too",
         )
     columns = [[f"{column}: {text}" for text in rows.columns[column]] for column in sorted(rows.columns)]
     return [" ".join([name, *cells]) for cells in zip(*columns, strict=True)]
@@ -85,8 +86,8 @@ class WrittenScorer(TaskScorer):
         invalid = Counter(text for text in column_of(predictions, "text") if self.learner.kind.parsed(text) is None)
         if not invalid:
             return warnings
-        counted = f"{invalid.total():,} of {len(predictions):,} written texts are not labels and count as wrong"
-        return (f"{counted}, such as {next(iter(invalid))[:40]!r}", *warnings)
+        warning = f"{invalid.total():,} of {len(predictions):,} written texts are not labels and count as wrong"
+        return (f"{warning}, such as {next(iter(invalid))[:40]!r}", *warnings)
 
 
 class TextToTextLearner(TextLearner):

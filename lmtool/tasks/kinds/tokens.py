@@ -106,11 +106,11 @@ class TokenClassification(TaskKind):
 
     def _named(self, sentences: list[list[object]]) -> list[list[str]]:
         """Returns the tags as texts. If all tags are class numbers, they are replaced by the class names."""
-        named = [[text_of_label(tag) for tag in tags] for tags in sentences]
-        tags_found, numbers = set(chain(*named)), {str(number): label for number, label in enumerate(self.classes)}
+        tag_names = [[text_of_label(tag) for tag in tags] for tags in sentences]
+        tags_found, numbers = set(chain(*tag_names)), {str(number): label for number, label in enumerate(self.classes)}
         if tags_found and not tags_found & set(self.classes) and tags_found <= numbers.keys():
-            return [[numbers[tag] for tag in tags] for tags in named]
-        return named
+            return [[numbers[tag] for tag in tags] for tags in tag_names]
+        return tag_names
 
     def _in_bio(self, sentences: list[list[str]], columns: Columns, origin: Origin) -> list[list[str]]:
         converted = []

@@ -290,7 +290,7 @@ def _checked(kind: TaskKind) -> str:
             f"task={kind.config.name} is of kind {kind.config.kind}, which has no prompts",
             f"lmtool finetune task={kind.config.name} trains a model for it",
         )
-    problem = kind.config.unworded()
+    problem = kind.config.template_problem()
     if problem is not None:
         raise UserError(problem.message, problem.hint)
     return kind.config.template

@@ -113,8 +113,8 @@ class Pattern:
         ids = self.tokenizer.encode(text).tolist()
         if first:
             return ids
-        letter, joined = (self.tokenizer.encode(start).tolist() for start in (_LETTER, _LETTER + text))
-        return joined[len(letter) :] if joined[: len(letter)] == letter else ids
+        letter, letter_and_text = (self.tokenizer.encode(start).tolist() for start in (_LETTER, _LETTER + text))
+        return letter_and_text[len(letter) :] if letter_and_text[: len(letter)] == letter else ids
 
 
 class PatternTexts:

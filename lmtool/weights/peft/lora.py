@@ -85,9 +85,9 @@ def lora_to_peft(tuned: TunedModel) -> tuple[JsonObject, dict[str, Tensor]]:
 
 @dataclass(frozen=True)
 class _Update:
-    """The update of a linear layer of transformers, or of one of lmtool's layers in it: scale B A. a_RI: A. b_OR: B.
-    scale: factor of B A. magnitude_O: DoRA's magnitudes of the outputs; None without DoRA. bias_O: PEFT's bias of B;
-    None without such a bias."""
+    """The update of a linear layer of transformers, or of one of lmtool's layers in it: the matrix scale * B @ A, which
+    is added to the weight. a_RI: A. b_OR: B. scale: the factor. magnitude_O: DoRA's magnitudes of the outputs; None
+    without DoRA. bias_O: PEFT's bias of B; None without such a bias."""
 
     a_RI: Tensor
     b_OR: Tensor
@@ -98,7 +98,7 @@ class _Update:
     def select(self, layer: LinearSlice) -> _Update:
         """Returns the update of one of lmtool's layers that the layer of transformers contains."""
         a_RI = self.a_RI.new_zeros(self.a_RI.shape)
-        a_RI[:, layer.columns_I] = self.a_RI
+        a_RI[:, layer.columns_I] = self.a_RI  # a permutation of the inputs
         magnitude_O = None if self.magnitude_O is None else self.magnitude_O[layer.rows_O]
         return _Update(a_RI, self.b_OR[layer.rows_O], self.scale, magnitude_O)
 
@@ -137,7 +137,7 @@ def lora_from_peft(settings: LoraSettings, tensors: Mapping[str, Tensor], base: 
         norm_O = torch.linalg.vector_norm(weight_OI, dim=1)
         for part in linear.parts:
             part_update = update.select(part)
-            # In joined layers, parts that do not change have no update here.
+            # A part of a joined layer gets an update only if the joined update changes it.
             if len(linear.parts) == 1 or part_update.changes(norm_O[part.rows_O]):
                 ours[part.name] = part_update
     if not ours:
@@ -148,10 +148,10 @@ def lora_from_peft(settings: LoraSettings, tensors: Mapping[str, Tensor], base: 
 def _with_one_rank(
     settings: LoraSettings, updates: Mapping[str, _Update], base: HFBase, changed: dict[str, Tensor]
 ) -> RestoredAdapter:
-    """Combines updates into one tuning method with the same rank and scale in all layers. settings: the adapter's
-    settings. updates: the updates by lmtool's names. Other layers with the same projection names get updates of zero.
-    base: the base model. changed: tensors of the base into which other updates were merged, under transformers'
-    names."""
+    """Combines updates into one tuning method with the same rank and scale in all layers. A layer without an update
+    gets an update of zero if its projection (q_proj, ...) occurs in `updates`. settings: the adapter's settings.
+    updates: the updates by lmtool's names. base: the base model. changed: tensors of the base into which other updates
+    were merged, under transformers' names."""
     rank = max(len(update.a_RI) for update in updates.values())
     scale = max(update.scale for update in updates.values())
     projections = sorted({name.rpartition(".")[2] for name in updates})
