@@ -160,10 +160,9 @@ def _new(config: InspectPositionsConfig) -> Iterator[PositionMaps]:
     known = names(GROUP)
     head_width, remainder = divmod(config.hidden_size, config.num_heads)
     if remainder or (head_width % 2 and "rotary" in config.kinds):
-        even = ", which rotary positions need to be even" if "rotary" in config.kinds else ""
+        required = "a whole, even number" if "rotary" in config.kinds else "a whole number"
         raise UserError(
-            f"hidden_size={config.hidden_size} divided by num_heads={config.num_heads} is the width of a head{even}: "
-            f"{config.hidden_size / config.num_heads:g}",
+            f"hidden_size={config.hidden_size} / num_heads={config.num_heads}, the width of a head, must be {required}",
             f"set hidden_size={16 * config.num_heads}",
         )
     sizes = PositionSizes(config.length, config.hidden_size, config.num_heads, head_width, config.causal)
