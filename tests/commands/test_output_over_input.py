@@ -47,7 +47,7 @@ def test_an_output_over_an_input_is_refused(words, files, capsys):
 
 def test_a_new_file_next_to_the_input_and_an_older_output_are_not_refused(files, capsys):
     for _ in range(2):
-        assert main(["check", "task=data", "task.kind=classification", "output=data/findings.jsonl"]) in (0, 3)
+        assert main(["check", "task=data", "task.kind=classification", "output=data/dev_findings.jsonl"]) in (0, 3)
         assert "would replace" not in capsys.readouterr().err
-    Path("data/findings.jsonl").unlink()
+    Path("data/dev_findings.jsonl").unlink()
     assert {path: path.read_text() for path in files} == files

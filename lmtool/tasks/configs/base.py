@@ -42,8 +42,8 @@ ClassMetrics = Annotated[
     Field(min_length=1, description="accuracy, f1 (the second label is the positive class), macro_f1, matthews"),
 ]
 
-_SPLIT = re.compile("train|dev|val|test")
-"""The beginning of the names of split files."""
+_SPLIT = re.compile("(train|test|dev|devel|development|val|valid|validation)(_matched|_mismatched)?")
+"""The usual names of split files, without suffix."""
 JOINED = "+"
 """Joins the names of columns that are read as one text."""
 
@@ -188,8 +188,10 @@ class TaskConfig(LearnedConfig):
     def reads_file(self, file: PurePath) -> bool:
         """Whether the task reads an existing file, given by its real path: a file at its path, or in a folder there a
         file named after a split."""
-        is_split = _SPLIT.match(file.stem.lower()) is not None
-        paths = ((part.path, is_split or file.stem in part.files) for part in self.parts())
+        is_split = _SPLIT.fullmatch(file.stem.lower()) is not None
+        paths = (
+            (part.path, is_split or file.stem in (*part.files, *part.validation, *part.test)) for part in self.parts()
+        )
         return any(contains(path, file, in_folder) for path, in_folder in paths if path is not None)
 
     @property
