@@ -381,7 +381,7 @@ def test_a_bare_model_with_two_tables(place: Path, capsys: pytest.CaptureFixture
         ("bart", "config.json", {"decoder_start_token_id": 0}, "decoder_start_token_id=0; model=bart has 2"),
         ("bert", "tokenizer_config.json", {"model_input_names": ["input_ids"]}, "a pair are in one segment"),
         ("bert", "config.json", {"id2label": {"1": "a", "2": "b"}}, "does not number the labels"),
-        ("bert", "config.json", {"id2label": {"0": "a", "1": "a"}}, "two different names"),
+        ("bert", "config.json", {"id2label": {"0": "a", "1": "a"}}, "two or more names are needed"),
         ("bert", "config.json", {"id2label": {"0": "a", "1": "b", "2": "c"}}, "is (2, 36), the model has (3, 36)"),
     ],
 )  # fmt: skip

@@ -23,7 +23,7 @@ FINETUNE = ("finetune", "model=bert_tiny", "checkpoint=none", "task=sst2")
         ((*FINETUNE, "tuning/regularization=mixout"), "tuning with mixout tracks single weights"),
         ((*FINETUNE, "tuning/schedule=gradual_unfreezing"), "tuning with gradual_unfreezing tracks"),
         ((*FINETUNE, "forgetting=somewhere.txt"), "forgetting= compares the weights"),
-        (("finetune", "model=t5_tiny", "checkpoint=none", "task=xsum"), "is scored by what the model writes"),
+        (("finetune", "model=t5_tiny", "checkpoint=none", "task=xsum"), "is scored on texts that the model generates"),
     ],
 )
 def test_what_cannot_be_cut_is_refused(typed, message, tmp_path, monkeypatch, capsys):
