@@ -35,15 +35,15 @@ def run(config: CheckConfig) -> JsonObject:
     length_of, unit = _lengths(config)
     summaries: JsonObject = {}
     if config.task is not None:
-        for part in config.task.parts():
-            data, problems = read_valid_rows(part, config.seed, config.cache_dir, config.offline)
+        for member in config.task.member_configs():
+            data, problems = read_valid_rows(member, config.seed, config.cache_dir, config.offline)
             summary: JsonObject = {"failing": [problem.message for problem in problems], "splits": {}}
             if data is not None:
                 limits = (config.max_length, config.listed, config.seed, output.stage)
                 splits = findings(data, config.near, length_of, *limits)
                 metadata = {"warnings": data.metadata.get("warnings", []), "source": data.metadata.get("source")}
                 summary = {**metadata, **summary, "splits": splits}
-            summaries[part.name] = summary
+            summaries[member.name] = summary
     elif config.data is not None:
         summaries[config.data.name] = _text(config, config.data, length_of, output)
     long = config.max_length if unit == "tokens" else None

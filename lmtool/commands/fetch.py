@@ -124,13 +124,17 @@ def needs_of(config: TrainingConfig, output: Output) -> Iterator[Need]:
     if "://" in path:
         yield Need(f"tokenizer.path={path}", lambda offline: tokenizer_folder(path, offline).iterdir())
     if isinstance(config, FinetuneConfig):
-        tasks = tuple(suite.tasks_of_suite(config.task)) if isinstance(config.task, GlueConfig) else config.task.parts()
+        tasks = (
+            tuple(suite.tasks_of_suite(config.task))
+            if isinstance(config.task, GlueConfig)
+            else config.task.member_configs()
+        )
         yield from _tasks(config, tasks)
         return
     for form in config.forms:
         yield from _tasks(config, tasks_of(form.objective))
         if isinstance(form.data, TaskTextConfig):
-            yield from _tasks(config, form.data.task.parts())
+            yield from _tasks(config, form.data.task.member_configs())
         elif isinstance(form.data, HubConfig):
             yield _hub_text(config, form.data, output)
         elif form.data.downloads:

@@ -165,7 +165,7 @@ def _disagreements(section: str, value: JsonObject, saved: object, choice: Choic
     if saved.get(choice.key) != values.get(choice.key):
         differing = [choice.key]
     else:
-        free = config_class.free_fields
+        free = config_class.adjustable_fields
         saved_values = {name: field.get_default() for name, field in config_class.model_fields.items()} | saved
         differing = [
             key

@@ -24,7 +24,7 @@ class Auto:
     sources: "checkpoint" or "teacher" (the section of that name in their saved configuration), "SECTION.METHOD.KEYS" (a
     method of another, already resolved section, and the keys of its result), or the data of a section.
     hint: the hint of the error if no source exists. implied: a null section, or one without a name, counts as `auto`.
-    agrees: a typed section must be equal to the checkpoint's, except for the `free_fields` of its class.
+    agrees: a typed section must be equal to the checkpoint's, except for the `adjustable_fields` of its class.
     """
 
     sources: tuple[str | JsonObject, ...]
@@ -76,7 +76,7 @@ class Config(BaseModel):
     """For commands: the sources of each section that may be `auto`."""
     overlays: ClassVar[tuple[str, ...]] = ()
     """For commands: groups that only set values of other sections."""
-    free_fields: ClassVar[tuple[str, ...]] = ()
+    adjustable_fields: ClassVar[tuple[str, ...]] = ()
     """For components: fields that may differ from a checkpoint's."""
     descriptions: ClassVar[dict[str, str]] = {}
     """More specific descriptions of inherited fields."""

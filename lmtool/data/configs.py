@@ -240,7 +240,7 @@ class MixtureTextConfig(DataConfig):
     def filled(cls, data: dict[str, object]) -> dict[str, object]:
         return with_member_values(data)
 
-    def parts(self) -> dict[str, DataConfig]:
+    def member_configs(self) -> dict[str, DataConfig]:
         """Returns the members by title."""
         common = {
             name: value for name in ("documents", "validation_fraction") if (value := getattr(self, name)) is not None
@@ -248,7 +248,7 @@ class MixtureTextConfig(DataConfig):
         return {title_of(member): _section(member).model_copy(update=common) for member in self.members}
 
     def reads_file(self, file: PurePath) -> bool:
-        return any(part.reads_file(file) for part in self.parts().values())
+        return any(member.reads_file(file) for member in self.member_configs().values())
 
     def fractions(self) -> tuple[float, ...] | None:
         """Returns the weights, normalized to a sum of 1; None if there are none."""

@@ -174,7 +174,7 @@ class MixtureSource:
     ):
         self.config, self.fractions = config, config.fractions()
         self.members: dict[str, Source] = {}
-        for title, part in config.parts().items():
+        for title, part in config.member_configs().items():
             with _named(title, part):
                 self.members[title] = open_source(part, cache_dir, progress, offline)
         for (first, source), (second, other) in combinations(self.members.items(), 2):

@@ -37,7 +37,7 @@ class Mixed(Protocol):
     members_key: ClassVar[str]
     repeats: ClassVar[bool]
 
-    def parts(self) -> tuple[Member, ...]: ...
+    def member_configs(self) -> tuple[Member, ...]: ...
 
     def fractions(self) -> tuple[float, ...]: ...
 
@@ -79,7 +79,7 @@ class LearnedConfig(Component):
 
     architectures: ClassVar[tuple[str, ...]] = ()
     """The architectures of the models that can be trained: encoder, decoder, encoder_decoder, bidirectional_lm."""
-    of_rows_with_labels: ClassVar[bool] = False
+    reads_labeled_rows: ClassVar[bool] = False
     """Whether this is a task, which is learned from rows with labels."""
     has_classes: ClassVar[bool] = False
     """Whether there is a field `labels` with the names of classes."""
@@ -90,11 +90,11 @@ class LearnedConfig(Component):
         return self.name
 
     @property
-    def typed_kind(self) -> str:
+    def kind_setting(self) -> str:
         """The override that selects this kind of task or objective."""
         return self.typed
 
-    def parts(self) -> tuple[LearnedConfig, ...]:
+    def member_configs(self) -> tuple[LearnedConfig, ...]:
         """Returns the members of a mixture; any other objective or task returns only itself."""
         return (self,)
 
@@ -104,7 +104,7 @@ class LearnedConfig(Component):
         return False
 
     @property
-    def of_rows(self) -> bool:
+    def predicts_rows(self) -> bool:
         """Whether there is one prediction per row, which does not depend on how the row is tokenized."""
         return False
 
@@ -140,12 +140,14 @@ class LearnedConfig(Component):
 
 # --- offers of objectives and tasks -------------------------------------------------------------------------------
 
-A_TASK: Offer[LearnedConfig] = Offer("learned", lambda learned: learned.of_rows_with_labels, "is not a task")
+A_TASK: Offer[LearnedConfig] = Offer("learned", lambda learned: learned.reads_labeled_rows, "is not a task")
 """A task instead of a pretraining objective."""
 ONE_TASK: Offer[LearnedConfig] = Offer(
     "learned",
-    lambda learned: learned.of_rows_with_labels and [*learned.parts()] == [learned],
-    lambda learned: f"{learned.typed} is a mixture" if len(learned.parts()) > 1 else f"{learned.name} is not a task",
+    lambda learned: learned.reads_labeled_rows and [*learned.member_configs()] == [learned],
+    lambda learned: (
+        f"{learned.typed} is a mixture" if len(learned.member_configs()) > 1 else f"{learned.name} is not a task"
+    ),
 )
 """A single task instead of a mixture of tasks."""
 ONE_DOMAIN: Offer[LearnedConfig] = Offer(
@@ -155,7 +157,7 @@ ONE_DOMAIN: Offer[LearnedConfig] = Offer(
 LABELS: Offer[LearnedConfig] = Offer(
     "task",
     lambda task: task.has_classes,
-    lambda task: f"{task.typed_kind} has no labels",
+    lambda task: f"{task.kind_setting} has no labels",
     wording="{reason}: {lacking}",
 )
 """Classes with names."""
@@ -163,7 +165,7 @@ NO_TEXTS: Offer[LearnedConfig] = Offer("learned", lambda learned: not learned.wr
 """Predictions that do not come from a language-model head."""
 TEXTS: Offer[LearnedConfig] = Offer(
     "learned",
-    lambda learned: learned.of_rows_with_labels and learned.learns_texts,
+    lambda learned: learned.reads_labeled_rows and learned.learns_texts,
     lambda learned: f"{learned.name} has none",
 )
 """A task whose targets are texts."""
@@ -239,18 +241,17 @@ class ObjectiveConfig(LearnedConfig):
         """Builds the learner. arguments: the backbone, the tokenizer and the seed."""
         return build(self, *arguments)
 
-    def parts(self) -> tuple[ObjectiveConfig, ...]:
+    def member_configs(self) -> tuple[ObjectiveConfig, ...]:
         """Returns the members of a mixture; any other objective returns only itself."""
         return (self,)
 
-    def with_parts(self, parts: tuple[ObjectiveConfig, ...]) -> ObjectiveConfig:
-        """Returns a copy whose members are replaced. parts: the new configuration of each member, in the same order."""
-        return parts[0]
+    def replace_members(self, members: tuple[ObjectiveConfig, ...]) -> ObjectiveConfig:
+        """Returns a copy with these members, which are new configurations of its own, in their order."""
+        return members[0]
 
-    def of_parts(self, parts: Sequence[ObjectiveConfig]) -> ObjectiveConfig:
-        """Returns a copy that has only some of the members. parts: the configurations of these members, which may be
-        modified."""
-        return parts[0]
+    def select_members(self, members: Sequence[ObjectiveConfig]) -> ObjectiveConfig:
+        """Returns a copy that has only these members. members: some of its members, possibly modified."""
+        return members[0]
 
     @property
     def token_fractions(self) -> dict[str, float]:
@@ -296,21 +297,21 @@ class MixtureConfig(ObjectiveConfig):
 
     def needs(self) -> Iterator[Requirement]:
         """Yields the requirement of the mixture itself; the matcher (`resolver/matcher.py`) also checks each member."""
-        yield from one_forward("objective", [part.title for part in self.parts()])
+        yield from one_forward("objective", [member.title for member in self.member_configs()])
 
-    def parts(self) -> tuple[ObjectiveConfig, ...]:
+    def member_configs(self) -> tuple[ObjectiveConfig, ...]:
         """Returns the configurations of the members."""
         choice = Choice("objective")
         members = (choice.validate({"name": member} if isinstance(member, str) else member) for member in self.members)
         return tuple(member for member in members if isinstance(member, ObjectiveConfig))
 
-    def with_parts(self, parts: tuple[ObjectiveConfig, ...]) -> MixtureConfig:
-        return self.model_copy(update={"members": tuple(part.model_dump(mode="json") for part in parts)})
+    def replace_members(self, members: tuple[ObjectiveConfig, ...]) -> MixtureConfig:
+        return self.model_copy(update={"members": tuple(member.model_dump(mode="json") for member in members)})
 
-    def of_parts(self, parts: Sequence[ObjectiveConfig]) -> MixtureConfig:
-        by_title = dict(zip((part.title for part in self.parts()), self.weights or (), strict=False))
-        weights = tuple(by_title[part.title] for part in parts) if by_title else None
-        return self.with_parts(tuple(parts)).model_copy(update={"weights": weights})
+    def select_members(self, members: Sequence[ObjectiveConfig]) -> MixtureConfig:
+        by_title = dict(zip((member.title for member in self.member_configs()), self.weights or (), strict=False))
+        weights = tuple(by_title[member.title] for member in members) if by_title else None
+        return self.replace_members(tuple(members)).model_copy(update={"weights": weights})
 
     def fractions(self) -> tuple[float, ...]:
         """Returns the weights of the members, scaled so that their sum is 1."""
@@ -321,13 +322,14 @@ class MixtureConfig(ObjectiveConfig):
     def predicted_fraction(self) -> float:
         return sum(
             fraction * member.predicted_fraction
-            for fraction, member in zip(self.fractions(), self.parts(), strict=True)
+            for fraction, member in zip(self.fractions(), self.member_configs(), strict=True)
         )
 
     @property
     def token_fractions(self) -> dict[str, float]:
         weighted = [
-            (weight, member.token_fractions) for weight, member in zip(self.fractions(), self.parts(), strict=True)
+            (weight, member.token_fractions)
+            for weight, member in zip(self.fractions(), self.member_configs(), strict=True)
         ]
         names = {name for _, fractions in weighted for name in fractions}
         return {
@@ -337,7 +339,7 @@ class MixtureConfig(ObjectiveConfig):
     @model_validator(mode="after")
     def _members_fit(self) -> MixtureConfig:
         try:
-            members = self.parts()
+            members = self.member_configs()
         except (ValidationError, PydanticCustomError) as error:
             raise ValueError(f"members: {member_problem(error, names('objective'))}") from error
         titles = [member.title for member in members]

@@ -56,7 +56,7 @@ class Mixture(BaseLearner):
 
     def __init__(self, config: Mixed, backbone: Backbone, tokenizer: Tokenizer, seed: int):
         super().__init__(cast(Config, config), backbone, tokenizer, seed)
-        learners = {member.title: member.learner(backbone, tokenizer, seed) for member in config.parts()}
+        learners = {member.title: member.learner(backbone, tokenizer, seed) for member in config.member_configs()}
         self.fractions = dict(zip(learners, config.fractions(), strict=True))
         self.weights = {
             term_of(name, term): self.fractions[name] * weight

@@ -216,10 +216,10 @@ class StatefulBackbone(Protocol):
 
 
 @runtime_checkable
-class Remembers(Protocol):
+class AdjustableMemory(Protocol):
     """A backbone whose state is a memory of adjustable length."""
 
-    def remember(self, tokens: int) -> None:
+    def set_memory_length(self, tokens: int) -> None:
         """Sets the number of tokens before a segment that the memory holds in evaluation."""
 
 

@@ -82,7 +82,7 @@ class ModelConfig(Component):
     """Fields of `SequenceForm` that differ in transformers' class for classification; None if it has no such class."""
     token_states: ClassVar[Literal["inputs", "outputs"] | None] = "inputs"
     """Side of a batch whose states are used for token classification; None if the family does not support it."""
-    sees_prefixes: ClassVar[bool] = True
+    supports_prefix_attention: ClassVar[bool] = True
     """Whether the first tokens of a text may attend to each other in a decoder; false for recurrent models."""
     query_stream: ClassVar[bool] = False
     """Whether it has a query stream, which predicts tokens without attending to them, for permutation LM."""
@@ -92,7 +92,7 @@ class ModelConfig(Component):
     """Whether its linear layers and norms have biases."""
     start_role: ClassVar[str | None] = None
     """Role of the decoder's start token in an encoder-decoder."""
-    free_fields: ClassVar[tuple[str, ...]] = ("dropout", "initializer_std")
+    adjustable_fields: ClassVar[tuple[str, ...]] = ("dropout", "initializer_std")
     """Fields that may differ from a checkpoint's, because they do not change shapes."""
 
     name: str = Field(description="Model family.")
@@ -136,7 +136,7 @@ class ModelConfig(Component):
         return False
 
     @property
-    def even_states(self) -> bool:
+    def has_uniform_width(self) -> bool:
         """Whether the hidden states after the embedding and after all layers have the same width."""
         return True
 
@@ -218,7 +218,7 @@ class ModelConfig(Component):
 class TransformerConfig(ModelConfig):
     """Base class of transformers: with attention heads, feed-forward layers, positions and norms."""
 
-    free_fields: ClassVar[tuple[str, ...]] = (*ModelConfig.free_fields, "attention_dropout", "norm_epsilon")
+    adjustable_fields: ClassVar[tuple[str, ...]] = (*ModelConfig.adjustable_fields, "attention_dropout", "norm_epsilon")
     position_kinds: ClassVar[tuple[str, ...] | None] = None
     """Kinds of positions that the family supports; None for all."""
 
@@ -323,7 +323,7 @@ def number_of_layers(layers: int) -> Offer[ModelConfig]:
 CONTEXT: Offer[ModelConfig] = Offer("model", lambda model: model.contextual, "reads each word by itself")
 SINGLE_TOKENS: Offer[ModelConfig] = Offer("model", lambda model: not model.contextual, "reads the tokens around each")
 PREFIXES: Offer[ModelConfig] = Offer(
-    "model", lambda model: model.architecture != "decoder" or model.sees_prefixes, "reads in turn"
+    "model", lambda model: model.architecture != "decoder" or model.supports_prefix_attention, "reads in turn"
 )
 QUERY_STREAM: Offer[ModelConfig] = Offer("model", lambda model: model.query_stream, "has none")
 STACK: Offer[ModelConfig] = Offer("model", lambda model: bool(model.depths), "has none")
@@ -332,7 +332,7 @@ LAYERS_OF_EACH_DEPTH: Offer[ModelConfig] = Offer(
     "model", lambda model: not model.shares_layers, "has one layer, applied at every depth"
 )
 STATES_OF_ONE_WIDTH: Offer[ModelConfig] = Offer(
-    "model", lambda model: model.even_states, "has states of several widths"
+    "model", lambda model: model.has_uniform_width, "has states of several widths"
 )
 BIASES: Offer[ModelConfig] = Offer("model", lambda model: model.has_biases, "has none")
 GATE: Offer[ModelConfig] = Offer("model", lambda model: model.gated, "has no gate in its feed-forward part")
@@ -353,7 +353,7 @@ class BertConfig(SegmentedConfig):
 
     hf_model_type: ClassVar[str | None] = "bert"
 
-    free_fields: ClassVar[tuple[str, ...]] = (*SegmentedConfig.free_fields, "lowercase")
+    adjustable_fields: ClassVar[tuple[str, ...]] = (*SegmentedConfig.adjustable_fields, "lowercase")
 
     name: Literal["bert"] = Field("bert", description="BERT.")
     lowercase: bool = Field(True, description="whether tokenizer=auto lowercases text (as in the uncased models)")

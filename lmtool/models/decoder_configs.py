@@ -125,10 +125,11 @@ class TransformerXlConfig(TransformerConfig):
     architecture: ClassVar[Literal["encoder", "decoder", "encoder_decoder"]] = "decoder"
     text_format: ClassVar[str] = "gpt"
     summary: ClassVar[Literal["pooled_first", "first", "last", "mean"]] = "last"
-    sees_prefixes: ClassVar[bool] = False
+    supports_prefix_attention: ClassVar[bool] = False
     position_kinds: ClassVar[tuple[str, ...] | None] = ("none",)
-    free_fields: ClassVar[tuple[str, ...]] = (
-        *TransformerConfig.free_fields, "memory_length", "evaluation_memory_length", "clamp_distance", "same_length"
+    adjustable_fields: ClassVar[tuple[str, ...]] = (
+        *TransformerConfig.adjustable_fields,
+        "memory_length", "evaluation_memory_length", "clamp_distance", "same_length",
     )  # fmt: skip
 
     name: Literal["transformer_xl"] = Field("transformer_xl", description="Transformer-XL.")

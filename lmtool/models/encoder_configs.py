@@ -106,7 +106,11 @@ class ModernbertConfig(TransformerConfig):
     hf_model_type: ClassVar[str | None] = "modernbert"
 
     transformers_form: ClassVar[FormFields | None] = {}
-    free_fields: ClassVar[tuple[str, ...]] = (*TransformerConfig.free_fields, "max_positions", "classifier_pooling")
+    adjustable_fields: ClassVar[tuple[str, ...]] = (
+        *TransformerConfig.adjustable_fields,
+        "max_positions",
+        "classifier_pooling",
+    )
     has_biases: ClassVar[bool] = False
 
     name: Literal["modernbert"] = Field("modernbert", description="ModernBERT.")
@@ -250,7 +254,11 @@ class XlnetConfig(TransformerConfig):
     text_format: ClassVar[str] = "xlnet"
     summary: ClassVar[Summary] = "pooled_last"
     transformers_form: ClassVar[FormFields | None] = {}
-    free_fields: ClassVar[tuple[str, ...]] = (*TransformerConfig.free_fields, "max_positions", "memory_length")
+    adjustable_fields: ClassVar[tuple[str, ...]] = (
+        *TransformerConfig.adjustable_fields,
+        "max_positions",
+        "memory_length",
+    )
     query_stream: ClassVar[bool] = True
 
     name: Literal["xlnet"] = Field("xlnet", description="XLNet.")

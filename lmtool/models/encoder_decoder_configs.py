@@ -109,7 +109,7 @@ class T5Config(TwoTransformersConfig):
 class PostNormConfig(TwoTransformersConfig):
     """Base class of models with biases, and with norms after the sublayers."""
 
-    free_fields: ClassVar[tuple[str, ...]] = (*TwoTransformersConfig.free_fields, "activation_dropout")
+    adjustable_fields: ClassVar[tuple[str, ...]] = (*TwoTransformersConfig.adjustable_fields, "activation_dropout")
 
     activation_dropout: float = Field(0.0, ge=0, lt=1, description="dropout rate inside the feed-forward block")
     norm_epsilon: float = Field(1e-5, gt=0)

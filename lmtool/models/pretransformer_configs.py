@@ -21,7 +21,7 @@ class LstmConfig(ModelConfig):
     architecture: ClassVar[Literal["encoder", "decoder", "encoder_decoder"]] = "decoder"
     text_format: ClassVar[str] = "gpt"
     summary: ClassVar[Summary] = "last"
-    sees_prefixes: ClassVar[bool] = False
+    supports_prefix_attention: ClassVar[bool] = False
 
     name: Literal["lstm"] = Field("lstm", description="An LSTM language model.")
     num_layers: Layers = Field(1, description="LSTM layers")
@@ -44,7 +44,7 @@ class LstmConfig(ModelConfig):
         return True
 
     @property
-    def even_states(self) -> bool:
+    def has_uniform_width(self) -> bool:
         return self.embedding_size == self.hidden_size
 
     @property
@@ -82,7 +82,7 @@ class RnnAttentionConfig(EncoderDecoderConfig):
         return True
 
     @property
-    def even_states(self) -> bool:
+    def has_uniform_width(self) -> bool:
         return False
 
     @property
@@ -107,8 +107,8 @@ class ElmoConfig(ModelConfig):
     architecture: ClassVar[Literal["encoder", "decoder", "encoder_decoder", "bidirectional_lm"]] = "bidirectional_lm"
     text_format: ClassVar[str] = "gpt"
     summary: ClassVar[Literal["pooled_first", "first", "last", "mean"]] = "mean"
-    free_fields: ClassVar[tuple[str, ...]] = (
-        *ModelConfig.free_fields, "max_positions", "cell_clip", "projection_clip"
+    adjustable_fields: ClassVar[tuple[str, ...]] = (
+        *ModelConfig.adjustable_fields, "max_positions", "cell_clip", "projection_clip"
     )  # fmt: skip
 
     name: Literal["elmo"] = Field("elmo", description="ELMo.")
@@ -156,7 +156,7 @@ class WordVectorsConfig(ModelConfig):
     text_format: ClassVar[str] = "plain"
     summary: ClassVar[Summary] = "mean"
     contextual: ClassVar[bool] = False
-    free_fields: ClassVar[tuple[str, ...]] = (*ModelConfig.free_fields, "max_positions")
+    adjustable_fields: ClassVar[tuple[str, ...]] = (*ModelConfig.adjustable_fields, "max_positions")
 
     name: Literal["word_vectors"] = Field("word_vectors", description="Static word vectors.")
     vocab_size: Vocabulary = 692_000
@@ -180,7 +180,7 @@ class CnnConfig(ModelConfig):
     """A convolutional network over windows of words (Collobert et al. 2011; Kim 2014). Defaults: Kim's."""
 
     summary: ClassVar[Summary] = "max"
-    free_fields: ClassVar[tuple[str, ...]] = (*ModelConfig.free_fields, "max_positions")
+    adjustable_fields: ClassVar[tuple[str, ...]] = (*ModelConfig.adjustable_fields, "max_positions")
 
     name: Literal["cnn"] = Field("cnn", description="A convolutional network over windows of words.")
     vocab_size: Vocabulary = 30_000

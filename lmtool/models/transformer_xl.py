@@ -84,7 +84,7 @@ class TransformerXl(Decoder):
         """F, the length of the memory, which differs between training and evaluation."""
         return self.config.memory_length if self.training else self.config.evaluated_memory
 
-    def remember(self, tokens: int) -> None:
+    def set_memory_length(self, tokens: int) -> None:
         self.config = self.config.model_copy(update={"evaluation_memory_length": tokens})
 
     def initial_state(self, lanes: int) -> State:

@@ -85,7 +85,7 @@ class Xlnet(Encoder):
         """F: the memory's length."""
         return self.config.memory_length
 
-    def remember(self, tokens: int) -> None:
+    def set_memory_length(self, tokens: int) -> None:
         if not self.memory_length:
             raise UserError("it was trained with model.memory_length=0, and keeps nothing", "omit memory_length=")
         self.config = self.config.model_copy(update={"memory_length": tokens})

@@ -53,7 +53,7 @@ def fits(learned: LearnedConfig, model: ModelConfig, roles: Roles) -> bool:
     unknown, so they are not compared."""
     if roles is not None and missing_token(tokens_around(model), roles) is not None:
         return False
-    return not any(True for part in learned.parts() for _ in unmet(part, model=model, roles=roles))
+    return not any(True for member in learned.member_configs() for _ in unmet(member, model=model, roles=roles))
 
 
 # The pairs of sections that are compared. Only the first problem of a pair is reported.
@@ -81,7 +81,7 @@ def match(command: type[Config], section: str, *keys: str, others: SectionsOf | 
 
 
 def _incompatibilities(section: str, component: Component, others: JsonObject) -> Iterator[Problem]:
-    parts = component.parts() if isinstance(component, LearnedConfig) else (component,)
+    parts = component.member_configs() if isinstance(component, LearnedConfig) else (component,)
     for part in (component, *(part for part in parts if part is not component)):
         for need, other in unmet(part, **others):
             problem = _worded(section, component, part, need.problem(other))
@@ -122,7 +122,7 @@ def _conflicts(section: str, command: type[Config]) -> None:
     """Registers a rule that checks a section, or every member of a mixture, for contradictions within it."""
 
     def check(component: Component) -> Iterator[Problem]:
-        parts = component.parts() if isinstance(component, LearnedConfig) else (component,)
+        parts = component.member_configs() if isinstance(component, LearnedConfig) else (component,)
         for part in (component, *(part for part in parts if part is not component)):
             yield from (_worded(section, component, part, problem) for problem in part.conflicts())
 
@@ -164,16 +164,16 @@ def require_tokens_of_objective(
     roles = tokenizer.roles
     if roles is None or missing_token(tokens_around(model), roles) is not None:
         return  # reported by require_tokens_of_text_format
-    if any(True for part in objective.parts() for _ in unmet(part, model=model)):
+    if any(True for member in objective.member_configs() for _ in unmet(member, model=model)):
         return
-    for part in objective.parts():
-        missing = missing_token(part.needs(), roles)
+    for member in objective.member_configs():
+        missing = missing_token(member.needs(), roles)
         if missing is not None:
             overrides = ["tokenizer=auto"] if fits(objective, model, _suggested_roles(model)) else []
             overrides += [*_other_objective(objective, model, roles), *_other_model(objective, roles)]
             hint = f"set {' or '.join(overrides)}" if overrides else None
             problem = Problem("objective", f"tokenizer={tokenizer.name} {missing}", hint)
-            yield _worded("objective", objective, part, problem)
+            yield _worded("objective", objective, member, problem)
             return
 
 
@@ -220,7 +220,7 @@ def _other_objective(objective: ObjectiveConfig, model: ModelConfig, roles: Role
         return [f"objective={name}" for name in fitting[:1]]
     legal = [
         (_written(member), part.name)
-        for member, part in zip(objective.members, objective.parts(), strict=True)
+        for member, part in zip(objective.members, objective.member_configs(), strict=True)
         if fits(part, model, roles)
     ]
     names = {name for _, name in legal}

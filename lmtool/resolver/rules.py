@@ -227,10 +227,11 @@ def require_one_run_folder(name: str | None, run_dir: str | None) -> Iterator[Pr
 @rule(FinetuneConfig, "task")
 def require_task_data(task: TaskConfig) -> Iterator[Problem]:
     """Every task has labeled data."""
-    for part in (part for part in task.parts() if len(task.parts()) > 1 and not part.has_data):
-        message = f"the member {part.name} of task.members has no data by default"
-        yield Problem(f"task.with.{part.name}.path", message, f"set task.with.{part.name}.path=FOLDER")
-    if len(task.parts()) == 1 and not task.has_data:
+    members = task.member_configs()
+    for member in (member for member in members if len(members) > 1 and not member.has_data):
+        message = f"the member {member.name} of task.members has no data by default"
+        yield Problem(f"task.with.{member.name}.path", message, f"set task.with.{member.name}.path=FOLDER")
+    if len(members) == 1 and not task.has_data:
         message = f"missing required value: task.path; task {task.name} has no data by default"
         yield Problem("task.path", message, "set task.path=FOLDER, or a file to train on")
 
@@ -250,7 +251,7 @@ def require_objective_task_data(objective: ObjectiveConfig) -> Iterator[Problem]
 @rule(TokenizerCommandConfig, "data")
 def require_task_texts(data: DataConfig) -> Iterator[Problem]:
     """A task that is used as a text source must have data."""
-    parts = data.task.parts() if isinstance(data, TaskTextConfig) else ()
+    parts = data.task.member_configs() if isinstance(data, TaskTextConfig) else ()
     for task in (task for task in parts if not task.has_data):
         message = f"data.task={task.name} has no data by default"
         yield Problem("data.task.path", message, "set data.task.path=FOLDER, or a file")
@@ -259,10 +260,10 @@ def require_task_texts(data: DataConfig) -> Iterator[Problem]:
 @rule(FinetuneConfig, "task", "model", "max_length")
 def require_length_for_source(task: TaskConfig, model: ModelConfig, max_length: int) -> Iterator[Problem]:
     """A decoder reads the source before the target: both fit into max_length."""
-    for part in task.parts():
-        target = part.longest_target
+    for member in task.member_configs():
+        target = member.longest_target
         if model.architecture == "decoder" and target >= max_length:
-            key = "task.target_tokens" if part is task else f"task.with.{part.name}.target_tokens"
+            key = "task.target_tokens" if member is task else f"task.with.{member.name}.target_tokens"
             longer = f"max_length={2 * target} or " if 2 * target <= model.max_positions else ""
             yield Problem(
                 "max_length",

@@ -99,7 +99,7 @@ class TeacherSpec:
     def objectives(self) -> tuple[ObjectiveConfig, ...]:
         """Returns the objectives of its pretraining."""
         objective = _decoded(Choice("objective"), self.saved.get("objective"))
-        return () if objective is None else objective.parts()
+        return () if objective is None else objective.member_configs()
 
     def head_for(self, task: TaskConfig) -> LoadedHead | None:
         """Returns the teacher's head for a task, if its labels are the task's; otherwise None. A task whose labels are
@@ -143,7 +143,7 @@ def task_of(part: LearnedConfig) -> TaskConfig | None:
 
 def one_vocabulary(distill: DistillConfig, learned: LearnedConfig) -> bool:
     """Whether teacher and student must have the same vocabulary."""
-    predicts_rows = isinstance(learned, TaskConfig) and all(part.of_rows for part in learned.parts())
+    predicts_rows = isinstance(learned, TaskConfig) and all(member.predicts_rows for member in learned.member_configs())
     return distill.compares and (distill.same_batches or not (distill.compares_rows_only and predicts_rows))
 
 
@@ -154,7 +154,9 @@ def differing_tokenizer(student: TokenizerConfig, teacher: TokenizerConfig | Non
         return None
     if student.name != teacher.name:
         return "name"
-    fields = [name for name in type(student).model_fields if name == "vocab_size" or name not in student.free_fields]
+    fields = [
+        name for name in type(student).model_fields if name == "vocab_size" or name not in student.adjustable_fields
+    ]
     return next((name for name in fields if getattr(student, name) != getattr(teacher, name)), None)
 
 
@@ -176,8 +178,8 @@ def refuse_generated_inputs(distill: DistillConfig, model: ModelConfig, learned:
     """Teacher and student must read the same texts, so the student must not generate its inputs."""
     if refusal(distill, learned=learned, model=model) is not None:
         return  # reported by the matcher
-    for part in learned.parts() if _same_texts(distill, learned) else ():
-        learns = task_of(part) or part
+    for member in learned.member_configs() if _same_texts(distill, learned) else ():
+        learns = task_of(member) or member
         if learns.makes_inputs:
             setting, instead = "task.scheduled_sampling", "task.scheduled_sampling.schedule=none"
             if isinstance(learns, ObjectiveConfig):
@@ -246,9 +248,9 @@ def require_objective_of_teachers(
 ) -> Iterator[Problem]:
     """Every teacher was trained with at least one of the student's objectives."""
     for teacher in _specs(distill, teachers):
-        if not any(teacher.teaches(part) for part in objective.parts()):
-            names = ", ".join(part.title for part in objective.parts())
-            objectives = [part.name for part in teacher.objectives()]
+        if not any(teacher.teaches(member) for member in objective.member_configs()):
+            names = ", ".join(member.title for member in objective.member_configs())
+            objectives = [member.name for member in teacher.objectives()]
             yield Problem(
                 distill.teacher_key,
                 f"{distill.teacher_key}={teacher.path} {_trained_for(teacher)}, but the student learns {names}",
@@ -264,19 +266,19 @@ def require_task_of_teachers(distill: DistillConfig, task: TaskConfig, teachers:
         yield Problem("distill", message, "name one task, or set task=mixture with distill.teachers=[RUN,RUN2]")
         return
     for teacher in _specs(distill, teachers):
-        shared = [part for part in task.parts() if teacher.teaches(part)]
+        shared = [member for member in task.member_configs() if teacher.teaches(member)]
         subject = f"{distill.teacher_key}={teacher.path}"
         if not shared:
-            names = ", ".join(part.name for part in task.parts())
+            names = ", ".join(member.name for member in task.member_configs())
             yield Problem(
                 distill.teacher_key,
                 f"{subject} {_trained_for(teacher)}, but the student learns task={names}",
-                f"lmtool finetune task={names} trains a teacher" if len(task.parts()) == 1 else None,
+                f"lmtool finetune task={names} trains a teacher" if len(task.member_configs()) == 1 else None,
             )
-        for part in shared:
-            section = teacher.section_for(part)
-            if section is not None and teacher.head_for(part) is None:
-                yield Problem(distill.teacher_key, f"{subject}: {_other_head(section, part)}", _ANOTHER)
+        for member in shared:
+            section = teacher.section_for(member)
+            if section is not None and teacher.head_for(member) is None:
+                yield Problem(distill.teacher_key, f"{subject}: {_other_head(section, member)}", _ANOTHER)
 
 
 @rule(PretrainConfig, "distill", "objective", "model", "max_length", "teachers")

@@ -24,7 +24,7 @@ from lmtool.data.sources import open_source
 from lmtool.errors import UserError
 from lmtool.learners.base import BaseLearner
 from lmtool.learners.held_out import HeldOutSplits
-from lmtool.models.base import Backbone, Remembers
+from lmtool.models.base import AdjustableMemory, Backbone
 from lmtool.reporting.console import Output, print_table
 from lmtool.reporting.evaluations import print_few_shot, write_evaluation
 from lmtool.resolver.schema.run import PretrainConfig
@@ -126,7 +126,7 @@ def set_memory_length(config: EvaluateConfig, learner: BaseLearner, max_length: 
     """Sets the length of a model's memory to memory_length=. Raises UserError if the model has no memory, or too few
     positions."""
     backbone, tokens, positions = learner.backbone, config.memory_length or 0, learner.backbone.config.max_positions
-    if not isinstance(backbone, Remembers):
+    if not isinstance(backbone, AdjustableMemory):
         raise UserError(
             f"memory_length={tokens}: model={backbone.config.name} of checkpoint={config.checkpoint} has no memory",
             "omit memory_length=",
@@ -137,7 +137,7 @@ def set_memory_length(config: EvaluateConfig, learner: BaseLearner, max_length: 
             f"checkpoint={config.checkpoint}",
             f"set memory_length={max(0, positions - max_length)} or lower",
         )
-    backbone.remember(tokens)
+    backbone.set_memory_length(tokens)
 
 
 def _stream_policy(metadata: JsonMapping, max_length: int, backbone: Backbone) -> str:

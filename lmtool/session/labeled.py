@@ -47,10 +47,10 @@ def data_to_learn(config: FinetuneConfig) -> tuple[FinetuneConfig, LabeledData, 
             raise
         saved = {}  # the run resumes, and its own configuration has the labels and the form of the head
     sections, members, heads = sections_of(saved), dict[str, TaskData](), dict[str, LoadedHead]()
-    for part in config.task.parts():
-        data, head = _task_to_learn(config, part, sections, origin)
-        members[part.name] = data
-        heads |= {} if head is None else {part.name: head}
+    for member in config.task.member_configs():
+        data, head = _task_to_learn(config, member, sections, origin)
+        members[member.name] = data
+        heads |= {} if head is None else {member.name: head}
     merged = with_members(config.task, members)
     return config.model_copy(update={"task": merged.config}), merged, heads
 
@@ -114,24 +114,26 @@ def data_to_score(
     """
     task, known, sections = config.task or before.task, before.task, sections_of(trained.saved)
     if isinstance(task, MixtureTaskConfig) and isinstance(known, MixtureTaskConfig):
-        parts = {part.name: part for part in known.parts()}
-        pairs = [(part, parts.get(part.name)) for part in task.parts()]
+        parts = {member.name: member for member in known.member_configs()}
+        pairs = [(member, parts.get(member.name)) for member in task.member_configs()]
     else:
-        matching = [part for part in known.parts() if part.name == task.name or task.same_question(part)]
-        only_task = known if len(known.parts()) == 1 else None
+        matching = [
+            member for member in known.member_configs() if member.name == task.name or task.same_question(member)
+        ]
+        only_task = known if len(known.member_configs()) == 1 else None
         pairs = [(task, matching[0] if matching else only_task)]
     members, heads = dict[str, TaskData](), dict[str, LoadedHead]()
-    for part, trained_task in pairs:
+    for member, trained_task in pairs:
         if trained_task is None:
-            names = ", ".join(part.name for part in known.parts())
+            names = ", ".join(member.name for member in known.member_configs())
             raise UserError(
-                f"checkpoint={config.checkpoint} was trained for {names}, not for task={part.name}",
+                f"checkpoint={config.checkpoint} was trained for {names}, not for task={member.name}",
                 "omit task=, or name one of these tasks",
             )
-        data, heads[part.name] = _task_to_score(
-            config, trained, before, part, trained_task, sections[trained_task.name]
+        data, heads[member.name] = _task_to_score(
+            config, trained, before, member, trained_task, sections[trained_task.name]
         )
-        members[part.name] = data
+        members[member.name] = data
     merged = with_members(task, members)
     if isinstance(merged, MixedData) and isinstance(known, MixtureTaskConfig):
         # With the numbers of training rows, the losses of the members have the same weights as in training.

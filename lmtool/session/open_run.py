@@ -290,8 +290,8 @@ def require_fit(config: RunConfig, tokenizer: Tokenizer) -> None:
             f"set model.vocab_size={tokenizer.vocab_size}, or a smaller tokenizer.vocab_size=",
         )
     roles = {*tokenizer.roles, *(["sentinel"] if tokenizer.sentinels else [])}
-    parts = config.objective.parts() if isinstance(config, PretrainConfig) else ()
-    tasks = config.task.parts() if isinstance(config, FinetuneConfig) else ()
+    parts = config.objective.member_configs() if isinstance(config, PretrainConfig) else ()
+    tasks = config.task.member_configs() if isinstance(config, FinetuneConfig) else ()
     layouts: list[str | None] = [task.text_format(model) for task in tasks]
     layout_problems = [missing_token(tokens_around(model, layout), roles) for layout in layouts or [None]]
     for problem in (*layout_problems, *(missing_token(part.needs(), roles) for part in parts)):

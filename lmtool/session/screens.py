@@ -122,7 +122,7 @@ def machine_metadata(
     """Describes the devices, number format and kernels of a run, for the first screen and the report."""
     prefixes = {False}
     if isinstance(config, PretrainConfig) and config.model.architecture == "decoder":
-        prefixes = {part.prefixes for part in config.objective.parts()}
+        prefixes = {member.prefixes for member in config.objective.member_configs()}
     attention = attention_path(learner, precision.device, precision.dtype, prefixes)
     return {
         **_devices(config, precision, group),

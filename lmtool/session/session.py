@@ -61,7 +61,7 @@ def tokenized_split(
         stride: The distance between windows of text, see `SplitData`.
     """
     if isinstance(source, MixtureSource):
-        parts = source.config.parts()
+        parts = source.config.member_configs()
         members = {
             title: tokenized_split(parts[title], member, split, tokenizer, cache_dir, progress, {}, stride)
             for title, member in source.members.items()

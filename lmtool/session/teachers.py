@@ -306,22 +306,22 @@ def read_teacher(config: TrainingConfig, path: str, tokenizer: Tokenizer, precis
     spec, student_learns = TeacherSpec(path, trained.saved), config.learns
     parts: list[Any] = []
     heads: dict[str, LoadedHead] = {}
-    for part in student_learns.parts():
-        if not spec.teaches(part):
+    for member in student_learns.member_configs():
+        if not spec.teaches(member):
             continue
-        task = task_of(part)
+        task = task_of(member)
         head = None if task is None else spec.head_for(task)
         if task is None or head is None:
-            parts.append(part)
+            parts.append(member)
             continue
         heads[task.name] = head
         without_auxiliaries = spec.without_auxiliaries(task.with_head(head.form))
-        parts.append(without_auxiliaries if task is part else part.model_copy(update={"task": without_auxiliaries}))
+        parts.append(without_auxiliaries if task is member else member.model_copy(update={"task": without_auxiliaries}))
     if not parts:
         raise UserError(
             f"distill.teacher={path} was trained for nothing that the student learns", "use another teacher"
         )
-    learner = trained.learner(student_learns.of_parts(parts), heads)
+    learner = trained.learner(student_learns.select_members(parts), heads)
     reads_batches = same_tokenizer and layout_of(trained.config.model) == layout_of(config.model)
     reads_batches = reads_batches and config.max_length <= trained.config.model.max_positions
     return Teacher(learner.requires_grad_(False), precision, path, trained.longest, reads_batches)

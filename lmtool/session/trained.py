@@ -96,7 +96,7 @@ class Trained:
     def tasks(self) -> dict[str, TaskConfig]:
         """By name, the tasks that the checkpoint was trained for, in finetuning or as an objective of pretraining."""
         config = self.config
-        parts = config.task.parts() if isinstance(config, FinetuneConfig) else tasks_of(config.objective)
+        parts = config.task.member_configs() if isinstance(config, FinetuneConfig) else tasks_of(config.objective)
         return {part.name: part for part in parts}
 
     def task(self, name: str | None) -> TaskConfig | None:
@@ -127,8 +127,8 @@ class Trained:
         weights = self.weights
         for name, head in (heads or {}).items():
             weights = replace(weights, tensors=head.tensors(weights.tensors, name))
-        for part in learns.parts() if isinstance(learns, TaskConfig) and heads is not None else ():
-            weights = replace(weights, tensors=part.with_unstored_tensors(weights.tensors))
+        for member in learns.member_configs() if isinstance(learns, TaskConfig) and heads is not None else ():
+            weights = replace(weights, tensors=member.with_unstored_tensors(weights.tensors))
         learner, _ = assemble(self._blueprint, self.tokenizer, trained=weights, learns=learns)
         return learner.to(self.precision.device).eval()
 

@@ -22,7 +22,7 @@ from lmtool.data.parquet import read_parquet
 from lmtool.data.rows import no_column
 from lmtool.data.tables import LINES, SUFFIXES, begins_squad, read_table
 from lmtool.errors import UserError
-from lmtool.tasks.configs.base import parts_of
+from lmtool.tasks.configs.base import joined_columns
 from lmtool.tasks.files import beginning
 from lmtool.tasks.kinds.labels import DECIMAL_COMMA, IDS, Columns, text_of_label
 
@@ -166,7 +166,7 @@ def _of_columns(
     value: str, columns: Columns, kind: str | None, text: tuple[str, ...] | None, label: str | None
 ) -> Guess:
     """Returns the guess for a table. kind, text, label: values on the command line; None for those to guess."""
-    text_columns = [part for name in text or () for part in ([name] if name in columns else parts_of(name))]
+    text_columns = [part for name in text or () for part in ([name] if name in columns else joined_columns(name))]
     unknown = [name for name in (*text_columns, *([label] if label else [])) if name not in columns]
     if unknown:
         is_text_column = unknown[0] in text_columns

@@ -22,7 +22,7 @@ from lmtool.data.sources import OnStage, held_out, in_parts, splits_of
 from lmtool.errors import UserError
 from lmtool.random_streams import Permutation
 from lmtool.tasks.configs import TaskConfig, TaskTextConfig
-from lmtool.tasks.configs.base import parts_of
+from lmtool.tasks.configs.base import joined_columns
 from lmtool.tasks.configs.sequence import WindowedConfig
 from lmtool.tasks.files import TaskTable, canonical, read_folder, read_hub
 from lmtool.tasks.kinds.base import TaskKind
@@ -277,7 +277,8 @@ def _columns(config: TaskConfig, split: str, table: TaskTable) -> dict[str, list
         if file_name in columns and name not in columns:
             columns[name] = columns.pop(file_name)
     columns = with_joined_columns(config, columns, table.origin)
-    missing = [part for name in config.text if name not in columns for part in parts_of(name) if part not in columns]
+    parts = [part for name in config.text if name not in columns for part in joined_columns(name)]
+    missing = [part for part in parts if part not in columns]
     if missing:
         raise UserError(
             f"{_where(table, split)}: no column {missing[0]} to read; there are {', '.join(table.names)}",
@@ -352,8 +353,8 @@ class TaskText:
     ):
         self._config = config
         texts: dict[str, list[str]] = {"train": [], "validation": []}
-        for part in config.task.parts():
-            for split, columns in unlabeled_rows(part, cache_dir, offline).items():
+        for member in config.task.member_configs():
+            for split, columns in unlabeled_rows(member, cache_dir, offline).items():
                 texts["train" if split == "train" else "validation"] += _documents(columns)
         self._held_out = not texts["validation"]
         if len(texts["train"]) < 2:
@@ -380,7 +381,7 @@ class TaskText:
 
     def metadata(self) -> JsonObject:
         return {
-            "source": f"texts of {', '.join(part.name for part in self._config.task.parts())}",
+            "source": f"texts of {', '.join(member.name for member in self._config.task.member_configs())}",
             "bytes": sum(len(text.encode()) for texts in self._texts.values() for text in texts),
             "documents": self.count("train"),
             "validation_documents": self.count("validation"),

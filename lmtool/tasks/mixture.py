@@ -81,7 +81,7 @@ def with_members(config: TaskConfig, members: Mapping[str, TaskData]) -> TaskDat
         (data,) = members.values()
         return data
     config_with_rows = config.model_copy(update={"rows": tuple(len(data.train) for data in members.values())})
-    return MixedData(config_with_rows.with_parts(tuple(data.config for data in members.values())), members)
+    return MixedData(config_with_rows.replace_members(tuple(data.config for data in members.values())), members)
 
 
 def learner(config: TaskObjectiveConfig, backbone: Backbone, tokenizer: Tokenizer, seed: int) -> BaseLearner:
@@ -96,12 +96,12 @@ def read_tasks(
     like `load_task`."""
     tasks = {task.name: load_task(task, seed, cache_dir, offline) for task in tasks_of(objective)}
     parts = tuple(
-        part.model_copy(update={"task": tasks[part.task.name].config})
-        if isinstance(part, TaskObjectiveConfig)
-        else part
-        for part in objective.parts()
+        member.model_copy(update={"task": tasks[member.task.name].config})
+        if isinstance(member, TaskObjectiveConfig)
+        else member
+        for member in objective.member_configs()
     )
-    return (objective.with_parts(parts) if tasks else objective), tasks
+    return (objective.replace_members(parts) if tasks else objective), tasks
 
 
 def rows_of(tasks: Mapping[str, TaskData], split: str) -> dict[str, Rows]:

@@ -41,7 +41,7 @@ class TokenizerConfig(Config):
     most_characters: ClassVar[int] = 30_000_000
     """Maximum number of characters to train on; longer text is sampled. Training needs about 10 bytes per character."""
 
-    free_fields: ClassVar[tuple[str, ...]] = ("vocab_size", "minimum_count", "parse_special_tokens")
+    adjustable_fields: ClassVar[tuple[str, ...]] = ("vocab_size", "minimum_count", "parse_special_tokens")
     """Fields that may differ from a checkpoint's tokenizer, since they only affect training or change no entry."""
 
     name: str = Field(description="Kind of tokenizer.")
@@ -132,7 +132,7 @@ class SentencePieceConfig(TokenizerConfig):
     # The library's suffix array needs about 22 bytes per character.
     most_characters: ClassVar[int] = 20_000_000
 
-    free_fields: ClassVar[tuple[str, ...]] = (*TokenizerConfig.free_fields, "character_coverage")
+    adjustable_fields: ClassVar[tuple[str, ...]] = (*TokenizerConfig.adjustable_fields, "character_coverage")
 
     name: Literal["sentencepiece"] = Field("sentencepiece", description="SentencePiece's unigram or BPE model.")
     algorithm: Literal["unigram", "bpe"] = Field(
@@ -229,7 +229,7 @@ class FolderConfig(TokenizerConfig):
 
     reads_text: ClassVar[bool] = False
     # Paths differ between machines, and a checkpoint has a copy of its tokenizer.
-    free_fields: ClassVar[tuple[str, ...]] = (*TokenizerConfig.free_fields, "path")
+    adjustable_fields: ClassVar[tuple[str, ...]] = (*TokenizerConfig.adjustable_fields, "path")
 
     name: Literal["folder"] = Field("folder", description="An existing tokenizer.")
     path: str = Field(min_length=1, description="folder with tokenizer files, a run folder, or hf://org/name@revision")

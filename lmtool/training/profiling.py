@@ -140,7 +140,7 @@ def ranges(
         compiled: Whether its regions are compiled (`nn/regions`); they contain no ranges, which would split them.
     """
     with ExitStack() as stack:
-        for module, part, methods in parts_of(learner, compiled):
+        for module, part, methods in profiled_modules(learner, compiled):
             for method in methods:
                 if callable(getattr(module, method, None)):
                     stack.enter_context(_around(module, method, part))
@@ -150,7 +150,7 @@ def ranges(
         yield
 
 
-def parts_of(learner: nn.Module, compiled: bool = False) -> Iterator[tuple[nn.Module, str, tuple[str, ...]]]:
+def profiled_modules(learner: nn.Module, compiled: bool = False) -> Iterator[tuple[nn.Module, str, tuple[str, ...]]]:
     """Yields the modules of a learner with their part and the methods that other modules call. A module with several
     names has the part of the first one. compiled: omit modules in regions."""
     for name, module in learner.named_modules():

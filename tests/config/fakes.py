@@ -12,7 +12,7 @@ from lmtool.config.tables import Choice, component
 
 
 class EngineConfig(Config):
-    free_fields: ClassVar[tuple[str, ...]] = ("oil",)
+    adjustable_fields: ClassVar[tuple[str, ...]] = ("oil",)
     name: str = Field(description="Which engine.")
 
 

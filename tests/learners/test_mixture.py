@@ -104,7 +104,7 @@ def test_errors():
     ):
         with pytest.raises(ValidationError, match=message):
             MixtureConfig(**fields)
-    assert [part.name for part in MixtureConfig(members=({"name": "mlm", "pairs": "nsp"}, "rtd")).parts()] == [
+    assert [part.name for part in MixtureConfig(members=({"name": "mlm", "pairs": "nsp"}, "rtd")).member_configs()] == [
         "mlm",
         "rtd",
     ]

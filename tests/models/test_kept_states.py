@@ -50,7 +50,7 @@ def test_a_longer_memory_lowers_the_loss_on_text_that_repeats_itself():
     backbone.eval()
     held_out, losses = text(240), []
     for memory in (0, 8, 32):
-        backbone.remember(memory)
+        backbone.set_memory_length(memory)
         with torch.no_grad():
             losses.append(passes(backbone, head, held_out))
     # Without what lies a period back, a token is one of twelve.

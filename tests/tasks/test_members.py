@@ -72,7 +72,11 @@ def test_it_is_the_learner_of_the_task(sections, family, tokenizers):
 def test_members_of_a_mixture(sections, family, tokenizers):
     section = {"name": "mixture", "members": [TEXT[family], *sections], "weights": [0.5, 0.3, 0.2]}
     objective, learner, stores = made(section, family, tokenizers[family])
-    assert [part.title for part in objective.parts()][1:] == ["mood", "score"] and objective.weights == (0.5, 0.3, 0.2)
+    assert [part.title for part in objective.member_configs()][1:] == ["mood", "score"] and objective.weights == (
+        0.5,
+        0.3,
+        0.2,
+    )
     assert tasks_of(objective)[0].labels == ("bad", "good")
     assert learner.weights["mood"] == 0.3 and {"mood", "score"} <= set(learner.heads)
     assert {name.split(".")[0] for name in learner.state_dict()} == {"backbone", "heads"}

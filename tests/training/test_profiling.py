@@ -20,7 +20,7 @@ from lmtool.training.profiling import (
     PROJECTIONS,
     STEP,
     named,
-    parts_of,
+    profiled_modules,
     ranges,
 )
 
@@ -143,7 +143,7 @@ def test_ranges_leave_nothing_and_touch_no_plain_projection() -> None:
     learner.backbone = backbone
     learner.forward = lambda: None
     before = {name: dict(vars(module)) for name, module in learner.named_modules()}
-    named_parts = [part for _, part, _ in parts_of(learner)]
+    named_parts = [part for _, part, _ in profiled_modules(learner)]
     assert {LEARNER, ATTENTION, "feed-forward", "embedding", "batch layout"} <= set(named_parts)
     assert ATTENTION + PROJECTIONS not in named_parts, "joined ones are called by nobody"
     with ranges(learner):

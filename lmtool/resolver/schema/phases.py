@@ -156,7 +156,7 @@ def _objective_problems(value: JsonMapping, section: object, path: str) -> Itera
     members = value.get("with")
     yield from _fixed_fields(value, section, ("with",), f"{path}.objective", "objective")
     try:
-        parts = {part.title: part for part in Choice("objective").validate(section).parts()}  # type: ignore[union-attr]
+        parts = {part.title: part for part in Choice("objective").validate(section).member_configs()}  # type: ignore[union-attr]
     except ValueError:  # reported for the section of the run
         return
     for name, inside in members.items() if isinstance(members, dict) else ():

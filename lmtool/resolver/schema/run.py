@@ -259,7 +259,7 @@ class FinetuneConfig(RunConfig):
         task, model = data.get("task"), data.get("model")
         entry = lookup("task", str(task.get("kind"))) if isinstance(task, dict) else None
         kind: Any = entry.config if entry is not None else TaskConfig
-        length = kind.longest(task if isinstance(task, dict) else {})
+        length = kind.default_length(task if isinstance(task, dict) else {})
         positions = model.get("max_positions") if isinstance(model, dict) else None
         if not isinstance(positions, int):
             return {**data, "max_length": length}

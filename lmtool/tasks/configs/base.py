@@ -48,7 +48,7 @@ JOINED = "+"
 """Joins the names of columns that are read as one text."""
 
 
-def parts_of(name: str) -> list[str]:
+def joined_columns(name: str) -> list[str]:
     """Returns the columns joined in a name such as A+B."""
     parts = name.split(JOINED)
     return parts if all(parts) else [name]
@@ -68,7 +68,7 @@ class TaskConfig(LearnedConfig):
     """Base configuration of every task kind: where the labeled rows come from, and which columns are read."""
 
     group: ClassVar[str] = "task"
-    of_rows_with_labels: ClassVar[bool] = True
+    reads_labeled_rows: ClassVar[bool] = True
     architectures: ClassVar[tuple[str, ...]] = ("encoder", "decoder", "encoder_decoder", "bidirectional_lm")
     layouts: ClassVar[tuple[str, ...]] = ("table", "parquet")
     """Supported file layouts (`lmtool.tasks.files`). The first layout that matches a file reads it."""
@@ -129,22 +129,22 @@ class TaskConfig(LearnedConfig):
         return build(self).learner(*arguments)
 
     @classmethod
-    def longest(cls, section: JsonObject) -> int:
+    def default_length(cls, section: JsonObject) -> int:
         """Returns the default of max_length. section: the task's configuration before it is decoded."""
         return cls.default_max_length
 
-    def parts(self) -> tuple[TaskConfig, ...]:
+    def member_configs(self) -> tuple[TaskConfig, ...]:
         """Returns the member tasks: the task itself, except in mixtures."""
         return (self,)
 
-    def with_parts(self, parts: tuple[TaskConfig, ...]) -> TaskConfig:
+    def replace_members(self, members: tuple[TaskConfig, ...]) -> TaskConfig:
         """Returns a copy with other members, in order."""
-        return parts[0]
+        return members[0]
 
-    def of_parts(self, parts: Sequence[TaskConfig]) -> TaskConfig:
+    def select_members(self, members: Sequence[TaskConfig]) -> TaskConfig:
         """Returns a copy with only these members, whose heads may have other architectures than those of this
         configuration."""
-        return parts[0]
+        return members[0]
 
     def text_format(self, model: ModelConfig) -> str:
         """Returns the text format (`lmtool.data.formats`) in which a model of this configuration reads the rows."""
@@ -168,7 +168,7 @@ class TaskConfig(LearnedConfig):
     @property
     def columns(self) -> tuple[str, ...]:
         """The columns read from a file."""
-        return tuple(part for name in self.text for part in parts_of(name))
+        return tuple(part for name in self.text for part in joined_columns(name))
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -181,7 +181,7 @@ class TaskConfig(LearnedConfig):
         return False
 
     @property
-    def typed_kind(self) -> str:
+    def kind_setting(self) -> str:
         """The override that selects the kind."""
         return f"task.kind={self.kind}"
 
@@ -190,7 +190,8 @@ class TaskConfig(LearnedConfig):
         file named after a split."""
         is_split = _SPLIT.fullmatch(file.stem.lower()) is not None
         paths = (
-            (part.path, is_split or file.stem in (*part.files, *part.validation, *part.test)) for part in self.parts()
+            (member.path, is_split or file.stem in (*member.files, *member.validation, *member.test))
+            for member in self.member_configs()
         )
         return any(contains(path, file, in_folder) for path, in_folder in paths if path is not None)
 
@@ -200,7 +201,7 @@ class TaskConfig(LearnedConfig):
         return any(source is not None for source in (self.path, self.hub, self.embedded))
 
     @property
-    def head_form(self) -> str | None:
+    def head_kind(self) -> str | None:
         """How the head reduces a text to one vector, for kinds that have a choice; otherwise None."""
         return None
 

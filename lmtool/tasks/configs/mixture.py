@@ -122,7 +122,7 @@ class MixtureTaskConfig(TaskConfig):
         return with_member_values(data)
 
     @classmethod
-    def longest(cls, section: JsonObject) -> int:
+    def default_length(cls, section: JsonObject) -> int:
         """Returns the longest default of the members."""
         entries = [
             lookup("task", str(part.get("kind"))) for part in section.get("members") or () if isinstance(part, dict)
@@ -130,7 +130,7 @@ class MixtureTaskConfig(TaskConfig):
         lengths = [entry.config.default_max_length for entry in entries if entry is not None]  # type: ignore[attr-defined]
         return max(lengths, default=cls.default_max_length)
 
-    def parts(self) -> tuple[TaskConfig, ...]:
+    def member_configs(self) -> tuple[TaskConfig, ...]:
         """Returns the member tasks."""
         parts = [_TASK.validate(member) for member in self.members]
         tasks = tuple(part for part in parts if isinstance(part, TaskConfig))
@@ -138,13 +138,13 @@ class MixtureTaskConfig(TaskConfig):
             return tasks
         return tuple(task.with_head({"head": self.head}) if "head" in task.head_fields else task for task in tasks)
 
-    def with_parts(self, parts: tuple[TaskConfig, ...]) -> MixtureTaskConfig:
-        return self.model_copy(update={"members": tuple(part.model_dump(mode="json") for part in parts)})
+    def replace_members(self, members: tuple[TaskConfig, ...]) -> MixtureTaskConfig:
+        return self.model_copy(update={"members": tuple(member.model_dump(mode="json") for member in members)})
 
-    def of_parts(self, parts: Sequence[TaskConfig]) -> MixtureTaskConfig:
-        train_rows = dict(zip((part.name for part in self.parts()), self.rows or (), strict=False))
-        rows = tuple(train_rows[part.name] for part in parts) if train_rows else None
-        return self.with_parts(tuple(parts)).model_copy(update={"rows": rows})
+    def select_members(self, members: Sequence[TaskConfig]) -> MixtureTaskConfig:
+        train_rows = dict(zip((member.name for member in self.member_configs()), self.rows or (), strict=False))
+        rows = tuple(train_rows[member.name] for member in members) if train_rows else None
+        return self.replace_members(tuple(members)).model_copy(update={"rows": rows})
 
     def fractions(self) -> tuple[float, ...]:
         """Returns sampling rates of the members, which sum to 1. Raises ValueError if the rows have not been
@@ -161,7 +161,7 @@ class MixtureTaskConfig(TaskConfig):
         return tuple(size / sum(sizes) for size in sizes)
 
     def text_format(self, model: ModelConfig) -> str:
-        return self.parts()[0].text_format(model)
+        return self.member_configs()[0].text_format(model)
 
     @property
     def learns_texts(self) -> bool:
@@ -169,27 +169,27 @@ class MixtureTaskConfig(TaskConfig):
 
     def needs(self) -> Iterator[Requirement]:
         """Yields the requirement of the mixture itself; its members have their own."""
-        yield from one_forward("task", [part.name for part in self.parts()])
+        yield from one_forward("task", [member.name for member in self.member_configs()])
 
     def conflicts(self) -> Iterator[Problem]:
-        for part in self.parts() if self.head == TEXT_TO_TEXT else ():
-            if not part.labels_as_text and part.head_form != TEXT_TO_TEXT:
+        for member in self.member_configs() if self.head == TEXT_TO_TEXT else ():
+            if not member.labels_as_text and member.head_kind != TEXT_TO_TEXT:
                 message = (
-                    f"task.head={TEXT_TO_TEXT}: the labels of the member {part.name} ({part.kind}) cannot be written "
-                    "as text"
+                    f"task.head={TEXT_TO_TEXT}: the labels of the member {member.name} ({member.kind}) cannot be "
+                    "written as text"
                 )
-                yield Problem("task.head", message, f"remove {part.name} from task.members, or omit task.head=")
+                yield Problem("task.head", message, f"remove {member.name} from task.members, or omit task.head=")
         yield from self._other_scores()
 
     def _other_scores(self) -> Iterator[Problem]:
         """Members of a mixture need higher-is-better metrics."""
         from lmtool.learners.metrics import smaller_is_better  # imports numpy, which no other configuration needs
 
-        for part in self.parts():
-            if smaller_is_better(part.metric):
-                alternatives = [metric for metric in part.metrics if not smaller_is_better(metric)]
-                key = f"task.with.{part.name}.metric"
-                message = f"{key}={part.metric}: lower is better; mixtures average higher-is-better metrics"
+        for member in self.member_configs():
+            if smaller_is_better(member.metric):
+                alternatives = [metric for metric in member.metrics if not smaller_is_better(metric)]
+                key = f"task.with.{member.name}.metric"
+                message = f"{key}={member.metric}: lower is better; mixtures average higher-is-better metrics"
                 yield Problem("task.members", message, f"set {key}={alternatives[0] if alternatives else 'NAME'}")
 
     @model_validator(mode="after")
@@ -199,7 +199,7 @@ class MixtureTaskConfig(TaskConfig):
                 _TASK.validate(member)
             except (ValidationError, PydanticCustomError) as error:
                 raise ValueError(f"members: {title_of(member)}: {member_problem(error, names('task'))}") from error
-        members = self.parts()
+        members = self.member_configs()
         titles = [member.name for member in members]
         twice = next((title for title in titles if titles.count(title) > 1), None)
         if twice is not None:
@@ -242,7 +242,7 @@ class TaskObjectiveConfig(ObjectiveConfig):
 
 def tasks_of(objective: ObjectiveConfig) -> tuple[TaskConfig, ...]:
     """Returns the tasks of an objective and its members."""
-    return tuple(part.task for part in objective.parts() if isinstance(part, TaskObjectiveConfig))
+    return tuple(member.task for member in objective.member_configs() if isinstance(member, TaskObjectiveConfig))
 
 
 @component("data", "task", builder="lmtool.tasks.loading:TaskText")

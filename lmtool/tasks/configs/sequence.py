@@ -93,7 +93,7 @@ class SequenceConfig(TaskConfig):
         return self.columns if self.head == TEXT_TO_TEXT else self.text
 
     @property
-    def of_rows(self) -> bool:
+    def predicts_rows(self) -> bool:
         return not self.writes_text
 
     @property
@@ -101,7 +101,7 @@ class SequenceConfig(TaskConfig):
         return self.head in (TEXT_TO_TEXT, PROMPT)
 
     @property
-    def head_form(self) -> str | None:
+    def head_kind(self) -> str | None:
         return self.head
 
     @property
@@ -207,8 +207,8 @@ class WindowedConfig(SequenceConfig):
     )
 
     @property
-    def of_rows(self) -> bool:
-        return super().of_rows and self.windows == "none"
+    def predicts_rows(self) -> bool:
+        return super().predicts_rows and self.windows == "none"
 
     @property
     def windowed(self) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 
 from lmtool.errors import UserError
 from lmtool.tasks.configs import TaskConfig
-from lmtool.tasks.configs.base import parts_of
+from lmtool.tasks.configs.base import joined_columns
 
 Columns: TypeAlias = Mapping[str, list[Any]]
 """The columns of a table by name, one value per row."""
@@ -171,7 +171,7 @@ def with_joined_columns(config: TaskConfig, columns: Columns, origin: Origin) ->
     """Returns the columns, with the joined columns (A+B) added whose parts are present."""
     new: dict[str, list] = {}
     for name in config.text:
-        parts = parts_of(name)
+        parts = joined_columns(name)
         if name not in columns and all(part in columns for part in parts):
             cells = [zip(columns[part], origin, strict=True) for part in parts]
             texts = [

@@ -303,7 +303,7 @@ class TaskLearner(BaseLearner):
         """Returns the task's rows of a split."""
         return data.rows[self.config.name]
 
-    def parts_of(self, rows: Rows, examples: Examples) -> np.ndarray:
+    def part_counts(self, rows: Rows, examples: Examples) -> np.ndarray:
         """Returns (N,): the number of parts of each row, counted in the plan of the examples."""
         return np.bincount(examples.plan(0).rows["row"], minlength=len(rows))
 
@@ -312,7 +312,7 @@ class TaskLearner(BaseLearner):
 
     def scorer(self, data: SplitData, examples: Any, predictors: Mapping[str, Predictor]) -> Scorer:
         rows = self.rows(data)
-        return self.scored_by(self, rows, data.split, self.parts_of(rows, examples), predictors.get(self.term))
+        return self.scored_by(self, rows, data.split, self.part_counts(rows, examples), predictors.get(self.term))
 
     def baseline(
         self, train: SplitData, held_out: SplitData, batches: Iterable[Batch], predictors: Mapping[str, Predictor]

@@ -160,7 +160,7 @@ class MultipleChoiceLearner(SequenceLearner, ClassLearner):
     def inspector(self, examples: ChoiceExamples, max_length: int) -> TaskInspector:
         return super().inspector(examples.pairs, max_length)
 
-    def parts_of(self, rows: Rows, examples: object) -> np.ndarray:
+    def part_counts(self, rows: Rows, examples: object) -> np.ndarray:
         return np.full(len(rows), self.config.choices)
 
     def samples(self, batch: Batch, n: int) -> list[JsonObject]:

@@ -36,7 +36,7 @@ _SAME = {"L": "E", "U": "S"}
 _PREFIXES = {"B", "I", "E", "S", "L", "U"}
 
 
-def parts_of(tag: str) -> tuple[str, str] | None:
+def split_tag(tag: str) -> tuple[str, str] | None:
     """Returns the prefix and the type of a tag; ("O", "") outside of entities; None if it is not such a tag."""
     if tag == OUTSIDE:
         return OUTSIDE, ""
@@ -54,7 +54,7 @@ def scheme_of(sentences: Iterable[Sequence[str]]) -> str:
     for tags in sentences:
         before = (OUTSIDE, "")
         for tag in tags:
-            parts = parts_of(tag)
+            parts = split_tag(tag)
             if parts is None:
                 return "none"
             prefix, kind = parts
@@ -80,7 +80,7 @@ def to_bio(tags: Sequence[str], scheme: str) -> list[str]:
     converted: list[str] = []
     before = (OUTSIDE, "")
     for offset, tag in enumerate(tags):
-        parts = parts_of(tag)
+        parts = split_tag(tag)
         if parts is None or (parts[0] in "ES" and scheme != "iobes"):
             raise ValueError(offset, tag)
         prefix, kind = parts

@@ -98,7 +98,7 @@ class HeadInput:
     def sides(self) -> set[Side]:
         """The stacks whose hidden states the heads read: "inputs" (encoder, or the only stack) or "outputs"
         (decoder)."""
-        return {member.states_read(self.model) for member in self.task.parts()}
+        return {member.states_read(self.model) for member in self.task.member_configs()}
 
     @property
     def depth(self) -> int:
@@ -112,7 +112,7 @@ class HeadInput:
     def frozen_table(self) -> bool:
         """Whether all answers come from an output layer that is tied to the frozen token embedding, so that no head can
         be trained. An encoder's masked language modeling head has further layers."""
-        generates_text = all(member.writes_text for member in self.task.parts())
+        generates_text = all(member.writes_text for member in self.task.member_configs())
         return generates_text and self.model.architecture != "encoder" and not self.model.learned_output
 
 

@@ -102,7 +102,9 @@ _TRAINABLE_HEAD: Offer[HeadInput] = Offer(
 def _member_with_lm_head(task: LearnedConfig) -> LearnedConfig | None:
     """Returns the first member of a task (the task itself unless it is a mixture) that uses the language model's head,
     or None."""
-    return next((part for part in task.parts() if part.writes_text or part.language_model_weight), None)
+    return next(
+        (member for member in task.member_configs() if member.writes_text or member.language_model_weight), None
+    )
 
 
 _NO_LM_HEAD: Offer[LearnedConfig] = Offer(
