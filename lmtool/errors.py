@@ -90,8 +90,8 @@ def system_errors() -> Iterator[None]:
         hint = _FIXABLE.get(error.errno or 0)
         if hint is None:
             raise
-        where = f"{error.filename}: " if error.filename is not None else ""
-        raise UserError(f"{where}{_reason(error)}", hint.format(elsewhere="work")) from error
+        prefix = f"{error.filename}: " if error.filename is not None else ""
+        raise UserError(f"{prefix}{_reason(error)}", hint.format(elsewhere="work")) from error
 
 
 def _reason(error: OSError) -> str:

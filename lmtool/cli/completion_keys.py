@@ -99,8 +99,8 @@ def _build(config_dirs: Sequence[Path], plugins: Sequence[str]) -> CompletionTab
     components = {
         group: {entry.name: dict(_keys(entry.config)) for entry in tables.entries(group)} for group in tables.groups()
     }
-    own = {verb: list(of_run.names()) for verb in VERBS if (of_run := keys_of(verb)) is not None}
-    return {"verbs": verbs, "components": components, "options": options, "own": own}
+    keys_by_verb = {verb: list(of_run.names()) for verb in VERBS if (of_run := keys_of(verb)) is not None}
+    return {"verbs": verbs, "components": components, "options": options, "own": keys_by_verb}
 
 
 def _options(group: str, config_dirs: Sequence[Path]) -> dict[str, str]:

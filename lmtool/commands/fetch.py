@@ -98,8 +98,8 @@ def run(config: TrainingConfig, verb: str, words: Sequence[str]) -> int:
     if failures:
         more = f" ({len(failures)} of {len(needs)} are missing)" if len(needs) > 1 else ""
         raise UserError(f"{failures[0].message}{more}", failures[0].hint)
-    typed = [word for word in words if word != "offline=true"]
-    output.line(f" next   {shlex.join(['lmtool', *typed, 'offline=true'])}")
+    overrides = [word for word in words if word != "offline=true"]
+    output.line(f" next   {shlex.join(['lmtool', *overrides, 'offline=true'])}")
     return 0
 
 
@@ -147,9 +147,9 @@ def _checkpoints(config: TrainingConfig) -> Iterator[Need]:
     if isinstance(config.distill, CodistillationConfig):
         origins.append(("distill.checkpoint", config.distill.checkpoint))
     origins += [("distill.teacher", teacher) for teacher in config.distill.checkpoints]
-    for key, typed in origins:
-        if typed is not None and typed != "none" and is_remote(typed):
-            yield Need(f"{key}={typed}", lambda offline, typed=typed: files_of(typed, offline))  # type: ignore[misc]
+    for key, origin in origins:
+        if origin is not None and origin != "none" and is_remote(origin):
+            yield Need(f"{key}={origin}", lambda offline, origin=origin: files_of(origin, offline))  # type: ignore[misc]
 
 
 def _tasks(config: TrainingConfig, tasks: Iterable[TaskConfig]) -> Iterator[Need]:

@@ -103,7 +103,7 @@ EXAMPLE_BYTES = 24
 def run(config: TrainingConfig, verb: str, keys: PlanKeys) -> int:
     """Prints the plan of a run. Raises UserError if measure=true needs a device that is not available."""
     device, notes, rows = planned_device(config, keys.device), [], 0
-    typed = config
+    unresolved = config
     if isinstance(config, FinetuneConfig):
         config, task, _ = data_to_learn(config)
         rows = sum(len(data.train) for data in task.members.values())
@@ -116,7 +116,7 @@ def run(config: TrainingConfig, verb: str, keys: PlanKeys) -> int:
     problem = too_large(config, device.precision) if device.this_machine else None
     if problem is not None:
         notes += [problem.message, str(problem.hint)]
-    measurement = _measured(typed, device, problem is None) if keys.measure else None
+    measurement = _measured(unresolved, device, problem is None) if keys.measure else None
     notes += [
         _read(config, rows)
         if measurement is None

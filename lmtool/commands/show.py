@@ -104,8 +104,8 @@ def _show_key(key_typed: str, fields: list[DocumentedField]) -> None:
         say(f"{key_typed} ({', '.join(field_entry.owner for field_entry in same_fields)})")
         say(f"  {field.description}")
         say(f"  takes:   {words.allowed(field)}")
-        for default, where in _defaults(same_fields):
-            say(f"  default: {default}{f'  ({where})' if where else ''}")
+        for default, place in _defaults(same_fields):
+            say(f"  default: {default}{f'  ({place})' if place else ''}")
     for key in below:
         descriptions = Counter(field_entry.field.description for field_entry in fields if field_entry.key == key)
         # Omits `name`, which each component describes differently: the user sets it with GROUP=NAME.
@@ -126,8 +126,8 @@ def _defaults(entries: list[DocumentedField]) -> list[tuple[str, str]]:
     defaults: dict[tuple[str, str], None] = {}
     for field_entry in entries:
         line = groups.line_of(field_entry.file, field_entry.yaml_path) if field_entry.file is not None else None
-        where = f"{_short(field_entry.file)}:{line}" if field_entry.file is not None and line is not None else ""
-        defaults[(_value(field_entry, line), where)] = None
+        place = f"{_short(field_entry.file)}:{line}" if field_entry.file is not None and line is not None else ""
+        defaults[(_value(field_entry, line), place)] = None
     return list(defaults)
 
 

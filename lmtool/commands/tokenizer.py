@@ -43,13 +43,13 @@ def run(config: TokenizerCommandConfig) -> dict[str, float]:
     texts = list(islice(documents(source.parts("validation")), MEASURED_TEXTS))
     encoded = tokenizer.encode_batch(texts)
     tokens, unknown = sum(map(len, encoded)), tokenizer.roles.get("unk")
-    lost = 0 if unknown is None else sum(int((ids == unknown).sum()) for ids in encoded)
+    unknown_tokens = 0 if unknown is None else sum(int((ids == unknown).sum()) for ids in encoded)
     metadata = {
         "tokens": tokenizer.vocab_size,
         "tokens_asked_for": size,
         "characters_per_token": sum(map(len, texts)) / max(tokens, 1),
         "bytes_per_token": sum(len(text.encode()) for text in texts) / max(tokens, 1),
-        "unknown_fraction": lost / max(tokens, 1),
+        "unknown_fraction": unknown_tokens / max(tokens, 1),
     }
     output.line(f"{folder} · {_sizes(tokenizer.vocab_size, size)}")
     averages = (

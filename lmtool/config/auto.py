@@ -116,11 +116,11 @@ def _source(
         holder = None if config_class is None else _decoded(value, choice) or _default(config_class)
         if holder is None:
             return None, True
-        named = getattr(holder, method)()
+        result = getattr(holder, method)()
         for key in keys:
-            named = named.get(key, {})
-        if named:
-            return json.loads(json.dumps(named)), False
+            result = result.get(key, {})
+        if result:
+            return json.loads(json.dumps(result)), False
     return None, False
 
 
@@ -237,5 +237,5 @@ def _unreached(name: str, values: object, titles: list[str]) -> str:
     if name in titles:
         return f"{WITH}.{name}={values} has no key; write {WITH}.{name}.KEY=VALUE"
     close = nearest(name, titles)
-    meant = f"; did you mean {WITH}.{close}?" if close else ""
-    return f"{WITH}.{name} names no member; the members are {', '.join(titles)}{meant}"
+    suggestion = f"; did you mean {WITH}.{close}?" if close else ""
+    return f"{WITH}.{name} names no member; the members are {', '.join(titles)}{suggestion}"

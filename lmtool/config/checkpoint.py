@@ -188,12 +188,12 @@ def checkpoint_folder(path: str | Path) -> Path:
     return best_of(checkpoints)
 
 
-def _hint_for(folder: Path, typed: str) -> str:
+def _hint_for(folder: Path, name: str) -> str:
     """Returns a suggestion for a folder that does not exist: a run with a similar name, or a model on the hub."""
     if (close := _nearest_folder(folder)) is not None:
         return f"did you mean {close}?"
-    if _OF_THE_HUB.fullmatch(typed) and not typed.startswith(f"{RUNS}/"):
-        return f"a run is runs/NAME; a model of the hub is checkpoint=hf://{typed}"
+    if _OF_THE_HUB.fullmatch(name) and not name.startswith(f"{RUNS}/"):
+        return f"a run is runs/NAME; a model of the hub is checkpoint=hf://{name}"
     return _GIVE
 
 

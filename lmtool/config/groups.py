@@ -100,7 +100,7 @@ def line_of(path: Path, key: str) -> int | None:
         match = re.match(r"^( *)([A-Za-z0-9_]+):", line)
         if match:
             indent = len(match[1])
-            open_keys = [(at, name) for at, name in open_keys if at < indent] + [(indent, match[2])]
+            open_keys = [(column, name) for column, name in open_keys if column < indent] + [(indent, match[2])]
             if ".".join(name for _, name in open_keys) == key:
                 return number
     return None

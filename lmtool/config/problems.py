@@ -199,9 +199,12 @@ def _unknown(command: type[Config], data: JsonObject, key: str, value: object) -
 def unknown_key(key: str, value: object, command: type[Config], data: JsonObject) -> Problem:
     """Returns the problem of an unknown key, with its meaning in other tools, otherwise with the most similar keys.
     value: plain data; None: unknown."""
-    meant = meant_by(key, value, command, data)
+    suggestions = meant_by(key, value, command, data)
     return Problem(
-        key, f"unknown key {key}", meant.hint or _elsewhere(key, command), meant=tuple(name for name, _ in meant.pairs)
+        key,
+        f"unknown key {key}",
+        suggestions.hint or _elsewhere(key, command),
+        meant=tuple(name for name, _ in suggestions.pairs),
     )
 
 

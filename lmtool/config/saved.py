@@ -77,12 +77,12 @@ def beginning(path: Path) -> bytes:
 def refusal(error: yaml.YAMLError, name: str, hint: str | None = None) -> UserError:
     """Returns the error for a file, with the line."""
     mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
-    where = f"{name}:{mark.line + 1}" if mark is not None else name
+    place = f"{name}:{mark.line + 1}" if mark is not None else name
     if isinstance(error, TooMuch):
         hint = "a configuration has about a hundred keys and values: check what this file is, and omit it"
     problem = error.problem if isinstance(error, yaml.MarkedYAMLError) else None
     problem = error.reason if isinstance(error, ReaderError) else problem
-    return UserError(f"{where}: {problem or 'not plain YAML'}", hint or _PLAIN)
+    return UserError(f"{place}: {problem or 'not plain YAML'}", hint or _PLAIN)
 
 
 def check(text: str) -> None:

@@ -258,9 +258,9 @@ class Several:
 
 def choices(config: type[Config]) -> dict[str, Choice]:
     """Returns the sections of a command's class that are selected by a name."""
-    marked = {}
+    descriptions = {}
     for name, field in config.model_fields.items():
         for mark in field.metadata:
             if isinstance(mark, Choice):
-                marked[name] = mark
-    return marked
+                descriptions[name] = mark
+    return descriptions

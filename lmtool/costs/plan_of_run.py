@@ -68,7 +68,7 @@ def _all_works(
 
 
 def plan_of(
-    config: RunConfig, learner: BaseLearner, metadata: JsonMapping, where: Precision | PlannedDevice
+    config: RunConfig, learner: BaseLearner, metadata: JsonMapping, target: Precision | PlannedDevice
 ) -> RunPlan:
     """Plans a run without phases.
 
@@ -79,7 +79,7 @@ def plan_of(
         where: The device to plan for; or the device and number format of this machine, whose speed is then measured for
             at most a third of a second.
     """
-    single = _plan_one_step(config, learner, metadata, _planned_device(config, where))
+    single = _plan_one_step(config, learner, metadata, _planned_device(config, target))
     limits = _step_limits(config, single, metadata["steps_per_epoch"])
     budget = min(limits, key=lambda name: limits[name])
     steps = _whole_steps(limits[budget])
@@ -90,7 +90,7 @@ def plan_in_phases(
     config: PretrainConfig,
     learner: BaseLearner,
     metadata: Sequence[JsonMapping],
-    where: Precision | PlannedDevice,
+    target: Precision | PlannedDevice,
 ) -> tuple[RunPlan, PhaseFractions]:
     """Plans a run with phases.
 
@@ -103,7 +103,7 @@ def plan_in_phases(
     Returns:
         The plan, and the numbers from which the length of each phase is computed.
     """
-    device = _planned_device(config, where)
+    device = _planned_device(config, target)
     singles = [
         _plan_one_step(phase, learner, loader, device) for phase, loader in zip(config.forms, metadata, strict=True)
     ]
@@ -140,11 +140,11 @@ def plan_in_phases(
     return replace(run_plan, ends_by=budget, phases=phases, notes=(*run_plan.notes, note)), fractions
 
 
-def _planned_device(config: RunConfig, where: Precision | PlannedDevice) -> PlannedDevice:
+def _planned_device(config: RunConfig, target: Precision | PlannedDevice) -> PlannedDevice:
     """Returns a planned device as it is, or measures the device of this machine."""
-    if isinstance(where, PlannedDevice):
-        return where
-    return this_machine(config.model.hidden_size, config.model.inner_size, where)
+    if isinstance(target, PlannedDevice):
+        return target
+    return this_machine(config.model.hidden_size, config.model.inner_size, target)
 
 
 def _plan_one_step(config: RunConfig, learner: BaseLearner, metadata: JsonMapping, device: PlannedDevice) -> RunPlan:

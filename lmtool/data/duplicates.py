@@ -93,10 +93,10 @@ class TextIndex:
     def overlap(self, other: TextIndex) -> Matches:
         """Returns the text of this index that each text of another index repeats: the first equal one, otherwise the
         most similar one."""
-        at = np.searchsorted(self._distinct, other._keys).clip(max=max(len(self._distinct) - 1, 0))
-        equal = self._distinct[at] == other._keys if len(self._distinct) else np.zeros(len(at), dtype=bool)
-        matches = Matches(np.full(len(at), -1), equal.astype(np.float64))
-        matches.repeated[equal] = self._firsts[at[equal]]
+        indices = np.searchsorted(self._distinct, other._keys).clip(max=max(len(self._distinct) - 1, 0))
+        equal = self._distinct[indices] == other._keys if len(self._distinct) else np.zeros(len(indices), dtype=bool)
+        matches = Matches(np.full(len(indices), -1), equal.astype(np.float64))
+        matches.repeated[equal] = self._firsts[indices[equal]]
         self._measure(other, matches)
         for values in (matches.repeated, matches.similarity):  # copy the result of the first of equal texts
             values[:] = values[other._first]

@@ -155,11 +155,11 @@ def batch_boundaries(lengths: np.ndarray, examples: int | None = None, tokens: i
         stride = count if examples is None else examples
         return np.append(np.arange(0, count, stride, dtype=np.int64), count)
     ends = np.cumsum(lengths, dtype=np.int64)
-    boundaries, at = [0], 0
-    while at < count:
-        fitting = int(np.searchsorted(ends, (ends[at - 1] if at else 0) + tokens, side="right"))
-        at = max(fitting, at + 1) if examples is None else min(max(fitting, at + 1), at + examples, count)
-        boundaries.append(at)
+    boundaries, start = [0], 0
+    while start < count:
+        fitting = int(np.searchsorted(ends, (ends[start - 1] if start else 0) + tokens, side="right"))
+        start = max(fitting, start + 1) if examples is None else min(max(fitting, start + 1), start + examples, count)
+        boundaries.append(start)
     return np.array(boundaries, dtype=np.int64)
 
 
@@ -209,12 +209,12 @@ def step_boundaries(plan: Plan, order: Order, examples: int | None, tokens: int 
     """Returns (B+1,): the `batch_boundaries` of all examples in an order. Reads the lengths in parts."""
     if tokens is None:
         return batch_boundaries(np.empty(len(order)), examples)
-    parts, at, size = [np.zeros(1, dtype=np.int64)], 0, LENGTHS_READ
-    while at < len(order):
-        end = min(at + size, len(order))
-        boundaries = at + batch_boundaries(plan.lengths[order.examples(at, end)], examples, tokens)[1:]
+    parts, start, size = [np.zeros(1, dtype=np.int64)], 0, LENGTHS_READ
+    while start < len(order):
+        end = min(start + size, len(order))
+        boundaries = start + batch_boundaries(plan.lengths[order.examples(start, end)], examples, tokens)[1:]
         # The last batch of a part may continue in the next part.
         step_ends = boundaries if end == len(order) else boundaries[:-1]
-        at, size = (int(step_ends[-1]), LENGTHS_READ) if len(step_ends) else (at, 2 * size)
+        start, size = (int(step_ends[-1]), LENGTHS_READ) if len(step_ends) else (start, 2 * size)
         parts.append(step_ends)
     return np.concatenate(parts)

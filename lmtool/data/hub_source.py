@@ -264,10 +264,10 @@ class HubSource(FileSource[HubConfig]):
     def _write(self, rows: Any, writer: ShardWriter, subject: str) -> None:
         columns, most, stored_text = columns_of(self.config), self.config.max_bytes, writer.stored
         for row in rows:
-            where = f"{subject}:{stored_text.rows + 1}"
-            text = text_of(where, columns, values_of(where, row, columns, "data.text"), "data.text")
+            place = f"{subject}:{stored_text.rows + 1}"
+            text = text_of(place, columns, values_of(place, row, columns, "data.text"), "data.text")
             if len(text) > LINE // 2:  # JSON escapes may double its length
-                raise UserError(f"{where}: a text of {len(text):,} characters", "remove the row from the data set")
+                raise UserError(f"{place}: a text of {len(text):,} characters", "remove the row from the data set")
             if not writer.add(text, most):
                 return
             if writer.full:

@@ -77,14 +77,14 @@ class PhasedLoader:
     def steps(self, cursor: dict[str, int] | None = None, rank: int = 0, ranks: int = 1) -> Iterator[Step]:
         """Endless steps from the cursor on, since the last phase has no end; see `PackedLoader.steps`. UserError also
         if the phase of the cursor would start later in a run of this length."""
-        at = cursor or _START
-        if self._ends is not None and at["phase"] and at["step"] < self._ends[at["phase"] - 1]:
+        position = cursor or _START
+        if self._ends is not None and position["phase"] and position["step"] < self._ends[position["phase"] - 1]:
             raise UserError(
-                f"the checkpoint was saved in phase {at['phase'] + 1} after step {at['step']}, but with this run's "
-                f"budget the phase starts after step {self._ends[at['phase'] - 1]:.0f}",
+                f"the checkpoint was saved in phase {position['phase'] + 1} after step {position['step']}, but with "
+                f"this run's budget the phase starts after step {self._ends[position['phase'] - 1]:.0f}",
                 "use the checkpoint's budget, or a checkpoint from the first phase",
             )
-        return self._steps(at, self._loader(at).steps(_within(at), rank, ranks), rank, ranks)
+        return self._steps(position, self._loader(position).steps(_within(position), rank, ranks), rank, ranks)
 
     def steps_in_epoch(self, epoch: int) -> int:
         """Raises UserError if an epoch differs in length between phases."""
@@ -120,41 +120,43 @@ class PhasedLoader:
 
     def read(self, steps: int) -> Iterator[np.ndarray]:
         """Yields the rows of the plans that the first `steps` steps read, in any order."""
-        at = _START
-        while at["step"] < steps:
-            loader, number = self._loader(at), int(min(self._end(at), steps)) - at["step"]
+        position = _START
+        while position["step"] < steps:
+            loader, number = self._loader(position), int(min(self._end(position), steps)) - position["step"]
             yield from loader.read(number)
-            at = {**at, **loader.after(number), "step": at["step"] + number}
-            if at["step"] < steps:
-                at = self._enter_phase(at)
+            position = {**position, **loader.after(number), "step": position["step"] + number}
+            if position["step"] < steps:
+                position = self._enter_phase(position)
 
-    def _steps(self, at: dict[str, int], iterator: Iterator[Step], rank: int, ranks: int) -> Iterator[Step]:
+    def _steps(self, position: dict[str, int], iterator: Iterator[Step], rank: int, ranks: int) -> Iterator[Step]:
         while True:
-            while at["step"] < self._end(at):
+            while position["step"] < self._end(position):
                 step = next(iterator)
-                at = {**at, **step.cursor, "step": at["step"] + 1}
-                rate = self.fractions.rates[at["phase"]]
-                yield replace(step, cursor=at, phase=at["phase"] + 1, rate_scale=rate)
-            at = self._enter_phase(at)
-            iterator = self._loader(at).steps(_within(at), rank, ranks)
+                position = {**position, **step.cursor, "step": position["step"] + 1}
+                rate = self.fractions.rates[position["phase"]]
+                yield replace(step, cursor=position, phase=position["phase"] + 1, rate_scale=rate)
+            position = self._enter_phase(position)
+            iterator = self._loader(position).steps(_within(position), rank, ranks)
 
-    def _end(self, at: dict[str, int]) -> float:
+    def _end(self, position: dict[str, int]) -> float:
         """Returns the last step of the current phase."""
-        return math.inf if self._ends is None else self._ends[at["phase"]]
+        return math.inf if self._ends is None else self._ends[position["phase"]]
 
-    def _enter_phase(self, at: dict[str, int]) -> dict[str, int]:
+    def _enter_phase(self, position: dict[str, int]) -> dict[str, int]:
         """Returns the cursor at the start of the next phase. A phase that is too short for a step is skipped."""
         assert self._ends is not None
-        while at["step"] >= self._ends[at["phase"]]:
-            before, phase = self._loader(at), at["phase"] + 1
-            epoch, skipped = (at["epoch"], before.read_before(_within(at))) if self._continues[phase] else (0, 0)
-            at = {**at, "phase": phase, "epoch": epoch, "batch": 0, "began": epoch, "skipped": skipped}
-        return at
+        while position["step"] >= self._ends[position["phase"]]:
+            before, phase = self._loader(position), position["phase"] + 1
+            epoch, skipped = (
+                (position["epoch"], before.read_before(_within(position))) if self._continues[phase] else (0, 0)
+            )
+            position = {**position, "phase": phase, "epoch": epoch, "batch": 0, "began": epoch, "skipped": skipped}
+        return position
 
-    def _loader(self, at: dict[str, int]) -> PackedLoader:
-        return self.loaders[at["phase"]].beginning(at["began"], at["skipped"])
+    def _loader(self, position: dict[str, int]) -> PackedLoader:
+        return self.loaders[position["phase"]].beginning(position["began"], position["skipped"])
 
 
-def _within(at: dict[str, int]) -> dict[str, int]:
+def _within(position: dict[str, int]) -> dict[str, int]:
     """Returns the cursor of the phase's loader."""
-    return {"epoch": at["epoch"], "batch": at["batch"]}
+    return {"epoch": position["epoch"], "batch": position["batch"]}

@@ -158,13 +158,13 @@ def name_list(names: Sequence[str]) -> str:
     return ", ".join(shown_names) + more
 
 
-def no_column(where: str, name: str, names: Sequence[str], key: str, listed: bool = False) -> UserError:
+def no_column(place: str, name: str, names: Sequence[str], key: str, listed: bool = False) -> UserError:
     """Returns the error for a missing column, with the nearest name. key: the key that names the column. listed:
     whether its value is a list."""
     like = nearest(name, names)
     form = "{}=[{}]" if listed else "{}={}"
     hint = f"did you mean {form.format(key, like)}?" if like else f"name the column: {form.format(key, 'COLUMN')}"
-    return UserError(f"{where}: no column {name}; there are {name_list(names) or 'none'}", hint)
+    return UserError(f"{place}: no column {name}; there are {name_list(names) or 'none'}", hint)
 
 
 def objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -223,14 +223,14 @@ def object_of(path: Path, number: int, line: str) -> dict[str, object]:
 _FORM = "write one JSON object per line"
 
 
-def require_characters(where: str, name: str, value: object) -> None:
+def require_characters(place: str, name: str, value: object) -> None:
     """Raises UserError if JSON escapes contain half of a character, which files and tokenizers do not accept."""
     try:
         json.dumps([name, value], ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
         half = ascii(error.object[error.start])[1:-1]
         raise UserError(
-            f"{where}: {name} contains {half}, half of a character (a lone surrogate)",
+            f"{place}: {name} contains {half}, half of a character (a lone surrogate)",
             "write both halves, the character itself, or \\ufffd in its place",
         ) from error
 
@@ -246,7 +246,7 @@ def fields_of(row: Mapping[str, object]) -> dict[str, object]:
     return fields
 
 
-def values_of(where: str, row: Mapping[str, object], names: Sequence[str], key: str) -> list[object]:
+def values_of(place: str, row: Mapping[str, object], names: Sequence[str], key: str) -> list[object]:
     """Returns the values of columns in a row; a name that is not a key is a dotted path.
 
     Args:
@@ -263,7 +263,7 @@ def values_of(where: str, row: Mapping[str, object], names: Sequence[str], key: 
         try:
             values.append(_at_path(row, name))
         except KeyError:
-            raise no_column(where, name, [*fields_of(row)], key) from None
+            raise no_column(place, name, [*fields_of(row)], key) from None
     return values
 
 
@@ -281,7 +281,7 @@ def _at_path(part: object, path: str) -> object:
     return _at_path(part[head], rest)
 
 
-def text_of(where: str, names: Sequence[str], values: Sequence[object], key: str) -> str:
+def text_of(place: str, names: Sequence[str], values: Sequence[object], key: str) -> str:
     """Returns the text of a row: its values joined by newlines, without null and blank ones.
 
     Args:
@@ -296,7 +296,7 @@ def text_of(where: str, names: Sequence[str], values: Sequence[object], key: str
     texts = []
     for name, value in zip(names, values, strict=True):
         if value is not None and not isinstance(value, str):
-            raise UserError(f"{where}: {name} is {described(value)}, not text", f"name a column of text: {key}=COLUMN")
+            raise UserError(f"{place}: {name} is {described(value)}, not text", f"name a column of text: {key}=COLUMN")
         if value and not value.isspace():
             texts.append(value)
     return "\n".join(texts)

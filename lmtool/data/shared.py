@@ -155,20 +155,24 @@ def _locked(path: Path) -> Iterator[None]:
 def _write(path: Path, arrays: Arrays) -> None:
     """Writes a file of arrays and renames it to `path`. Raises OSError if that fails; an empty file then tells the
     other processes."""
-    draft, header, at, checksum = draft_path(path), {}, _HEADER, 0
+    draft, header, offset, checksum = draft_path(path), {}, _HEADER, 0
     try:
         with open(draft, "xb") as file:
             file.write(bytes(_HEADER))
             for name, array in arrays.items():
                 content = np.ascontiguousarray(array).view(np.uint8).data
                 padding = bytes(-len(content) % _ALIGNMENT)
-                header[name] = {"dtype": np.lib.format.dtype_to_descr(array.dtype), "count": len(array), "start": at}
+                header[name] = {
+                    "dtype": np.lib.format.dtype_to_descr(array.dtype),
+                    "count": len(array),
+                    "start": offset,
+                }
                 for part in (content, padding):
                     file.write(part)
                     checksum = zlib.crc32(part, checksum)
-                at += len(content) + len(padding)
+                offset += len(content) + len(padding)
             file.seek(0)
-            line = json.dumps({"arrays": header, "size": at, "crc32": checksum}).encode()
+            line = json.dumps({"arrays": header, "size": offset, "crc32": checksum}).encode()
             file.write(line.ljust(_HEADER - _COUNT) + bytes(_COUNT))
         os.rename(draft, path)
     except OSError:

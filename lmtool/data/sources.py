@@ -111,7 +111,7 @@ def _sampled(count: int, number: int) -> np.ndarray:
 _BOUNDARIES = (re.compile(r"\n[^\S\n]*\n"), re.compile(r"\n"), re.compile(r"(?<=[.!?])\s"), re.compile(r"\s"))
 
 
-def split_offset(read: Callable[[int, int], str], length: int, fraction: float) -> int:
+def split_offset(read_text: Callable[[int, int], str], length: int, fraction: float) -> int:
     """Returns the position at which the only document is split so that about its last `fraction` is for validation: the
     nearest of the best kind of boundary within a twentieth of the text, at most `PART` characters away.
 
@@ -125,7 +125,7 @@ def split_offset(read: Callable[[int, int], str], length: int, fraction: float) 
     """
     target, near = round(length * (1 - fraction)), max(length // 20, 20)
     start, end = (0, length) if near <= PART else (max(target - PART, 0), target + PART)
-    text = read(start, end)
+    text = read_text(start, end)
     target -= start
     for reach in (near, len(text)):
         for boundary in _BOUNDARIES:

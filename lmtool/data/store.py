@@ -359,11 +359,11 @@ def locked(path: Path) -> Iterator[bool]:
     """Waits for a file's lock and holds it. Yields whether it is held; without locks in the file system processes may
     repeat work, but renaming keeps results intact."""
     with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666), "r+b") as file:
-        held = False
+        is_locked = False
         with contextlib.suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_EX)
-            held = True
-        yield held
+            is_locked = True
+        yield is_locked
 
 
 def _open(folder: Path, key: str, cache: ArrayCache) -> TokenStore:

@@ -309,9 +309,9 @@ def read_squad(path: Path) -> Table:
     try:
         content = json.loads(text)
     except json.JSONDecodeError as error:
-        where = f"{path}:{error.lineno}:{error.colno}"
+        place = f"{path}:{error.lineno}:{error.colno}"
         raise UserError(
-            f"{where}: not JSON: {error.msg}", "correct the file, or copy it again if it was damaged"
+            f"{place}: not JSON: {error.msg}", "correct the file, or copy it again if it was damaged"
         ) from error
     except (RecursionError, ValueError) as error:
         raise UserError(
@@ -319,7 +319,7 @@ def read_squad(path: Path) -> Table:
         ) from error
     table = Table({name: [] for name in ("id", "question", "context", "answers")})
     last, line, labeled = 0, 1, 0
-    for where, context, question in _questions(path, content):
+    for place, context, question in _questions(path, content):
         position = text.find(json.dumps(str(question["id"])), last)
         if position >= 0:
             line, last = line + text.count("\n", last, position), position
@@ -327,9 +327,9 @@ def read_squad(path: Path) -> Table:
         answers = [] if question.get("is_impossible") else question.get("answers")
         for name, value in (("question", question["question"]), ("context", context)):
             if not isinstance(value, str):
-                message = f"{path}:{line}: {where}: {name} is {type(value).__name__}, not text"
+                message = f"{path}:{line}: {place}: {name} is {type(value).__name__}, not text"
                 raise UserError(message, "correct the question")
-            require_characters(f"{path}:{line}: {where}", name, value)
+            require_characters(f"{path}:{line}: {place}", name, value)
         values = (question["id"], question["question"], context, answers)
         for column, value in zip(table.columns.values(), values, strict=True):
             column.append(value)
@@ -350,9 +350,9 @@ def _questions(path: Path, content: object) -> Iterator[tuple[str, object, dict[
     """Yields the name of each question for errors, its context, and the question. Raises UserError if a key is
     missing."""
     for article, data in enumerate(_list(f"{path}", content, "data"), start=1):
-        where = f"{path}: article {article}"
-        for number, paragraph in enumerate(_list(where, data, "paragraphs"), start=1):
-            inside = f"{where}, paragraph {number}"
+        place = f"{path}: article {article}"
+        for number, paragraph in enumerate(_list(place, data, "paragraphs"), start=1):
+            inside = f"{place}, paragraph {number}"
             for question in _list(inside, paragraph, "qas"):
                 missing = [name for name in ("id", "question") if name not in (question or ())]
                 if "context" not in paragraph or missing:
@@ -361,8 +361,8 @@ def _questions(path: Path, content: object) -> Iterator[tuple[str, object, dict[
                 yield f"question {question['id']}", paragraph["context"], question
 
 
-def _list(where: str, content: Any, key: str) -> list[Any]:
+def _list(place: str, content: Any, key: str) -> list[Any]:
     value = content.get(key) if isinstance(content, dict) else None
     if not isinstance(value, list):
-        raise UserError(f"{where}: no list {key}", _FORM)
+        raise UserError(f"{place}: no list {key}", _FORM)
     return value

@@ -214,10 +214,10 @@ class CsvSource(RowSource[CsvConfig]):
     def rows_of(self, path: Path) -> Iterator[tuple[int, Sequence[object]]]:
         encoding = self.config.encoding
         lines = records(path, self._delimiter(path), encoding, "data.encoding")
-        at, names = header_of(path, lines)
+        line_number, names = header_of(path, lines)
         for name in self.columns:
             if name not in names:
-                raise no_column(f"{path}:{at}", name, names, _KEY)
+                raise no_column(f"{path}:{line_number}", name, names, _KEY)
         indices = [names.index(name) for name in self.columns]
         for number, record in lines:
             if len(record) == len(names):

@@ -113,9 +113,9 @@ def _split_long(piece: str) -> list[str]:
     while len(piece) > LONGEST_SENTENCE:
         window = piece[1 : LONGEST_SENTENCE + 1]
         space = max(window.rfind(character) for character in " \n\t")
-        at = space + 1 if space >= 0 else LONGEST_SENTENCE
-        parts.append(piece[:at])
-        piece = piece[at:]
+        end = space + 1 if space >= 0 else LONGEST_SENTENCE
+        parts.append(piece[:end])
+        piece = piece[end:]
     return [*parts, piece] if piece else parts
 
 

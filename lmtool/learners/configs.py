@@ -364,6 +364,6 @@ def member_problem(error: ValidationError | PydanticCustomError, known: Sequence
         return f"a section has no name, {valid}" if name is None else f"{name} is not {valid}"
     problem = error.errors(include_url=False, include_input=False)[0]
     messages = {"extra_forbidden": "unknown key", "missing": "missing required value"}
-    where, message = ".".join(map(str, problem["loc"])), messages.get(problem["type"], problem["msg"])
+    path, message = ".".join(map(str, problem["loc"])), messages.get(problem["type"], problem["msg"])
     message += " is not known" if problem["type"] == "choice_unknown" else ""
-    return ": ".join(part for part in (where, message.removeprefix("Value error, ")) if part)
+    return ": ".join(part for part in (path, message.removeprefix("Value error, ")) if part)

@@ -133,7 +133,7 @@ to_hf, from_hf = HF_FORMAT.to_hf, HF_FORMAT.from_hf
 
 def to_hf_config(config: AlbertConfig) -> JsonObject:
     """Converts the activation too, which differs between versions."""
-    activation = next(theirs for theirs, ours in _ACTIVATIONS.items() if ours == config.activation)
+    activation = next(hf_name for hf_name, name in _ACTIVATIONS.items() if name == config.activation)
     return {**HF_FORMAT.to_hf_config(config), "hidden_act": activation}
 
 

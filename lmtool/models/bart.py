@@ -90,14 +90,14 @@ def post_norm_pairs() -> list[tuple[str, str]]:
     pairs = [("backbone.embed.token", "model.shared"), ("heads.lm.bias", "final_logits_bias")]
     pairs.append(("heads.lm.output", "lm_head"))
     for stack, parts in sublayers.items():
-        fields, theirs = f"backbone.{stack}.layers.*.", f"model.{stack}.layers.*."
+        fields, hf_prefix = f"backbone.{stack}.layers.*.", f"model.{stack}.layers.*."
         for name, norm, hf_tensors in parts:
             pairs += [
-                (f"{fields}{name}.{projection}", f"{theirs}{hf_tensors}.{other}") for projection, other in attention
+                (f"{fields}{name}.{projection}", f"{hf_prefix}{hf_tensors}.{other}") for projection, other in attention
             ]
-            pairs.append((fields + norm, f"{theirs}{hf_tensors}_layer_norm"))
-        pairs += [(fields + "ffn.fc_in", theirs + "fc1"), (fields + "ffn.fc_out", theirs + "fc2")]
-        pairs.append((fields + ("norm2" if stack == "encoder" else "norm3"), theirs + "final_layer_norm"))
+            pairs.append((fields + norm, f"{hf_prefix}{hf_tensors}_layer_norm"))
+        pairs += [(fields + "ffn.fc_in", hf_prefix + "fc1"), (fields + "ffn.fc_out", hf_prefix + "fc2")]
+        pairs.append((fields + ("norm2" if stack == "encoder" else "norm3"), hf_prefix + "final_layer_norm"))
     return pairs
 
 

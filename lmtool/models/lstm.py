@@ -73,8 +73,8 @@ class LstmDecoder(Decoder):
         hidden_TH = super().forward(packed, rng, cache, read_M, tap)
         carried.after = {
             f"{part}_{number}": tensor
-            for number, kept in enumerate(layers)
-            for part, tensor in zip(_PARTS, kept.after, strict=True)
+            for number, state in enumerate(layers)
+            for part, tensor in zip(_PARTS, state.after, strict=True)
         }
         return hidden_TH
 

@@ -129,10 +129,10 @@ def _pairs() -> tuple[tuple[str, str], ...]:
         ),
     }
     for stack, sublayers in stack_names.items():
-        for number, (ours, norm, theirs) in enumerate(sublayers):
+        for number, (name, norm, hf_name) in enumerate(sublayers):
             layer, hf_tensors = f"backbone.{stack}.layers.*.", f"{stack}.block.*.layer.{number}."
-            parts = (("fc_in", "wi"), ("fc_gate", "wi_0"), ("fc_out", "wo")) if ours == "ffn" else projections
-            pairs += [(f"{layer}{ours}.{part}", f"{hf_tensors}{theirs}.{other}") for part, other in parts]
+            parts = (("fc_in", "wi"), ("fc_gate", "wi_0"), ("fc_out", "wo")) if name == "ffn" else projections
+            pairs += [(f"{layer}{name}.{part}", f"{hf_tensors}{hf_name}.{other}") for part, other in parts]
             pairs.append((layer + norm, hf_tensors + "layer_norm"))
         pairs.append((f"backbone.{stack}.final_norm", f"{stack}.final_layer_norm"))
         owner = "embed" if stack == "encoder" else "decoder.embed"

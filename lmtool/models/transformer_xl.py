@@ -148,7 +148,9 @@ class MemoryRecorder(Tap):
         memory_NFH = self._memories[point.layer]
         count = memory_NFH.shape[1]
         joint = in_front(memory_NFH, x_TH.detach().to(memory_NFH.dtype), self._lengths)
-        self.after.append(torch.stack([text[-count:] for text in joint.split([count + own for own in self._lengths])]))
+        self.after.append(
+            torch.stack([text[-count:] for text in joint.split([count + length for length in self._lengths])])
+        )
         return x_TH
 
 

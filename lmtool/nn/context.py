@@ -55,7 +55,9 @@ class EncoderState:
             return Layout(outputs.segments, keys, mask)
         lengths = outputs.lengths
         if self.outputs > 1:
-            lengths = tuple(sum(lengths[at : at + self.outputs]) for at in range(0, len(lengths), self.outputs))
+            lengths = tuple(
+                sum(lengths[first : first + self.outputs]) for first in range(0, len(lengths), self.outputs)
+            )
         if lengths not in self._layouts:
             # Successive steps of decoding have one token per text, so the plan of the last step is reused.
             queries = Segments.packed(lengths, outputs.tokens.device)

@@ -228,16 +228,16 @@ class TokenRng:
         """Returns the masks of `drop_weights` for several tiles at once, uint8, 0 for dropped weights, and the scale of
         the kept ones. shapes: (rows times heads, L queries, S keys) of each tile, with S a multiple of four. tokens_P:
         the token of each query in the tiles, rows concatenated."""
-        keys_P, at, end = self.keys_T[tokens_P], 0, 0
+        keys_P, start, end = self.keys_T[tokens_P], 0, 0
         numbers = keys_P.new_empty(sum(rows * queries * keys // _CHANNELS_PER_HASH for rows, queries, keys in shapes))
         for rows, queries, keys in shapes:
             constants = hash_constants(self._location, (heads, 1, keys // _CHANNELS_PER_HASH), keys_P.device)
-            tile_keys = keys_P[at : at + rows // heads * queries].view(rows // heads, 1, queries, 1)
+            tile_keys = keys_P[start : start + rows // heads * queries].view(rows // heads, 1, queries, 1)
             size = rows * queries * keys // _CHANNELS_PER_HASH
             torch.add(
                 tile_keys, constants, out=numbers[end : end + size].view(-1, heads, queries, keys // _CHANNELS_PER_HASH)
             )
-            at, end = at + rows // heads * queries, end + size
+            start, end = start + rows // heads * queries, end + size
         mask = _threshold(mix(numbers).view(torch.int16), rate).to(torch.uint8)
         parts = mask.split([math.prod(shape) for shape in shapes])
         return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)], _factor(rate)

@@ -129,10 +129,10 @@ class CausalLanguageModel(TextObjective):
     @torch.no_grad()
     def score(self, batch: Batch) -> dict[str, Scores]:
         """Returns the loss and the best prediction of each target, in evaluation mode."""
-        at, labels = indices_of(batch, self.term), labels_of(batch, self.term)
+        indices, labels = indices_of(batch, self.term), labels_of(batch, self.term)
         hidden_MH = self._states(batch, None)
         losses, best = self.lm.scores(hidden_MH, self.table_VH, labels)
-        return {self.term: Scores(losses, labels, best, batch.inputs.documents[at])}
+        return {self.term: Scores(losses, labels, best, batch.inputs.documents[indices])}
 
     def _states(self, batch: Batch, rng: DropoutRng | None) -> Tensor:
         """Returns the hidden states (M, H) at the predicting positions."""

@@ -48,7 +48,7 @@ class MaskFiller(BaseLearner):
         return kind(self.config, self.tokenizer, format_name, data, max_length, self.seed, self.masks)
 
     @abstractmethod
-    def logits_at(self, packed: Packed, at: Tensor) -> Tensor:
+    def logits_at(self, packed: Packed, indices: Tensor) -> Tensor:
         """Returns the logits (M, V) of the vocabulary at positions (M,) of a packed batch."""
 
     @torch.no_grad()
@@ -70,12 +70,12 @@ class MaskFiller(BaseLearner):
             logits_at: Computes the logits at masked positions.
             n: The number of examples.
         """
-        at, labels, pieces = indices_of(batch, term), labels_of(batch, term), self.tokenizer.pieces
-        requested = batch.inputs.documents[at] < n
-        at, labels = at[requested], labels[requested]
-        guesses = self._guesses(logits_at(batch.inputs, at))
-        tokens, input_tokens = batch.inputs.tokens.cpu().clone(), batch.inputs.tokens.cpu()[at.cpu()]
-        tokens[at.cpu()] = labels.cpu()
+        indices, labels, pieces = indices_of(batch, term), labels_of(batch, term), self.tokenizer.pieces
+        requested = batch.inputs.documents[indices] < n
+        indices, labels = indices[requested], labels[requested]
+        guesses = self._guesses(logits_at(batch.inputs, indices))
+        tokens, input_tokens = batch.inputs.tokens.cpu().clone(), batch.inputs.tokens.cpu()[indices.cpu()]
+        tokens[indices.cpu()] = labels.cpu()
         samples = []
         for start, length in list(zip(batch.inputs.starts, batch.inputs.lengths, strict=True))[:n]:
             masked = [
@@ -85,7 +85,7 @@ class MaskFiller(BaseLearner):
                     "shown": pieces([int(input_tokens[row])])[0],
                     "guesses": guesses[row],
                 }
-                for row, index in enumerate(at.tolist())
+                for row, index in enumerate(indices.tolist())
                 if start <= index < start + length
             ]
             samples.append({"pieces": pieces(tokens[start : start + length]), "masked": masked})
@@ -128,13 +128,13 @@ class MaskFiller(BaseLearner):
                 (len(tokens),),
                 {name: torch.from_numpy(np.asarray(column, dtype=np.int64)) for name, column in columns.items()},
             ).to(backbone.embed.token.weight.device)
-            at = torch.nonzero(packed.tokens == mask)[:, 0]
+            indices = torch.nonzero(packed.tokens == mask)[:, 0]
             with inference.precision.autocast():
-                logits_MV = self.logits_at(packed, at)
+                logits_MV = self.logits_at(packed, indices)
             if not bool(torch.isfinite(logits_MV).all()):
                 raise NotFinite("predictions")
             filled = packed.tokens.clone()
-            filled[at] = logits_MV.float().softmax(-1)[:, : tokenizer.vocab_size].argmax(-1)
+            filled[indices] = logits_MV.float().softmax(-1)[:, : tokenizer.vocab_size].argmax(-1)
             guesses = [{"guesses": row} for row in self._guesses(logits_MV)]
             yield {"text": text, "filled": tokenizer.decode(filled.tolist()), "masks": guesses}
 

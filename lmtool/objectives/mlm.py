@@ -108,9 +108,9 @@ class MaskedLanguageModel(MaskFiller):
 
     def scores(self, hidden: dict[str, Tensor], batch: Batch) -> dict[str, Scores]:
         """Returns the scores of each term. hidden: the hidden states that each term reads."""
-        at, labels = indices_of(batch, "mlm"), labels_of(batch, "mlm")
+        indices, labels = indices_of(batch, "mlm"), labels_of(batch, "mlm")
         each, best = self.masked_lm.scores(hidden["mlm"], self.table_VW, labels)
-        scores = {"mlm": Scores(each, labels, best, batch.inputs.documents[at])}
+        scores = {"mlm": Scores(each, labels, best, batch.inputs.documents[indices])}
         if self.config.pairs != "none":
             logits_NC, labels = self._pair_logits(hidden), labels_of(batch, self.config.pairs)
             documents = torch.arange(len(labels), device=labels.device)
@@ -138,8 +138,8 @@ class MaskedLanguageModel(MaskFiller):
         pooled_NH = self.heads["pooler"](hidden[self.config.pairs])
         return self.heads[_PAIR_HEADS[self.config.pairs]](pooled_NH)
 
-    def logits_at(self, packed: Packed, at: Tensor) -> Tensor:
-        return self.masked_lm(self._read(packed, read_M=at), self.table_VW)
+    def logits_at(self, packed: Packed, indices: Tensor) -> Tensor:
+        return self.masked_lm(self._read(packed, read_M=indices), self.table_VW)
 
 
 def _masked_lm_name(config: PairsConfig) -> str:

@@ -68,10 +68,10 @@ class PermutationLanguageModel(MaskFiller, LanguageModelLearner):
     @torch.no_grad()
     def score(self, batch: Batch) -> dict[str, Scores]:
         """Returns the loss and the best prediction of each target, in evaluation mode."""
-        at, labels = indices_of(batch, "plm"), labels_of(batch, "plm")
+        indices, labels = indices_of(batch, "plm"), labels_of(batch, "plm")
         hidden_MH = self._states(batch, None)
         losses, best = self.lm.scores(hidden_MH, self.table_VH, labels)
-        return {"plm": Scores(losses, labels, best, batch.inputs.documents[at])}
+        return {"plm": Scores(losses, labels, best, batch.inputs.documents[indices])}
 
     def _states(self, batch: Batch, rng: DropoutRng | None) -> Tensor:
         """Returns the states (M, H) of the query stream.
@@ -95,12 +95,12 @@ class PermutationLanguageModel(MaskFiller, LanguageModelLearner):
         tokens = batch.inputs.tokens.clone()
         tokens[indices_of(batch, "plm")] = self.tokenizer.role("mask")
         visible_batch = replace(batch, inputs=replace(batch.inputs, tokens=tokens))
-        return self.samples_of(visible_batch, "plm", lambda _, at: self._logits(batch.inputs, at), n)
+        return self.samples_of(visible_batch, "plm", lambda _, indices: self._logits(batch.inputs, indices), n)
 
-    def logits_at(self, packed: Packed, at: Tensor) -> Tensor:
+    def logits_at(self, packed: Packed, indices: Tensor) -> Tensor:
         """Returns logits (M, V) at masked positions, predicted from all tokens that are not masked."""
-        rank_T = torch.zeros_like(packed.tokens).index_fill(0, at, 1)
-        return self._logits(replace(packed, columns={**packed.columns, "rank": rank_T}), at)
+        rank_T = torch.zeros_like(packed.tokens).index_fill(0, indices, 1)
+        return self._logits(replace(packed, columns={**packed.columns, "rank": rank_T}), indices)
 
-    def _logits(self, packed: Packed, at: Tensor) -> Tensor:
-        return self.lm(self.backbone(packed, query_M=on_host(at)), self.table_VH)
+    def _logits(self, packed: Packed, indices: Tensor) -> Tensor:
+        return self.lm(self.backbone(packed, query_M=on_host(indices)), self.table_VH)

@@ -150,8 +150,8 @@ class GeneratedTextLearner(MaskFiller):
             hidden_MG: The generator's states at the masked positions.
             step: The step, which keys the random numbers together with the seed, the example and the position.
         """
-        inputs, at = batch.host.inputs, indices_of(batch.host, "mlm")
-        documents, positions = inputs.documents[at].numpy(), inputs.positions[at].numpy()
+        inputs, indices = batch.host.inputs, indices_of(batch.host, "mlm")
+        documents, positions = inputs.documents[indices].numpy(), inputs.positions[indices].numpy()
         uniform = random_streams.uniform_at(self.seed, "sample", step, batch.examples.numpy()[documents], positions)
         sampled = sample_tokens(
             self._generator_head, hidden_MG.detach(), self._generator_table,
@@ -161,19 +161,19 @@ class GeneratedTextLearner(MaskFiller):
 
     def model_forward(self, batch: Batch, filled: Packed, rng: DropoutRng | None) -> ModelForward:
         """Runs the model on the text with the generator's samples."""
-        at = self.predicting_indices(batch)
-        hidden_MH = self.backbone(filled, rng, read_M=at)
-        return ModelForward(self.original(batch), filled.tokens, at, hidden_MH)
+        indices = self.predicting_indices(batch)
+        hidden_MH = self.backbone(filled, rng, read_M=indices)
+        return ModelForward(self.original(batch), filled.tokens, indices, hidden_MH)
 
     @torch.no_grad()
     def score(self, batch: Batch) -> dict[str, Scores]:
         """Returns the loss and the best prediction of each target, in evaluation mode. The generator samples with the
         random numbers of step 0, so that evaluations can be compared."""
-        at, labels = indices_of(batch, "mlm"), labels_of(batch, "mlm")
+        indices, labels = indices_of(batch, "mlm"), labels_of(batch, "mlm")
         hidden_MG = self._generator_hidden(batch, None)
         losses, best = self._generator_head.scores(hidden_MG, self._generator_table, labels)
         documents = batch.inputs.documents
-        scores = {"mlm": Scores(losses, labels, best, documents[at])}
+        scores = {"mlm": Scores(losses, labels, best, documents[indices])}
         forward = self.model_forward(batch, self.filled(batch, hidden_MG, 0), None)
         return {**scores, self.term: Scores(*self.scored(forward), documents[forward.at])}
 
@@ -199,9 +199,9 @@ class GeneratedTextLearner(MaskFiller):
         """The token table of the model."""
         return self.backbone.embed.token.weight
 
-    def logits_at(self, packed: Packed, at: Tensor) -> Tensor:
+    def logits_at(self, packed: Packed, indices: Tensor) -> Tensor:
         """Returns the logits (M, V) that the generator predicts at masked positions."""
-        hidden_MG = self._generator_head.states(self.generator, packed, read_M=at)
+        hidden_MG = self._generator_head.states(self.generator, packed, read_M=indices)
         return self._generator_head(hidden_MG, self._generator_table)
 
 

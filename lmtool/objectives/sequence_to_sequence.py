@@ -63,10 +63,10 @@ class SequenceToSequence(TextObjective):
         """Returns the loss and the best prediction of each output token that is not special, in evaluation mode."""
         outputs = cast(Packed, batch.outputs)
         labels, special = labels_of(batch, self.term), torch.tensor(sorted(self.tokenizer.special_ids))
-        at = send((~torch.isin(labels_of(batch.host, self.term), special)).nonzero()[:, 0], labels.device)
-        hidden_MH = self.backbone(batch.inputs, None, outputs, at)
-        losses, best = self.lm.scores(hidden_MH, self.table_VH, labels[at])
-        return {self.term: Scores(losses, labels[at], best, outputs.documents[at])}
+        indices = send((~torch.isin(labels_of(batch.host, self.term), special)).nonzero()[:, 0], labels.device)
+        hidden_MH = self.backbone(batch.inputs, None, outputs, indices)
+        losses, best = self.lm.scores(hidden_MH, self.table_VH, labels[indices])
+        return {self.term: Scores(losses, labels[indices], best, outputs.documents[indices])}
 
     def writer(self) -> AnswerWriter:
         return AnswerWriter(self.backbone, self.lm, self.tokenizer)

@@ -46,11 +46,13 @@ class StageProgress:
         now = self._now()
         if stage != self._stage:
             self._stage, self._began, self._shown, self._first = stage, now, now, done
-        left = (now - self._began) * (total - done) / max(done - self._first, 1) if done > self._first else float("nan")
+        seconds_left = (
+            (now - self._began) * (total - done) / max(done - self._first, 1) if done > self._first else float("nan")
+        )
         if self._draw is None:
             if now - self._shown >= _LINE_SECONDS and done < total:
                 self._shown = now
-                self._line(f"{stage}: {done / total:.0%}, {rate}, about {duration(left)} left")
+                self._line(f"{stage}: {done / total:.0%}, {rate}, about {duration(seconds_left)} left")
         elif done >= total:
             self._draw(None)
         elif now - self._shown >= _REDRAW_SECONDS or done == self._first:
@@ -58,7 +60,7 @@ class StageProgress:
             filled = round(_BAR_CELLS * done / total)
             columns = shutil.get_terminal_size((100, 24)).columns
             blocks = f"{'#' * filled:.<{_BAR_CELLS}}"
-            bar = f"{stage} [{blocks}] {done / total:4.0%} · {rate} · {clock(left)} left"
+            bar = f"{stage} [{blocks}] {done / total:4.0%} · {rate} · {clock(seconds_left)} left"
             self._draw(bar[: columns - 1])
 
 

@@ -92,7 +92,7 @@ def _squares(axes: Axes, values_LL: np.ndarray, **options: Any) -> QuadMesh:
 def _label_tokens(axes: Axes, names: Sequence[str], columns: int, at_left: bool) -> None:
     """Labels the axes with tokens: the x axis, and the y axis of the leftmost of `columns` plots."""
     size = min(7.0, 200 / max(len(names), 1) / columns)
-    positions = [at + 0.5 for at in range(len(names))]
+    positions = [index + 0.5 for index in range(len(names))]
     axes.set_xticks(positions, names, rotation=90, fontsize=size)
     axes.set_yticks(positions, names if at_left else [""] * len(names), fontsize=size)
     axes.tick_params(length=0)

@@ -81,8 +81,10 @@ def _statistics_rows(screen: InspectionScreen) -> list[list[str]]:
 def _print_statistics(output: Output, screen: InspectionScreen) -> None:
     """Prints the columns that are not empty, and the checks."""
     header, rows = [*_HEADER, ""], _statistics_rows(screen)
-    filled = [at for at in range(len(header)) if at == 0 or any(row[at] for row in rows)]
-    lines = table_lines([header[at] for at in filled], [[row[at] for at in filled] for row in rows], output.columns)
+    filled = [column for column in range(len(header)) if column == 0 or any(row[column] for row in rows)]
+    lines = table_lines(
+        [header[column] for column in filled], [[row[column] for column in filled] for row in rows], output.columns
+    )
     for number, line in enumerate(lines):
         output.line(line, "dim" if number < 2 else "bold red" if _BROKEN in line else None)
     for words in screen.definitions:
@@ -113,7 +115,7 @@ def _rows(example: JsonMapping) -> Iterator[tuple[str, str]]:
     input_targets = first_targets if "output" not in example else {}
     if "filled" in example:
         pieces = example["filled"]["pieces"]
-        replaced = {at: piece for at, piece in input_targets.items() if pieces[at] != piece}
+        replaced = {index: piece for index, piece in input_targets.items() if pieces[index] != piece}
         yield "generator reads", _pieces(example["input"]["pieces"], input_targets, _PREDICTED)
         yield "model reads", _pieces(pieces, replaced, _REPLACED)
     else:
@@ -139,12 +141,12 @@ def _pieces(pieces: Sequence[str], answers: Mapping[int, str], sign: str) -> str
     """Returns tokens, as `token→target` where something is predicted; plain tokens if each predicts the next."""
     answers = {} if _is_next(pieces, answers) else answers
     words: list[str] = []
-    left = _TEXT_LIMIT
-    for at, piece in enumerate(pieces):
-        word = f"{piece}{sign}{answers[at]}" if at in answers else piece
-        left -= len(word) + 1
-        if left < 0:
-            words.append(f"… and {len(pieces) - at:,} more")
+    remaining = _TEXT_LIMIT
+    for index, piece in enumerate(pieces):
+        word = f"{piece}{sign}{answers[index]}" if index in answers else piece
+        remaining -= len(word) + 1
+        if remaining < 0:
+            words.append(f"… and {len(pieces) - index:,} more")
             break
         words.append(word)
     return plain(" ".join(words))
@@ -152,7 +154,9 @@ def _pieces(pieces: Sequence[str], answers: Mapping[int, str], sign: str) -> str
 
 def _is_next(pieces: Sequence[str], answers: Mapping[int, str]) -> bool:
     """Whether every target is the next token."""
-    return bool(answers) and all(at + 1 >= len(pieces) or pieces[at + 1] == label for at, label in answers.items())
+    return bool(answers) and all(
+        index + 1 >= len(pieces) or pieces[index + 1] == label for index, label in answers.items()
+    )
 
 
 def _target_summary(targets: Sequence[JsonMapping], pieces: Sequence[str]) -> str:
@@ -217,14 +221,14 @@ def _marked(text: str) -> str:
     """Returns the tokens with targets and special tokens highlighted as on the screen."""
     words = []
     for word in text.split(" "):
-        marked = html.escape(word)
+        escaped = html.escape(word)
         if _PREDICTED in word[1:]:
-            marked = f'<mark class="right">{marked}</mark>'
+            escaped = f'<mark class="right">{escaped}</mark>'
         elif _REPLACED in word[1:]:
-            marked = f'<mark class="wrong">{marked}</mark>'
+            escaped = f'<mark class="wrong">{escaped}</mark>'
         elif re.fullmatch(_SPECIAL, word):
-            marked = f'<span class="quiet">{marked}</span>'
-        words.append(marked)
+            escaped = f'<span class="quiet">{escaped}</span>'
+        words.append(escaped)
     return " ".join(words)
 
 

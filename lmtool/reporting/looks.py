@@ -43,7 +43,7 @@ class Tokenization:
 def print_tokenizations(output: Output, text: str, tokenizations: Sequence[Tokenization]) -> None:
     """Prints the tokens in each vocabulary, separated by spaces, with a summary below."""
     output.paragraph(f"{plain(text, 120)} · {counted(len(text), 'character')}", "bold")
-    unknown = {tokenization.pieces[at] for tokenization in tokenizations for at in tokenization.unknown}
+    unknown = {tokenization.pieces[index] for tokenization in tokenizations for index in tokenization.unknown}
     colors = {rf"(?<!\S){re.escape(piece)}(?!\S)": "bold red" for piece in unknown}
     rows = []
     for tokenization in tokenizations:
@@ -80,8 +80,8 @@ def write_tokenizations(path: Path, text: str, tokenizations: Sequence[Tokenizat
     rows = []
     for tokenization in tokenizations:
         marks = "".join(
-            f'<mark class="{"wrong" if at in tokenization.unknown else ""}">{html.escape(piece, 60)}</mark> '
-            for at, piece in enumerate(tokenization.pieces)
+            f'<mark class="{"wrong" if index in tokenization.unknown else ""}">{html.escape(piece, 60)}</mark> '
+            for index, piece in enumerate(tokenization.pieces)
         )
         back = html.paragraph(f"round trip: {_back(text, tokenization)}")
         summary = html.paragraph(_summary(tokenization))

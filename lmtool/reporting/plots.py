@@ -351,7 +351,7 @@ def _ordered(values: Sequence[str | None]) -> list[str | None]:
 
 def _curve(block: Block, key: str, with_score: Sequence[SeedGroup]) -> Figure:
     names = _ordered([group.settings[key] for group in with_score])
-    at = {group.settings[key]: group for group in with_score}
+    group_by_value = {group.settings[key]: group for group in with_score}
     numbers = [number_of(name) for name in names]
     numeric = [value for value in numbers if value is not None]
     positions = numeric if len(numeric) == len(names) else [float(index) for index in range(len(names))]
@@ -360,9 +360,12 @@ def _curve(block: Block, key: str, with_score: Sequence[SeedGroup]) -> Figure:
         axes.set_title(title(block.metric))
         axes.set_xlabel(plain(key, 60))
         for position, name in zip(positions, names, strict=True):
-            scores = list(at[name].scores.values())
+            scores = list(group_by_value[name].scores.values())
             axes.scatter([position] * len(scores), scores, s=12, color=TRAIN, linewidths=0, zorder=2)
-        means, errors = [at[name].mean for name in names], [at[name].error or 0.0 for name in names]
+        means, errors = (
+            [group_by_value[name].mean for name in names],
+            [group_by_value[name].error or 0.0 for name in names],
+        )
         axes.errorbar(
             positions, means, errors, color=VALIDATION, linewidth=1.5 if len(numeric) == len(names) else 0,
             elinewidth=1.2, capsize=3, zorder=3, marker="o", markersize=4.5,

@@ -92,15 +92,15 @@ class ProgressDisplay:
         """Returns the estimated wall-clock seconds left, from the steps after the first one, which also warms up; nan
         if unknown. A budget in seconds counts only training: evaluations are assumed to take the same fraction of time
         as before."""
-        elapsed, left = self._now() - self._first_time, []
+        elapsed, estimates = self._now() - self._first_time, []
         known = self._first_step is not None and step > self._first_step
         if self._steps is not None and known:
-            left.append((self._steps - step) * elapsed / (step - (self._first_step or 0)))
+            estimates.append((self._steps - step) * elapsed / (step - (self._first_step or 0)))
         if self._max_seconds is not None and (known or self._steps is None):
             trained = self._trained_seconds - self._first_seconds
             slowdown = max(elapsed / trained, 1.0) if trained > 0 else 1.0
-            left.append((self._max_seconds - self._trained_seconds) * slowdown)
-        return max(min(left), 0.0) if left else math.nan
+            estimates.append((self._max_seconds - self._trained_seconds) * slowdown)
+        return max(min(estimates), 0.0) if estimates else math.nan
 
     def on_step(self, row: JsonMapping) -> None:
         """Shows a training row of metrics.jsonl."""
@@ -152,9 +152,9 @@ class ProgressDisplay:
         parts = [f"loss {number(row['loss'])}"] if "loss" in row else []
         if row.get("tokens_per_second") is not None:
             parts.append(f"{count(round(row['tokens_per_second']))} tokens/s")
-        left = self.seconds_left(step)
-        if math.isfinite(left):
-            parts.append(f"left {clock(left)}")
+        seconds = self.seconds_left(step)
+        if math.isfinite(seconds):
+            parts.append(f"left {clock(seconds)}")
         return " · ".join(parts)
 
     def _step_text(self, row: JsonMapping, step: int) -> str:

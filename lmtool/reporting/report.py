@@ -234,9 +234,9 @@ def _terms(run: RunFiles) -> str:
 def _metadata(run: RunFiles) -> str:
     metrics = as_object(run.result.get("metrics"))
     scores = {key: number(value) for key, value in metrics.items() if isinstance(value, (int, float))}
-    left = html.metadata("data", run.section("data"))
+    data_metadata = html.metadata("data", run.section("data"))
     right = html.metadata("model", run.section("model")) + _trainable(run) + html.metadata("scores", scores)
-    return html.columns(left, right)
+    return html.columns(data_metadata, right)
 
 
 def _trainable(run: RunFiles) -> str:

@@ -147,12 +147,12 @@ def print_start(output: Output, screen: StartScreen) -> None:
     """Prints the start screen."""
     choices = " ".join(f"{plain(key)}={plain(value, 80)}" for key, value in screen.choices.items())
     output.line(f"lmtool {__version__} · {screen.command} · {choices}", "bold")
-    where = plain(screen.run_dir)
+    run_dir = plain(screen.run_dir)
     if screen.branch is not None:
-        where += f" · branches from {plain(screen.branch)}"
+        run_dir += f" · branches from {plain(screen.branch)}"
     elif screen.resumed_step is not None:
-        where += f" · resumes from step {count(screen.resumed_step)}"
-    rows = [("run", where), *_sections("data", screen.data), *_sections("model", screen.model)]
+        run_dir += f" · resumes from step {count(screen.resumed_step)}"
+    rows = [("run", run_dir), *_sections("data", screen.data), *_sections("model", screen.model)]
     rows += [*_plan_rows(screen.plan), ("baseline", baseline_text(screen.baseline)), *_parameter_text(screen.trainable)]
     if len(screen.rates) > 1:  # a single rate is in the configuration
         rows += _labeled("rates", map(rate_text, screen.rates))

@@ -189,9 +189,9 @@ def _finite(value: object) -> float | None:
         return None
 
 
-def overrides_of(typed: object) -> dict[str, str]:
+def overrides_of(override_list: object) -> dict[str, str]:
     """Returns the overrides by key, in the order typed, without name and run_dir."""
-    words = typed if isinstance(typed, list) else []
+    words = override_list if isinstance(override_list, list) else []
     pairs = (str(word).lstrip("+").partition("=") for word in words)
     return {key: value for key, equals, value in pairs if equals and key not in _LOCATION_KEYS}
 

@@ -101,12 +101,12 @@ class Difference:
 
 def difference(group: SeedGroup, other: SeedGroup) -> Difference:
     """Returns the scores of `group` minus those of `other`, paired by seed."""
-    mine, theirs = group.scores, other.scores
-    pairs = [mine[seed] - theirs[seed] for seed in mine if seed in theirs]
+    mine, other_scores = group.scores, other.scores
+    pairs = [mine[seed] - other_scores[seed] for seed in mine if seed in other_scores]
     if not pairs:
         return Difference(None, 0)
     mean, error = mean_and_error(pairs)
-    rounding = _ROUNDING * max(map(abs, (*mine.values(), *theirs.values())))
+    rounding = _ROUNDING * max(map(abs, (*mine.values(), *other_scores.values())))
     mean = mean if abs(mean) > rounding else 0.0
     if error is None or error <= rounding:
         return Difference(mean, len(pairs))

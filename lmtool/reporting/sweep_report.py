@@ -228,14 +228,14 @@ def unscored_table(sweep: SweepFiles) -> tuple[list[str], list[list[object]]]:
     return ["job", "setting", "status", "reason"], rows
 
 
-def end_line(record: JsonMapping, finished: int, total: int | None, left: float | None) -> str:
+def end_line(record: JsonMapping, finished: int, total: int | None, seconds_left: float | None) -> str:
     """Returns the line printed at the end of a job: 'job 3 done: accuracy 0.712 · 4.9 s · 4 of 12 · left 39 s'."""
     metric, value = record.get("metric"), record.get("value")
     status = final_status(record.get("exit_status"))
     parts = [f"{title(str(metric))} {number(value)}"] if metric and isinstance(value, int | float) else []
     parts += [duration(record["seconds"])] if isinstance(record.get("seconds"), float) else []
     parts += [f"{finished} of {total}"] if total else []
-    parts += [f"left {duration(left)}"] if left else []
+    parts += [f"left {duration(seconds_left)}"] if seconds_left else []
     return f"job {record.get('job')} {status}: {' · '.join(parts)}".removesuffix(": ")
 
 

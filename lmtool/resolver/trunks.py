@@ -49,17 +49,17 @@ class Trunk:
     point: Path
 
     @classmethod
-    def of(cls, typed: str) -> Trunk:
+    def of(cls, value: str) -> Trunk:
         """Returns the trunk of RUN@STEP, RUN@last, RUN@best or RUN, which means RUN@last. Raises UserError if there is
         no such checkpoint."""
-        name, position = _parts(typed)
+        name, position = _parts(value)
         run = run_folder(name)
         checkpoints = run / "checkpoints"
         steps = saved_steps(checkpoints)
         if not steps:
             exists = RUNS / name
             hint = f"set branch={exists}@{position}" if saved_steps(exists / "checkpoints") else f"use {_FORM}"
-            raise UserError(f"branch={typed}: {'no checkpoint in' if run.is_dir() else 'no run at'} {run}", hint)
+            raise UserError(f"branch={value}: {'no checkpoint in' if run.is_dir() else 'no run at'} {run}", hint)
         if position == "last":
             return cls(run, steps[0])
         point = best_of(checkpoints) if position == "best" else of_step(checkpoints, int(position))
@@ -67,16 +67,16 @@ class Trunk:
             step_numbers = [_step(folder) for folder in reversed(steps)]
             more = f" and {len(step_numbers) - _LISTED} earlier ones" if len(step_numbers) > _LISTED else ""
             raise UserError(
-                f"branch={typed}: {run} has no checkpoint of step {int(position)}; it has "
+                f"branch={value}: {run} has no checkpoint of step {int(position)}; it has "
                 f"{', '.join(map(str, step_numbers[-_LISTED:]))}{more}",
                 f"set branch={run}@{_nearest(int(position), steps)}; train with keep=all or keep_every= to have more",
             )
         return cls(run, point)
 
     @classmethod
-    def gone(cls, named: str) -> Trunk:
+    def gone(cls, name: str) -> Trunk:
         """Returns the trunk RUN@STEP without reading it: its checkpoint may have been deleted."""
-        run, _, step = named.rpartition("@")
+        run, _, step = name.rpartition("@")
         return cls(Path(run), Path(run) / "checkpoints" / f"step_{int(step):08d}")
 
     @property
@@ -138,30 +138,30 @@ def _nearest(step: int, folders: Sequence[Path]) -> int:
     return min(map(_step, folders), key=lambda other: abs(other - step))
 
 
-def _parts(typed: str) -> tuple[str, str]:
+def _parts(value: str) -> tuple[str, str]:
     """Splits RUN@CHECKPOINT into the run and the checkpoint: a step, `last` (the default) or `best`."""
-    name, _, place = typed.rpartition("@")
+    name, _, place = value.rpartition("@")
     if name and (place in ("last", "best") or re.fullmatch("[0-9]{1,18}", place)):
         return name, place
-    if name and not Path(typed).expanduser().is_dir():
-        raise UserError(f"branch={typed}: {place!r} is not a step", f"use {_FORM}")
-    folder = Path(typed).expanduser()
+    if name and not Path(value).expanduser().is_dir():
+        raise UserError(f"branch={value}: {place!r} is not a step", f"use {_FORM}")
+    folder = Path(value).expanduser()
     if re.fullmatch(r"step_\d{8,}", folder.name) and folder.parent.name == "checkpoints":
         raise UserError(
-            f"branch={typed}: a branch starts from a run at a step",
+            f"branch={value}: a branch starts from a run at a step",
             f"set branch={folder.parent.parent}@{int(folder.name[5:])}",
         )
-    return typed, "last"
+    return value, "last"
 
 
 def branch_of(words: Sequence[str]) -> str | None:
     """Returns the value of branch= on the command line, or None. Raises UserError if there are two."""
-    typed = [word.partition("=")[2] for word in words if word.lstrip("+").startswith("branch=")]
-    if len(set(typed)) > 1:
+    values = [word.partition("=")[2] for word in words if word.lstrip("+").startswith("branch=")]
+    if len(set(values)) > 1:
         raise UserError(
-            f"{' and '.join(f'branch={value}' for value in typed)}: a key may be set only once", "keep one of them"
+            f"{' and '.join(f'branch={value}' for value in values)}: a key may be set only once", "keep one of them"
         )
-    return typed[-1].strip("'\"") if typed and typed[-1] not in ("null", "") else None
+    return values[-1].strip("'\"") if values and values[-1] not in ("null", "") else None
 
 
 def refuse_in_sweep(words: Sequence[str]) -> None:
@@ -179,19 +179,19 @@ def configuration(line: CommandLine, accepted: AcceptedOverrides, running: bool)
     """
     if line.saved is not None:
         raise UserError("branch= cannot be used with --config", "omit --config: a branch has its trunk's configuration")
-    typed = branch_of(line.words)
-    assert typed is not None
+    branch = branch_of(line.words)
+    assert branch is not None
     words = [word for word in line.words if not word.lstrip("+").startswith("branch=")]
     keyed = {word.partition("=")[0].lstrip("+"): word.partition("=")[2] for word in words}
     before = started_config(keyed)
-    typed = _as_before(typed, before)
+    branch = _as_before(branch, before)
     try:
-        trunk = Trunk.of(typed)
+        trunk = Trunk.of(branch)
         base = trunk.config()
     except UserError:
-        if before.get("branch") != typed or not _parts(typed)[1].isdigit():
+        if before.get("branch") != branch or not _parts(branch)[1].isdigit():
             raise
-        trunk, base = Trunk.gone(typed), before  # a branch that has started no longer needs its trunk
+        trunk, base = Trunk.gone(branch), before  # a branch that has started no longer needs its trunk
     exists = base is not before
     command = base.get("command")
     if command != line.verb:
@@ -216,12 +216,12 @@ def configuration(line: CommandLine, accepted: AcceptedOverrides, running: bool)
     return config
 
 
-def _as_before(typed: str, before: JsonObject) -> str:
+def _as_before(value: str, before: JsonObject) -> str:
     """Replaces `RUN@last` by the step at which a branch has started, if it has: its trunk may have trained further
     since."""
-    name, place = _parts(typed)
+    name, place = _parts(value)
     branch = str(before.get("branch") or "")
-    return branch if not place.isdigit() and branch.rpartition("@")[0] == str(run_folder(name)) else typed
+    return branch if not place.isdigit() and branch.rpartition("@")[0] == str(run_folder(name)) else value
 
 
 def _choices(
@@ -238,9 +238,9 @@ def _choices(
             free.append(word)
         elif not _equals_trunk(group, name, base, line.config_dirs):
             problems.append(_learned(group, word, trunk))
-    typed = overrides.read(free, accepted)
-    problems += typed.problems
-    composed = compose.compose(line.verb, typed, line.config_dirs) if typed.choices else {}
+    overrides_by_key = overrides.read(free, accepted)
+    problems += overrides_by_key.problems
+    composed = compose.compose(line.verb, overrides_by_key, line.config_dirs) if overrides_by_key.choices else {}
     groups = {word.lstrip("+~").partition("=")[0] for word in free}
     return {group: composed[group] for group in groups if group in composed}, others, problems
 

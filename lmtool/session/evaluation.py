@@ -170,8 +170,8 @@ def text_to_score(config: EvaluateConfig, trained: Trained, before: PretrainConf
     data, trained_on = config.data or before.data, before.data
     source, title = open_source(data, config.cache_dir, offline=config.offline), f"validation text of data={data.name}"
     if isinstance(source, FileSource) and _names_no_validation(data, trained_on):
-        named = next(f"data.{key}={getattr(data, key)}" for key in ("path", "hub") if hasattr(data, key))
-        source, title = source.complete(), f"all text of {named}"
+        setting = next(f"data.{key}={getattr(data, key)}" for key in ("path", "hub") if hasattr(data, key))
+        source, title = source.complete(), f"all text of {setting}"
     # The members of a mixture that are tasks are scored on their own rows.
     _, tasks = read_tasks(before.objective, before.seed, config.cache_dir, config.offline)
     rows, progress = rows_of(tasks, "validation"), Output().stage

@@ -314,9 +314,9 @@ def _pop_name(checked: CheckedOverrides) -> tuple[CheckedOverrides, str | None]:
 
 def _resume_command(request: SweepRequest, folder: Path, location: str | None) -> str:
     """Returns the command that resumes a sweep. location: the sweep's name or folder, if typed."""
-    typed = [word for word in request.typed if not word.startswith("name=")]
+    words = [word for word in request.typed if not word.startswith("name=")]
     name = [] if location and f"name={location}" not in request.typed else [f"name={folder.name}"]
-    return shlex.join(["lmtool", request.verb, *typed, *name])
+    return shlex.join(["lmtool", request.verb, *words, *name])
 
 
 def _decoded_jobs(request: SweepRequest, checked: CheckedOverrides, running: bool) -> list[tuple[list[str], Config]]:

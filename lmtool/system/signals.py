@@ -167,8 +167,10 @@ class Signals(Interrupts):
     def stop_error(self, step: int, saved: bool) -> Stopped:
         """Returns the error for a run that a signal stopped after `step`. saved: whether a checkpoint was saved."""
         assert self.received is not None
-        where = f"a checkpoint of step {step} is saved" if saved else "saving failed, the previous checkpoint is intact"
-        return Stopped(f"stopped by {self.received.name}: {where}", STATUS[self.received], self.resume_hint)
+        saved_state = (
+            f"a checkpoint of step {step} is saved" if saved else "saving failed, the previous checkpoint is intact"
+        )
+        return Stopped(f"stopped by {self.received.name}: {saved_state}", STATUS[self.received], self.resume_hint)
 
 
 # --- after the last step ----------------------------------------------------------------------------------------------

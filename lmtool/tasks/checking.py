@@ -300,16 +300,16 @@ def _repeated(
     texts = dict(numbered(split_texts.texts, np.unique(numbers[order])))
     repeated_texts = dict(numbered(other_texts.texts, np.unique(repeated[order])))
     pairs = []
-    for at in order.tolist():
-        here, there = int(numbers[at]), int(repeated[at])
+    for index in order.tolist():
+        here, there = int(numbers[index]), int(repeated[index])
         pair = {
             "row": split_texts.place(here),
             "repeats": other_texts.place(there),
-            "similarity": round(float(similarity[at]), 3),
+            "similarity": round(float(similarity[index]), 3),
             "text": texts[here],
             "text_repeated": repeated_texts[there],
         }
-        if differ[at]:
+        if differ[index]:
             assert split_texts.labels is not None and other_texts.labels is not None
             pair |= {"label": split_texts.labels[here], "label_repeated": other_texts.labels[there]}
         pairs.append(pair)

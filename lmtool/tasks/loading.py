@@ -277,8 +277,7 @@ def _columns(config: TaskConfig, split: str, table: TaskTable) -> dict[str, list
         if file_name in columns and name not in columns:
             columns[name] = columns.pop(file_name)
     columns = with_joined_columns(config, columns, table.origin)
-    parts = [part for name in config.text if name not in columns for part in joined_columns(name)]
-    missing = [part for part in parts if part not in columns]
+    missing = [part for name in config.text for part in joined_columns(name) if not {name, part} & columns.keys()]
     if missing:
         raise UserError(
             f"{_where(table, split)}: no column {missing[0]} to read; there are {', '.join(table.names)}",
@@ -327,8 +326,8 @@ def _hold_out(train: Rows, groups: Sequence[object], seed: int) -> tuple[Rows, R
             "use a folder with a dev file",
         )
     count = min(max(round(HELD_OUT * len(group)), 1), len(group) - 1)
-    held = np.isin(member, Permutation(len(group), seed, "sample", _HOLD_OUT)(np.arange(count)))
-    return train.take(np.flatnonzero(~held)), train.take(np.flatnonzero(held))
+    held_out = np.isin(member, Permutation(len(group), seed, "sample", _HOLD_OUT)(np.arange(count)))
+    return train.take(np.flatnonzero(~held_out)), train.take(np.flatnonzero(held_out))
 
 
 def _labels(rows: Rows) -> list[object]:

@@ -254,10 +254,12 @@ class Glue:
 def folder_of(member: str, path: Path) -> Path | None:
     """Returns the folder of a task below `path`, or None. Punctuation, case and suffixes (mnli_10k) of its name are
     ignored."""
-    named = {entry: re.sub("[^a-z0-9]", "", entry.name.lower()) for entry in sorted(path.iterdir()) if entry.is_dir()}
-    matches = [entry for entry, name in named.items() if name == member]
+    simplified = {
+        entry: re.sub("[^a-z0-9]", "", entry.name.lower()) for entry in sorted(path.iterdir()) if entry.is_dir()
+    }
+    matches = [entry for entry, name in simplified.items() if name == member]
     if not matches and member != DIAGNOSTIC:
-        matches = [entry for entry, name in named.items() if name.startswith(member)]
+        matches = [entry for entry, name in simplified.items() if name.startswith(member)]
     if len(matches) > 1:
         names = " and ".join(entry.name for entry in matches)
         raise UserError(f"task.path={path}: {names} are both {member}", "keep one of them in the folder")

@@ -47,8 +47,8 @@ class SpecialTokens:
     @property
     def without_role(self) -> list[str]:
         """Special tokens without a role."""
-        named = (token for name, token in self.named.items() if name not in ROLES)
-        return [str(token) for token in (*named, *self.extra) if token is not None and str(token)]
+        others = (token for name, token in self.named.items() if name not in ROLES)
+        return [str(token) for token in (*others, *self.extra) if token is not None and str(token)]
 
     def add_to(self, backend: tokenizers.Tokenizer) -> None:
         """Adds the tokens that a backend lacks. Raises UserError if a token cannot have the id that a file gives it."""

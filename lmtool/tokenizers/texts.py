@@ -99,14 +99,14 @@ def alphabet(
     characters.sort(key=lambda character: (-counts[character], character))
     # With and without mark, characters take at most half of the vocabulary, so that longer entries fit.
     frequent = sorted(characters[: min(MAX_ALPHABET, max(vocab_size // 4, 1))])
-    marked = [entry for entry in map(add_mark, frequent) if entry is not None]
-    needed = special + len(frequent) + len(marked)
+    with_marks = [entry for entry in map(add_mark, frequent) if entry is not None]
+    needed = special + len(frequent) + len(with_marks)
     if needed > vocab_size:
         raise UserError(
             f"tokenizer.vocab_size={vocab_size} is too small for {needed} special tokens and characters",
             "set tokenizer.vocab_size=1000 or more",
         )
-    return frequent, marked
+    return frequent, with_marks
 
 
 _CACHED_WORDS = 200_000

@@ -304,8 +304,8 @@ class Tokenizer:
         folder.mkdir(parents=True, exist_ok=True)
         special = {f"{name}_token": self._words[number] for name, number in self.roles.items()}
         # Missing roles are null, since a transformers class may have default tokens for them.
-        named = {f"{name}_token": None for name in ROLES} | special
-        settings: JsonObject = {"tokenizer_class": GENERIC_CLASSES[0], "clean_up_tokenization_spaces": False, **named}
+        tokens = {f"{name}_token": None for name in ROLES} | special
+        settings: JsonObject = {"tokenizer_class": GENERIC_CLASSES[0], "clean_up_tokenization_spaces": False, **tokens}
         if self._unflagged:
             settings["additional_special_tokens"] = list(self._unflagged)
         contents = (self._backend.to_str(pretty=True), _json(settings), _json(special))

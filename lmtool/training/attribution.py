@@ -128,65 +128,65 @@ class _Attribution:
         parts[HOST] = Cost(forward=total / steps - operator_time, calls=host.calls)
         return Attributed(total / steps, parts, self.products / steps / 1000, self.flops / steps)
 
-    def _visit(self, event: FunctionEvent, at: _At) -> None:
+    def _visit(self, event: FunctionEvent, position: _At) -> None:
         name = event.name
         if name.startswith(RANGE):
-            at = self._entered(name.removeprefix(RANGE), at)
-            self._count(event, at, operator=at.part == DATA and not self.on_device)
+            position = self._entered(name.removeprefix(RANGE), position)
+            self._count(event, position, operator=position.part == DATA and not self.on_device)
         elif name.startswith(_NODE):
             self.last_node = self.part_of_node.get(event.sequence_nr, self.last_node)
-            at = _At(self.last_node, True, True)
-            self._count(event, at, operator=False)
+            position = _At(self.last_node, True, True)
+            self._count(event, position, operator=False)
         elif any(name.startswith(prefix) for prefix in _OPTIMIZER):
-            at = _At(_OPTIMIZER[name.partition("#")[0] + "#"], is_final=True)
+            position = _At(_OPTIMIZER[name.partition("#")[0] + "#"], is_final=True)
             # Zeroing frees the gradients' memory, which takes time outside operators.
-            self._count(event, at, operator=at.part == ZERO and not self.on_device)
+            self._count(event, position, operator=position.part == ZERO and not self.on_device)
         else:
             compiled = any(word in name for word in _COMPILED)
-            at = self._labeled(event, at, compiled)
-            if not at.backward and event.sequence_nr >= 0 and event.scope == 0:
+            position = self._labeled(event, position, compiled)
+            if not position.backward and event.sequence_nr >= 0 and event.scope == 0:
                 # Nested operators have the same sequence number; the innermost one is the operation.
-                self.part_of_node[event.sequence_nr] = _label(at.part)
-            self._count(event, at, operator=compiled or _is_operator(name))
+                self.part_of_node[event.sequence_nr] = _label(position.part)
+            self._count(event, position, operator=compiled or _is_operator(name))
         for child in event.cpu_children:
-            self._visit(child, at)
+            self._visit(child, position)
 
-    def _entered(self, part: str, at: _At) -> _At:
-        if at.is_final and not at.backward:
-            return at
+    def _entered(self, part: str, position: _At) -> _At:
+        if position.is_final and not position.backward:
+            return position
         if part in (HEAD, LEARNER):
-            at.scope.called_head = True
+            position.scope.called_head = True
         is_final = part.startswith((OBJECTIVE, DISTILLATION)) or part in (TEACHER, DATA) or part.endswith(PROJECTIONS)
-        return _At(part, at.backward, is_final)
+        return _At(part, position.backward, is_final)
 
-    def _labeled(self, event: FunctionEvent, at: _At, compiled: bool) -> _At:
+    def _labeled(self, event: FunctionEvent, position: _At, compiled: bool) -> _At:
         """Returns the location of an operator: if its range has several parts, the operator's name or start decides."""
-        if compiled and not (at.is_final and not at.backward):
-            return replace(at, part=COMPILED, is_final=True)
-        if at.is_final:
-            return at
-        name, part = event.name, at.part
+        if compiled and not (position.is_final and not position.backward):
+            return replace(position, part=COMPILED, is_final=True)
+        if position.is_final:
+            return position
+        name, part = event.name, position.part
         if part in (ATTENTION, CROSS_ATTENTION):
-            at.scope.projecting = at.scope.projecting and name.startswith(_JOINING)
-            kind = PROJECTIONS if at.scope.projecting or name == "aten::linear" else SCORES
-            return replace(at, part=part + kind, is_final=True)
+            position.scope.projecting = position.scope.projecting and name.startswith(_JOINING)
+            kind = PROJECTIONS if position.scope.projecting or name == "aten::linear" else SCORES
+            return replace(position, part=part + kind, is_final=True)
         if part == HEAD and "loss" in name.lower():
-            return replace(at, part=LOSS)  # the loss is fused with the head's products
+            return replace(position, part=LOSS)  # the loss is fused with the head's products
         if part == LOSS and name in _MAPS:
-            return replace(at, part=HEAD, is_final=True)
+            return replace(position, part=HEAD, is_final=True)
         if part == LEARNER:
-            return replace(at, part=LOSS if at.scope.called_head else OTHER, is_final=True)
+            return replace(position, part=LOSS if position.scope.called_head else OTHER, is_final=True)
         if part == STEP:
-            return replace(at, part=self.outside.part_at(event.time_range.start), is_final=True)
-        return at
+            return replace(position, part=self.outside.part_at(event.time_range.start), is_final=True)
+        return position
 
-    def _count(self, event: FunctionEvent, at: _At, operator: bool) -> None:
-        cost = self.parts[_label(at.part)]
+    def _count(self, event: FunctionEvent, position: _At, operator: bool) -> None:
+        cost = self.parts[_label(position.part)]
         milliseconds = _own_time(event, self.on_device) / 1000
         operator = operator or (self.on_device and bool(event.kernels))
         if not operator:
             cost.host += milliseconds
-        elif at.backward:
+        elif position.backward:
             cost.backward += milliseconds
         else:
             cost.forward += milliseconds

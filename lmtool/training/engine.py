@@ -222,7 +222,7 @@ class Fsdp(Plain):
             unit.register_forward_pre_hook(_Watched(unit, names, self._note))
         for stack in _stacks(learner):
             for last in list(stack.depth())[-1:]:
-                last.register_forward_hook(lambda layer, given, x_TH: self._ends.append(x_TH))
+                last.register_forward_hook(lambda layer, inputs, x_TH: self._ends.append(x_TH))
 
     def begin(self, step: int) -> None:
         super().begin(step)
@@ -267,7 +267,7 @@ class _Watched:
         ]
         self._note = note
 
-    def __call__(self, unit: nn.Module, given: object) -> None:
+    def __call__(self, unit: nn.Module, inputs: object) -> None:
         for module, attribute, name in self._parameters:
             parameter = getattr(module, attribute)
             if parameter.requires_grad:

@@ -48,13 +48,13 @@ class Keeper:
         run: RunFolder,
         learner: nn.Module,
         optimizer: Optimizer,
-        named: Mapping[str, nn.Parameter],
+        parameters: Mapping[str, nn.Parameter],
         scaler: GradScaler | None,
         extensions: Sequence[CheckpointExtension],
         settings: TrainingSettings,
     ):
         self.settings = settings
-        self.run, self.learner, self.optimizer, self.named = run, learner, optimizer, named
+        self.run, self.learner, self.optimizer, self.named = run, learner, optimizer, parameters
         self.scaler, self.extensions = scaler, extensions
         self.excluded = frozenset[str]().union(*(extension.excluded for extension in extensions))
         self.folder = run.checkpoints

@@ -72,9 +72,9 @@ def train(
     assert isinstance(learner, nn.Module)
     precision = move_to_device(learner, loader, settings, group)
     device, listener = precision.device, Listeners(listeners)
-    optimizer, schedule, scaler, named = optimization(learner, settings, precision)
+    optimizer, schedule, scaler, parameters = optimization(learner, settings, precision)
     budget = Budget(settings, loader)
-    keeper = Keeper(run, learner, optimizer, named, scaler, extensions, settings)
+    keeper = Keeper(run, learner, optimizer, parameters, scaler, extensions, settings)
     progress = resume(keeper, budget, settings, group)
     require_same_training(group, learner, loader)
     engine = engine_for(learner, settings.parallel, group)
@@ -94,7 +94,7 @@ def train(
             rate = set_learning_rate(optimizer, settings.optimizer.lr * schedule(step, total) * data.rate_scale)
             with waits.watched():
                 outcome = gradients(engine, data, step, settings.seed, precision, scaler)
-                norm = apply_gradients(optimizer, scaler, list(named.values()), settings.optimizer.clip_norm)
+                norm = apply_gradients(optimizer, scaler, list(parameters.values()), settings.optimizer.clip_norm)
                 for extension in extensions:
                     extension.on_update(step)
                 health.watch(step, progress.cursor, outcome.loss, norm, scaled=scaler is not None)
@@ -118,7 +118,7 @@ def train(
                 if stops and progress.ended is None:
                     raise signals.stop_error(step, saved)
     listener.on_end()
-    return training_result(run, learner, named, progress, precision)
+    return training_result(run, learner, parameters, progress, precision)
 
 
 def optimization(

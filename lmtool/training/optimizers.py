@@ -44,8 +44,8 @@ def levels(names: Iterable[str]) -> dict[str, list[str]]:
         elif "embed" in path:
             embeddings.append(name)
         elif "layers" in path:
-            at = path.index("layers")
-            stacks.setdefault(".".join(path[:at]), {}).setdefault(int(path[at + 1]), []).append(name)
+            index = path.index("layers")
+            stacks.setdefault(".".join(path[:index]), {}).setdefault(int(path[index + 1]), []).append(name)
         else:
             outside.append(name)
     for name in outside:
@@ -63,8 +63,8 @@ def by_model(names: Iterable[str]) -> dict[str, list[str]]:
     models: dict[str, list[str]] = {}
     for name in names:
         path = name.split(".")
-        at = next((number for number, piece in enumerate(path) if piece in _PARTS), 0)
-        prefix = "".join(f"{piece}." for piece in path[:at])
+        index = next((number for number, piece in enumerate(path) if piece in _PARTS), 0)
+        prefix = "".join(f"{piece}." for piece in path[:index])
         models.setdefault(prefix, []).append(name.removeprefix(prefix))
     return models
 
@@ -146,28 +146,30 @@ def set_learning_rate(optimizer: Optimizer, learning_rate: float) -> float:
 def named_parameters(groups: Sequence[ParameterGroup]) -> dict[str, nn.Parameter]:
     """Returns trained parameters by name. Raises ValueError if a parameter is in two groups, where it would be moved
     twice."""
-    named: dict[str, nn.Parameter] = {}
+    parameters: dict[str, nn.Parameter] = {}
     parameter_ids: set[int] = set()
     for group in groups:
         for name, parameter in group.parameters:
-            if name in named or id(parameter) in parameter_ids:
+            if name in parameters or id(parameter) in parameter_ids:
                 raise ValueError(f"{name} is in two parameter groups")
-            named[name] = parameter
+            parameters[name] = parameter
             parameter_ids.add(id(parameter))
-    return named
+    return parameters
 
 
-def state_tensors(optimizer: Optimizer, named: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+def state_tensors(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
     """Returns the optimizer's state by `KIND.PARAMETER`. A parameter that has had no gradient has no state."""
     return {
         f"{kind}.{name}": value
-        for name, parameter in named.items()
+        for name, parameter in parameters.items()
         for kind, value in optimizer.state.get(parameter, {}).items()
         if isinstance(value, Tensor)
     }
 
 
-def load_state_tensors(optimizer: Optimizer, named: Mapping[str, nn.Parameter], tensors: Mapping[str, Tensor]) -> None:
+def load_state_tensors(
+    optimizer: Optimizer, parameters: Mapping[str, nn.Parameter], tensors: Mapping[str, Tensor]
+) -> None:
     """Restores a saved state. Raises UserError if it belongs to other parameters. A state tensor is a scalar or has the
     shape of its parameter, or that of the optimizer's `state_shape(kind, parameter)`."""
     optimizer.state.clear()
@@ -176,7 +178,7 @@ def load_state_tensors(optimizer: Optimizer, named: Mapping[str, nn.Parameter], 
     shape_of = getattr(optimizer, "state_shape", lambda kind, parameter: parameter.shape)
     for key, value in tensors.items():
         kind, _, name = key.partition(".")
-        parameter = named.get(name)
+        parameter = parameters.get(name)
         if parameter is None or (value.ndim > 0 and value.shape != shape_of(kind, parameter)):
             raise UserError(
                 f"the checkpoint's optimizer state belongs to another model: {name} {tuple(value.shape)}",

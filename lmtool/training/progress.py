@@ -249,7 +249,7 @@ class Listeners:
 
 
 def training_result(
-    run: RunFolder, learner: nn.Module, named: Mapping[str, nn.Parameter], progress: Progress, precision: Precision
+    run: RunFolder, learner: nn.Module, parameters: Mapping[str, nn.Parameter], progress: Progress, precision: Precision
 ) -> TrainingResult:
     assert progress.ended is not None
     return TrainingResult(
@@ -269,7 +269,7 @@ def training_result(
         last=of_step(run.checkpoints, progress.step),
         peak_memory_bytes=peak_memory(precision.device),
         parameters=sum(parameter.numel() for parameter in learner.parameters()),
-        trainable_parameters=sum(parameter.numel() for parameter in named.values()),
+        trainable_parameters=sum(parameter.numel() for parameter in parameters.values()),
         precision=precision.name,
         device=str(precision.device),
     )

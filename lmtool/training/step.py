@@ -191,8 +191,8 @@ def summed(
     present = [float(term is not None) for term in local]
     values = torch.stack([loss, *(zero if term is None else term for term in local)])
     values = group.add_up(torch.cat([values, send(torch.tensor(present), values.device)]))
-    means, counted = values[1 : 1 + len(names)], values[1 + len(names) :]
-    means = torch.where(counted > 0, means, torch.nan)
+    means, counts = values[1 : 1 + len(names)], values[1 + len(names) :]
+    means = torch.where(counts > 0, means, torch.nan)
     return values[0], dict(zip(names, means.unbind(), strict=True))
 
 

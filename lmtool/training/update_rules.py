@@ -274,5 +274,5 @@ class Together(PlainOptimizer):
 
 
 def _part(group: ParameterGroup, hidden: bool) -> ParameterGroup:
-    named = group.parameters
-    return replace(group, parameters=[pair for pair in named if is_hidden_matrix(pair[0], pair[1].ndim) == hidden])
+    parameters = group.parameters
+    return replace(group, parameters=[pair for pair in parameters if is_hidden_matrix(pair[0], pair[1].ndim) == hidden])

@@ -23,15 +23,15 @@ class FullTuning(TuningMethod):
 
     def edit(self, learner: BaseLearner, seed: int, new: Collection[str] | None = None) -> None:
         learner.requires_grad_(True)
-        named = dict(learner.named_parameters())
-        by_level = levels(named)
+        parameters = dict(learner.named_parameters())
+        by_level = levels(parameters)
         embeddings = by_level.pop(EMBEDDINGS, [])
         # Levels are ordered from the head down, so the lowest layers are the last ones.
         layers = [names for level, names in by_level.items() if level != HEAD]
         frozen = layers[len(layers) - self.config.freeze_layers :] if self.config.freeze_layers else []
         for names in (*frozen, embeddings if self.config.freeze_embeddings else []):
             for name in names:
-                named[name].requires_grad_(False)
+                parameters[name].requires_grad_(False)
 
     def delta(self, learner: BaseLearner) -> set[str]:
         """Returns the names of all tensors, because a checkpoint of full finetuning is complete."""

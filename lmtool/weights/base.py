@@ -109,14 +109,14 @@ def base_tensor_names(learner: BaseLearner, loaded_parts: Collection[str]) -> fr
     changed_names = learner.tuning.delta(learner) | {
         name for group in learner.parameter_groups() for name, _ in group.parameters
     }
-    named = dict(learner.named_parameters(remove_duplicate=False))
+    parameters = dict(learner.named_parameters(remove_duplicate=False))
     # A trained parameter may have further names, such as those of a tied output layer.
-    trained = {id(named[name]) for name in changed_names if name in named}
-    changed_names |= {name for name, parameter in named.items() if id(parameter) in trained}
+    trained = {id(parameters[name]) for name in changed_names if name in parameters}
+    changed_names |= {name for name, parameter in parameters.items() if id(parameter) in trained}
     parts = set(loaded_parts) - {f"heads.{term}" for term in learner.weights}
     frozen = {name for name in learner.state_dict() if name not in changed_names and part_of(name) in parts}
     # A method that freezes no parameter has no base, even if the model has constants.
-    return frozenset(frozen) if frozen & named.keys() else frozenset()
+    return frozenset(frozen) if frozen & parameters.keys() else frozenset()
 
 
 def digest(tensors: Mapping[str, Tensor]) -> str:
@@ -142,5 +142,5 @@ def saved_base(folder: Path) -> Base | None:
         return TypeAdapter(Base).validate_python({key: value for key, value in plain.items() if key != "names"})
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise UserError(f"{folder / BASE}: {where}: {first['msg']}", "copy the checkpoint again") from error
+        path = ".".join(map(str, first["loc"]))
+        raise UserError(f"{folder / BASE}: {path}: {first['msg']}", "copy the checkpoint again") from error

@@ -254,8 +254,8 @@ def section(checkpoint: str, saved: Mapping[str, object], choice: Choice) -> Any
         return choice.validate(saved.get(choice.group))
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join([choice.group, *map(str, first["loc"])])
-        raise UserError(f"checkpoint={checkpoint}: {where}: {first['msg']}", "use another checkpoint") from error
+        path = ".".join([choice.group, *map(str, first["loc"])])
+        raise UserError(f"checkpoint={checkpoint}: {path}: {first['msg']}", "use another checkpoint") from error
 
 
 @dataclass(frozen=True)

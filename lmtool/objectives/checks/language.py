@@ -61,11 +61,11 @@ class CausalInspector(StreamInspector):
 
     def check(self, stats: RunningStatistics, sample: SampledBatch) -> None:
         batch = sample.batch
-        at, labels = indices_of(batch, "clm").numpy(), labels_of(batch, "clm").numpy()
+        indices, labels = indices_of(batch, "clm").numpy(), labels_of(batch, "clm").numpy()
         tokens = batch.inputs.tokens.numpy()
-        stats.report("predicted fraction of tokens", len(at), len(tokens))
-        stats.never("labels that are not the next token", (tokens[at + 1] != labels).sum())
-        stats.never("tokens without a prediction", len(tokens) - len(sample.rows) - len(np.unique(at)))
+        stats.report("predicted fraction of tokens", len(indices), len(tokens))
+        stats.never("labels that are not the next token", (tokens[indices + 1] != labels).sum())
+        stats.never("tokens without a prediction", len(tokens) - len(sample.rows) - len(np.unique(indices)))
 
 
 # Maximum letters in the diagram of a lane.
@@ -191,12 +191,12 @@ class MaskedPrefixesInspector(PrefixesInspector):
         self, stats: RunningStatistics, sample: SampledBatch, lengths: np.ndarray, prefixes: np.ndarray
     ) -> None:
         batch = sample.batch
-        at, labels = indices_of(batch, "prefix_lm").numpy(), labels_of(batch, "prefix_lm").numpy()
+        indices, labels = indices_of(batch, "prefix_lm").numpy(), labels_of(batch, "prefix_lm").numpy()
         tokens = batch.inputs.tokens.numpy()
-        positions, documents = batch.inputs.positions.numpy()[at], batch.inputs.documents.numpy()[at]
-        stats.never("labels that are not the next token", (tokens[at + 1] != labels).sum())
+        positions, documents = batch.inputs.positions.numpy()[indices], batch.inputs.documents.numpy()[indices]
+        stats.never("labels that are not the next token", (tokens[indices + 1] != labels).sum())
         stats.never("labels within the prefix", (positions + 1 < prefixes[documents]).sum())
-        stats.never("tokens after the split without a prediction", (lengths - prefixes).sum() - len(at))
+        stats.never("tokens after the split without a prediction", (lengths - prefixes).sum() - len(indices))
 
 
 class EncodedPrefixesInspector(PrefixesInspector):
@@ -269,16 +269,16 @@ class WordInspector(StreamInspector):
             start, length = starts[number], inputs.lengths[number]
             window_words = np.flatnonzero((first_W >= start) & (first_W < start + length))[:_MAX_WORDS]
             entry["drawing"] = [
-                [_readable_word(symbols_WL[word]), self._targets_at(targets, at)]
-                for word, at in zip(window_words.tolist(), first_W[window_words].tolist(), strict=True)
+                [_readable_word(symbols_WL[word]), self._targets_at(targets, position)]
+                for word, position in zip(window_words.tolist(), first_W[window_words].tolist(), strict=True)
             ]
             yield entry
 
-    def _targets_at(self, targets: Mapping[str, Mapping[int, int]], at: int) -> str:
+    def _targets_at(self, targets: Mapping[str, Mapping[int, int]], position: int) -> str:
         """Returns the words that the two directions predict at a token, each after an arrow. targets: the label of each
         token index, by term. at: the index of the token."""
         arrows = ((FORWARD, "→"), (BACKWARD, "←"))
-        directions = [(arrow, targets[term][at]) for term, arrow in arrows if at in targets[term]]
+        directions = [(arrow, targets[term][position]) for term, arrow in arrows if position in targets[term]]
         return "  ".join(f"{arrow} {self.tokenizer.readable([label])[0]}" for arrow, label in directions)
 
 

@@ -88,17 +88,17 @@ class MaskingInspector(Inspector):
     def check_masks(self, stats: RunningStatistics, masks: Masks) -> None:
         """Checks which tokens are masked, and which tokens replace them."""
         config, vocabulary = cast(TokenMaskingConfig, self.config), self.vocabulary
-        at, text = masks.masked.at, masks.text
-        check_branches(stats, config, vocabulary, masks.inputs[at], masks.masked.labels)
+        indices, text = masks.masked.at, masks.text
+        check_branches(stats, config, vocabulary, masks.inputs[indices], masks.masked.labels)
         if config.whole_word:
-            stats.report("predicted fraction of text", len(at), text.sum())
+            stats.report("predicted fraction of text", len(indices), text.sum())
             opens = text & (vocabulary.starts_word[masks.tokens] | ~np.append(False, text[:-1]))
             word = np.cumsum(opens)[text]
-            predicted = np.isin(np.flatnonzero(text), at)
+            predicted = np.isin(np.flatnonzero(text), indices)
             fraction = np.bincount(word, predicted) / np.maximum(np.bincount(word), 1)
             stats.never("words partly predicted", ((fraction > 0) & (fraction < 1)).sum())
         elif config.select == "bernoulli":
-            stats.fraction("predicted fraction of text", len(at), text.sum(), config.probability)
+            stats.fraction("predicted fraction of text", len(indices), text.sum(), config.probability)
         else:
             check_budget(stats, masks.selected, budget(masks.eligible, config.probability), masks.eligible)
 
@@ -173,7 +173,9 @@ class MaskedPairsInspector(MaskingInspector):
         """Returns the two segments of each pair."""
         tokens = self.examples.store.tokens
         spans = [[(int(row[f"{side}_start"]), int(row[f"{side}_length"])) for side in "ab"] for row in sample.rows]
-        return [[self.tokenizer.decode(tokens[at : at + length].tolist()) for at, length in pair] for pair in spans]
+        return [
+            [self.tokenizer.decode(tokens[first : first + length].tolist()) for first, length in pair] for pair in spans
+        ]
 
     def fact(self, stats: RunningStatistics) -> str:
         """Adds how many pairs belong to class 1."""
@@ -244,7 +246,7 @@ class GeneratorInspector(MaskedWindowsInspector):
         for number, entry in enumerate(super().entries(sample)):
             start = batch.inputs.starts[number]
             replaced = (replaced_T & (batch.inputs.documents == number)).nonzero()[:, 0]
-            positions = [{"position": int(at) - start, "label": "replaced"} for at in replaced]
+            positions = [{"position": int(index) - start, "label": "replaced"} for index in replaced]
             targets = entry.pop("targets") | dict.fromkeys(made_in_step, positions)
             yield {**entry, "filled": self.side(filled, range(number, number + 1)), "targets": targets}
 
@@ -257,13 +259,15 @@ class GeneratorInspector(MaskedWindowsInspector):
         batch = sample.batch.to(self.learner.device)
         sampled = self.learner.sampled(batch, sample.epoch)
         replaced = (sampled.filled.tokens != self.learner.original(batch)).cpu().numpy()
-        at = indices_of(batch, "mlm").cpu().numpy()
+        indices = indices_of(batch, "mlm").cpu().numpy()
         probabilities = sampled.other_M.cpu().numpy()
         variance = (probabilities * (1 - probabilities)).sum()
         stats.mean("replaced fraction of tokens", replaced.sum(), len(replaced), probabilities.sum(), variance, 1.0)
-        stats.report("samples that are the original token", (~replaced[at]).sum(), len(at), is_fraction=True)
-        stats.never("replaced tokens that were not masked", replaced.sum() - replaced[at].sum())
+        stats.report("samples that are the original token", (~replaced[indices]).sum(), len(indices), is_fraction=True)
+        stats.never("replaced tokens that were not masked", replaced.sum() - replaced[indices].sum())
         surprise, entropy, variance = (
             float(values.sum()) for values in (sampled.surprise_M, sampled.entropy_M, sampled.variance_M)
         )
-        stats.mean("negative log-probability of a sample, nats", surprise, len(at), entropy, variance, sampled.bound)
+        stats.mean(
+            "negative log-probability of a sample, nats", surprise, len(indices), entropy, variance, sampled.bound
+        )

@@ -134,13 +134,13 @@ class PermutationInspector(Inspector):
         config, vocabulary = self.examples.config, self.examples.masks.vocabulary
         original = self.examples.assemble(sample.rows)
         permuted: Permuted = self.examples.masked(original, sample.numbers, sample.epoch)
-        at, inputs = permuted.at, sample.batch.inputs
+        indices, inputs = permuted.at, sample.batch.inputs
         documents = np.repeat(np.arange(len(original.lengths)), original.lengths)
         text = ~vocabulary.special[original.tokens]
         block = 2 * documents + permuted.blocks
-        eligible, selected = (np.bincount(block[tokens], minlength=2 * len(sample.rows)) for tokens in (text, at))
+        eligible, selected = (np.bincount(block[tokens], minlength=2 * len(sample.rows)) for tokens in (text, indices))
         check_budget(stats, selected, budget(eligible, 1 / config.context), eligible)
-        stats.never("special tokens predicted", (~text[at]).sum())
+        stats.never("special tokens predicted", (~text[indices]).sum())
         stats.never("input tokens that differ from the original text", (inputs.tokens.numpy() != original.tokens).sum())
         probabilities_K = ngram_probabilities(config.longest)
         check_lengths(stats, "tokens of an n-gram", "n-grams", permuted.sampled_lengths, probabilities_K)

@@ -125,8 +125,8 @@ def mask_tokens(config: TokenMaskingConfig, vocabulary: Vocabulary, texts: Packe
     texts = replace(texts, epoch=config.sampling_epoch(texts.epoch))
     tokens_T, count = texts.tokens, len(texts.lengths)
 
-    def uniform(draw: int, at: np.ndarray) -> np.ndarray:
-        return texts.uniform(texts.owners[at], texts.positions[at] * _DRAWS + draw)
+    def uniform(draw: int, indices: np.ndarray) -> np.ndarray:
+        return texts.uniform(texts.owners[indices], texts.positions[indices] * _DRAWS + draw)
 
     eligible = np.flatnonzero(~vocabulary.special[tokens_T])
     owners = texts.owners[eligible]
@@ -141,16 +141,16 @@ def mask_tokens(config: TokenMaskingConfig, vocabulary: Vocabulary, texts: Packe
     else:
         selected = _choose(config, uniform(_SELECT, eligible), owners, None, count)
 
-    at = eligible[selected]
-    tokens = replace_tokens(config, vocabulary, tokens_T, at, uniform(_BRANCH, at), uniform(_RANDOM, at))
-    return Masked(tokens, at, tokens_T[at])
+    indices = eligible[selected]
+    tokens = replace_tokens(config, vocabulary, tokens_T, indices, uniform(_BRANCH, indices), uniform(_RANDOM, indices))
+    return Masked(tokens, indices, tokens_T[indices])
 
 
 def replace_tokens(
     config: MaskingConfig,
     vocabulary: Vocabulary,
     tokens_T: np.ndarray,
-    at: np.ndarray,
+    indices: np.ndarray,
     branch_M: np.ndarray,
     uniform_M: np.ndarray,
 ) -> np.ndarray:
@@ -167,9 +167,9 @@ def replace_tokens(
     Returns:
         (T,) the tokens after replacement.
     """
-    unmasked = np.where(branch_M < config.mask + config.random, vocabulary.sample(uniform_M), tokens_T[at])
+    unmasked = np.where(branch_M < config.mask + config.random, vocabulary.sample(uniform_M), tokens_T[indices])
     tokens = tokens_T.copy()
-    tokens[at] = np.where(branch_M < config.mask, vocabulary.mask, unmasked)
+    tokens[indices] = np.where(branch_M < config.mask, vocabulary.mask, unmasked)
     return tokens
 
 
@@ -264,17 +264,17 @@ def mask_spans(config: SpanConfig, vocabulary: Vocabulary, texts: PackedTexts) -
     span_of = np.cumsum(opens) - 1
     first = inside[opens]
     last = inside[np.append(np.flatnonzero(opens)[1:], len(inside))[: len(first)] - 1] if len(first) else first
-    at = text.indices[inside]
-    keyed_by = text.indices[first][span_of] if config.replace == "span" else at
+    indices = text.indices[inside]
+    keyed_by = text.indices[first][span_of] if config.replace == "span" else indices
 
-    def uniform(which: int, keys_M: np.ndarray) -> np.ndarray:
-        return texts.uniform(texts.owners[keys_M], _REPLACEMENT_OFFSET + texts.positions[keys_M] * _SPAN_DRAWS + which)
+    def uniform(draw: int, keys_M: np.ndarray) -> np.ndarray:
+        return texts.uniform(texts.owners[keys_M], _REPLACEMENT_OFFSET + texts.positions[keys_M] * _SPAN_DRAWS + draw)
 
-    tokens = replace_tokens(config, vocabulary, tokens_T, at, uniform(0, keyed_by), uniform(1, at))
+    tokens = replace_tokens(config, vocabulary, tokens_T, indices, uniform(0, keyed_by), uniform(1, indices))
     ends_P = np.append(text.begins_run_P[1:], True)
     spans = np.stack([text.indices[first], text.indices[last]], axis=1)
     bordered = ~text.begins_run_P[first] & ~ends_P[last]
-    return MaskedSpans(tokens, at, tokens_T[at], spans, span_of, bordered, sampled_lengths)
+    return MaskedSpans(tokens, indices, tokens_T[indices], spans, span_of, bordered, sampled_lengths)
 
 
 class _Text:

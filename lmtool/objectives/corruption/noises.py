@@ -219,13 +219,13 @@ def _randomized(
     if fraction == 0:
         return texts
     masks = texts.tokens == vocabulary.mask if among is None else among
-    at = np.flatnonzero(masks)
-    owners, positions = texts.owners[at], texts.positions[at]
+    indices = np.flatnonzero(masks)
+    owners, positions = texts.owners[indices], texts.positions[indices]
     # Token masking may follow text infilling, and needs other random numbers.
     base = _RANDOM if among is None else _RANDOM + (1 << 38)
     sampled = vocabulary.sample(texts.uniform(owners, base + 2 * positions + 1))
     tokens = texts.tokens.copy()
-    tokens[at] = np.where(texts.uniform(owners, base + 2 * positions) < fraction, sampled, tokens[at])
+    tokens[indices] = np.where(texts.uniform(owners, base + 2 * positions) < fraction, sampled, tokens[indices])
     return texts.with_tokens(tokens, texts.lengths)
 
 

@@ -65,15 +65,15 @@ def permute(config: PlmConfig, vocabulary: Vocabulary, texts: PackedTexts) -> Pe
     blocks_T = (positions_T >= config.reuse).astype(np.int64) if config.reuse else np.zeros(len(tokens_T), np.int64)
     text_T = ~vocabulary.special[tokens_T]
 
-    def uniform(at: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-        return texts.uniform(owners_T[at], numbers)
+    def uniform(indices: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+        return texts.uniform(owners_T[indices], numbers)
 
     indices_P = np.flatnonzero(text_T)
     block_P = 2 * owners_T[indices_P] + blocks_T[indices_P]
     remaining_B = budget(np.bincount(block_P, minlength=2 * len(texts.lengths)), 1 / config.context)
     runs = _Runs(indices_P, block_P, vocabulary.starts_word[tokens_T[indices_P]], remaining_B)
     chosen_P, sampled_lengths, starts = _sample_ngrams(
-        config, runs, lambda at, number: uniform(at, positions_T[at] * _ROUND + number)
+        config, runs, lambda indices, number: uniform(indices, positions_T[indices] * _ROUND + number)
     )
     # Add single tokens in random order until the budget of each block is used.
     remaining_B = remaining_B - np.bincount(block_P[chosen_P], minlength=len(remaining_B))
@@ -82,14 +82,16 @@ def permute(config: PlmConfig, vocabulary: Vocabulary, texts: PackedTexts) -> Pe
     order = free[np.lexsort((uniform_P, block_P[free]))]
     single = order[_index_in_group(block_P[order]) < remaining_B[block_P[order]]]
     chosen_P[single] = True
-    at = indices_P[chosen_P]
+    indices = indices_P[chosen_P]
 
     permuted_T = ~text_T
-    permuted_T[at] = True
+    permuted_T[indices] = True
     order_T = uniform(np.arange(len(tokens_T)), 2 * _POSITION_OFFSET + positions_T)
     ranks_T = _ranks(permuted_T, owners_T, blocks_T, order_T)
-    is_single = np.isin(at, indices_P[single])
-    return Permuted(tokens_T, at, tokens_T[at], ranks_T, is_single, sampled_lengths, indices_P[starts], blocks_T)
+    is_single = np.isin(indices, indices_P[single])
+    return Permuted(
+        tokens_T, indices, tokens_T[indices], ranks_T, is_single, sampled_lengths, indices_P[starts], blocks_T
+    )
 
 
 def _index_in_group(groups: np.ndarray) -> np.ndarray:
@@ -132,10 +134,10 @@ def _sample_ngrams(
     each n-gram's first token (S,) among the P tokens."""
     cumulative = np.cumsum(ngram_probabilities(config.longest))[:-1]
     chosen_P = np.zeros(len(runs.indices), dtype=bool)
-    at, remaining = runs.first.copy(), runs.budget.copy()
+    position, remaining = runs.first.copy(), runs.budget.copy()
     sampled_lengths, starts = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
     number = 0
-    while len(active := np.flatnonzero((remaining > 0) & (at < runs.last))):
+    while len(active := np.flatnonzero((remaining > 0) & (position < runs.last))):
         opening = runs.indices[runs.first[active]]
         length, offset = (uniform(opening, 2 * number + draw) for draw in (_LENGTH, _OFFSET))
         number += 1
@@ -143,11 +145,11 @@ def _sample_ngrams(
         sampled_lengths.append(length)
         length = np.minimum(length, remaining[active])
         context = config.context * length
-        begin = at[active] + (offset * (context - length + 1)).astype(np.int64)
+        begin = position[active] + (offset * (context - length + 1)).astype(np.int64)
         begin = runs.next_start[np.minimum(begin, len(runs.indices))]
         end = begin + length
         fits = end <= runs.last[active]
-        at[active] = np.where(fits, np.maximum(at[active] + context, end), runs.last[active])
+        position[active] = np.where(fits, np.maximum(position[active] + context, end), runs.last[active])
         remaining[active[fits]] -= length[fits]
         starts.append(begin[fits])
         for step in range(int(length[fits].max(initial=0))):

@@ -89,8 +89,8 @@ class CausalWindows(FixedPlan):
         lengths, known = rows["length"].astype(np.int64), rows["known"].astype(np.int64)
         tokens = self.stream.read(rows["start"], lengths)
         starts = np.cumsum(lengths) - lengths
-        at = ragged_ranges(starts + known - 1, lengths - known)
-        targets = {"clm": Target(torch.from_numpy(tokens[at + 1]), at=torch.from_numpy(at))}
+        indices = ragged_ranges(starts + known - 1, lengths - known)
+        targets = {"clm": Target(torch.from_numpy(tokens[indices + 1]), at=torch.from_numpy(indices))}
         return Batch(PackedArrays(tokens, lengths, {}).packed(), targets, *numbers_of(examples))
 
     @property

@@ -75,8 +75,10 @@ class SpanMasks(TokenMasks):
             boundaries = masked.spans[masked.span_of] + np.array([-1, 1])
             position_in_span = masked.at - boundaries[:, 0] - 1
             selected = masked.bordered[masked.span_of] & (position_in_span < self.config.boundary_targets)
-            labels, at, span = (torch.from_numpy(values[selected]) for values in (masked.labels, masked.at, boundaries))
-            targets["sbo"] = Target(labels, at=at, span=span)
+            labels, indices, span = (
+                torch.from_numpy(values[selected]) for values in (masked.labels, masked.at, boundaries)
+            )
+            targets["sbo"] = Target(labels, at=indices, span=span)
         return targets
 
 

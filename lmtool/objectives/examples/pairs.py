@@ -133,13 +133,13 @@ class _PairPlanner:
 
     def pairs(self, first: int, last: int) -> np.ndarray:
         """Returns the pairs of the documents with indices from `first` to `last` (exclusive), sorted by document."""
-        at, active = np.array(self.starts[first:last]), np.arange(first, last)
+        position, active = np.array(self.starts[first:last]), np.arange(first, last)
         rounds: list[np.ndarray] = []
         while len(active):
-            pairs, at[active - first] = self.round(active, at[active - first], len(rounds))
+            pairs, position[active - first] = self.round(active, position[active - first], len(rounds))
             pairs["document"] = active
             rounds.append(pairs)
-            active = active[at[active - first] < self.ends[active]]
+            active = active[position[active - first] < self.ends[active]]
         pairs = np.concatenate(rounds)
         pairs = pairs[(pairs["a_length"] > 0) & (pairs["b_length"] > 0)]
         return pairs[np.argsort(pairs["document"], kind="stable")]
@@ -158,7 +158,7 @@ class _PairPlanner:
             return np.minimum(first + max_sentences, last)
         return np.clip(np.searchsorted(self.offsets, self.offsets[first] + length), first + 1, last)
 
-    def round(self, active: np.ndarray, at: np.ndarray, number: int) -> tuple[np.ndarray, np.ndarray]:
+    def round(self, active: np.ndarray, position: np.ndarray, number: int) -> tuple[np.ndarray, np.ndarray]:
         """Plans one pair of each active document.
 
         Args:
@@ -175,12 +175,12 @@ class _PairPlanner:
 
         short = self._uniform(active, number, _SHORT) < self.short
         target = np.where(short, 2 + random_integer(self.limit - 1, _TARGET), self.limit)
-        chunk_end = self._segment_end(at, target, self.ends[active], 2)
-        sentences = chunk_end - at
-        a_end = at + np.where(sentences > 1, 1 + random_integer(np.maximum(sentences - 1, 1), _END), 1)
+        chunk_end = self._segment_end(position, target, self.ends[active], 2)
+        sentences = chunk_end - position
+        a_end = position + np.where(sentences > 1, 1 + random_integer(np.maximum(sentences - 1, 1), _END), 1)
         label = self._uniform(active, number, _LABEL) < 0.5
         if self.kind == "sop":
-            first, last = self.offsets[at], self.offsets[chunk_end]
+            first, last = self.offsets[position], self.offsets[chunk_end]
             split_at = first + 1 + random_integer(np.maximum(last - first - 1, 1), _END)
             boundary = np.where(sentences > 1, self.offsets[a_end], split_at)
             pairs = self._pairs(active, number, (first, boundary), (boundary, last), label)
@@ -190,10 +190,10 @@ class _PairPlanner:
         other = random_integer(len(self.starts) - 1, _DOCUMENT)
         other += other >= active  # the document itself is skipped
         b_first = self.starts[other] + random_integer(self.ends[other] - self.starts[other], _START)
-        a_length = self.offsets[a_end] - self.offsets[at]
+        a_length = self.offsets[a_end] - self.offsets[position]
         b_first = np.where(label, b_first, a_end)
         b_end = np.where(label, self._segment_end(b_first, target - a_length, self.ends[other], 1), chunk_end)
-        a, b = (self.offsets[at], self.offsets[a_end]), (self.offsets[b_first], self.offsets[b_end])
+        a, b = (self.offsets[position], self.offsets[a_end]), (self.offsets[b_first], self.offsets[b_end])
         pairs = self._pairs(active, number, a, b, label)
         pairs["choice"], pairs["short"] = sentences > 1, short
         return pairs, np.where(label, a_end, chunk_end)
@@ -285,7 +285,7 @@ class MaskedPairs(MaskedExamples):
             np.stack([rows[f"{side}_{field}"].astype(np.int64) for side in "ab"]) for field in ("start", "length")
         )
         ends, offsets = starts + lengths, self.store.sentence_offsets
-        opens, closes = (offsets[np.searchsorted(offsets, at)] == at for at in (starts, ends))
+        opens, closes = (offsets[np.searchsorted(offsets, boundary)] == boundary for boundary in (starts, ends))
         if self.config.pairs == "sop":
             opens |= starts == ends[::-1]
             closes |= ends == starts[::-1]

@@ -129,8 +129,8 @@ class WordWindows(FixedPlan):
         return metadata
 
 
-def _target(labels: np.ndarray, at: np.ndarray) -> Target:
-    return Target(torch.from_numpy(labels.astype(np.int64)), at=torch.from_numpy(at.astype(np.int64)))
+def _target(labels: np.ndarray, indices: np.ndarray) -> Target:
+    return Target(torch.from_numpy(labels.astype(np.int64)), at=torch.from_numpy(indices.astype(np.int64)))
 
 
 def word_windows(stream: Stream, begins_V: np.ndarray, size: int, joined: bool) -> Plan:
@@ -306,9 +306,9 @@ class WordPairs(FixedPlan):
     def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:
         pairs = self.pairs(rows, examples, epoch)
         tokens = pairs.tokens[pairs.retained]
-        at, number = torch.from_numpy(pairs.center), self.config.negatives
+        indices, number = torch.from_numpy(pairs.center), self.config.negatives
         targets = {
-            "skip_gram": Target(torch.from_numpy(tokens[pairs.context]), at=at),
-            "negatives": Target(torch.from_numpy(pairs.negatives.reshape(-1)), at=at.repeat_interleave(number)),
+            "skip_gram": Target(torch.from_numpy(tokens[pairs.context]), at=indices),
+            "negatives": Target(torch.from_numpy(pairs.negatives.reshape(-1)), at=indices.repeat_interleave(number)),
         }
         return Batch(Packed(torch.from_numpy(tokens), tuple(pairs.lengths.tolist())), targets, *numbers_of(examples))

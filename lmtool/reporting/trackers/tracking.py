@@ -258,8 +258,8 @@ class Trackers:
             done = thread.join(deadline)
             self._report([thread])
             if not done:
-                left = thread.config.left(thread.run.folder)
-                self.warn(f"logger={thread.name}: not done {END_SECONDS:g} seconds after the run; {left}")
+                unsent = thread.config.left(thread.run.folder)
+                self.warn(f"logger={thread.name}: not done {END_SECONDS:g} seconds after the run; {unsent}")
             if thread.dropped:
                 self.warn(f"logger={thread.name}: {thread.dropped} rows were dropped: it was too slow")
 

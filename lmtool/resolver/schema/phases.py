@@ -162,8 +162,10 @@ def _objective_problems(value: JsonMapping, section: object, path: str) -> Itera
     for name, inside in members.items() if isinstance(members, dict) else ():
         part = parts.get(name)
         if part is not None and isinstance(inside, dict):  # otherwise the decoder reports it
-            at = f"{path}.objective.with.{name}"
-            yield from _fixed_fields(inside, part.model_dump(), part.phase_fields, at, f"objective.with.{name}")
+            member_path = f"{path}.objective.with.{name}"
+            yield from _fixed_fields(
+                inside, part.model_dump(), part.phase_fields, member_path, f"objective.with.{name}"
+            )
 
 
 def _fixed_fields(changes: JsonMapping, of_run: object, free: Sequence[str], path: str, key: str) -> Iterator[Problem]:

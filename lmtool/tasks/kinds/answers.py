@@ -36,7 +36,7 @@ class GoldAnswer(NamedTuple):
     start: int
 
 
-def gold_answers(value: Label, where: tuple[str, int]) -> tuple[GoldAnswer, ...]:
+def gold_answers(value: Label, place: tuple[str, int]) -> tuple[GoldAnswer, ...]:
     """Returns the answers of a row, given as parallel lists (on the hub) or as a list of objects (in SQuAD's files). An
     empty cell means no answer. Raises UserError with file:line for any other layout."""
     if value is None:
@@ -51,7 +51,7 @@ def gold_answers(value: Label, where: tuple[str, int]) -> tuple[GoldAnswer, ...]
     elif _is_list(value) and all(isinstance(item, dict) for item in value):
         pairs = [(item.get("text"), item.get("answer_start")) for item in value]
     if pairs is None or not all(isinstance(text, str) and _is_number(start) for text, start in pairs):
-        raise UserError(f"{location(where)}: unknown layout of answers: {_cut(repr(value))}", _FORM)
+        raise UserError(f"{location(place)}: unknown layout of answers: {_cut(repr(value))}", _FORM)
     return tuple(GoldAnswer(text, int(start)) for text, start in pairs)
 
 
@@ -282,6 +282,6 @@ class QuestionWindows(TaskExamples):
         metadata = {**super().metadata(), "questions": len(self.rows), "cut_questions": self.cut_questions}
         if self._spans_E is not None:
             rows = self._plan.rows
-            held = np.unique(rows["row"][self._holds_answer(rows)])
-            metadata["answers_in_no_window"] = int(np.sum(self._spans_E[:, 0] >= 0) - len(held))
+            answered = np.unique(rows["row"][self._holds_answer(rows)])
+            metadata["answers_in_no_window"] = int(np.sum(self._spans_E[:, 0] >= 0) - len(answered))
         return metadata

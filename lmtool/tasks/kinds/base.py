@@ -57,7 +57,7 @@ class TaskKind(ABC):
     def inputs(self, columns: Columns, origin: Origin) -> dict[str, list[Label]]:
         """Decodes the columns that the model reads; by default, they are texts."""
         return {
-            name: [text_of(self.config, name, value, where) for value, where in zip(columns[name], origin, strict=True)]
+            name: [text_of(self.config, name, value, place) for value, place in zip(columns[name], origin, strict=True)]
             for name in self.config.reads
         }
 

@@ -70,7 +70,7 @@ class ExtractiveQa(TextKind):
         return self._checked(rows, labels) if rows.labels is not None else rows
 
     def decoded_labels(self, values: Sequence[object], origin: Origin) -> list[tuple[GoldAnswer, ...]]:
-        return [gold_answers(value, where) for value, where in zip(values, origin, strict=True)]
+        return [gold_answers(value, place) for value, place in zip(values, origin, strict=True)]
 
     def labels_of_predictions(self, columns: Columns) -> list[object]:
         """Converts predicted texts to gold answers. An empty text means no answer."""

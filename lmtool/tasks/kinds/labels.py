@@ -91,18 +91,18 @@ def class_numbers(config: TaskConfig, labels: Sequence[str], values: Sequence[ob
         numbers = {str(index): index for index in range(len(labels))}
         if sum(word in numbers for word in words) > sum(word in number for word in words):
             number = numbers
-    for word, where in zip(words, origin, strict=True):
+    for word, place in zip(words, origin, strict=True):
         if word not in number:
-            raise unknown_label(config, labels, word, location(where))
+            raise unknown_label(config, labels, word, location(place))
     return np.array([number[word] for word in words], dtype=np.int64)
 
 
-def unknown_label(config: TaskConfig, labels: Sequence[str], word: str, where: str) -> UserError:
+def unknown_label(config: TaskConfig, labels: Sequence[str], word: str, place: str) -> UserError:
     """Returns the error for an unknown label. where: its file:line."""
     problem = f"label {word!r} is unknown" if word else f"no value in the column {config.label}"
     names = ",".join(f'"{name}"' for name in labels[:2])
     return UserError(
-        f"{where}: {problem}; the labels of {config.name} are {_listing(labels)}",
+        f"{place}: {problem}; the labels of {config.name} are {_listing(labels)}",
         f"correct the row, or give the labels in order: task.labels=[{names},...]",
     )
 
@@ -111,7 +111,7 @@ def numbers(config: TaskConfig, values: Sequence[object], origin: Origin) -> np.
     """Returns (N,) float64: the numbers in a column. Raises UserError with file:line at the first value that is not a
     finite number."""
     numbers_N = np.empty(len(values))
-    for index, (value, where) in enumerate(zip(values, origin, strict=True)):
+    for index, (value, place) in enumerate(zip(values, origin, strict=True)):
         word = text_of_label(value)
         try:
             numbers_N[index] = float(word)
@@ -120,7 +120,7 @@ def numbers(config: TaskConfig, values: Sequence[object], origin: Origin) -> np.
         if not np.isfinite(numbers_N[index]):
             comma = DECIMAL_COMMA.fullmatch(word)
             raise UserError(
-                f"{location(where)}: {config.label}={word!r} is not a "
+                f"{location(place)}: {config.label}={word!r} is not a "
                 f"number{': it has a decimal comma' if comma else ''}",
                 f"write decimals with a point: {word.replace(',', '.')}"
                 if comma
@@ -155,14 +155,14 @@ def row_ids(columns: Columns, count: int) -> list[str | int]:
     return list(range(count))
 
 
-def text_of(config: TaskConfig, name: str, value: object, where: tuple[str, int]) -> str:
+def text_of(config: TaskConfig, name: str, value: object, place: tuple[str, int]) -> str:
     if isinstance(value, str):
         return value
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return str(value)
     problem = "nothing" if value is None else type(value).__name__
     raise UserError(
-        f"{location(where)}: the column {name} holds {problem}, not a text",
+        f"{location(place)}: the column {name} holds {problem}, not a text",
         "correct the row, or name another column with task.text=",
     )
 

@@ -53,9 +53,9 @@ class MultiLabel(WindowedKind):
         rows, words = [], []
         for row, value in enumerate(values):
             parts = value if isinstance(value, list | tuple) else text_of_label(value).split(self.config.delimiter)
-            named = [word for word in map(text_of_label, parts) if word]
-            rows += [row] * len(named)
-            words += named
+            names = [word for word in map(text_of_label, parts) if word]
+            rows += [row] * len(names)
+            words += names
         return rows, words
 
     def decoded_labels(self, values: Sequence[object], origin: Origin) -> np.ndarray:

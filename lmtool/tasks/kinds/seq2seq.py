@@ -51,15 +51,15 @@ class Seq2Seq(TextKind):
         return self.config
 
     def decoded_labels(self, values: Sequence[object], origin: Origin) -> list[tuple[str, ...]]:
-        return [self._targets(value, where) for value, where in zip(values, origin, strict=True)]
+        return [self._targets(value, place) for value, place in zip(values, origin, strict=True)]
 
-    def _targets(self, value: object, where: tuple[str, int]) -> tuple[str, ...]:
+    def _targets(self, value: object, place: tuple[str, int]) -> tuple[str, ...]:
         """Returns the target texts of a row. Raises UserError if there are none, or if one is empty."""
         texts = value if isinstance(value, list | tuple) else [value]
-        targets = tuple("" if text is None else text_of(self.config, self.config.label, text, where) for text in texts)
+        targets = tuple("" if text is None else text_of(self.config, self.config.label, text, place) for text in texts)
         if not targets or not all(target.strip() for target in targets):
             raise UserError(
-                f"{location(where)}: the column {self.config.label} is empty: there is no target to learn",
+                f"{location(place)}: the column {self.config.label} is empty: there is no target to learn",
                 "fill it, or remove the row",
             )
         return targets

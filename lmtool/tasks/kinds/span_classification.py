@@ -34,11 +34,11 @@ class SpanClassification(NamedClassKind):
 
     def inputs(self, columns: Columns, origin: Origin) -> dict[str, list[Label]]:
         name, *spans = self.config.text
-        texts = [text_of(self.config, name, value, where) for value, where in zip(columns[name], origin, strict=True)]
+        texts = [text_of(self.config, name, value, place) for value, place in zip(columns[name], origin, strict=True)]
         inputs: dict[str, list[Label]] = {name: texts}
         for span in spans:
             rows = zip(columns[span], texts, origin, strict=True)
-            inputs[span] = [_span(span, value, text, where) for value, text, where in rows]
+            inputs[span] = [_span(span, value, text, place) for value, text, place in rows]
         return inputs
 
     def groups(self, rows: Rows) -> Sequence[object]:
@@ -57,7 +57,7 @@ class SpanClassification(NamedClassKind):
         return f"{record['prediction']} {record['score']:.2f}  {span_texts} | {record[name]}"
 
 
-def _span(name: str, value: object, text: str, where: tuple[str, int]) -> list[int]:
+def _span(name: str, value: object, text: str, place: tuple[str, int]) -> list[int]:
     """Returns [start, end) of a span, given as a list or as an object. Raises UserError if it is malformed or selects
     no text."""
     if isinstance(value, dict):
@@ -65,11 +65,11 @@ def _span(name: str, value: object, text: str, where: tuple[str, int]) -> list[i
     numbers = list(value) if isinstance(value, (list, tuple)) else []
     if len(numbers) != 2 or not all(isinstance(number, int) and not isinstance(number, bool) for number in numbers):
         raise UserError(
-            f"{location(where)}: {name}={value!r} is not a span", "write [start, end) in characters, from 0"
+            f"{location(place)}: {name}={value!r} is not a span", "write [start, end) in characters, from 0"
         )
     if not (0 <= numbers[0] < numbers[1] <= len(text)) or not text[slice(*numbers)].strip():
         raise UserError(
-            f"{location(where)}: {name}={numbers} selects no text; the text has {len(text)} characters",
+            f"{location(place)}: {name}={numbers} selects no text; the text has {len(text)} characters",
             "write [start, end) in characters, from 0, where end is exclusive",
         )
     return numbers

@@ -80,10 +80,10 @@ def read_step_by_step(
         for row in rows:
             number = active[row]
             read[number].append(best[row] if replaced[number][step] else texts[number][step])
-        left = rows if len(rows) < len(active) else None
+        remaining_rows = rows if len(rows) < len(active) else None
         active = [active[row] for row in rows]
         tokens_R = torch.tensor([read[number][step] for number in active], device=decoding.device)
-        logits_RV, step = decoding.advance(tokens_R, left), step + 1
+        logits_RV, step = decoding.advance(tokens_R, remaining_rows), step + 1
 
 
 @dataclass(frozen=True)
@@ -178,11 +178,11 @@ class TextPairs(TaskExamples):
         arrays = assemble(self.template, texts)
         before = source_lengths + len(self.template.pieces[0]) + len(self.template.pieces[1])
         predicted = arrays.lengths - before
-        at = ragged_ranges(np.cumsum(arrays.lengths) - predicted - 1, predicted)
+        indices = ragged_ranges(np.cumsum(arrays.lengths) - predicted - 1, predicted)
         packed = arrays.packed()
         if self.config.mask == "prefix":
             packed = replace(packed, prefixes=tuple(before.tolist()))
-        target = Target(torch.from_numpy(arrays.tokens[at + 1]), at=torch.from_numpy(at))
+        target = Target(torch.from_numpy(arrays.tokens[indices + 1]), at=torch.from_numpy(indices))
         return self.batch_of(packed, target, rows, examples)
 
     def metadata(self) -> JsonObject:
@@ -301,8 +301,8 @@ class TextLearner(TaskLearner):
                 tokens_T = send(self._stepwise(host, packed, predicted_T), device)
             else:
                 _, best_M = self._lm.scores(self.outputs(batch, step), self._table, self.labels(batch))
-                chosen = send(predicted_M.nonzero()[:, 0], device)
-                tokens_T[send(at_M, device)[chosen] + 1] = best_M[chosen]
+                predicted = send(predicted_M.nonzero()[:, 0], device)
+                tokens_T[send(at_M, device)[predicted] + 1] = best_M[predicted]
         finally:
             self.train()
         changed = replace(side, tokens=tokens_T)

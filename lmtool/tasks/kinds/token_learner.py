@@ -156,9 +156,9 @@ class TaggedWindows(TaskExamples):
                 missing = np.setdiff1d(np.arange(len(sentence)), word_T)
                 self.unknown_words += len(missing)
                 if len(missing) or not len(ids_T):
-                    at = np.searchsorted(word_T, missing) if len(sentence) else np.zeros(1, dtype=np.int64)
-                    ids_T = np.insert(ids_T, at, unknown)
-                    word_T = np.insert(word_T, at, missing if len(sentence) else -1)
+                    indices = np.searchsorted(word_T, missing) if len(sentence) else np.zeros(1, dtype=np.int64)
+                    ids_T = np.insert(ids_T, indices, unknown)
+                    word_T = np.insert(word_T, indices, missing if len(sentence) else -1)
                 first_T = np.diff(word_T, prepend=-1) != 0
                 ids.append(ids_T)
                 words.append(np.where(first_T & (word_T >= 0), word_T, -1))

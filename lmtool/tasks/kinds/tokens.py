@@ -99,8 +99,8 @@ class TokenClassification(TaskKind):
         for number, tags in enumerate(self._in_bio(sentences, columns, origin)):
             for offset, tag in enumerate(tags):
                 if tag not in number_of:
-                    where = _place(columns, origin, number, offset)
-                    raise unknown_label(self.config, self.classes, tag, where)
+                    place = _place(columns, origin, number, offset)
+                    raise unknown_label(self.config, self.classes, tag, place)
             decoded.append([number_of[tag] for tag in tags])
         return decoded
 

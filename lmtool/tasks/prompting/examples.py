@@ -179,7 +179,7 @@ class Wording:
         row of each class: before the question for a decoder, otherwise after it, each closed like a text of its own."""
         first, last = (piece.tolist() for piece in self.around.pieces)
         before = SEPARATOR if self.mask is None and demonstrations else ""
-        question, (run, at) = self.pattern.pieces(None if self.mask is None else [self.mask], before)
+        question, (run, index) = self.pattern.pieces(None if self.mask is None else [self.mask], before)
         answered = [
             self.pattern.pieces([word], SEPARATOR if self.mask is None and number else "")[0]
             for number, word in enumerate(self.words if demonstrations else ())
@@ -192,7 +192,7 @@ class Wording:
         runs[0], runs[-1] = first + runs[0], runs[-1] + last
         marks = [[0] * len(tokens) for tokens in runs]
         if self.mask is not None:
-            marks[run][at + (len(first) if run == 0 else 0)] = 1
+            marks[run][index + (len(first) if run == 0 else 0)] = 1
         values = self.around.text_columns
         columns = {name: [[column[0]] * len(tokens) for tokens in runs] for name, column in values.items()}
         return FormatTemplate(
@@ -260,8 +260,8 @@ class PromptedExamples(TaskExamples):
             self.truncated = len(np.unique(row[(retained < lengths).any(axis=0)]))
         packed = retained.sum(axis=0) + self.template.special_count
         if not packed.all():
-            where = location(self.rows.origin[row[np.argmin(packed)]])
-            raise UserError(f"{where}: the texts are empty, and the prompt adds no tokens", "remove the row")
+            place = location(self.rows.origin[row[np.argmin(packed)]])
+            raise UserError(f"{place}: the texts are empty, and the prompt adds no tokens", "remove the row")
         columns = {"row": row, "part": part, "shown": shown, "retained": retained.T}
         if self.auxiliary is not None:
             columns["auxiliary"] = self.auxiliary.sampled(row, epoch)
@@ -288,8 +288,8 @@ class PromptedExamples(TaskExamples):
         if self.auxiliary is not None:
             texts, masked_M, labels_M = self.auxiliary.masked(rows["auxiliary"], examples, epoch)
             assembled, order = _side_by_side(assembled, texts)
-            at = np.flatnonzero(np.isin(order, masked_M + len(order) - len(texts.tokens)))
-            targets[TERM] = Target(torch.from_numpy(labels_M), at=torch.from_numpy(at))
+            indices = np.flatnonzero(np.isin(order, masked_M + len(order) - len(texts.tokens)))
+            targets[TERM] = Target(torch.from_numpy(labels_M), at=torch.from_numpy(indices))
             numbers, row_N = numbers.repeat_interleave(2), row_N.repeat_interleave(2)
             parts = torch.arange(2, dtype=torch.int32).repeat(len(rows))
         return Batch(assembled.packed(), targets, numbers, parts, None, row_N)

@@ -76,8 +76,8 @@ class Prompts:
         firsts = [tuple(writer.encode(text).tolist()) for text in texts]
         later = [tuple(writer.encode(SEPARATOR + text).tolist()) for text in texts]
         self._shared = [
-            tuple(token for part in (*firsts[at : at + 1], *later[at + 1 :]) for token in part)
-            for at in range(len(texts), -1, -1)
+            tuple(token for part in (*firsts[count : count + 1], *later[count + 1 :]) for token in part)
+            for count in range(len(texts), -1, -1)
         ]
         probe = np.zeros(2, dtype=np.int64)
         self._around = len(writer.encode_with_template(probe)) - len(probe)
@@ -92,7 +92,7 @@ class Prompts:
         """Returns a prompt with all demonstrations, as text."""
         return SEPARATOR.join([*self._texts, self.template.before(values)])
 
-    def question(self, values: Mapping[str, str], answer: int, where: tuple[str, int]) -> Question:
+    def question(self, values: Mapping[str, str], answer: int, place: tuple[str, int]) -> Question:
         """Returns the prompt of a row with as many demonstrations as fit.
 
         Args:
@@ -114,7 +114,7 @@ class Prompts:
         needed, most = length + reserved, self.writer.model.backbone.longest_text
         longer = f"set max_length={needed} or more, " if needed <= most else f"the model reads at most {most} tokens: "
         raise UserError(
-            f"{location(where)}: the prompt needs {length} tokens even without demonstrations{more}; the limit is "
+            f"{location(place)}: the prompt needs {length} tokens even without demonstrations{more}; the limit is "
             f"{self.longest}",
             f"{longer}use a shorter task.prompt.template=, or remove the row",
         )
@@ -202,8 +202,8 @@ class FewShot:
         settings, values = self.kind.config.text_generation, row_values(self.kind, rows)
         assert settings is not None
         questions = [
-            prompts.question(texts, settings.max_new_tokens, where)
-            for texts, where in zip(values, rows.origin, strict=True)
+            prompts.question(texts, settings.max_new_tokens, place)
+            for texts, place in zip(values, rows.origin, strict=True)
         ]
         tokens = [question.tokens for question in questions]
         writer = copy(self.writer)
@@ -233,8 +233,8 @@ class FewShot:
             for row, texts in zip(candidates, values, strict=True)
         ]
         questions = [
-            prompts.question(texts, max(map(len, row)) - 1, where)
-            for texts, row, where in zip(values, answers, rows.origin, strict=True)
+            prompts.question(texts, max(map(len, row)) - 1, place)
+            for texts, row, place in zip(values, answers, rows.origin, strict=True)
         ]
         predictions: list[Prediction] = [Prediction(0, 0.0)] * len(rows)
         for shown in sorted({question.shown for question in questions}):

@@ -141,9 +141,9 @@ def config_of(source: CheckpointModel, name: str) -> ModelConfig:
         return family(**sizes)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "its sizes"
+        path = ".".join(map(str, first["loc"])) or "its sizes"
         raise UserError(
-            f"model={name} does not support the sizes of the checkpoint (model={old.name}): {where}: {first['msg']}",
+            f"model={name} does not support the sizes of the checkpoint (model={old.name}): {path}: {first['msg']}",
             "set another model=",
         ) from error
 
@@ -175,8 +175,8 @@ def _module_differences(source: nn.Module, model: nn.Module) -> Iterator[str]:
         if name == TABLE or isinstance(old, Dropout) or isinstance(new, Dropout):
             continue
         if old is None or new is None:
-            where = "the checkpoint" if new is None else "the family"
-            yield f"{name} ({type(old or new).__name__}) is only in {where}"
+            place = "the checkpoint" if new is None else "the family"
+            yield f"{name} ({type(old or new).__name__}) is only in {place}"
         elif isinstance(old, OneStack):
             continue
         elif type(old) is not type(new):

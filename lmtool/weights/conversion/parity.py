@@ -153,7 +153,7 @@ def _outputs(reference: nn.Module, architecture: str, rows: Mapping[str, Tensor]
     if "start_logits" in output:
         return {"logits": torch.stack([output["start_logits"], output["end_logits"]], dim=-1)}
     keys = {"logits": ("logits", "prediction_logits"), "pair logits": ("seq_relationship_logits", "sop_logits")}
-    logits = {name: output[key] for name, theirs in keys.items() for key in theirs if key in output}
+    logits = {name: output[key] for name, keys_of_peer in keys.items() for key in keys_of_peer if key in output}
     return logits or {"hidden states": output["last_hidden_state"]}
 
 
