@@ -65,7 +65,7 @@ def write_npy(path: Path, vectors: Iterable[Vectors], count: int, embedder: Embe
 def write_parquet(path: Path, rows: Rows, vectors: Iterable[Vectors], embedder: Embedder) -> int:
     """Writes the columns `row` (from 0), the texts (for tokens: `position` and `token`), and `vector`, or `layer_0`,
     `layer_1`, ... for several layers. Returns the number of rows. Raises OSError if writing fails."""
-    pyarrow, width, written = _pyarrow(str(path)), embedder.width, 0
+    pyarrow, width, rows_written = _pyarrow(str(path)), embedder.width, 0
     kind = pyarrow.list_(pyarrow.float32(), width)
     mask, remaining_vectors = masker(), iter(vectors)
     with replacement_of(path) as draft:
@@ -81,11 +81,11 @@ def write_parquet(path: Path, rows: Rows, vectors: Iterable[Vectors], embedder: 
                 table = pyarrow.table(columns)
                 writer = writer or pyarrow.parquet.ParquetWriter(draft, table.schema)
                 writer.write_table(table)
-                written += table.num_rows
+                rows_written += table.num_rows
         finally:
             if writer is not None:
                 writer.close()
-    return written
+    return rows_written
 
 
 def _columns(rows: Rows, start: int, group: list[Vectors], embedder: Embedder) -> Iterator[tuple[str, list[object]]]:

@@ -71,8 +71,8 @@ def run(config: PredictConfig) -> None:
         if first and "probabilities" not in first[0]:
             warn(f"probabilities=true: {learner.config.name} has no class probabilities; none are written")
         records = chain(first, records)
-    written = write_output(config.output, join_columns(table, records, aliases, config.probabilities, flat))
-    output.line(f"{counted(written, 'row')}: {config.output}{scores_suffix}")
+    rows_written = write_output(config.output, join_columns(table, records, aliases, config.probabilities, flat))
+    output.line(f"{counted(rows_written, 'row')}: {config.output}{scores_suffix}")
 
 
 def _trained_on(task: TaskConfig, input_path: str) -> bool:

@@ -98,13 +98,13 @@ class _Probed:
         trained = loaded.model.parts.backbone
         random: Backbone = build(loaded.config, config.seed).to(self.precision.device).eval()
         layers = HiddenStates(trained, self.precision).layers
-        total, done = 2 * len(layers), 0
+        total, scored = 2 * len(layers), 0
         with self.output.bar(f"probing {self.checkpoint}") as bar:
 
             def progress() -> None:
-                nonlocal done
-                done += 1
-                bar(done, total)
+                nonlocal scored
+                scored += 1
+                bar(scored, total)
 
             bar(0, total)
             trained_scores, _, _, _ = self._of(trained, tokenizer, progress)

@@ -64,12 +64,12 @@ class RunLine:
     size: int
 
 
-def _ago(written: float, now: float) -> str:
+def _ago(timestamp: float, now: float) -> str:
     """Returns '3 h 5 min ago' within the last day, otherwise '2026-03-01 14:05'."""
-    past = now - written
+    past = now - timestamp
     if 0 <= past < 86_400:
         return f"{duration(past)} ago"
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(written))
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(timestamp))
 
 
 def _of_run(folder: Path) -> RunLine | None:
@@ -77,14 +77,14 @@ def _of_run(folder: Path) -> RunLine | None:
     if not (folder / "config.yaml").is_file():
         return None
     files = RunFiles(folder)
-    files.result = read_object(files, "result.json", needed=False)
-    files.metadata = read_object(files, "facts.json", needed=False)
+    files.result = read_object(files, "result.json", required=False)
+    files.metadata = read_object(files, "facts.json", required=False)
     score = score_of(files.result, files.baseline)
-    written, size_bytes = _written_and_size(folder)
+    timestamp, size_bytes = _written_and_size(folder)
     seconds = files.result.get("seconds")
     return RunLine(
         folder.name,
-        written,
+        timestamp,
         _what(folder),
         "" if score is None else score.text,
         None if score is None else score.baseline,
@@ -100,9 +100,9 @@ def _of_sweep(folder: Path) -> RunLine:
     state = f"{counts.pop(DONE_JOB, 0)} of {len(sweep.jobs)} done"
     state = ", ".join([state, *(f"{count} {status}" for status, count in counts.items())])
     seconds = [job.seconds for job in sweep.jobs if job.seconds is not None]
-    written, size_bytes = _written_and_size(folder)
+    timestamp, size_bytes = _written_and_size(folder)
     what = f"sweep of {sweep.command}".removesuffix(" of ")
-    return RunLine(folder.name, written, what, "", None, state, sum(seconds) if seconds else None, size_bytes)
+    return RunLine(folder.name, timestamp, what, "", None, state, sum(seconds) if seconds else None, size_bytes)
 
 
 def _state(folder: Path, result: JsonMapping) -> str:
@@ -135,10 +135,10 @@ def _what(folder: Path) -> str:
 def _written_and_size(folder: Path) -> tuple[float, int]:
     """Returns the last modification of a file below the folder, and the bytes of all files. Skips files that vanish
     meanwhile."""
-    written, size_bytes = folder.stat().st_mtime, 0
+    timestamp, size_bytes = folder.stat().st_mtime, 0
     for path, _, names in os.walk(folder):
         for name in names:
             with suppress(OSError):
                 stat = os.lstat(os.path.join(path, name))
-                written, size_bytes = max(written, stat.st_mtime), size_bytes + stat.st_size
-    return written, size_bytes
+                timestamp, size_bytes = max(timestamp, stat.st_mtime), size_bytes + stat.st_size
+    return timestamp, size_bytes

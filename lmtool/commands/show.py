@@ -79,10 +79,10 @@ def _full_key(key_typed: str, fields: list[DocumentedField]) -> str:
         group = "" if mark is None else mark.group.replace("/", ".")
         if not group or group == field_entry.key or not key_typed.startswith(f"{field_entry.key}."):
             continue
-        rest = key_typed.removeprefix(field_entry.key)
+        suffix = key_typed.removeprefix(field_entry.key)
         if several_of(field_entry.field) is not None:  # GROUP.NAME.KEY: a section for each selected option
-            rest = "".join(rest.partition(".")[2].partition(".")[1:])
-        return _full_key(group + rest, fields)
+            suffix = "".join(suffix.partition(".")[2].partition(".")[1:])
+        return _full_key(group + suffix, fields)
     return key_typed
 
 
@@ -238,8 +238,8 @@ def _require_group(group: str, known: Sequence[str], command: str) -> None:
 
 
 def _options(group: str, config_dirs: Sequence[Path]) -> list[str]:
-    added = [name for of, name in plugins.nodes(config_dirs) if of == group]
-    return sorted({*groups.options(group, config_dirs), *added})
+    from_plugins = [name for node_group, name in plugins.nodes(config_dirs) if node_group == group]
+    return sorted({*groups.options(group, config_dirs), *from_plugins})
 
 
 def about(group: str, name: str, config_dirs: Sequence[Path] = ()) -> str:

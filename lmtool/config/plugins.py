@@ -28,8 +28,8 @@ def typed() -> tuple[str, ...]:
 def command_line(verb: str, *words: str, modules: Sequence[str] | None = None) -> str:
     """Returns an lmtool command line for the user, with the plugins that it needs. modules: the plugins to include;
     None means the plugins given with --plugin."""
-    needed = [part for module in (_typed if modules is None else modules) for part in ("--plugin", module)]
-    return shlex.join(["lmtool", verb, *needed, *words])
+    options = [part for module in (_typed if modules is None else modules) for part in ("--plugin", module)]
+    return shlex.join(["lmtool", verb, *options, *words])
 
 
 def load(modules: Sequence[str]) -> None:

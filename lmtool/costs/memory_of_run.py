@@ -52,7 +52,7 @@ def _machine_bytes() -> Iterator[int]:
     """Yields the machine's available memory; on systems other than Linux, all of its memory."""
     try:
         lines = (_PROC / "meminfo").read_text().splitlines()
-        kilobytes = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines)}
+        kilobytes = {name: int(value.split()[0]) for name, _, value in (line.partition(":") for line in lines)}
         yield 1024 * (kilobytes["MemAvailable"] + kilobytes.get("SwapFree", 0))
     except (OSError, KeyError, ValueError, IndexError):
         if "SC_PHYS_PAGES" in os.sysconf_names:
@@ -181,11 +181,11 @@ def too_large(config: TrainingConfig, precision: Precision) -> UserError | None:
         # All processes of the machine share the host's memory; each has a device.
         processes = rank.local_size if device == cpu else 1
         shards = rank.size if trained and config.parallel == "fsdp" else 1
-        needed = _needed_bytes(config, trained) * processes // shards
-        if available is not None and needed > available:
+        required_bytes = _needed_bytes(config, trained) * processes // shards
+        if available is not None and required_bytes > available:
             parts = "weights, gradients and optimizer" if trained else "weights"
             parts = (f"shards of {parts}" if shards > 1 else parts) + (f" in {processes} processes" * (processes > 1))
-            sizes = f"{parts} need {size(needed)}, {size(available)} are available"
+            sizes = f"{parts} need {size(required_bytes)}, {size(available)} are available"
             hint = _smaller_model_hint(config, trained, available * shards // processes)
             return UserError(f"model={config.model.name} is too large for {device}: {sizes}", hint)
     return None
@@ -194,15 +194,15 @@ def too_large(config: TrainingConfig, precision: Precision) -> UserError | None:
 def _needed_bytes(config: TrainingConfig, trained: bool) -> int:
     """Returns the bytes of all models of a run: its learner, its teachers and its peers, and the
     copies of learner and peers that codistillation keeps."""
-    needed, distill = _bytes_of_learner(config, trained), config.distill
-    needed += VALUE_BYTES * sum(map(values_of, planned_teachers(config)))
+    required_bytes, distill = _bytes_of_learner(config, trained), config.distill
+    required_bytes += VALUE_BYTES * sum(map(values_of, planned_teachers(config)))
     if not isinstance(distill, CodistillationConfig):
-        return needed
+        return required_bytes
     peers = configuration_of_peers(config, distill)
-    needed += (distill.learners - 1) * _bytes_of_learner(peers, trained)
+    required_bytes += (distill.learners - 1) * _bytes_of_learner(peers, trained)
     if distill.refresh_steps is not None:
-        needed += _bytes_of_learner(config, False) + (distill.learners - 1) * _bytes_of_learner(peers, False)
-    return needed
+        required_bytes += _bytes_of_learner(config, False) + (distill.learners - 1) * _bytes_of_learner(peers, False)
+    return required_bytes
 
 
 def _bytes_of_learner(config: TrainingConfig, trained: bool) -> int:

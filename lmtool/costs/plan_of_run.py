@@ -288,8 +288,8 @@ def what_fits(config: RunConfig, planned: Callable[[RunConfig], RunPlan]) -> tup
     for kinds in (_overrides_costing_time(config), _overrides_changing_run(config)):
         for kind in kinds:
             for text, values, costs in kind:
-                changed = config.model_copy(update=dict(values))
-                if _is_legal(changed) and (plan := planned(changed)).fits:
+                candidate = config.model_copy(update=dict(values))
+                if _is_legal(candidate) and (plan := planned(candidate)).fits:
                     lines.append(f"{text}: {size(plan.needed_bytes)}{costs}")
                     break
         if lines:

@@ -63,8 +63,8 @@ class Distilled(nn.Module, ABC):
 
     def parameter_groups(self) -> list[ParameterGroup]:
         """Returns the parameter groups of the student and of the modules that are trained besides the student."""
-        added = (with_prefixes(group, "distill_", "distill.") for group in decayed_groups(self.distill))
-        return [*self.student.parameter_groups(), *added]
+        groups = (with_prefixes(group, "distill_", "distill.") for group in decayed_groups(self.distill))
+        return [*self.student.parameter_groups(), *groups]
 
     def on_step(self, step: int) -> None:
         """Called before the forward of each optimizer step, counted from 1."""

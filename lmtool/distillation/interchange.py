@@ -97,7 +97,7 @@ def interventions(batch: Batch, sites: Sequence[Site], proportion: float, seed: 
     reachable = [number for number, site in enumerate(sites) if site.side == "inputs" or host.outputs is not None]
     sources_N = (numbers_N + 1 + (uniform_N3[:, 0] * (count - 1)).astype(np.int64)) % max(count, 1)
     site_N = (uniform_N3[:, 2] * len(reachable)).astype(np.int64)
-    swaps, changed = {}, 0
+    swaps, changed_predictions = {}, 0
     for index, number in enumerate(reachable):
         packed = host.inputs if sites[number].side == "inputs" else host.outputs
         assert packed is not None
@@ -106,8 +106,8 @@ def interventions(batch: Batch, sites: Sequence[Site], proportion: float, seed: 
         swap, changed_texts = _swap(packed, bases, sources_N[bases], uniform_N3[bases, 1], proportion)
         if changed_texts:
             swaps[number] = swap
-            changed += changed_texts
-    return Interventions(swaps, uniform_N3[:, 1], changed)
+            changed_predictions += changed_texts
+    return Interventions(swaps, uniform_N3[:, 1], changed_predictions)
 
 
 def _swap(

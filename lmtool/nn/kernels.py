@@ -166,7 +166,7 @@ def _apply(query_MX: Tensor | None, joint_TX: Tensor, *arguments: Any) -> Tensor
 class HeadTile:
     """Documents of similar length, one per row, with separate rows for each head. rows: B. queries, keys: L and K.
     query: the offset of the tile's first vector among the queries of all tiles. key: its offset among the keys and
-    values of all tiles. added: (B or 1, L or 1, K) the term added to scores, 0 or -inf; None if all keys are
+    values of all tiles. bias: (B or 1, L or 1, K) the term added to scores, 0 or -inf; None if all keys are
     visible."""
 
     rows: int
@@ -174,7 +174,7 @@ class HeadTile:
     keys: int
     query: int
     key: int
-    added: Tensor | None
+    bias: Tensor | None
 
     def of_queries(self, vectors: Tensor) -> Tensor:
         """Returns the queries of the tile: a view (B, L, D) of `vectors`, (P*A, D)."""
@@ -250,8 +250,8 @@ def head_plan(layout: Layout, heads: int, read_M: np.ndarray | None = None) -> H
         token_numbers.append(query_M[query_RL])
         # If all tokens are queries, one row of positions applies to all, so that one mask does too.
         positions_RL = np.arange(width)[None] if read_M is None else token_numbers[-1] - starts_N[rows_R][:, None]
-        added = _added(layout, rows_R, positions_RL, real_RK, heads)
-        tiles.append(HeadTile(len(rows_R) * heads, index_RL.shape[1], key_RK.shape[1], query, key, added))
+        bias = _mask_bias(layout, rows_R, positions_RL, real_RK, heads)
+        tiles.append(HeadTile(len(rows_R) * heads, index_RL.shape[1], key_RK.shape[1], query, key, bias))
         query, key = query + queries[-1].size, key + keys[-1].size
     return HeadPlan(
         tiles=tuple(tiles),
@@ -284,7 +284,7 @@ def _flat(numbers: list[np.ndarray]) -> Tensor:
     return torch.from_numpy(np.concatenate([np.empty(0, np.int64), *(part.ravel() for part in numbers)]))
 
 
-def _added(
+def _mask_bias(
     layout: Layout, rows_R: np.ndarray, positions_RL: np.ndarray, real_RK: np.ndarray, heads: int
 ) -> Tensor | None:
     """Returns the mask as a term added to a tile's scores, (R*A or 1, L or 1, K). positions_RL: the positions of the
@@ -299,8 +299,8 @@ def _added(
     assert allow is not None
     if allow.all():
         return None
-    added = torch.where(allow, 0.0, -torch.inf)
-    return added if len(added) == 1 else added.repeat_interleave(heads, 0)
+    bias = torch.where(allow, 0.0, -torch.inf)
+    return bias if len(bias) == 1 else bias.repeat_interleave(heads, 0)
 
 
 class _FusedAttention(torch.autograd.Function):
@@ -322,7 +322,7 @@ class _FusedAttention(torch.autograd.Function):
         out, all_weights = torch.empty_like(queries), []
         for tile, mask_BLK in zip(plan.tiles, masks, strict=True):
             k_BKD, v_BKD = tile.of_keys(keys)
-            weights_BLK = _scores(tile.of_queries(queries), k_BKD, tile.added, scale).softmax(-1)
+            weights_BLK = _scores(tile.of_queries(queries), k_BKD, tile.bias, scale).softmax(-1)
             torch.bmm(mask_BLK.to(weights_BLK.dtype).mul_(weights_BLK), v_BKD, out=tile.of_queries(out))
             all_weights.append(weights_BLK)
         ctx.save_for_backward(vectors, *all_weights, *masks)
@@ -361,11 +361,11 @@ class _FusedAttention(torch.autograd.Function):
         return to_query, to_joint.view(-1, 2 * width), None, None, None, None
 
 
-def _scores(q_BLD: Tensor, k_BKD: Tensor, added: Tensor | None, scale: float) -> Tensor:
-    """Returns (B, L, K): q k^T scale + added."""
-    if added is None:
+def _scores(q_BLD: Tensor, k_BKD: Tensor, bias: Tensor | None, scale: float) -> Tensor:
+    """Returns (B, L, K): q k^T scale + bias."""
+    if bias is None:
         return torch.baddbmm(q_BLD.new_empty(()), q_BLD, k_BKD.transpose(1, 2), beta=0, alpha=scale)
-    return torch.baddbmm(added.to(q_BLD.dtype), q_BLD, k_BKD.transpose(1, 2), alpha=scale)
+    return torch.baddbmm(bias.to(q_BLD.dtype), q_BLD, k_BKD.transpose(1, 2), alpha=scale)
 
 
 def _wide(x: Tensor) -> Tensor:

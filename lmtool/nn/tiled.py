@@ -69,7 +69,7 @@ def attention_weights(
         keys = _rows(k_SAD.to(dtype), layout.key_index, [tile.key_RK.shape for tile in layout.tiles])
         for tile, numbers, q_RALD, k_RAKD in zip(layout.tiles, layout.classes, queries, keys, strict=True):
             q_RALD = q_RALD * scale
-            weights_RALK = _weights(q_RALD, k_RAKD, tile, _added(q_RALD, k_RAKD, tile, bias))
+            weights_RALK = _weights(q_RALD, k_RAKD, tile, _score_bias(q_RALD, k_RAKD, tile, bias))
             for number, weights_ALK in zip(numbers, weights_RALK, strict=True):
                 weights[number] = weights_ALK[:, : layout.query.lengths[number], : layout.key.lengths[number]]
     lengths = zip(layout.query.lengths, layout.key.lengths, strict=True)
@@ -146,10 +146,10 @@ def _tile_attention(
     if bias is None:
         return attention_of(q_RALD, k_RAKD, v_RAKD, tile, scale, rate, rng)
     q_RALD = q_RALD * (1 / math.sqrt(q_RALD.shape[-1]) if scale is None else scale)
-    added = _added(q_RALD, k_RAKD, tile, bias)
+    tile_bias = _score_bias(q_RALD, k_RAKD, tile, bias)
     if not bias.weighs and not _is_keyed(rate, rng):
-        return F.scaled_dot_product_attention(q_RALD, k_RAKD, v_RAKD, added, rate, scale=1.0)
-    weights_RALK = _dropped(_weights(q_RALD, k_RAKD, tile, added), tile, rate, rng)
+        return F.scaled_dot_product_attention(q_RALD, k_RAKD, v_RAKD, tile_bias, rate, scale=1.0)
+    weights_RALK = _dropped(_weights(q_RALD, k_RAKD, tile, tile_bias), tile, rate, rng)
     out_RALD = weights_RALK @ v_RAKD
     if bias.weighs:
         out_RALD = out_RALD + bias.value(weights_RALK, tile.query_positions_RL, tile.key_positions_RK)
@@ -184,12 +184,12 @@ def _dropped(weights_RALK: Tensor, rows: MaskedRows, rate: float, rng: DropoutRn
     return F.dropout(weights_RALK, rate) if rate else weights_RALK
 
 
-def _added(q_RALD: Tensor, k_RAKD: Tensor, tile: Tile, bias: Position | None) -> Tensor | None:
+def _score_bias(q_RALD: Tensor, k_RAKD: Tensor, tile: Tile, bias: Position | None) -> Tensor | None:
     """Returns the sum of bias and mask; None without a bias. The queries are scaled."""
     if bias is None:
         return None
-    added = _biased(q_RALD, k_RAKD, tile, bias)
-    return added if tile.barrier is None else added + tile.barrier.to(added.dtype)
+    score_bias = _biased(q_RALD, k_RAKD, tile, bias)
+    return score_bias if tile.barrier is None else score_bias + tile.barrier.to(score_bias.dtype)
 
 
 def _biased(q_RALD: Tensor, k_RAKD: Tensor, tile: Tile, bias: Position) -> Tensor:
@@ -198,11 +198,11 @@ def _biased(q_RALD: Tensor, k_RAKD: Tensor, tile: Tile, bias: Position) -> Tenso
     return bias.score(q_RALD, k_RAKD, tile.query_positions_RL, tile.key_positions_RK)
 
 
-def _weights(q_RALD: Tensor, k_RAKD: Tensor, rows: MaskedRows, added: Tensor | None) -> Tensor:
+def _weights(q_RALD: Tensor, k_RAKD: Tensor, rows: MaskedRows, bias: Tensor | None) -> Tensor:
     """Returns (R, A, L, K): softmax of the scores. The queries are scaled."""
     scores_RALK = q_RALD @ k_RAKD.transpose(-1, -2)
-    if added is not None:
-        scores_RALK = scores_RALK + added
+    if bias is not None:
+        scores_RALK = scores_RALK + bias
     elif rows.barrier is not None:
         # In place: the product's backward does not read it.
         scores_RALK = scores_RALK.add_(rows.barrier)

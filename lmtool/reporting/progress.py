@@ -160,9 +160,9 @@ class ProgressDisplay:
     def _step_text(self, row: JsonMapping, step: int) -> str:
         rate = f" · lr {exponent(row['learning_rate'])}" if row.get("learning_rate") is not None else ""
         tail = self._tail(row, step)
-        loss, _, rest = tail.partition(" · ")
+        loss, _, details = tail.partition(" · ")
         phase = f" · phase {row['phase']}" if "phase" in row else ""
-        return f"{self._head(step)}{phase} · {loss}{rate}{' · ' + rest if rest else ''}"
+        return f"{self._head(step)}{phase} · {loss}{rate}{' · ' + details if details else ''}"
 
     def _is_best(self, row: JsonMapping) -> bool:
         value = row.get(self.metric)

@@ -67,8 +67,10 @@ def _agreement(run: RunFiles) -> Iterator[str]:
     if _known(fidelity):
         yield html.paragraph(f"Student and teacher agree on {_share(fidelity)}.")
     if _known(accuracy):
-        changed = accuracy.get("changed")
-        more = f"; where the swap changes the teacher's prediction, on {_share(changed)}" if _known(changed) else ""
+        changed_share = accuracy.get("changed")
+        more = ""
+        if _known(changed_share):
+            more = f"; where the swap changes the teacher's prediction, on {_share(changed_share)}"
         swapped = "With states of another text swapped into both models (interchange accuracy)"
         yield html.paragraph(f"{swapped}, they agree on {_share(accuracy)}{more}.")
     elif distillation.get("interchange_accuracy_reason"):

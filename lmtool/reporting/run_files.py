@@ -124,9 +124,9 @@ def read_run(run_dir: str | Path) -> RunFiles:
         )
     run.config = _read_text(run, "config.yaml")
     run.result = read_object(run, "result.json")
-    run.metadata = read_object(run, "facts.json", needed=False)
-    run.environment = read_object(run, "environment.json", needed=False)
-    samples = _read_json(run, "samples.json", needed=False)
+    run.metadata = read_object(run, "facts.json", required=False)
+    run.environment = read_object(run, "environment.json", required=False)
+    samples = _read_json(run, "samples.json", required=False)
     if isinstance(samples, list):
         run.samples = samples
     elif samples is not None:
@@ -139,10 +139,10 @@ def read_run(run_dir: str | Path) -> RunFiles:
     return run
 
 
-def _read_text(run: RunFiles, name: str, needed: bool = True) -> str:
+def _read_text(run: RunFiles, name: str, required: bool = True) -> str:
     path = run.run_dir / name
     if not path.is_file():
-        if needed:
+        if required:
             run.problems.append(f"{name} is missing.")
         return ""
     try:
@@ -155,8 +155,8 @@ def _read_text(run: RunFiles, name: str, needed: bool = True) -> str:
         return ""
 
 
-def _read_json(run: RunFiles, name: str, needed: bool = True) -> object:
-    text = _read_text(run, name, needed)
+def _read_json(run: RunFiles, name: str, required: bool = True) -> object:
+    text = _read_text(run, name, required)
     if not text:
         return None
     try:
@@ -166,9 +166,9 @@ def _read_json(run: RunFiles, name: str, needed: bool = True) -> object:
         return None
 
 
-def read_object(run: RunFiles, name: str, needed: bool = True) -> JsonObject:
+def read_object(run: RunFiles, name: str, required: bool = True) -> JsonObject:
     """Returns a JSON object in the run's folder, or {}; errors are added to `run.problems`."""
-    value = _read_json(run, name, needed)
+    value = _read_json(run, name, required)
     if value is not None and not isinstance(value, dict):
         run.problems.append(f"{name} is not a JSON object.")
     return as_object(value)

@@ -164,8 +164,8 @@ def _forgetting_rows(forgetting: JsonMapping) -> list[tuple[str, str]]:
     before, after = (float(forgetting[moment]["loss"]) for moment in ("before", "after"))
     sentence = f"{plain(forgetting['objective'])} loss {number(before)} before, {number(after)} after"
     moved = " · ".join(f"{plain(level)} {percent(share)}" for level, share in forgetting["distance"].items())
-    added = f" · {count(forgetting['added'])} parameters added" if forgetting["added"] else ""
-    return [("forgets", f"{sentence}, on {plain(forgetting['text'])}"), ("moved", f"{moved}{added}")]
+    added_parameters = f" · {count(forgetting['added'])} parameters added" if forgetting["added"] else ""
+    return [("forgets", f"{sentence}, on {plain(forgetting['text'])}"), ("moved", f"{moved}{added_parameters}")]
 
 
 def _headline(result: JsonMapping) -> str:

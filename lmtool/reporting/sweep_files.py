@@ -117,11 +117,12 @@ def final_status(exit_status: object) -> str:
 def _job(path: Path) -> ReportedJob:
     files = RunFiles(path.parent)
     record = read_object(files, JOB)
-    result = read_object(files, "result.json", needed=False)
+    result = read_object(files, "result.json", required=False)
     number = record.get("job")
     if not result and isinstance(record.get("metrics"), dict):
         result = {"metrics": record["metrics"]}  # for commands that write no result.json
-    overrides = record.get("overrides") or read_object(RunFiles(path.parent), SUBMITTED, needed=False).get("overrides")
+    submitted = read_object(RunFiles(path.parent), SUBMITTED, required=False)
+    overrides = record.get("overrides") or submitted.get("overrides")
     job = ReportedJob(
         number=number if isinstance(number, int) else _number(path.parent),
         folder=path.parent,
@@ -203,7 +204,7 @@ def _add_unstarted(sweep: SweepFiles) -> None:
             overrides = overrides_of(read_object(RunFiles(folder), SUBMITTED).get("overrides"))
             sweep.jobs.append(ReportedJob(_number(folder), folder, overrides, NOT_STARTED))
     files = RunFiles(sweep.folder)
-    plan = read_object(files, SWEEP, needed=False)
+    plan = read_object(files, SWEEP, required=False)
     sweep.problems += files.problems
     commands = (job.result["command"] for job in sweep.jobs if job.result.get("command"))
     sweep.command = str(plan.get("command") or next(commands, ""))

@@ -139,8 +139,8 @@ class Block:
 
     def contrasts(self) -> list[tuple[SeedGroup, Difference]]:
         """Returns the difference of each other group with scores from the reference."""
-        rest = (group for group in self.groups if group is not self.reference and group.n)
-        return [(group, difference(group, self.reference)) for group in rest]
+        other_groups = (group for group in self.groups if group is not self.reference and group.n)
+        return [(group, difference(group, self.reference)) for group in other_groups]
 
 
 def blocks_of(sweep: SweepFiles, against: str | None = None) -> list[Block]:

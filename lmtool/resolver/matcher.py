@@ -277,9 +277,9 @@ def _phase_that_cuts(phases: Phases) -> str | None:
     """Returns a sentence about the first phase that changes the streams or their number, which would lose their state;
     None if no phase does."""
     for number, phase in enumerate(phases):
-        changed = {key: phase[key] for key in EPOCH_KEYS if key in phase}
-        if changed:
-            return f"phases.{number} sets {words_of(changed)}"
+        phase_settings = {key: phase[key] for key in EPOCH_KEYS if key in phase}
+        if phase_settings:
+            return f"phases.{number} sets {words_of(phase_settings)}"
     return None
 
 

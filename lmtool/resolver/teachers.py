@@ -332,9 +332,9 @@ def require_vocabulary_of_teachers(
         subject = f"{distill.teacher_key}={teacher.path}"
         field = differing_tokenizer(tokenizer, other)
         if field is not None:
-            actual, needed = (f"tokenizer.{field}={getattr(section, field)}" for section in (tokenizer, other))
+            actual, required = (f"tokenizer.{field}={getattr(section, field)}" for section in (tokenizer, other))
             free = "set tokenizer=auto, which uses the teacher's tokenizer"
-            message = f"{actual}, but {subject} has {needed}: the teacher reads the student's tokens"
+            message = f"{actual}, but {subject} has {required}: the teacher reads the student's tokens"
             yield Problem("tokenizer", message, free if random_weights else _ANOTHER)
         elif rows not in (None, model.vocab_size):
             yield Problem(

@@ -66,8 +66,8 @@ def require_same_past(verb: str, config: RunConfig, folder: Path, point: Path) -
         UserError: The past steps would have been different. The hint is the command for a branch of the run.
     """
     state, before = read_state(point), read_config(point)
-    changed = {key: getattr(config, key) for key in budgets(before) if getattr(config, key) != before[key]}
-    overrides = [f"{key}={'null' if value is None else value}" for key, value in changed.items()]
+    budget_changes = {key: getattr(config, key) for key in budgets(before) if getattr(config, key) != before[key]}
+    overrides = [f"{key}={'null' if value is None else value}" for key, value in budget_changes.items()]
     command = ["lmtool", verb, f"branch={folder}@{state['step']}", *overrides]
     if state.get("ended") == "patience":
         raise UserError(
@@ -81,11 +81,11 @@ def require_same_past(verb: str, config: RunConfig, folder: Path, point: Path) -
             f"start another run from its weights: the same command with checkpoint={folder} name=NEW",
         )
     old, new = _horizon(before, state), _new_horizon(config, before, state)
-    schedule, done = build(config.schedule), state["step"]
-    for step in np.unique(np.linspace(1, done, min(done, _COMPARED_STEPS)).round()).astype(int).tolist():
+    schedule, steps_done = build(config.schedule), state["step"]
+    for step in np.unique(np.linspace(1, steps_done, min(steps_done, _COMPARED_STEPS)).round()).astype(int).tolist():
         then, now = schedule(step, old), schedule(step, new)
         if then != now:
-            keys = ", ".join(f"{key} {before[key]:g} -> {value or math.inf:g}" for key, value in changed.items())
+            keys = ", ".join(f"{key} {before[key]:g} -> {value or math.inf:g}" for key, value in budget_changes.items())
             raise UserError(
                 f"{folder} cannot be extended ({keys}): schedule={config.schedule.name} depends on the end of the run. "
                 f"The learning rate of step {step} was {then * config.optimizer.lr:.3g}, and would have been "

@@ -87,13 +87,13 @@ def write_output(path: str, rows: Iterable[JsonMapping], key: str = "output") ->
     Raises:
         UserError: The file cannot be written.
     """
-    file, written = Path(path).expanduser(), 0
+    file, rows_written = Path(path).expanduser(), 0
 
     def counted_rows() -> Iterator[JsonMapping]:
-        nonlocal written
+        nonlocal rows_written
         for row in rows:
             yield row
-            written += 1
+            rows_written += 1
 
     try:
         delimiter = DELIMITERS.get(file.suffix.lower())
@@ -106,7 +106,7 @@ def write_output(path: str, rows: Iterable[JsonMapping], key: str = "output") ->
             write_delimited(file, counted_rows(), delimiter, named_by_user)
     except OSError as error:
         raise UserError(f"{key}={path}: {error.strerror}", f"use another {key}=") from error
-    return written
+    return rows_written
 
 
 def join_columns(

@@ -211,10 +211,11 @@ def require_same_reading(published: HFFolder, model: ModelConfig, tokenizer: Tok
         problem = f"its tokenizer_config.json says model_input_names={names}: both texts of a pair are in one segment"
         hint = "if it was trained with two segments, add token_type_ids to that list in a copy of the folder"
     if model.architecture == "decoder":
-        added = [name for name in ("add_bos_token", "add_eos_token") if settings.get(name)]
+        token_settings = [name for name in ("add_bos_token", "add_eos_token") if settings.get(name)]
         pad = config.get("pad_token_id")
-        if added:
-            problem = f"its tokenizer_config.json says {added[0]}=true, but lmtool adds no special tokens to its texts"
+        if token_settings:
+            setting = f"{token_settings[0]}=true"
+            problem = f"its tokenizer_config.json says {setting}, but lmtool adds no special tokens to its texts"
         if pad is not None and pad not in tokenizer.special_ids:
             # transformers classifies by the last token that is not the padding token.
             problem = f"its config.json says pad_token_id={pad}, which is not a special token, so texts may end with it"

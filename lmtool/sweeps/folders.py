@@ -142,13 +142,13 @@ class SweepFolder:
         old: dict[str, str] = self.previous.get("fixed", {})
         new: dict[str, str] = masked_data(self.fixed)
         swept = {*self.varied, *self.previous.get("varied", ())}
-        changed = [
+        changed_keys = [
             f"{key} {old.get(key, '(not typed)')} -> {new.get(key, '(not typed)')}"
             for key in sorted({*old, *new} - swept)
             if key.split(".")[0] not in FREE_KEYS and old.get(key) != new.get(key)
         ]
-        if changed:
-            raise UserError(f"{self.path} holds a sweep with other values: {'; '.join(changed)}", _OTHER_SWEEP)
+        if changed_keys:
+            raise UserError(f"{self.path} holds a sweep with other values: {'; '.join(changed_keys)}", _OTHER_SWEEP)
 
     def submitted(self) -> dict[Path, Sequence[str]]:
         """Returns the overrides of all submitted jobs, by folder."""

@@ -234,13 +234,13 @@ class Launch:
     def _job_environment(self) -> Iterator[None]:
         """Sets the environment that the processes of the jobs inherit."""
         threads, _ = self._threads()
-        changed: dict[str, str] = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
-        changed |= SAFE_PATH if self._parallel else {}
+        variables: dict[str, str] = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
+        variables |= SAFE_PATH if self._parallel else {}
         if self.name.startswith("submitit"):
             os.chmod(real_folder(self.sweep.path / ".submitit"), 0o700)  # it holds code and unmasked secrets
             code, path = str(identity.copy_code(self.sweep.path, self.plugins)), os.environ.get("PYTHONPATH")
-            changed["PYTHONPATH"] = f"{code}{os.pathsep}{path}" if path else code
-        with child_environment(changed):
+            variables["PYTHONPATH"] = f"{code}{os.pathsep}{path}" if path else code
+        with child_environment(variables):
             yield
 
     def _launch(self, batch: Sequence[JobEntry]) -> None:

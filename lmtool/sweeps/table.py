@@ -48,7 +48,7 @@ def write_plan(folder: Path, command: str, jobs: Sequence[Sequence[str]] | None)
 def end_of_job(record: dict[str, object], folder: Path) -> str:
     """Returns the line about a finished job, with the remaining time, which is extrapolated from the jobs that this
     start of the sweep has finished. folder: the sweep's folder."""
-    plan = read_object(RunFiles(folder), SWEEP, needed=False)
+    plan = read_object(RunFiles(folder), SWEEP, required=False)
     requested, count = plan.get("jobs"), count_finished(folder)
     if not isinstance(requested, list):
         return end_line(record, count, None, None)

@@ -195,14 +195,14 @@ def read_valid_rows(
             try:
                 return decode_tables(config, tables, dict(metadata), seed), problems
             except UserError as problem:
-                rest = _without(tables, problem)
-                if rest is None:
+                valid_tables = _without(tables, problem)
+                if valid_tables is None:
                     if not problems:
                         raise
                     problems.append(problem)  # the remaining rows
                     return None, problems
                 problems.append(problem)
-                tables = rest
+                tables = valid_tables
     return None, problems
 
 

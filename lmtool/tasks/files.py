@@ -129,13 +129,13 @@ def read_folder(config: TaskConfig, scoring: bool = False) -> tuple[dict[str, Ta
         )
     paths = _splits(config, path, scoring) if path.is_dir() else {"train": path}
     # MNLI's files are mostly parse trees; unread columns are dropped.
-    needed = {*config.text, *config.columns, config.label, *config.aliases, *IDS, LINES}
+    columns_read = {*config.text, *config.columns, config.label, *config.aliases, *IDS, LINES}
     tables: dict[str, TaskTable] = {}
     names = {split: file.name for split, file in paths.items()}
     metadata: JsonObject = {"source": str(path), "files": names, "skipped_rows": 0}
     for split, file in paths.items():
         table = read_file(file, config)
-        columns = {name: values for name, values in table.columns.items() if name in needed}
+        columns = {name: values for name, values in table.columns.items() if name in columns_read}
         tables[split] = TaskTable(columns, table.origin, tuple(name for name in table.columns if name != LINES))
         metadata["skipped_rows"] += table.skipped
         for name, value in table.metadata.items():  # totals over all files

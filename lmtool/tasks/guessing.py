@@ -284,10 +284,10 @@ def _number(word: str) -> float | None:
 
 def _texts(value: str, columns: Columns, label: str, kind: str) -> tuple[str, ...]:
     """Returns the text columns for a label. Raises UserError if there are none, or more than a pair."""
-    rest = [name for name in columns if name != label]
+    other_columns = [name for name in columns if name != label]
     if kind == "token_classification":
         return _words_of(columns) or ("tokens",)
-    texts = [name for name in rest if is_text(columns[name])]
+    texts = [name for name in other_columns if is_text(columns[name])]
     if len(texts) in (1, 2):
         return tuple(texts)
     if len(columns) == 1 and (between := next((mark for mark in ",;|" if mark in label), None)):
@@ -297,7 +297,7 @@ def _texts(value: str, columns: Columns, label: str, kind: str) -> tuple[str, ..
         )
     if not texts:
         raise UserError(
-            f"task={value}: none of its columns {', '.join(rest) or 'but ' + label} holds texts to read",
+            f"task={value}: none of its columns {', '.join(other_columns) or 'but ' + label} holds texts to read",
             f"name it: task.text=[COLUMN] task.label={typed(label)}",
         )
     _refuse(value, [Guess(kind, (name,), label) for name in texts])

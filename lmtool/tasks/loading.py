@@ -135,10 +135,10 @@ def decode_tables(
         train = train.take(np.sort(Permutation(len(train), seed, "sample", _SUBSET)(np.arange(config.train_examples))))
     shots, extra = config.few_shots, None
     if shots is not None:
-        train, selection, rest, few_shot = _few_shots(kind, train, validation, test, shots, seed)
+        train, selection, unused_rows, few_shot = _few_shots(kind, train, validation, test, shots, seed)
         test |= {f"full_{split}": rows for split, rows in validation.items()}
         validation, metadata = {"dev": selection}, {**metadata, **few_shot}
-        extra = rest if config.has_auxiliary_mlm and len(rest) else None
+        extra = unused_rows if config.has_auxiliary_mlm and len(unused_rows) else None
     kind_metadata, warnings = kind.metadata(train)
     repeated = [repeated_ids(columns[split], tables[split].origin) for split in columns]
     warnings = [*warnings, *(problem for problem in repeated if problem is not None)]
@@ -190,20 +190,20 @@ def draw_shots(kind: TaskKind, train: Rows, held_out: Sequence[Rows], shots: int
     train_rows, selection = (
         np.concatenate([rows[part] for rows in samples]) for part in (np.s_[:shots], np.s_[shots:])
     )
-    rest = np.setdiff1d(free, np.concatenate([train_rows, selection]))
-    return train.take(train_rows), train.take(selection), train.take(rest)
+    unused_rows = np.setdiff1d(free, np.concatenate([train_rows, selection]))
+    return train.take(train_rows), train.take(selection), train.take(unused_rows)
 
 
 def _few_shots(
     kind: TaskKind, train: Rows, held_out: dict[str, Rows], test: dict[str, Rows], shots: int, seed: int
 ) -> tuple[Rows, Rows, Rows, JsonObject]:
     """Returns the rows of `draw_shots`, and their metadata."""
-    train, selection, rest = draw_shots(kind, train, [*held_out.values(), *test.values()], shots, seed)
+    train, selection, unused_rows = draw_shots(kind, train, [*held_out.values(), *test.values()], shots, seed)
     hashes = [_sha256([list(rows.columns.values()), _labels(rows)]) for rows in (train, selection)]
     few_shot = {"rows_of_a_class": shots, "seed": seed, "train_sha256": hashes[0], "dev_sha256": hashes[1]}
     short = " and ".join(digest[:8] for digest in hashes)
     sampled = f"{shots} rows of each class, and {shots} for selection, seed {seed} ({short})"
-    return train, selection, rest, {"few_shot": few_shot, "drawn": sampled}
+    return train, selection, unused_rows, {"few_shot": few_shot, "drawn": sampled}
 
 
 def unlabeled_rows(config: TaskConfig, cache_dir: str | Path, offline: bool = False) -> dict[str, list[list[str]]]:

@@ -105,9 +105,9 @@ def train_model(config: SentencePieceConfig, texts: Iterable[str], vocab_size: i
             minloglevel=2,
         )
     except (RuntimeError, ValueError, OSError) as problem:
-        needed = re.search(r"smaller than required_chars. \d+ vs (\d+)", str(problem))
-        if needed is not None:
-            minimum = int(needed[1]) + sentinels
+        match = re.search(r"smaller than required_chars. \d+ vs (\d+)", str(problem))
+        if match is not None:
+            minimum = int(match[1]) + sentinels
             raise UserError(
                 f"tokenizer.vocab_size={vocab_size} is too small: the text's characters and the special tokens need "
                 f"{minimum} entries",

@@ -100,10 +100,10 @@ def alphabet(
     # With and without mark, characters take at most half of the vocabulary, so that longer entries fit.
     frequent = sorted(characters[: min(MAX_ALPHABET, max(vocab_size // 4, 1))])
     with_marks = [entry for entry in map(add_mark, frequent) if entry is not None]
-    needed = special + len(frequent) + len(with_marks)
-    if needed > vocab_size:
+    required = special + len(frequent) + len(with_marks)
+    if required > vocab_size:
         raise UserError(
-            f"tokenizer.vocab_size={vocab_size} is too small for {needed} special tokens and characters",
+            f"tokenizer.vocab_size={vocab_size} is too small for {required} special tokens and characters",
             "set tokenizer.vocab_size=1000 or more",
         )
     return frequent, with_marks

@@ -87,10 +87,10 @@ class Tokenizer:
     @cached_property
     def special_ids(self) -> frozenset[int]:
         """Ids of all special tokens: tokens with a role, flagged by the backend, or in `without_role`."""
-        added = {number for number, token in self._backend.get_added_tokens_decoder().items() if token.special}
+        flagged = {number for number, token in self._backend.get_added_tokens_decoder().items() if token.special}
         vocabulary = self._backend.get_vocab()
         unflagged = {vocabulary[token] for token in self._unflagged}
-        return frozenset(added | unflagged | set(self.roles.values()))
+        return frozenset(flagged | unflagged | set(self.roles.values()))
 
     @cached_property
     def _words(self) -> list[str | None]:
@@ -119,8 +119,8 @@ class Tokenizer:
         unless an added token contains or absorbs a space."""
         rules = json.loads(self._backend.to_str())
         types = [(rules[name] or {}).get("type") for name in ("normalizer", "pre_tokenizer", "model")]
-        added = self._backend.get_added_tokens_decoder().values()
-        spaces_split = all(not (" " in token.content or token.lstrip or token.rstrip) for token in added)
+        added_tokens = self._backend.get_added_tokens_decoder().values()
+        spaces_split = all(not (" " in token.content or token.lstrip or token.rstrip) for token in added_tokens)
         return spaces_split and types == ["BertNormalizer", "BertPreTokenizer", "WordPiece"]
 
     @cached_property

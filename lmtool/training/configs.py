@@ -217,7 +217,7 @@ class ScheduleConfig(Config):
         """Returns the factor of a step after `warmup` steps."""
         return self.decayed(min((step - 1 - warmup) / max(total - warmup, 1), 1.0))
 
-    def decayed(self, done: float) -> float:
+    def decayed(self, progress: float) -> float:
         """Returns the factor when a fraction of the steps after the warm-up is done, in [0, 1]."""
         return 1.0
 
@@ -240,8 +240,8 @@ class LinearConfig(FinalFractionConfig):
 
     name: Literal["linear"] = Field("linear", description="Warm-up, then a straight line down.")
 
-    def decayed(self, done: float) -> float:
-        return 1 - (1 - self.final_fraction) * done
+    def decayed(self, progress: float) -> float:
+        return 1 - (1 - self.final_fraction) * progress
 
 
 @component("schedule", "cosine", builder="lmtool.training.configs:schedule")
@@ -250,8 +250,8 @@ class CosineConfig(FinalFractionConfig):
 
     name: Literal["cosine"] = Field("cosine", description="Warm-up, then half a cosine down.")
 
-    def decayed(self, done: float) -> float:
-        return self.final_fraction + (1 - self.final_fraction) * 0.5 * (1 + math.cos(math.pi * done))
+    def decayed(self, progress: float) -> float:
+        return self.final_fraction + (1 - self.final_fraction) * 0.5 * (1 + math.cos(math.pi * progress))
 
 
 @component("schedule", "polynomial", builder="lmtool.training.configs:schedule")
@@ -265,8 +265,8 @@ class PolynomialConfig(FinalFractionConfig):
         description="exponent applied to the remaining fraction of the steps; 1: linear; above 1: steep at first",
     )
 
-    def decayed(self, done: float) -> float:
-        return self.final_fraction + (1 - self.final_fraction) * (1 - done) ** self.power
+    def decayed(self, progress: float) -> float:
+        return self.final_fraction + (1 - self.final_fraction) * (1 - progress) ** self.power
 
 
 @component("schedule", "constant", builder="lmtool.training.configs:schedule")

@@ -182,10 +182,10 @@ def _store(process: RankInfo) -> dist.Store:
 
 def backend_of(device: torch.device) -> str:
     """Returns the communication backend. Raises UserError if this build of torch lacks it."""
-    needed = {"gloo": dist.is_available() and dist.is_gloo_available()}
+    available_backends = {"gloo": dist.is_available() and dist.is_gloo_available()}
     if device.type == "cuda":
-        needed["nccl"] = dist.is_available() and dist.is_nccl_available()
-    for name, available in needed.items():
+        available_backends["nccl"] = dist.is_available() and dist.is_nccl_available()
+    for name, available in available_backends.items():
         if not available:
             raise UserError(
                 f"torch {torch.__version__} was built without {name}, which several processes need on {device.type}",

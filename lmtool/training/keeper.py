@@ -102,15 +102,15 @@ class Keeper:
         weights = sum(tensor.nbytes for tensor in self._copy_of_weights().values())
         moments = 2 * sum(parameter.nbytes for parameter in self.named.values())
         retained = retained_checkpoints(self.settings, steps)
-        needed = (weights + moments) * (retained + 1) + (1 << 20)
+        required_bytes = (weights + moments) * (retained + 1) + (1 << 20)
         used_bytes = sum(
             file.stat().st_size for step in saved_steps(self.folder) for file in step.iterdir() if file.is_file()
         )
         free = shutil.disk_usage(self.run.path).free
-        if free + used_bytes < needed:
+        if free + used_bytes < required_bytes:
             raise UserError(
                 f"{self.run.path} has {free / 1e6:,.1f} MB free; the checkpoints of this run need "
-                f"{needed / 1e6:,.1f} MB ({retained:,} to keep, one being written)",
+                f"{required_bytes / 1e6:,.1f} MB ({retained:,} to keep, one being written)",
                 f"free some space, or set run_dir= on another disk{', or a smaller keep=' if retained > 2 else ''}",
             )
 

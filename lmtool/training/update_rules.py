@@ -238,7 +238,7 @@ def build_muon(config: MuonConfig, groups: Sequence[ParameterGroup]) -> Optimize
     and biases. Muon's steps are as large as AdamW's (`match_rms_adamw`, Liu et al. 2025), so both use one learning
     rate. Raises UserError if no matrix of a layer is trained."""
     matrices = torch_groups([_part(group, hidden=True) for group in groups], config.lr, config.weight_decay)
-    rest = torch_groups([_part(group, hidden=False) for group in groups], config.lr, config.weight_decay)
+    adamw_groups = torch_groups([_part(group, hidden=False) for group in groups], config.lr, config.weight_decay)
     if not matrices:
         raise UserError(
             "optimizer=muon is for the matrices of the layers, but none of them is trained", "set optimizer=adamw"
@@ -253,8 +253,8 @@ def build_muon(config: MuonConfig, groups: Sequence[ParameterGroup]) -> Optimize
             adjust_lr_fn="match_rms_adamw",
         )
     ]
-    if rest:
-        parts.append(AdamW(rest, lr=config.lr, betas=config.betas, eps=config.epsilon, fused=True))
+    if adamw_groups:
+        parts.append(AdamW(adamw_groups, lr=config.lr, betas=config.betas, eps=config.epsilon, fused=True))
     return Together(parts)
 
 

@@ -84,10 +84,10 @@ def export_of(
     # A task head can be interpreted only with its `task` section.
     usable_heads = heads - (set(HEADS) - {head.name if head is not None else ""})
     model_class = declared.class_of_heads(usable_heads)
-    needed = model_class.heads
-    assert head is None or head.name in needed, f"{head.name} without its pooler"
-    part_names = {"backbone", *(f"heads.{head}" for head in needed or ("pooler",))}
-    if not set(needed) & set(HEADS):
+    required_heads = model_class.heads
+    assert head is None or head.name in required_heads, f"{head.name} without its pooler"
+    part_names = {"backbone", *(f"heads.{head}" for head in required_heads or ("pooler",))}
+    if not set(required_heads) & set(HEADS):
         part_names.add("heads.lm")
     exported = {name: tensor for name, tensor in renamed.items() if part_of(name) in part_names}
     hf_tensors = their_names(model, exported)
@@ -107,7 +107,7 @@ def export_of(
         **({"tie_word_embeddings": False} if untied else {}),
         **special_ids(model, tokenizer),
     }
-    if task is not None and {CLASSIFIER, WORDS, CHOICES} & set(needed):
+    if task is not None and {CLASSIFIER, WORDS, CHOICES} & set(required_heads):
         config |= labels_of(task)
     return Export(model_class.name, config, hf_tensors, exported, tuple(sorted(left_out)))
 

@@ -166,8 +166,8 @@ def _ignored_generation_keys(settings: Mapping[str, object], folder: HFFolder) -
     set_keys = [key for key, value in settings.items() if key not in _GENERATION_KEYS and value is not None]
     names = [key for key in set_keys if key not in _GENERATION_DEFAULTS and key != "eos_token_id"]
     names += _multiple_end_tokens(settings)
-    changed = _changed_settings(settings)
-    return names + [name for name in changed if not _suppresses_unused_rows(name, settings, rows)]
+    changed_settings = _changed_settings(settings)
+    return names + [name for name in changed_settings if not _suppresses_unused_rows(name, settings, rows)]
 
 
 def _multiple_end_tokens(settings: Mapping[str, object]) -> list[str]:

@@ -282,7 +282,7 @@ def merged(weights: Weights, saved: Mapping[str, object]) -> Weights:
         return weights
     parts, _ = assemble(model, None, trained=weights)
     # Tensors outside of the `CheckpointModel`, such as heads that only pretraining uses, are kept as they are.
-    rest = {name: tensor for name, tensor in weights.tensors.items() if name not in parts.state_dict()}
+    unread_tensors = {name: tensor for name, tensor in weights.tensors.items() if name not in parts.state_dict()}
     _merge(parts, weights.origin)
     tensors = {name: tensor.detach() for name, tensor in parts.state_dict().items()}
     unmerged = [name for name in tensors if name in planned.added]
@@ -294,7 +294,7 @@ def merged(weights: Weights, saved: Mapping[str, object]) -> Weights:
             "use format=delta to export the added tensors separately from their base, or set checkpoint= to that base "
             "or to a run whose tuning method can be merged (tuning=lora)",
         )
-    return replace(weights, tensors={**rest, **tensors}, merged=True)
+    return replace(weights, tensors={**unread_tensors, **tensors}, merged=True)
 
 
 def _merge(parts: ModelWithHeads, origin: str) -> None:

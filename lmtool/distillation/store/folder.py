@@ -168,11 +168,11 @@ def require_free_space(folder: Path, done: int, examples: int, total: int) -> No
         examples: The number of examples whose outputs these bytes are.
         total: The number of examples of the complete store.
     """
-    free, needed = shutil.disk_usage(folder).free, done / max(examples, 1) * (total - examples)
-    if needed > 0.95 * free:  # the size is an estimate, so a margin remains
+    free, required_bytes = shutil.disk_usage(folder).free, done / max(examples, 1) * (total - examples)
+    if required_bytes > 0.95 * free:  # the size is an estimate, so a margin remains
         raise UserError(
-            f"the teacher's outputs need about {(done + needed) / 1e9:,.1f} GB, but the disk of {folder.parent} has "
-            f"only {free / 1e9:,.1f} GB left",
+            f"the teacher's outputs need about {(done + required_bytes) / 1e9:,.1f} GB, but the disk of "
+            f"{folder.parent} has only {free / 1e9:,.1f} GB left",
             "set distill.top_k=64, which stores only the most probable tokens; or distill.store_dtype=float16, or "
             "distill.store=FOLDER on another disk",
         )

@@ -83,8 +83,8 @@ def _check_sentence_permutation(
     for tokens, noised, numbers in zip(_split_texts(before), _split_texts(after), numbers_by_text, strict=True):
         all_sentences = [sentence.tobytes() for sentence in np.split(tokens, np.flatnonzero(np.diff(numbers)) + 1)]
         # The first sentence is recognizable only if no other sentence begins like it.
-        first, rest = all_sentences[0], all_sentences[1:]
-        if rest and not any(sentence.startswith(first) or first.startswith(sentence) for sentence in rest):
+        first, others = all_sentences[0], all_sentences[1:]
+        if others and not any(sentence.startswith(first) or first.startswith(sentence) for sentence in others):
             permuted = np.ceil(len(all_sentences) * examples.config.sentence_permutation - 1e-9)
             stays_first.append(noised.tobytes().startswith(first))
             # The first sentence is among the permuted ones with probability permuted / n, and then another sentence is

@@ -81,8 +81,8 @@ class MaskingInspector(Inspector):
         )
         stats.never("special tokens predicted", (~text[at]).sum())
         stats.never("labels that differ from the original tokens", (masked.labels != original.tokens[at]).sum())
-        changed = np.flatnonzero(inputs != original.tokens)
-        stats.never("tokens changed but not predicted", (~np.isin(changed, at)).sum())
+        changed_indices = np.flatnonzero(inputs != original.tokens)
+        stats.never("tokens changed but not predicted", (~np.isin(changed_indices, at)).sum())
         self.check_masks(stats, Masks(masked, original.tokens, inputs, text, eligible, selected))
 
     def check_masks(self, stats: RunningStatistics, masks: Masks) -> None:

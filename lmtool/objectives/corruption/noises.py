@@ -156,8 +156,8 @@ def _sample_lengths(texts: PackedTexts, targets_N: np.ndarray, mean: float) -> t
             break
         samples_N = np.where(sums_N < targets_N, 2 * samples_N, samples_N)
     before = np.cumsum(lengths) - lengths - (np.cumsum(sums_N) - sums_N)[owner]
-    needed = before < targets_N[owner]
-    return owner[needed], lengths[needed]
+    within_budget = before < targets_N[owner]
+    return owner[within_budget], lengths[within_budget]
 
 
 def _insert(texts: PackedTexts, mask: int, inserts_N: np.ndarray) -> PackedTexts:
@@ -319,7 +319,7 @@ def restore(corrupted: Corrupted, sentinels: np.ndarray) -> np.ndarray:
     is_sentinel, opens = np.isin(corrupted.inputs, sentinels), np.isin(corrupted.targets, sentinels)
     spans = np.split(corrupted.targets, np.flatnonzero(opens))[1:]
     pieces = np.split(corrupted.inputs, np.flatnonzero(is_sentinel))
-    texts = [pieces[0], *(np.concatenate([span[1:], rest[1:]]) for span, rest in zip(spans, pieces[1:], strict=True))]
+    texts = [pieces[0], *(np.concatenate([span[1:], piece[1:]]) for span, piece in zip(spans, pieces[1:], strict=True))]
     return np.concatenate(texts)
 
 

@@ -86,10 +86,10 @@ class TrackerThread:
         """Waits for the remaining rows until `deadline` (of time.monotonic), then kills the process. Whether the
         tracker had finished."""
         self._thread.join(max(0.0, deadline - time.monotonic()))
-        done = not self._thread.is_alive()
+        ended = not self._thread.is_alive()
         self._over = True
         self._kill()
-        return done
+        return ended
 
     # Run by the thread.
 
@@ -255,9 +255,9 @@ class Trackers:
             thread.ready.wait(max(0.0, start_deadline - time.monotonic()))
         deadline = time.monotonic() + END_SECONDS
         for thread in threads:
-            done = thread.join(deadline)
+            ended = thread.join(deadline)
             self._report([thread])
-            if not done:
+            if not ended:
                 unsent = thread.config.left(thread.run.folder)
                 self.warn(f"logger={thread.name}: not done {END_SECONDS:g} seconds after the run; {unsent}")
             if thread.dropped:

@@ -224,12 +224,12 @@ def overview() -> str:
     return "\n".join([*lines, "", "`lmtool COMMAND --help` prints its keys.", "", FLAGS])
 
 
-def help_of(verb: str, rest: Sequence[str] = ()) -> str:
+def help_of(verb: str, words: Sequence[str] = ()) -> str:
     """Returns the text that `lmtool VERB --help` prints: a command's primary file is its manual."""
     about = VERBS[verb]
     primary = about.primary
     if about.reads == "run":
-        primary = rest[0] if rest and rest[0] in TRAINING else "pretrain"
+        primary = words[0] if words and words[0] in TRAINING else "pretrain"
     lines = [f"lmtool {verb}: {about.about}", "", f"  {about.example}", ""]
     lines += [*(f"  {note}" for note in about.notes), ""] if about.notes else []
     if primary is not None:

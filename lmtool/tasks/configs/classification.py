@@ -239,8 +239,8 @@ class MultipleChoiceConfig(PromptedConfig, SequenceConfig):
     def _text_before_choices(self) -> MultipleChoiceConfig:
         before = len(self.text) - self.choices - self.continued
         if before < 1:
-            needed = "a text before the choices" + (", and the beginning of each" if self.continued else "")
-            raise ValueError(f"text={list(self.text)} names {self.choices} choices; there must be {needed}")
+            requirement = "a text before the choices" + (", and the beginning of each" if self.continued else "")
+            raise ValueError(f"text={list(self.text)} names {self.choices} choices; there must be {requirement}")
         if self.prompt.words:
             raise ValueError("prompt.words apply to classes; here each choice is an answer")
         return self

@@ -387,11 +387,11 @@ class TaskLearner(BaseLearner):
         loader = PackedLoader(examples, 0, None, budget, shuffle=False, virtual_tokens=self.virtual_tokens)
 
         def batches() -> Iterator[Batch]:
-            total, done = len(examples.plan(0)), 0
+            total, encoded = len(examples.plan(0)), 0
             for batch in loader.epoch_batches():
                 yield batch
-                done += len(batch.inputs.lengths)
-                inference.progress(done, total)
+                encoded += len(batch.inputs.lengths)
+                inference.progress(encoded, total)
 
         evaluation = evaluate(self, self.scorer(data, examples, {}), batches(), inference.precision)
         return Answers(evaluation.records(), evaluation.scores, 0 if rows.labels is None else len(rows))

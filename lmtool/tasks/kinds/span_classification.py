@@ -89,11 +89,11 @@ class SpanExamples(TaskExamples):
         first_E, last_E = self._spans_ES2[:, :, 0].min(axis=1), self._spans_ES2[:, :, 1].max(axis=1)
         wide = np.flatnonzero(last_E - first_E >= capacity)
         if len(wide):
-            row, needed = wide[0], int(last_E[wide[0]] - first_E[wide[0]]) + 1
+            row, length = wide[0], int(last_E[wide[0]] - first_E[wide[0]]) + 1
             raise UserError(
-                f"{location(rows.origin[row])}: its spans extend over {needed} tokens; max_length={max_length} "
+                f"{location(rows.origin[row])}: its spans extend over {length} tokens; max_length={max_length} "
                 f"allows {max(capacity, 0)}",
-                f"set max_length={needed + self.template.special_count} or more, or remove the row",
+                f"set max_length={length + self.template.special_count} or more, or remove the row",
             )
         around_E = (capacity - (last_E - first_E + 1)) // 2
         start_E = np.clip(first_E - around_E, 0, np.maximum(lengths_E - capacity, 0))

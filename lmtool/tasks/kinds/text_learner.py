@@ -170,9 +170,9 @@ class TextPairs(TaskExamples):
         lengths = self.target_lengths[rows_N]
         target_ids = self.targets.read(rows_N, lengths)
         if self.first_token is not None:
-            written = assemble(self.template, [(target_ids, lengths)]).packed()
-            target = Target(written.tokens, at=torch.arange(len(written.tokens)), side="outputs")
-            return self.batch_of(self._inputs(rows_N), target, rows, examples, shifted(written, self.first_token))
+            target_texts = assemble(self.template, [(target_ids, lengths)]).packed()
+            target = Target(target_texts.tokens, at=torch.arange(len(target_texts.tokens)), side="outputs")
+            return self.batch_of(self._inputs(rows_N), target, rows, examples, shifted(target_texts, self.first_token))
         source_lengths = self.source_lengths[rows_N]
         texts = [(self.sources.read(rows_N, source_lengths), source_lengths), (target_ids, lengths)]
         arrays = assemble(self.template, texts)
@@ -305,8 +305,8 @@ class TextLearner(TaskLearner):
                 tokens_T[send(at_M, device)[predicted] + 1] = best_M[predicted]
         finally:
             self.train()
-        changed = replace(side, tokens=tokens_T)
-        return replace(batch, inputs=changed) if batch.outputs is None else replace(batch, outputs=changed)
+        replaced_side = replace(side, tokens=tokens_T)
+        return replace(batch, inputs=replaced_side) if batch.outputs is None else replace(batch, outputs=replaced_side)
 
     def _stepwise(self, host: Batch, packed: Packed, predicted_T: Tensor) -> Tensor:
         """Returns (T,): the target tokens, on the host, with those selected by `predicted_T` replaced by
@@ -315,7 +315,7 @@ class TextLearner(TaskLearner):
         started = [int(first) + 1 - start for first, start in zip(first_N, packed.starts, strict=True)]
         texts, predicted = packed.tokens.split(packed.lengths), predicted_T.split(packed.lengths)
         starts = [text[:count].tolist() for text, count in zip(texts, started, strict=True)]
-        rest = [text[count:].tolist() for text, count in zip(texts, started, strict=True)]
+        remaining = [text[count:].tolist() for text, count in zip(texts, started, strict=True)]
         rows, longest = self.backbone.config.vocab_size, max(packed.lengths)
         decoding: Decoding
         if isinstance(self.backbone, EncoderDecoder):
@@ -325,7 +325,7 @@ class TextLearner(TaskLearner):
             assert isinstance(self.backbone, Decoder)
             decoding = ContinuationDecoding(self.backbone, self._lm, rows, starts, longest, bool(packed.prefixes))
         replaced = [flags[count:].tolist() for flags, count in zip(predicted, started, strict=True)]
-        read = read_step_by_step(decoding, rest, replaced)
+        read = read_step_by_step(decoding, remaining, replaced)
         return torch.tensor([token for pair in zip(starts, read, strict=True) for part in pair for token in part])
 
     def scores(self, outputs: Tensor, batch: Batch) -> Scores:

@@ -128,8 +128,8 @@ class TextToTextLearner(TextLearner):
     def parts(self, outputs: Tensor, batch: Batch) -> list[Prediction]:
         """Generates a text for each document, and parses it."""
         writer, prompts = self.writer(), self._prompts(batch.host)
-        written = writer.write(prompts, self.writing.generation, self.seed)
-        texts = [writer.text(prompt, ids).strip() for prompt, ids in zip(prompts, written, strict=True)]
+        generated = writer.write(prompts, self.writing.generation, self.seed)
+        texts = [writer.text(prompt, ids).strip() for prompt, ids in zip(prompts, generated, strict=True)]
         return [(self.kind.parsed(text) or self.kind.wrong)._replace(text=text) for text in texts]
 
     def _prompts(self, batch: Batch) -> list[list[int]]:

@@ -111,8 +111,10 @@ class Prompts:
                 return self._formatted(shown, own)
         length, reserved = len(first) + self._around, answer if self._one_stack else 0
         more = f", and its answer {reserved}" if reserved else ""
-        needed, most = length + reserved, self.writer.model.backbone.longest_text
-        longer = f"set max_length={needed} or more, " if needed <= most else f"the model reads at most {most} tokens: "
+        text_length, most = length + reserved, self.writer.model.backbone.longest_text
+        longer = f"the model reads at most {most} tokens: "
+        if text_length <= most:
+            longer = f"set max_length={text_length} or more, "
         raise UserError(
             f"{location(place)}: the prompt needs {length} tokens even without demonstrations{more}; the limit is "
             f"{self.longest}",

@@ -61,8 +61,8 @@ def import_adapter(config: ImportConfig, folder: Path) -> None:
     base_record = None if start.merged else base_of_weights(address, start, base_tensors, tokenizer)
     source = {"checkpoint": config.checkpoint, "base": address, "revision": start.revision}
     output = Path(config.output).expanduser()
-    written = tensors if base_record is not None else all_tensors
-    write_import(ImportedModel(written, model, tokenizer, source, settings, tuning, base_record), output)
+    new_tensors = tensors if base_record is not None else all_tensors
+    write_import(ImportedModel(new_tensors, model, tokenizer, source, settings, tuning, base_record), output)
     _require_same(load(str(output), offline=True).model.parts.state_dict(), all_tensors, output)
     values = count(sum(tensor.numel() for tensor in tensors.values()))
     Output().line(f"{output} · model={model.name} · tuning={tuning['name']} · {values} values on top of {address}")
@@ -130,14 +130,14 @@ def _untied(base_folder: HFFolder) -> HFFolder:
 
 
 def _changed_tensors(
-    adapter: Adapter, base_folder: HFFolder, base: HFBase, start: Weights, changed: Mapping[str, Tensor]
+    adapter: Adapter, base_folder: HFFolder, base: HFBase, start: Weights, changed_tensors: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
     """Returns the tensors that the adapter stores completely and that differ from the base's: heads and trained
     modules. adapter: the adapter. base_folder: the base as a Hugging Face folder. base: the base with transformers'
     names. start: the base's weights. changed: the adapter's tensors, under transformers' names. Returns the changed
     tensors, under lmtool's names. Raises UserError if lmtool's model has no such tensor, or if only one of two tied
     tensors was trained."""
-    renamed = our_names(_untied(base_folder), {**base.tensors, **changed})
+    renamed = our_names(_untied(base_folder), {**base.tensors, **changed_tensors})
     before = start.tensors
     changes = {name: tensor for name, tensor in renamed.items() if name not in before or not tensor.equal(before[name])}
     for name, tensor in changes.items():

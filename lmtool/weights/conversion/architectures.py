@@ -67,8 +67,8 @@ class ArchitectureConversion:
 
     def plain(self) -> JsonObject:
         """Returns the content of crossed.json."""
-        changed = {"resized": self.resized, "new": self.new, "left_out": self.left_out}
-        return {"taken": self.copied, **changed, "masks": self.masks}
+        tensor_names = {"resized": self.resized, "new": self.new, "left_out": self.left_out}
+        return {"taken": self.copied, **tensor_names, "masks": self.masks}
 
 
 def convert_architecture(source: CheckpointModel, name: str, tensors: Mapping[str, Tensor]) -> ArchitectureConversion:

@@ -96,7 +96,7 @@ def _export_adapter(config: ExportConfig, tuned: Path, base: Base, folder: Path)
     writer_of(section["name"])
     state, tuned_names = parts.state_dict(), tensor_names(tuned)
     plain = {name: tensor for name, tensor in state.items() if name not in parts.added}
-    added = {name: tensor for name, tensor in state.items() if name in parts.added}
+    added_tensors = {name: tensor for name, tensor in state.items() if name in parts.added}
     task = head_to_export(loaded.saved, plain)
     tokenizer = tokenizer if task is None else tokenizer.with_padding()
     export = export_of(loaded.config, plain, task, tokenizer)
@@ -106,7 +106,7 @@ def _export_adapter(config: ExportConfig, tuned: Path, base: Base, folder: Path)
     changed = _hf_names(loaded.config, export, {n for n, tensor in export.exported.items() if id(tensor) in trained})
     # `_hf_names` converts only names that depend on the family. The names of heads also depend on the class.
     changed += [name for name, tensor in export.tensors.items() if id(tensor) in trained and name not in changed]
-    tuned_model = TunedModel(section, added, hf_base, task_type_of(export.architecture), changed)
+    tuned_model = TunedModel(section, added_tensors, hf_base, task_type_of(export.architecture), changed)
     layout = layout_of(loaded.config, task, tokenizer)
     tokenizer = tokenizer if layout is None else with_format(tokenizer, layout)
     reading = tokenizer_settings(loaded.config, loaded.saved, task, tokenizer)
@@ -114,7 +114,7 @@ def _export_adapter(config: ExportConfig, tuned: Path, base: Base, folder: Path)
     card = _card(checkpoint, base, export, folder, section["name"])
     write_files = partial(write_reading, tokenizer=tokenizer, reading=reading, card=card)
     write_adapter(tuned_model, *_hub_name(base), labels, folder, write_files)
-    _require_same(loaded, folder, added, hf_base, checkpoint)
+    _require_same(loaded, folder, added_tensors, hf_base, checkpoint)
     _open_with_peft(loaded, folder, export, read_base(base, tuned_names, checkpoint, config.offline))
     if (command := _base_export_command(base)) is not None:
         Output().line(f"the base is a run of lmtool: for transformers, run {command}")
@@ -163,12 +163,12 @@ def _hub_name(base: Base) -> tuple[str, str | None]:
 
 
 def _require_same(
-    loaded: LoadedCheckpoint, folder: Path, added: Mapping[str, Tensor], base: HFBase, checkpoint: str
+    loaded: LoadedCheckpoint, folder: Path, added_tensors: Mapping[str, Tensor], base: HFBase, checkpoint: str
 ) -> None:
     """Raises CheckFailed if lmtool computes other outputs with the adapter, read back, than with the checkpoint."""
     restored = read_adapter(folder).restore(base)
     parts = loaded.model.parts
-    base_tensors = {name: tensor for name, tensor in parts.state_dict().items() if name not in added}
+    base_tensors = {name: tensor for name, tensor in parts.state_dict().items() if name not in added_tensors}
     saved = {**loaded.saved, "tuning": restored.section}
     weights = Weights({**base_tensors, **restored.added}, folder, checkpoint)
     copy, _ = assemble(saved_model(checkpoint, saved, weights.tensors), loaded.tokenizer, trained=weights)

@@ -163,8 +163,8 @@ def replace_tokenizer(config: ImportConfig, tokenizer_path: str) -> None:
     loss: TextLoss | str = "the checkpoint has no head that predicts tokens"
     if trained is not None:
         resized = _resized(cast(PretrainConfig, trained.config), rows)
-        changed = replace(trained, config=resized, tokenizer=new, weights=replace(weights, tensors=tensors))
-        loss = _measure_loss(config, trained, changed)
+        new_model = replace(trained, config=resized, tokenizer=new, weights=replace(weights, tensors=tensors))
+        loss = _measure_loss(config, trained, new_model)
 
     report = {
         "checkpoint": masked(config.checkpoint),
@@ -293,10 +293,10 @@ def _report(
 ) -> None:
     """Prints what changed: vocabulary entries, rows, tensors and the loss."""
     counts = mapping.counts
-    added = f"{counts['new']:,} new"
+    additions = f"{counts['new']:,} new"
     if counts["new"]:
-        added += f" ({counts['without_old_pieces']:,} without old subwords: the mean of all entries)"
-    rows = [("entries", f"{counts['kept']:,} kept · {added} · {counts['dropped']:,} dropped")]
+        additions += f" ({counts['without_old_pieces']:,} without old subwords: the mean of all entries)"
+    rows = [("entries", f"{counts['kept']:,} kept · {additions} · {counts['dropped']:,} dropped")]
     if report["rows_without_entry"]:
         rows.append(("rows", f"{report['rows_without_entry']:,} unused rows stay after the entries"))
     rows.append(("tensors", ", ".join(report["tensors"])))

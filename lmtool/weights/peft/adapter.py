@@ -206,12 +206,12 @@ def write_adapter(
     _require_linears(tuned)
     config, tensors = writer_of(str(tuned.section["name"]))(tuned)
     modules, saved = _saved_modules(tuned)
-    written = {path if path == TENSOR else _PREFIX_IN_PEFT + path: tensor for path, tensor in tensors.items()}
+    peft_tensors = {path if path == TENSOR else _PREFIX_IN_PEFT + path: tensor for path, tensor in tensors.items()}
     for path in dict.fromkeys([*saved, *tuned.trained]):
         module, _, kind = path.rpartition(".")
         edited = kind == "bias" and module in config.get("target_modules", ())
         name = f"{module}{_BASE_LAYER}.{kind}" if edited else path
-        written[_PREFIX_IN_PEFT + name] = tuned.base.tensors[path]
+        peft_tensors[_PREFIX_IN_PEFT + name] = tuned.base.tensors[path]
     config |= {
         "task_type": tuned.task_type,
         "base_model_name_or_path": base,
@@ -221,7 +221,7 @@ def write_adapter(
     }
 
     def fill(draft: Path) -> None:
-        save_tensors(written, draft / WEIGHTS)
+        save_tensors(peft_tensors, draft / WEIGHTS)
         for name, content in ((CONFIG, config), (LABELS, labels)):
             if content:
                 (draft / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -45,7 +45,7 @@ def lora_to_peft(tuned: TunedModel) -> tuple[JsonObject, dict[str, Tensor]]:
     section, tensors = tuned.section, tuned.tensors
     rank, rank_stabilized = section["rank"], bool(section["rank_stabilised"])
     ranks: dict[str, int] = {}
-    written: dict[str, Tensor] = {}
+    peft_tensors: dict[str, Tensor] = {}
     for linear in tuned.base.linears:
         parts = [part for part in linear.parts if f"{part.name}.{_A}" in tensors]
         if not parts:
@@ -61,7 +61,7 @@ def lora_to_peft(tuned: TunedModel) -> tuple[JsonObject, dict[str, Tensor]]:
             update["magnitude_O"] = torch.linalg.vector_norm(tuned.base.weight_OI(linear.module), dim=1)
             for part in parts:
                 update["magnitude_O"][part.rows_O] = tensors[f"{part.name}.{_MAGNITUDE}"]
-        written |= {f"{linear.module}.{_NAMES[kind]}": tensor for kind, tensor in update.items()}
+        peft_tensors |= {f"{linear.module}.{_NAMES[kind]}": tensor for kind, tensor in update.items()}
     other_ranks = {module: number for module, number in ranks.items() if number != rank}
     config = {
         "peft_type": "LORA",
@@ -80,7 +80,7 @@ def lora_to_peft(tuned: TunedModel) -> tuple[JsonObject, dict[str, Tensor]]:
             for module, number in other_ranks.items()
         },
     }
-    return config, written
+    return config, peft_tensors
 
 
 @dataclass(frozen=True)
@@ -125,14 +125,14 @@ def lora_from_peft(settings: LoraSettings, tensors: Mapping[str, Tensor], base: 
     missing = [module for module in modules if module not in updates and settings.targets(module)]
     if missing and settings.target_modules != "all-linear":
         raise UserError(f"{CONFIG} targets {missing[0]}, but the adapter has no tensors for it", SAVE_AGAIN)
-    changed: dict[str, Tensor] = {}
+    changed_tensors: dict[str, Tensor] = {}
     ours: dict[str, _Update] = {}
     for module, update in updates.items():
         if update.bias_O is not None:
-            changed[f"{module}.bias"] = base.tensors[f"{module}.bias"] + update.scale * update.bias_O
+            changed_tensors[f"{module}.bias"] = base.tensors[f"{module}.bias"] + update.scale * update.bias_O
         linear, weight_OI = base.by_module.get(module), base.weight_OI(module)
         if linear is None:
-            changed[f"{module}.weight"] = base.stored(module, update.merge(weight_OI))
+            changed_tensors[f"{module}.weight"] = base.stored(module, update.merge(weight_OI))
             continue
         norm_O = torch.linalg.vector_norm(weight_OI, dim=1)
         for part in linear.parts:
@@ -142,11 +142,11 @@ def lora_from_peft(settings: LoraSettings, tensors: Mapping[str, Tensor], base: 
                 ours[part.name] = part_update
     if not ours:
         raise UserError(f"{WEIGHTS} contains only updates of layers that lmtool's tuning methods do not edit", MERGE)
-    return _with_one_rank(settings, ours, base, changed)
+    return _with_one_rank(settings, ours, base, changed_tensors)
 
 
 def _with_one_rank(
-    settings: LoraSettings, updates: Mapping[str, _Update], base: HFBase, changed: dict[str, Tensor]
+    settings: LoraSettings, updates: Mapping[str, _Update], base: HFBase, changed_tensors: dict[str, Tensor]
 ) -> RestoredAdapter:
     """Combines updates into one tuning method with the same rank and scale in all layers. A layer without an update
     gets an update of zero if its projection (q_proj, ...) occurs in `updates`. settings: the adapter's settings.
@@ -155,19 +155,21 @@ def _with_one_rank(
     rank = max(len(update.a_RI) for update in updates.values())
     scale = max(update.scale for update in updates.values())
     projections = sorted({name.rpartition(".")[2] for name in updates})
-    added: dict[str, Tensor] = {}
+    added_tensors: dict[str, Tensor] = {}
     parts = [(linear.module, part) for linear in base.linears for part in linear.parts]
     for module, part in (pair for pair in parts if pair[1].name.rpartition(".")[2] in projections):
         weight_OI = base.weight_OI(module)[part.rows_O]
         empty = _Update(weight_OI.new_zeros(0, weight_OI.shape[1]), weight_OI.new_zeros(len(weight_OI), 0), scale)
         update = updates.get(part.name, empty)
         missing = rank - len(update.a_RI)
-        added[f"{part.name}.{_A}"] = torch.cat([update.a_RI, update.a_RI.new_zeros(missing, update.a_RI.shape[1])])
+        added_tensors[f"{part.name}.{_A}"] = torch.cat(
+            [update.a_RI, update.a_RI.new_zeros(missing, update.a_RI.shape[1])]
+        )
         scaled_OR = update.b_OR if update.scale == scale else update.b_OR * (update.scale / scale)
-        added[f"{part.name}.{_B}"] = torch.cat([scaled_OR, scaled_OR.new_zeros(len(scaled_OR), missing)], dim=1)
+        added_tensors[f"{part.name}.{_B}"] = torch.cat([scaled_OR, scaled_OR.new_zeros(len(scaled_OR), missing)], dim=1)
         if settings.use_dora:
             norm_O = torch.linalg.vector_norm(weight_OI, dim=1)
-            added[f"{part.name}.{_MAGNITUDE}"] = norm_O if update.magnitude_O is None else update.magnitude_O
+            added_tensors[f"{part.name}.{_MAGNITUDE}"] = norm_O if update.magnitude_O is None else update.magnitude_O
     section = {
         "name": "lora",
         "rank": rank,
@@ -178,7 +180,7 @@ def _with_one_rank(
         "dora": settings.use_dora,
         "bias": settings.bias,
     }
-    return RestoredAdapter(section, added, changed)
+    return RestoredAdapter(section, added_tensors, changed_tensors)
 
 
 def _updates(settings: LoraSettings, tensors: Mapping[str, Tensor], base: HFBase) -> Iterator[tuple[str, _Update]]:
@@ -233,7 +235,7 @@ def ia3_to_peft(tuned: TunedModel) -> tuple[JsonObject, dict[str, Tensor]]:
     """
     tensors = tuned.tensors
     targets, feedforward = [], []
-    written: dict[str, Tensor] = {}
+    peft_tensors: dict[str, Tensor] = {}
     for linear in tuned.base.linears:
         parts = [part for part in linear.parts if f"{part.name}.{_SCALE}" in tensors]
         if not parts:
@@ -247,32 +249,32 @@ def ia3_to_peft(tuned: TunedModel) -> tuple[JsonObject, dict[str, Tensor]]:
         targets.append(linear.module)
         if parts[0].name.endswith(_INPUTS):
             feedforward.append(linear.module)
-            written[f"{linear.module}.ia3_l"] = tensors[f"{parts[0].name}.{_SCALE}"][None, parts[0].columns_I]
+            peft_tensors[f"{linear.module}.ia3_l"] = tensors[f"{parts[0].name}.{_SCALE}"][None, parts[0].columns_I]
             continue
         scale_O = torch.ones(linear.outputs)
         for part in parts:
             scale_O[part.rows_O] = tensors[f"{part.name}.{_SCALE}"]
-        written[f"{linear.module}.ia3_l"] = scale_O[:, None]
+        peft_tensors[f"{linear.module}.ia3_l"] = scale_O[:, None]
     config = {
         "peft_type": "IA3",
         "target_modules": targets,
         "feedforward_modules": feedforward,
         "fan_in_fan_out": any(linear.transposed for linear in tuned.base.linears if linear.module in targets),
     }
-    return config, written
+    return config, peft_tensors
 
 
 def ia3_from_peft(settings: Ia3Settings, tensors: Mapping[str, Tensor], base: HFBase) -> RestoredAdapter:
     """Converts (IA)3 from PEFT; `READERS` of adapter.py describes the parameters. Scales that lmtool's method does not
     have are merged into the base."""
     dims = {f".{kind}.weight": 0 for kind in _OUTPUTS} | {f".{kind}.weight": 1 for kind in _INPUTS}
-    added = {
+    added_tensors = {
         f"{name.removesuffix('.weight')}.{_SCALE}": torch.ones(tensor.shape[dim])
         for name, tensor in base.ours.items()
         for suffix, dim in dims.items()
         if ".layers." in name and name.endswith(suffix)
     }
-    changed: dict[str, Tensor] = {}
+    changed_tensors: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         module = name.removesuffix(IA3_SUFFIXES[0])
         weight_OI, inputs = base.weight_OI(module).clone(), settings.scales_inputs(module)
@@ -287,17 +289,17 @@ def ia3_from_peft(settings: Ia3Settings, tensors: Mapping[str, Tensor], base: HF
         if linear is None or (not inputs and base.has_separate_bias(linear)):
             merged_scale = scale
         else:
-            merged_scale = _take_scales(linear, scale, inputs, added)
+            merged_scale = _take_scales(linear, scale, inputs, added_tensors)
         if bool((merged_scale == 1).all()):
             continue
         factor = merged_scale if inputs else merged_scale[:, None]
-        changed[f"{module}.weight"] = base.stored(module, weight_OI * factor)
+        changed_tensors[f"{module}.weight"] = base.stored(module, weight_OI * factor)
         if not inputs and f"{module}.bias" in base.tensors:
-            changed[f"{module}.bias"] = base.tensors[f"{module}.bias"] * merged_scale
-    return RestoredAdapter({"name": "ia3"}, added, changed)
+            changed_tensors[f"{module}.bias"] = base.tensors[f"{module}.bias"] * merged_scale
+    return RestoredAdapter({"name": "ia3"}, added_tensors, changed_tensors)
 
 
-def _take_scales(linear: HFLinear, scale: Tensor, inputs: bool, added: dict[str, Tensor]) -> Tensor:
+def _take_scales(linear: HFLinear, scale: Tensor, inputs: bool, added_tensors: dict[str, Tensor]) -> Tensor:
     """Copies the scales that lmtool's method can represent. linear: the layer of transformers. scale: one scale per
     input or output of the layer. inputs: whether the inputs are scaled, and not the outputs. added: receives the
     scales, under lmtool's names. Returns the scales that must be merged into the base: `scale`, with 1 where a scale
@@ -305,9 +307,9 @@ def _take_scales(linear: HFLinear, scale: Tensor, inputs: bool, added: dict[str,
     merged_scale = scale.clone()
     for part in linear.parts:
         if inputs and part.name.endswith(_INPUTS):
-            added[f"{part.name}.{_SCALE}"][part.columns_I] = scale
+            added_tensors[f"{part.name}.{_SCALE}"][part.columns_I] = scale
             return torch.ones_like(merged_scale)
         if not inputs and part.name.endswith(_OUTPUTS):
-            added[f"{part.name}.{_SCALE}"] = scale[part.rows_O]
+            added_tensors[f"{part.name}.{_SCALE}"] = scale[part.rows_O]
             merged_scale[part.rows_O] = 1.0
     return merged_scale
