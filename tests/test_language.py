@@ -133,3 +133,28 @@ def test_no_docstring_repeats_a_sentence() -> None:
         for sentence in sorted(repeated_sentences(ast.get_docstring(node) or ""))
     ]
     assert not wrong, "\n".join(wrong)
+
+
+def described_parameters(docstring: str) -> set[str]:
+    """The names that a docstring describes: the entries of `Args:`, and words before a colon at the start of a
+    sentence."""
+    prose, _, arguments = docstring.partition("Args:\n")
+    entries = re.findall(r"^    (\w+(?:, \w+)*): ", arguments.partition("\n\n")[0], re.MULTILINE)
+    named = re.findall(r"(?:^|[.;\"] )([a-z_][A-Za-z_0-9]*): ", " ".join(prose.split()))
+    return {name for entry in [*entries, *named] for name in entry.split(", ")}
+
+
+def test_docstrings_describe_only_parameters_that_exist() -> None:
+    docstring = "Sums. x: the terms. See y.\n\nArgs:\n    n, m: how many\n\nReturns:\n    z: no."
+    assert described_parameters(docstring) == {"x", "n", "m"}
+    wrong = [
+        f"{path.relative_to(PACKAGE)}:{node.lineno}: {node.name} has no parameter {name}"
+        for path, tree in trees().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef)
+        for name in sorted(
+            described_parameters(ast.get_docstring(node) or "")
+            - {child.arg for child in ast.walk(node.args) if isinstance(child, ast.arg)}
+        )
+    ]
+    assert not wrong, "\n".join(wrong)

@@ -91,7 +91,7 @@ def _require_new_run(config: PretrainConfig | FinetuneConfig, verb: str) -> None
 
 @contextmanager
 def _folder(output: str | None, stem: str) -> Iterator[Path]:
-    """Creates the folder of a profile; removes it if profiling fails. typed: the folder; None: a new folder in runs/
+    """Creates the folder of a profile; removes it if profiling fails. output: the folder; None: a new folder in runs/
     whose name begins with `stem`."""
     before = RUNS.exists()
     if output is not None:

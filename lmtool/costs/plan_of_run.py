@@ -73,10 +73,9 @@ def plan_of(
     """Plans a run without phases.
 
     Args:
-        config: The run's configuration.
-        learner: The run's learner.
-        metadata: The metadata of the training loader.
-        where: The device to plan for; or the device and number format of this machine, whose speed is then measured for
+        config: The run's configuration. learner: The run's learner. metadata: The metadata of the training loader.
+        target: The device to plan for; or the device and number format of this machine, whose speed is then measured
+        for
             at most a third of a second.
     """
     single = _plan_one_step(config, learner, metadata, _planned_device(config, target))
@@ -98,7 +97,7 @@ def plan_in_phases(
         config: The run's configuration.
         learner: The run's learner.
         metadata: The metadata of each phase's loader.
-        where: See `plan_of`.
+        target: See `plan_of`.
 
     Returns:
         The plan, and the numbers from which the length of each phase is computed.

@@ -314,7 +314,7 @@ class PackedLoader:
         return batches if len(boundaries) <= 2 else prefetch(batches)  # a single batch needs no thread
 
     def metadata(self) -> dict[str, Any]:
-        """Returns the statistics of the first epoch, and those of the examples. padding_avoided: the fraction of
+        """Returns the statistics of the first epoch, and those of the examples. `padding_avoided` is the fraction of
         padding if each step were padded to its longest example."""
         epoch = self._epoch(0)
         tokens, longest, padded = epoch.totals

@@ -79,11 +79,10 @@ def inferred_delimiter(
     return delimiter_of(first, known, header)
 
 
-def delimiter_for(path: Path, typed: str | None, known: Sequence[str], encoding: str) -> str | None:
-    """Returns the `delimiter` for `records`: the configured one (`typed`, by name), None for a .tsv file, or the
-    inferred one."""
-    if typed not in (None, "null"):
-        return next((delimiter for delimiter, name in DELIMITERS.items() if name == typed), ",")
+def delimiter_for(path: Path, name: str | None, known: Sequence[str], encoding: str) -> str | None:
+    """Returns the `delimiter` for `records`: the one with this `name`, None for a .tsv file, or the inferred one."""
+    if name not in (None, "null"):
+        return next((delimiter for delimiter, known_name in DELIMITERS.items() if known_name == name), ",")
     if without_packing(path.name).lower().endswith(".tsv"):
         return None
     return inferred_delimiter(path, known, None, encoding, "data.encoding")
@@ -250,7 +249,7 @@ def values_of(place: str, row: Mapping[str, object], names: Sequence[str], key: 
     """Returns the values of columns in a row; a name that is not a key is a dotted path.
 
     Args:
-        where: File and line, for errors.
+        place: File and line, for errors.
         row: The row.
         names: Names of the columns.
         key: The key that names the columns, for errors.
@@ -285,7 +284,7 @@ def text_of(place: str, names: Sequence[str], values: Sequence[object], key: str
     """Returns the text of a row: its values joined by newlines, without null and blank ones.
 
     Args:
-        where: File and line, for errors.
+        place: File and line, for errors.
         names: Names of the columns.
         values: Their values.
         key: The key that names the columns, for errors.

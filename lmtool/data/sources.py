@@ -116,7 +116,7 @@ def split_offset(read_text: Callable[[int, int], str], length: int, fraction: fl
     nearest of the best kind of boundary within a twentieth of the text, at most `PART` characters away.
 
     Args:
-        read: Returns the characters from one position to another.
+        read_text: Returns the characters from one position to another.
         length: Characters of the document.
         fraction: Fraction for validation.
 

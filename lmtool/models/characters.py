@@ -1,6 +1,6 @@
 """Word vectors from characters, ELMo's replacement for a token embedding.
 
-The ids are the tokenizer's; the vocabulary has their bytes (`Spellings`). Entries that continue a word are joined
+The ids are the tokenizer's; the vocabulary has their bytes (`VocabularyBytes`). Entries that continue a word are joined
 to it, so that every word is read by its characters, whether it is in the vocabulary or not. A repeated word of a batch
 is computed once.
 
@@ -106,8 +106,9 @@ class WordCharacters(StackInput):
     highways, a projection (Kim, Jernite, Sontag and Rush 2016; Peters et al. 2018). Both directions read the same
     vector, so it is returned twice, concatenated.
 
-    symbols_VB, lengths_V, continues_V: of `Spellings`, set from a tokenizer (`spell`) and not stored in checkpoints.
-    They stay on the host, where tokens are joined to words, so that the number of words is known without a device sync.
+    symbols_VB, lengths_V, continues_V: of `VocabularyBytes`, set from a tokenizer (`spell`) and not stored in
+    checkpoints. They stay on the host, where tokens are joined to words, so that the number of words is known without a
+    device sync.
     """
 
     further: tuple[nn.Embedding, ...] = ()

@@ -40,8 +40,8 @@ class Compilation:
 def select_compilation(
     choice: Choice, device: torch.device, flops: float, max_minutes: float | None = None
 ) -> Compilation:
-    """Whether to compile. auto: on CUDA for a run of more than `WORTHWHILE_MINUTES` (a guess, not measured); never on a
-    CPU, where no gain was measured.
+    """Whether to compile. With `auto`, on CUDA for a run of more than `WORTHWHILE_MINUTES` (a guess, not measured);
+    never on a CPU, where no gain was measured.
 
     Args:
         choice: True, False or auto.

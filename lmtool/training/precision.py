@@ -89,7 +89,7 @@ def cpu_has_bf16() -> bool:
 
 
 def select_precision(name: str, device: torch.device) -> Precision:
-    """Returns the number format of this name. auto: bf16 if the device supports it natively, otherwise fp32."""
+    """Returns the number format of this name; for `auto`, bf16 if the device supports it natively, otherwise fp32."""
     native = torch.cuda.is_bf16_supported(including_emulation=False) if device.type == "cuda" else cpu_has_bf16()
     if name == "auto":
         if native:

@@ -276,7 +276,7 @@ class WordInspector(StreamInspector):
 
     def _targets_at(self, targets: Mapping[str, Mapping[int, int]], position: int) -> str:
         """Returns the words that the two directions predict at a token, each after an arrow. targets: the label of each
-        token index, by term. at: the index of the token."""
+        token index, by term. position: the index of the token."""
         arrows = ((FORWARD, "→"), (BACKWARD, "←"))
         directions = [(arrow, targets[term][position]) for term, arrow in arrows if position in targets[term]]
         return "  ".join(f"{arrow} {self.tokenizer.readable([label])[0]}" for arrow, label in directions)

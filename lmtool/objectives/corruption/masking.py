@@ -160,7 +160,7 @@ def replace_tokens(
         config: The probability of each replacement.
         vocabulary: The vocabulary.
         tokens_T: The tokens.
-        at: (M,) the flat indices of the tokens to replace.
+        indices: (M,) the flat indices of the tokens to replace.
         branch_M: Random numbers, which choose the kind of replacement.
         uniform_M: Random numbers, which choose the random tokens.
 

@@ -163,7 +163,7 @@ class _PairPlanner:
 
         Args:
             active: The indices of the active documents.
-            at: The first unused sentence of each.
+            position: The first unused sentence of each.
             number: The number of the round.
 
         Returns:

@@ -98,7 +98,7 @@ def class_numbers(config: TaskConfig, labels: Sequence[str], values: Sequence[ob
 
 
 def unknown_label(config: TaskConfig, labels: Sequence[str], word: str, place: str) -> UserError:
-    """Returns the error for an unknown label. where: its file:line."""
+    """Returns the error for an unknown label. place: its file:line."""
     problem = f"label {word!r} is unknown" if word else f"no value in the column {config.label}"
     names = ",".join(f'"{name}"' for name in labels[:2])
     return UserError(

@@ -226,8 +226,8 @@ class TaskLearner(BaseLearner):
         return self.backbone.config.dropout if self.config.dropout is None else self.config.dropout
 
     def head_rng(self, rng: DropoutRng | None, batch: Batch, indices: Tensor | None = None) -> DropoutRng | None:
-        """Returns the dropout generator of the head; for an encoder-decoder, that of its output side. at: flat indices
-        of the tokens that the head reads; None: all."""
+        """Returns the dropout generator of the head; for an encoder-decoder, that of its output side. indices: flat
+        indices of the tokens that the head reads; None: all."""
         if rng is not None and batch.outputs is not None:
             rng = rng.for_outputs()
         return rng if rng is None or indices is None else rng.rows(indices)

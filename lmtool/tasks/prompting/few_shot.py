@@ -98,7 +98,7 @@ class Prompts:
         Args:
             values: The columns of the row as texts.
             answer: The number of tokens of the longest answer, which must fit too.
-            where: The file and line of the row, for errors.
+            place: The file and line of the row, for errors.
 
         Raises:
             UserError: If the row does not fit even without demonstrations.

@@ -27,9 +27,9 @@ class TuningConfig(Component):
     """
 
     group: ClassVar[str] = "tuning"
-    of_transformers: ClassVar[bool] = True
+    requires_transformer: ClassVar[bool] = True
     """Whether the method requires a transformer, because it edits the layers of a transformer."""
-    of_stacks: ClassVar[bool] = False
+    requires_stack: ClassVar[bool] = False
     """Whether the method requires a stack of layers, which need not be those of a transformer."""
 
     name: str = Field(description="Tuning method.")
@@ -75,10 +75,10 @@ class TuningConfig(Component):
 
     def needs(self) -> Iterator[Requirement]:
         """Yields the requirements of the method and of its schemes for other components."""
-        if self.of_transformers:
+        if self.requires_transformer:
             reason = f"tuning={self.name} edits the layers of a transformer"
             yield Requirement(TRANSFORMER, "tuning", reason, "set tuning=full or tuning=head")
-        if self.of_stacks:
+        if self.requires_stack:
             reason = f"tuning={self.name} needs a stack of layers"
             yield Requirement(STACK, "tuning", reason, "set tuning=full or tuning=head")
         for scheme in self.schemes:

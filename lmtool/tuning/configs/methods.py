@@ -29,7 +29,7 @@ from lmtool.tuning.configs.base import ONE_STACK, ByDepthConfig, HeadInput, OfPr
 class FullConfig(ByDepthConfig, OfPretrainedConfig):
     """Full finetuning: every parameter is trained, except in the lower layers that `freeze_layers` excludes."""
 
-    of_transformers: ClassVar[bool] = False
+    requires_transformer: ClassVar[bool] = False
 
     name: Literal["full"] = Field("full", description="Every parameter is trained.")
     freeze_embeddings: bool = Field(
@@ -61,7 +61,7 @@ _CONCATENATED_LAYERS = 4
 class HeadConfig(TuningConfig):
     """Feature extraction: the backbone is frozen, the task's head is trained."""
 
-    of_transformers: ClassVar[bool] = False
+    requires_transformer: ClassVar[bool] = False
 
     name: Literal["head"] = Field(
         "head", description="Feature extraction: only the task's head is trained, and its pooler if this is new."
@@ -121,8 +121,8 @@ _NO_LM_HEAD: Offer[LearnedConfig] = Offer(
 class LastLayersConfig(ByDepthConfig, OfPretrainedConfig):
     """The top layers and the head are trained; the layers below are frozen."""
 
-    of_transformers: ClassVar[bool] = False
-    of_stacks: ClassVar[bool] = True
+    requires_transformer: ClassVar[bool] = False
+    requires_stack: ClassVar[bool] = True
 
     name: Literal["last_n"] = Field("last_n", description="The top layers are trained.")
     layers: int | None = Field(

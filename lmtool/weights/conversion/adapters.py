@@ -134,9 +134,9 @@ def _changed_tensors(
 ) -> dict[str, Tensor]:
     """Returns the tensors that the adapter stores completely and that differ from the base's: heads and trained
     modules. adapter: the adapter. base_folder: the base as a Hugging Face folder. base: the base with transformers'
-    names. start: the base's weights. changed: the adapter's tensors, under transformers' names. Returns the changed
-    tensors, under lmtool's names. Raises UserError if lmtool's model has no such tensor, or if only one of two tied
-    tensors was trained."""
+    names. start: the base's weights. changed_tensors: the adapter's tensors, under transformers' names. Returns the
+    changed tensors, under lmtool's names. Raises UserError if lmtool's model has no such tensor, or if only one of two
+    tied tensors was trained."""
     renamed = our_names(_untied(base_folder), {**base.tensors, **changed_tensors})
     before = start.tensors
     changes = {name: tensor for name, tensor in renamed.items() if name not in before or not tensor.equal(before[name])}

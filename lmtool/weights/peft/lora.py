@@ -150,8 +150,8 @@ def _with_one_rank(
 ) -> RestoredAdapter:
     """Combines updates into one tuning method with the same rank and scale in all layers. A layer without an update
     gets an update of zero if its projection (q_proj, ...) occurs in `updates`. settings: the adapter's settings.
-    updates: the updates by lmtool's names. base: the base model. changed: tensors of the base into which other updates
-    were merged, under transformers' names."""
+    updates: the updates by lmtool's names. base: the base model. changed_tensors: tensors of the base into which other
+    updates were merged, under transformers' names."""
     rank = max(len(update.a_RI) for update in updates.values())
     scale = max(update.scale for update in updates.values())
     projections = sorted({name.rpartition(".")[2] for name in updates})
@@ -301,9 +301,9 @@ def ia3_from_peft(settings: Ia3Settings, tensors: Mapping[str, Tensor], base: HF
 
 def _take_scales(linear: HFLinear, scale: Tensor, inputs: bool, added_tensors: dict[str, Tensor]) -> Tensor:
     """Copies the scales that lmtool's method can represent. linear: the layer of transformers. scale: one scale per
-    input or output of the layer. inputs: whether the inputs are scaled, and not the outputs. added: receives the
-    scales, under lmtool's names. Returns the scales that must be merged into the base: `scale`, with 1 where a scale
-    was copied."""
+    input or output of the layer. inputs: whether the inputs are scaled, and not the outputs. added_tensors: receives
+    the scales, under lmtool's names. Returns the scales that must be merged into the base: `scale`, with 1 where a
+    scale was copied."""
     merged_scale = scale.clone()
     for part in linear.parts:
         if inputs and part.name.endswith(_INPUTS):

@@ -106,6 +106,6 @@ class PromptedConfig(TuningConfig):
 class VectorsConfig(TuningConfig):
     """Only vectors (biases and norms) and the heads learn."""
 
-    of_transformers: ClassVar[bool] = False
+    requires_transformer: ClassVar[bool] = False
 
     name: Literal["vectors"] = Field("vectors", description="Only vectors and heads learn.")
