@@ -19,6 +19,7 @@ import torch
 from lmtool.config.checkpoint import saved_steps
 from lmtool.config.saved import JsonObject
 from lmtool.costs.rate import product_rate
+from lmtool.distillation.recording import Teacher
 from lmtool.errors import Stopped, UserError
 from lmtool.models.configs import TransformerConfig
 from lmtool.reporting.console import Output
@@ -125,8 +126,8 @@ def _recorded(session: Session, steps: int, folder: Path) -> StepProfile:
     on_device = precision.device.type == "cuda"
     profiled = ProfiledLoader(session.loader, precision.device, steps, WARM_UP)
     teacher = getattr(session.distilled, "teacher", None)
-    frozen_models = {TEACHER: [] if teacher is None else [teacher]}
-    with ranges(session.trained, frozen_models, compiled=compiles):  # each step runs with and without the profiler
+    others = [] if teacher is None else [(teacher, Teacher.predict.__name__, TEACHER)]
+    with ranges(session.trained, others, compiles):  # each step runs with and without the profiler
         train_few_steps(session, profiled, WARM_UP + 2 * steps)
     recording = profiled.recording
     recording.profiler.export_chrome_trace(str(folder / TRACE))

@@ -364,5 +364,5 @@ def _questions(path: Path, content: object) -> Iterator[tuple[str, object, dict[
 def _list(place: str, content: Any, key: str) -> list[Any]:
     value = content.get(key) if isinstance(content, dict) else None
     if not isinstance(value, list):
-        raise UserError(f"{place}: no list {key}", _FORM)
+        raise UserError(f"{place}: no list under the key {key}", _FORM)
     return value

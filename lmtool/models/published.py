@@ -62,8 +62,9 @@ def expect(data: Mapping[str, object], family: str, **allowed: tuple[Any, ...]) 
     for key, values in allowed.items():
         value = data.get(key)
         if value is not None and value not in values:
-            one_of = " or ".join(str(option) for option in values)
-            raise UserError(f"config.json: {key}={value!r}; model={family} has {one_of}", "use another checkpoint")
+            supported = " or ".join("null" if option is None else str(option) for option in values)
+            message = f"config.json: {key}={value!r}, but model={family} supports only {supported}"
+            raise UserError(message, "use another checkpoint")
 
 
 def require_positions(config: TransformerConfig, kind: str, title: str) -> None:

@@ -222,7 +222,7 @@ def require_same_reading(published: HFFolder, model: ModelConfig, tokenizer: Tok
     if isinstance(model, EncoderDecoderConfig):
         for key, role in (("decoder_start_token_id", model.start_role), ("eos_token_id", "eos")):
             if config.get(key) not in (None, tokenizer.role(role)):
-                problem = f"its config.json says {key}={config[key]}; model={model.name} has {tokenizer.role(role)}"
+                problem = f"its config.json says {key}={config[key]}, but model={model.name} has {tokenizer.role(role)}"
     if problem is not None:
         raise UserError(f"checkpoint={published.checkpoint}: {problem}", hint)
 

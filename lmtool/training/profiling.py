@@ -8,7 +8,7 @@ projections. Ranges compute nothing, so profiled training has the same results.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -130,13 +130,13 @@ def named(part: str) -> Any:
 
 @contextmanager
 def ranges(
-    learner: nn.Module, alongside: Mapping[str, Sequence[object]] | None = None, compiled: bool = False
+    learner: nn.Module, others: Sequence[tuple[object, str, str]] = (), compiled: bool = False
 ) -> Iterator[None]:
     """Names the parts of a learner by ranges of the profiler.
 
     Args:
         learner: The learner.
-        alongside: Other objects by part; their method `see` is wrapped.
+        others: Other objects, each with the name of the method to wrap and the name of its part.
         compiled: Whether its regions are compiled (`nn/regions`); they contain no ranges, which would split them.
     """
     with ExitStack() as stack:
@@ -144,9 +144,8 @@ def ranges(
             for method in methods:
                 if callable(getattr(module, method, None)):
                     stack.enter_context(_around(module, method, part))
-        for part, objects in (alongside or {}).items():
-            for thing in objects:
-                stack.enter_context(_around(thing, "see", part))
+        for other in others:
+            stack.enter_context(_around(*other))
         yield
 
 

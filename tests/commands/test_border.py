@@ -378,7 +378,7 @@ def test_a_bare_model_with_two_tables(place: Path, capsys: pytest.CaptureFixture
     [
         ("gpt", "config.json", {"pad_token_id": 40}, "pad_token_id=40, which is not a special token"),
         ("gpt", "tokenizer_config.json", {"add_bos_token": True}, "add_bos_token=true"),
-        ("bart", "config.json", {"decoder_start_token_id": 0}, "decoder_start_token_id=0; model=bart has 2"),
+        ("bart", "config.json", {"decoder_start_token_id": 0}, "decoder_start_token_id=0, but model=bart has 2"),
         ("bert", "tokenizer_config.json", {"model_input_names": ["input_ids"]}, "a pair are in one segment"),
         ("bert", "config.json", {"id2label": {"1": "a", "2": "b"}}, "does not number the labels"),
         ("bert", "config.json", {"id2label": {"0": "a", "1": "a"}}, "two or more names are needed"),

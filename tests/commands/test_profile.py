@@ -121,14 +121,16 @@ def test_every_tuning_method(place: Path, capsys: pytest.CaptureFixture[str], tu
     assert ("adapters and prefixes" in table["parts"]) == (tuning in ("adapter", "prefix", "prompt", "ptuning"))
 
 
-@pytest.mark.slow
-def test_distillation_and_recomputation(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_distillation(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     teacher = finetune("teacher", "model=bert_tiny", "checkpoint=none", "max_steps=2", *TINY[:5])
     words = [word for word in TASK if word != "model=bert_tiny"]
     table, _ = profiled(capsys, "finetune", *words, "model=bert_tiny", f"distill.teacher={teacher}", "distill=soft")
     assert table["parts"]["teacher"]["forward"] > 0 and table["parts"]["teacher"]["backward"] == 0
     assert table["parts"]["distillation: soft"]["forward"] > 0
-    shutil.rmtree("seen")
+
+
+@pytest.mark.slow
+def test_recomputation(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kept, _ = profiled(capsys, "finetune", *TASK)
     shutil.rmtree("seen")
     again, printed = profiled(capsys, "finetune", *TASK, "gradient_checkpointing=true")

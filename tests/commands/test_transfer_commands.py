@@ -176,7 +176,7 @@ def test_errors_are_reported(place: Path, capsys: pytest.CaptureFixture[str]) ->
         assert message in capsys.readouterr().err
     (place / "published/config.json").write_text('{"model_type": "bert", "hidden_act": "swish"}')
     finetune("run", "checkpoint=published", "max_steps=2", status=2)
-    assert "hidden_act='swish'; model=bert has gelu" in capsys.readouterr().err
+    assert "hidden_act='swish', but model=bert supports only gelu" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -47,9 +47,9 @@ def test_a_test_file_has_no_answers(tmp_path):
     ("content", "message"),
     [
         ('{"data": [}', r"dev.json:1:11: not JSON"),
-        ('{"data": {}}', "no list data"),
-        ('{"data": [{"title": 1}]}', "article 1: no list paragraphs"),
-        ('{"data": [{"paragraphs": [{"context": "x"}]}]}', "article 1, paragraph 1: no list qas"),
+        ('{"data": {}}', "no list under the key data"),
+        ('{"data": [{"title": 1}]}', "article 1: no list under the key paragraphs"),
+        ('{"data": [{"paragraphs": [{"context": "x"}]}]}', "article 1, paragraph 1: no list under the key qas"),
         ('{"data": [{"paragraphs": [{"context": "x", "qas": [{"id": 1}]}]}]}', "paragraph 1: no key question"),
         ('{"data": [{"paragraphs": [{"qas": [{"id": 1, "question": "x"}]}]}]}', "paragraph 1: no key context"),
         ('{"data": []}', "no questions"),

@@ -123,7 +123,7 @@ def test_unknown_keys_are_listed_and_never_run(folder: Path) -> None:
     [
         ({"model_type": "mamba"}, "model_type='mamba' in config.json; lmtool supports albert, bart, bert"),
         ({"model_type": None}, "model_type=None"),
-        ({"hidden_act": "relu"}, "hidden_act='relu'; model=bert has gelu"),
+        ({"hidden_act": "relu"}, "hidden_act='relu', but model=bert supports only gelu"),
         ({"position_embedding_type": "relative_key"}, "position_embedding_type='relative_key'"),
         ({"is_decoder": True}, "is_decoder=True"),
     ],

@@ -96,11 +96,11 @@ def test_files_are_listed_unless_they_are_known(place: Path) -> None:
         (
             "llama",
             {"rope_scaling": {"rope_type": "linear", "factor": 2.0}},
-            "rope_type='linear'; model=llama has default",
+            "rope_type='linear', but model=llama supports only default",
         ),
-        ("llama", {"rope_parameters": {"rope_type": "yarn"}}, "rope_type='yarn'; model=llama has default"),
+        ("llama", {"rope_parameters": {"rope_type": "yarn"}}, "but model=llama supports only default"),
         ("modernbert", {"rope_scaling": {"factor": 2.0}}, "rope_scaling="),
-        ("modernbert", {"rope_parameters": {"rope_type": "linear"}}, "rope_type='linear'; model=modernbert has None"),
+        ("modernbert", {"rope_parameters": {"rope_type": "linear"}}, "but model=modernbert supports only null"),
     ],
 )
 def test_what_is_computed_is_refused(family: str, keys: dict[str, Any], message: str, place: Path) -> None:

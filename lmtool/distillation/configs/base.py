@@ -205,8 +205,8 @@ def initial_layers(initialize: Initialize, student: ModelConfig, teacher: ModelC
         layers = alternate if isinstance(initialize, str) else initialize
         if len(layers) != student_depth or max(layers) > teacher_depth:
             raise UserError(
-                f"distill.initialize={list(layers)}: the student has {counted(student_depth, 'layer')}, the teacher "
-                f"{teacher_depth}",
+                f"distill.initialize={list(layers)}: name a layer of the teacher, 1 to {teacher_depth}, for each of "
+                f"the student's {counted(student_depth, 'layer')}",
                 f"set distill.initialize=alternate, which is {list(alternate)} here",
             )
         initial[side] = layers
