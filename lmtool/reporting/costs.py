@@ -296,7 +296,7 @@ def _products(profile: StepProfile) -> str:
 
 
 def remarks(profile: StepProfile) -> Iterator[str]:
-    """Remarks about unusual times, each with the override that changes them if there is one."""
+    """Returns remarks about unusual times, each with the override that changes them if there is one."""
     metadata, cuda = profile.metadata, profile.device.startswith("cuda")
     scores, host, head = profile.share("attention: scores"), profile.share(_HOST), profile.share("head", "loss")
     if profile.precision == "fp32" and metadata.get("native_bf16"):

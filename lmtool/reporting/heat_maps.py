@@ -45,7 +45,8 @@ def heads_figure(layer: int, weights_ALL: np.ndarray, tokens: Sequence[str]) -> 
 
 
 def terms_figure(terms: Mapping[str, np.ndarray], tokens: Sequence[str]) -> Figure:
-    """Maps of the terms of one head's scores, each with its own color scale. terms: (L, L) by name; NaN stays blank."""
+    """Returns maps of the terms of one head's scores, each with its own color scale. terms: (L, L) by name; NaN stays
+    blank."""
     count = len(terms)
     names = [plain(piece, _PIECE) for piece in tokens]
     with matplotlib.rc_context(STYLE):
@@ -60,7 +61,7 @@ def terms_figure(terms: Mapping[str, np.ndarray], tokens: Sequence[str]) -> Figu
 
 
 def position_maps_figure(scores_ALL: np.ndarray) -> Figure:
-    """Maps of position scores, each with its own color scale. scores_ALL: (A, L, L)."""
+    """Returns maps of position scores, each with its own color scale. scores_ALL: (A, L, L)."""
     count = len(scores_ALL)
     columns = min(_IN_A_ROW, count)
     lines = -(-count // columns)
@@ -110,7 +111,7 @@ def _scale(figure: Figure, axes: Axes, mesh: QuadMesh, **options: Any) -> None:
 
 
 def pairs_figure(pairs_WSS: np.ndarray, layers: Sequence[int]) -> Figure:
-    """Cosines of each pair of sentences, in the first and the last layer."""
+    """Returns the cosines of each pair of sentences, in the first and the last layer."""
     indices = [0] if len(layers) == 1 else [0, len(layers) - 1]
     count = pairs_WSS.shape[-1]
     names = [str(number) for number in range(1, count + 1)]

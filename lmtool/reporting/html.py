@@ -129,7 +129,7 @@ def section(heading: str, *parts: str) -> str:
 
 
 def columns(*parts: str) -> str:
-    """Blocks in columns if the page is wide enough."""
+    """Returns blocks in columns, if the page is wide enough."""
     blocks = [f"<div>{part}</div>" for part in parts if part]
     return f'<div class="columns">{"".join(blocks)}</div>' if blocks else ""
 

@@ -280,7 +280,7 @@ class _Similar(Protocol):
 
 
 def similarity_figure(similarities: Sequence[_Similar]) -> Figure:
-    """Cosines by layer, of the same word in other sentences (lines) and of different words (dots)."""
+    """Returns the cosines by layer, of the same word in other sentences (lines) and of different words (dots)."""
     with matplotlib.rc_context(STYLE):
         figure, axes = single(7.2, 3.2)
         tidy(axes, "layer")

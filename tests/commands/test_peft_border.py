@@ -165,7 +165,7 @@ SAVED: dict[str, tuple[str, str, str, dict[str, Any], str]] = {
         {"num_virtual_tokens": 3, "prefix_projection": True, "encoder_hidden_size": 7}, "",
     ),
     "prompts on both sides": ("t5", "text", "PromptTuningConfig", {"num_virtual_tokens": 3}, "_submodules=2"),
-    "prompts before a class token": ("bert", "labels", "PromptTuningConfig", {"num_virtual_tokens": 3}, "agree only on prompts"),
+    "prompts before a class token": ("bert", "labels", "PromptTuningConfig", {"num_virtual_tokens": 3}, "agree only"),
     "prompts beside scaled vectors": (
         "transformer", "text", "PromptTuningConfig", {"num_virtual_tokens": 3, "num_transformer_submodules": 1},
         "scales token embeddings",

@@ -83,8 +83,8 @@ class TrackerThread:
             self._rows.put_nowait(None)
 
     def join(self, deadline: float) -> bool:
-        """Waits for the remaining rows until `deadline` (of time.monotonic), then kills the process. Whether the
-        tracker had finished."""
+        """Waits for the remaining rows until `deadline` (of time.monotonic), then kills the process. Returns whether
+        the tracker had finished."""
         self._thread.join(max(0.0, deadline - time.monotonic()))
         ended = not self._thread.is_alive()
         self._over = True
