@@ -26,6 +26,8 @@ _LABEL = 200
 _SAME = "every pair of seeds differs by the same amount, which gives no interval"
 # Keys that change the prediction targets: losses over different targets do not compare.
 _OTHER_TARGETS = ("tokenizer", "data")
+# Keys that select the scored rows: scores on different rows do not compare.
+_OTHER_ROWS = ("task.path", "task.hub", "task.files", "task.validation", "task.label")
 
 
 def setting(group: SeedGroup) -> str:
@@ -86,6 +88,9 @@ def sentences(block: Block) -> list[str]:
     other = [key for key in block.keys if key.partition(".")[0].partition("/")[0] in _OTHER_TARGETS]
     if other and lower_is_better(block.metric):
         notes.append(f"{plain(other[0], 80)} varies: {title(block.metric)} over different targets is not comparable.")
+    rows = [key for key in block.keys if ".".join(key.split(".")[:2]) in _OTHER_ROWS]
+    if rows:
+        notes.append(f"{plain(rows[0], 80)} varies: scores on different rows or labels are not comparable.")
     return [sentence for sentence in notes if sentence]
 
 

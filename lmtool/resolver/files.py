@@ -11,7 +11,7 @@ import re
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,52 +40,73 @@ def named(line: CommandLine) -> list[str]:
     ]
 
 
-def _require_one_path(values: Mapping[str, str], section: str, content: str, choice: str) -> None:
-    """Raises UserError if both SECTION=FILE and SECTION.path= are set. content, choice: words of the message."""
-    file, path = values[section], values.get(f"{section}.path")
-    if path is not None:
-        raise UserError(
-            f"{section}={file} and {section}.path={path} both name {content}",
-            f"set {section}={choice} {section}.path={path}, or only {section}={file}",
-        )
-
-
 def with_task(line: CommandLine) -> list[str]:
     """Returns the overrides with `task=FILE` expanded, which is printed too; unchanged if there is none. Raises
     UserError if the kind of task cannot be inferred from the file."""
     values = line.values
-    file = values.get("task", "")
-    if not is_path(file, options("task", line.config_dirs)):
-        return list(line.words)
-    _require_one_path(values, "task", "data", "NAME")
-    full = [f"task.path={file}"]  # all that `evaluate` needs, because its checkpoint has the task
-    if line.verb != "evaluate":
+
+    def expand(file: str) -> list[str]:
+        if line.verb == "evaluate":
+            return [f"task.path={file}"]  # all that it needs, because its checkpoint has the task
         typed_keys = {key.removeprefix("task."): value for key, value in values.items() if key.startswith("task.")}
         # `check` lists the rows with errors instead of stopping.
         with collected() if line.verb == "check" else contextlib.nullcontext():
-            full = guess(file, typed_keys).words(file)
-        full = [word for word in full if word.startswith("task=") or word.partition("=")[0] not in values]
-    return _printed(line, "task", file, full)
+            return guess(file, typed_keys).words(file)
+
+    names = options("task", line.config_dirs)
+    return _expanded(line, "task", "data", lambda file: is_path(file, names), expand)
 
 
 def with_text(line: CommandLine) -> list[str]:
     """Returns the overrides with `data=FILE` expanded, which is printed too; unchanged if there is none. Raises
     UserError if the file type cannot be inferred."""
-    values = line.values
-    file = values.get("data", "")
-    if not _is_path(file, options("data", line.config_dirs)):
+    names = options("data", line.config_dirs)
+    return _expanded(line, "data", "text", lambda file: _is_path(file, names), lambda file: _full(file, line.values))
+
+
+def _expanded(
+    line: CommandLine,
+    section: str,
+    content: str,
+    is_file: Callable[[str], bool],
+    expand: Callable[[str], list[str]],
+) -> list[str]:
+    """Returns the overrides with SECTION=FILE expanded, and prints the expansion together with other keys of the
+    section. The files of a sweep (-m SECTION=FILE,FILE2) may differ only in their paths.
+
+    Args:
+        line: The command line.
+        section: "task" or "data".
+        content: What the file contains, for messages.
+        is_file: Whether a value is a file or folder rather than a name.
+        expand: Returns the overrides for a file.
+
+    Raises:
+        UserError: If the path is also set by its key, or the values of a sweep cannot be expanded together.
+    """
+    value = line.values.get(section, "")
+    files = [value] if set(value) & set("[]()") else value.split(",")
+    if not any(map(is_file, files)):
         return list(line.words)
-    _require_one_path(values, "data", "text", "KIND")
-    full = [word for word in _full(file, values) if word.startswith("data=") or word.partition("=")[0] not in values]
-    return _printed(line, "data", file, full)
-
-
-def _printed(line: CommandLine, key: str, file: str, full: Sequence[str]) -> list[str]:
-    """Returns the overrides with `key=file` replaced by `full`, which is printed together with other keys of the
-    section."""
-    typed_keys = [word for word in line.words if word.startswith(f"{key}.")]
-    say(f"{key}={file} is read as: {shlex.join([*full, *typed_keys])}", sys.stderr)
-    number = line.words.index(f"{key}={file}")
+    path = f"{section}.path"
+    if path in line.values:
+        raise UserError(
+            f"{section}={value} and {path}={line.values[path]} both name {content}",
+            f"set {section}=NAME {path}={line.values[path]}, or only {section}={value}",
+        )
+    if not all(map(is_file, files)):
+        raise UserError(f"{section}={value}: a sweep takes either names or files", "sweep them separately")
+    expansions = [dict(word.split("=", 1) for word in expand(file)) for file in files]
+    if any({**expansion, path: ""} != {**expansions[0], path: ""} for expansion in expansions):
+        raise UserError(
+            f"{section}={value}: the files have different columns or types, so one sweep cannot read them",
+            "repeat the command for each file",
+        )
+    merged = expansions[0] | {path: ",".join(expansion[path] for expansion in expansions)}
+    full = [f"{key}={item}" for key, item in merged.items() if key == section or key not in line.values]
+    typed_keys = [word for word in line.words if word.startswith(f"{section}.")]
+    say(f"{section}={value} is read as: {shlex.join([*full, *typed_keys])}", sys.stderr)
+    number = line.words.index(f"{section}={value}")
     return [*line.words[:number], *full, *line.words[number + 1 :]]
 
 

@@ -40,3 +40,18 @@ def test_other_words_stay_as_they_are(reviews: str) -> None:
     assert words_of("evaluate", [f"task={reviews}"]) == ["task.path=reviews.csv"]
     with pytest.raises(UserError, match="both name data"):
         words_of("finetune", [f"task={reviews}", "task.path=x"])
+
+
+def test_files_of_a_sweep_may_differ_only_in_their_paths(reviews: str) -> None:
+    content = Path(reviews).read_text()
+    Path("others.csv").write_text(content.replace("long", "short"))
+    Path("notes.csv").write_text(content.replace("mood", "tone"))
+    assert words_of("finetune", [f"task={reviews},others.csv"]) == [
+        "task=custom", "task.kind=classification", "task.path=reviews.csv,others.csv", "task.text=[review]",
+        "task.label=mood",
+    ]  # fmt: skip
+    assert words_of("finetune", ["task=sst2,rte"]) == ["task=sst2,rte"]
+    for other, message in (("notes.csv", "the files have different columns"), ("sst2", "either names or files")):
+        with pytest.raises(UserError, match=message) as caught:
+            words_of("finetune", [f"task={reviews},{other}"])
+        assert caught.value.hint

@@ -103,6 +103,23 @@ def test_pairs_that_differ_by_the_same_amount_are_no_finding(
     assert (asked in sentences(referred)[0]) == (apart is None)
 
 
+@pytest.mark.parametrize(
+    ("key", "metric", "caution"),
+    [
+        ("task.path", "accuracy", "task.path varies: scores on different rows or labels are not comparable."),
+        ("task.validation.dev", "accuracy", "task.validation.dev varies: scores on different rows or labels are not"),
+        ("data.path", "loss", "data.path varies: loss over different targets is not comparable."),
+        ("task.label_words", "accuracy", None),
+    ],
+)
+def test_scores_on_other_rows_or_targets_are_not_comparable(
+    grid: Callable[..., Path], key: str, metric: str, caution: str | None
+) -> None:
+    sweep = read_sweep(grid({key: "ab"}, {"a": 0.5, "b": 0.6}.__getitem__, metric=metric))
+    cautions = [sentence for sentence in sentences(blocks_of(sweep)[0]) if "comparable" in sentence]
+    assert [sentence[: len(caution or "")] for sentence in cautions] == ([caution] if caution else [])
+
+
 def test_one_seed_knows_no_error_and_says_so(grid: Callable[..., Path]) -> None:
     (block,) = blocks_of(read_sweep(grid({"tuning": "abc"}, {"a": 0.1, "b": 0.2, "c": 0.3}.__getitem__)))
     assert "n = 1: no error over seeds is known" in headline(block)
