@@ -159,3 +159,8 @@ def test_what_the_pages_point_to_is_there() -> None:
         assert (ROOT / name).exists(), name
     for name in re.findall(r"`(\w+/\w+\.py)`", TOUR):
         assert (ROOT / "lmtool" / name).exists(), name
+    paths = [path for folder in ("lmtool", "scripts", "conf", "tests") for path in (ROOT / folder).rglob("*.*")]
+    sources = (path.read_text(encoding="utf-8") for path in paths if path.suffix in (".py", ".yaml"))
+    words = {word for source in sources for word in re.findall(r"\w+", source)} | {path.stem for path in paths}
+    names = re.findall(r"`([A-Za-z_][\w.]*)(?:\([^`]*\))?`", TOUR)
+    assert not {word for name in names for word in name.removesuffix(".py").split(".")} - words
