@@ -87,7 +87,8 @@ class Xlnet(Encoder):
 
     def set_memory_length(self, tokens: int) -> None:
         if not self.memory_length:
-            raise UserError("it was trained with model.memory_length=0, and keeps nothing", "omit memory_length=")
+            message = f"memory_length={tokens}: the model was trained without a memory (model.memory_length=0)"
+            raise UserError(message, "omit memory_length=")
         self.config = self.config.model_copy(update={"memory_length": tokens})
 
     def initial_state(self, lanes: int) -> State:

@@ -50,7 +50,9 @@ class CompiledRegions:
             return self._of(function)(*arguments)
         except torch._dynamo.exc.TorchDynamoException as error:
             reason = " ".join(next(iter(str(error).split("\n\n"))).split())[:200]
-            raise UserError(f"torch could not compile {function.__qualname__}: {reason}", "compile=false") from error
+            raise UserError(
+                f"torch could not compile {function.__qualname__}: {reason}", "set compile=false"
+            ) from error
         finally:
             for dropout in dropouts:
                 dropout.rng_tensors = None

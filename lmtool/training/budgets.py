@@ -55,7 +55,10 @@ class Budget:
         }
         self.measured = {name: limit for name, limit in limits.items() if limit is not None}
         if not self.exact and not self.measured:
-            raise UserError("no budget: nothing says when the run ends", "max_steps=1000 (or max_epochs, max_minutes)")
+            raise UserError(
+                "no budget: nothing says when the run ends",
+                "set max_steps=1000, for example, or max_epochs= or max_minutes=",
+            )
         if settings.max_flops is not None and settings.flops_per_token is None:
             raise ValueError("max_flops needs flops_per_token")
         self.loader, self._phased = loader, loader if isinstance(loader, Phased) else None

@@ -66,7 +66,7 @@ def _require_devices(devices: int, device: str) -> None:
         most = torch.cuda.device_count()
         if devices > most:
             message = f"devices={devices}: this machine has {most} CUDA device{'s' if most > 1 else ''}"
-            raise UserError(message, f"devices={most}, or torchrun on several machines")
+            raise UserError(message, f"set devices={most}, or use torchrun on several machines")
         return
     most = _MAX_PROCESSES_PER_CORE * available_cores()
     if devices > most:

@@ -62,7 +62,9 @@ def select_device(name: str) -> torch.device:
     if device.type != "cuda":
         return device
     if not torch.cuda.is_available():
-        raise UserError(f"device={name}: torch {torch.__version__} finds no CUDA device", "device=cpu or device=auto")
+        raise UserError(
+            f"device={name}: torch {torch.__version__} finds no CUDA device", "set device=cpu or device=auto"
+        )
     process = rank_info(os.environ)
     if process.size > 1 and device.index is not None:
         raise UserError(
