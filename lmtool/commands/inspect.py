@@ -17,7 +17,7 @@ from lmtool.data.examples import SplitData
 from lmtool.data.loader import PackedLoader
 from lmtool.errors import CheckFailed, ConfigError
 from lmtool.learners.base import BaseLearner
-from lmtool.learners.inspection import FAMILY, Inspector, RunningStatistics, Statistic
+from lmtool.learners.inspection import FAMILYWISE_ERROR_RATE, Inspector, RunningStatistics, Statistic
 from lmtool.learners.mixed_sources import examples_of, inspector_of
 from lmtool.reporting.console import Output, print_table
 from lmtool.reporting.inspection import InspectionScreen, print_inspection, write_inspection
@@ -142,7 +142,7 @@ def _screen_of(stats: RunningStatistics, heading: str, fact: str, examples: list
     )
     defined = sum(statistic.expected is not None for statistic in statistics)
     intervals = f"{stats.tested} interval{'s' * (stats.tested > 1)} around what was measured"
-    together = f"{intervals} (together {1 - FAMILY:.1%} sure)"
+    together = f"{intervals} (together {1 - FAMILYWISE_ERROR_RATE:.1%} sure)"
     exact = defined - stats.tested - len(never)
     parts = [
         together if stats.tested else "",

@@ -20,7 +20,7 @@ import numpy as np
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Packed, Target
 
-FAMILY = 0.001
+FAMILYWISE_ERROR_RATE = 0.001
 """Family-wise error rate: the probability that at least one of the intervals of an inspection does not contain the
 defined value, although the examples are correct."""
 
@@ -62,7 +62,7 @@ class Statistic:
     def half_width(self, tested: int) -> float:
         """Returns half the width of the interval around the measured mean, from Bernstein's inequality. tested: the
         number of simultaneous intervals, over which the error rate is divided (Bonferroni)."""
-        log_term = log(2 * max(tested, 1) / FAMILY)
+        log_term = log(2 * max(tested, 1) / FAMILYWISE_ERROR_RATE)
         return (sqrt(2 * self.variance * log_term) + self.bound * log_term / 3) / (self.count or 1.0)
 
     def interval(self, tested: int) -> tuple[float, float]:
