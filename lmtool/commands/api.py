@@ -69,12 +69,12 @@ class CallableTokenizer(Tokenizer):
         lengths_B = torch.tensor(packed.lengths)
         real_BL = torch.arange(int(lengths_B.max())) < lengths_B[:, None]
 
-        def padded(values_T: Tensor, filler: int) -> Tensor:
+        def pad(values_T: Tensor, filler: int) -> Tensor:
             return torch.full(real_BL.shape, filler).masked_scatter(real_BL, values_T)
 
-        inputs = {"input_ids": padded(packed.tokens, self.roles.get("pad", 0)), "attention_mask": real_BL.long()}
+        inputs = {"input_ids": pad(packed.tokens, self.roles.get("pad", 0)), "attention_mask": real_BL.long()}
         if self._segments and "segment" in packed.columns:
-            inputs["token_type_ids"] = padded(packed.columns["segment"], 0)
+            inputs["token_type_ids"] = pad(packed.columns["segment"], 0)
         return inputs
 
 

@@ -128,7 +128,9 @@ def _backbone_bytes(
     blocks = backbone.blocks if isinstance(backbone, OneStack) else None
     context = AttentionContext(total_length + memory * length, memory=memory, query_stream=query_stream)
     if blocks is not None and total_length > blocks.longest_dense:
-        context = AttentionContext(blocks.seen(total_length), copies=blocks.seen(total_length) / blocks.size)
+        context = AttentionContext(
+            blocks.attended_tokens(total_length), copies=blocks.attended_tokens(total_length) / blocks.size
+        )
     trains = _has_trainable(backbone.embed)
     stack_bytes = _stack_bytes(backbone.embed, layers_of(backbone), formats, context, trains, read)
     return _times(stack_bytes, total_length / length)

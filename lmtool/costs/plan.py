@@ -226,7 +226,7 @@ def _enhanced_decoder_work(backbone: OneStack, length: float) -> Work:
     """Returns the work of an enhanced mask decoder (DeBERTa), which applies the last layer a second time."""
     layers = list(backbone.depth())
     last = layers[-1:]
-    return Work(1.0, _matrix_values(last), _attention_width(last), backbone.seen(len(layers) - 1, length))
+    return Work(1.0, _matrix_values(last), _attention_width(last), backbone.attended_tokens(len(layers) - 1, length))
 
 
 def _query_stream_work(backbone: OneStack, fraction: float, length: float) -> Work:
@@ -234,7 +234,9 @@ def _query_stream_work(backbone: OneStack, fraction: float, length: float) -> Wo
     keys."""
     layers = list(backbone.depth())
     projections = _matrix_values(part for layer in layers for part in _key_value_maps(cast(nn.Module, layer.self_attn)))
-    return Work(fraction, _matrix_values(layers) - projections, _attention_width(layers), backbone.seen(0, length))
+    return Work(
+        fraction, _matrix_values(layers) - projections, _attention_width(layers), backbone.attended_tokens(0, length)
+    )
 
 
 def _passes(backbone: Backbone) -> float:
@@ -287,7 +289,7 @@ def _backbone_works(
         return
     layers = list(backbone.depth())
     widths = [_attention_width([layer]) for layer in layers]
-    weighted = [width * backbone.seen(number, total_length) for number, width in enumerate(widths)]
+    weighted = [width * backbone.attended_tokens(number, total_length) for number, width in enumerate(widths)]
     mean_context = sum(weighted) / max(1, sum(widths)) + backbone.ahead
     values = _matrix_values([backbone.embed, *layers])
     yield Work(fraction * total_length / length, values, sum(widths), mean_context, passes)

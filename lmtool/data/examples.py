@@ -116,7 +116,7 @@ class Plan:
         }
 
 
-def planned(compute: Callable[..., Plan], text: Cached, *arguments: Any) -> Plan:
+def cached_plan(compute: Callable[..., Plan], text: Cached, *arguments: Any) -> Plan:
     """Returns `compute(text, *arguments)`, a pure function. If several processes of a machine read the text, one of
     them computes the plan, and all map it from a file."""
     cache = text.cache.of(compute, *arguments)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from lmtool import random_streams
-from lmtool.data.examples import Examples, Plan, planned
+from lmtool.data.examples import Examples, Plan, cached_plan
 from lmtool.learners.base import BaseLearner
 from lmtool.learners.inspection import Inspector, RunningStatistics
 from lmtool.types import Batch, Packed
@@ -124,7 +124,9 @@ class MixedExamples:
             text = max(plans, key=lambda plan: plan.cache.processes)
             # The previous plan stays in memory, because a prefetching loader reads from two epochs at their boundary.
             previous = dict([*self._plans.items()][-1:])
-            self._plans = previous | {epoch: planned(mixed_plan, text, plans, self._counts(plans), self.seed, epoch)}
+            self._plans = previous | {
+                epoch: cached_plan(mixed_plan, text, plans, self._counts(plans), self.seed, epoch)
+            }
         return self._plans[epoch]
 
     def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:

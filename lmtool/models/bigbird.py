@@ -73,8 +73,8 @@ class Bigbird(BertLike):
             return Full()
         return Blocks(replace(blocks, seed=blocks.seed + number), packed.lengths, self.ahead)
 
-    def seen(self, number: int, length: float) -> float:
-        return self.blocks.seen(length)
+    def attended_tokens(self, number: int, length: float) -> float:
+        return self.blocks.attended_tokens(length)
 
     def diagram(self, length: int) -> list[tuple[str, str]]:
         return self.blocks.diagram(length)

@@ -191,7 +191,7 @@ class Disentangled(BertLike):
         super().__init__(config, Embeddings(config.vocab_size, width, position, config.dropout, norm=norm()), layers)
         self.relative = relative
 
-    def seen(self, number: int, length: float) -> float:
+    def attended_tokens(self, number: int, length: float) -> float:
         """Returns the cost of attention per token, in attended tokens. A relative position has a key but no value, so
         it counts as half a token."""
         rows = min(2 * length - 1, 2 * self.relative.span)

@@ -100,7 +100,7 @@ class Modernbert(Encoder):
     def mask(self, number: int, packed: Packed) -> Mask:
         return Window(self.config.local_window, self.ahead) if self.is_local(number) else Full()
 
-    def seen(self, number: int, length: float) -> float:
+    def attended_tokens(self, number: int, length: float) -> float:
         """Returns the mean number of attended tokens: windows are smaller near the ends of a text."""
         reach = self.config.local_window
         if not self.is_local(number) or length <= reach + 1:

@@ -99,7 +99,7 @@ class TransformerXl(Decoder):
     def position(self, number: int, state: StackState) -> Position:
         return self.relative
 
-    def seen(self, number: int, length: float) -> float:
+    def attended_tokens(self, number: int, length: float) -> float:
         """Returns the cost of attention per token, in attended tokens: 1 for a key and a value, 1/2 for the key of a
         distance. The last term: the keys and values of the memory are computed again for every segment."""
         memory = self.config.memory_length

@@ -96,7 +96,7 @@ class Xlnet(Encoder):
         shape = lanes, self.config.num_layers, self.memory_length, self.config.hidden_size
         return {"memory": torch.zeros(shape, device=self.embed.token.weight.device)}
 
-    def seen(self, number: int, length: float) -> float:
+    def attended_tokens(self, number: int, length: float) -> float:
         """Returns the cost of attention per token, in attended tokens. A distance has no value, so it counts as half a
         token; there are twice as many distances as tokens. The memory counts as in Transformer-XL."""
         memory = self.memory_length

@@ -52,7 +52,7 @@ class BlockPattern:
         """Returns the number of blocks of a text of this length, the last one padded."""
         return -(-length // self.size)
 
-    def seen(self, length: float) -> float:
+    def attended_tokens(self, length: float) -> float:
         """Returns the mean number of tokens that a token attends to in a text of this length, if all blocks are
         full."""
         if length <= self.longest_dense:

@@ -230,7 +230,7 @@ class Stack(nn.Module):
         """Returns the mask of a layer, counted from 0."""
         return causal_mask(packed) if self.causal else Full()
 
-    def seen(self, number: int, length: float) -> float:
+    def attended_tokens(self, number: int, length: float) -> float:
         """Returns the mean number of tokens that a token attends to in this layer, for a text of this length: each
         costs a product with a key and one with a value."""
         return length / 2 if self.causal else length

@@ -87,7 +87,7 @@ class GeneratedTextLearner(MaskFiller):
         """Returns the sum of the losses of the model's term."""
 
     @abstractmethod
-    def scored(self, forward: ModelForward) -> tuple[Tensor, Tensor, Tensor]:
+    def score_targets(self, forward: ModelForward) -> tuple[Tensor, Tensor, Tensor]:
         """Returns the losses (M,), labels (M,) and best predictions (M,) of the model's term."""
 
     # Methods that all variants share.
@@ -175,7 +175,7 @@ class GeneratedTextLearner(MaskFiller):
         documents = batch.inputs.documents
         scores = {"mlm": Scores(losses, labels, best, documents[indices])}
         forward = self.model_forward(batch, self.filled(batch, hidden_MG, 0), None)
-        return {**scores, self.term: Scores(*self.scored(forward), documents[forward.at])}
+        return {**scores, self.term: Scores(*self.score_targets(forward), documents[forward.at])}
 
     @property
     def generator(self) -> Backbone:
@@ -243,9 +243,9 @@ class ReplacedTokenDetection(GeneratedTextLearner):
         return BestConstant("base rate", (1 - self.replaced_fraction, self.replaced_fraction))
 
     def loss_sum(self, forward: ModelForward) -> Tensor:
-        return self.scored(forward)[0].sum()
+        return self.score_targets(forward)[0].sum()
 
-    def scored(self, forward: ModelForward) -> tuple[Tensor, Tensor, Tensor]:
+    def score_targets(self, forward: ModelForward) -> tuple[Tensor, Tensor, Tensor]:
         replaced_M = (forward.filled != forward.original)[forward.at]
         logits_M = self.heads["replaced_token"](forward.hidden_MH)
         losses = F.binary_cross_entropy_with_logits(logits_M.float(), replaced_M.float(), reduction="none")
@@ -317,7 +317,7 @@ class ReplacedTokenRestoration(GeneratedTextLearner):
     def loss_sum(self, forward: ModelForward) -> Tensor:
         return self.head.loss_sum(forward.hidden_MH, self.table_VW, forward.original[forward.at])
 
-    def scored(self, forward: ModelForward) -> tuple[Tensor, Tensor, Tensor]:
+    def score_targets(self, forward: ModelForward) -> tuple[Tensor, Tensor, Tensor]:
         labels_M = forward.original[forward.at]
         each, best = self.head.scores(forward.hidden_MH, self.table_VW, labels_M)
         return each, labels_M, best
@@ -350,7 +350,7 @@ class AllTokensRestoration(ReplacedTokenRestoration):
         labels_M, copied_M = forward.original[forward.at], forward.filled[forward.at]
         return copy_losses(self.head, gate_M, forward.hidden_MH, self.table_VW, copied_M, labels_M)
 
-    def scored(self, forward: ModelForward) -> tuple[Tensor, Tensor, Tensor]:
+    def score_targets(self, forward: ModelForward) -> tuple[Tensor, Tensor, Tensor]:
         gate_M = self.heads["copy"](forward.hidden_MH)
         best = copy_best(self.head, gate_M, forward.hidden_MH, self.table_VW, forward.filled[forward.at])
         return self._losses(forward), forward.original[forward.at], best

@@ -117,7 +117,7 @@ def _label_shift(kind: TaskKind, first: Rows, second: Rows) -> float | None:
     """Returns the divergence of the classes, or of binned values; None for labels of other types."""
     if first.labels is None or second.labels is None:
         return None
-    sides = [np.asarray(list(kind.single(labels))) for labels in (first.labels, second.labels)]
+    sides = [np.asarray(list(kind.flat_values(labels))) for labels in (first.labels, second.labels)]
     if any(side.ndim != 1 or side.dtype.kind not in "iufU" or not len(side) for side in sides):
         return None
     if sides[0].dtype.kind == "f":
@@ -327,7 +327,7 @@ def _counted(kind: TaskKind, rows: Rows) -> dict[str, object] | None:
     there are no labels."""
     if rows.labels is None or not len(rows):
         return None
-    single = kind.single(rows.labels)
+    single = kind.flat_values(rows.labels)
     if isinstance(single, np.ndarray) and single.dtype.kind == "f" and single.ndim == 1:
         return {
             "mean": float(single.mean()),

@@ -152,7 +152,7 @@ def decode_tables(
         **kind_metadata,
         "warnings": warnings,
     }
-    data = TaskData(kind.fitted(train), train, validation, test, metadata, extra)
+    data = TaskData(kind.fit_config(train), train, validation, test, metadata, extra)
     metadata["fingerprint"] = _sha256(data.contents())
     return data
 

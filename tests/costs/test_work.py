@@ -159,7 +159,7 @@ def test_a_local_layer_costs_what_its_window_shows(length: int) -> None:
         allowed = backbone.mask(number, packed).allow(at[..., None], at[:, None], torch.zeros(1, dtype=torch.long))
         assert backbone.is_local(number) == (allowed is not None)
         seen = float(length) if allowed is None else float(allowed.sum()) / length
-        assert backbone.seen(number, length) == pytest.approx(seen)
+        assert backbone.attended_tokens(number, length) == pytest.approx(seen)
 
 
 @pytest.mark.parametrize("length", [7, 28, 32, 80])
@@ -171,7 +171,7 @@ def test_a_layer_of_blocks_costs_what_they_see(length: int) -> None:
         allowed = backbone.mask(number, packed).allow(at[..., None], at[:, None], torch.zeros(1, dtype=torch.long))
         assert (length > 28) == (allowed is not None)
         seen = float(length) if allowed is None else float(allowed[0, 0].sum()) / length
-        assert backbone.seen(number, length) == pytest.approx(seen)
+        assert backbone.attended_tokens(number, length) == pytest.approx(seen)
 
 
 def test_a_frozen_body_only_runs_forward() -> None:

@@ -208,13 +208,14 @@ def test_the_threshold_is_tuned_in_training_and_stored(tokenizers, tmp_path):
     predictions = [
         Prediction(PredictedAnswer(np.array(spans, SPANS), null), 1.0) for spans, null in zip(best, nulls, strict=True)
     ]
-    assert [row.value.answered for row in learner.decided(predictions)] == [False] * len(rows)  # the threshold is 0
+    # The threshold is 0.
+    assert [row.value.answered for row in learner.with_thresholds(predictions)] == [False] * len(rows)
     learner.calibrate(rows, predictions)
     assert learner.state_dict()["heads.squad_v2.null_threshold"].item() == pytest.approx(1.5)
-    scores = learner.kind.metrics(rows, learner.decided(predictions))
+    scores = learner.kind.metrics(rows, learner.with_thresholds(predictions))
     assert scores["f1"] == scores["best_f1"] == 1.0 and scores["no_answer_accuracy"] == 1.0
     draws = [np.arange(len(rows)), np.array([1, 4, 4])]
-    sampled = learner.kind.resampled(rows, learner.decided(predictions), draws)
+    sampled = learner.kind.resampled(rows, learner.with_thresholds(predictions), draws)
     assert sampled["f1"] == [1.0, 1.0] and sampled["has_answer_f1"] == [1.0, 0.0]
     # An evaluation tunes only where it is told to; a threshold that is given stays.
     examples = examples_of(learner, rows, 48, "dev")

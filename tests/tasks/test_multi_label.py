@@ -128,5 +128,5 @@ def test_thresholds_are_tuned_and_stay_with_the_head(words, tmp_path):
     assert record["prediction"] == ",".join(decided)
     given = load(tmp_path, thresholds=0.25).config.learner(backbone(), words, 0)
     given.load_state_dict(learner.state_dict())
-    values = [prediction.value for prediction in given.decided([Prediction((0.2, 0.3, 0.9), 0.9)])]
+    values = [prediction.value for prediction in given.with_thresholds([Prediction((0.2, 0.3, 0.9), 0.9)])]
     assert [value.tolist() for value in values] == [[0, 1, 1]]

@@ -122,7 +122,7 @@ def test_texts_that_are_no_label_are_wrong_and_counted(tmp_path, monkeypatch):
 def test_values_are_written_in_steps_of_a_fifth(tmp_path, monkeypatch):
     data = data_of("stsb", tmp_path)
     kind = build(data.config)
-    assert kind.written(np.array([5.0, 0.25, 3.8, 3.72, -0.05])) == ["5.0", "0.2", "3.8", "3.8", "0.0"]
+    assert kind.label_texts(np.array([5.0, 0.25, 3.8, 3.72, -0.05])) == ["5.0", "0.2", "3.8", "3.8", "0.0"]
     texts = ["5.0", "0.4", "nan", "3.8", "x", "-1"]
     scored = writes(learner_of(data), data.validation["dev"], texts, monkeypatch)
     assert [record["prediction"] for record in scored.records()] == [5.0, 0.4, 0.0, 3.8, 0.0, -1.0]

@@ -81,7 +81,7 @@ class EntityTags:
         start_E, breaks = np.flatnonzero(begins_M), np.append(np.flatnonzero(breaks_M), len(tags_M))
         return start_E, breaks[np.searchsorted(breaks, start_E, side="right")], self._type_C[tags_M][start_E]
 
-    def stray(self, tags_M: np.ndarray, lengths_S: np.ndarray) -> int:
+    def stray_entities(self, tags_M: np.ndarray, lengths_S: np.ndarray) -> int:
         """Returns the number of entities that begin with an I or E tag, instead of B or S."""
         prefix_M = self._prefix_C[tags_M][self.begins(tags_M, lengths_S)]
         return int(np.sum((prefix_M == _INSIDE) | (prefix_M == _END)))

@@ -48,7 +48,7 @@ class PredictingHead(nn.Module):
         super().__init__()
         self.tap = None
 
-    def seen(self, logits: Tensor) -> Tensor:
+    def observe(self, logits: Tensor) -> Tensor:
         """Returns the logits, after reporting them to the tap."""
         if self.tap is not None:
             self.tap(self, logits)

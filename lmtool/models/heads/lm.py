@@ -61,7 +61,7 @@ class LMHead(PredictingHead):
     def of_tokens(self, hidden_MH: Tensor, table_VH: Tensor, tokens_C: Tensor) -> Tensor:
         """Returns (M, C): the logits of the tokens `tokens_C` only."""
         bias_C = None if self.bias is None else self.bias[tokens_C]
-        return self.seen(nn.functional.linear(self.transform(hidden_MH), self.table(table_VH)[tokens_C], bias_C))
+        return self.observe(nn.functional.linear(self.transform(hidden_MH), self.table(table_VH)[tokens_C], bias_C))
 
     def loss_sum(self, hidden_MH: Tensor, table_VH: Tensor, labels_M: Tensor, label_smoothing: float = 0.0) -> Tensor:
         """Returns the sum of cross entropies, computed in chunks of rows."""
@@ -143,13 +143,13 @@ class AdaptiveLMHead(LMHead):
         return torch.cat([logs[0][:, :first], *tails], -1)
 
     def of_tokens(self, hidden_MH: Tensor, table_VH: Tensor, tokens_C: Tensor) -> Tensor:
-        return self.seen(self(hidden_MH, table_VH)[:, tokens_C])
+        return self.observe(self(hidden_MH, table_VH)[:, tokens_C])
 
     def loss_sum(self, hidden_MH: Tensor, table_VH: Tensor, labels_M: Tensor, label_smoothing: float = 0.0) -> Tensor:
         """Returns the sum of cross entropies. Without smoothing, only the first softmax and the logits of each target's
         cluster are computed."""
         if self.tap is not None:
-            self.seen(self(hidden_MH, table_VH))
+            self.observe(self(hidden_MH, table_VH))
             if self.tap.only:
                 return hidden_MH.new_zeros(())
         if label_smoothing:
@@ -280,7 +280,7 @@ class ReplacedTokenHead(PredictingHead):
     def forward(self, hidden_TH: Tensor) -> Tensor:
         """Returns the logits (T,)."""
         dense_TH = self.activation(apply_linear(self.dense, hidden_TH))
-        return self.seen(apply_linear(self.output, dense_TH)[:, 0])
+        return self.observe(apply_linear(self.output, dense_TH)[:, 0])
 
 
 class CopyGate(nn.Module):

@@ -106,7 +106,7 @@ class SequenceHead(PredictingHead):
         """Maps (N, H) to (N, C). rng: the generator of the pooled tokens, `rng.rows(summary_index(...))`."""
         if self.dense is not None:
             summary_NH = torch.tanh(self.dense(summary_NH))
-        return self.seen(apply_linear(self.output, self.dropout(summary_NH, rng)))
+        return self.observe(apply_linear(self.output, self.dropout(summary_NH, rng)))
 
 
 def span_vectors(hidden_TH: Tensor, span_M2: Tensor) -> Tensor:
@@ -135,7 +135,7 @@ class SpanHead(PredictingHead):
 
     def forward(self, spans_ND: Tensor, rng: DropoutRng | None = None) -> Tensor:
         """Maps (N, 3SH) to (N, C). rng: the generator of the examples' first tokens."""
-        return self.seen(self.output(self.dropout(torch.tanh(self.dense(spans_ND)), rng)))
+        return self.observe(self.output(self.dropout(torch.tanh(self.dense(spans_ND)), rng)))
 
 
 class SpanBoundaryHead(LMHead):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from lmtool.data.examples import Plan, SplitData, planned
+from lmtool.data.examples import Plan, SplitData, cached_plan
 from lmtool.data.formats import ragged_ranges
 from lmtool.errors import UserError
 from lmtool.objectives.configs import DenoisingConfig, SpanCorruptionConfig
@@ -76,7 +76,7 @@ class NoisyWindows(FixedPlan):
         # Because there is no separator, positions in the stream are positions in the store, see `sentences`.
         self.stream = Stream.from_store(data.text, None)
         joined, infilling = data.documents == "joined", config.text_infilling
-        plan = planned(noisy_windows, self.stream, self.capacity, joined, infilling, special_count)
+        plan = cached_plan(noisy_windows, self.stream, self.capacity, joined, infilling, special_count)
         super().__init__(data.text, data.split, plan)
 
     def texts(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> PackedTexts:
@@ -167,7 +167,7 @@ class CorruptedSpans(FixedPlan):
         self.text_length = text_length(max_length, special_count, config)
         self.stream = Stream.from_store(data.text, None)
         joined = data.documents == "joined"
-        plan = planned(corrupted_windows, self.stream, self.text_length, joined, config, special_count)
+        plan = cached_plan(corrupted_windows, self.stream, self.text_length, joined, config, special_count)
         super().__init__(data.text, data.split, plan)
         self.sentinels = np.array(tokenizer.sentinels, dtype=np.int64)
         spans = int((plan.lengths - plan.rows["length"]).max()) // 2 - special_count

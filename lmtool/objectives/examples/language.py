@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from lmtool.config.saved import JsonObject
-from lmtool.data.examples import Plan, SplitData, planned
+from lmtool.data.examples import Plan, SplitData, cached_plan
 from lmtool.data.formats import PackedArrays, ragged_ranges
 from lmtool.data.loader import segments
 from lmtool.data.store import TokenStore
@@ -83,7 +83,7 @@ class CausalWindows(FixedPlan):
                 f"stride={stride} is too long: windows of max_length={max_length} would not overlap by one token",
                 f"set stride={size - 1} or lower",
             )
-        super().__init__(store, split, planned(causal_windows, self.stream, size, documents == "joined", overlap))
+        super().__init__(store, split, cached_plan(causal_windows, self.stream, size, documents == "joined", overlap))
 
     def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:
         lengths, known = rows["length"].astype(np.int64), rows["known"].astype(np.int64)
@@ -160,7 +160,7 @@ class _SplitWindows(FixedPlan):
     def __init__(self, data: SplitData, separator: int | None, max_length: int, special_count: int, seed: int):
         self.stream, self.seed = Stream.from_store(data.text, separator), seed
         size, joined = text_capacity(max_length, special_count, 1), data.documents == "joined"
-        plan = planned(text_windows, self.stream, size, joined, 2, 2 * special_count)
+        plan = cached_plan(text_windows, self.stream, size, joined, 2, 2 * special_count)
         super().__init__(data.text, data.split, plan)
 
     def prefixes(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> np.ndarray:

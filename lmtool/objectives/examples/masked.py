@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from lmtool.config.saved import JsonObject
-from lmtool.data.examples import Plan, SplitData, planned
+from lmtool.data.examples import Plan, SplitData, cached_plan
 from lmtool.data.formats import FormatTemplate, PackedArrays, assemble, text_format
 from lmtool.data.loader import segments
 from lmtool.errors import UserError
@@ -223,7 +223,9 @@ class MaskedWindows(MaskedExamples):
 
     def new_plan(self, epoch: int) -> Plan:
         short, special_count = self.config.short_window_probability, self.template.special_count
-        return planned(masked_windows, self.stream, self.capacity, self.joined, short, self.seed, epoch, special_count)
+        return cached_plan(
+            masked_windows, self.stream, self.capacity, self.joined, short, self.seed, epoch, special_count
+        )
 
     def assemble(self, rows: np.ndarray) -> PackedArrays:
         return assemble(self.template, [(self.stream.read(rows["start"], rows["length"]), rows["length"])])

@@ -11,7 +11,7 @@ import torch
 
 from lmtool import random_streams
 from lmtool.config.saved import JsonObject
-from lmtool.data.examples import Plan, planned
+from lmtool.data.examples import Plan, cached_plan
 from lmtool.data.formats import PackedArrays, assemble, ragged_ranges, truncate_texts
 from lmtool.data.store import TokenStore
 from lmtool.errors import UserError
@@ -259,7 +259,7 @@ class MaskedPairs(MaskedExamples):
 
     def new_plan(self, epoch: int) -> Plan:
         self._require_choices()
-        return planned(
+        return cached_plan(
             masked_pairs, self.store, self.capacity, self.config.short_sequence_probability, self.seed, epoch,
             "sop" if self.config.pairs == "sop" else "nsp", self.config.pair_of == "sentences",
             self.template.special_count,

@@ -11,7 +11,7 @@ import torch
 
 from lmtool import random_streams
 from lmtool.config.saved import JsonObject
-from lmtool.data.examples import Plan, planned
+from lmtool.data.examples import Plan, cached_plan
 from lmtool.data.formats import PackedArrays
 from lmtool.data.store import TokenStore
 from lmtool.errors import UserError
@@ -64,7 +64,7 @@ class WordWindows(FixedPlan):
         self.begins_V, self.unknown = tokenizer.starts_word, tokenizer.role("unk")
         self.stream = Stream.from_store(store, tokenizer.role("eos"))
         size, joined = text_capacity(max_length, 0, 1), documents == "joined"
-        super().__init__(store, split, planned(word_windows, self.stream, self.begins_V, size, joined))
+        super().__init__(store, split, cached_plan(word_windows, self.stream, self.begins_V, size, joined))
 
     def words(self, tokens_T: np.ndarray, starts_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Finds the words in packed texts. tokens_T: the tokens of the texts. starts_N: the index of the first token of
@@ -260,7 +260,7 @@ class WordPairs(FixedPlan):
     ):
         self.config, self.seed, self.counts = config, seed, counts
         self.stream = Stream.from_store(store, None)
-        plan = planned(text_windows, self.stream, text_capacity(max_length, 0, 1), False, 1, 0)
+        plan = cached_plan(text_windows, self.stream, text_capacity(max_length, 0, 1), False, 1, 0)
         super().__init__(store, split, plan)
         self._distributions: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
 

@@ -96,7 +96,7 @@ def _cut(text: str) -> str:
 # Shape letters: T tokens, N windows, L tokens of the longest window, A maximum tokens of an answer, K reported answers.
 
 
-def padded(values_T: Tensor, packed: Packed, fill: float) -> Tensor:
+def pad(values_T: Tensor, packed: Packed, fill: float) -> Tensor:
     """Returns (N, L): the values of each document as a row, padded with `fill`."""
     table_NL = values_T.new_full((len(packed.lengths), max(packed.lengths, default=0)), fill)
     return table_NL.index_put((packed.documents, packed.positions), values_T)
@@ -217,7 +217,7 @@ class QuestionWindows(TaskExamples):
         self._require_all_tokens(cut.text, cut.start, cut.end)
         question_W = question_E[cut.text]
         packed_W = question_W + cut.lengths + self.template.special_count
-        self._plan = self.planned(
+        self._plan = self.build_plan(
             packed_W, row=cut.text, part=cut.part, start=cut.start, end=cut.end, question=question_W
         )
         self._spans_E = None if rows.labels is None else self._answer_tokens(rows.labels)

@@ -66,7 +66,7 @@ class TaskKind(ABC):
         labels."""
         return columns["prediction"]
 
-    def fitted(self, train: Rows) -> TaskConfig:
+    def fit_config(self, train: Rows) -> TaskConfig:
         """Returns the configuration with values computed from the training rows, such as class weights."""
         return self.config
 
@@ -112,7 +112,7 @@ class TaskKind(ABC):
         labels = np.asarray(rows.labels)
         return [texts[label] for texts, label in zip(self.candidates(rows) or [], labels, strict=True)]
 
-    def worded(self, rows: Rows) -> Mapping[str, Sequence[str]]:
+    def prompt_columns(self, rows: Rows) -> Mapping[str, Sequence[str]]:
         """Returns the columns as prompts show them."""
         return rows.columns
 
@@ -172,7 +172,7 @@ class TaskKind(ABC):
         """Returns the constant baseline's predictions of the rows."""
         return [prediction] * len(rows)
 
-    def single(self, values: Sequence[object] | np.ndarray) -> Sequence[object] | np.ndarray:
+    def flat_values(self, values: Sequence[object] | np.ndarray) -> Sequence[object] | np.ndarray:
         """Returns the labels or predicted values, flattened if each row has several."""
         return values
 

@@ -76,7 +76,7 @@ class NamedClassKind(OneClassKind, TextKind):
     def decoded_labels(self, values: Sequence[object], origin: Origin) -> np.ndarray:
         return class_numbers(self.config, self.classes, values, origin)
 
-    def fitted(self, train: Rows) -> ClassificationConfig | SpanClassificationConfig:
+    def fit_config(self, train: Rows) -> ClassificationConfig | SpanClassificationConfig:
         """Returns the configuration, unchanged. Raises UserError if a metric is not defined for the number of
         classes."""
         if "f1" in self.config.metrics and len(self.classes) != 2:

@@ -192,7 +192,7 @@ class PromptPairs(TextPairs):
         self.pattern, self.pieces = pattern, pieces
         super().__init__(layout, rows, split)
 
-    def sourced(self, capacity: int) -> tuple[EncodedTexts, int]:
+    def encode_sources(self, capacity: int) -> tuple[EncodedTexts, int]:
         layout = FormatTemplate(tuple(np.array(tokens, dtype=np.int64) for tokens in self.pieces), {}, {})
         columns = len(layout.pieces) - 1
         texts = PatternTexts(self.rows, self.pattern)
@@ -226,10 +226,10 @@ class Classification(NamedClassKind, WrittenKind):
 
     config: ClassificationConfig
 
-    def fitted(self, train: Rows) -> ClassificationConfig:
+    def fit_config(self, train: Rows) -> ClassificationConfig:
         """Adds class weights and demonstrations, if they are configured. Raises UserError if the number of labels does
         not fit the weights or metrics."""
-        super().fitted(train)
+        super().fit_config(train)
         config = with_class_weights(self.config, balanced_weights(np.asarray(train.labels), len(self.classes)))
         if config.demonstrations and config.demonstration_rows is None:
             rows = sample_demonstration_rows(train, self.classes)
@@ -261,7 +261,7 @@ class Classification(NamedClassKind, WrittenKind):
     def label_words(self) -> Sequence[str]:
         return self.config.words if self.config.head == PROMPT else self.config.written_labels
 
-    def written(self, labels: np.ndarray) -> list[str]:
+    def label_texts(self, labels: np.ndarray) -> list[str]:
         words = self.label_words()
         return [words[label] for label in labels]
 
@@ -271,7 +271,7 @@ class Classification(NamedClassKind, WrittenKind):
         return Prediction(words.index(text), 1.0) if text in words else None
 
     @property
-    def wrong(self) -> Prediction:
+    def invalid_prediction(self) -> Prediction:
         """An additional class, for texts that name no class."""
         return Prediction(len(self.classes), 0.0)
 
@@ -280,12 +280,12 @@ class Classification(NamedClassKind, WrittenKind):
         if not self.config.demonstrations:
             return super().join(parts)
         logs = np.log(np.maximum([part.probabilities for part in parts], np.finfo(np.float32).tiny))
-        return self.elected(np.exp(logs.mean(axis=0)))
+        return self.prediction_of_votes(np.exp(logs.mean(axis=0)))
 
     def vote(self, part: Prediction) -> np.ndarray:
         return np.asarray(part.probabilities)
 
-    def elected(self, votes: np.ndarray) -> Prediction:
+    def prediction_of_votes(self, votes: np.ndarray) -> Prediction:
         fractions = votes / votes.sum()
         return Prediction(int(fractions.argmax()), float(fractions.max()), fractions)
 

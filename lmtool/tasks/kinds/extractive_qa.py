@@ -39,7 +39,7 @@ from lmtool.tasks.kinds.answers import (
     best_spans,
     gold_answers,
     null_first,
-    padded,
+    pad,
     problem_of,
 )
 from lmtool.tasks.kinds.base import TextKind
@@ -286,7 +286,7 @@ class ExtractiveQaLearner(TaskLearner):
     @staticmethod
     def _choices(outputs_T2: Tensor, batch: Batch) -> Tensor:
         """Returns (2N, L): scores of each window's tokens, as start and then as end."""
-        starts_NL, ends_NL = (padded(side_T, batch.inputs, -torch.inf) for side_T in outputs_T2.float().unbind(1))
+        starts_NL, ends_NL = (pad(side_T, batch.inputs, -torch.inf) for side_T in outputs_T2.float().unbind(1))
         return torch.stack([starts_NL, ends_NL], dim=1).flatten(0, 1)
 
     def training_loss(self, outputs: Tensor, batch: Batch) -> Tensor:
@@ -303,8 +303,8 @@ class ExtractiveQaLearner(TaskLearner):
 
     def parts(self, outputs: Tensor, batch: Batch) -> list[WindowAnswers]:
         inputs, config = batch.inputs, self.config
-        starts_NL, ends_NL = (padded(side_T, inputs, -torch.inf) for side_T in outputs.float().unbind(1))
-        characters = [padded(inputs.columns[name], inputs, 0) for name in CHARACTERS]
+        starts_NL, ends_NL = (pad(side_T, inputs, -torch.inf) for side_T in outputs.float().unbind(1))
+        characters = [pad(inputs.columns[name], inputs, 0) for name in CHARACTERS]
         scores_NK, first_NK, last_NK = best_spans(
             starts_NL, ends_NL, characters[1] > characters[0], config.answer_tokens, config.n_best
         )
@@ -335,7 +335,7 @@ class ExtractiveQaLearner(TaskLearner):
         if self.config.unanswerable and self.config.null_threshold is None:
             self.heads[self.term].get_buffer("null_threshold").fill_(self.kind.tuned_threshold(rows, predictions))
 
-    def decided(self, predictions: Sequence[Prediction]) -> Sequence[Prediction]:
+    def with_thresholds(self, predictions: Sequence[Prediction]) -> Sequence[Prediction]:
         if not self.config.unanswerable:
             return predictions
         set_threshold = self.config.null_threshold  # overrides the tuned one

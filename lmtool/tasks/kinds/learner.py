@@ -146,7 +146,7 @@ class TaskScorer(Scorer):
             raise RuntimeError(f"{self.seen} parts of {len(rows)} rows were predicted, {received} of {expected} parts")
         if self.calibrates and rows.labels is not None:
             self.learner.calibrate(rows, self.predictions)
-        predictions = self.learner.decided(self.predictions)
+        predictions = self.learner.with_thresholds(self.predictions)
         if rows.labels is None:
             return TaskEvaluation({}, {}, kind=kind, rows=rows, split=self.split, predictions=predictions)
         scored = self.sums.result(term, self.predictor)
@@ -166,8 +166,8 @@ class TaskScorer(Scorer):
     def _warnings(self, predictions: Sequence[Prediction]) -> tuple[str, ...]:
         kind, labels = self.learner.kind, self.rows.labels
         assert labels is not None
-        values = kind.single(values_of(predictions))
-        if len(values) < 2 or not _all_same(values) or _all_same(kind.single(labels)):
+        values = kind.flat_values(values_of(predictions))
+        if len(values) < 2 or not _all_same(values) or _all_same(kind.flat_values(labels)):
             return ()
         value_text = kind.shown(values[0])
         value_text = "nothing" if value_text in ("", []) else value_text
@@ -290,7 +290,7 @@ class TaskLearner(BaseLearner):
         """Tunes decision thresholds on labeled development rows and stores them in the head. predictions: made by
         `join`, without thresholds."""
 
-    def decided(self, predictions: Sequence[Prediction]) -> Sequence[Prediction]:
+    def with_thresholds(self, predictions: Sequence[Prediction]) -> Sequence[Prediction]:
         """Returns the predictions under the thresholds tuned by `calibrate`."""
         return predictions
 
@@ -339,7 +339,7 @@ class TaskLearner(BaseLearner):
         documents = batch.inputs.tokens.split(list(batch.inputs.lengths))
         samples = []
         for number in range(min(n, len(documents))):
-            prediction = self.decided([self.kind.join([parts[number]])])[0]
+            prediction = self.with_thresholds([self.kind.join([parts[number]])])[0]
             samples.append(
                 {
                     "text": self.tokenizer.decode(documents[number]),

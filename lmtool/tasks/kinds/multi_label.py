@@ -65,7 +65,7 @@ class MultiLabel(WindowedKind):
         labels_NC[rows, class_numbers(self.config, self.classes, words, [origin[row] for row in rows])] = 1
         return labels_NC
 
-    def fitted(self, train: Rows) -> MultiLabelConfig:
+    def fit_config(self, train: Rows) -> MultiLabelConfig:
         """Adds class weights, if they are configured. Raises UserError if the number of weights or thresholds is not
         the number of labels."""
         require_one_per_class("thresholds", self.config.thresholds, self.classes)
@@ -86,7 +86,7 @@ class MultiLabel(WindowedKind):
     def vote(self, part: Prediction) -> np.ndarray:
         return np.asarray(part.value)
 
-    def elected(self, votes: np.ndarray) -> Prediction:
+    def prediction_of_votes(self, votes: np.ndarray) -> Prediction:
         return Prediction(votes, float(votes.max()))
 
     def scores_of(self, labels: np.ndarray, values: np.ndarray) -> dict[str, float]:
@@ -150,7 +150,7 @@ class MultiLabelLearner(SequenceLearner, ClassLearner):
             thresholds_C = best_thresholds(np.asarray(rows.labels), np.asarray(values_of(predictions)))
             self.heads[self.term].get_buffer("thresholds").copy_(torch.from_numpy(thresholds_C))
 
-    def decided(self, predictions: Sequence[Prediction]) -> Sequence[Prediction]:
+    def with_thresholds(self, predictions: Sequence[Prediction]) -> Sequence[Prediction]:
         """Returns 0 or 1 for each class; the score is the probability of the least certain decision."""
         thresholds_C = np.asarray(self.config.thresholds)
         if self.config.thresholds is None:

@@ -54,7 +54,7 @@ class MultipleChoice(OneClassKind, TextKind):
         """Returns the text before the choices of each row; rows with the same text stay in the same split."""
         return list(zip(*(rows.columns[name] for name in self.columns_before), strict=True))
 
-    def worded(self, rows: Rows) -> dict[str, list[str]]:
+    def prompt_columns(self, rows: Rows) -> dict[str, list[str]]:
         """Returns the columns; before the choices, the texts in `task.wordings` are replaced ('cause' by a
         question)."""
         wordings = self.config.wordings
@@ -67,7 +67,7 @@ class MultipleChoice(OneClassKind, TextKind):
 
     def pairs(self, rows: Rows) -> Rows:
         """Returns a row for each choice: the text before it, and the choice. The choices of a row are adjacent."""
-        config, columns, before = self.config, self.worded(rows), self.columns_before
+        config, columns, before = self.config, self.prompt_columns(rows), self.columns_before
         # If the choices continue the last column, this column begins each second text.
         shared, first_part = (before[:-1], before[-1:]) if config.continued else (before, ())
         firsts, seconds = [], []

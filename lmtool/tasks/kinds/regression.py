@@ -40,7 +40,7 @@ class Regression(WrittenKind):
     def decoded_labels(self, values: Sequence[object], origin: Origin) -> np.ndarray:
         return numbers(self.config, values, origin)
 
-    def fitted(self, train: Rows) -> RegressionConfig:
+    def fit_config(self, train: Rows) -> RegressionConfig:
         """Adds the mean and the standard deviation of the values, if they are standardized. Raises UserError if all
         values are equal."""
         if self.config.standardize != "train":
@@ -70,7 +70,7 @@ class Regression(WrittenKind):
     def label_words(self) -> Sequence[str]:
         return ()
 
-    def written(self, labels: np.ndarray) -> list[str]:
+    def label_texts(self, labels: np.ndarray) -> list[str]:
         """Returns the values as texts, rounded to multiples of 0.2 (Raffel et al. 2020, section 2.4)."""
         return [f"{value:.1f}" for value in np.round(labels * 5) / 5 + 0.0]
 
@@ -82,13 +82,13 @@ class Regression(WrittenKind):
         return Prediction(value, value) if np.isfinite(value) else None
 
     @property
-    def wrong(self) -> Prediction:
+    def invalid_prediction(self) -> Prediction:
         return Prediction(0.0, 0.0)
 
     def vote(self, part: Prediction) -> np.ndarray:
         return np.array([part.value])
 
-    def elected(self, votes: np.ndarray) -> Prediction:
+    def prediction_of_votes(self, votes: np.ndarray) -> Prediction:
         return Prediction(float(votes[0]), float(votes[0]))
 
     def constant(self, train: Rows) -> tuple[str, Prediction]:

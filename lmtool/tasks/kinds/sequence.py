@@ -189,14 +189,14 @@ class WindowedKind(TextKind):
         if len(parts) == 1:
             return parts[0]
         votes = np.stack([self.vote(part) for part in parts])
-        return self.elected(votes.max(axis=0) if self.config.windows == "max" else votes.mean(axis=0))
+        return self.prediction_of_votes(votes.max(axis=0) if self.config.windows == "max" else votes.mean(axis=0))
 
     @abstractmethod
     def vote(self, part: Prediction) -> np.ndarray:
         """Returns the prediction for a window, as numbers that can be averaged."""
 
     @abstractmethod
-    def elected(self, votes: np.ndarray) -> Prediction:
+    def prediction_of_votes(self, votes: np.ndarray) -> Prediction:
         """Returns the prediction that joined votes stand for."""
 
 

@@ -100,7 +100,7 @@ class SpanExamples(TaskExamples):
         self.truncated = int(np.sum(lengths_E > capacity))
         retained_E, row_E = np.minimum(lengths_E - start_E, capacity), np.arange(len(rows))
         packed_E = retained_E + self.template.special_count
-        self._plan = self.planned(packed_E, row=row_E, part=np.zeros_like(row_E), start=start_E, length=retained_E)
+        self._plan = self.build_plan(packed_E, row=row_E, part=np.zeros_like(row_E), start=start_E, length=retained_E)
 
     def _tokens(self, rows: Rows, name: str) -> np.ndarray:
         """Returns (E, 2): the first and the last token of each row's span in a column."""

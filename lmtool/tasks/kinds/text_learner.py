@@ -118,7 +118,7 @@ class TextPairs(TaskExamples):
         self.two_stacks = self.first_token is not None
         self.template = FormatTemplate.of(text_format(model.text_format, tokenizer), 1 if self.two_stacks else 2)
         source_capacity, self.target_capacity = self._capacities(layout)
-        self.sources, self.truncated = self.sourced(source_capacity)
+        self.sources, self.truncated = self.encode_sources(source_capacity)
         self.source_lengths = np.minimum(self.sources.lengths, source_capacity)
         self.targets, self.target_lengths = None, np.zeros(len(rows), dtype=np.int64)
         self.truncated_targets = 0
@@ -129,7 +129,7 @@ class TextPairs(TaskExamples):
         special_count = self.template.special_count * (2 if self.two_stacks and self.targets is not None else 1)
         row_E = np.arange(len(rows))
         lengths_E = self.source_lengths + self.target_lengths + special_count
-        self._plan = self.planned(lengths_E, row=row_E, part=np.zeros_like(row_E))
+        self._plan = self.build_plan(lengths_E, row=row_E, part=np.zeros_like(row_E))
 
     def _capacities(self, layout: PairFormat) -> tuple[int, int]:
         """Returns the maximum tokens of a source and of a target, without special tokens."""
@@ -146,7 +146,7 @@ class TextPairs(TaskExamples):
             )
         return source, target
 
-    def sourced(self, capacity: int) -> tuple[EncodedTexts, int]:
+    def encode_sources(self, capacity: int) -> tuple[EncodedTexts, int]:
         """Returns the encoded sources, and the number of sources with more than `capacity` tokens."""
         (texts,) = self.rows.columns.values()
         sources = EncodedTexts.of([self.config.prefix + text for text in texts], self.tokenizer)

@@ -56,14 +56,17 @@ class WrittenKind(WindowedKind):
     def texts(self, rows: Rows) -> list[Sequence[str]]:
         if self.config.head != TEXT_TO_TEXT:
             return super().texts(rows)
-        return [sources(self.config.name, rows), [] if rows.labels is None else self.written(np.asarray(rows.labels))]
+        return [
+            sources(self.config.name, rows),
+            [] if rows.labels is None else self.label_texts(np.asarray(rows.labels)),
+        ]
 
     @abstractmethod
     def label_words(self) -> Sequence[str]:
         """Returns all texts that labels may be written as; empty for values."""
 
     @abstractmethod
-    def written(self, labels: np.ndarray) -> list[str]:
+    def label_texts(self, labels: np.ndarray) -> list[str]:
         """Returns the labels of N rows as texts."""
 
     @abstractmethod
@@ -72,7 +75,7 @@ class WrittenKind(WindowedKind):
 
     @property
     @abstractmethod
-    def wrong(self) -> Prediction:
+    def invalid_prediction(self) -> Prediction:
         """The prediction for a written text that is not a label."""
 
 
@@ -113,7 +116,7 @@ class TextToTextLearner(TextLearner):
 
     def references(self, rows: Rows) -> list[tuple[str]] | None:
         """Returns the label of each row, as the only target text; None if rows have no labels."""
-        return None if rows.labels is None else [(word,) for word in self.kind.written(np.asarray(rows.labels))]
+        return None if rows.labels is None else [(word,) for word in self.kind.label_texts(np.asarray(rows.labels))]
 
     def pairs(self, rows: Rows) -> Rows:
         """Returns the rows of a source text, each with its label as the only target text."""
@@ -130,7 +133,7 @@ class TextToTextLearner(TextLearner):
         writer, prompts = self.writer(), self._prompts(batch.host)
         generated = writer.write(prompts, self.writing.generation, self.seed)
         texts = [writer.text(prompt, ids).strip() for prompt, ids in zip(prompts, generated, strict=True)]
-        return [(self.kind.parsed(text) or self.kind.wrong)._replace(text=text) for text in texts]
+        return [(self.kind.parsed(text) or self.kind.invalid_prediction)._replace(text=text) for text in texts]
 
     def _prompts(self, batch: Batch) -> list[list[int]]:
         """Returns, for each document, the tokens that the model reads before it writes the label."""

@@ -176,7 +176,7 @@ class TaskExamples:
             )
         self.rows, self.term, self.split, self.start = rows, term, split, start
 
-    def planned(self, lengths: np.ndarray, **columns: np.ndarray) -> Plan:
+    def build_plan(self, lengths: np.ndarray, **columns: np.ndarray) -> Plan:
         """Builds a plan. lengths: the number of packed tokens of each example. columns: the fields of the plan's
         records, among them `row` and `part`."""
         fields = [(name, "i8" if name in _LARGE else "i4", values.shape[1:]) for name, values in columns.items()]
@@ -245,7 +245,9 @@ class SequenceExamples(TaskExamples):
                 "tokens",
                 "remove the row, or give it a text",
             )
-        self._plan = self.planned(packed, row=row, part=part, begin=begin, **dict(zip(_SIDES, retained, strict=False)))
+        self._plan = self.build_plan(
+            packed, row=row, part=part, begin=begin, **dict(zip(_SIDES, retained, strict=False))
+        )
 
     def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:
         texts = []

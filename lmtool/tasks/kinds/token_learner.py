@@ -142,7 +142,7 @@ class TaggedWindows(TaskExamples):
         self.windows = cut = windows(self._lengths_E, capacity, min(stride, capacity // 2))
         core_W2 = np.stack([cut.core_start - cut.start, cut.core_end - cut.start], axis=1)
         start_W, packed_W = self._starts_E[cut.text] + cut.start, cut.lengths + self.template.special_count
-        self._plan = self.planned(
+        self._plan = self.build_plan(
             packed_W, row=cut.text, part=cut.part, start=start_W, length=cut.lengths, core=core_W2
         )
 

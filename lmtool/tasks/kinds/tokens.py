@@ -126,7 +126,7 @@ class TokenClassification(TaskKind):
                 ) from problem
         return converted
 
-    def fitted(self, train: Rows) -> TokenClassificationConfig:
+    def fit_config(self, train: Rows) -> TokenClassificationConfig:
         """Adds tag weights, if configured."""
         return with_class_weights(self.config, balanced_weights(flat(train.labels), len(self.classes)))
 
@@ -141,7 +141,7 @@ class TokenClassification(TaskKind):
             return {**metadata, "labels": label_counts(tags_M, self.classes)}, warnings
         tags = EntityTags(self.classes)
         counts = Counter(tags.entities(tags_M, lengths_S)[2].tolist())
-        stray = tags.stray(tags_M, lengths_S)
+        stray = tags.stray_entities(tags_M, lengths_S)
         if stray:
             warnings.append(
                 f"{stray:,} training entities begin with I, not B: they count as beginnings, as in conlleval"
@@ -207,7 +207,7 @@ class TokenClassification(TaskKind):
     def constant_predictions(self, rows: Rows, prediction: Prediction) -> list[Prediction]:
         return [prediction._replace(value=[prediction.value] * len(tags)) for tags in rows.labels or ()]
 
-    def single(self, values: Sequence[object] | np.ndarray) -> np.ndarray:
+    def flat_values(self, values: Sequence[object] | np.ndarray) -> np.ndarray:
         return flat(values)
 
     def shown(self, value: Label) -> object:
@@ -232,7 +232,7 @@ class TokenClassification(TaskKind):
             }
             for name, score in self._entities(rows, gold_M, predicted_M).items()
         }  # fmt: skip
-        stray = EntityTags(self.classes).stray(gold_M, _lengths(rows.labels))
+        stray = EntityTags(self.classes).stray_entities(gold_M, _lengths(rows.labels))
         return {"classes": classes, "gold_beginning_with_i": stray}
 
 

@@ -266,7 +266,7 @@ class PromptedExamples(TaskExamples):
         if self.auxiliary is not None:
             columns["auxiliary"] = self.auxiliary.sampled(row, epoch)
             packed = packed + self.auxiliary.lengths[columns["auxiliary"]]
-        return self.planned(packed, **columns)
+        return self.build_plan(packed, **columns)
 
     def _assembled(self, rows: np.ndarray) -> PackedArrays:
         """Builds the prompts of some records of the plan."""

@@ -47,7 +47,7 @@ def demonstrations(kind: TaskKind, train: Rows, held_out: Sequence[Rows], shots:
 
 def row_values(kind: TaskKind, rows: Rows) -> list[dict[str, str]]:
     """Returns the columns of each row as texts for a template."""
-    columns = kind.worded(rows)
+    columns = kind.prompt_columns(rows)
     return [dict(zip(columns, texts, strict=True)) for texts in zip(*columns.values(), strict=True)]
 
 
