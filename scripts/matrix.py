@@ -48,7 +48,7 @@ from lmtool.learners.held_out import HeldOutSplits
 from lmtool.models.base import Backbone
 from lmtool.models.heads.lm import lm_head
 from lmtool.reporting.console import Output, print_table
-from lmtool.resolver.decoding import decoded
+from lmtool.resolver.decoding import decode_config
 from lmtool.resolver.schema.run import FinetuneConfig
 from lmtool.tasks.kinds.learner import TaskLearner
 from lmtool.tasks.loading import TaskData, load_task
@@ -234,7 +234,7 @@ def configuration(cell: Cell, folder: Path, hinted: Sequence[str] = ()) -> Finet
     if cell.kind == "seq2seq":
         sections["task"] = {**sections["task"], "generation": {**sections["task"]["generation"], "max_new_tokens": 4}}
     budget = {"max_epochs": 1.0, "batch_examples": 8, "device": "cpu", "precision": "fp32", "checkpoint": "none"}
-    return decoded("finetune", {**rest, **sections, **budget, **top_level, "model": {**model, **small}})
+    return decode_config("finetune", {**rest, **sections, **budget, **top_level, "model": {**model, **small}})
 
 
 # --- one combination -----------------------------------------------------------------------------------------------

@@ -77,13 +77,13 @@ def _meta_learner(name: str) -> tuple[Any, Any]:
 
 def planned(name: str) -> Any:
     """Returns the plan of a run on GPUs of type DEVICE, as `lmtool plan` computes it."""
-    from lmtool.commands.plan import _assumed
+    from lmtool.commands.plan import _assumed_metadata
     from lmtool.costs.plan_of_run import plan_of
     from lmtool.costs.rate import planned_device
 
     config, learner = _meta_learner(name)
     device = planned_device(config, DEVICE)
-    return plan_of(config, learner, _assumed(config, 0, config.objective.predicted_fraction), device)
+    return plan_of(config, learner, _assumed_metadata(config, 0, config.objective.predicted_fraction), device)
 
 
 # --- measurements ----------------------------------------------------------------------------------------------------

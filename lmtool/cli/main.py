@@ -148,7 +148,7 @@ def _start(verb: str, config: CommandConfig, words: list[str]) -> int:
 # One function for each kind of input that a command reads, see `Verb.reads`.
 
 
-def _configured(verb: str, arguments: Arguments) -> int:
+def _run_configured(verb: str, arguments: Arguments) -> int:
     if arguments.multirun:
         return _sweep(verb, arguments)
     config = configuration(verb, arguments, running=not arguments.cfg)
@@ -188,7 +188,7 @@ def _training_verb(command: str, words: Sequence[str]) -> tuple[str, str | None]
     return "finetune" if typed_task else "pretrain", None
 
 
-def _resumed(verb: str, arguments: Arguments) -> int:
+def _resume(verb: str, arguments: Arguments) -> int:
     _load_plugins(arguments)
     resumed, config = _runner(verb)(arguments.rest)
     if arguments.cfg:
@@ -216,9 +216,9 @@ def _load_plugins(arguments: Arguments) -> None:
 
 
 _BY_INPUT: dict[Reads, Callable[[str, Arguments], int]] = {
-    "configuration": _configured,
+    "configuration": _run_configured,
     "run": _about_a_run,
-    "saved run": _resumed,
+    "saved run": _resume,
     "words": _with_words,
     "options": _with_options,
 }
@@ -258,10 +258,10 @@ def run_job(verb: str, plugin_names: tuple[str, ...], data: dict[str, object]) -
     """Runs a job of a sweep, in any process, and returns the result. data: the job's complete configuration, so that
     neither YAML nor the checkpoint that the job starts from is read to decode it."""
     from lmtool.config import plugins
-    from lmtool.resolver.decoding import decoded
+    from lmtool.resolver.decoding import decode_config
 
     plugins.load(plugin_names)
-    return run(verb, decoded(verb, data, running=True, reads_checkpoint=False))
+    return run(verb, decode_config(verb, data, running=True, reads_checkpoint=False))
 
 
 # Errors and exit status.

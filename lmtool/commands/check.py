@@ -9,7 +9,7 @@ from pathlib import Path
 from lmtool.config.checkpoint import find
 from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.data.configs import DataConfig
-from lmtool.data.files import collected
+from lmtool.data.files import collect_errors
 from lmtool.data.sources import Source, documents, open_source
 from lmtool.errors import CheckFailed, UserError
 from lmtool.reporting.console import Output
@@ -17,7 +17,7 @@ from lmtool.reporting.inspection import print_failed_rows, print_findings
 from lmtool.resolver.schema.use import CheckConfig
 from lmtool.session.requests import write_output
 from lmtool.system.terminal import counted
-from lmtool.tasks.checking import LabeledTexts, compared, findings, read_valid_rows
+from lmtool.tasks.checking import LabeledTexts, compare, findings, read_valid_rows
 from lmtool.tokenizers.folders import has_tokenizer
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.weights.folders import hf_folder
@@ -78,13 +78,13 @@ def _text(
     config: CheckConfig, text: DataConfig, length_of: Callable[[Sequence[str]], list[int]], output: Output
 ) -> JsonObject:
     """Findings about pretraining text, which is read document by document."""
-    with collected() as problems:
+    with collect_errors() as problems:
         source = open_source(text, config.cache_dir, output.stage, config.offline)
         splits = {
             split: LabeledTexts.of_documents(_Documents(source, split), split) for split in ("train", "validation")
         }
         stage = output.stage
-        summary = compared(splits, config.near, length_of, config.max_length, config.listed, config.seed, stage)
+        summary = compare(splits, config.near, length_of, config.max_length, config.listed, config.seed, stage)
     metadata = {name: fact for name, fact in source.metadata().items() if isinstance(fact, int | str)}
     messages = list(dict.fromkeys(problem.message for problem in problems))  # since text is read more than once
     return {"source": metadata, "warnings": [], "failing": messages, "splits": summary}

@@ -60,7 +60,7 @@ from lmtool.weights.padded_model import load
 def tokenizer(config: InspectTokenizerConfig) -> list[JsonObject]:
     """Tokenizes, prints and writes the page. Returns a row per vocabulary."""
     output = Output()
-    tokenizations = [_tokenized(name, tokenizer, config.text) for name, tokenizer in _tokenizers(config, output)]
+    tokenizations = [_tokenize(name, tokenizer, config.text) for name, tokenizer in _tokenizers(config, output)]
     print_tokenizations(output, config.text, tokenizations)
     path = Path(config.output).expanduser()
     write_tokenizations(path, config.text, tokenizations)
@@ -83,7 +83,7 @@ def _tokenizers(config: InspectTokenizerConfig, output: Output) -> Iterator[tupl
         yield checkpoint, Tokenizer.load(folder)
 
 
-def _tokenized(name: str, tokenizer: Tokenizer, text: str) -> Tokenization:
+def _tokenize(name: str, tokenizer: Tokenizer, text: str) -> Tokenization:
     ids = tokenizer.encode(text).tolist()
     unknown = tokenizer.roles.get("unk")
     return Tokenization(

@@ -116,7 +116,7 @@ def run(config: TrainingConfig, verb: str, keys: PlanKeys) -> int:
     problem = too_large(config, device.precision) if device.this_machine else None
     if problem is not None:
         notes += [problem.message, str(problem.hint)]
-    measurement = _measured(unresolved, device, problem is None) if keys.measure else None
+    measurement = _measure(unresolved, device, problem is None) if keys.measure else None
     notes += [
         _read(config, rows)
         if measurement is None
@@ -150,7 +150,7 @@ def run(config: TrainingConfig, verb: str, keys: PlanKeys) -> int:
     return 0
 
 
-def _measured(config: TrainingConfig, device: PlannedDevice, fits: bool) -> Measurements | None:
+def _measure(config: TrainingConfig, device: PlannedDevice, fits: bool) -> Measurements | None:
     """Measures a few steps; None if the run does not fit."""
     if not device.this_machine:
         # Raises the same error as training.
@@ -189,11 +189,11 @@ def _plan_of(
 ) -> RunPlan:
     """Returns the plan. epoch_tokens: tokens of an epoch. metadata: the metadata of a loader that has read the text."""
     if isinstance(config, PretrainConfig) and config.phases:
-        by_phase = [_assumed(form, epoch_tokens, form.objective.predicted_fraction) for form in config.forms]
+        by_phase = [_assumed_metadata(form, epoch_tokens, form.objective.predicted_fraction) for form in config.forms]
         plan = plan_in_phases(config, learner, by_phase, device)[0]
     else:
         predicted = config.objective.predicted_fraction if isinstance(config, PretrainConfig) else 0.0
-        plan = plan_of(config, learner, metadata or _assumed(config, epoch_tokens, predicted), device)
+        plan = plan_of(config, learner, metadata or _assumed_metadata(config, epoch_tokens, predicted), device)
     return replace(plan, epochs=None if epoch_tokens is None else plan.tokens / epoch_tokens)
 
 
@@ -236,7 +236,7 @@ def _read(config: TrainingConfig, rows: int) -> str:
     return f"the text is not read: every sequence is assumed to have max_length={lengths} tokens"
 
 
-def _assumed(config: RunConfig, epoch_tokens: float | None, predicted: float) -> dict[str, float]:
+def _assumed_metadata(config: RunConfig, epoch_tokens: float | None, predicted: float) -> dict[str, float]:
     """Returns the metadata of a loader that is not built, if every sequence has `max_length` tokens. epoch_tokens:
     tokens of an epoch; None if unknown."""
     length = float(config.max_length)

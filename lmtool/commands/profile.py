@@ -31,7 +31,7 @@ from lmtool.session.fit import temporary_session, train_few_steps
 from lmtool.session.open_run import RUNS
 from lmtool.session.session import Session
 from lmtool.tasks.configs import GlueConfig
-from lmtool.training.attribution import attributed
+from lmtool.training.attribution import attribute
 from lmtool.training.precision import cpu_has_bf16, select_device, select_precision
 from lmtool.training.profiling import TEACHER, ProfiledLoader, ranges
 from lmtool.weights.exporting import require_new
@@ -115,12 +115,12 @@ def _profile(config: PretrainConfig | FinetuneConfig, steps: int, folder: Path) 
     try:
         # The temporary run is in the profile's folder, so that it uses the same disk.
         with temporary_session(config, folder) as session:
-            return _recorded(session, steps, folder)
+            return _record(session, steps, folder)
     except Stopped as stopped:
         raise Stopped("stopped: nothing was written", stopped.exit_status) from stopped
 
 
-def _recorded(session: Session, steps: int, folder: Path) -> StepProfile:
+def _record(session: Session, steps: int, folder: Path) -> StepProfile:
     """Returns the profile of some steps of a session."""
     config, precision, compiles = session.config, session.run.precision, session.compilation.on
     on_device = precision.device.type == "cuda"
@@ -131,7 +131,7 @@ def _recorded(session: Session, steps: int, folder: Path) -> StepProfile:
         train_few_steps(session, profiled, WARM_UP + 2 * steps)
     recording = profiled.recording
     recording.profiler.export_chrome_trace(str(folder / TRACE))
-    costs = attributed(recording.profiler.events(), on_device)
+    costs = attribute(recording.profiler.events(), on_device)
     return StepProfile(
         milliseconds=costs.milliseconds,
         unprofiled_milliseconds=1000 * recording.unprofiled_seconds,

@@ -8,7 +8,7 @@ from lmtool.config import saved
 from lmtool.config.base import CommandConfig
 from lmtool.config.checkpoint import no_run, run_folder
 from lmtool.errors import UserError
-from lmtool.resolver.decoding import decoded
+from lmtool.resolver.decoding import decode_config
 from lmtool.system.ranks import started_together
 
 
@@ -26,7 +26,7 @@ def read(words: list[str]) -> tuple[str, CommandConfig]:
     if verb not in ("pretrain", "finetune"):
         raise UserError(f"{folder}/config.yaml names no training command", "name a run: lmtool resume runs/NAME")
     # The configuration is complete, and the checkpoint that the run started from may not exist any more.
-    config = decoded(verb, saved.body(data), running=True, reads_checkpoint=False)
+    config = decode_config(verb, saved.body(data), running=True, reads_checkpoint=False)
     changes: dict[str, object] = {"name": None, "run_dir": str(folder)}
     if started_together(os.environ):  # torchrun determines the number of devices
         changes["devices"] = None

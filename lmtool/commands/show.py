@@ -103,7 +103,7 @@ def _show_key(key_typed: str, fields: list[DocumentedField]) -> None:
     for field, same_fields in _by_description(matches):
         say(f"{key_typed} ({', '.join(field_entry.owner for field_entry in same_fields)})")
         say(f"  {field.description}")
-        say(f"  takes:   {words.allowed(field)}")
+        say(f"  takes:   {words.allowed_values(field)}")
         for default, place in _defaults(same_fields):
             say(f"  default: {default}{f'  ({place})' if place else ''}")
     for key in below:
@@ -117,7 +117,7 @@ def _by_description(fields: list[DocumentedField]) -> list[tuple[FieldInfo, list
     """Groups fields with the same description and type."""
     by_text: dict[tuple[str, str], list[DocumentedField]] = {}
     for entry in fields:
-        by_text.setdefault((entry.field.description or "", words.allowed(entry.field)), []).append(entry)
+        by_text.setdefault((entry.field.description or "", words.allowed_values(entry.field)), []).append(entry)
     return [(same_fields[0].field, same_fields) for same_fields in by_text.values()]
 
 
@@ -137,7 +137,7 @@ def _value(field_entry: DocumentedField, line: int | None) -> str:
         value: object = saved.read_yaml(field_entry.file)
         for part in field_entry.yaml_path.split("."):
             value = value.get(part) if isinstance(value, dict) else None
-        return "must be given" if value == "???" else _written(value)
+        return "must be given" if value == "???" else _format(value)
     choice = choice_of(field_entry.field)
     if choice is not None and field_entry.file is not None:
         for item in saved.read_yaml(field_entry.file).get("defaults", []):
@@ -148,10 +148,10 @@ def _value(field_entry: DocumentedField, line: int | None) -> str:
     if field_entry.field.is_required():
         return "must be given"
     default = field_entry.field.get_default(call_default_factory=True)
-    return _written(default.model_dump(mode="json") if isinstance(default, Config) else default)
+    return _format(default.model_dump(mode="json") if isinstance(default, Config) else default)
 
 
-def _written(value: object) -> str:
+def _format(value: object) -> str:
     return yaml.safe_dump(value, default_flow_style=True, width=200).removesuffix("...\n").strip()
 
 

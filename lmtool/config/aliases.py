@@ -294,7 +294,7 @@ def meaning(key: str, value: object, has: Callable[[str], bool]) -> Meaning | No
         keys = keys_in(form)
         if not is_overrides(form):
             if free and (not keys or any(map(has, keys))):
-                return Meaning((), form.replace("{}", shown(value)), True)
+                return Meaning((), form.replace("{}", as_typed(value)), True)
         elif (free or keys[-1].rpartition(".")[0] == section) and all(map(has, keys)):
             words = tuple(filled(word, value) for word in form.split(" "))
             return Meaning(words, f"did you mean {shlex.join(words)}?", True)
@@ -316,8 +316,10 @@ def _of(forms: Form | tuple[Form, ...], value: object) -> Iterator[str]:
         if isinstance(form, str):
             yield form
         else:
-            matches = [part for part in (value if isinstance(value, list) else [value]) if shown(part).lower() in form]
-            yield form[shown(matches[0]).lower() if matches else ANY if ANY in form else next(iter(form))]
+            matches = [
+                part for part in (value if isinstance(value, list) else [value]) if as_typed(part).lower() in form
+            ]
+            yield form[as_typed(matches[0]).lower() if matches else ANY if ANY in form else next(iter(form))]
 
 
 def is_overrides(form: str) -> bool:
@@ -334,18 +336,18 @@ def filled(word: str, value: object) -> str:
     """Returns a word of a form with lmtool's name of the value inserted."""
     key = word.partition("=")[0]
     parts = value if isinstance(value, list) else [value]
-    inside = ",".join(of_value(key, part) or shown(part) for part in parts)
+    inside = ",".join(of_value(key, part) or as_typed(part) for part in parts)
     if isinstance(value, list) and word.endswith("={}"):
         inside = f"[{inside}]"
     return word.replace("{weights}", _weights(inside)).replace("{}", inside)
 
 
-def shown(value: object) -> str:
+def as_typed(value: object) -> str:
     """Returns a plain value as on the command line."""
     if value is None:
         return "VALUE"
     if isinstance(value, list):
-        return f"[{','.join(map(shown, value))}]"
+        return f"[{','.join(map(as_typed, value))}]"
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

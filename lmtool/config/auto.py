@@ -113,7 +113,7 @@ def _source(
         other, method, *keys = source.split(".")
         choice, value = choices(command)[other], resolved.get(other)
         config_class = chosen_class(value, choice)
-        holder = None if config_class is None else _decoded(value, choice) or _default(config_class)
+        holder = None if config_class is None else _decode(value, choice) or _default(config_class)
         if holder is None:
             return None, True
         result = getattr(holder, method)()
@@ -124,7 +124,7 @@ def _source(
     return None, False
 
 
-def _decoded(value: object, choice: Choice) -> Config | None:
+def _decode(value: object, choice: Choice) -> Config | None:
     """Returns the configuration of a section, or None if it has an error, which the decoder reports."""
     try:
         return choice.validate(value)
@@ -176,8 +176,8 @@ def _disagreements(section: str, value: JsonObject, saved: object, choice: Choic
     return [
         Problem(
             f"{section}.{key}",
-            f"{section}.{key}={_displayed(values[key])}, but the checkpoint has "
-            f"{section}.{key}={_displayed(checkpoint_values.get(key))}",
+            f"{section}.{key}={_display(values[key])}, but the checkpoint has "
+            f"{section}.{key}={_display(checkpoint_values.get(key))}",
             f"{section}=auto takes it from the checkpoint; checkpoint=none starts without one",
         )
         for key in differing
@@ -191,7 +191,7 @@ def _plain(value: object) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def _displayed(value: object) -> Any:
+def _display(value: object) -> Any:
     """Returns a value for a message; a selected component by its name."""
     plain = _plain(value)
     return plain.get("name", plain) if isinstance(plain, dict) else plain
@@ -210,9 +210,9 @@ def with_member_values(section: JsonObject) -> JsonObject:
     titles = [title_of(member) for member in members]
     for name, values in changes.items():
         if name not in titles or not isinstance(values, dict):
-            raise PydanticCustomError("value_error", "{problem}", {"problem": _unreached(name, values, titles)})
+            raise PydanticCustomError("value_error", "{problem}", {"problem": _unreached_hint(name, values, titles)})
         number = titles.index(name)
-        members[number] = _changed(members[number], values)
+        members[number] = _with_values(members[number], values)
     return {**{key: value for key, value in section.items() if key != WITH}, "members": members}
 
 
@@ -226,14 +226,14 @@ def title_of(member: object) -> str:
     return title_of(inner) if inner is not None else str(member.get("name", member.get("kind")))
 
 
-def _changed(member: object, values: JsonObject) -> JsonObject:
+def _with_values(member: object, values: JsonObject) -> JsonObject:
     if not isinstance(member, dict):
         return {"name": member, **values}
     inner = member.get("task")
-    return merge(member, values) if inner is None else {**member, "task": _changed(inner, values)}
+    return merge(member, values) if inner is None else {**member, "task": _with_values(inner, values)}
 
 
-def _unreached(name: str, values: object, titles: list[str]) -> str:
+def _unreached_hint(name: str, values: object, titles: list[str]) -> str:
     if name in titles:
         return f"{WITH}.{name}={values} has no key; write {WITH}.{name}.KEY=VALUE"
     close = nearest(name, titles)

@@ -110,15 +110,15 @@ def of_step(checkpoints: Path, step: int | None) -> Path | None:
     return next((folder for folder in saved_steps(checkpoints) if int(folder.name[5:]) == step), None)
 
 
-def pointed(checkpoints: Path, pointer: str) -> Path | None:
+def checkpoint_of_pointer(checkpoints: Path, pointer: str) -> Path | None:
     """Returns the checkpoint that `last` or `best` names, or None."""
     try:
-        return _pointed(checkpoints / pointer)
+        return _read_pointer(checkpoints / pointer)
     except UserError:
         return None
 
 
-def _pointed(pointer: Path) -> Path:
+def _read_pointer(pointer: Path) -> Path:
     """Returns the checkpoint that a pointer file names. Raises UserError if it does not exist."""
     name = ""
     if pointer.is_file():  # reading a FIFO would block
@@ -231,7 +231,7 @@ def best_of(checkpoints: Path) -> Path:
         step = _object(newest, STATE).get("best_step")
     except Damaged as damage:
         if (checkpoints / "best").is_file():
-            return _pointed(checkpoints / "best")
+            return _read_pointer(checkpoints / "best")
         raise refusal(damage) from damage
     if step is None:
         return newest
@@ -239,7 +239,7 @@ def best_of(checkpoints: Path) -> Path:
     if best is not None:
         return best
     if (checkpoints / "best").is_file():
-        return _pointed(checkpoints / "best")
+        return _read_pointer(checkpoints / "best")
     raise UserError(f"the best checkpoint of {checkpoints}, step {step}, is not there", _another(checkpoints))
 
 

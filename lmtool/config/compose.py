@@ -114,7 +114,7 @@ def accepted_overrides(primary: str, config_dirs: Sequence[Path] = ()) -> Accept
     for (group, name), (entry, data) in plugins.nodes(config_dirs).items():
         package = f"{group}.{name}" if group in SEVERAL else None
         store.store(group=group, name=name, node=data, package=package, provider=entry.config.__module__)
-    for group, names in _stored(store.repo).items():
+    for group, names in _stored_nodes(store.repo).items():
         clash = sorted(set(names) & set(groups.options(group, config_dirs)))
         if clash:
             raise UserError(
@@ -124,14 +124,14 @@ def accepted_overrides(primary: str, config_dirs: Sequence[Path] = ()) -> Accept
     return read_accepted(groups.conf_dir() / f"{primary}.yaml", config_dirs, extra)
 
 
-def _stored(repo: JsonObject, above: str = "") -> dict[str, tuple[str, ...]]:
+def _stored_nodes(repo: JsonObject, above: str = "") -> dict[str, tuple[str, ...]]:
     """Returns the nodes in Hydra's store by group, except Hydra's own."""
     options: dict[str, tuple[str, ...]] = {}
     for name, nodes in repo.items():
         group = f"{above}/{name}" if above else name
         if isinstance(nodes, dict) and group not in ("hydra", "_dummy_empty_config_"):
             names = tuple(key.removesuffix(".yaml") for key, node in nodes.items() if not isinstance(node, dict))
-            options |= ({group: names} if names else {}) | _stored(nodes, group)
+            options |= ({group: names} if names else {}) | _stored_nodes(nodes, group)
     return options
 
 

@@ -68,12 +68,12 @@ def decode(
     for section in unresolved_sections:
         clean.pop(section, None)
     silent = {*unresolved_sections, *(key for key in missing), *(problem.key for problem in problems)}
-    config, config_problems = _checked(command, clean, silent, unresolved_sections, teachers, running)
+    config, config_problems = _decode_and_check(command, clean, silent, unresolved_sections, teachers, running)
     problems += config_problems
     for variant in command.variants(clean):
         problems += variant.problems
         if variant.data is not None:
-            _, inside = _checked(command, variant.data, silent, unresolved_sections, teachers, running)
+            _, inside = _decode_and_check(command, variant.data, silent, unresolved_sections, teachers, running)
             problems += [variant.placed(problem) for problem in inside if problem not in config_problems]
     # A value under a misspelt key, or one that could not be read, is not missing. Missing values come last.
     reported_keys = {key for problem in problems if not problem.absent for key in (problem.key, *problem.meant)}
@@ -87,7 +87,7 @@ def decode(
     return config
 
 
-def _checked(
+def _decode_and_check(
     command: type[Command],
     data: JsonObject,
     silent: set[str],
@@ -100,7 +100,7 @@ def _checked(
     data."""
     config, errors = _validate(command, data)
     problems = [
-        problem for problem in wording.from_pydantic(command, data, errors) if not _covered(problem.key, silent)
+        problem for problem in wording.from_pydantic(command, data, errors) if not _is_covered(problem.key, silent)
     ]
     known = {*silent, *(problem.key for problem in problems)}
     values = _valid_values(
@@ -118,7 +118,7 @@ def _validate(command: type[Command], data: JsonObject) -> tuple[Command | None,
         return None, error.errors(include_url=False, include_input=False)
 
 
-def _covered(key: str, keys: set[str]) -> bool:
+def _is_covered(key: str, keys: set[str]) -> bool:
     """Whether a key, or a section that contains it, is reported already."""
     return any(key == other or key.startswith((f"{other}.", f"{other}[")) for other in keys)
 

@@ -98,7 +98,7 @@ class LimitedFiles(FileConfigSource):
 
     def load_config(self, config_path: str) -> ConfigResult:
         path = Path(self.path, self._normalize_file_name(config_path))
-        text, data = saved.read_yaml(path, parse=_parsed)
+        text, data = saved.read_yaml(path, parse=_parse)
         if not isinstance(data, dict | None):
             raise UserError(f"{path}: no keys and values in it", "write one KEY: VALUE a line, as in conf/")
         if self.provider != "hydra":
@@ -114,7 +114,7 @@ class LimitedFiles(FileConfigSource):
 def _require_read(path: Path, data: dict[Any, Any]) -> None:
     """Raises UserError if a YAML sets keys of Hydra itself that lmtool does not use: all but sweep values."""
     section = data.get("hydra") or {}
-    keys = [f"hydra.{key}" for key in _dotted(section)] if isinstance(section, dict) else ["hydra"]
+    keys = [f"hydra.{key}" for key in _dotted_key(section)] if isinstance(section, dict) else ["hydra"]
     selected_groups = [str(group) for item in data.get("defaults") or () if isinstance(item, dict) for group in item]
     keys += [
         group.split()[-1].lstrip("/") for group in selected_groups if group.split()[-1].lstrip("/").startswith("hydra/")
@@ -128,10 +128,10 @@ def _require_read(path: Path, data: dict[Any, Any]) -> None:
         )
 
 
-def _dotted(section: dict[Any, Any]) -> Iterator[str]:
+def _dotted_key(section: dict[Any, Any]) -> Iterator[str]:
     for key, value in section.items():
         if isinstance(value, dict) and value:
-            yield from (f"{key}.{below}" for below in _dotted(value))
+            yield from (f"{key}.{below}" for below in _dotted_key(value))
         else:
             yield str(key)
 
@@ -178,6 +178,6 @@ _LOADER = type(
 
 
 @lru_cache(maxsize=1000)
-def _parsed(text: str) -> tuple[str, Any]:
+def _parse(text: str) -> tuple[str, Any]:
     """Returns a document as plain data. Shared by all callers, because OmegaConf.create copies."""
     return text, saved.load(text, _LOADER)

@@ -109,7 +109,7 @@ def _parsed(parser: OverridesParser, text: str, key: str, checked: CheckedOverri
             Problem(key, f"{text}: {key} is not a key" if key.strip() else f"{text} has no key before =", hint)
         )
         return None
-    for form in (text, _quoted(parser, text)):
+    for form in (text, _quote(parser, text)):
         try:
             if form is not None:
                 return parser.parse_override(form)
@@ -131,7 +131,7 @@ def _parsed(parser: OverridesParser, text: str, key: str, checked: CheckedOverri
     return None
 
 
-def _quoted(parser: OverridesParser, text: str) -> str | None:
+def _quote(parser: OverridesParser, text: str) -> str | None:
     """Returns the override with its texts quoted, for characters that Hydra accepts only in quotes; None if it has
     none, or if quotes do not make it valid."""
     key, _, value = text.partition("=")
@@ -145,13 +145,13 @@ def _quoted(parser: OverridesParser, text: str) -> str | None:
         override = parser.parse_override(f"{key}={_UNKNOWN_TO_HYDRA.sub(lambda _: f'{word}{next(numbers)}_', value)}")
         parsed = override.value()
         parts = parsed.list if isinstance(parsed, ChoiceSweep) and parsed.simple_form else [parsed]
-        values_text = ",".join(map(_written, parts))
+        values_text = ",".join(map(_to_hydra, parts))
     except (HydraException, TypeError, RecursionError, ValueError):
         return None
     return f"{key}={re.sub(rf'{word}([0-9]+)_', lambda match: unknown[int(match[1])], values_text)}"
 
 
-def _written(value: object) -> str:
+def _to_hydra(value: object) -> str:
     """Returns a value in the syntax of Hydra, with texts quoted. Raises TypeError for a value that has no such
     syntax."""
     if isinstance(value, QuotedString):
@@ -159,9 +159,9 @@ def _written(value: object) -> str:
     if isinstance(value, str):
         return str(QuotedString(value, Quote.single).with_quotes())
     if isinstance(value, list):
-        return f"[{','.join(map(_written, value))}]"
+        return f"[{','.join(map(_to_hydra, value))}]"
     if isinstance(value, dict):
-        return f"{{{','.join(f'{key}: {_written(item)}' for key, item in value.items())}}}"
+        return f"{{{','.join(f'{key}: {_to_hydra(item)}' for key, item in value.items())}}}"
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, int | float):

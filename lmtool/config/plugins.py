@@ -20,7 +20,7 @@ ENTRY_POINTS = "lmtool.plugins"
 _typed: tuple[str, ...] = ()
 
 
-def typed() -> tuple[str, ...]:
+def typed_plugins() -> tuple[str, ...]:
     """Returns the imported modules of --plugin."""
     return _typed
 

@@ -32,7 +32,7 @@ def from_pydantic(command: type[Config], data: JsonObject, errors: list[Any]) ->
     """Returns one problem per key. errors: `ValidationError.errors()` of decoding `data` as `command`."""
     problems: dict[str, Problem] = {}
     for error in errors:
-        for problem in _worded(command, data, error):
+        for problem in _reword(command, data, error):
             problems.setdefault(problem.key, problem)
     # The first bad item of a list is enough, and the error of the list itself adds nothing to it.
     first_in_list: dict[str, Problem] = {}
@@ -41,7 +41,7 @@ def from_pydantic(command: type[Config], data: JsonObject, errors: list[Any]) ->
     return [problem for problem in problems.values() if problem in first_in_list.values()]
 
 
-def _worded(command: type[Config], data: JsonObject, error: Any) -> Iterator[Problem]:
+def _reword(command: type[Config], data: JsonObject, error: Any) -> Iterator[Problem]:
     key, field, value = _locate(command, data, error["loc"])
     context = error.get("ctx", {})
     if error["type"] == "extra_forbidden":
@@ -53,7 +53,7 @@ def _worded(command: type[Config], data: JsonObject, error: Any) -> Iterator[Pro
     elif error["type"] == "choice_unknown":
         yield unknown_choice(context["group"], f"{key}.{context['key']}", context["given"])
     elif error["type"] in ("value_error", "assertion_error"):
-        yield _refused(command, data, key, str(context.get("error", error["msg"])))
+        yield _validator_problem(command, data, key, str(context.get("error", error["msg"])))
     elif field is None and error["type"].startswith("model_"):
         hint = f"write {key}.KEY=VALUE; `lmtool show {key}` prints the keys"
         yield Problem(key, f"{key}: given {words.quoted(value)}; this is a section of keys", hint)
@@ -63,7 +63,7 @@ def _worded(command: type[Config], data: JsonObject, error: Any) -> Iterator[Pro
         yield _not_allowed(key, field, value)
 
 
-def _refused(command: type[Config], data: JsonObject, key: str, text: str) -> Problem:
+def _validator_problem(command: type[Config], data: JsonObject, key: str, text: str) -> Problem:
     """Returns an error of a section's validator with its keys as on the command line: `sharing=` becomes
     objective.sharing=."""
     keys = known_keys(command, data)
@@ -83,7 +83,9 @@ def _refused(command: type[Config], data: JsonObject, key: str, text: str) -> Pr
 def _not_allowed(key: str, field: FieldInfo, value: Any) -> Problem:
     options = words.options(field)
     single = options and isinstance(value, str)
-    allowed = words.one_of(options) if single else words.allowed_item(field) if "[" in key else words.allowed(field)
+    allowed = (
+        words.one_of(options) if single else words.allowed_item(field) if "[" in key else words.allowed_values(field)
+    )
     close = aliases.of_value(key.split("[")[0], value) or (nearest(value, options) if single else None)
     hint = f"did you mean {close if '[' in key else f'{key}={close}'}?" if close else None
     if isinstance(value, bool) and "[" in key:
@@ -95,7 +97,7 @@ def _not_allowed(key: str, field: FieldInfo, value: Any) -> Problem:
         read_as_text = isinstance(value, str) and isinstance(yaml.safe_load(value), str)
         hint = f"YAML reads {value} as text: write {_plainly(number)}" if read_as_text else f"write {key}={number}"
     elif not isinstance(value, list | dict) and value is not None and _takes(field, [value]):
-        hint = "write " + shlex.quote(f"{key}=[{aliases.shown(value)}]")
+        hint = "write " + shlex.quote(f"{key}=[{aliases.as_typed(value)}]")
     hint = hint or f"{summary(field.description)} (`lmtool show {key.split('[')[0]}`)".strip()
     return Problem(key, f"{key}: given {words.quoted(value)}; allowed: {allowed}", hint)
 
@@ -219,7 +221,7 @@ def meant_by(key: str, value: object, command: type[Config], data: JsonObject) -
             return replace(meaning, hint=_fitting_hint(meaning, value, command, known, fields))
     near = nearest_keys(key, list(known))
     values = {name: aliases.of_value(name, value) or value for name in near}
-    suggestions = {name: shlex.quote(f"{name}={aliases.shown(values[name])}") for name in near}
+    suggestions = {name: shlex.quote(f"{name}={aliases.as_typed(values[name])}") for name in near}
     fitting = [suggestions[name] for name in near if any(_may_take(field, values[name]) for field in known[name])]
     hint = f"did you mean {' or '.join(fitting if value is not None else near)}?"
     if near and value is not None and not fitting:

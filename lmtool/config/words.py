@@ -46,15 +46,15 @@ def kind(value: object) -> str:
     return "section" if isinstance(value, dict) else type(value).__name__
 
 
-def allowed(field: FieldInfo) -> str:
+def allowed_values(field: FieldInfo) -> str:
     """Returns what a field allows: `a number, above 0, or null`."""
-    return _allowed(field.annotation, field.metadata)
+    return _allowed_values(field.annotation, field.metadata)
 
 
 def allowed_item(field: FieldInfo) -> str:
     """Returns what an item of a list may be; for other fields, what the field allows."""
     items = _items(field.annotation)
-    return _allowed(items, []) if items is not None else allowed(field)
+    return _allowed_values(items, []) if items is not None else allowed_values(field)
 
 
 def _items(annotation: object) -> Any:
@@ -66,15 +66,15 @@ def _items(annotation: object) -> Any:
     return None
 
 
-def _allowed(annotation: object, metadata: list[Any]) -> str:
+def _allowed_values(annotation: object, metadata: list[Any]) -> str:
     for mark in metadata:
         if isinstance(mark, Choice):
             return f"a section whose {mark.key} is one of {', '.join(names(mark.group))}"
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
-        return _allowed(arguments[0], [*metadata, *arguments[1:]])
+        return _allowed_values(arguments[0], [*metadata, *arguments[1:]])
     if origin in (Union, types.UnionType):
-        parts = [_allowed(argument, metadata) for argument in arguments if argument is not type(None)]
+        parts = [_allowed_values(argument, metadata) for argument in arguments if argument is not type(None)]
         if type(None) in arguments:
             parts.append("null")
         return "; or ".join(parts) if len(parts) > 2 else ", or ".join(parts)

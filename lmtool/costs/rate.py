@@ -247,7 +247,7 @@ def planned_device(config: RunConfig, published: str | None) -> PlannedDevice:
     published rates; None means the device in the configuration. If that is a CUDA device which this machine does not
     have, no rate is known."""
     if published is not None:
-        return _published(published, config.precision)
+        return _published_device(published, config.precision)
     if config.device.startswith("cuda") and not torch.cuda.is_available():
         precision = Precision(_precision(config.precision, True), torch.device("cuda"), "planned")
         names = ", ".join(name for name, device in DEVICES.items() if device.cuda)
@@ -259,7 +259,7 @@ def planned_device(config: RunConfig, published: str | None) -> PlannedDevice:
     return this_machine(config.model.hidden_size, config.model.inner_size, precision)
 
 
-def _published(name: str, precision_name: str) -> PlannedDevice:
+def _published_device(name: str, precision_name: str) -> PlannedDevice:
     """Returns a device with published rates."""
     device: Device = device_of(name)
     precision = Precision(

@@ -38,7 +38,7 @@ def without_packing(name: str) -> str:
     return next((name[: -len(end)] for end in PACKED if lower.endswith(end)), name)
 
 
-def packed(*suffixes: str) -> tuple[str, ...]:
+def packed_suffixes(*suffixes: str) -> tuple[str, ...]:
     """Returns the suffixes, and those of the same files compressed."""
     return (*suffixes, *(suffix + end for suffix in suffixes for end in PACKED))
 

@@ -75,8 +75,8 @@ class TextIndex:
             sampled = np.sort(sampled[Permutation(len(sampled), seed, "sample", 0)(np.arange(MOST_TEXTS))])
         self._sampled = sampled if threshold is not None else sampled[:0]  # (K,) numbers
         self._signatures = np.empty((len(self._sampled), _PERMUTATIONS), dtype=np.uint32)
-        for row, (_, text) in enumerate(numbered(texts, self._sampled)):
-            self._signatures[row] = _signature(shingles_of(normalized(text)))
+        for row, (_, text) in enumerate(texts_with_numbers(texts, self._sampled)):
+            self._signatures[row] = _signature(shingles_of(normalize(text)))
 
     @property
     def compared(self) -> tuple[int, int]:
@@ -108,10 +108,10 @@ class TextIndex:
         pairs_P2 = self._candidates(other._signatures[rows], rows if other is self else None)
         numbers, repeated = other._sampled[rows[pairs_P2[:, 0]]], self._sampled[pairs_P2[:, 1]]
         shingles, repeated_shingles = (
-            lru_cache(_CACHED)(lambda number, texts=texts: shingles_of(normalized(texts[number])))
+            lru_cache(_CACHED)(lambda number, texts=texts: shingles_of(normalize(texts[number])))
             for texts in (
-                dict(numbered(other._texts, np.unique(numbers))),
-                dict(numbered(self._texts, np.unique(repeated))),
+                dict(texts_with_numbers(other._texts, np.unique(numbers))),
+                dict(texts_with_numbers(self._texts, np.unique(repeated))),
             )
         )
         threshold = self._threshold or 0.0
@@ -127,7 +127,7 @@ class TextIndex:
         size = max(len(self._signatures), 1)
         rows = _rows_of_a_band(self._threshold) if self._threshold is not None else _PERMUTATIONS + 1
         for start in range(0, _PERMUTATIONS - rows + 1, rows):
-            queries, keys = (_combined(values[:, start : start + rows]) for values in (signatures, self._signatures))
+            queries, keys = (_hash_rows(values[:, start : start + rows]) for values in (signatures, self._signatures))
             order = np.argsort(keys, kind="stable")
             left, right = (np.searchsorted(keys[order], queries, side) for side in ("left", "right"))
             for step in range(_BUCKET):
@@ -150,7 +150,7 @@ class TextIndex:
         return np.stack([pairs // size, pairs % size], axis=1)
 
 
-def numbered(texts: Iterable[str], numbers: np.ndarray) -> Iterator[tuple[int, str]]:
+def texts_with_numbers(texts: Iterable[str], numbers: np.ndarray) -> Iterator[tuple[int, str]]:
     """Yields the texts with these numbers, in ascending order, each with its number."""
     remaining = iter(numbers.tolist())
     number = next(remaining, None)
@@ -164,7 +164,7 @@ def numbered(texts: Iterable[str], numbers: np.ndarray) -> Iterator[tuple[int, s
                 return
 
 
-def normalized(text: str) -> str:
+def normalize(text: str) -> str:
     """Returns the lowercased words of a text, separated by spaces; if there are none, the text without repeated
     spaces."""
     return " ".join(_WORDS.findall(text.lower())) or " ".join(text.split())
@@ -173,7 +173,7 @@ def normalized(text: str) -> str:
 def key_of(text: str) -> int:
     """Returns a 64-bit hash of a normalized text. Among a million different texts the probability of a collision is
     3e-8."""
-    return int.from_bytes(blake2b(normalized(text).encode("utf-8", "surrogatepass"), digest_size=8).digest())
+    return int.from_bytes(blake2b(normalize(text).encode("utf-8", "surrogatepass"), digest_size=8).digest())
 
 
 def shingles_of(text: str) -> np.ndarray:
@@ -213,7 +213,7 @@ def _signature(shingles: np.ndarray) -> np.ndarray:
     return smallest
 
 
-def _combined(columns: np.ndarray) -> np.ndarray:
+def _hash_rows(columns: np.ndarray) -> np.ndarray:
     """Returns (K,) uint64: a hash of each row of a band."""
     combined = np.zeros(len(columns), dtype=np.uint64)
     for column in columns.T:

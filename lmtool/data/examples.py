@@ -58,7 +58,7 @@ class Rows:
         return [self.labels[number] for number in np.asarray(indices).tolist()]
 
 
-def unlabeled(task: str) -> str:
+def unlabeled_name(task: str) -> str:
     """Returns the name under which a task's rows are stored without their labels."""
     return f"{task} unlabelled"
 
@@ -68,8 +68,8 @@ class SplitData:
     """The data of a split: text, rows of tables, or both.
 
     split: train, validation, or a name in a data set. store: the text. documents: joined if an example may span several
-    documents. rows: rows by the name of their task, see `unlabeled`. stride: tokens between the starts of windows in
-    held-out text, for a learner that `slides`; None: windows as in training. members: the data of each text of a
+    documents. rows: rows by the name of their task, see `unlabeled_name`. stride: tokens between the starts of windows
+    in held-out text, for a learner that `slides`; None: windows as in training. members: the data of each text of a
     mixture by its title. fractions: the fraction of the examples that each member provides; None: in proportion to the
     members' sizes.
     """

@@ -25,7 +25,7 @@ _collected: ContextVar[list[UserError] | None] = ContextVar("collected", default
 
 
 def refuse(error: UserError) -> None:
-    """Raises the error of a row, or collects it inside `collected`; the reader then omits the row."""
+    """Raises the error of a row, or collects it inside `collect_errors`; the reader then omits the row."""
     errors = _collected.get()
     if errors is None:
         raise error
@@ -38,7 +38,7 @@ def collecting() -> bool:
 
 
 @contextmanager
-def collected() -> Iterator[list[UserError]]:
+def collect_errors() -> Iterator[list[UserError]]:
     """Lets readers omit rows with errors within the context. Yields the list of these errors."""
     errors: list[UserError] = []
     token = _collected.set(errors)
@@ -209,7 +209,7 @@ def read_chunks(path: Path, encoding: str = "utf-8", key: str | None = None) -> 
     try:
         with _open_file(path) as file:
             _sniff(path, file.peek(64)[:64], encoding, key)
-            for text, ends in _decoded(path, file, encoding, key):
+            for text, ends in _decode(path, file, encoding, key):
                 if first:
                     text, first = text.removeprefix("\ufeff"), False
                 if ends and not before and "\r" not in text and "\0" not in text:  # nearly every line
@@ -248,7 +248,7 @@ def _no_nul(path: Path, number: int, before: int, text: str, encoding: str) -> N
         )
 
 
-def _decoded(path: Path, file: BinaryIO, encoding: str, key: str | None) -> Iterator[tuple[str, bool]]:
+def _decode(path: Path, file: BinaryIO, encoding: str, key: str | None) -> Iterator[tuple[str, bool]]:
     """Yields the text up to each line feed, without the CR of a CRLF, in pieces of at most about `PIECE` bytes, and
     whether the line feed or the end of the file follows."""
     if "\n".encode(encoding) != b"\n":  # UTF-16 and UTF-32: bytes cannot be split at line feeds
@@ -292,7 +292,7 @@ def _decoded(path: Path, file: BinaryIO, encoding: str, key: str | None) -> Iter
 
 
 def _decoded_wide(path: Path, file: BinaryIO, encoding: str, key: str | None) -> Iterator[tuple[str, bool]]:
-    """Decodes as `_decoded` does, for encodings in which a line feed is not one byte."""
+    """Decodes as `_decode` does, for encodings in which a line feed is not one byte."""
     decoder = codecs.getincrementaldecoder(encoding)()
     rest, done = "", 0
     while True:

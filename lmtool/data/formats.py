@@ -170,11 +170,11 @@ def with_format(tokenizer: Tokenizer, format_name: str) -> Tokenizer:
     layout = text_format(format_name, tokenizer)
     templates = [FormatTemplate.of(layout, texts) for texts in (1, 2)]
     special = {f"t{number}": int(number) for template in templates for piece in template.pieces for number in piece}
-    single, pair = (list(_written(template)) for template in templates)
+    single, pair = (list(_to_template_notation(template)) for template in templates)
     return tokenizer.with_template(single, pair, special)
 
 
-def _written(template: FormatTemplate) -> Iterator[str]:
+def _to_template_notation(template: FormatTemplate) -> Iterator[str]:
     """Yields a template in the notation of the tokenizers library."""
     texts = len(template.pieces) - 1
     for number, piece in enumerate(template.pieces):

@@ -25,7 +25,7 @@ from lmtool.data.file_source import FileSource, has_control_characters
 from lmtool.data.files import LINE, no_such_file
 from lmtool.data.rows import name_list, no_column, objects, text_of, values_of
 from lmtool.data.sources import OnStage, in_parts
-from lmtool.data.store import locked, rebuilding, writing
+from lmtool.data.store import hold_lock, rebuilding, writing
 from lmtool.errors import UserError
 from lmtool.system.environment import is_reachable
 from lmtool.system.files import MANIFEST, Damaged, Manifest, sync_path, write_bytes, write_manifest
@@ -209,7 +209,7 @@ class HubSource(FileSource[HubConfig]):
         folder = folder_of(self.config, split, self.cache_dir)
         with writing(self.cache_dir):
             folder.parent.mkdir(parents=True, exist_ok=True)
-        with locked(folder.with_suffix(".lock")):
+        with hold_lock(folder.with_suffix(".lock")):
             try:
                 shards = complete_shards(folder)
             except Damaged as damage:

@@ -28,7 +28,7 @@ def read_parquet(path: Path) -> Table:
     for name in columns.keys() & features.keys():
         names = _class_names(features[name])
         if names:
-            columns[name] = [named(value, names) for value in columns[name]]
+            columns[name] = [names_of_classes(value, names) for value in columns[name]]
     return Table(columns, [(str(path), number + 1) for number in range(table.num_rows)])
 
 
@@ -111,10 +111,10 @@ def _class_names(feature: object) -> list[str] | None:
     return feature.get("names") if isinstance(feature, Mapping) else None
 
 
-def named(value: Any, names: Sequence[str]) -> Any:
+def names_of_classes(value: Any, names: Sequence[str]) -> Any:
     """Returns the name of a class number, or those of a list; "" for null and for the hub's -1. The class names False
     and True become booleans, as in the data sets' own files."""
     if isinstance(value, list | tuple):
-        return [named(element, names) for element in value]
+        return [names_of_classes(element, names) for element in value]
     name = names[value] if value is not None and value >= 0 else ""
     return name == "True" if name and {*names} == {"False", "True"} else name

@@ -21,7 +21,7 @@ from lmtool.config.tables import nearest
 from lmtool.data import docstrings
 from lmtool.data.configs import PydocsConfig
 from lmtool.data.sources import OnStage, held_out, splits_of
-from lmtool.data.store import locked, rebuilding, writing
+from lmtool.data.store import hold_lock, rebuilding, writing
 from lmtool.errors import UserError
 from lmtool.system.files import Damaged, replace_bytes
 
@@ -87,7 +87,8 @@ def _collected(config: PydocsConfig, cache_dir: str | Path | None, progress: OnS
         return _collect(names, config.max_bytes, progress)
 
     return [
-        (name, text) for name, text in _cached(["documents", config.max_bytes, names], collect, cache_dir, progress)
+        (name, text)
+        for name, text in _cached_rows(["documents", config.max_bytes, names], collect, cache_dir, progress)
     ]
 
 
@@ -129,7 +130,7 @@ def _clean(text: str) -> str:
     return text.replace("\0", "").encode("utf-8", "ignore").decode()
 
 
-def _cached(
+def _cached_rows(
     parts: Sequence[object],
     collect: Callable[[], Iterable[tuple[object, ...]]],
     cache_dir: str | Path | None,
@@ -150,7 +151,7 @@ def _cached(
     if path is not None:
         with writing(cache_dir or path.parent):
             path.parent.mkdir(parents=True, exist_ok=True)
-            with locked(path.with_suffix(".lock")):
+            with hold_lock(path.with_suffix(".lock")):
                 replace_bytes(path, json.dumps({"key": key, "sha256": _hash(content), "content": content}).encode())
     return content
 
@@ -212,7 +213,7 @@ def pydocs_rows(
         UserError: If fewer than two packages have enough docstrings.
     """
     names = [name for name in _CLASSES if len(docstrings.modules(name)) >= _MODULES[0]][:_NUMBER_OF_CLASSES]
-    labeled = [_Row(*row) for row in _cached(["rows", names], lambda: _labeled(names), cache_dir)]
+    labeled = [_Row(*row) for row in _cached_rows(["rows", names], lambda: _docstring_rows(names), cache_dir)]
     by_package = [[row for row in labeled if row.package == name] for name in names]
     samples = [_sample(rows, seed, per_class_train, per_class_validation) for rows in by_package]
     sampled = [rows for rows in samples if rows is not None]
@@ -224,7 +225,7 @@ def pydocs_rows(
     return {split: _table([row for rows in sampled for row in rows[split]]) for split in ("train", "dev")}
 
 
-def _labeled(names: list[str]) -> list[_Row]:
+def _docstring_rows(names: list[str]) -> list[_Row]:
     """Returns a row for every suitable docstring."""
     modules = {name: [module for module in docstrings.modules(name) if module.name != name] for name in names}
     selected: list[docstrings.Module] = []
@@ -242,7 +243,7 @@ def _labeled(names: list[str]) -> list[_Row]:
         if len(text) < _TEXT[0]:
             continue
         # Truncate before masking, which is slow, and after it, because it shortens the text.
-        text = _WORD.sub(lambda match: _masked(match.group(), names, words), text[: 4 * _TEXT[1]])
+        text = _WORD.sub(lambda match: _mask_word(match.group(), names, words), text[: 4 * _TEXT[1]])
         text = " ".join(text.split())
         text = text if len(text) <= _TEXT[1] else text[: _TEXT[1]].rsplit(" ", 1)[0]
         if len(text) >= _TEXT[0] and sum(map(str.isalpha, text)) > len(text) / 2:
@@ -268,7 +269,7 @@ def _revealing(modules: dict[str, list[docstrings.Module]], texts: Iterable[tupl
     return {name for name, packages_of in users.items() if len(packages_of) < 3}
 
 
-def _masked(word: str, names: list[str], words: set[str]) -> str:
+def _mask_word(word: str, names: list[str], words: set[str]) -> str:
     """Replaces a word by `_` if it names a package: a dotted name, an identifier that contains a package or an alias,
     or a revealing submodule. The rule is the same for all packages, so that the masks do not reveal the package."""
     plain = word.lower()

@@ -141,7 +141,7 @@ def header_of(
     return number, names
 
 
-def ragged(path: Path, number: int, record: Sequence[str], names: Sequence[str], hint: str = "") -> UserError:
+def ragged_error(path: Path, number: int, record: Sequence[str], names: Sequence[str], hint: str = "") -> UserError:
     """Returns the error for a record with a wrong number of cells."""
     count = f"{len(record)} column" + ("s" if len(record) != 1 else "")
     return UserError(
@@ -295,13 +295,13 @@ def text_of(place: str, names: Sequence[str], values: Sequence[object], key: str
     texts = []
     for name, value in zip(names, values, strict=True):
         if value is not None and not isinstance(value, str):
-            raise UserError(f"{place}: {name} is {described(value)}, not text", f"name a column of text: {key}=COLUMN")
+            raise UserError(f"{place}: {name} is {describe(value)}, not text", f"name a column of text: {key}=COLUMN")
         if value and not value.isspace():
             texts.append(value)
     return "\n".join(texts)
 
 
-def described(value: object) -> str:
+def describe(value: object) -> str:
     """Returns the type of a JSON value, in words."""
     if isinstance(value, bool):
         return "a truth value"

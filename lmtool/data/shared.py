@@ -66,7 +66,7 @@ class ArrayCache:
         path = folder / draft_name(self.key[:32], os.getppid())  # all processes have the same parent
         with ExitStack() as stack:
             try:
-                stack.enter_context(_locked(folder / draft_name(f"{self.key[:32]}.lock", os.getppid())))
+                stack.enter_context(_hold_lock(folder / draft_name(f"{self.key[:32]}.lock", os.getppid())))
             except OSError as error:
                 return self._in_memory(compute(), error)
             if not _is_empty(path):
@@ -133,7 +133,7 @@ def _digest(*parts: str) -> str:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def _hold_lock(path: Path) -> Iterator[None]:
     """Waits for the lock of a file, holds it, and deletes the file at the end. Without locks in the file system the
     processes do not wait, and each maps a file of its own."""
     while True:

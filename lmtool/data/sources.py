@@ -89,13 +89,13 @@ def held_out(sizes: np.ndarray, fraction: float) -> np.ndarray:
     selected = np.zeros(count, dtype=bool)
     number = min(round(fraction * count), count - 1)
     if number >= 1:
-        selected[_sampled(count, number)] = True
+        selected[_sample_documents(count, number)] = True
     else:
         selected[np.argmin(np.abs(np.asarray(sizes) - fraction * np.sum(sizes)))] = True
     return selected
 
 
-def _sampled(count: int, number: int) -> np.ndarray:
+def _sample_documents(count: int, number: int) -> np.ndarray:
     """Returns the `number` documents of `count` with the smallest random values, which are generated in blocks."""
     values, sampled = np.empty(0), np.empty(0, dtype=np.int64)
     for start in range(0, count, _BLOCK):
@@ -147,7 +147,7 @@ def splits_of(split: str) -> str:
 
 
 @contextmanager
-def _named(title: str, config: DataConfig) -> Iterator[None]:
+def _with_mixture_keys(title: str, config: DataConfig) -> Iterator[None]:
     """Replaces the keys in a member's errors by those of the mixture."""
     try:
         yield
@@ -175,7 +175,7 @@ class MixtureSource:
         self.config, self.fractions = config, config.fractions()
         self.members: dict[str, Source] = {}
         for title, part in config.member_configs().items():
-            with _named(title, part):
+            with _with_mixture_keys(title, part):
                 self.members[title] = open_source(part, cache_dir, progress, offline)
         for (first, source), (second, other) in combinations(self.members.items(), 2):
             if source.fingerprint == other.fingerprint:

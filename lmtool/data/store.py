@@ -322,7 +322,7 @@ def cached_folder(
             return load()
     with writing(cache_dir):
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with locked(folder.with_name(f"{folder.name}.lock")) as holds_lock:
+        with hold_lock(folder.with_name(f"{folder.name}.lock")) as holds_lock:
             if folder.exists():
                 try:
                     return load()  # another process may have built it in the meantime
@@ -355,7 +355,7 @@ def writing(cache_dir: str | Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def locked(path: Path) -> Iterator[bool]:
+def hold_lock(path: Path) -> Iterator[bool]:
     """Waits for a file's lock and holds it. Yields whether it is held; without locks in the file system processes may
     repeat work, but renaming keeps results intact."""
     with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666), "r+b") as file:

@@ -16,11 +16,11 @@ from typing import Any
 from lmtool.data.files import no_such_file, read_lines, refuse
 from lmtool.data.rows import (
     DELIMITERS,
-    described,
+    describe,
     header_of,
     inferred_delimiter,
     objects,
-    ragged,
+    ragged_error,
     records,
     require_characters,
 )
@@ -99,7 +99,7 @@ def _from_records(
             if skip_ragged:
                 table.skipped += 1
                 continue
-            refuse(ragged(path, number, record, names, "" if header is None else _FIXED))
+            refuse(ragged_error(path, number, record, names, "" if header is None else _FIXED))
             continue
         for values, value in zip(table.columns.values(), record, strict=True):
             values.append(value)
@@ -136,7 +136,7 @@ def _unlike(
             f"{path}:{number}: the object {error} key {name}, unlike line {first}", "give all rows the same keys"
         )
     for name, value in row.items():
-        kind = described(value)
+        kind = describe(value)
         before, line_before = kinds.setdefault(name, (kind, number)) if value is not None else (kind, number)
         if kind != before:
             return UserError(
@@ -189,7 +189,7 @@ def read_columns(
             table.skipped += 1
             continue
         if wrong:
-            refuse(ragged(path, sentence[wrong[0]][0], cells[wrong[0]], names, hint))
+            refuse(ragged_error(path, sentence[wrong[0]][0], cells[wrong[0]], names, hint))
             continue
         empty = [] if word not in names else [not values[names.index(word)] for values in cells]
         if any(empty):
@@ -223,7 +223,7 @@ def read_conllu(path: Path, word: str) -> Table:
                 continue
             values = line.split("\t")
             if len(values) != len(CONLLU):
-                raise ragged(path, number, values, CONLLU, _CONLLU_FORM)
+                raise ragged_error(path, number, values, CONLLU, _CONLLU_FORM)
             if _SPANNING.fullmatch(values[0]):
                 omitted += 1
                 continue

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from lmtool.data.compressed import packed
+from lmtool.data.compressed import packed_suffixes
 from lmtool.data.configs import (
     SUFFIXES,
     CsvConfig,
@@ -29,7 +29,7 @@ from lmtool.data.rows import (
     header_of,
     no_column,
     objects,
-    ragged,
+    ragged_error,
     records,
     text_of,
     values_of,
@@ -43,7 +43,7 @@ LONG_LINE = 1_000_000  # characters; longer lines are read, and counted in the m
 class TextSource(FileSource[TextConfig]):
     """Plain text files, whose lines are grouped into documents as `document` says."""
 
-    suffixes = packed(*SUFFIXES["text"])
+    suffixes = packed_suffixes(*SUFFIXES["text"])
 
     def prepare(self) -> None:
         check_encoding("data.encoding", self.config.encoding)
@@ -54,7 +54,7 @@ class TextSource(FileSource[TextConfig]):
     def documents_of(self, path: Path, counts: Counter[str] | None) -> Iterator[tuple[str, bool]]:
         pieces: Pieces = ((text, ends) for _, text, ends in read_chunks(path, self.config.encoding, "data.encoding"))
         if counts is not None:
-            pieces = _counted(pieces, counts)
+            pieces = _count(pieces, counts)
         return _GROUPINGS[self.config.document](pieces)
 
     def unit(self) -> str:
@@ -74,7 +74,7 @@ Pieces = Iterable[tuple[str, bool]]
 """(text, ends) for each line, or for each piece of a long line. ends: whether the line ends with this piece."""
 
 
-def _counted(pieces: Pieces, counts: Counter[str]) -> Iterator[tuple[str, bool]]:
+def _count(pieces: Pieces, counts: Counter[str]) -> Iterator[tuple[str, bool]]:
     size, control = 0, False
     for text, ends in pieces:
         size += len(text)
@@ -191,7 +191,7 @@ class RowSource(FileSource[AnyRows]):
 class JsonlSource(RowSource[JsonlConfig]):
     """JSON lines. A column may be a dotted path; other keys may have any values."""
 
-    suffixes = packed(*SUFFIXES["jsonl"])
+    suffixes = packed_suffixes(*SUFFIXES["jsonl"])
 
     def rows_of(self, path: Path) -> Iterator[tuple[int, Sequence[object]]]:
         for number, row in objects(path):
@@ -206,7 +206,7 @@ class JsonlSource(RowSource[JsonlConfig]):
 class CsvSource(RowSource[CsvConfig]):
     """CSV and TSV files with a header line. All values are text, including "NA"."""
 
-    suffixes = packed(*SUFFIXES["csv"])
+    suffixes = packed_suffixes(*SUFFIXES["csv"])
 
     def prepare(self) -> None:
         check_encoding("data.encoding", self.config.encoding)
@@ -223,7 +223,7 @@ class CsvSource(RowSource[CsvConfig]):
             if len(record) == len(names):
                 yield number, [record[index] for index in indices]
             else:
-                refuse(ragged(path, number, record, names))
+                refuse(ragged_error(path, number, record, names))
 
     def metadata(self) -> dict[str, object]:
         delimiters = {self._delimiter(path) or "\t" for scan in self.scans for path in scan.files}

@@ -210,7 +210,7 @@ def dtype_of(tokenizer: Tokenizer) -> np.dtype:
     return np.dtype("<u2" if tokenizer.vocab_size <= 2**16 else "<u4")
 
 
-def tokenized(tokenizer: Tokenizer, encode: FlatEncoder, portion: Portion, dtype: np.dtype) -> Tokenized:
+def tokenize_portion(tokenizer: Tokenizer, encode: FlatEncoder, portion: Portion, dtype: np.dtype) -> Tokenized:
     """Tokenizes a portion. encode: encoder of the tokenizer, for all portions. dtype: the type of stored ids."""
     size = TextSize()
     sentences: list[list[str]] = []
@@ -253,7 +253,7 @@ def tokenize(tokenizer: Tokenizer, portions: Iterable[Portion], workers: int) ->
         # A copy like that of a child process, because the last digit of scores may change when they are read.
         copy = Tokenizer.from_plain(tokenizer.to_plain())
         encode = FlatEncoder(copy)
-        yield from (tokenized(copy, encode, portion, dtype_of(tokenizer)) for portion in portions)
+        yield from (tokenize_portion(copy, encode, portion, dtype_of(tokenizer)) for portion in portions)
         return
     with _Children(tokenizer, workers) as children:
         running: deque[Future[Tokenized]] = deque()
@@ -378,7 +378,7 @@ def _answer(
 ) -> tuple[dict[str, object], list[np.ndarray]]:
     """Returns the message and the arrays of a tokenized portion, or the message of an error."""
     try:
-        answer = vars(tokenized(tokenizer, encode, portion, dtype))
+        answer = vars(tokenize_portion(tokenizer, encode, portion, dtype))
     except UserError as error:
         return {"error": [error.message, error.hint]}, []
     except Exception:

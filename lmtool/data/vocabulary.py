@@ -41,7 +41,7 @@ def trained_tokenizer(
     if not config.reads_text:
         return build(config, (), vocab_size)
     characters = source.characters("train")
-    sampled = _sampled(config, characters, progress)
+    sampled = _is_sampled(config, characters, progress)
     rules = config.model_dump(exclude={"parse_special_tokens"})  # which changes only encoding
     identity = {"version": VERSION, "text": source.fingerprint, "config": rules, "vocab_size": vocab_size}
     identity |= {"sample": config.most_characters} if sampled else {}
@@ -68,11 +68,11 @@ def tokenizer_of_rows(
 ) -> Tokenizer:
     """Trains the tokenizer on the texts of a table, column by column."""
     characters = sum(len(text) for column in columns for text in column)
-    _sampled(config, characters, progress)  # reports that the text is too long
+    _is_sampled(config, characters, progress)  # reports that the text is too long
     return _train(config, (text for column in columns for text in column), characters, vocab_size)
 
 
-def _sampled(config: TokenizerConfig, characters: int, progress: OnStage | None) -> bool:
+def _is_sampled(config: TokenizerConfig, characters: int, progress: OnStage | None) -> bool:
     """Whether the vocabulary is trained on a sample because the text is too long, which is reported."""
     most = config.most_characters
     if progress is not None and config.reads_text and characters > most:

@@ -108,7 +108,7 @@ class _PredictionRecorder(HeadObserver):
 
 
 @contextmanager
-def attached(learner: BaseLearner, heads: HeadObserver | None, states: Tap | None) -> Iterator[None]:
+def attach(learner: BaseLearner, heads: HeadObserver | None, states: Tap | None) -> Iterator[None]:
     """Connects a learner's heads to an observer within the context, and the stacks of its backbone to a tap."""
     predicting = [head for head in learner.heads.values() if isinstance(head, PredictingHead)]
     stacks = [module for module in learner.backbone.modules() if isinstance(module, Stack)]
@@ -141,7 +141,7 @@ def record(
     """
     if not isinstance(learner, Mixture):
         heads = _PredictionRecorder(learner, batch, only=not losses)
-        with attached(learner, heads, states):
+        with attach(learner, heads, states):
             output = learner(batch, step)
         return RecordedOutputs(learner, batch, heads.predicted, output if losses else None)
     assert isinstance(batch, MixedBatch), "a mixture reads the batches of its own examples"

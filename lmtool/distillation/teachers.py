@@ -27,7 +27,7 @@ from lmtool.distillation.store.outputs import Format, TermReader, TermWriter, ra
 from lmtool.errors import UserError
 from lmtool.learners.mixed_examples import MixedExamples
 from lmtool.learners.mixed_sources import examples_of
-from lmtool.models.heads.predicted import Averaged, Classes, TargetProbabilities, cut
+from lmtool.models.heads.predicted import Averaged, Classes, TargetProbabilities, truncate
 from lmtool.nn.configs import Side
 from lmtool.nn.stack import Tap, TapPoint
 from lmtool.types import Batch
@@ -80,7 +80,8 @@ class TopWordsTeacher(Teacher):
         recorded = super().predict(batch, states)
         with self.precision.autocast():
             predicted = {
-                term: cut(prediction, self.top_k, self.temperatures) for term, prediction in recorded.predicted.items()
+                term: truncate(prediction, self.top_k, self.temperatures)
+                for term, prediction in recorded.predicted.items()
             }
         return replace(recorded, predicted=predicted)
 

@@ -50,14 +50,14 @@ class MixedSources(MixedExamples):
 
     def combine(self, member_batches: Sequence[tuple[str, Batch]]) -> Batch:
         """Concatenates the batches of texts to an ordinary batch of the learner."""
-        return concatenated([batch for _, batch in member_batches])
+        return concatenate([batch for _, batch in member_batches])
 
     def members_of(self, batch: Batch) -> np.ndarray:
         """Returns the index (N,) of the text from which each example of a batch was made."""
         return batch.examples.cpu().numpy() // self.nesting[0] % len(self.members)
 
 
-def concatenated(batches: Sequence[Batch]) -> Batch:
+def concatenate(batches: Sequence[Batch]) -> Batch:
     """Concatenates batches of the same learner, which must be on the host."""
     first = batches[0]
     if len(batches) == 1:

@@ -110,7 +110,7 @@ class EncoderDecoder(Backbone):
         return self.config.max_positions - reserved_positions(self.embed, self.encoder.ahead)
 
 
-def shifted(packed: Packed, start: int) -> Packed:
+def shift_right(packed: Packed, start: int) -> Packed:
     """Returns the decoder's input for predicting `packed`: each document after the token `start`, without its last
     token."""
     tokens_T = packed.tokens.roll(1)

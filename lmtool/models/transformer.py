@@ -112,7 +112,7 @@ HF_FORMAT = replace(
 def to_hf(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
     """Marian concatenates sines and cosines, the paper interleaves them: the channels of the hidden states are
     reordered, which does not change outputs."""
-    reordered = {name: _reordered(name, tensor, True) for name, tensor in tensors.items()}
+    reordered = {name: _reorder(name, tensor, True) for name, tensor in tensors.items()}
     hf_tensors = HF_FORMAT.to_hf(reordered, config)
     hf_tensors[_BIAS] = torch.zeros(1, len(hf_tensors["model.shared.weight"]))
     return hf_tensors
@@ -126,10 +126,10 @@ def from_hf(tensors: Mapping[str, Tensor], config: Mapping[str, object] = EMPTY)
             "use a checkpoint without them",
         )
     renamed = HF_FORMAT.from_hf({name: tensors[name] for name in tensors if name != _BIAS}, config)
-    return {name: _reordered(name, tensor, False) for name, tensor in renamed.items()}
+    return {name: _reorder(name, tensor, False) for name, tensor in renamed.items()}
 
 
-def _reordered(name: str, tensor: Tensor, to_hf_names: bool) -> Tensor:
+def _reorder(name: str, tensor: Tensor, to_hf_names: bool) -> Tensor:
     """Returns a tensor with reordered channels of the hidden states. name: our name."""
     if name.endswith(_READ_BY_LAYERS) or name in ("backbone.embed.token.weight", "heads.lm.output.weight"):
         return tensor.index_select(1, _channels(tensor.shape[1], to_hf_names))

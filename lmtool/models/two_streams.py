@@ -28,7 +28,7 @@ from lmtool.nn.attention import SelfAttention, attend
 from lmtool.nn.context import Context
 from lmtool.nn.layout import Full, Layout
 from lmtool.nn.positions import Position, sinusoids
-from lmtool.nn.relative import in_front, shifted
+from lmtool.nn.relative import in_front, relative_shift
 from lmtool.types import Packed, Segments, send
 
 _SEEN_BY_ALL = torch.iinfo(torch.int64).min
@@ -238,7 +238,7 @@ class RelativeScores(Position):
         rows_PAD = self._rows_PAD[first : first + count].to(q_RALD.dtype)
         products_RALP = (q_RALD + self._distance_A1D.to(q_RALD.dtype)) @ rows_PAD.permute(1, 2, 0)
         if index_R1LK is None:
-            scores = shifted(products_RALP, keys)
+            scores = relative_shift(products_RALP, keys)
         else:
             scores = products_RALP.gather(-1, index_R1LK.expand(*products_RALP.shape[:-1], keys))
         if same_R1LK is not None:

@@ -220,11 +220,11 @@ class _XlnetFormat(HFFormat):
     def to_hf(self, tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
         assert isinstance(config, XlnetConfig)
         return super().to_hf(
-            {name: _unfolded(name, tensor, config.num_heads) for name, tensor in tensors.items()}, config
+            {name: _unfold(name, tensor, config.num_heads) for name, tensor in tensors.items()}, config
         )
 
     def from_hf(self, tensors: Mapping[str, Tensor], config: Mapping[str, object] = EMPTY) -> dict[str, Tensor]:
-        return {name: _folded(name, tensor) for name, tensor in super().from_hf(tensors, config).items()}
+        return {name: _fold(name, tensor) for name, tensor in super().from_hf(tensors, config).items()}
 
     def to_hf_config(self, config: TransformerConfig) -> JsonObject:
         return {**super().to_hf_config(config), "d_head": config.width_of_head}
@@ -239,13 +239,13 @@ _INTO_HEADS = tuple(f".self_attn.{name}_proj.weight" for name in ("q", "k", "v",
 _OUT, _QUERY = ".self_attn.out_proj.weight", "backbone.query.weight"
 
 
-def _unfolded(name: str, tensor: Tensor, heads: int) -> Tensor:
+def _unfold(name: str, tensor: Tensor, heads: int) -> Tensor:
     if name.endswith((*_INTO_HEADS, _OUT)):
         return (tensor if name.endswith(_OUT) else tensor.T).unflatten(1, (heads, -1)).contiguous()
     return tensor[None] if name == _QUERY else tensor
 
 
-def _folded(name: str, tensor: Tensor) -> Tensor:
+def _fold(name: str, tensor: Tensor) -> Tensor:
     if name.endswith((*_INTO_HEADS, _OUT)):
         flat = tensor.flatten(1)
         return (flat if name.endswith(_OUT) else flat.T).contiguous()

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from lmtool.nn.dropout import DropoutRng
 from lmtool.nn.layout import Layout, MaskedRows, TileIndex
-from lmtool.nn.tiled import attention_of, gathered, scattered, widened
+from lmtool.nn.tiled import attention_of, gather, scatter, widen
 from lmtool.types import Segments, send
 
 
@@ -151,8 +151,8 @@ def block_attention(
     if plan is None:
         plan = layout.plans[heads] = block_plan(layout)
     with torch.autocast(q_TAD.device.type, enabled=False):
-        q_TAD, k_SAD, v_SAD = widened(q_TAD, k_SAD, v_SAD)
-        queries = gathered(_units(q_TAD, plan.queries, plan.size), plan.units).split([t.queries for t in plan.tiles])
+        q_TAD, k_SAD, v_SAD = widen(q_TAD, k_SAD, v_SAD)
+        queries = gather(_units(q_TAD, plan.queries, plan.size), plan.units).split([t.queries for t in plan.tiles])
         keys, values = (_units(x_SAD, plan.keys, plan.size) for x_SAD in (k_SAD, v_SAD))
         outs = []
         for tile, unit in zip(plan.tiles, queries, strict=True):
@@ -160,14 +160,14 @@ def block_attention(
             k_RAKD, v_RAKD = tile.seen_keys(keys, k_SAD), tile.seen_keys(values, v_SAD)
             out = attention_of(q_RALD, k_RAKD, v_RAKD, tile, scale, rate, rng)
             outs.append(out.reshape(unit.shape))
-        out_UBD = scattered(torch.cat(outs), plan.units, len(plan.units.into_P)) if outs else q_TAD
+        out_UBD = scatter(torch.cat(outs), plan.units, len(plan.units.into_P)) if outs else q_TAD
         out_NBAD = out_UBD.view(-1, heads, plan.size, q_TAD.shape[2]).transpose(1, 2)
-        return scattered(out_NBAD.reshape(-1, *q_TAD.shape[1:]), plan.queries, len(q_TAD)).to(dtype)
+        return scatter(out_NBAD.reshape(-1, *q_TAD.shape[1:]), plan.queries, len(q_TAD)).to(dtype)
 
 
 def _units(x_TAD: Tensor, index: TileIndex, size: int) -> Tensor:
     """Returns (U, B*D): the padded units of the documents."""
-    x_NBAD = gathered(x_TAD, index).view(-1, size, *x_TAD.shape[1:])
+    x_NBAD = gather(x_TAD, index).view(-1, size, *x_TAD.shape[1:])
     return x_NBAD.transpose(1, 2).reshape(-1, size * x_TAD.shape[2])
 
 
@@ -216,13 +216,13 @@ def block_plan(layout: Layout) -> BlockPlan:
     assert isinstance(mask, Blocks)
     size, heads = mask.pattern.size, mask.pattern.heads
     blocks_D = np.array([mask.pattern.blocks(length) for length in layout.query.lengths], np.int64)
-    token_NB, real_NB = _filled(layout.query, blocks_D, size)
+    token_NB, real_NB = _fill_blocks(layout.query, blocks_D, size)
     queries = keys = _tile_index(token_NB, real_NB, layout.query)
     if layout.key is not layout.query:
         # The documents after their prefixes.
         starts = tuple(start + mask.ahead for start in layout.key.starts)
         keyed_segments = Segments(starts, layout.query.lengths, layout.device)
-        keys = _tile_index(_filled(keyed_segments, blocks_D, size)[0], real_NB, keyed_segments)
+        keys = _tile_index(_fill_blocks(keyed_segments, blocks_D, size)[0], real_NB, keyed_segments)
     first_N = np.repeat(np.array(layout.key.starts, np.int64), blocks_D)
     tiles, query_units = [], [np.empty(0, np.int64)]
     for rows in _tiles(mask, blocks_D):
@@ -257,7 +257,7 @@ def _tile(
     )
 
 
-def _filled(segments: Segments, blocks_D: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
+def _fill_blocks(segments: Segments, blocks_D: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns (N, B): the token in each slot of the blocks, with a document's last one repeated as padding; and which
     slots are real."""
     slots_D = blocks_D * size

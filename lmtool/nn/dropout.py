@@ -27,12 +27,12 @@ from lmtool.random_streams import key
 from lmtool.types import Packed
 
 
-def _signed(value: int) -> int:
+def _to_signed(value: int) -> int:
     return value - (1 << 64) if value >> 63 else value
 
 
-_GOLDEN = _signed(0x9E3779B97F4A7C15)
-_MULTIPLIER = _signed(0xD6E8FEB86659FD93)
+_GOLDEN = _to_signed(0x9E3779B97F4A7C15)
+_MULTIPLIER = _to_signed(0xD6E8FEB86659FD93)
 # 16 bits decide one channel: rates are exact to 1/131072.
 _LEVELS = 1 << 16
 _CHANNELS_PER_HASH = 4
@@ -65,7 +65,7 @@ def token_keys(
     """Returns (T,) int64 on the device of the batch: a hash of (seed, step, example, part, position) of each token.
     outputs: for the decoder side of an encoder-decoder, whose tokens have separate keys."""
     device = packed.tokens.device
-    keys_N = mix(examples_N.to(device, torch.int64) * _GOLDEN + _signed(key(seed, "dropout", step)))
+    keys_N = mix(examples_N.to(device, torch.int64) * _GOLDEN + _to_signed(key(seed, "dropout", step)))
     keys_N = mix(parts_N.to(device, torch.int64) * _GOLDEN + keys_N)
     if outputs:
         keys_N = mix(keys_N)
@@ -77,7 +77,7 @@ def hash_constants(location: int, shape: tuple[int, ...], device: torch.device) 
     """Returns hashed int64 constants of a location, one for every four channels. A row of the last dimension starts at
     the same number regardless of its length, so padding the channels does not change them. Cached, because every step
     uses the same ones."""
-    return _constants(_signed(location), shape, device)
+    return _constants(_to_signed(location), shape, device)
 
 
 def _constants(location: int | Tensor, shape: tuple[int, ...], device: torch.device) -> Tensor:
@@ -131,7 +131,7 @@ class RngTensors(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def _as_tensor(location: int, device: torch.device) -> Tensor:
-    return torch.tensor(_signed(location), device=device)
+    return torch.tensor(_to_signed(location), device=device)
 
 
 class _KeyedDropout(torch.autograd.Function):
@@ -156,7 +156,7 @@ def matrix_factors(weight_RC: Tensor, draw: int, rate: float) -> Tensor:
     """Returns (R, C): dropout factors for a matrix: 0 for a fraction `rate` of its values, 1/(1 - rate) for the others.
     A function of `draw` alone on every device."""
     rows, columns = weight_RC.shape
-    keys_R = mix(torch.arange(rows, device=weight_RC.device) * _GOLDEN + _signed(draw))
+    keys_R = mix(torch.arange(rows, device=weight_RC.device) * _GOLDEN + _to_signed(draw))
     constants = hash_constants(0, (-(-columns // _CHANNELS_PER_HASH),), weight_RC.device)
     return factors(keep_mask(keys_R[:, None], constants, columns, rate), rate, weight_RC.dtype)
 

@@ -24,7 +24,7 @@ from lmtool.nn.positions import Position, sinusoids
 from lmtool.nn.regions import region
 
 
-def shifted(products_RALP: Tensor, keys: int) -> Tensor:
+def relative_shift(products_RALP: Tensor, keys: int) -> Tensor:
     """Returns the term (R, A, L, K) of each query and key, from the products of each query with decreasing distances.
 
     The term of query i and key j is `products_RALP[..., i, L - 1 - i + j]`. Each row starts one index before the row
@@ -90,7 +90,7 @@ class DistanceScores(Position):
             first = self._max_queries - queries
             index_P = torch.arange(first, first + keys + 1, device=q_RALD.device)
             rows_PAD = self._rows_PAD.index_select(0, index_P.clamp(max=last))
-            return shifted(query_RALD @ rows_PAD.to(q_RALD.dtype).permute(1, 2, 0), keys)
+            return relative_shift(query_RALD @ rows_PAD.to(q_RALD.dtype).permute(1, 2, 0), keys)
         products_RALP = query_RALD @ self._rows_PAD.to(q_RALD.dtype).permute(1, 2, 0)
         distances_RLK = query_positions_RL[:, :, None] - key_positions_RK[:, None, :]
         index_RLK = (last - distances_RLK).clamp(0, last)

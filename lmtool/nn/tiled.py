@@ -36,7 +36,7 @@ def tiled_attention(
     """Returns the result of `attend`, (T, A, D). rate: fraction of the weights dropped by `rng`."""
     dtype = q_TAD.dtype
     with torch.autocast(q_TAD.device.type, enabled=False):
-        q_TAD, k_SAD, v_SAD = widened(q_TAD, k_SAD, v_SAD)
+        q_TAD, k_SAD, v_SAD = widen(q_TAD, k_SAD, v_SAD)
         query_shapes = [tile.query_RL.shape for tile in layout.tiles]
         key_shapes = [tile.key_RK.shape for tile in layout.tiles]
         queries = _rows(q_TAD, layout.query_index, query_shapes)
@@ -47,10 +47,10 @@ def tiled_attention(
             for tile, q, k, v in zip(layout.tiles, queries, keys, values, strict=True)
         ]
         out_PAD = q_TAD.new_zeros(0, *q_TAD.shape[1:]) if not outs else torch.cat(outs) if len(outs) > 1 else outs[0]
-        return scattered(out_PAD, layout.query_index, len(q_TAD)).to(dtype)
+        return scatter(out_PAD, layout.query_index, len(q_TAD)).to(dtype)
 
 
-def widened(*states: Tensor) -> tuple[Tensor, ...]:
+def widen(*states: Tensor) -> tuple[Tensor, ...]:
     """Converts half precision on a CPU to fp32; other tensors are unchanged."""
     half = states[0].device.type == "cpu" and states[0].dtype in (torch.bfloat16, torch.float16)
     return tuple(part.float() for part in states) if half else states
@@ -102,7 +102,7 @@ def tiled_scores(
         with torch.autocast(q_TAD.device.type, enabled=False):
             scores_RALK = q_RALD @ k_RAKD.transpose(-1, -2)
             if bias is not None:
-                scores_RALK = scores_RALK + _biased(q_RALD, k_RAKD, tile, bias)
+                scores_RALK = scores_RALK + _bias_of_tile(q_RALD, k_RAKD, tile, bias)
         lengths_R = torch.tensor([layout.query.lengths[number] for number in numbers])
         real_RL = torch.arange(tile.query_RL.shape[1]) < lengths_R[:, None]
         yield TileScores(scores_RALK, tile.allow, send(real_RL, q_TAD.device))
@@ -128,7 +128,7 @@ def score_terms(
 
 def _rows(x_TAD: Tensor, index: TileIndex, shapes: list[torch.Size]) -> list[Tensor]:
     """Returns the tokens as rows: (R, A, L, D) for each tile."""
-    parts = gathered(x_TAD, index).split([shape.numel() for shape in shapes])
+    parts = gather(x_TAD, index).split([shape.numel() for shape in shapes])
     return [part.unflatten(0, shape).transpose(1, 2) for part, shape in zip(parts, shapes, strict=True)]
 
 
@@ -149,7 +149,7 @@ def _tile_attention(
     tile_bias = _score_bias(q_RALD, k_RAKD, tile, bias)
     if not bias.weighs and not _is_keyed(rate, rng):
         return F.scaled_dot_product_attention(q_RALD, k_RAKD, v_RAKD, tile_bias, rate, scale=1.0)
-    weights_RALK = _dropped(_weights(q_RALD, k_RAKD, tile, tile_bias), tile, rate, rng)
+    weights_RALK = _drop_weights(_weights(q_RALD, k_RAKD, tile, tile_bias), tile, rate, rng)
     out_RALD = weights_RALK @ v_RAKD
     if bias.weighs:
         out_RALD = out_RALD + bias.value(weights_RALK, tile.query_positions_RL, tile.key_positions_RK)
@@ -170,7 +170,7 @@ def attention_of(
         allow = None if rows.causal else rows.allow
         return F.scaled_dot_product_attention(q_RALD, k_RAKD, v_RAKD, allow, rate, rows.causal, scale=scale)
     q_RALD = q_RALD * (1 / math.sqrt(q_RALD.shape[-1]) if scale is None else scale)
-    return _dropped(_weights(q_RALD, k_RAKD, rows, None), rows, rate, rng) @ v_RAKD
+    return _drop_weights(_weights(q_RALD, k_RAKD, rows, None), rows, rate, rng) @ v_RAKD
 
 
 def _is_keyed(rate: float, rng: DropoutRng | None) -> bool:
@@ -178,7 +178,7 @@ def _is_keyed(rate: float, rng: DropoutRng | None) -> bool:
     return rate > 0.0 and isinstance(rng, TokenRng)
 
 
-def _dropped(weights_RALK: Tensor, rows: MaskedRows, rate: float, rng: DropoutRng | None) -> Tensor:
+def _drop_weights(weights_RALK: Tensor, rows: MaskedRows, rate: float, rng: DropoutRng | None) -> Tensor:
     if isinstance(rng, TokenRng):
         return rng.drop_weights(weights_RALK, rows.query_RL, rate) if rate > 0.0 else weights_RALK
     return F.dropout(weights_RALK, rate) if rate else weights_RALK
@@ -188,11 +188,11 @@ def _score_bias(q_RALD: Tensor, k_RAKD: Tensor, tile: Tile, bias: Position | Non
     """Returns the sum of bias and mask; None without a bias. The queries are scaled."""
     if bias is None:
         return None
-    score_bias = _biased(q_RALD, k_RAKD, tile, bias)
+    score_bias = _bias_of_tile(q_RALD, k_RAKD, tile, bias)
     return score_bias if tile.barrier is None else score_bias + tile.barrier.to(score_bias.dtype)
 
 
-def _biased(q_RALD: Tensor, k_RAKD: Tensor, tile: Tile, bias: Position) -> Tensor:
+def _bias_of_tile(q_RALD: Tensor, k_RAKD: Tensor, tile: Tile, bias: Position) -> Tensor:
     """Returns the bias of a tile's scores, without its mask."""
     bias = bias.of_tokens(tile.query_RL, tile.key_RK, tile.key_positions_RK)
     return bias.score(q_RALD, k_RAKD, tile.query_positions_RL, tile.key_positions_RK)
@@ -209,7 +209,7 @@ def _weights(q_RALD: Tensor, k_RAKD: Tensor, rows: MaskedRows, bias: Tensor | No
     return scores_RALK.softmax(-1)
 
 
-def gathered(x_T: Tensor, index: TileIndex) -> Tensor:
+def gather(x_T: Tensor, index: TileIndex) -> Tensor:
     """Returns (P, ...): the tokens' values in their slots. The gradient of padding is dropped: it must not be read."""
     if not index.identity:
         return cast(Tensor, _Gather.apply(x_T, index))
@@ -217,7 +217,7 @@ def gathered(x_T: Tensor, index: TileIndex) -> Tensor:
     return x_T if len(x_T) == len(index.into_P) else x_T[: len(index.into_P)]
 
 
-def scattered(y_P: Tensor, index: TileIndex, tokens: int) -> Tensor:
+def scatter(y_P: Tensor, index: TileIndex, tokens: int) -> Tensor:
     """Returns (T, ...): the slots' values back at their tokens; zero for tokens without a slot."""
     if index.identity and len(y_P) == tokens:
         return y_P

@@ -18,7 +18,7 @@ from lmtool.reporting.console import Output, print_table
 from lmtool.reporting.evaluations import between, is_significant, print_difference
 from lmtool.reporting.run_files import RunFiles, as_object, read_predictions, read_run
 from lmtool.reporting.scores import score_of
-from lmtool.reporting.text import count, duration, is_number, lower_is_better, number, plain, shortened, size, title
+from lmtool.reporting.text import count, duration, is_number, lower_is_better, number, plain, shorten, size, title
 from lmtool.system.terminal import counted
 
 # Tolerance between a recomputed score and the saved one: a regression's predictions are rounded in the file.
@@ -178,7 +178,7 @@ def report_comparison(output: Output, run_dirs: Sequence[str | Path], path: Path
 
 def print_comparison(output: Output, comparison: RunComparison) -> None:
     """Prints scores, sizes, speed, differing keys and paired differences from the first run: one column per run."""
-    runs, names = comparison.runs, shortened(comparison.names, _COLUMN)
+    runs, names = comparison.runs, shorten(comparison.names, _COLUMN)
     rows: list[list[str | None]] = [
         [title(metric), *(_with_error(run, metric) for run in runs)] for metric in comparison.metrics
     ]

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, TextIO
 
-from lmtool.reporting.text import cells, clock, duration, is_number, number, plain, wrapped
+from lmtool.reporting.text import cells, clock, duration, is_number, number, plain, wrap
 from lmtool.system.secrets import masked
 from lmtool.system.terminal import safe_line
 
@@ -206,7 +206,7 @@ class Output:
 
     def paragraph(self, text: str, style: str | None = None, indent: int = 2) -> None:
         """Writes a text wrapped to the terminal's width; continuation lines are indented."""
-        lines = wrapped(safe_line(text), max(self.columns, 30) - indent)
+        lines = wrap(safe_line(text), max(self.columns, 30) - indent)
         for index, line in enumerate(lines):
             self.line(f"{' ' * indent if index else ''}{line}", style)
 
@@ -219,7 +219,7 @@ class Output:
         indent = max((cells(label) for label, _ in rows), default=0) + 3
         width = max(self.columns, indent + 30) if self.live or highlights is not None else 10**6
         for label, text in rows:
-            for index, piece in enumerate(wrapped(text, width - indent)):
+            for index, piece in enumerate(wrap(text, width - indent)):
                 first = label if index == 0 else ""
                 head = f" {first}{' ' * (indent - 1 - cells(first))}"
                 if self.live:
@@ -301,8 +301,8 @@ def _wrapped_row(row: Sequence[str], width: int) -> list[list[str]]:
     first, *rest_cells = row
     if len(first) <= width:
         return [list(row)]
-    start, *rest = wrapped(first, width)
-    rest = wrapped(" ".join(rest), width - 2)
+    start, *rest = wrap(first, width)
+    rest = wrap(" ".join(rest), width - 2)
     return [[start, *rest_cells], *([f"  {text}", *[""] * len(rest_cells)] for text in rest)]
 
 

@@ -12,7 +12,7 @@ from lmtool.errors import UserError
 from lmtool.reporting import html
 from lmtool.reporting.console import Output, print_table
 from lmtool.reporting.run_files import Accuracy, CheckpointProbes
-from lmtool.reporting.text import number, plain, shortened
+from lmtool.reporting.text import number, plain, shorten
 from lmtool.runs.files import replace_text, to_json
 from lmtool.system.files import real_folder
 from lmtool.system.secrets import masked_data
@@ -55,7 +55,7 @@ def print_evaluation(output: Output, title: str, split: str, evaluation: JsonMap
                 f"{class_scores['f1']:.4f}",
                 class_scores["support"],
             ]
-            for name, class_scores in zip(shortened(classes, _NAME), classes.values(), strict=True)
+            for name, class_scores in zip(shorten(classes, _NAME), classes.values(), strict=True)
         ]
         print_table(output, ["class", "precision", "recall", "F1", "n"], table)
     elif classes:
@@ -65,8 +65,8 @@ def print_evaluation(output: Output, title: str, split: str, evaluation: JsonMap
         output.line()
         output.line("hardest:")
     for row in hardest:
-        text = " | ".join(plain(_joined(row[name]), 100) for name in row if name not in _NOT_TEXT)
-        gold, prediction = shortened([_joined(row.get("gold")), _joined(row["prediction"])], _NAME)
+        text = " | ".join(plain(_join(row[name]), 100) for name in row if name not in _NOT_TEXT)
+        gold, prediction = shorten([_join(row.get("gold")), _join(row["prediction"])], _NAME)
         output.line(f"  loss {number(row['loss'])}  gold {gold}  predicted {prediction}  {text}")
     for warning in evaluation["warnings"]:
         output.line(f"warning: {split}: {warning}", "yellow")
@@ -77,7 +77,7 @@ _NOT_TEXT = (
 )  # fmt: skip
 
 
-def _joined(value: object) -> object:
+def _join(value: object) -> object:
     """Returns a list as text: its items, separated by spaces."""
     return " ".join(map(str, value)) if isinstance(value, list) else value
 

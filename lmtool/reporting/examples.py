@@ -12,7 +12,7 @@ from typing import TypeGuard
 from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.reporting.html import escape, escape_lines, table
 from lmtool.reporting.scores import as_number
-from lmtool.reporting.text import number, percent, plain, shortened
+from lmtool.reporting.text import number, percent, plain, shorten
 
 EXAMPLES_EACH = 4
 SAMPLES = 6
@@ -134,10 +134,10 @@ def _is_right(row: JsonMapping) -> bool:
     gold, predicted = row["gold"], row["prediction"]
     if not isinstance(gold, list) or not isinstance(predicted, str):
         return bool(gold == predicted)
-    from lmtool.learners.metrics.spans import normalized
+    from lmtool.learners.metrics.spans import normalize
 
-    accepted = {normalized(str(answer)) for answer in gold or [""]}
-    return normalized(predicted) in accepted
+    accepted = {normalize(str(answer)) for answer in gold or [""]}
+    return normalize(predicted) in accepted
 
 
 def prediction_html(row: JsonMapping) -> str:
@@ -158,7 +158,7 @@ def prediction_html(row: JsonMapping) -> str:
         answers = isinstance(row["gold"], list)
         answers_text = " or ".join(dict.fromkeys(map(str, row["gold"]))) if answers else row["gold"]
         nothing = "no answer" if answers else "nothing"
-        gold_name, predicted_name = shortened([answers_text or nothing, row["prediction"] or nothing], 80)
+        gold_name, predicted_name = shorten([answers_text or nothing, row["prediction"] or nothing], 80)
         caption = f"{predicted_name}{sure}" + ("" if right else f", gold: {gold_name}")
     return f'<div class="example {kind}">{body}<br><small class="quiet">{escape(caption)}</small></div>'
 
@@ -200,7 +200,7 @@ def predictions_html(summary: PredictionSummary) -> str:
     )
 
 
-def _unmarked(piece: str) -> str:
+def _without_mark(piece: str) -> str:
     """Returns a token without the space marker of byte-level BPE or SentencePiece."""
     return piece.replace("Ċ", "⏎ ").replace("Ġ", "").removeprefix("▁") or "␣"
 
@@ -210,13 +210,13 @@ def _is_special(piece: str) -> bool:
     return len(piece) > 2 and (piece[0], piece[-1]) in (("[", "]"), ("<", ">"))
 
 
-def _joined(pieces: Sequence[str]) -> list[tuple[str, str]]:
+def _join(pieces: Sequence[str]) -> list[tuple[str, str]]:
     """Returns (preceding space, text) of each token, without ## and space markers."""
     marked = any(piece.startswith(("Ġ", "Ċ", "▁")) for piece in pieces)
     texts = []
     for piece in pieces:
         if marked:
-            texts.append((" " if piece.startswith(("Ġ", "▁")) or _is_special(piece) else "", _unmarked(piece)))
+            texts.append((" " if piece.startswith(("Ġ", "▁")) or _is_special(piece) else "", _without_mark(piece)))
         elif piece.startswith("##") and len(piece) > 2:
             texts.append(("", piece[2:]))
         else:
@@ -230,18 +230,18 @@ def masked_html(sample: JsonMapping) -> str:
     pieces = [str(piece) for piece in sample["pieces"]][:_TOKENS]
     masked_positions = {masked["position"]: masked for masked in sample["masked"] if masked["guesses"]}
     words = []
-    for position, (space, token) in enumerate(_joined(pieces)):
+    for position, (space, token) in enumerate(_join(pieces)):
         masked = masked_positions.get(position)
         if masked is None:
             special = _is_special(pieces[position])
             words.append(space + (f'<span class="quiet">{escape(token, 60)}</span>' if special else escape(token, 60)))
             continue
         guess, truth = str(masked["guesses"][0][0]), str(masked.get("truth"))
-        put = escape(_unmarked(guess), 60)
+        put = escape(_without_mark(guess), 60)
         if guess == truth:
             words.append(f'{space}<mark class="right">{put}</mark>')
         else:
-            words.append(f'{space}<mark class="wrong">{put} <s>{escape(_unmarked(truth), 60)}</s></mark>')
+            words.append(f'{space}<mark class="wrong">{put} <s>{escape(_without_mark(truth), 60)}</s></mark>')
     rows = "".join(
         _guesses_row(masked) for position, masked in sorted(masked_positions.items())[:8] if position < len(pieces)
     )
@@ -259,11 +259,11 @@ def detected_html(sample: JsonMapping) -> str:
     filled_pieces = [replaced.get(position, piece) for position, piece in enumerate(pieces)]
     flagged = {position for position, share in enumerate(sample["replaced"]) if share > 0.5}
     words = []
-    for position, (space, token) in enumerate(_joined(filled_pieces[:_TOKENS])):
+    for position, (space, token) in enumerate(_join(filled_pieces[:_TOKENS])):
         text = escape(token, 60)
         if position in replaced:
             kind = "right" if position in flagged else "wrong"
-            text = f'<mark class="{kind}">{text} <s>{escape(_unmarked(pieces[position]), 60)}</s></mark>'
+            text = f'<mark class="{kind}">{text} <s>{escape(_without_mark(pieces[position]), 60)}</s></mark>'
         elif position in flagged:
             text = f'<mark class="wrong">{text} ?</mark>'
         words.append(space + text)
@@ -288,10 +288,10 @@ def _is_detected(sample: object) -> TypeGuard[JsonObject]:
 
 def _guesses_row(target: JsonMapping) -> str:
     guesses = " · ".join(
-        f"{plain(_unmarked(str(piece)), 40)} {percent(float(share))}" for piece, share, *_ in target["guesses"][:5]
+        f"{plain(_without_mark(str(piece)), 40)} {percent(float(share))}" for piece, share, *_ in target["guesses"][:5]
     )
     rank = "right" if str(target["guesses"][0][0]) == str(target.get("truth")) else "wrong"
-    truth = f'<mark class="{rank}">{escape(_unmarked(str(target.get("truth"))), 40)}</mark>'
+    truth = f'<mark class="{rank}">{escape(_without_mark(str(target.get("truth"))), 40)}</mark>'
     return f'<tr><td>{truth}</td><td class="quiet">{escape(guesses)}</td></tr>'
 
 
@@ -308,9 +308,9 @@ def neighbors_html(samples: Sequence[JsonMapping]) -> str:
     rows = []
     for sample in samples:
         near = " · ".join(
-            f"{plain(_unmarked(str(word)), 40)} {number(float(cosine))}" for word, cosine in sample["neighbours"]
+            f"{plain(_without_mark(str(word)), 40)} {number(float(cosine))}" for word, cosine in sample["neighbours"]
         )
-        rows.append([_unmarked(str(sample["text"])), near])
+        rows.append([_without_mark(str(sample["text"])), near])
     return table(["word", "nearest words, with cosine similarity"], rows)
 
 

@@ -18,7 +18,7 @@ from matplotlib.ticker import MaxNLocator
 from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.reporting.drawing import BASELINE, INK, STYLE, VALIDATION, blank, single
 from lmtool.reporting.sweep_groups import Block, SeedGroup
-from lmtool.reporting.text import lower_is_better, number, plain, shortened
+from lmtool.reporting.text import lower_is_better, number, plain, shorten
 
 # Maps of matrices.
 
@@ -171,7 +171,7 @@ def confusion_figure(labels: Sequence[str], counts: Sequence[Sequence[int]]) -> 
                 _cell(axes, column, row, 0.04 + 0.76 * fraction, VALIDATION if row == column else BASELINE)
                 if cell_count and size <= 12:
                     axes.text(column, row, str(cell_count), ha="center", va="center", color=_text_color(fraction))
-        names = shortened(labels, 18)
+        names = shorten(labels, 18)
         _label_cells(axes, names, names, "predicted", "gold")
         if size > 4 or max(map(len, names)) >= 12:
             axes.set_xticks(range(size), names, rotation=45, ha="right")

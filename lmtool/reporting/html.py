@@ -157,7 +157,7 @@ def commands(lines: Sequence[str]) -> str:
     return f"<pre>{escape_lines(chr(10).join(lines), 4000)}</pre>" if lines else ""
 
 
-def folded(summary: str, text: str, limit: int = 100_000) -> str:
+def collapsible(summary: str, text: str, limit: int = 100_000) -> str:
     """Returns a long text that a click unfolds."""
     if not text:
         return ""

@@ -102,7 +102,7 @@ def _rows(example: JsonMapping) -> Iterator[tuple[str, str]]:
     `token→target`; and a row for each loss term that counts its targets."""
     if "text" in example:
         boundaries = [0, *example["boundaries"], len(example["text"]) + 1]
-        parts = [_spaced(example["text"][start : end - 1]) for start, end in pairwise(boundaries)]
+        parts = [_show_spaces(example["text"][start : end - 1]) for start, end in pairwise(boundaries)]
         yield "text", plain(f" {_BORDER} ".join(parts), _TEXT_LIMIT)
     predicted = {
         term: {target["position"]: target["label"] for target in targets}
@@ -132,7 +132,7 @@ def _rows(example: JsonMapping) -> Iterator[tuple[str, str]]:
             yield f"{term} boundaries", " ".join(f"{start}..{end}" for start, end in sorted(spans))
 
 
-def _spaced(text: str) -> str:
+def _show_spaces(text: str) -> str:
     """Returns a text on one line, with all white space but single spaces made visible."""
     return re.sub(r"\s{2,}|[\n\r\t]", lambda space: f"{visible_space(space[0])} ", text)
 
@@ -194,7 +194,7 @@ def inspection_html(screen: InspectionScreen) -> str:
     for example in screen.examples:
         rows = list(_rows(example))
         texts += [text for _, text in rows]
-        cells = "".join(f'<tr><th scope="row">{html.escape(title)}</th><td>{_marked(text)}</td></tr>'
+        cells = "".join(f'<tr><th scope="row">{html.escape(title)}</th><td>{_highlight(text)}</td></tr>'
                         for title, text in rows)  # fmt: skip
         diagram = html.escape_lines(_aligned(example.get("drawing", ())), 20_000)
         examples.append(
@@ -217,7 +217,7 @@ def _aligned(diagram: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"{title:<{width}}  {text}" for title, text in diagram)
 
 
-def _marked(text: str) -> str:
+def _highlight(text: str) -> str:
     """Returns the tokens with targets and special tokens highlighted as on the screen."""
     words = []
     for word in text.split(" "):

@@ -314,7 +314,7 @@ _CELLS, _PANELS, _POINTS = 12, 6, 40
 def settings_figures(block: Block) -> tuple[list[Figure], str]:
     """Returns the figures for the varying keys, and their caption; none if there are too few or too many values."""
     with_score = [group for group in block.groups if group.n]
-    values = {key: _ordered([group.settings[key] for group in with_score]) for key in block.keys}
+    values = {key: _order([group.settings[key] for group in with_score]) for key in block.keys}
     # A key needs two values with scores.
     keys = [key for key in block.keys if len(values[key]) > 1]
     if len(keys) == 1 and len(keys) == len(block.keys) and len(with_score) <= _POINTS:
@@ -342,7 +342,7 @@ _CURVE = "Dots: single jobs. Line: their mean, with its standard error over seed
 _HEAT = "Mean over seeds; below it the standard error of the mean. The fuller the color, the better."
 
 
-def _ordered(values: Sequence[str | None]) -> list[str | None]:
+def _order(values: Sequence[str | None]) -> list[str | None]:
     """Returns unique values: numbers sorted, others in order of appearance."""
     once = list(dict.fromkeys(values))
     numbers = [number_of(value) for value in once]
@@ -350,7 +350,7 @@ def _ordered(values: Sequence[str | None]) -> list[str | None]:
 
 
 def _curve(block: Block, key: str, with_score: Sequence[SeedGroup]) -> Figure:
-    names = _ordered([group.settings[key] for group in with_score])
+    names = _order([group.settings[key] for group in with_score])
     group_by_value = {group.settings[key]: group for group in with_score}
     numbers = [number_of(name) for name in names]
     numeric = [value for value in numbers if value is not None]

@@ -116,9 +116,9 @@ def write_report(run_dir: str | Path) -> Path:
         html.section("Repeat it", html.commands(repeat_commands(run))),
         html.section(
             "Details",
-            html.folded("Configuration (config.yaml)", run.config),
-            html.folded("Environment", _environment_text(run.environment)),
-            html.folded("Result (result.json)", json.dumps(run.result, indent=2) if run.result else ""),
+            html.collapsible("Configuration (config.yaml)", run.config),
+            html.collapsible("Environment", _environment_text(run.environment)),
+            html.collapsible("Result (result.json)", json.dumps(run.result, indent=2) if run.result else ""),
         ),
         html.section("Left out", *(html.paragraph(problem) for problem in run.problems[:20])),
     ]

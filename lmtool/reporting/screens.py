@@ -12,7 +12,7 @@ from lmtool.reporting.console import Output
 from lmtool.reporting.costs import RunPlan
 from lmtool.reporting.run_files import Baseline
 from lmtool.reporting.scores import CONSTANTS, score_of, selected_on, stopped_by, test_scores
-from lmtool.reporting.text import count, duration, fact, number, percent, plain, shortened, size, title
+from lmtool.reporting.text import count, duration, fact, number, percent, plain, shorten, size, title
 from lmtool.system.terminal import plural
 
 # Maximum number of labels that are listed with their counts.
@@ -32,17 +32,17 @@ def _sections(label: str, metadata: Mapping[str, object]) -> list[tuple[str, str
     for key, value in metadata.items():
         if isinstance(value, Mapping):
             texts.append(f"{title(key)}: {_label_counts(value) if key == 'labels' else metadata_text(value)}")
-    return _labeled(label, texts)
+    return _rows_under_label(label, texts)
 
 
-def _labeled(label: str, texts: Iterable[str]) -> list[tuple[str, str]]:
+def _rows_under_label(label: str, texts: Iterable[str]) -> list[tuple[str, str]]:
     """Returns the rows of texts under one label, which only the first row shows."""
     return [(label if index == 0 else "", text) for index, text in enumerate(texts)]
 
 
 def _label_counts(metadata: Mapping[str, int]) -> str:
     """Returns the counts of labels; of many labels, only the rarest and the most frequent one."""
-    counts = [f"{name} {count(rows)}" for name, rows in zip(shortened(metadata, 40), metadata.values(), strict=True)]
+    counts = [f"{name} {count(rows)}" for name, rows in zip(shorten(metadata, 40), metadata.values(), strict=True)]
     if len(counts) <= _LABELS:
         return " · ".join(counts)
     order = sorted(range(len(counts)), key=list(metadata.values()).__getitem__)
@@ -83,7 +83,7 @@ def _parameter_text(counts_by_role: Mapping[str, Mapping[str, int]]) -> list[tup
     rows = parameter_rows(counts_by_role)
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     texts = (f"{role:{widths[0]}}  {part:>{widths[1]}} of {total:>{widths[2]}}" for role, part, total in rows)
-    return _labeled("learns", texts)
+    return _rows_under_label("learns", texts)
 
 
 class RateRow(TypedDict):
@@ -155,7 +155,7 @@ def print_start(output: Output, screen: StartScreen) -> None:
     rows = [("run", run_dir), *_sections("data", screen.data), *_sections("model", screen.model)]
     rows += [*_plan_rows(screen.plan), ("baseline", baseline_text(screen.baseline)), *_parameter_text(screen.trainable)]
     if len(screen.rates) > 1:  # a single rate is in the configuration
-        rows += _labeled("rates", map(rate_text, screen.rates))
+        rows += _rows_under_label("rates", map(rate_text, screen.rates))
     output.rows([*rows, ("machine", metadata_text(screen.machine))])
 
 
@@ -216,7 +216,7 @@ def end_screen(
     rows = []
     if score:
         rows.append(("score", " · ".join(filter(None, (score.text, score.sentence, selected_on(result))))))
-    rows += _labeled("test", test_scores(result))
+    rows += _rows_under_label("test", test_scores(result))
     if mixture := result.get("mixture"):
         members = [f"{plain(name)} {count(row['examples'])} ({percent(row['share'])})" for name, row in mixture.items()]
         rows.append(("mixture", f"examples read: {' · '.join(members)}"))
@@ -240,4 +240,4 @@ def end_screen(
     if result.get("delta_bytes"):
         rows.append(("weights", f"{size(result['delta_bytes'])} in addition to {plain(str(result['base']))}"))
     rows.append(("report", plain(report)))
-    output.rows([*rows, *_labeled("next", map(plain, next_commands))])
+    output.rows([*rows, *_rows_under_label("next", map(plain, next_commands))])

@@ -46,10 +46,10 @@ def score(block: Block, group: SeedGroup) -> str:
 
 def between(gap: Difference) -> str:
     """Returns '−0.02 to 0.01', empty where no interval is known."""
-    return "" if gap.low is None or gap.high is None else f"{signed(gap.low)} to {signed(gap.high)}"
+    return "" if gap.low is None or gap.high is None else f"{with_sign(gap.low)} to {with_sign(gap.high)}"
 
 
-def signed(value: float) -> str:
+def with_sign(value: float) -> str:
     return f"+{number(value)}" if value > 0 else number(value)
 
 
@@ -74,7 +74,7 @@ def headline(block: Block) -> str:
 
 def sentences(block: Block) -> list[str]:
     """Returns the sentences below the headline: ties, the named reference, missing cells, and cautions."""
-    notes = [_ties(block)] if block.reference is block.best else [_referred(block)]
+    notes = [_ties(block)] if block.reference is block.best else [_difference_from_reference(block)]
     contrasts = [gap for _, gap in block.contrasts()]
     known_intervals = sum(gap.significant is not None for gap in contrasts)
     if known_intervals >= 10:
@@ -132,7 +132,7 @@ def _one_more_pair(block: Block) -> str:
     return f"Add a pair: seed={max(seeds, default=0) + 1}."
 
 
-def _referred(block: Block) -> str:
+def _difference_from_reference(block: Block) -> str:
     """Returns the difference between the best and the named setting."""
     gap = next((gap for group, gap in block.contrasts() if group is block.best), None)
     if gap is None or gap.value is None:
@@ -141,7 +141,9 @@ def _referred(block: Block) -> str:
     significance = {True: ", significant", False: ", not significant", None: ", significance unknown"}[gap.significant]
     pairs = counted(gap.pairs, "pair")
     note = f": {_SAME}. {_one_more_pair(block)}" if gap.same_in_every_pair else "."
-    return f"Best minus {setting(block.reference)}: {signed(gap.value)}{interval}, {pairs} of seeds{significance}{note}"
+    return (
+        f"Best minus {setting(block.reference)}: {with_sign(gap.value)}{interval}, {pairs} of seeds{significance}{note}"
+    )
 
 
 def group_table(block: Block) -> tuple[list[str], list[list[object]]]:
@@ -180,7 +182,7 @@ def _extra_columns(block: Block) -> dict[str, Sequence[object]]:
     if len(set(trainable) - {None}) > 1:
         columns["trainable parameters"] = [None if mean is None else round(mean) for mean in trainable]
     if set(rise) != {None}:
-        columns["forgets"] = [None if mean is None else signed(mean) for mean in rise]
+        columns["forgets"] = [None if mean is None else with_sign(mean) for mean in rise]
     return columns
 
 
@@ -197,7 +199,7 @@ def _mean_of(group: SeedGroup, value: Callable[[JsonMapping], float]) -> float |
 def _gap_cells(gap: Difference | None, reference: bool, seeded: bool) -> list[object]:
     if gap is None:
         return ["reference" if reference else "", *(["", None, ""] if seeded else [])]
-    value = "" if gap.value is None else signed(gap.value)
+    value = "" if gap.value is None else with_sign(gap.value)
     significance = {True: "yes", False: "no", None: "unknown"}[gap.significant]
     return [value, *([between(gap), gap.pairs, significance] if seeded else [])]
 

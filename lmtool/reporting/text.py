@@ -19,7 +19,7 @@ def cells(text: str) -> int:
     return cell_len(text)
 
 
-def wrapped(text: str, width: int) -> list[str]:
+def wrap(text: str, width: int) -> list[str]:
     """Wraps a text to lines of at most `width` cells; returns at least one line, which may be empty."""
     if 2 * len(text) <= width:
         return [text.rstrip()]
@@ -59,7 +59,7 @@ def plain(text: object, limit: int | None = None) -> str:
     return visible(text)
 
 
-def shortened(names: Iterable[object], limit: int) -> list[str]:
+def shorten(names: Iterable[object], limit: int) -> list[str]:
     """Returns the names with their middle elided if longer than `limit` characters. Different names stay different:
     they keep as many more characters as needed."""
     texts = [plain(masked(str(name))) for name in names]
@@ -83,7 +83,7 @@ def _without_middle(text: str, limit: int) -> str:
     return f"{text[: limit - 1 - end]}…{text[len(text) - end :]}"
 
 
-def _scaled(value: float, units: tuple[tuple[float, str], ...]) -> str:
+def _scale(value: float, units: tuple[tuple[float, str], ...]) -> str:
     for size, unit in units:
         if abs(value) >= size * 0.9995:
             scaled = value / size
@@ -97,7 +97,7 @@ def count(value: float) -> str:
         return str(value)
     if abs(value) < 100_000:
         return f"{value:,.0f}" if float(value).is_integer() or abs(value) >= 100 else f"{value:.3g}"
-    return _scaled(value, ((1e15, " P"), (1e12, " T"), (1e9, " G"), (1e6, " M"), (1e3, " k")))
+    return _scale(value, ((1e15, " P"), (1e12, " T"), (1e9, " G"), (1e6, " M"), (1e3, " k")))
 
 
 def flops(value: float) -> str:
@@ -105,12 +105,12 @@ def flops(value: float) -> str:
     units = tuple(
         (10.0**power, f" {unit}FLOP") for power, unit in ((18, "E"), (15, "P"), (12, "T"), (9, "G"), (6, "M"))
     )
-    return _scaled(value, (*units, (1.0, " FLOP")))
+    return _scale(value, (*units, (1.0, " FLOP")))
 
 
 def size(value: float) -> str:
     """Formats bytes: 17_500_000 as '17.5 MB'."""
-    return _scaled(value, ((1e12, " TB"), (1e9, " GB"), (1e6, " MB"), (1e3, " kB"), (1.0, " B"))) if value else "0 B"
+    return _scale(value, ((1e12, " TB"), (1e9, " GB"), (1e6, " MB"), (1e3, " kB"), (1.0, " B"))) if value else "0 B"
 
 
 def duration(seconds: float) -> str:
@@ -188,7 +188,7 @@ def fact(key: str, value: object) -> str:
         text = number(value)
         return text.rstrip("0").rstrip(".") if isinstance(value, float) and "." in text and text[-1] == "0" else text
     if isinstance(value, dict):
-        items = zip(shortened(value, 60), value.items(), strict=True)
+        items = zip(shorten(value, 60), value.items(), strict=True)
         return ", ".join(f"{label} {fact(str(name), item)}" for label, (name, item) in items)
     if isinstance(value, (list, tuple)):
         return ", ".join(fact(key, item) for item in value)

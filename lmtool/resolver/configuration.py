@@ -14,7 +14,7 @@ from lmtool.config.auto import merge
 from lmtool.config.base import CommandConfig
 from lmtool.errors import Problem, UserError
 from lmtool.resolver import trunks
-from lmtool.resolver.decoding import decoded
+from lmtool.resolver.decoding import decode_config
 from lmtool.resolver.schema.run import RunConfig
 from lmtool.resolver.schema.verbs import COMMANDS, VERBS
 from lmtool.resolver.shorthands import CommandLine, Data, expand_sections
@@ -26,8 +26,8 @@ def configuration(line: CommandLine, running: bool) -> CommandConfig:
     accepted = accepted_by(line)
     if trunks.branch_of(line.words) is not None:
         return trunks.configuration(line, accepted, running)
-    data, problems_of_overrides = _composed(line, accepted) if line.saved is None else _saved(line, accepted)
-    return decoded(line.verb, expand_sections(data, line), earlier=problems_of_overrides, running=running)
+    data, problems_of_overrides = _compose(line, accepted) if line.saved is None else _read_saved(line, accepted)
+    return decode_config(line.verb, expand_sections(data, line), earlier=problems_of_overrides, running=running)
 
 
 def accepted_by(line: CommandLine) -> AcceptedOverrides:
@@ -43,13 +43,13 @@ def accepted_by(line: CommandLine) -> AcceptedOverrides:
     )
 
 
-def _composed(line: CommandLine, accepted: AcceptedOverrides) -> tuple[Data, list[Problem]]:
+def _compose(line: CommandLine, accepted: AcceptedOverrides) -> tuple[Data, list[Problem]]:
     """Returns the data that Hydra composes, and the errors in the overrides."""
     checked = overrides.read(line.words, accepted)
     return compose.compose(str(VERBS[line.verb].primary), checked, line.config_dirs), checked.problems
 
 
-def _saved(line: CommandLine, accepted: AcceptedOverrides) -> tuple[Data, list[Problem]]:
+def _read_saved(line: CommandLine, accepted: AcceptedOverrides) -> tuple[Data, list[Problem]]:
     """Returns a saved configuration updated with the overrides, and the errors in the overrides."""
     path = line.saved
     assert path is not None
@@ -64,7 +64,7 @@ def _saved(line: CommandLine, accepted: AcceptedOverrides) -> tuple[Data, list[P
 
 def decoded_job(line: CommandLine, data: Data, problems: Sequence[Problem], running: bool) -> CommandConfig:
     """Returns the decoded configuration of one job of a sweep."""
-    config = decoded(line.verb, expand_sections(data, line), earlier=problems, running=running)
+    config = decode_config(line.verb, expand_sections(data, line), earlier=problems, running=running)
     if isinstance(config, RunConfig) and (config.devices or 1) > 1:
         raise UserError(f"devices={config.devices} with -m: a job of a sweep runs in one process", "omit devices=")
     return config

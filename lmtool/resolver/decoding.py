@@ -20,7 +20,7 @@ from lmtool.training.devices import DEVICES
 from lmtool.weights.folders import hf_folder
 
 
-def decoded(
+def decode_config(
     verb: str,
     data: JsonObject,
     *,
@@ -42,7 +42,7 @@ def decoded(
         ConfigError: all errors.
     """
     problems = list(earlier)
-    unknown = [plugin for plugin in data.get("plugins") or () if plugin not in plugins.typed()]
+    unknown = [plugin for plugin in data.get("plugins") or () if plugin not in plugins.typed_plugins()]
     problems += [
         Problem(
             "plugins",
@@ -51,7 +51,7 @@ def decoded(
         )
         for plugin in unknown
     ]
-    data = {**data, "plugins": list(plugins.typed())}
+    data = {**data, "plugins": list(plugins.typed_plugins())}
     reads = reads_checkpoint and COMMANDS[verb].starts_with_checkpoint
     checkpoint_config = _checkpoint_config(data, problems) if reads else None
     try:
@@ -86,7 +86,7 @@ def _checkpoint_config(data: JsonMapping, problems: list[Problem]) -> JsonObject
         message = f"checkpoint={checkpoint[:100]}: {(error.strerror or str(error)).lower()}"
         problems.append(Problem("checkpoint", message, "use a folder that may be read"))
         return None
-    missing = [plugin for plugin in config.get("plugins") or () if plugin not in plugins.typed()]
+    missing = [plugin for plugin in config.get("plugins") or () if plugin not in plugins.typed_plugins()]
     if missing:
         message = f"checkpoint={checkpoint} needs the plugin {missing[0]}, which is not loaded"
         problems.append(Problem("checkpoint", message, "add " + " ".join(f"--plugin {name}" for name in missing)))
@@ -114,13 +114,13 @@ def _suggest_other_commands(verb: str, problem: Problem) -> Problem:
     return replace(problem, hint=f"omit it: {problem.key} is a key of lmtool {', '.join(having)}")
 
 
-def completed(config: JsonMapping) -> JsonMapping:
+def with_defaults(config: JsonMapping) -> JsonMapping:
     """Returns a saved configuration with default values for keys that are newer than it; unchanged if it does not
     decode."""
     verb = str(config.get("command"))
     if verb not in COMMANDS:
         return config
     try:
-        return saved.save(decoded(verb, saved.body(dict(config)), reads_checkpoint=False), verb)
+        return saved.save(decode_config(verb, saved.body(dict(config)), reads_checkpoint=False), verb)
     except UserError:
         return config

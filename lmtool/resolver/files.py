@@ -17,22 +17,22 @@ from typing import Any
 
 from lmtool.config.base import JsonMapping
 from lmtool.config.groups import is_path_only, options
-from lmtool.data.compressed import packed, without_packing
+from lmtool.data.compressed import packed_suffixes, without_packing
 from lmtool.data.configs import SUFFIXES, kind_of
-from lmtool.data.files import check_encoding, collected, find, no_such_file
+from lmtool.data.files import check_encoding, collect_errors, find, no_such_file
 from lmtool.data.parquet import parquet_rows
 from lmtool.data.rows import delimiter_for, fields_of, header_of, objects, records
 from lmtool.errors import UserError
 from lmtool.resolver.shorthands import CommandLine
 from lmtool.system.terminal import say
 from lmtool.tasks.files import canonical
-from lmtool.tasks.guessing import TABLES, guess, headless, is_path, is_text, typed
+from lmtool.tasks.guessing import TABLES, guess, headless, is_path, is_text, quote_value
 
 _HEAD = 100  # rows from which the text column is inferred
 _LETTERS = re.compile(r"[A-Za-z]+")
 
 
-def named(line: CommandLine) -> list[str]:
+def with_keys(line: CommandLine) -> list[str]:
     """Returns the arguments, with the key task= or data= added to each file or folder."""
     return [
         word if "=" in word else f"{'task' if Path(word).suffix.lower() in TABLES else 'data'}={word}"
@@ -50,21 +50,21 @@ def with_task(line: CommandLine) -> list[str]:
             return [f"task.path={file}"]  # all that it needs, because its checkpoint has the task
         typed_keys = {key.removeprefix("task."): value for key, value in values.items() if key.startswith("task.")}
         # `check` lists the rows with errors instead of stopping.
-        with collected() if line.verb == "check" else contextlib.nullcontext():
+        with collect_errors() if line.verb == "check" else contextlib.nullcontext():
             return guess(file, typed_keys).words(file)
 
     names = options("task", line.config_dirs)
-    return _expanded(line, "task", "data", lambda file: is_path(file, names), expand)
+    return _expand(line, "task", "data", lambda file: is_path(file, names), expand)
 
 
 def with_text(line: CommandLine) -> list[str]:
     """Returns the overrides with `data=FILE` expanded, which is printed too; unchanged if there is none. Raises
     UserError if the file type cannot be inferred."""
     names = options("data", line.config_dirs)
-    return _expanded(line, "data", "text", lambda file: _is_path(file, names), lambda file: _full(file, line.values))
+    return _expand(line, "data", "text", lambda file: _is_path(file, names), lambda file: _full(file, line.values))
 
 
-def _expanded(
+def _expand(
     line: CommandLine,
     section: str,
     content: str,
@@ -129,11 +129,11 @@ def _full(value: str, values: Mapping[str, str]) -> list[str]:
     path = Path(value).expanduser()
     paths = {"data.path": value} if not path.is_dir() else _of_folder(value, path)
     kind = kind_of(paths["data.path"]) or _only_kind(value, path)
-    words = [f"data={kind}", *(f"{key}={typed(of)}" for key, of in paths.items())]
+    words = [f"data={kind}", *(f"{key}={quote_value(of)}" for key, of in paths.items())]
     if kind != "text" and "data.text" not in values:
-        file = find("data", paths["data.path"], SUFFIXES[kind] + packed(*SUFFIXES[kind]))[0]
+        file = find("data", paths["data.path"], SUFFIXES[kind] + packed_suffixes(*SUFFIXES[kind]))[0]
         column = _column(value, _rows(file, kind, values), shlex.join(words), kind == "csv")
-        words += [] if column == "text" else [f"data.text={typed(column)}"]
+        words += [] if column == "text" else [f"data.text={quote_value(column)}"]
     return words
 
 
@@ -184,7 +184,7 @@ def _column(value: str, rows: Iterator[JsonMapping], words: str, has_header: boo
     column names. Raises UserError if that line is a row, or if the column is ambiguous."""
     columns: dict[str, list[Any]] = {}
     # Errors in rows, or in the rest of the file, are reported when the text is read.
-    with collected(), contextlib.suppress(UserError):
+    with collect_errors(), contextlib.suppress(UserError):
         for row in itertools.islice(rows, _HEAD):
             for name, cell in row.items():
                 columns.setdefault(name, []).append(cell)
@@ -200,7 +200,7 @@ def _column(value: str, rows: Iterator[JsonMapping], words: str, has_header: boo
         return texts[0]
     names = texts or list(columns)
     problem = "several columns contain text" if texts else "no column contains text"
-    forms = "   or ".join(f"{words} data.text={typed(name)}" for name in names[:2])
+    forms = "   or ".join(f"{words} data.text={quote_value(name)}" for name in names[:2])
     raise UserError(f"data={value}: {problem}: {', '.join(names)}", f"use {forms}")
 
 

@@ -84,7 +84,7 @@ def _incompatibilities(section: str, component: Component, others: JsonObject) -
     parts = component.member_configs() if isinstance(component, LearnedConfig) else (component,)
     for part in (component, *(part for part in parts if part is not component)):
         for need, other in unmet(part, **others):
-            problem = _worded(section, component, part, need.problem(other))
+            problem = _reword(section, component, part, need.problem(other))
             replaced = part is not component and isinstance(component, ObjectiveConfig)
             if need.instead is not None and not replaced:
                 yield problem
@@ -95,7 +95,7 @@ def _incompatibilities(section: str, component: Component, others: JsonObject) -
             break
 
 
-def _worded(section: str, component: Component, part: Component, problem: Problem) -> Problem:
+def _reword(section: str, component: Component, part: Component, problem: Problem) -> Problem:
     """Returns a problem, rewritten for a member of a mixture: the keys of a member are set below `with.NAME`."""
     if part is component or not isinstance(part, LearnedConfig):
         return problem
@@ -124,7 +124,7 @@ def _conflicts(section: str, command: type[Config]) -> None:
     def check(component: Component) -> Iterator[Problem]:
         parts = component.member_configs() if isinstance(component, LearnedConfig) else (component,)
         for part in (component, *(part for part in parts if part is not component)):
-            yield from (_worded(section, component, part, problem) for problem in part.conflicts())
+            yield from (_reword(section, component, part, problem) for problem in part.conflicts())
 
     check.__qualname__ = f"conflicts of {section}"
     rule(command, section)(check)
@@ -173,7 +173,7 @@ def require_tokens_of_objective(
             overrides += [*_other_objective(objective, model, roles), *_other_model(objective, roles)]
             hint = f"set {' or '.join(overrides)}" if overrides else None
             problem = Problem("objective", f"tokenizer={tokenizer.name} {missing}", hint)
-            yield _worded("objective", objective, member, problem)
+            yield _reword("objective", objective, member, problem)
             return
 
 
@@ -219,7 +219,7 @@ def _other_objective(objective: ObjectiveConfig, model: ModelConfig, roles: Role
     if not isinstance(objective, MixtureConfig):
         return [f"objective={name}" for name in fitting[:1]]
     legal = [
-        (_written(member), part.name)
+        (_to_override(member), part.name)
         for member, part in zip(objective.members, objective.member_configs(), strict=True)
         if fits(part, model, roles)
     ]
@@ -242,7 +242,7 @@ def _other_model(objective: ObjectiveConfig, roles: Roles) -> list[str]:
     return [override for *_, override in sorted(candidates, key=lambda candidate: candidate[:2])[:1]]
 
 
-def _written(member: str | JsonObject) -> str:
+def _to_override(member: str | JsonObject) -> str:
     """Returns a member of a mixture in the syntax of the command line."""
     if isinstance(member, str):
         return member

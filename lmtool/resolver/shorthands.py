@@ -73,7 +73,7 @@ _MEMBER = re.compile(r"^((?:\+\+?)?(?:task|objective|data))\.members\.([A-Za-z_]
 _DOMAIN = (".domain", "/domain")
 
 
-def _typed(*keys: str) -> Callable[[str], bool]:
+def _sets(*keys: str) -> Callable[[str], bool]:
     return lambda word: word.startswith(tuple(f"{key}=" for key in keys))
 
 
@@ -84,11 +84,11 @@ ARGUMENT_SHORTHANDS = (
         lambda word: not OVERRIDE.match(word),
         "shorthands:with_positional_keys",
     ),
-    ArgumentShorthand("FILE", ("check",), lambda word: "=" not in word, "files:named"),
-    ArgumentShorthand("target=TASK", ("probe",), _typed("target"), "shorthands:with_target"),
-    ArgumentShorthand("task=FILE", COMMANDS.keys() - {"predict"}, _typed("task"), "files:with_task"),
-    ArgumentShorthand("data=FILE", COMMANDS, _typed("data"), "files:with_text"),
-    ArgumentShorthand("data=task:NAME", COMMANDS, _typed("data", "objective"), "shorthands:with_task_of_text"),
+    ArgumentShorthand("FILE", ("check",), lambda word: "=" not in word, "files:with_keys"),
+    ArgumentShorthand("target=TASK", ("probe",), _sets("target"), "shorthands:with_target"),
+    ArgumentShorthand("task=FILE", COMMANDS.keys() - {"predict"}, _sets("task"), "files:with_task"),
+    ArgumentShorthand("data=FILE", COMMANDS, _sets("data"), "files:with_text"),
+    ArgumentShorthand("data=task:NAME", COMMANDS, _sets("data", "objective"), "shorthands:with_task_of_text"),
     ArgumentShorthand(
         "data.task=NAME, task.domain=NAME",
         COMMANDS,
@@ -226,9 +226,7 @@ def with_latest_run(data: Data, line: CommandLine) -> Data:
         before = {}
     folder = _folder(data)
     run = None if folder is None else folder.absolute()
-    return {
-        key: value if key in _FOLDER_KEYS else _resolved(value, before.get(key), run) for key, value in data.items()
-    }
+    return {key: value if key in _FOLDER_KEYS else _resolve(value, before.get(key), run) for key, value in data.items()}
 
 
 def _folder(config: JsonMapping) -> Path | None:
@@ -237,15 +235,15 @@ def _folder(config: JsonMapping) -> Path | None:
     return RUNS / str(config["name"]) if config.get("name") else None
 
 
-def _resolved(value: object, before: object, current: Path | None) -> Any:
+def _resolve(value: object, before: object, current: Path | None) -> Any:
     """Replaces `runs/latest` in a value. before: the value with which the run was started, or None. current: the folder
     of this run."""
     if isinstance(value, dict):
         earlier = before if isinstance(before, dict) else {}
-        return {key: _resolved(inner, earlier.get(key), current) for key, inner in value.items()}
+        return {key: _resolve(inner, earlier.get(key), current) for key, inner in value.items()}
     if isinstance(value, list):
         each: Sequence[Any] = before if isinstance(before, list) and len(before) == len(value) else [None] * len(value)
-        return [_resolved(inner, was, current) for inner, was in zip(value, each, strict=True)]
+        return [_resolve(inner, was, current) for inner, was in zip(value, each, strict=True)]
     if not isinstance(value, str) or _LINK not in value or "://" in value or _LINK not in Path(value).parts:
         return value
     parts = Path(value).parts

@@ -79,11 +79,11 @@ class TeacherSpec:
 
     @property
     def model(self) -> ModelConfig | None:
-        return _decoded(Choice("model"), self.saved.get("model"))
+        return _decode(Choice("model"), self.saved.get("model"))
 
     @property
     def tokenizer(self) -> TokenizerConfig | None:
-        return _decoded(Choice("tokenizer"), self.saved.get("tokenizer"))
+        return _decode(Choice("tokenizer"), self.saved.get("tokenizer"))
 
     @property
     def published(self) -> bool:
@@ -98,7 +98,7 @@ class TeacherSpec:
 
     def objectives(self) -> tuple[ObjectiveConfig, ...]:
         """Returns the objectives of its pretraining."""
-        objective = _decoded(Choice("objective"), self.saved.get("objective"))
+        objective = _decode(Choice("objective"), self.saved.get("objective"))
         return () if objective is None else objective.member_configs()
 
     def head_for(self, task: TaskConfig) -> LoadedHead | None:
@@ -160,7 +160,7 @@ def differing_tokenizer(student: TokenizerConfig, teacher: TokenizerConfig | Non
     return next((name for name in fields if getattr(student, name) != getattr(teacher, name)), None)
 
 
-def _decoded(choice: Choice, section: object) -> Any:
+def _decode(choice: Choice, section: object) -> Any:
     try:
         return None if chosen_class(section, choice) is None else choice.validate(section)
     except (ValidationError, PydanticCustomError):

@@ -31,7 +31,7 @@ from lmtool.config.checkpoint import (
 )
 from lmtool.config.decode import MISSING
 from lmtool.errors import ConfigError, Problem, UserError
-from lmtool.resolver.decoding import decoded
+from lmtool.resolver.decoding import decode_config
 from lmtool.resolver.schema.run import RunConfig
 from lmtool.resolver.shorthands import CommandLine, started_config
 from lmtool.runs.identity import BRANCH_KEYS, budgets, changed_values
@@ -102,7 +102,7 @@ class Trunk:
         configuration."""
         data = self.config()
         verb = str(data.get("command"))
-        return saved.save(decoded(verb, saved.body(data), reads_checkpoint=False), verb)
+        return saved.save(decode_config(verb, saved.body(data), reads_checkpoint=False), verb)
 
     def phase(self) -> int:
         """Returns the number of phases that were complete at the checkpoint."""
@@ -202,7 +202,7 @@ def configuration(line: CommandLine, accepted: AcceptedOverrides, running: bool)
     values, more = overrides.as_values(words, accepted)
     problems += [*more, *_folder_problems(trunk, keyed)]
     data = saved.body(base) | {"name": None, "run_dir": None} | sections
-    config = decoded(
+    config = decode_config(
         line.verb,
         merge(data, values) | {"branch": str(trunk)},
         earlier=problems,
@@ -210,7 +210,7 @@ def configuration(line: CommandLine, accepted: AcceptedOverrides, running: bool)
         reads_checkpoint=False,  # the configuration is complete, and the checkpoint of the trunk may be deleted
     )
     assert isinstance(config, RunConfig)
-    problems = [*_changes(trunk, saved.save(config, line.verb)), *_spent(trunk, config)] if exists else []
+    problems = [*_changes(trunk, saved.save(config, line.verb)), *_spent_budgets(trunk, config)] if exists else []
     if problems:
         raise ConfigError(problems)
     return config
@@ -286,7 +286,7 @@ def _changes(trunk: Trunk, now: JsonObject) -> Iterator[Problem]:
         yield Problem("phases", message, "omit the new budget, or branch from a step of the first phase")
 
 
-def _spent(trunk: Trunk, config: RunConfig) -> Iterator[Problem]:
+def _spent_budgets(trunk: Trunk, config: RunConfig) -> Iterator[Problem]:
     """Yields the errors of budgets that the trunk has used up; budgets count from the start of the trunk."""
     state = read_state(trunk.point)
     spent_budgets = {

@@ -66,7 +66,7 @@ def compare_with_start(start: StartScores, learner: BaseLearner) -> JsonObject:
     plain data: `text`, `objective`, the scores `before` and `after`, the relative `distance` by level (see
     `distances`), and the number of parameters that the tuning method `added`, which no distance includes.
     """
-    trained, pretraining = pretrained(start.config, start.precision)
+    trained, pretraining = read_pretrained(start.config, start.precision)
     start_weights, model = trained.weights.tensors, trained.learner()
     model.backbone = learner.backbone
     for name in set(model.heads) & set(learner.heads):
@@ -95,7 +95,7 @@ def require_measurable(config: FinetuneConfig) -> None:
     started = config.run_dir is not None and saved_steps(Path(config.run_dir) / "checkpoints")
     if config.forgetting is not None and not started:
         find("forgetting", config.forgetting)
-        pretrained(config, select_precision(config.precision, select_device(config.device)))
+        read_pretrained(config, select_precision(config.precision, select_device(config.device)))
 
 
 def measured_before(
@@ -110,13 +110,13 @@ def measured_before(
         precision: The device and the number format.
         on_stage: Shows progress.
     """
-    trained, pretraining = pretrained(config, precision)
+    trained, pretraining = read_pretrained(config, precision)
     max_length = min(pretraining.max_length, learner.backbone.longest_text)
     before = score(trained.learner(), config, trained, pretraining, max_length, on_stage)
     return StartScores(config, precision, on_stage, max_length, before)
 
 
-def pretrained(config: FinetuneConfig, precision: Precision) -> tuple[Trained, PretrainConfig]:
+def read_pretrained(config: FinetuneConfig, precision: Precision) -> tuple[Trained, PretrainConfig]:
     """Returns a run's starting checkpoint and the configuration with which that was pretrained.
 
     Raises UserError if the checkpoint has no pretraining head.

@@ -26,7 +26,7 @@ from lmtool.learners.base import BaseLearner
 from lmtool.reporting.console import Output
 from lmtool.reporting.trackers.base import RunMetadata
 from lmtool.reporting.trackers.tracking import Trackers
-from lmtool.resolver.decoding import completed
+from lmtool.resolver.decoding import with_defaults
 from lmtool.resolver.matcher import missing_token, tokens_around
 from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig, RunConfig
 from lmtool.resolver.teachers import TeacherSpec, differing_tokenizer
@@ -191,7 +191,7 @@ def _open_in_first_rank(
     try:
         folder = select_folder(RUNS, config.name, config.run_dir, stem)
         same_past = partial(require_same_past, verb, config)
-        with RunFolder(folder, data, saved.to_yaml(data), same_past, completed) as run:
+        with RunFolder(folder, data, saved.to_yaml(data), same_past, with_defaults) as run:
             output = Output(log=run.append_log)
             if run.extends:  # checks that the run may be extended, before anything is written
                 run.resume_point(_print_warning(output))

@@ -20,7 +20,7 @@ from lmtool.learners.configs import ObjectiveConfig
 from lmtool.models.configs import ModelConfig
 from lmtool.models.encoder_decoder_configs import EncoderDecoderConfig
 from lmtool.reporting.console import Output
-from lmtool.resolver.decoding import decoded
+from lmtool.resolver.decoding import decode_config
 from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig
 from lmtool.resolver.schema.use import UseConfig
 from lmtool.tasks.configs import TaskConfig, tasks_of
@@ -171,7 +171,7 @@ def read_trained(checkpoint: str, offline: bool, precision: Precision) -> Traine
         full_config = _as_finetuned(saved) if foreign else _as_pretrained(checkpoint, saved, weights)
     # The weights are complete: the checkpoint that this one started from is not needed, and may no longer exist.
     try:
-        config = decoded(verb, {**body(full_config), "checkpoint": "none"}, reads_checkpoint=False)
+        config = decode_config(verb, {**body(full_config), "checkpoint": "none"}, reads_checkpoint=False)
     except ConfigError as error:
         raise error.inside(
             f"checkpoint={checkpoint}", "use another checkpoint: this value is in its config.json"

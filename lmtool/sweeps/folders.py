@@ -262,7 +262,7 @@ def resume_search(sweeper: Sweeper, arguments: list[str], folder: Path, has_resu
     for path in sorted(folder.glob(f"*/{SUBMITTED}")):
         varied = read_record(path.parent, SUBMITTED).get("varied", {})
         try:
-            values = {name: _parsed(kind, varied[name.lstrip("+")]) for name, kind in distributions.items()}
+            values = {name: _parse(kind, varied[name.lstrip("+")]) for name, kind in distributions.items()}
         except (KeyError, ValueError):
             continue  # from another search space
         value = read_record(path.parent).get("value")
@@ -290,7 +290,7 @@ def _silence() -> None:
     warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
 
 
-def _parsed(distribution: BaseDistribution, text: str) -> object:
+def _parse(distribution: BaseDistribution, text: str) -> object:
     """Converts the text of an override to a value of the distribution. Raises ValueError for any other value."""
     if hasattr(distribution, "choices"):
         choices = [choice for choice in distribution.choices if str(choice) == text]

@@ -156,7 +156,7 @@ def _run_jobs(
     write_plan(sweep.path, request.verb, None if jobs is None else list(requested.values()))
     launch: Launch | None = None
     try:
-        with _composed(request, checked, sweep.path, hydra_keys) as (hydra, config):
+        with _composition(request, checked, sweep.path, hydra_keys) as (hydra, config):
             launch = Launch(sweep, config, Callbacks(config), request.run, request.plugins, request.has_result)
             say(f"{sweep.path}: {'a sweep' if jobs is None else counted(len(jobs), 'job')}; to resume it: {resume}")
             if jobs is None:
@@ -172,7 +172,7 @@ def _run_jobs(
 
 
 @contextmanager
-def _composed(
+def _composition(
     request: SweepRequest, checked: CheckedOverrides, folder: Path, hydra_keys: dict[str, str]
 ) -> Iterator[tuple[Hydra, DictConfig]]:
     """Yields Hydra, and the configuration with which it runs the sweep in a folder."""
@@ -221,7 +221,7 @@ def _first_configs(request: SweepRequest, checked: CheckedOverrides, hydra_keys:
     """Returns the configurations of the jobs that a sweeper of Hydra could start with, without running any."""
     with (
         TemporaryDirectory(prefix="lmtool-sweep-") as folder,
-        _composed(request, checked, Path(folder), hydra_keys) as (hydra, config),
+        _composition(request, checked, Path(folder), hydra_keys) as (hydra, config),
     ):
         sweeper = _sweeper(hydra, config, Callbacks(config))
         sweeper.launcher = DryLauncher()

@@ -182,11 +182,11 @@ def write_manifest(folder: Path, metadata: Mapping[str, object]) -> None:
     }
     for path in paths:
         sync_path(path)
-    write_bytes(folder / MANIFEST, _encoded({"format": FORMAT, **metadata, "files": files}))
+    write_bytes(folder / MANIFEST, _encode({"format": FORMAT, **metadata, "files": files}))
     sync_path(folder)
 
 
-def _encoded(body: Mapping[str, object]) -> bytes:
+def _encode(body: Mapping[str, object]) -> bytes:
     """Returns the manifest as JSON, with a hash that detects flipped bits in the manifest."""
     digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
     return json.dumps({**body, "sha256": digest}, indent=2, ensure_ascii=False, allow_nan=False).encode()
@@ -222,7 +222,7 @@ class Manifest:
                     "pip install --upgrade lmtool",
                 )
             body.pop("sha256")
-            intact = content == _encoded(body)
+            intact = content == _encode(body)
             files = {
                 name: {"bytes": int(entry["bytes"]), "sha256": entry["sha256"]} for name, entry in body["files"].items()
             }

@@ -28,7 +28,7 @@ def analysis(evaluation: TaskEvaluation) -> JsonObject:
     the details of the kind."""
     kind, rows = evaluation.kind, evaluation.rows
     assert evaluation.losses is not None
-    samples = _resampled(evaluation, resample_count(len(rows), evaluation.scores))
+    samples = _resample(evaluation, resample_count(len(rows), evaluation.scores))
     order = np.argsort(-evaluation.losses, kind="stable")[:HARDEST]
     hardest = [
         {
@@ -59,7 +59,7 @@ def difference(first: TaskEvaluation, second: TaskEvaluation) -> dict[str, dict[
             "give both the same data with task.path=",
         )
     resamples = resample_count(len(rows), first.scores)
-    first_samples, second_samples = _resampled(first, resamples), _resampled(second, resamples)
+    first_samples, second_samples = _resample(first, resamples), _resample(second, resamples)
     return {
         name: _with_interval(value - second.scores[name], np.subtract(first_samples[name], second_samples[name]))
         for name, value in first.scores.items()
@@ -67,7 +67,7 @@ def difference(first: TaskEvaluation, second: TaskEvaluation) -> dict[str, dict[
     }
 
 
-def _resampled(evaluation: TaskEvaluation, resamples: int) -> dict[str, list[float]]:
+def _resample(evaluation: TaskEvaluation, resamples: int) -> dict[str, list[float]]:
     """Returns the scores of each sample of the rows, by metric."""
     rows = evaluation.rows
     return evaluation.kind.resampled(rows, evaluation.predictions, resampled_rows(len(rows), resamples))

@@ -14,9 +14,9 @@ import numpy as np
 
 from lmtool.config.saved import JsonObject
 from lmtool.config.tables import build
-from lmtool.data.duplicates import Matches, TextIndex, key_of, numbered
+from lmtool.data.duplicates import Matches, TextIndex, key_of, texts_with_numbers
 from lmtool.data.examples import Rows
-from lmtool.data.files import collected
+from lmtool.data.files import collect_errors
 from lmtool.errors import UserError
 from lmtool.random_streams import Permutation
 from lmtool.tasks.configs import TaskConfig
@@ -75,10 +75,10 @@ def shift(source: str, first: Rows, target: str, second: Rows, kind: TaskKind | 
     """Returns the shift from the first rows to the second. kind: the task kind of both; None for rows of different
     tasks."""
     count = len(second)
-    first, second = (_sampled(rows, MOST) if len(rows) > MOST else rows for rows in (first, second))
+    first, second = (_sample_rows(rows, MOST) if len(rows) > MOST else rows for rows in (first, second))
     words, other_words = unigrams(first), unigrams(second)
     unknown = {word: count for word, count in other_words.items() if word not in words}
-    sampled_words = unigrams(_sampled(first, min(len(second), len(first) // 2)))
+    sampled_words = unigrams(_sample_rows(first, min(len(second), len(first) // 2)))
     return Shift(
         source,
         target,
@@ -91,7 +91,7 @@ def shift(source: str, first: Rows, target: str, second: Rows, kind: TaskKind | 
     )
 
 
-def _sampled(rows: Rows, count: int) -> Rows:
+def _sample_rows(rows: Rows, count: int) -> Rows:
     """Returns a seeded sample of rows."""
     return rows.take(Permutation(len(rows), 0, "sample", _CHANCE)(np.arange(count)))
 
@@ -153,7 +153,7 @@ class LabeledTexts:
         cells = zip(*rows.columns.values(), strict=True)
         texts = ["\n".join(map(cell_text, row)) for row in cells]
         labels = None if rows.labels is None else [kind.shown(label) for label in rows.labels]
-        return cls(texts, lambda number: location(rows.origin[number]), labels, _counted(kind, rows))
+        return cls(texts, lambda number: location(rows.origin[number]), labels, _label_counts(kind, rows))
 
     @classmethod
     def of_documents(cls, texts: Iterable[str], split: str) -> LabeledTexts:
@@ -189,7 +189,7 @@ def read_valid_rows(
 ) -> tuple[TaskData | None, list[UserError]]:
     """Reads a task's data, leaving out invalid rows. Returns the data, or None if there are too many invalid rows; and
     the error of each invalid row. Raises UserError if the data cannot be read at all."""
-    with collected() as problems:
+    with collect_errors() as problems:
         tables, metadata = read_tables(config, cache_dir, offline)
         while len(problems) < MOST_FAILING:
             try:
@@ -245,10 +245,10 @@ def findings(
         name: LabeledTexts.of(kind, rows)
         for name, rows in {"train": data.train, **data.validation, **data.test}.items()
     }
-    return compared(splits, near, length_of, longest, most, seed, progress)
+    return compare(splits, near, length_of, longest, most, seed, progress)
 
 
-def compared(
+def compare(
     splits: Mapping[str, LabeledTexts],
     near: float | None,
     length_of: Callable[[Sequence[str]], list[int]],
@@ -272,17 +272,17 @@ def compared(
             "near_compared": dict(zip(("texts", "of"), split_index.compared, strict=True))
             if near is not None
             else None,
-            "within": _repeated(split_texts, split_texts, split_index.repeats(), measures.sizes, most),
+            "within": _repeats(split_texts, split_texts, split_index.repeats(), measures.sizes, most),
         }
         if index is None or train is None:
             index, train = split_index, split_texts
         else:
             matches = index.overlap(split_index)
-            report[split]["in_training"] = _repeated(split_texts, train, matches, measures.sizes, most)
+            report[split]["in_training"] = _repeats(split_texts, train, matches, measures.sizes, most)
     return report
 
 
-def _repeated(
+def _repeats(
     split_texts: LabeledTexts, other_texts: LabeledTexts, matches: Matches, sizes: np.ndarray, most: int
 ) -> JsonObject:
     """Duplicates in a split: the numbers of texts that equal another one (up to case, punctuation and spacing), that
@@ -297,8 +297,8 @@ def _repeated(
         label_pairs = ((labels[here], other_labels[there]) for here, there in zip(numbers, repeated, strict=True))
         differ = np.array([None not in pair and pair[0] != pair[1] for pair in label_pairs], dtype=bool)
     order = np.lexsort((-similarity.round(3), ~differ))[:most]
-    texts = dict(numbered(split_texts.texts, np.unique(numbers[order])))
-    repeated_texts = dict(numbered(other_texts.texts, np.unique(repeated[order])))
+    texts = dict(texts_with_numbers(split_texts.texts, np.unique(numbers[order])))
+    repeated_texts = dict(texts_with_numbers(other_texts.texts, np.unique(repeated[order])))
     pairs = []
     for index in order.tolist():
         here, there = int(numbers[index]), int(repeated[index])
@@ -322,7 +322,7 @@ def _repeated(
     }
 
 
-def _counted(kind: TaskKind, rows: Rows) -> dict[str, object] | None:
+def _label_counts(kind: TaskKind, rows: Rows) -> dict[str, object] | None:
     """Returns the counts of labels in descending order; for values, their mean, standard deviation and range; None if
     there are no labels."""
     if rows.labels is None or not len(rows):

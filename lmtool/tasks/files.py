@@ -11,7 +11,7 @@ from typing import Any
 
 from lmtool.config.saved import JsonObject
 from lmtool.data.hub_source import hub_access
-from lmtool.data.parquet import named, read_parquet
+from lmtool.data.parquet import names_of_classes, read_parquet
 from lmtool.data.rows import delimiter_of
 from lmtool.data.tables import LINES, Table, begins_squad, read_columns, read_conllu, read_squad, read_table
 from lmtool.errors import UserError
@@ -225,7 +225,7 @@ def hub_table(origin: str, rows: Any) -> TaskTable:
     for name, feature in rows.features.items():
         names = getattr(getattr(feature, "feature", feature), "names", None)  # a class, or a list of classes
         if names:
-            columns[name] = [named(value, names) for value in columns[name]]
+            columns[name] = [names_of_classes(value, names) for value in columns[name]]
     flat = dict(columns)
     for name, values in columns.items():
         if values and all(isinstance(value, dict) for value in values):

@@ -63,8 +63,8 @@ class Guess:
     def words(self, path: str) -> list[str]:
         """Returns the guess as overrides. path: the value of task.path."""
         overrides = {
-            "kind": self.kind, "path": typed(path), "text": f"[{','.join(map(typed, self.text))}]",
-            "label": typed(self.label), **({"delimiter": typed(self.delimiter)} if self.delimiter else {}),
+            "kind": self.kind, "path": quote_value(path), "text": f"[{','.join(map(quote_value, self.text))}]",
+            "label": quote_value(self.label), **({"delimiter": quote_value(self.delimiter)} if self.delimiter else {}),
         }  # fmt: skip
         return ["task=custom", *(f"task.{key}={value}" for key, value in overrides.items())]
 
@@ -298,7 +298,7 @@ def _texts(value: str, columns: Columns, label: str, kind: str) -> tuple[str, ..
     if not texts:
         raise UserError(
             f"task={value}: none of its columns {', '.join(other_columns) or 'but ' + label} holds texts to read",
-            f"name it: task.text=[COLUMN] task.label={typed(label)}",
+            f"name it: task.text=[COLUMN] task.label={quote_value(label)}",
         )
     _refuse(value, [Guess(kind, (name,), label) for name in texts])
 
@@ -344,7 +344,7 @@ def _list(value: str | None) -> tuple[str, ...] | None:
     return tuple(part.strip().strip("'\"") for part in value.strip().strip("[]").split(","))
 
 
-def typed(value: str) -> str:
+def quote_value(value: str) -> str:
     """Returns a value in Hydra's syntax: quoted unless it is a plain word."""
     if re.fullmatch(r"[A-Za-z_./~-][\w./-]*", value) and value.lower() not in ("null", "true", "false"):
         return value

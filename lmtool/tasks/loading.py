@@ -16,7 +16,7 @@ import numpy as np
 
 from lmtool.config.saved import JsonObject
 from lmtool.config.tables import build
-from lmtool.data.examples import Rows, SplitData, unlabeled
+from lmtool.data.examples import Rows, SplitData, unlabeled_name
 from lmtool.data.pydocs import pydocs_rows
 from lmtool.data.sources import OnStage, held_out, in_parts, splits_of
 from lmtool.errors import UserError
@@ -72,7 +72,7 @@ class TaskData:
         splits = self._data({"train": self.train, **self.validation})
         if self.unlabeled is not None:
             name = self.config.name
-            splits["train"] = SplitData("train", rows={name: self.train, unlabeled(name): self.unlabeled})
+            splits["train"] = SplitData("train", rows={name: self.train, unlabeled_name(name): self.unlabeled})
         return splits
 
     def labeled_tests(self) -> dict[str, SplitData]:
@@ -213,7 +213,7 @@ def unlabeled_rows(config: TaskConfig, cache_dir: str | Path, offline: bool = Fa
     tables, _ = read_tables(config, cache_dir, offline)
     tests = {*map(canonical, config.test)} - {"train"}
     rows = {
-        split: _unlabeled(kind, _columns(config, split, table), table.origin)
+        split: _decode_unlabeled(kind, _columns(config, split, table), table.origin)
         for split, table in tables.items()
         if split not in tests
     }
@@ -226,13 +226,13 @@ def target_rows(config: WindowedConfig, cache_dir: str | Path, offline: bool) ->
     elsewhere = config.model_copy(update={"path": config.domain.target})
     try:
         tables, _ = read_tables(elsewhere, cache_dir, offline)
-        return _unlabeled(build(config), _columns(elsewhere, "train", tables["train"]), tables["train"].origin)
+        return _decode_unlabeled(build(config), _columns(elsewhere, "train", tables["train"]), tables["train"].origin)
     except UserError as error:
         message = error.message.replace("task.path=", "task.domain.target=")
         raise UserError(message, error.hint and error.hint.replace("task.path=", "task.domain.target=")) from error
 
 
-def _unlabeled(kind: TaskKind, columns: Columns, origin: Origin) -> Rows:
+def _decode_unlabeled(kind: TaskKind, columns: Columns, origin: Origin) -> Rows:
     """Decodes rows without their labels."""
     return kind.rows({name: values for name, values in columns.items() if name != kind.config.label}, origin, False)
 

@@ -90,7 +90,7 @@ class _At:
     scope: _Scope = field(default_factory=_Scope)
 
 
-def attributed(events: Iterable[FunctionEvent], on_device: bool = False) -> Attributed:
+def attribute(events: Iterable[FunctionEvent], on_device: bool = False) -> Attributed:
     """Attributes the profiler's events, which include `STEP` ranges. on_device: measure kernels instead of the host."""
     host_events = [event for event in events if event.device_type.name == "CPU" and not event.is_async]
     return _Attribution(host_events, on_device).result()

@@ -15,8 +15,8 @@ from lmtool.config.checkpoint import (
     CARRIED,
     OPTIMIZER,
     STATE,
+    checkpoint_of_pointer,
     of_step,
-    pointed,
     read_config,
     read_state,
     saved_steps,
@@ -166,7 +166,7 @@ class Keeper:
             if best is None:
                 (self.folder / "best").unlink(missing_ok=True)
             for name, target in (("last", self.path_of(progress.step)), ("best", best)):
-                if target is not None and pointed(self.folder, name) != target:
+                if target is not None and checkpoint_of_pointer(self.folder, name) != target:
                     verify(target, hashes=False)
                     replace_text(self.folder / name, target.name + "\n")
         except OSError as error:
@@ -176,7 +176,7 @@ class Keeper:
         """Removes checkpoints that are not retained by `keep` or `keep_every` and are not the last or best one."""
         if self.settings.keep == "all":
             return
-        last_and_best = {pointed(self.folder, "last"), pointed(self.folder, "best")}
+        last_and_best = {checkpoint_of_pointer(self.folder, "last"), checkpoint_of_pointer(self.folder, "best")}
         interval = self.settings.keep_every
         for folder in saved_steps(self.folder)[self.settings.keep :]:
             permanent = interval is not None and int(folder.name[5:]) % interval == 0

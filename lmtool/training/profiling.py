@@ -110,8 +110,8 @@ class ProfiledLoader:
     def _profiled(self, source: Iterator[Step]) -> Iterator[Step]:
         for _ in range(self.recording.steps):
             # The range ends at the loop's next call, so it contains the whole step.
-            with named(STEP):
-                with named(DATA):
+            with profiler_range(STEP):
+                with profiler_range(DATA):
                     data = next(source)
                 self.recording.data.append(data)
                 self.recording.tokens += sum(batch.tokens for batch in data.batches)
@@ -123,7 +123,7 @@ class ProfiledLoader:
             torch.cuda.synchronize(self._device)
 
 
-def named(part: str) -> Any:
+def profiler_range(part: str) -> Any:
     """Returns a range in the profiler's events: a tenth of the overhead of torch's `record_function`."""
     return torch._C._profiler._RecordFunctionFast(RANGE + part)
 
@@ -191,7 +191,7 @@ def _around(thing: object, method: str, part: str) -> Iterator[None]:
     method_inside: Callable[..., object] = getattr(thing, method)
 
     def ranged(*arguments: object, **keywords: object) -> object:
-        with named(part):
+        with profiler_range(part):
             return method_inside(*arguments, **keywords)
 
     object.__setattr__(thing, method, ranged)

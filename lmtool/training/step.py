@@ -173,7 +173,9 @@ def gradients(
         for name, mean in part.terms.items():
             terms[name] = terms[name] + mean if name in terms else mean
     if group.size > 1:
-        loss, terms = summed(loss, terms, [name for name in counts if name != _TOKENS and counts[name]], group)
+        loss, terms = sum_over_processes(
+            loss, terms, [name for name in counts if name != _TOKENS and counts[name]], group
+        )
     for name, penalty in learner.penalties().items():  # independent of the batch, and equal in all processes
         backward(penalty)
         terms[name] = full_tensor(penalty.detach())
@@ -181,7 +183,7 @@ def gradients(
     return Outcome(loss, terms, int(counts[_TOKENS]))
 
 
-def summed(
+def sum_over_processes(
     loss: Tensor, terms: Mapping[str, Tensor], names: Sequence[str], group: ProcessGroup
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Returns the loss and the terms of a step over all processes, on the device. names: the names of the terms that

@@ -19,7 +19,7 @@ from lmtool.errors import UserError
 from lmtool.learners.generation.configs import GenerationConfig
 from lmtool.learners.writing import writer_of
 from lmtool.models.configs import ModelConfig
-from lmtool.models.encoder_decoder import shifted
+from lmtool.models.encoder_decoder import shift_right
 from lmtool.models.heads.lm import LMHead
 from lmtool.tokenizers.folders import has_tokenizer
 from lmtool.tokenizers.tokenizer import Tokenizer
@@ -131,7 +131,7 @@ class PaddedModel(nn.Module):
             real_BL = _real_tokens(decoder_input_ids, None)
             outputs = _pack(decoder_input_ids, real_BL)
         elif two_stacks and self.start is not None:
-            outputs = shifted(inputs, self.start)
+            outputs = shift_right(inputs, self.start)
         hidden_TH = self.parts.hidden(inputs, outputs)
         texts = inputs if outputs is None else outputs
         logits = self.parts.logits(hidden_TH, texts)

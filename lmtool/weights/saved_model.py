@@ -235,7 +235,7 @@ def saved_config(checkpoint: str, offline: bool = False) -> JsonObject:
     if folder is not None:
         return folder.saved_config()
     saved = read_config(find(checkpoint))
-    missing = [plugin for plugin in saved.get("plugins") or () if plugin not in plugins.typed()]
+    missing = [plugin for plugin in saved.get("plugins") or () if plugin not in plugins.typed_plugins()]
     if missing:
         hint = f"if you trust the plugin, load it first: lmtool.config.plugins.load({missing!r})"
         raise UserError(f"checkpoint={checkpoint} needs the plugin {missing[0]}, which is not loaded", hint)

@@ -27,7 +27,7 @@ from lmtool.data.vocabulary import trained_tokenizer
 from lmtool.errors import USER_ERROR, ConfigError, UserError
 from lmtool.learners.base import BaseLearner
 from lmtool.learners.evaluation import TermScorer, evaluate
-from lmtool.resolver.decoding import decoded
+from lmtool.resolver.decoding import decode_config
 from lmtool.resolver.schema.run import PretrainConfig
 from lmtool.tasks.mixture import read_tasks, rows_of
 from lmtool.tokenizers.configs import TokenizerConfig
@@ -73,7 +73,7 @@ def decode(model: tuple[str, ...], objective: tuple[str, ...], more: tuple[str, 
             assert word == "tokenizer=auto", word
     sections = {name: section(name) for name in ("tokenizer", "data", "optimizer", "schedule")}
     budget = {"max_steps": 2, "batch_tokens": 256, "max_length": 32, "device": "cpu", "precision": "fp32"}
-    return decoded(
+    return decode_config(
         "pretrain",
         {**sections, **budget, "model": section("model", *model), "objective": section("objective", *objective)},
     )
@@ -185,7 +185,7 @@ def test_a_tokenizer_is_refused_where_its_special_tokens_would_be_missed(place: 
                 continue
             given = decode(*pair)
             try:
-                checked = decoded("pretrain", {**given.model_dump(), "tokenizer": config.model_dump()})
+                checked = decode_config("pretrain", {**given.model_dump(), "tokenizer": config.model_dump()})
             except ConfigError as error:
                 refused(error, *pair)
                 with pytest.raises(UserError, match="has no .* token|needs .* sentinel tokens"):

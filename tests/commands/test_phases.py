@@ -17,9 +17,9 @@ from lmtool.config import compose, overrides
 from lmtool.config.checkpoint import checkpoint_folder
 from lmtool.errors import ConfigError
 from lmtool.reporting.run_files import phase_starts, read_run
-from lmtool.resolver.decoding import decoded
+from lmtool.resolver.decoding import decode_config
 from lmtool.resolver.members import with_sections
-from lmtool.resolver.schema.phases import normalized, words_of
+from lmtool.resolver.schema.phases import normalize, words_of
 from lmtool.training import loop
 from tests.commands.conftest import TINY, but_for, pretrain, working_in, write_text
 
@@ -176,7 +176,7 @@ def base(place: Path) -> dict[str, Any]:
 
 
 def decode(base: dict[str, Any], *phases: Any, **more: Any) -> Any:
-    return decoded("pretrain", with_sections({**base, "phases": list(phases), **more}))
+    return decode_config("pretrain", with_sections({**base, "phases": list(phases), **more}))
 
 
 HALF = {"share": 0.5}
@@ -245,8 +245,8 @@ def test_what_is_typed_and_what_is_saved_are_one(base: dict[str, Any]) -> None:
     assert words_of(config.phases[0]) == "optimizer.lr=0.01"
     assert words_of(config.phases[1]) == "data.name=text data.path=x.txt"
     saved = json.loads(config.model_dump_json())
-    assert normalized(saved["phases"]) == saved["phases"]
-    again = decoded("pretrain", saved, reads_checkpoint=False)
+    assert normalize(saved["phases"]) == saved["phases"]
+    again = decode_config("pretrain", saved, reads_checkpoint=False)
     assert again.forms == config.forms and config.forms[0].optimizer.lr == 0.01
     assert config.forms[0].data.name == "pydocs" and config.forms[1].data.path == "x.txt"
     assert config.forms[1].data.documents == "joined"

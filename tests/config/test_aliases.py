@@ -17,7 +17,7 @@ from lmtool.config.accepted import AcceptedOverrides
 from lmtool.config.auto import merge
 from lmtool.config.problems import known_keys, unknown_key
 from lmtool.errors import ConfigError, Problem
-from lmtool.resolver.decoding import decoded
+from lmtool.resolver.decoding import decode_config
 from lmtool.resolver.schema.verbs import COMMANDS, VERBS
 
 BASES = {
@@ -71,7 +71,7 @@ def wrong_in(verb: str, words: Sequence[str]) -> list[Problem]:
             data = {**data, group: {**option(group, name), tables.choices(COMMANDS[verb])[group].key: name}}
     values, _ = overrides.as_values([word for word in words if word.partition("=")[0] not in accepted.groups], accepted)
     try:
-        decoded(verb, merge(data, values), reads_checkpoint=False)
+        decode_config(verb, merge(data, values), reads_checkpoint=False)
     except ConfigError as error:
         wrong += [problem for problem in error.problems if not problem.absent]
     return wrong
@@ -104,7 +104,7 @@ def test_what_is_hinted_at_decodes(word: str) -> None:
             if (meaning := aliases.meaning(word, value, base_of(verb)[2].__contains__)) and is_of(meaning, form)
         )
         with pytest.raises(ConfigError) as caught:
-            decoded(verb, {**base_of(verb)[1], word: value}, reads_checkpoint=False)
+            decode_config(verb, {**base_of(verb)[1], word: value}, reads_checkpoint=False)
         hint = caught.value.hint or ""
         assert hint.startswith(f"did you mean {shlex.join(meaning.words)}?" if meaning.words else meaning.hint)
         # Where another component has the key, the hint names it; the base may be no model for it.
@@ -164,7 +164,7 @@ def test_a_value_of_another_tool_is_one_here(key: str) -> None:
 )
 def test_the_value_is_carried_over(verb: str, typed: dict[str, Any], hint: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        decoded(verb, merge(base_of(verb)[1], typed), reads_checkpoint=False)
+        decode_config(verb, merge(base_of(verb)[1], typed), reads_checkpoint=False)
     assert [problem.hint for problem in caught.value.problems] == [hint]
 
 

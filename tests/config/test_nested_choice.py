@@ -11,7 +11,7 @@ from lmtool.config import compose, overrides
 from lmtool.config.decode import decode
 from lmtool.errors import ConfigError
 from lmtool.nn.configs import LearnedPositionsConfig, RotaryPositionsConfig
-from lmtool.resolver.decoding import decoded
+from lmtool.resolver.decoding import decode_config
 from lmtool.resolver.schema.run import PretrainConfig
 
 
@@ -28,16 +28,18 @@ def problems(*typed: str, **how: Any) -> dict[str, str]:
 
 
 def test_it_is_typed_as_a_group_or_by_its_values() -> None:
-    config = decoded("pretrain", composed("model=gpt_tiny", "model/positions=rotary", "model.positions.base=500000.0"))
+    config = decode_config(
+        "pretrain", composed("model=gpt_tiny", "model/positions=rotary", "model.positions.base=500000.0")
+    )
     assert config.model.positions == RotaryPositionsConfig(base=500000.0)
     assert config.model_dump()["model"]["positions"]["layout"] == "half_split"
-    assert decoded("pretrain", composed("model=gpt_tiny")).model.positions == LearnedPositionsConfig()
+    assert decode_config("pretrain", composed("model=gpt_tiny")).model.positions == LearnedPositionsConfig()
 
 
 def test_what_was_saved_before_there_was_a_choice_is_learned() -> None:
     data = composed("model=bert_tiny")
     del data["model"]["positions"]
-    assert decoded("pretrain", data).model.positions == LearnedPositionsConfig()
+    assert decode_config("pretrain", data).model.positions == LearnedPositionsConfig()
 
 
 def test_a_checkpoint_must_agree() -> None:

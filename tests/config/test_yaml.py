@@ -16,7 +16,7 @@ from lmtool.commands.show import PRIMARY
 from lmtool.config import compose, groups, overrides, saved, tables
 from lmtool.config.base import Config
 from lmtool.config.problems import section_class
-from lmtool.resolver.decoding import decoded
+from lmtool.resolver.decoding import decode_config
 from lmtool.resolver.members import with_sections
 from lmtool.resolver.schema.verbs import COMMANDS
 from tests.breadth import slow_but
@@ -35,7 +35,7 @@ def compose_and_decode(verb: str, *typed: str) -> Any:
     primary = PRIMARY[verb]
     read = overrides.read(typed, compose.accepted_overrides(primary))
     assert not read.problems
-    return decoded(verb, with_sections(compose.compose(primary, read)))
+    return decode_config(verb, with_sections(compose.compose(primary, read)))
 
 
 # What a command needs besides the choice under test.

@@ -7,7 +7,7 @@ import string
 
 import numpy as np
 
-from lmtool.data.duplicates import Matches, TextIndex, jaccard, normalized, numbered, shingles_of
+from lmtool.data.duplicates import Matches, TextIndex, jaccard, normalize, shingles_of, texts_with_numbers
 
 
 def text(chance: random.Random, words: int) -> list[str]:
@@ -24,7 +24,7 @@ def test_case_punctuation_and_spacing_make_no_difference():
     assert found(index.repeats()) == {2: (0, 1.0), 5: (3, 1.0)}
     assert found(index.overlap(TextIndex(["another.", "a cat"]))) == {0: (1, 1.0)}
     assert not found(TextIndex([]).overlap(index)) and not found(index.overlap(TextIndex([])))
-    assert normalized("Ärger, 3x!") == "ärger 3x"
+    assert normalize("Ärger, 3x!") == "ärger 3x"
 
 
 def test_similarity_is_that_of_sets_of_five_characters():
@@ -98,5 +98,5 @@ def test_a_long_text_is_cut_into_parts_that_share_no_shingle_and_lose_none(monke
 
 
 def test_texts_are_read_by_their_numbers():
-    assert dict(numbered(iter("abcd"), np.array([1, 3]))) == {1: "b", 3: "d"}
-    assert dict(numbered(iter("abcd"), np.array([], dtype=np.int64))) == {}
+    assert dict(texts_with_numbers(iter("abcd"), np.array([1, 3]))) == {1: "b", 3: "d"}
+    assert dict(texts_with_numbers(iter("abcd"), np.array([], dtype=np.int64))) == {}

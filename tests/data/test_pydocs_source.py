@@ -192,7 +192,7 @@ def test_rows_follow_the_seed_alone(cache):
 def test_masking():
     names, words = ["torch", "huggingface_hub"], {"linalg"}
     given = "PyTorch's torch.nn and np.array, np, linalg, e.g. 3.14 huggingface_hub_x HF_HUB_CACHE plain text. End."
-    masked = pydocs._WORD.sub(lambda match: pydocs._masked(match.group(), names, words), given)
+    masked = pydocs._WORD.sub(lambda match: pydocs._mask_word(match.group(), names, words), given)
     assert masked == "_'s _ and _, _, _, e.g. 3.14 _ _ plain text. End."
 
 

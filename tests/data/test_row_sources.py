@@ -20,7 +20,7 @@ import pytest
 from lmtool.config.tables import build, lookup
 from lmtool.data import compressed, file_source
 from lmtool.data.file_source import FileSource
-from lmtool.data.files import LINE, collected
+from lmtool.data.files import LINE, collect_errors
 from lmtool.errors import UserError
 from tests.mutations import mutated
 
@@ -247,17 +247,17 @@ def test_faults_are_named(tmp_path: Path, name: str, content: bytes | str, match
 
 def test_all_faults_are_collected_where_they_are_asked_for(tmp_path: Path) -> None:
     content = '{"text": "a"}\n{"text": 3}\nno\n{"txt": "b"}\n{"text": "c"}\n'
-    with collected() as problems:
+    with collect_errors() as problems:
         opened = source(write(tmp_path, "a.jsonl", content))
     lines = [problem.message.split(": ")[0].rpartition("/")[2] for problem in problems]
     assert lines == ["a.jsonl:2", "a.jsonl:3:1", "a.jsonl:4"]
     assert opened.count("train") + opened.count("validation") == 2
-    with collected() as problems:
+    with collect_errors() as problems:
         source(write(tmp_path, "a.csv", "text,n\na,1\nb\nc,2,3\nd,4\n"))
     assert [":3: 1 col" in problems[0].message, ":4: 3 col" in problems[1].message, len(problems)] == [True, True, 2]
     for name in ("a", "b"):  # an error ends the file, and the next one is read
         write(tmp_path, f"{name}.txt", "one\n\ntwo\n\n" + ("three\nand\0" if name == "a" else "four"))
-    with collected() as problems:
+    with collect_errors() as problems:
         opened = source(tmp_path / "*.txt")
         assert len([*texts(opened, "train"), *texts(opened, "validation")]) == 5
     assert {problem.message.rpartition("/")[2] for problem in problems} == {"a.txt:6:4: a NUL byte: not a text file"}

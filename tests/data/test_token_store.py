@@ -303,7 +303,7 @@ def test_a_warm_cache_is_read_without_writing(tmp_path, monkeypatch):
     def refused(*args, **kwargs):
         raise OSError(errno.EROFS, "read-only")
 
-    monkeypatch.setattr(store_module, "locked", refused)
+    monkeypatch.setattr(store_module, "hold_lock", refused)
     monkeypatch.setattr(Path, "mkdir", refused)
     assert np.array_equal(opened().tokens, tokens) and source.reads == reads
 
@@ -423,12 +423,12 @@ def test_a_killed_build_is_resumed(tmp_path, tokenizers, monkeypatch):
         elif damage is not None:
             zero(draft / damage)
 
-        def record(*arguments, tokenized=tokenized, original=tokenizing.tokenized):
+        def record(*arguments, tokenized=tokenized, original=tokenizing.tokenize_portion):
             tokenized.append(arguments)
             return original(*arguments)
 
         with monkeypatch.context() as patch:
-            patch.setattr(tokenizing, "tokenized", record)
+            patch.setattr(tokenizing, "tokenize_portion", record)
             store = open_store(
                 source, "train", tokenizers["wordpiece"], place, lambda stage, *_, told=messages: told.append(stage)
             )

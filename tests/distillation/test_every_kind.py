@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from lmtool.config.tables import build
-from lmtool.data.examples import SplitData, unlabeled
+from lmtool.data.examples import SplitData, unlabeled_name
 from lmtool.distillation.configs import HardConfig, SoftConfig, StandardConfig
 from lmtool.distillation.recording import StudentData, Teacher, record
 from lmtool.distillation.standard import Standard
@@ -127,7 +127,7 @@ def domain(folder, tokens):
     section = {"name": "dann", "target": str(folder / "other.tsv"), "steps": 10, "hidden_size": 7}
     data = load_task(task_config("classification", path=folder / "own.tsv", domain=section), 0, folder, True)
     learner = data.config.learner(corpora.backbone("bert", **STILL), tokens["bert"], 0)
-    rows = {"classification": data.train, unlabeled("classification"): target_rows(data.config, folder, True)}
+    rows = {"classification": data.train, unlabeled_name("classification"): target_rows(data.config, folder, True)}
     return learner, learner.examples(SplitData("train", rows=rows), 32)
 
 

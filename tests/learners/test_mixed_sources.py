@@ -13,7 +13,7 @@ from lmtool.data.examples import SplitData
 from lmtool.data.loader import PackedLoader
 from lmtool.learners import configs as learner_configs  # noqa: F401  enters the mixture into its table
 from lmtool.learners.evaluation import TermScorer, evaluate
-from lmtool.learners.mixed_sources import MixedSources, concatenated, examples_of, predictors_of, scorer_of
+from lmtool.learners.mixed_sources import MixedSources, concatenate, examples_of, predictors_of, scorer_of
 from lmtool.objectives import configs as objective_configs  # noqa: F401  enters the others
 from tests.objectives.objective_fixtures import backbone, gradients, sentences, store, tokenizer
 
@@ -158,4 +158,4 @@ def test_what_reads_nothing_knows_the_shares():
 def test_one_batch_is_itself():
     _, _, examples = built("clm")
     batch = examples.batch(examples.plan(0).rows[:1], np.arange(1), 0)
-    assert concatenated([batch]) is batch
+    assert concatenate([batch]) is batch

@@ -16,7 +16,7 @@ from lmtool.config import groups, saved, tables
 from lmtool.errors import UserError
 from lmtool.models import recipes
 from lmtool.models.configs import BertConfig, ModelConfig
-from lmtool.resolver.decoding import decoded
+from lmtool.resolver.decoding import decode_config
 from lmtool.resolver.schema.verbs import COMMANDS
 
 FAMILIES = {
@@ -134,7 +134,7 @@ def test_a_saved_configuration_needs_no_recipe(monkeypatch: pytest.MonkeyPatch) 
     config = configured("pretrain", "model=bert_tiny")
     data = saved.body(saved.save(config, "pretrain"))
     monkeypatch.setattr(recipes, "read", lambda path: pytest.fail(f"{path} is read"))
-    assert decoded("pretrain", data) == config and type(config) is COMMANDS["pretrain"]
+    assert decode_config("pretrain", data) == config and type(config) is COMMANDS["pretrain"]
 
 
 def test_show_prints_the_recipe_with_its_sources(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,29 +8,29 @@ import pytest
 
 from lmtool.reporting.console import Output, table_lines
 from lmtool.reporting.inspection import InspectionScreen, print_inspection
-from lmtool.reporting.text import cells, shortened, wrapped
+from lmtool.reporting.text import cells, shorten, wrap
 
 
 @pytest.mark.parametrize("width", [10, 60, 80, 200])
 @pytest.mark.parametrize("text", ["", "a few  words and 長い文字列です and " + "x" * 90, "é" * 30, "e\u0301 " * 40])
 def test_lines_fit_and_lose_nothing(width: int, text: str) -> None:
-    lines = wrapped(text, width)
+    lines = wrap(text, width)
     assert lines and all(cells(line) <= width for line in lines)
     assert "".join("".join(lines).split()) == "".join(text.split())
 
 
 def test_words_stay_in_one_piece_where_they_fit() -> None:
-    assert wrapped("one two three four", 9) == ["one two", "three", "four"]
+    assert wrap("one two three four", 9) == ["one two", "three", "four"]
 
 
 @pytest.mark.parametrize("limit", [5, 12, 40])
 def test_names_become_no_twins(limit: int) -> None:
     names = ["top_up_by_bank_transfer_charge", "top_up_by_card_charge", "top_up_by_cash_or_cheque", "a_b", "a b"]
     names += [f"{'x' * 30}{number}{'y' * 30}" for number in range(12)]
-    shown = shortened(names, limit)
+    shown = shorten(names, limit)
     assert len(set(shown)) == len(names) and shown[3:5] == ["a_b", "a b"]
-    assert shortened(names[:1], 12) == ["top_up…harge"]
-    assert shortened([names[0]] * 2, 12) == ["top_up…harge"] * 2, "the same name twice is the same name"
+    assert shorten(names[:1], 12) == ["top_up…harge"]
+    assert shorten([names[0]] * 2, 12) == ["top_up…harge"] * 2, "the same name twice is the same name"
 
 
 @pytest.mark.parametrize("columns", [60, 80, 200])

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from lmtool.config.checkpoint import find, pointed, read_config, read_state, saved_steps, verify
+from lmtool.config.checkpoint import checkpoint_of_pointer, find, read_config, read_state, saved_steps, verify
 from lmtool.errors import CheckFailed, UserError
 from lmtool.runs import checkpoints
 from lmtool.system.files import Damaged
@@ -191,7 +191,7 @@ def test_a_lost_best_leaves_the_best_of_the_others(tmp_path: Path, loss: str, en
         with pytest.raises(RuntimeError):
             train_on(Breaking())
     best = path / "checkpoints/step_00000002"
-    assert pointed(path / "checkpoints", "best") == best
+    assert checkpoint_of_pointer(path / "checkpoints", "best") == best
     if loss == "deleted":
         shutil.rmtree(best)
     else:
@@ -208,7 +208,7 @@ def test_a_lost_best_leaves_the_best_of_the_others(tmp_path: Path, loss: str, en
 
 
 def test_find_takes_what_a_user_types(run: Path) -> None:
-    best = pointed(run / "checkpoints", "best")
+    best = checkpoint_of_pointer(run / "checkpoints", "best")
     assert best is not None
     assert find(run) == find(run / "checkpoints") == best
     assert find(run / "checkpoints" / "best") == best == find(best)

@@ -10,7 +10,7 @@ from task_fixtures import SIZES, TEXTS, evaluation, examples_of, glue, split_dat
 
 from lmtool.config.needs import refusal
 from lmtool.config.tables import build
-from lmtool.data.examples import Rows, SplitData, unlabeled
+from lmtool.data.examples import Rows, SplitData, unlabeled_name
 from lmtool.data.formats import truncate_texts
 from lmtool.data.loader import PackedLoader
 from lmtool.errors import UserError
@@ -228,7 +228,7 @@ def test_auxiliary_masks_are_of_the_rows_without_labels(tokenizers, tmp_path):
     learner = learner_of(data, tokenizers)
     assert learner.weights == {"sst2": 0.75, "mlm": 0.25}
     texts = Rows.of_texts(sentence=["nobody knows why the end isn't bad"])
-    examples = learner.examples(SplitData("train", rows={"sst2": data.train, unlabeled("sst2"): texts}), 40)
+    examples = learner.examples(SplitData("train", rows={"sst2": data.train, unlabeled_name("sst2"): texts}), 40)
     batch = examples.batch(examples.plan(1).rows[:3], np.arange(3), 1)
     assert batch.examples.tolist() == [0, 0, 1, 1, 2, 2] and batch.parts.tolist() == [0, 1] * 3
     target, tokens = batch.targets["mlm"], batch.inputs.tokens.clone()

@@ -9,7 +9,7 @@ import pytest
 from task_fixtures import task_config
 
 from lmtool.config.tables import build
-from lmtool.data.examples import unlabeled
+from lmtool.data.examples import unlabeled_name
 from lmtool.errors import UserError
 from lmtool.tasks.loading import draw_shots, load_task
 
@@ -68,7 +68,7 @@ def test_every_row_comes_as_often(folder):
 def test_what_is_left_serves_as_text(folder):
     data = data_of(folder, head="prompt", auxiliary_mlm=1e-4)
     rows = data.splits()["train"].rows
-    assert len(rows["sst2"]) == 8 and len(rows[unlabeled("sst2")]) == 39 - 16
+    assert len(rows["sst2"]) == 8 and len(rows[unlabeled_name("sst2")]) == 39 - 16
     assert list(data_of(folder).splits()["train"].rows) == ["sst2"]
 
 

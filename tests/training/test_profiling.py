@@ -11,7 +11,7 @@ from torch.profiler import ProfilerActivity, profile
 from lmtool.config.tables import build
 from lmtool.models.configs import BertConfig
 from lmtool.nn.regions import is_plain
-from lmtool.training.attribution import CLIP, LOSS, MOVE, ZERO, attributed, flops_of
+from lmtool.training.attribution import CLIP, LOSS, MOVE, ZERO, attribute, flops_of
 from lmtool.training.profiling import (
     ATTENTION,
     DATA,
@@ -19,8 +19,8 @@ from lmtool.training.profiling import (
     LEARNER,
     PROJECTIONS,
     STEP,
-    named,
     profiled_modules,
+    profiler_range,
     ranges,
 )
 
@@ -80,14 +80,14 @@ def test_products_and_parts_of_known_work() -> None:
     x = torch.randn(TOKENS, WIDTH, requires_grad=True)
     with ranges(model), events:
         for _ in range(steps):
-            with named(STEP):
-                with named(DATA):
+            with profiler_range(STEP):
+                with profiler_range(DATA):
                     torch.randn(500, 500)
                 model(x).backward()
                 nn.utils.clip_grad_norm_(model.parameters(), 1.0)
                 optimizer.step()
                 optimizer.zero_grad()
-    costs = attributed(events.events())
+    costs = attribute(events.events())
     maps = WIDTH * WIDTH + 2 * WIDTH * INNER + WIDTH * ROWS
     scores = 2 * TOKENS * WIDTH
     # Forward, and the gradients of both factors.
@@ -107,15 +107,15 @@ def test_a_map_in_the_backward_is_its_own_part() -> None:
     first, second = _Part(), _Part()
     events = profile(activities=[ProfilerActivity.CPU], record_shapes=True)
     x = torch.randn(256, WIDTH)
-    with events, named(STEP):
-        with named("small"):
+    with events, profiler_range(STEP):
+        with profiler_range("small"):
             hidden = x * 2
-        with named("large"):
+        with profiler_range("large"):
             hidden = first(hidden) + second(hidden)
-        with named("last"):
+        with profiler_range("last"):
             loss = hidden.sum()
         loss.backward()
-    parts = attributed(events.events()).parts
+    parts = attribute(events.events()).parts
     assert parts["large"].backward > 10 * parts["small"].backward
     assert parts["large"].backward > parts["last"].backward > 0
 

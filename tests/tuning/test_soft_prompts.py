@@ -16,7 +16,7 @@ from lmtool.errors import ConfigError
 from lmtool.models.configs import BertConfig, GptConfig
 from lmtool.models.encoder_configs import AlbertConfig
 from lmtool.models.encoder_decoder_configs import BartConfig, T5Config
-from lmtool.resolver.decoding import decoded
+from lmtool.resolver.decoding import decode_config
 from lmtool.tokenizers.configs import ByteBpeConfig, WordPieceConfig
 from lmtool.tuning.configs import PrefixConfig, PTuningConfig, SoftPromptConfig
 
@@ -203,7 +203,7 @@ def composed(**sections):
         "model": {"name": "bert", **SIZES}, "tokenizer": "auto", "checkpoint": "none", "optimizer": "auto",
         "schedule": "auto", "max_steps": 1, "batch_examples": 2, "max_length": None, "tuning": {"name": "prompt"},
     }  # fmt: skip
-    return decoded("finetune", {**given, **sections})
+    return decode_config("finetune", {**given, **sections})
 
 
 def test_a_recipe_is_that_of_the_method():

@@ -8,7 +8,7 @@ import torch
 
 from lmtool.config.needs import refusal
 from lmtool.config.tables import Choice, build, lookup
-from lmtool.models.encoder_decoder import shifted
+from lmtool.models.encoder_decoder import shift_right
 from lmtool.tasks.configs import ClassificationConfig
 from lmtool.tuning.configs.base import offered
 from lmtool.types import Batch, Packed, Target
@@ -61,7 +61,7 @@ def batch_for(learner, keep=None):
     tokens, lengths = torch.cat([pieces[number] for number in numbers]), tuple(LENGTHS[number] for number in numbers)
     inputs = Packed(tokens, lengths, {"segment": torch.zeros_like(tokens)})
     two_stacks = learner.backbone.config.architecture == "encoder_decoder"
-    outputs = shifted(inputs, 2) if two_stacks else None
+    outputs = shift_right(inputs, 2) if two_stacks else None
     labels = torch.tensor([number % 2 for number in numbers])
     examples = torch.tensor(numbers)
     return Batch(inputs, {learner.term: Target(labels)}, examples, examples * 0, outputs)

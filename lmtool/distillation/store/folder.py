@@ -18,7 +18,7 @@ from pathlib import Path
 
 from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.data.sources import OnStage
-from lmtool.data.store import locked, rebuilding, writing
+from lmtool.data.store import hold_lock, rebuilding, writing
 from lmtool.errors import UserError
 from lmtool.system.files import MANIFEST, Damaged, Manifest, draft_path, remove, write_manifest
 
@@ -82,7 +82,7 @@ def open_or_make(
         return opened
     with writing(location.cache_dir if location.folder is None else folder.parent):
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with locked(folder.with_name(f".{folder.name}.lock")):
+        with hold_lock(folder.with_name(f".{folder.name}.lock")):
             # Another process may have made the store while this one waited for the lock.
             if (opened := _open(folder, identity, location, progress)) is not None:
                 return opened

@@ -116,7 +116,7 @@ class CandidateScorer:
                 continue
             texts = [candidates[number][index] for _, number, index in pairs]
             outputs = self._packed([[self.start, *text[:-1]] for text in texts])
-            hidden_TH = backbone.decode(_repeated(encoded, [row for row, _, _ in pairs]), outputs)
+            hidden_TH = backbone.decode(_repeat(encoded, [row for row, _, _ in pairs]), outputs)
             for (_, number, index), value in zip(pairs, self._sums(hidden_TH, texts), strict=True):
                 scores[number][index] = value
         return scores
@@ -165,7 +165,7 @@ def _branch(cache: Cache, rows: Sequence[int]) -> Cache:
     return branch_cache
 
 
-def _repeated(encoded: EncoderState, rows: Sequence[int]) -> EncoderState:
+def _repeat(encoded: EncoderState, rows: Sequence[int]) -> EncoderState:
     """Returns the encoded inputs of the given rows. A row may occur several times; the copies share hidden states."""
     segments = encoded.segments
     starts, lengths = ([side[row] for row in rows] for side in (segments.starts, segments.lengths))

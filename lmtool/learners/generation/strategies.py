@@ -55,7 +55,7 @@ class Constraints:
     def apply(self, logits_RV: Tensor) -> Tensor:
         """Returns the constrained logits, or log-probabilities: -inf for tokens that may not come next."""
         if self.history_RT is not None and self.penalty != 1.0:
-            logits_RV = _penalized(logits_RV, self.history_RT, self.penalty)
+            logits_RV = _penalize(logits_RV, self.history_RT, self.penalty)
         if self.step < self.config.min_new_tokens and self.ends:
             logits_RV = logits_RV.clone()
             logits_RV[:, self.ends] = -torch.inf
@@ -78,7 +78,7 @@ class Constraints:
             self.history_RT = torch.cat([self.history_RT[rows_R], tokens_R[:, None]], 1)
 
 
-def _penalized(logits_RV: Tensor, history_RT: Tensor, penalty: float) -> Tensor:
+def _penalize(logits_RV: Tensor, history_RT: Tensor, penalty: float) -> Tensor:
     """Returns logits in which tokens that the text already contains are less likely (Keskar et al. 2019, section 4.1;
     negative logits are multiplied, as in transformers)."""
     repeated_RV = torch.zeros_like(logits_RV, dtype=torch.bool)

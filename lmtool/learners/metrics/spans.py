@@ -143,14 +143,14 @@ ANSWER_METRICS: dict[str, Metric] = {
 
 
 @lru_cache(maxsize=1 << 16)
-def normalized(text: str) -> str:
+def normalize(text: str) -> str:
     """Returns a text in lower case, without ASCII punctuation and articles, and with single spaces."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
 def exact_match(predicted: str, gold: str) -> float:
-    """Returns 1.0 if two answers are equal after `normalized`, otherwise 0.0."""
-    return float(normalized(predicted) == normalized(gold))
+    """Returns 1.0 if two answers are equal after `normalize`, otherwise 0.0."""
+    return float(normalize(predicted) == normalize(gold))
 
 
 def token_f1(predicted: str, gold: str, empty_agree: bool = False) -> float:
@@ -161,7 +161,7 @@ def token_f1(predicted: str, gold: str, empty_agree: bool = False) -> float:
         gold: A gold answer.
         empty_agree: Whether the score of two answers without any word is 1, as in SQuAD 2.0. In SQuAD 1.1 it is 0.
     """
-    predicted_words, gold_words = normalized(predicted).split(), normalized(gold).split()
+    predicted_words, gold_words = normalize(predicted).split(), normalize(gold).split()
     if empty_agree and not (predicted_words and gold_words):
         return float(predicted_words == gold_words)
     common = sum((Counter(predicted_words) & Counter(gold_words)).values())
@@ -185,7 +185,7 @@ def answer_scores(
     exact, f1 = np.zeros(len(gold)), np.zeros(len(gold))
     for number, (answers, text) in enumerate(zip(gold, predicted, strict=True)):
         if unanswerable:
-            answers = [answer for answer in answers if normalized(answer)] or [""]
+            answers = [answer for answer in answers if normalize(answer)] or [""]
         exact[number] = max((exact_match(text, answer) for answer in answers), default=0.0)
         f1[number] = max((token_f1(text, answer, unanswerable) for answer in answers), default=0.0)
     return {"exact_match": exact, "f1": f1}
@@ -195,7 +195,7 @@ def threshold_scores(gold: Sequence[Sequence[str]], predicted: Sequence[str]) ->
     """Returns scores (N,) by name, as SQuAD 2.0 computes them for its search of the best threshold.
 
     They differ from `answer_scores` for questions without an answer: any text scores 0, even a text such as "the", from
-    which `normalized` removes all words.
+    which `normalize` removes all words.
     """
     wrong_N = np.array([bool(text) and not answers for answers, text in zip(gold, predicted, strict=True)], bool)
     return {name: np.where(wrong_N, 0.0, values) for name, values in answer_scores(gold, predicted, True).items()}
@@ -232,7 +232,7 @@ def best_threshold(scores_N: np.ndarray, answered_N: np.ndarray, null_N: np.ndar
     return Threshold(float(null_N[order[best]]), float(sums[best]) / len(null_N))
 
 
-def summarized(
+def summarize(
     names: Sequence[str],
     scores: dict[str, np.ndarray],
     raw: dict[str, np.ndarray],

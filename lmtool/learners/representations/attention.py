@@ -75,12 +75,12 @@ def attention_of(backbone: Backbone, inputs: Packed, precision: Precision) -> He
         raise UserError(f"model={backbone.config.name} has no self-attention", "use a checkpoint of another model")
     names = next(iter(tap.terms.values()), {})
     return HeadAttention(
-        _stacked(tap.layers),
-        {name: _stacked({layer: terms[name] for layer, terms in tap.terms.items()}) for name in names},
+        _stack(tap.layers),
+        {name: _stack({layer: terms[name] for layer, terms in tap.terms.items()}) for name in names},
     )
 
 
-def _stacked(layers: dict[int, Tensor]) -> np.ndarray:
+def _stack(layers: dict[int, Tensor]) -> np.ndarray:
     """Stacks the tensors of layers, by the number of the layer."""
     return torch.stack([layers[layer].float().cpu() for layer in sorted(layers)]).numpy()
 

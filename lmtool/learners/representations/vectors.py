@@ -92,13 +92,13 @@ class SentenceModules(nn.Module):
     @torch.no_grad()
     def forward(self, states_TH: Tensor, inputs: Packed) -> Tensor:
         """Returns the vectors (N, D) of packed texts, from the hidden states of the last layer, float32."""
-        vectors = torch.cat([_pooled(mode, states_TH, inputs) for mode in self.modes], dim=-1)
+        vectors = torch.cat([_pool(mode, states_TH, inputs) for mode in self.modes], dim=-1)
         for module in self.layers:
             vectors = module(vectors)
         return vectors[:, : self.width]
 
 
-def _pooled(mode: str, states_TH: Tensor, inputs: Packed) -> Tensor:
+def _pool(mode: str, states_TH: Tensor, inputs: Packed) -> Tensor:
     """Returns the pooled states (N, H) of texts. mode: a pooling mode of sentence-transformers, over all tokens."""
     if mode in _SUMMARIES:
         return summary(states_TH, inputs, _SUMMARIES[mode])
@@ -290,14 +290,14 @@ class Embedder:
                 states_WTH = states_WTH.mean(0, keepdim=True)
             tokens = np.split(batch.inputs.tokens.numpy(), np.cumsum(batch.inputs.lengths)[:-1])
             for number, ids, vectors in zip(
-                batch.examples.tolist(), tokens, self._pooled(states_WTH, inputs), strict=True
+                batch.examples.tolist(), tokens, self._pool(states_WTH, inputs), strict=True
             ):
                 finished[number] = Vectors(ids, vectors)
             progress(before + len(finished), total)
         for number in range(len(finished)):
             yield finished.pop(number)
 
-    def _pooled(self, states_WTH: Tensor, inputs: Packed) -> list[np.ndarray]:
+    def _pool(self, states_WTH: Tensor, inputs: Packed) -> list[np.ndarray]:
         """Returns the vectors of each text, (W, H), or (W, L, H) with one vector per token."""
         if self.pooling == "none":
             return np.split(states_WTH.cpu().numpy(), np.cumsum(inputs.lengths)[:-1], axis=1)

@@ -335,7 +335,7 @@ class TopWords(TargetProbabilities):
         return (self.logits_MK[first:last].float() / temperature - norms_R[:, None]).exp()
 
 
-def cut(predicted: TargetProbabilities, k: int | None, temperatures: Sequence[float]) -> TargetProbabilities:
+def truncate(predicted: TargetProbabilities, k: int | None, temperatures: Sequence[float]) -> TargetProbabilities:
     """Reduces a prediction over a vocabulary to its k most probable words; None for all."""
     return (
         TopWords.of(predicted, k, temperatures)

@@ -130,7 +130,7 @@ def infill(
     noised = texts.with_tokens(tokens, np.bincount(owners[retained_T | is_mask_T], minlength=len(words_N)))
     limits_N = np.minimum(longest, texts.lengths + np.ceil(texts.lengths * fraction).astype(np.int64))
     noised = _insert(noised, vocabulary.mask, np.minimum(inserts_N, np.maximum(limits_N - noised.lengths, 0)))
-    return Infilled(_randomized(noised, vocabulary, random), sampled, masked_N)
+    return Infilled(_randomize(noised, vocabulary, random), sampled, masked_N)
 
 
 def poisson_probabilities(mean: float) -> np.ndarray:
@@ -177,7 +177,7 @@ def mask_each(texts: PackedTexts, vocabulary: Vocabulary, fraction: float, rando
     not chosen. random: the fraction of these masks that are replaced by random tokens."""
     is_selected = _random_subset(texts, fraction, _MASK, texts.tokens != vocabulary.mask)
     tokens = np.where(is_selected, vocabulary.mask, texts.tokens)
-    return _randomized(texts.with_tokens(tokens, texts.lengths), vocabulary, random, is_selected)
+    return _randomize(texts.with_tokens(tokens, texts.lengths), vocabulary, random, is_selected)
 
 
 def delete(texts: PackedTexts, fraction: float) -> PackedTexts:
@@ -211,7 +211,7 @@ def _random_subset(texts: PackedTexts, fraction: float, base: int, eligible_T: n
     return is_selected
 
 
-def _randomized(
+def _randomize(
     texts: PackedTexts, vocabulary: Vocabulary, fraction: float, among: np.ndarray | None = None
 ) -> PackedTexts:
     """Replaces a fraction of the masks by random tokens. among: (T,) which tokens are masks that may be replaced; None
@@ -301,8 +301,8 @@ def corrupt_spans(config: SpanCorruptionConfig, sentinels: np.ndarray, texts: Pa
     the spans of a text get them."""
     tokens_T, lengths_N = texts.tokens, texts.lengths
     noise_N, spans_N = noise_counts(lengths_N, config)
-    rest_S = _split(texts, lengths_N - noise_N, spans_N, _REST)
-    noise_S = _split(texts, noise_N, spans_N, _NOISE)
+    rest_S = _split_randomly(texts, lengths_N - noise_N, spans_N, _REST)
+    noise_S = _split_randomly(texts, noise_N, spans_N, _NOISE)
     runs = np.stack([rest_S, noise_S], axis=1).ravel()
     noise_T = np.repeat(np.tile([False, True], len(rest_S)), runs)
     sentinels_S = np.asarray(sentinels, dtype=np.int64)[_index_in_group(spans_N)]
@@ -332,7 +332,7 @@ def _with_sentinels(tokens: np.ndarray, at_S: np.ndarray, sentinels_S: np.ndarra
     return result
 
 
-def _split(texts: PackedTexts, items_N: np.ndarray, pieces_N: np.ndarray, draw: int) -> np.ndarray:
+def _split_randomly(texts: PackedTexts, items_N: np.ndarray, pieces_N: np.ndarray, draw: int) -> np.ndarray:
     """Splits a number of items into pieces of at least one item, where all splits are equally likely: the pieces begin
     at the gaps between items that have the smallest random numbers. texts: the texts. items_N: the number of items of
     each text. pieces_N: the number of pieces of each text. draw: the random number to use, _REST or _NOISE. Returns

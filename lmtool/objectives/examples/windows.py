@@ -12,7 +12,7 @@ from lmtool.data.formats import FormatTemplate, assemble, ragged_ranges, text_fo
 from lmtool.data.shared import UNSHARED, ArrayCache
 from lmtool.data.store import TokenStore
 from lmtool.errors import UserError
-from lmtool.models.encoder_decoder import EncoderDecoder, shifted
+from lmtool.models.encoder_decoder import EncoderDecoder, shift_right
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Lanes, Target
 
@@ -257,4 +257,4 @@ class Sides:
         inputs, outputs = (assemble(self.template, [texts]) for texts in (source, target))
         labels = torch.from_numpy(outputs.tokens)
         targets = {term: Target(labels, at=torch.arange(len(labels)), side="outputs")}
-        return Batch(inputs.packed(), targets, *numbers_of(examples_N), shifted(outputs.packed(), self.start))
+        return Batch(inputs.packed(), targets, *numbers_of(examples_N), shift_right(outputs.packed(), self.start))

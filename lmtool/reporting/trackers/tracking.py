@@ -153,7 +153,7 @@ class TrackerThread:
         self._send({
             "name": self.name,
             "config": config.model_dump(mode="json"),
-            "plugins": list(plugins.typed()),
+            "plugins": list(plugins.typed_plugins()),
             "run": vars(self.run),
         })  # fmt: skip
         return self._answer(BEGIN_SECONDS)

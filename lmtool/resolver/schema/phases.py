@@ -28,7 +28,7 @@ _SECTIONS = ("data", "objective", "optimizer")
 _TOLERANCE = 1e-6
 
 
-def normalized(phases: object) -> Any:
+def normalize(phases: object) -> Any:
     """Phases with dotted keys as nested sections, names of sections too, and the remaining share for the last phase.
     Other values than a list of sections stay unchanged."""
     if not isinstance(phases, list) or not all(isinstance(phase, dict) for phase in phases):
@@ -96,7 +96,7 @@ def variants(data: JsonMapping) -> Iterator[Variant]:
     for number, phase in enumerate(phases):
         path, problems, valid = f"phases.{number}", [], {}
         for key, value in phase.items():
-            fixed = list(_fixed(key, value, data, path))
+            fixed = list(_fixed_value_problems(key, value, data, path))
             problems += fixed
             if not fixed:
                 valid[key] = value
@@ -130,7 +130,7 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _fixed(key: str, value: object, data: JsonMapping, path: str) -> Iterator[Problem]:
+def _fixed_value_problems(key: str, value: object, data: JsonMapping, path: str) -> Iterator[Problem]:
     """Yields the problems of a key in a phase that must have the same value in the whole run. Unknown keys are reported
     elsewhere."""
     section = data.get(key)

@@ -16,7 +16,7 @@ from lmtool.distillation.configs import DistillConfig, NoDistillConfig
 from lmtool.learners.configs import ObjectiveConfig
 from lmtool.models.configs import ModelConfig
 from lmtool.reporting.trackers.base import TrackerConfig
-from lmtool.resolver.schema.phases import normalized, overridden, variants
+from lmtool.resolver.schema.phases import normalize, overridden, variants
 from lmtool.runs.identity import BUDGETS
 from lmtool.tasks.configs import TaskConfig
 from lmtool.tokenizers.configs import TokenizerConfig
@@ -191,7 +191,7 @@ class PretrainConfig(RunConfig):
     def filled(cls, data: JsonObject) -> JsonObject:
         """Converts the dotted keys of phases to sections, and fill in the share of the last one."""
         data = super().filled(data)
-        return {**data, "phases": normalized(data["phases"])} if "phases" in data else data
+        return {**data, "phases": normalize(data["phases"])} if "phases" in data else data
 
     @classmethod
     def variants(cls, data: JsonObject) -> Iterator[Variant]:

@@ -51,7 +51,7 @@ def gold_answers(value: Label, place: tuple[str, int]) -> tuple[GoldAnswer, ...]
     elif _is_list(value) and all(isinstance(item, dict) for item in value):
         pairs = [(item.get("text"), item.get("answer_start")) for item in value]
     if pairs is None or not all(isinstance(text, str) and _is_number(start) for text, start in pairs):
-        raise UserError(f"{location(place)}: unknown layout of answers: {_cut(repr(value))}", _FORM)
+        raise UserError(f"{location(place)}: unknown layout of answers: {_truncate(repr(value))}", _FORM)
     return tuple(GoldAnswer(text, int(start)) for text, start in pairs)
 
 
@@ -71,10 +71,11 @@ def problem_of(config: ExtractiveQaConfig, context: str, answers: Sequence[GoldA
         index = context.find(text)
         skip = "task.bad_answers=skip skips and counts such rows"
         if index < 0:
-            return f"the answer {_cut(text)!r} is not in its context", f"correct the row; {skip}"
+            return f"the answer {_truncate(text)!r} is not in its context", f"correct the row; {skip}"
         there = context[max(start, 0) : max(start, 0) + len(text)]
         return (
-            f"answer_start={start} does not point at the answer {_cut(text)!r}: the context has {_cut(there)!r} there",
+            f"answer_start={start} does not point at the answer {_truncate(text)!r}: the context has "
+            f"{_truncate(there)!r} there",
             f"answer_start counts characters from 0 (it is at {index}); {skip}",
         )
     return None
@@ -88,7 +89,7 @@ def _is_number(value: object) -> bool:
     return hasattr(value, "__index__") and not isinstance(value, bool)
 
 
-def _cut(text: str) -> str:
+def _truncate(text: str) -> str:
     return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
 
 

@@ -25,8 +25,8 @@ from lmtool.tokenizers.tokenizer import Tokenizer
 
 
 class TaskKind(ABC):
-    """Base of every kind. config: the task's configuration; `with_labels` and `fitted` return a copy completed from the
-    training data. unit: what one prediction is for (row, word), in messages."""
+    """Base of every kind. config: the task's configuration; `with_labels` and `fit_config` return a copy completed from
+    the training data. unit: what one prediction is for (row, word), in messages."""
 
     config: TaskConfig
     unit = "row"

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lmtool.config.needs import refusal
-from lmtool.data.examples import Rows, SplitData, unlabeled
+from lmtool.data.examples import Rows, SplitData, unlabeled_name
 from lmtool.data.formats import FormatTemplate, assemble, text_format, truncate_texts
 from lmtool.errors import UserError
 from lmtool.learners.baseline import Predictor
@@ -124,7 +124,7 @@ class PromptedLearner(TextClassLearner):
                 self.seed,
             )  # fmt: skip
         if config.auxiliary_mlm and data.split == "train":
-            texts = data.rows.get(unlabeled(config.name), rows)
+            texts = data.rows.get(unlabeled_name(config.name), rows)
             auxiliary = Auxiliary(texts, self.pattern, wording.template(False), max_length, self.seed)
         return PromptedExamples(rows, wording, max_length, self.term, data.split, demonstrations, auxiliary)
 

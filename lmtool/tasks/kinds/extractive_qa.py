@@ -22,7 +22,7 @@ from lmtool.data.examples import Rows, SplitData
 from lmtool.errors import UserError
 from lmtool.learners.baseline import ConstantPredictor, Predictor
 from lmtool.learners.metrics import Metric
-from lmtool.learners.metrics.spans import ANSWER_METRICS, answer_scores, best_threshold, summarized, threshold_scores
+from lmtool.learners.metrics.spans import ANSWER_METRICS, answer_scores, best_threshold, summarize, threshold_scores
 from lmtool.models.base import Backbone
 from lmtool.models.heads.base import TokenLogits, loss_sum, losses
 from lmtool.models.heads.predicted import Classes, Predicted
@@ -156,7 +156,7 @@ class ExtractiveQa(TextKind):
         for numbers in draws:
             sample = {name: values[numbers] for name, values in scores.items()}
             raw_sample = {name: values[numbers] for name, values in raw.items()}
-            yield summarized(self.config.metrics, sample, raw_sample, answered_N[numbers], null_N[numbers])
+            yield summarize(self.config.metrics, sample, raw_sample, answered_N[numbers], null_N[numbers])
 
     def tuned_threshold(self, rows: Rows, predictions: Sequence[Prediction]) -> float:
         """Returns the threshold with the best f1 on labeled rows."""

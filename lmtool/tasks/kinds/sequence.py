@@ -23,7 +23,7 @@ from lmtool import random_streams
 from lmtool.config.saved import JsonObject
 from lmtool.config.tables import build
 from lmtool.data.configs import FORMATS
-from lmtool.data.examples import Examples, Plan, Rows, SplitData, unlabeled
+from lmtool.data.examples import Examples, Plan, Rows, SplitData, unlabeled_name
 from lmtool.learners.baseline import Predictor
 from lmtool.learners.mixed_examples import MixedBatch, combine
 from lmtool.models.base import Backbone
@@ -236,7 +236,7 @@ class SequenceLearner(TaskLearner):
         """Returns the examples of a split. With domain adaptation, training rows are paired with texts of the other
         domain."""
         examples = self.sequence_examples(self.rows(data), data.split, max_length)
-        target = data.rows.get(unlabeled(self.term))
+        target = data.rows.get(unlabeled_name(self.term))
         if self.adaptation is None or target is None or data.split != "train":
             return examples
         return PairedExamples(examples, self.sequence_examples(target, TARGET, max_length), self.seed)

@@ -29,7 +29,7 @@ from lmtool.learners.model import indices_of
 from lmtool.learners.writing import Writer, writer_of
 from lmtool.models.base import Backbone, Decoder
 from lmtool.models.configs import ModelConfig
-from lmtool.models.encoder_decoder import EncoderDecoder, shifted
+from lmtool.models.encoder_decoder import EncoderDecoder, shift_right
 from lmtool.models.encoder_decoder_configs import EncoderDecoderConfig
 from lmtool.models.heads.lm import LMHead, lm_head
 from lmtool.tasks.configs import ScheduledSamplingConfig, Seq2SeqConfig
@@ -172,7 +172,9 @@ class TextPairs(TaskExamples):
         if self.first_token is not None:
             target_texts = assemble(self.template, [(target_ids, lengths)]).packed()
             target = Target(target_texts.tokens, at=torch.arange(len(target_texts.tokens)), side="outputs")
-            return self.batch_of(self._inputs(rows_N), target, rows, examples, shifted(target_texts, self.first_token))
+            return self.batch_of(
+                self._inputs(rows_N), target, rows, examples, shift_right(target_texts, self.first_token)
+            )
         source_lengths = self.source_lengths[rows_N]
         texts = [(self.sources.read(rows_N, source_lengths), source_lengths), (target_ids, lengths)]
         arrays = assemble(self.template, texts)

@@ -15,7 +15,7 @@ from lmtool.config.saved import JsonObject
 from lmtool.data.examples import Plan, Rows
 from lmtool.data.formats import FormatTemplate, assemble, ragged_ranges, text_format, truncate_texts
 from lmtool.errors import UserError
-from lmtool.models.encoder_decoder import shifted
+from lmtool.models.encoder_decoder import shift_right
 from lmtool.tasks.kinds.labels import location
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch, Packed, Target
@@ -199,7 +199,7 @@ class TaskExamples:
         """Builds the batch of some records of the plan. outputs: the decoder's input; by default, if there is a start
         token, the inputs shifted right after it."""
         if outputs is None and self.start is not None:
-            outputs = shifted(inputs, self.start)
+            outputs = shift_right(inputs, self.start)
         return Batch(
             inputs,
             {} if target is None else {self.term: target},

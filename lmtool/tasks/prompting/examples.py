@@ -185,9 +185,9 @@ class Wording:
             for number, word in enumerate(self.words if demonstrations else ())
         ]
         if self.mask is None:
-            runs = _joined([*answered, question])
+            runs = _join([*answered, question])
         else:
-            runs = _joined([[*pieces[:-1], pieces[-1] + last] for pieces in [question, *answered]])
+            runs = _join([[*pieces[:-1], pieces[-1] + last] for pieces in [question, *answered]])
             last = []
         runs[0], runs[-1] = first + runs[0], runs[-1] + last
         marks = [[0] * len(tokens) for tokens in runs]
@@ -308,7 +308,7 @@ class PromptedExamples(TaskExamples):
         return metadata
 
 
-def _joined(texts: Sequence[list[list[int]]]) -> list[list[int]]:
+def _join(texts: Sequence[list[list[int]]]) -> list[list[int]]:
     """Concatenates the runs of tokens around texts: the last run of each element is merged with the first run of the
     next."""
     runs: list[list[int]] = [[]]

@@ -179,7 +179,7 @@ class FewShot:
         self.kind, self.writer, self.normalisation = kind, writer, normalisation
         self.longest = min(longest, writer.model.backbone.longest_text)
         self.batch_tokens, self.precision = batch_tokens, precision
-        self.template = PromptTemplate(_checked(kind))
+        self.template = PromptTemplate(_prompt_template(kind))
         model = writer.model
         self.scorer = CandidateScorer(model.backbone, model.head, model.start, model.prefix, batch_tokens)
 
@@ -284,7 +284,7 @@ class FewShot:
         return tokens
 
 
-def _checked(kind: TaskKind) -> str:
+def _prompt_template(kind: TaskKind) -> str:
     """Returns the prompt template of a kind. Raises UserError if the kind has no prompts, or if the template names a
     column that the task does not read."""
     if not isinstance(kind.config, PromptedConfig):

@@ -114,7 +114,7 @@ def _base_folder(
 def _hf_base(adapter: Adapter, base_folder: HFFolder, start: Weights, model: ModelConfig) -> HFBase:
     """Returns the base with the names that the class for which the adapter was trained uses. Classes with a head put a
     prefix before the names of the backbone; the prefix is removed if the adapter's names do not have it."""
-    renamed = our_names(_untied(base_folder), adapter.saved)
+    renamed = our_names(_mark_as_tied(base_folder), adapter.saved)
     tensors = {**start.tensors, **{name: tensor for name, tensor in renamed.items() if name.startswith("heads.")}}
     base = HFBase(model, tensors, their_names(model, tensors), hf_linears(model, tensors))
     prefix = base_folder.family().HF_FORMAT.prefix
@@ -124,7 +124,7 @@ def _hf_base(adapter: Adapter, base_folder: HFFolder, start: Weights, model: Mod
     )
 
 
-def _untied(base_folder: HFFolder) -> HFFolder:
+def _mark_as_tied(base_folder: HFFolder) -> HFFolder:
     """Returns the same folder, marked as tied, so that the key map accepts any subset of the tied tensors."""
     return replace(base_folder, config=HFConfig({**base_folder.config, "tie_word_embeddings": True}))
 
@@ -137,7 +137,7 @@ def _changed_tensors(
     names. start: the base's weights. changed_tensors: the adapter's tensors, under transformers' names. Returns the
     changed tensors, under lmtool's names. Raises UserError if lmtool's model has no such tensor, or if only one of two
     tied tensors was trained."""
-    renamed = our_names(_untied(base_folder), {**base.tensors, **changed_tensors})
+    renamed = our_names(_mark_as_tied(base_folder), {**base.tensors, **changed_tensors})
     before = start.tensors
     changes = {name: tensor for name, tensor in renamed.items() if name not in before or not tensor.equal(before[name])}
     for name, tensor in changes.items():

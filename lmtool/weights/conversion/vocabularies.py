@@ -156,13 +156,13 @@ def replace_tokenizer(config: ImportConfig, tokenizer_path: str) -> None:
     mapping = replacement(old, new)
     rows = new.vocab_size + model.vocab_size - old.vocab_size
     _require_roles(trained, with_vocabulary(model, rows), new, tokenizer_path)
-    larger = _resized(blueprint, model.vocab_size + 1)
+    larger = _resize(blueprint, model.vocab_size + 1)
     names = vocabulary_tensors(blueprint, larger, weights.tensors.keys())
     names = [name for name in names if name in weights.tensors]
     tensors = replaced_rows(weights.tensors, names, mapping)
     loss: TextLoss | str = "the checkpoint has no head that predicts tokens"
     if trained is not None:
-        resized = _resized(cast(PretrainConfig, trained.config), rows)
+        resized = _resize(cast(PretrainConfig, trained.config), rows)
         new_model = replace(trained, config=resized, tokenizer=new, weights=replace(weights, tensors=tensors))
         loss = _measure_loss(config, trained, new_model)
 
@@ -228,12 +228,12 @@ def _require_roles(trained: Trained | None, model: ModelConfig, new: Tokenizer, 
             raise UserError(f"tokenizer={path} {problem}", hint)
         return
     try:
-        require_fit(_resized(cast(PretrainConfig, trained.config), model.vocab_size), new)
+        require_fit(_resize(cast(PretrainConfig, trained.config), model.vocab_size), new)
     except UserError as error:
         raise UserError(f"tokenizer={path}: {error.message}", hint) from error
 
 
-def _resized(blueprint: Resizable, rows: int) -> Resizable:
+def _resize(blueprint: Resizable, rows: int) -> Resizable:
     """Returns the same configuration or saved model with another vocabulary size."""
     model = with_vocabulary(blueprint.model, rows)
     if isinstance(blueprint, PretrainConfig):

@@ -137,7 +137,7 @@ class LoraSettings(TargetedSettings):
         names = [self.layers_pattern] if isinstance(self.layers_pattern, str) else self.layers_pattern
         patterns = [rf"(?:^|.*?\.){name}\.(?P<layer>\d+)\." for name in names or ()]
         patterns = patterns or [r".*?\.[^.]*\.(?P<layer>\d+)\."]
-        match = next(filter(None, (_compiled(pattern).match(module) for pattern in patterns)), None)
+        match = next(filter(None, (_compile(pattern).match(module) for pattern in patterns)), None)
         return match is not None and int(match["layer"]) in ([layers] if isinstance(layers, int) else layers)
 
     def rank(self, module: str) -> int:
@@ -193,7 +193,7 @@ def settings_of(path: Path, content: Mapping[str, object]) -> AdapterSettings:
         first, other_keys = error.errors()[0], len({error["loc"][0] for error in error.errors()}) - 1
         key = str(first["loc"][0])
         reason = "it is missing" if key not in content else f"given {words.quoted(content[key])}"
-        allowed = words.allowed(SETTINGS[method].model_fields[key])
+        allowed = words.allowed_values(SETTINGS[method].model_fields[key])
         more = f" (and {other_keys} more)" if other_keys else ""
         raise UserError(
             f"{path}: {key}: {reason}; allowed: {allowed}{more}", "save the adapter again, or correct the file"
@@ -227,11 +227,11 @@ def _pattern_value(pattern: Mapping[str, Value], module: str, default: Value) ->
 
 def _match(pattern: str, module: str, complete: bool = False) -> bool:
     """Whether a regular expression matches the start of a module's path, or with `complete` the whole path."""
-    compiled = _compiled(pattern)
+    compiled = _compile(pattern)
     return (compiled.fullmatch if complete else compiled.match)(module) is not None
 
 
-def _compiled(pattern: str) -> re.Pattern[str]:
+def _compile(pattern: str) -> re.Pattern[str]:
     """Compiles a regular expression. Raises UserError if it is invalid."""
     try:
         return re.compile(pattern)

@@ -8,8 +8,8 @@ import pytest
 from lmtool.learners.metrics.spans import (
     answer_scores,
     best_threshold,
-    normalized,
-    summarized,
+    normalize,
+    summarize,
     threshold_scores,
     token_f1,
 )
@@ -45,7 +45,7 @@ def test_scores_are_those_worked_by_hand(predicted, gold, exact, f1, f1_of_2):
 
 
 def test_an_article_alone_is_no_word():
-    assert normalized("A, an; THE") == "" and normalized("anthem") == "anthem"
+    assert normalize("A, an; THE") == "" and normalize("anthem") == "anthem"
     assert token_f1("the", "a") == 0 and token_f1("the", "a", empty_agree=True) == 1
 
 
@@ -82,7 +82,7 @@ def test_shares_of_questions_with_and_without_an_answer():
     names += ["best_exact_match", "best_f1"]  # each with a threshold of its own
     given = {"exact_match": np.array([1, 0, 1.0, 0, 0]), "f1": np.array([1, 0.5, 1.0, 0, 0])}
     raw = {"exact_match": np.zeros(5), "f1": F1}
-    scores = summarized(names, given, raw, ANSWERED, NULL)
+    scores = summarize(names, given, raw, ANSWERED, NULL)
     expected = [2 / 5, 2.5 / 5, 1 / 3, 1.5 / 3, 1 / 2, 2 / 5, 3 / 5]
     assert list(scores) == names and np.allclose(list(scores.values()), expected, atol=1e-9)
 
