@@ -78,8 +78,9 @@ _NOT_TEXT = (
 
 
 def _join(value: object) -> object:
-    """Returns a list as text: its items, separated by spaces."""
-    return " ".join(map(str, value)) if isinstance(value, list) else value
+    """Returns a list as text: its items, separated by spaces. Returns (empty) for an empty list or text."""
+    text = " ".join(map(str, value)) if isinstance(value, list) else value
+    return "(empty)" if text == "" else text
 
 
 def print_difference(
