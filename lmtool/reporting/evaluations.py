@@ -207,8 +207,9 @@ def _probe_table(target: str, probes: CheckpointProbes) -> tuple[str, list[list[
     """Returns the heading and the rows of a checkpoint's table."""
 
     def text(score: Accuracy) -> str:
+        # The error is 0 if all predictions are right, or all wrong, which says nothing about other texts.
         error = score["standard_error"]
-        return f"{score['accuracy']:.4f}" + (f" ± {error:.4f}" if math.isfinite(error) else "")
+        return f"{score['accuracy']:.4f}" + (f" ± {error:.4f}" if math.isfinite(error) and error else "")
 
     # The error is unknown if all targets are in one text.
     measured = (
