@@ -57,17 +57,17 @@ class Problem:
 
 # System errors that the user can fix: full or read-only disks, quotas, permissions, names.
 _FIXABLE = {
-    errno.ENOSPC: "free some space, or {elsewhere} on another disk",
-    errno.EDQUOT: "free some of your quota, or {elsewhere} on another disk",
-    errno.EFBIG: "raise the limit on the size of files (ulimit -f), or {elsewhere} on another disk",
-    errno.EROFS: "{elsewhere} on a disk that can be written",
-    errno.EACCES: "{elsewhere} in a folder you may read and write",
-    errno.EPERM: "{elsewhere} in a folder you may read and write",
+    errno.ENOSPC: "free some space, or {action} on another disk",
+    errno.EDQUOT: "free some of your quota, or {action} on another disk",
+    errno.EFBIG: "raise the limit on the size of files (ulimit -f), or {action} on another disk",
+    errno.EROFS: "{action} on a disk that can be written",
+    errno.EACCES: "{action} in a folder you may read and write",
+    errno.EPERM: "{action} in a folder you may read and write",
     errno.ENAMETOOLONG: "use a shorter name",
-    errno.EIO: "the disk reports an error: {elsewhere} on another disk",
-    errno.ENOTDIR: "a part of the path is a file: {elsewhere} in another folder",
-    errno.EISDIR: "a folder has the name of this file: {elsewhere} in another folder",
-    errno.ELOOP: "remove the link, which points to itself or is not followed here, or {elsewhere} in another folder",
+    errno.EIO: "the disk reports an error: {action} on another disk",
+    errno.ENOTDIR: "a part of the path is a file: {action} in another folder",
+    errno.EISDIR: "a folder has the name of this file: {action} in another folder",
+    errno.ELOOP: "remove the link (lmtool does not write through it), or {action} in another folder",
     errno.EMFILE: "raise the limit on open files (ulimit -n)",
     errno.ENFILE: "raise the limit on open files, or end other programs",
     errno.ENOMEM: "end other programs, or use a smaller model or batch",
@@ -76,8 +76,8 @@ _FIXABLE = {
 
 def cannot_write(path: Path, error: OSError, key: str = "run_dir") -> UserError:
     """Returns the error for a failed write. key: the key that sets the folder."""
-    hint = _FIXABLE.get(error.errno or 0, "{elsewhere} in another folder")
-    return UserError(f"cannot write {path}: {_reason(error)}", hint.format(elsewhere=f"set {key}="))
+    hint = _FIXABLE.get(error.errno or 0, "{action} in another folder")
+    return UserError(f"cannot write {path}: {_reason(error)}", hint.format(action=f"put {key}="))
 
 
 @contextmanager
@@ -91,7 +91,7 @@ def system_errors() -> Iterator[None]:
         if hint is None:
             raise
         prefix = f"{error.filename}: " if error.filename is not None else ""
-        raise UserError(f"{prefix}{_reason(error)}", hint.format(elsewhere="work")) from error
+        raise UserError(f"{prefix}{_reason(error)}", hint.format(action="work")) from error
 
 
 def _reason(error: OSError) -> str:
@@ -129,7 +129,7 @@ def out_of_memory(error: BaseException) -> LmtoolError | None:
     first = text.splitlines()[0] if text else type(error).__name__
     return LmtoolError(
         f"out of memory: {first}",
-        "set a smaller micro_batch_tokens=, which changes no result, gradient_checkpointing=true or a smaller "
+        "set a smaller micro_batch_tokens= (results stay the same), gradient_checkpointing=true or a smaller "
         "max_length=; `lmtool plan` shows what the memory is for",
     )
 

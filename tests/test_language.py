@@ -135,13 +135,18 @@ def test_no_docstring_repeats_a_sentence() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def section_entries(docstring: str, section: str) -> set[str]:
+    """The names that a section of a docstring (Args, Attributes) describes."""
+    text = docstring.partition(f"{section}:\n")[2].partition("\n\n")[0]
+    entries = re.findall(r"^    (\w+(?:, \w+)*): ", text, re.MULTILINE)
+    return {name for entry in entries for name in entry.split(", ")}
+
+
 def described_parameters(docstring: str) -> set[str]:
     """The names that a docstring describes: the entries of `Args:`, and words before a colon at the start of a
     sentence."""
-    prose, _, arguments = docstring.partition("Args:\n")
-    entries = re.findall(r"^    (\w+(?:, \w+)*): ", arguments.partition("\n\n")[0], re.MULTILINE)
-    named = re.findall(r"(?:^|[.;\"] )([a-z_][A-Za-z_0-9]*): ", " ".join(prose.split()))
-    return {name for entry in [*entries, *named] for name in entry.split(", ")}
+    prose = " ".join(docstring.partition("Args:\n")[0].split())
+    return section_entries(docstring, "Args").union(re.findall(r"(?:^|[.;\"] )([a-z_][A-Za-z_0-9]*): ", prose))
 
 
 def test_docstrings_describe_only_parameters_that_exist() -> None:
@@ -157,4 +162,25 @@ def test_docstrings_describe_only_parameters_that_exist() -> None:
             - {child.arg for child in ast.walk(node.args) if isinstance(child, ast.arg)}
         )
     ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_docstrings_describe_only_attributes_that_exist() -> None:
+    classes = [node for tree in trees().values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    names_in_class = {
+        node.name: {getattr(child, key, "") for child in ast.walk(node) for key in ("id", "attr", "arg", "name")}
+        for node in classes
+    }
+
+    def attributes(node: ast.ClassDef) -> set[str]:
+        bases = {child.id for base in node.bases for child in ast.walk(base) if isinstance(child, ast.Name)}
+        above = (attributes(other) for other in classes if other.name in bases and other is not node)
+        return names_in_class[node.name].union(*above)
+
+    wrong = [
+        f"{node.name} has no attribute {name}"
+        for node in classes
+        for name in sorted(section_entries(ast.get_docstring(node) or "", "Attributes") - attributes(node))
+    ]
+    assert section_entries("Sums.\n\nAttributes:\n    n, m: counts\n\nx: no", "Attributes") == {"n", "m"}
     assert not wrong, "\n".join(wrong)

@@ -65,7 +65,7 @@ class Sizes:
 
     Attributes:
         parameters: The parameters of each part of the learner.
-        learning: The trainable parameters.
+        trainable_parameters: The number of trainable parameters.
         optimizer: The values of the optimizer's state.
         in_layers: The parameters of all layers together.
         layer: The parameters of the largest layer.
@@ -76,7 +76,7 @@ class Sizes:
     """
 
     parameters: Mapping[str, int]
-    learning: int
+    trainable_parameters: int
     optimizer: int
     in_layers: int = 0
     layer: int = 0
@@ -133,7 +133,7 @@ def memory_of(sizes: Sizes, forward: Forward, devices: int = 1, sharded: bool = 
     outside = sizes.total - sizes.in_layers
     parts = {
         "weights": VALUE_BYTES * sizes.total / shards,
-        "gradients": VALUE_BYTES * sizes.learning / shards,
+        "gradients": VALUE_BYTES * sizes.trainable_parameters / shards,
         "optimizer": VALUE_BYTES * sizes.optimizer / shards,
         "gathered weights": VALUE_BYTES * (3 * sizes.layer + 2 * outside) if shards > 1 else 0,
         "weight copies": sizes.copied_bytes,
@@ -173,7 +173,7 @@ class StepCosts:
         saved = sizes.total if sizes.saved is None else sizes.saved
         return RunPlan(
             parameters=dict(sizes.parameters),
-            trainable_parameters=sizes.learning,
+            trainable_parameters=sizes.trainable_parameters,
             flops_per_token=sum(work.flops for work in self.works),
             tokens_per_step=self.tokens,
             steps=1,

@@ -165,7 +165,7 @@ def _plan_one_step(config: RunConfig, learner: BaseLearner, metadata: JsonMappin
     work = StepWork(
         sum(work.flops for work in works) * tokens / computing_devices,
         forward.activation_bytes / max(forward.tokens, 1) * tokens / computing_devices,
-        sizes.learning,
+        sizes.trainable_parameters,
         layers * forwards,
         computing_devices,
         sharded,
@@ -173,7 +173,10 @@ def _plan_one_step(config: RunConfig, learner: BaseLearner, metadata: JsonMappin
     )
     single = StepCosts(works, tokens, sizes, forward, devices, sharded).plan()
     return replace(
-        single, step_seconds=device.seconds(work), time_source=device.time_source, capacity_bytes=device.capacity_bytes
+        single,
+        step_seconds=device.estimate_seconds(work),
+        time_source=device.time_source,
+        capacity_bytes=device.capacity_bytes,
     )
 
 
@@ -190,7 +193,7 @@ def _sizes(config: RunConfig, learner: BaseLearner, teachers: Sequence[BaseLearn
     layers = [values_of(layer) for backbone in backbones_of(learner) for layer in set(layers_of(backbone))]
     return Sizes(
         parameters=parameters_by_part(learner),
-        learning=sum(prod(shape) for shape in learned.values()),
+        trainable_parameters=sum(prod(shape) for shape in learned.values()),
         optimizer=sum(config.optimizer.state_size(*parameter) for parameter in learned.items()),
         in_layers=sum(layers),
         layer=max(layers, default=0),

@@ -137,7 +137,7 @@ class StepWork:
     Attributes:
         flops: The FLOPs of its matrix products.
         activation_bytes: The bytes that its forward passes save for the backward.
-        learning: The number of trainable parameters.
+        trainable_parameters: The number of trainable parameters.
         layers: The number of layers that are run, summed over its forward passes.
         devices: The number of devices among which a step is split equally.
         sharded: Whether the weights are divided among the devices as well (fsdp).
@@ -146,7 +146,7 @@ class StepWork:
 
     flops: float
     activation_bytes: float
-    learning: float
+    trainable_parameters: float
     layers: float
     devices: int = 1
     sharded: bool = False
@@ -156,11 +156,11 @@ class StepWork:
     def communicated_bytes(self) -> float:
         """The bytes that a device sends in a step.
 
-        Averaging gradients over N devices in a ring sends 2 (N-1)/N of them. With sharded weights, every forward pass
-        sends the weights twice (for forward and backward) and reduces the gradients, each (N-1)/N of them.
+        Averaging gradients over N devices in a ring sends 2 (N-1)/N of them. With sharded weights, every pass sends
+        (N-1)/N of the parameters three times: the weights for the forward and the backward, and the gradients.
         """
         times = 3 * self.forwards if self.sharded else 2
-        return times * 4 * self.learning * (self.devices - 1) / self.devices
+        return times * 4 * self.trainable_parameters * (self.devices - 1) / self.devices
 
 
 def seconds_measured(work: StepWork, rate: float, bandwidth: float, cuda: bool = False) -> float:
@@ -174,8 +174,8 @@ def seconds_measured(work: StepWork, rate: float, bandwidth: float, cuda: bool =
         bandwidth: The bytes per second that the device reads and writes.
         cuda: Whether the device is a GPU.
     """
-    learning = work.learning / (work.devices if work.sharded else 1)
-    moved_bytes = _PASSES * work.activation_bytes + _OPTIMIZER_BYTES * learning
+    trainable_parameters = work.trainable_parameters / (work.devices if work.sharded else 1)
+    moved_bytes = _PASSES * work.activation_bytes + _OPTIMIZER_BYTES * trainable_parameters
     computation, calls = work.flops / rate + moved_bytes / bandwidth, work.layers * _CALLS * _CALL_SECONDS[1]
     return max(computation, calls) if cuda else computation + calls
 
@@ -183,12 +183,12 @@ def seconds_measured(work: StepWork, rate: float, bandwidth: float, cuda: bool =
 def seconds_on(work: StepWork, device: Device, precision: str) -> tuple[float, float]:
     """Estimates the minimum and maximum seconds of a step on a device whose rates are published.
 
-    Matrix products run at a fraction (UTILISATION) of the published rate, which accounts for all other operations, but
-    take at least as long as the kernel calls; the optimizer is added. Communication overlaps with the products fully in
-    the minimum, and not at all in the maximum.
+    Matrix products run at a fraction (UTILIZATION) of the published rate, and take at least as long as the kernel
+    calls. The fraction accounts for all other operations except the optimizer, whose time is added. Communication
+    overlaps with the products fully in the minimum, and not at all in the maximum.
     """
-    learning = work.learning / (work.devices if work.sharded else 1)
-    optimizer = _OPTIMIZER_BYTES * learning / device.bandwidth
+    trainable_parameters = work.trainable_parameters / (work.devices if work.sharded else 1)
+    optimizer = _OPTIMIZER_BYTES * trainable_parameters / device.bandwidth
     communication = work.communicated_bytes / (device.link if work.devices <= NODE else min(device.link, NETWORK))
     calls = [work.layers * _CALLS * seconds for seconds in _CALL_SECONDS]
     low, high = (
@@ -198,7 +198,7 @@ def seconds_on(work: StepWork, device: Device, precision: str) -> tuple[float, f
     return max(low, communication), high + communication
 
 
-Times = Callable[[StepWork], tuple[float, float] | None]
+StepTimeEstimator = Callable[[StepWork], tuple[float, float] | None]
 """Estimates the minimum and maximum seconds of a step; None if no rate is known."""
 
 
@@ -211,8 +211,8 @@ class PlannedDevice:
         precision: The number format of the run on this device.
         cuda: Whether it is a GPU.
         capacity_bytes: The memory that is available on it; None if this is unknown.
-        seconds: Estimates the seconds of a step.
-        rate: How the seconds are estimated, as text for the screen.
+        estimate_seconds: Estimates the seconds of a step.
+        time_source: How the seconds are estimated, as text for the screen.
         this_machine: Whether this machine has the device.
     """
 
@@ -220,7 +220,7 @@ class PlannedDevice:
     precision: Precision
     cuda: bool
     capacity_bytes: int | None
-    seconds: Times
+    estimate_seconds: StepTimeEstimator
     time_source: str
     this_machine: bool = True
 

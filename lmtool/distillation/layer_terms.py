@@ -40,7 +40,7 @@ class LayerTerm(Term):
         student = pair.student
         if student.extracts and not any(name.startswith("backbone.") for name in student.learning):
             raise UserError(
-                "distill.terms: terms that compare layers train the student's layers, but none of them is trained",
+                "distill.terms compares the student's layers with the teacher's, but all of them are frozen",
                 "set tuning=full, or use terms over predictions: distill=soft",
             )
         self.points = tuple(self.compared(pair))

@@ -39,8 +39,8 @@ def member_batches(batch: Batch) -> list[Batch]:
 class RecordedStates(Tap):
     """Records hidden states and the inputs of self-attention during a learner's forward.
 
-    A stack may run several times in it, for example once per member of a mixture; each run appends one entry. states:
-    by tap point, the (T, H) states there. attention_inputs: by tap point, the queries, keys and values of the
+    A stack may run several times in one forward, for example once per member of a mixture; each run appends an entry.
+    states: by tap point, the (T, H) states there. attention_inputs: by tap point, the queries, keys and values of the
     self-attention in the layer before it.
     """
 
@@ -86,7 +86,7 @@ class RecordedOutputs(Generic[Prediction]):
 
 
 StudentOutputs = RecordedOutputs[Predicted]
-"""The student's predictions, through which gradients flow."""
+"""The outputs of a learner that has just run. Gradients flow through those of a student."""
 TeacherOutputs = RecordedOutputs[TargetProbabilities]
 """The teacher's predictions, which may also be averaged, truncated or read from disk."""
 
@@ -94,9 +94,9 @@ TeacherOutputs = RecordedOutputs[TargetProbabilities]
 class _PredictionRecorder(HeadObserver):
     """Records the predictions of a learner's heads for a batch."""
 
-    def __init__(self, learner: BaseLearner, batch: Batch, only: bool):
-        """With `only`, heads over a vocabulary predict without computing the loss."""
-        self.learner, self.batch, self.only = learner, batch, only
+    def __init__(self, learner: BaseLearner, batch: Batch, predictions_only: bool):
+        """predictions_only: heads over a vocabulary predict without computing the loss."""
+        self.learner, self.batch, self.predictions_only = learner, batch, predictions_only
         self.names: dict[nn.Module, str] = {head: name for name, head in learner.heads.items()}
         self.predicted: dict[str, Predicted] = {}
 
@@ -132,7 +132,7 @@ def record(
 
     Args:
         learner: The learner to run. If it is a mixture, each of its members reads its part of the batch, and the
-            recorded terms have their names in the mixture.
+            terms have the names that the mixture gives them.
         batch: The batch, on the learner's device.
         step: The training step, from which the dropout masks are derived.
         states: A tap that records or replaces the states between the layers; None for none.
@@ -140,7 +140,7 @@ def record(
             predictions.
     """
     if not isinstance(learner, Mixture):
-        heads = _PredictionRecorder(learner, batch, only=not losses)
+        heads = _PredictionRecorder(learner, batch, predictions_only=not losses)
         with attach(learner, heads, states):
             output = learner(batch, step)
         return RecordedOutputs(learner, batch, heads.predicted, output if losses else None)
@@ -209,7 +209,7 @@ class Teacher:
         return frozenset(self.learner.weights)
 
     def begin(self, student: StudentData) -> JsonObject:
-        """Prepares the teacher before training. Returns a description of this for the run's first screen."""
+        """Prepares the teacher before training. Returns a description of the preparation for the run's first screen."""
         return {}
 
     @torch.no_grad()
@@ -231,7 +231,7 @@ class LearnerPair:
 
     Attributes:
         student: The student.
-        teacher: The frozen teacher; None if the student learns from another model in training, or from itself.
+        teacher: The frozen teacher; None if the student learns from itself, or from a model that is trained with it.
         layers: The map from student layers to teacher layers; None if no term compares layers.
     """
 

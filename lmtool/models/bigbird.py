@@ -114,7 +114,7 @@ HF_FORMAT = HFFormat(
         HFClass("BigBirdForMaskedLM", ("masked_lm",), predicts=True),
         HFClass("BigBirdModel"),
     ),
-    unlike={
+    unsupported={
         "BigBirdForQuestionAnswering": "it has a feed-forward layer before its output, and hides the question from it",
         "BigBirdForMultipleChoice": "its pooler has another activation than the family's classifier",
     },

@@ -76,7 +76,7 @@ class HFFormat:
         fields: lmtool's field names, by key of config.json.
         defaults: transformers' values for missing keys.
         classes: Candidates for export; the first whose heads the checkpoint has is used.
-        unlike: Other classes by name, and why their heads are not supported.
+        unsupported: Classes whose heads lmtool does not support, by name, with the reason.
         unties: Whether `tie_word_embeddings=false` means an untied output layer.
         prefix: Prefix of names that files of a model without a head omit.
         outside: Prefixes of names that never have `prefix`.
@@ -96,7 +96,7 @@ class HFFormat:
     fields: Mapping[str, str]
     defaults: JsonMapping
     classes: tuple[HFClass, ...]
-    unlike: Mapping[str, str] = field(default_factory=dict)
+    unsupported: Mapping[str, str] = field(default_factory=dict)
     unties: bool = True
     prefix: str = ""
     outside: tuple[str, ...] = ()

@@ -96,8 +96,8 @@ class Tied:
                 if name not in unique:
                     raise UserError(
                         f"tie_word_embeddings=false in config.json, but the weights have no {name}",
-                        "copy it again: the output layer is missing; set tie_word_embeddings=true only if the model's "
-                        "documentation says that it is tied",
+                        "copy the weights again: the output layer is missing; set tie_word_embeddings=true only if the "
+                        "model's documentation says that the output layer is tied",
                     )
         for name in (*self.tables, self.output):
             copy = unique.get(name)

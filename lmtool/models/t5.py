@@ -156,7 +156,7 @@ HF_FORMAT = HFFormat(
         question_answering("T5ForQuestionAnswering"),
         HFClass("T5ForConditionalGeneration", predicts=True),
     ),
-    unlike={"T5ForTokenClassification": "it has the encoder alone"},
+    unsupported={"T5ForTokenClassification": "it has the encoder alone"},
     outside=("lm_head.", f"{_HEAD}.", "qa_outputs."),
     unread=(_UNREAD,),
     unties=False,  # transformers uses tie_word_embeddings for scaling

@@ -265,7 +265,7 @@ HF_FORMAT = _XlnetFormat(
         HFClass("XLNetLMHeadModel", ("lm",), predicts=True),
         HFClass("XLNetModel"),
     ),
-    unlike={"XLNetForQuestionAnswering": "it searches for the end of an answer behind each of the best starts"},
+    unsupported={"XLNetForQuestionAnswering": "it searches for the end of an answer behind each of the best starts"},
     prefix="transformer.",
     outside=("lm_loss.", "sequence_summary.", "logits_proj.", "classifier.", "qa_outputs."),
     fields={

@@ -89,7 +89,7 @@ class Embeddings(StackInput):
     table, 0 for none. scale: the factor of the token vectors, see `scaled`. project: maps to the stack's width if the
     tables are narrower (ALBERT, ELECTRA); otherwise E is H. by_rows: a leaf that shares the token table's memory and
     gets a sparse gradient; replaces the table in the lookup if the training loop supports it
-    (`training.row_gradients`).
+    (`training.sparse_row_gradients`).
     """
 
     by_rows: Tensor | None = None

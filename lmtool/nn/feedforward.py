@@ -1,6 +1,6 @@
 """The position-wise feed-forward part (Vaswani et al. 2017, 3.3).
 
-Shape letters: T tokens, H hidden width.
+Shape letters: T and M tokens, H hidden width.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ class AdapterSlot(nn.Module):
     def forward(
         self, out_MH: Tensor, residual_MH: Tensor, norm: nn.Module | None = None, read_MH: Tensor | None = None
     ) -> Tensor:
-        """Returns (M, H): the term added to the residual. out_MH: output of the sublayer. norm: applied after the sum,
-        or None. read_MH: input of a feed-forward sublayer; None if it is the residual."""
+        """Returns (M, H): what the residual sum adds. out_MH: output of the sublayer. norm: applied after the sum, or
+        None. read_MH: input of a feed-forward sublayer; None means residual_MH."""
         return out_MH
 
 
@@ -96,7 +96,7 @@ def _adapter_input(
 class BottleneckAdapter(AdapterSlot):
     """A bottleneck with an activation, added to the sublayer's output (Houlsby et al. 2019, 2.1).
 
-    scale: the factor of the added term; None: learned, starting at 1.
+    scale: the factor of the adapter's change; None: learned, starting at 1.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class BottleneckAdapter(AdapterSlot):
         self.scale: Tensor | float = nn.Parameter(torch.ones(1)) if scale is None else scale
 
     def change(self, input_MH: Tensor) -> Tensor:
-        """Returns (M, H): the added term. input_MH: input of the adapter."""
+        """Returns (M, H): the change, which `forward` adds to the sublayer's output. input_MH: input of the adapter."""
         change_MH = self.up(self.activation(self.down(input_MH)))
         # Most adapters are not scaled, and a multiplication by 1 costs as much as any other.
         return change_MH if isinstance(self.scale, float) and self.scale == 1.0 else change_MH * self.scale
@@ -140,7 +140,8 @@ class StackedAdapters(AdapterSlot):
 
 class FusedAdapters(AdapterSlot):
     """Several trained adapters of the same slot, mixed for each token by attention over them (Pfeiffer et al. 2021,
-    "AdapterFusion", 3.2): the query is their input, keys and values are their outputs."""
+    "AdapterFusion", 3.2): the query is their input, keys and values are
+    computed from their changes."""
 
     def __init__(self, hidden_size: int, adapters: Sequence[BottleneckAdapter]):
         super().__init__()

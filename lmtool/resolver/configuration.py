@@ -1,5 +1,5 @@
-"""From a command line to a decoded configuration, in three steps: expand shorthands; compose with Hydra, or read a
-saved configuration or the trunk of a branch; replace `auto`, decode, and apply the rules.
+"""From a command line to a decoded configuration, in three steps: expand shorthands; compose with Hydra, read a saved
+configuration, or continue that of the run that a branch starts from; replace `auto`, decode, and apply the rules.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def configuration(line: CommandLine, running: bool) -> CommandConfig:
     accepted = accepted_by(line)
     if trunks.branch_of(line.words) is not None:
         return trunks.configuration(line, accepted, running)
-    data, problems_of_overrides = _compose(line, accepted) if line.saved is None else _read_saved(line, accepted)
-    return decode_config(line.verb, expand_sections(data, line), earlier=problems_of_overrides, running=running)
+    data, override_problems = _compose(line, accepted) if line.saved is None else _read_saved(line, accepted)
+    return decode_config(line.verb, expand_sections(data, line), earlier=override_problems, running=running)
 
 
 def accepted_by(line: CommandLine) -> AcceptedOverrides:
@@ -58,13 +58,13 @@ def _read_saved(line: CommandLine, accepted: AcceptedOverrides) -> tuple[Data, l
     if command != line.verb:
         hint = plugins.command_line(command, "--config", str(path))
         raise UserError(f"{path} was saved by lmtool {command}, not by lmtool {line.verb}", hint)
-    values, problems_of_overrides = overrides.as_values(line.words, accepted)
-    return merge(saved.body(data), values), problems_of_overrides
+    values, override_problems = overrides.as_values(line.words, accepted)
+    return merge(saved.body(data), values), override_problems
 
 
-def decoded_job(line: CommandLine, data: Data, problems: Sequence[Problem], running: bool) -> CommandConfig:
+def decoded_job(line: CommandLine, data: Data, override_problems: Sequence[Problem], running: bool) -> CommandConfig:
     """Returns the decoded configuration of one job of a sweep."""
-    config = decode_config(line.verb, expand_sections(data, line), earlier=problems, running=running)
+    config = decode_config(line.verb, expand_sections(data, line), earlier=override_problems, running=running)
     if isinstance(config, RunConfig) and (config.devices or 1) > 1:
         raise UserError(f"devices={config.devices} with -m: a job of a sweep runs in one process", "omit devices=")
     return config

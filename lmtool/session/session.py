@@ -266,6 +266,6 @@ class Session:
             flops_per_token=self.plan.flops_per_token,
             baseline_loss=baseline_loss,
             compiles=self.compilation.on,
-            chooses=config.distill.teaches_heads,
+            selects_best=config.distill.teaches_heads,
             **{name: getattr(config, name) for name in common_fields},
         )

@@ -1,5 +1,5 @@
-"""`lmtool finetune task=glue`: finetunes a run for each task of a suite that has data, prints one table of scores, and
-writes the files to submit to the suite's leaderboard.
+"""`lmtool finetune task=glue`: finetunes a model for each task of a suite, if the task has data, prints one table of
+scores, and writes the files to submit to the suite's leaderboard.
 
 The runs are subfolders of one folder, named after their tasks. Repeating the command skips finished runs.
 """
@@ -31,7 +31,7 @@ from lmtool.system.signals import Interrupted, pop_late_signals
 from lmtool.tasks.configs import TaskConfig
 from lmtool.tasks.configs.mixture import GlueConfig
 from lmtool.tasks.loading import load_task
-from lmtool.tasks.mixture import DIAGNOSTIC, FILES, LEFT_OUT, folder_of, glue_average, score_of, submission
+from lmtool.tasks.mixture import DIAGNOSTIC, FILES, NOT_AVERAGED, folder_of, glue_average, score_of, submission
 from lmtool.training.precision import select_device, select_precision
 
 Run = Callable[[FinetuneConfig], JsonObject]
@@ -76,9 +76,9 @@ def run(config: FinetuneConfig, suite: GlueConfig, finetune: Run) -> JsonObject:
         for name, result in results.items()
     ]
     print_table(output, ["task", "score", "selected by", "rows", "run"], rows, heading=f"{suite.name} · development")
-    averaged = [name for name in scores if name != LEFT_OUT]
+    averaged = [name for name in scores if name != NOT_AVERAGED]
     if mean is not None:
-        excluded = f"; {LEFT_OUT} is not included" if LEFT_OUT in scores else ""
+        excluded = f"; {NOT_AVERAGED} is not included" if NOT_AVERAGED in scores else ""
         note = f"; without data: {', '.join(missing_tasks)}" if missing_tasks else ""
         output.line(f"average {mean:.4f} of {', '.join(averaged)}{excluded}{note}")
     files = dict(_submissions(config, root, list(trained), members.get(DIAGNOSTIC)))
@@ -107,8 +107,8 @@ def tasks_of_suite(suite: GlueConfig) -> Iterator[TaskConfig]:
 
 
 def _members(suite: GlueConfig) -> Iterator[tuple[str, TaskConfig | None]]:
-    """Yields the name and configuration of each task and of the diagnostic set; None instead of the configuration
-    without data.
+    """Yields the name and configuration of each task and of the diagnostic set; None in place of the configuration
+    if there is no data.
 
     The configuration is the task's YAML, with its folder below task.path and the suite's overrides for all tasks.
     """
@@ -124,13 +124,13 @@ def _members(suite: GlueConfig) -> Iterator[tuple[str, TaskConfig | None]]:
         if path is not None and folder is None and data["path"] is None:
             yield name, None
             continue
-        overrides: JsonObject = {
+        suite_values: JsonObject = {
             "path": None if folder is None else str(folder),
             "train_examples": suite.train_examples,
         }
-        overrides |= {"dropout": suite.dropout} if suite.dropout else {}
-        # Overrides of a task take precedence over overrides of all tasks.
-        defaults = {key: value for key, value in overrides.items() if data[key] is None}
+        suite_values |= {"dropout": suite.dropout} if suite.dropout else {}
+        # What the task's own configuration sets takes precedence.
+        defaults = {key: value for key, value in suite_values.items() if data[key] is None}
         yield name, cast(TaskConfig, Choice("task", key="kind").validate(data | defaults))
 
 

@@ -17,6 +17,7 @@ from lmtool.config.tables import build
 from lmtool.data.duplicates import Matches, TextIndex, key_of, texts_with_numbers
 from lmtool.data.examples import Rows
 from lmtool.data.files import collect_errors
+from lmtool.data.sources import OnStage
 from lmtool.errors import UserError
 from lmtool.random_streams import Permutation
 from lmtool.tasks.configs import TaskConfig
@@ -27,11 +28,11 @@ from lmtool.tasks.kinds.predictions import Label
 from lmtool.tasks.loading import TaskData, decode_tables, read_tables
 
 _WORD = re.compile(r"\w+")
-# Histogram bins of values, over the range of both sets of rows.
+# Number of histogram bins for numeric labels, over the range of both sets of rows.
 _BINS = 10
-# Counter of the sample stream.
-_CHANCE = 16
-MOST = 20_000
+# Position in the random stream "sample".
+_SAMPLE_COUNTER = 16
+MAX_ROWS = 20_000
 """The maximum number of rows read from each set. Larger sets are sampled."""
 
 
@@ -74,15 +75,15 @@ def shifts(members: Mapping[str, TaskData]) -> Iterator[Shift]:
 def shift(source: str, first: Rows, target: str, second: Rows, kind: TaskKind | None = None) -> Shift:
     """Returns the shift from the first rows to the second. kind: the task kind of both; None for rows of different
     tasks."""
-    count = len(second)
-    first, second = (_sample_rows(rows, MOST) if len(rows) > MOST else rows for rows in (first, second))
+    target_count = len(second)
+    first, second = (_sample_rows(rows, MAX_ROWS) if len(rows) > MAX_ROWS else rows for rows in (first, second))
     words, other_words = unigrams(first), unigrams(second)
     unknown = {word: count for word, count in other_words.items() if word not in words}
     sampled_words = unigrams(_sample_rows(first, min(len(second), len(first) // 2)))
     return Shift(
         source,
         target,
-        count,
+        target_count,
         divergence(words, other_words),
         divergence(sampled_words, words - sampled_words),
         sum(unknown.values()) / max(other_words.total(), 1),
@@ -93,7 +94,7 @@ def shift(source: str, first: Rows, target: str, second: Rows, kind: TaskKind | 
 
 def _sample_rows(rows: Rows, count: int) -> Rows:
     """Returns a seeded sample of rows."""
-    return rows.take(Permutation(len(rows), 0, "sample", _CHANCE)(np.arange(count)))
+    return rows.take(Permutation(len(rows), 0, "sample", _SAMPLE_COUNTER)(np.arange(count)))
 
 
 def unigrams(rows: Rows) -> Counter[str]:
@@ -130,7 +131,6 @@ MOST_FAILING = 1000
 """The maximum number of invalid rows that are listed. Reading stops beyond it."""
 _BATCH = 1000  # texts measured at a time
 _PLACE = re.compile(r"(.+?):(\d+)(?::\d+)?: ")
-OnStage = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -138,8 +138,9 @@ class LabeledTexts:
     """The texts of a split, one for each row.
 
     texts: the texts, which can be iterated several times. place: returns the location of a text, given its index.
-    labels: the label of each text, or None; None if no text has a label. label_counts: the frequency of each label.
-    by_words: whether fractions weight each text by its number of words.
+    labels: the label of each text, or None for a text without one; the whole list is None if no text has a label.
+    label_counts: the frequency of each label, or statistics of numeric labels. by_words: whether a text counts as its
+    number of words, rather than as 1, in fractions of the split.
     """
 
     texts: Iterable[str]
@@ -164,24 +165,23 @@ class LabeledTexts:
 
 @dataclass(frozen=True)
 class _Measures:
-    """Measurements of N texts: (N,) their lengths, weights and keys for exact matching; and the number of empty
-    texts."""
+    """Measurements of N texts: (N,) lengths, weights, and keys for exact matching; the number of empty texts."""
 
     lengths: np.ndarray
-    sizes: np.ndarray
+    weights: np.ndarray
     keys: np.ndarray
     empty: int
 
     @classmethod
     def of(cls, split_texts: LabeledTexts, length_of: Callable[[Sequence[str]], list[int]]) -> _Measures:
-        lengths, sizes, keys, empty = array("q"), array("q"), array("Q"), 0
+        lengths, weights, keys, empty = array("q"), array("q"), array("Q"), 0
         texts = iter(split_texts.texts)
         while batch := list(islice(texts, _BATCH)):
             lengths.extend(length_of(batch))
-            sizes.extend(len(_WORD.findall(text)) if split_texts.by_words else 1 for text in batch)
+            weights.extend(len(_WORD.findall(text)) if split_texts.by_words else 1 for text in batch)
             keys.extend(map(key_of, batch))
             empty += sum(not text.strip() for text in batch)
-        return cls(np.array(lengths), np.array(sizes), np.array(keys, dtype=np.uint64), empty)
+        return cls(np.array(lengths), np.array(weights), np.array(keys, dtype=np.uint64), empty)
 
 
 def read_valid_rows(
@@ -199,7 +199,7 @@ def read_valid_rows(
                 if valid_tables is None:
                     if not problems:
                         raise
-                    problems.append(problem)  # the remaining rows
+                    problems.append(problem)  # no row is named, so none can be left out
                     return None, problems
                 problems.append(problem)
                 tables = valid_tables
@@ -226,7 +226,7 @@ def findings(
     near: float | None,
     length_of: Callable[[Sequence[str]], list[int]],
     longest: int,
-    most: int,
+    max_pairs: int,
     seed: int = 0,
     progress: OnStage | None = None,
 ) -> JsonObject:
@@ -237,7 +237,7 @@ def findings(
         near: The minimum similarity of near-duplicates; None to find only exact duplicates.
         length_of: Computes the lengths of texts.
         longest: The length above which texts are truncated.
-        most: The maximum number of pairs to list.
+        max_pairs: The maximum number of pairs to list.
         seed: Seeds the sample in which near-duplicates are searched.
     """
     kind: TaskKind = build(data.config)
@@ -245,7 +245,7 @@ def findings(
         name: LabeledTexts.of(kind, rows)
         for name, rows in {"train": data.train, **data.validation, **data.test}.items()
     }
-    return compare(splits, near, length_of, longest, most, seed, progress)
+    return compare(splits, near, length_of, longest, max_pairs, seed, progress)
 
 
 def compare(
@@ -253,7 +253,7 @@ def compare(
     near: float | None,
     length_of: Callable[[Sequence[str]], list[int]],
     longest: int,
-    most: int,
+    max_pairs: int,
     seed: int = 0,
     progress: OnStage | None = None,
 ) -> JsonObject:
@@ -272,22 +272,22 @@ def compare(
             "near_compared": dict(zip(("texts", "of"), split_index.compared, strict=True))
             if near is not None
             else None,
-            "within": _repeats(split_texts, split_texts, split_index.repeats(), measures.sizes, most),
+            "within": _repeats(split_texts, split_texts, split_index.repeats(), measures.weights, max_pairs),
         }
         if index is None or train is None:
             index, train = split_index, split_texts
         else:
             matches = index.overlap(split_index)
-            report[split]["in_training"] = _repeats(split_texts, train, matches, measures.sizes, most)
+            report[split]["in_training"] = _repeats(split_texts, train, matches, measures.weights, max_pairs)
     return report
 
 
 def _repeats(
-    split_texts: LabeledTexts, other_texts: LabeledTexts, matches: Matches, sizes: np.ndarray, most: int
+    split_texts: LabeledTexts, other_texts: LabeledTexts, matches: Matches, weights: np.ndarray, max_pairs: int
 ) -> JsonObject:
     """Duplicates in a split: the numbers of texts that equal another one (up to case, punctuation and spacing), that
-    are similar to one, and that equal one with a different label; the fraction of the split that equal texts make up;
-    and at most `most` pairs, first those with different labels.
+    are similar to one, and that equal one with a different label; the fraction of the split taken up by texts that
+    equal another one; and at most `max_pairs` pairs, first those with different labels.
     """
     numbers = np.flatnonzero(matches.repeated >= 0)
     repeated, similarity = matches.repeated[numbers], matches.similarity[numbers]
@@ -296,7 +296,7 @@ def _repeats(
         labels, other_labels = split_texts.labels, other_texts.labels
         label_pairs = ((labels[here], other_labels[there]) for here, there in zip(numbers, repeated, strict=True))
         differ = np.array([None not in pair and pair[0] != pair[1] for pair in label_pairs], dtype=bool)
-    order = np.lexsort((-similarity.round(3), ~differ))[:most]
+    order = np.lexsort((-similarity.round(3), ~differ))[:max_pairs]
     texts = dict(texts_with_numbers(split_texts.texts, np.unique(numbers[order])))
     repeated_texts = dict(texts_with_numbers(other_texts.texts, np.unique(repeated[order])))
     pairs = []
@@ -317,7 +317,7 @@ def _repeats(
         "equal": int(equal.sum()),
         "similar": int((~equal).sum()),
         "other_label": int((equal & differ).sum()),
-        "share": int(sizes[numbers[equal]].sum()) / max(int(sizes.sum()), 1),
+        "share": int(weights[numbers[equal]].sum()) / max(int(weights.sum()), 1),
         "pairs": pairs,
     }
 
@@ -327,17 +327,17 @@ def _label_counts(kind: TaskKind, rows: Rows) -> dict[str, object] | None:
     there are no labels."""
     if rows.labels is None or not len(rows):
         return None
-    single = kind.flat_values(rows.labels)
-    if isinstance(single, np.ndarray) and single.dtype.kind == "f" and single.ndim == 1:
+    flat_labels = kind.flat_values(rows.labels)
+    if isinstance(flat_labels, np.ndarray) and flat_labels.dtype.kind == "f" and flat_labels.ndim == 1:
         return {
-            "mean": float(single.mean()),
-            "deviation": float(single.std()),
-            "least": float(single.min()),
-            "most": float(single.max()),
+            "mean": float(flat_labels.mean()),
+            "deviation": float(flat_labels.std()),
+            "least": float(flat_labels.min()),
+            "most": float(flat_labels.max()),
         }
-    labels_text = [kind.shown(label) for label in single]
-    words = [label if isinstance(label, str) else None for label in labels_text]
-    return None if None in words else {str(word): count for word, count in Counter(words).most_common()}
+    labels_text = [kind.shown(label) for label in flat_labels]
+    names = [label if isinstance(label, str) else None for label in labels_text]
+    return None if None in names else {str(name): count for name, count in Counter(names).most_common()}
 
 
 def _quantiles(lengths: np.ndarray, longest: int) -> dict[str, float]:

@@ -21,6 +21,7 @@ from lmtool.data.pydocs import pydocs_rows
 from lmtool.data.sources import OnStage, held_out, in_parts, splits_of
 from lmtool.errors import UserError
 from lmtool.random_streams import Permutation
+from lmtool.system.terminal import counted
 from lmtool.tasks.configs import TaskConfig, TaskTextConfig
 from lmtool.tasks.configs.base import joined_columns
 from lmtool.tasks.configs.sequence import WindowedConfig
@@ -358,8 +359,9 @@ class TaskText:
         self._held_out = not texts["validation"]
         if len(texts["train"]) < 2:
             raise UserError(
-                f"data.task={config.task.name}: {len(texts['train'])} rows with text; at least two are required",
-                "use more rows with data.task.path=, or other text",
+                f"data.task={config.task.name}: {counted(len(texts['train']), 'training row')} with text; at least two "
+                "are required",
+                "set data.task.path= to a file with more rows of text",
             )
         if self._held_out:
             is_held_out = held_out(np.array([len(text) for text in texts["train"]]), config.validation_fraction)

@@ -222,7 +222,7 @@ class MixedEvaluation(Evaluation):
 
 DIAGNOSTIC = "ax"
 """The diagnostic set, which the model of MNLI answers."""
-LEFT_OUT = "wnli"
+NOT_AVERAGED = "wnli"
 """Excluded from the average: its development set contradicts its training set (gluebenchmark.com, question 12)."""
 # Metrics that the leaderboard averages; two metrics count as their mean.
 _SCORES: dict[str, tuple[str, ...]] = {
@@ -275,7 +275,7 @@ def score_of(member: str, metrics: Mapping[str, float]) -> float:
 
 def glue_average(scores: Mapping[str, float]) -> float | None:
     """Returns the mean score of GLUE's tasks without WNLI; None if there are no other scores."""
-    averaged = [score for member, score in scores.items() if member != LEFT_OUT]
+    averaged = [score for member, score in scores.items() if member != NOT_AVERAGED]
     return sum(averaged) / len(averaged) if averaged else None
 
 

@@ -195,7 +195,7 @@ class Tokenizer:
             if not panic and type(error) is not Exception:  # the library raises no narrower class
                 raise
             hint = f"use a tokenizer {'with simpler patterns' if panic else 'with an unknown token'}, "
-            raise UserError(f"{self._origin} fails on this text: {error}", f"{hint}or omit the text") from error
+            raise UserError(f"{self._origin} cannot tokenize a text: {error}", f"{hint}or remove the text") from error
 
     def encode(self, text: str) -> np.ndarray:
         """Returns the (T,) int32 ids of a text."""

@@ -130,7 +130,7 @@ class Budget:
             fractions["max_minutes"] = progress.seconds / self.seconds
         return fractions
 
-    def is_evaluated(self, progress: Progress, total: float) -> bool:
+    def completes_tenth(self, progress: Progress, total: float) -> bool:
         """Whether the last step completed a tenth of the run. total: the horizon before that step."""
         if not self._by_clock:
             return math.isfinite(total) and progress.step % max(1, math.ceil(total / 10)) == 0
@@ -216,7 +216,7 @@ def rows_an_interval(log_every: int, steps: float) -> int:
     return min(log_every, max(1, math.ceil(log_every * LEAST_ROWS / steps)))
 
 
-def has_row(step: int, log_every: int, steps: float) -> bool:
+def is_logged(step: int, log_every: int, steps: float) -> bool:
     """Whether a step has a train row: the first step, every `log_every`-th, and in a short run some between them.
     steps: the number of steps of the run; infinite if unknown."""
     rows = rows_an_interval(log_every, steps)

@@ -146,7 +146,7 @@ class Keeper:
             return False
         self._failures = 0
         self.saved_step = progress.step
-        self.point(progress)
+        self.write_pointers(progress)
         try:
             self._prune(progress)
         except OSError as error:  # the checkpoint itself is complete
@@ -156,7 +156,7 @@ class Keeper:
     def path_of(self, step: int) -> Path:
         return self.folder / f"step_{step:08d}"
 
-    def point(self, progress: Progress) -> None:
+    def write_pointers(self, progress: Progress) -> None:
         """Writes the names of this step's checkpoint and of the best one to the files `last` and `best`; removes `best`
         if that checkpoint is lost. These files are for people: the run itself reads the steps in state.json."""
         if not self.run.writes:

@@ -26,7 +26,7 @@ from lmtool.nn.stack import recompute_layers
 from lmtool.runs.run_folder import RunFolder
 from lmtool.system.signals import Signals
 from lmtool.system.terminal import counted
-from lmtool.training.budgets import Budget, has_row
+from lmtool.training.budgets import Budget, is_logged
 from lmtool.training.compiling import compiled
 from lmtool.training.configs import Schedule
 from lmtool.training.engine import engine_for, outside_layers, shard
@@ -52,7 +52,7 @@ from lmtool.training.progress import (
     TrainingSettings,
     training_result,
 )
-from lmtool.training.step import RowWriter, apply_gradients, gradients, phase_of, row_gradients
+from lmtool.training.step import RowWriter, apply_gradients, gradients, phase_of, sparse_row_gradients
 from lmtool.types import Learner, Loader, Step
 
 Evaluate = Callable[[int], Mapping[str, object]]
@@ -80,33 +80,33 @@ def train(
     engine = engine_for(learner, settings.parallel, group)
     health = Health(precision, settings.baseline_loss, progress, loader, run.path if run.writes else None, group)
     announce(run, precision)
-    by_rows = row_gradients(learner, optimizer, sparse=device.type == "cpu" and group.size == 1)
+    sparse_gradients = sparse_row_gradients(learner, optimizer, sparse=device.type == "cpu" and group.size == 1)
     signals = Signals(command_line("resume", str(run.path)))
     waits = StepWaits(run.writes and device.type == "cuda", run.log)
-    with signals, deterministic(device), by_rows, compiled(settings.compiles), waits.heard():
+    with signals, deterministic(device), sparse_gradients, compiled(settings.compiles), waits.receive_warnings():
         listener.on_start(progress.step, *budget.outlook(progress))
         rows = RowWriter(run, listener, progress)
         steps = iter(loader.steps(progress.cursor, group.rank, group.size))
         while progress.ended is None:
             started = time.perf_counter()
-            step, total = progress.step + 1, budget.horizon(progress)  # before loading: phases end at fractions of it
+            step, total = progress.step + 1, budget.horizon(progress)  # before next(): phases end at fractions of total
             data = next(steps)
             rate = set_learning_rate(optimizer, settings.optimizer.lr * schedule(step, total) * data.rate_scale)
-            with waits.watched():
+            with waits.watch_step():
                 outcome = gradients(engine, data, step, settings.seed, precision, scaler)
                 norm = apply_gradients(optimizer, scaler, list(parameters.values()), settings.optimizer.clip_norm)
                 for extension in extensions:
                     extension.on_update(step)
                 health.watch(step, progress.cursor, outcome.loss, norm, scaled=scaler is not None)
-            logs = has_row(step, settings.log_every, total)
-            if device.type == "cpu" or logs:  # CUDA waits for the steps here, inside the measured time
+            logs = is_logged(step, settings.log_every, total)
+            if device.type == "cpu" or logs:  # on CUDA this waits for the device, within the measured time
                 health.check(data, step, outcome.loss, norm)
             progress.advance(data, outcome.tokens)
             progress.seconds, stops = agree(group, progress.seconds + time.perf_counter() - started, signals)
             progress.ended = budget.spent(progress)
             if logs or progress.ended:
                 rows.write_step(outcome, data, rate, norm)
-            evaluates, saves = due(settings, progress, budget.is_evaluated(progress, total))
+            evaluates, saves = due(settings, progress, budget.completes_tenth(progress, total))
             best = progress.best
             if evaluates:
                 health.check(data, step, outcome.loss, norm)
@@ -132,8 +132,8 @@ def optimization(
 
 
 def move_to_device(learner: nn.Module, loader: Loader, settings: TrainingSettings, group: ProcessGroup) -> Precision:
-    """Moves a learner to its device, with parallel=fsdp sharded over the group, in training mode. Returns the device
-    and number format."""
+    """Moves a learner to its device in training mode; with parallel=fsdp, first shards it over the group. Returns the
+    device and number format."""
     precision = select_precision(settings.precision, select_device(settings.device))
     device = precision.device
     if device.type == "cpu":
@@ -174,9 +174,10 @@ def resume(keeper: Keeper, budget: Budget, settings: TrainingSettings, group: Pr
         # The best checkpoint is lost; the one resumed from has a score.
         note_best(progress, settings)
     if keeper.saved_step is not None:
-        keeper.point(progress)
+        keeper.write_pointers(progress)
     budget_name = budget.spent(progress)
-    if progress.ended is None and budget_name is not None and progress.step:  # a branch or an extended run
+    # A run that starts from another run's checkpoint, or that was extended.
+    if progress.ended is None and budget_name is not None and progress.step:
         message = (
             f"{budget_name} is spent after step {progress.step:,}, where {keeper.run.path} starts: no step is left"
         )
@@ -185,12 +186,12 @@ def resume(keeper: Keeper, budget: Budget, settings: TrainingSettings, group: Pr
     return progress
 
 
-def due(settings: TrainingSettings, progress: Progress, tenth: bool) -> tuple[bool, bool]:
-    """Whether to evaluate and whether to save after this step. tenth: whether the step completes a tenth of the run,
-    the default interval of both."""
+def due(settings: TrainingSettings, progress: Progress, completes_tenth: bool) -> tuple[bool, bool]:
+    """Returns whether to evaluate and whether to save after this step. completes_tenth: whether the step completes a
+    tenth of the run, the default interval of both."""
 
     def is_due(interval: int | None) -> bool:
-        return tenth if interval is None else progress.step % interval == 0
+        return completes_tenth if interval is None else progress.step % interval == 0
 
     ended = progress.ended is not None
     evaluates = ended or is_due(settings.evaluate_every)
@@ -225,7 +226,8 @@ def score(
 
 
 def save(keeper: Keeper, progress: Progress, listener: Listener, best: Best, group: ProcessGroup = ALONE) -> bool:
-    """Saves a checkpoint of this step. best: the best evaluation before this step's. Returns whether it was written."""
+    """Saves a checkpoint of this step; its time counts as evaluation. best: the best evaluation before this step's.
+    Returns whether it was written."""
     started = time.perf_counter()
     saved = group.first(keeper.save(progress, must=progress.ended is not None))
     progress.evaluation_seconds += time.perf_counter() - started
@@ -237,8 +239,8 @@ def save(keeper: Keeper, progress: Progress, listener: Listener, best: Best, gro
 
 
 def note_best(progress: Progress, settings: TrainingSettings) -> bool:
-    """Makes the last evaluation the best one if its score is better, or equal with a smaller loss. Returns whether it
-    is now the best."""
+    """Makes the last evaluation the best one if its score is better, equal with a smaller loss, or finite in a run that
+    does not select the best checkpoint. Returns whether it is now the best."""
     number, best = progress.metrics[settings.metric], progress.best_value
     value = math.nan if number is None else float(number)  # a number that is not finite is null in state.json
     better = math.isfinite(value) and (best is None or (value > best if settings.greater_is_better else value < best))
@@ -246,7 +248,7 @@ def note_best(progress: Progress, settings: TrainingSettings) -> bool:
         losses = [metrics.get("loss") for metrics in (progress.metrics, progress.best_metrics)]
         finite = [loss for loss in losses if isinstance(loss, int | float) and math.isfinite(loss)]
         better = len(finite) == 2 and finite[0] < finite[1]
-    better = better or (math.isfinite(value) and not settings.chooses)
+    better = better or (math.isfinite(value) and not settings.selects_best)
     if better:
         progress.best_step, progress.best_value, progress.best_metrics = progress.step, value, progress.metrics
     return better

@@ -139,7 +139,7 @@ class StepWaits:
         self._steps = 0
 
     @contextmanager
-    def heard(self) -> Iterator[None]:
+    def receive_warnings(self) -> Iterator[None]:
         """Receives torch's warnings during the whole training. The filters are set once, because
         changing them in every step would repeat old warnings."""
         with warnings.catch_warnings():
@@ -161,7 +161,7 @@ class StepWaits:
             yield
 
     @contextmanager
-    def watched(self) -> Iterator[None]:
+    def watch_step(self) -> Iterator[None]:
         """Watches the part of a step that should not wait for the device."""
         self._steps += 1
         if not self._watches or self._steps <= _WARM_UP:

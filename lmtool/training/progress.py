@@ -28,12 +28,12 @@ class TrainingSettings:
     Attributes:
         seed: Of dropout; data and weights have their seeds elsewhere.
         metric, greater_is_better: The score of `evaluate` that selects the best checkpoint, and its direction.
-        chooses: Whether the metric selects the best checkpoint; otherwise it is the last one.
+        selects_best: Whether the metric selects the best checkpoint; otherwise it is the last one.
         device: auto, cpu, cuda or cuda:N.
         precision: auto, fp32, bf16 or fp16.
         max_*: Budgets, at least one; the first that is spent ends the run. max_minutes includes loading and stepping,
             not evaluation and saving; max_flops needs flops_per_token (forward and backward).
-        log_every: Maximum number of steps between train rows (`budgets.has_row`).
+        log_every: Maximum number of steps between train rows (`budgets.is_logged`).
         evaluate_every: Steps between evaluations; None: a tenth of the run.
         checkpoint_every: Steps between checkpoints; None: those between evaluations.
         keep: Number of newest checkpoints to retain in addition to the best one, or "all".
@@ -67,7 +67,7 @@ class TrainingSettings:
     compiles: bool = False
     parallel: Parallel = "ddp"
     baseline_loss: float = 0.0
-    chooses: bool = True
+    selects_best: bool = True
 
 
 Best = tuple[int | None, float | None, dict[str, object]]

@@ -28,7 +28,7 @@ from lmtool.types import Batch, Learner, Step, send
 
 
 @contextmanager
-def row_gradients(learner: nn.Module, optimizer: Optimizer, sparse: bool) -> Iterator[None]:
+def sparse_row_gradients(learner: nn.Module, optimizer: Optimizer, sparse: bool) -> Iterator[None]:
     """Uses sparse gradients, by row, for a learner's token embeddings; the optimizer still gets dense ones. sparse:
     False does nothing (on CUDA, and with several processes, which sum dense gradients)."""
     tables = [part for part in learner.modules() if isinstance(part, Embeddings)] if sparse else []

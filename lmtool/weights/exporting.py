@@ -120,8 +120,9 @@ def _hf_head(model: ModelConfig, task: Mapping[str, object], declared: HFFormat)
     if head is None or not any(head.name in entry.heads for entry in declared.classes):
         reason = f"transformers has no class for task.kind={task.get('kind')}"
         if head is not None:
-            unlike = (f"{hf_form}: {why}" for hf_form, why in declared.unlike.items() if hf_form.endswith(head.suffix))
-            reason = next(unlike, f"transformers has no class ...{head.suffix} for this family")
+            unsupported = declared.unsupported.items()
+            reasons = (f"{hf_form}: {why}" for hf_form, why in unsupported if hf_form.endswith(head.suffix))
+            reason = next(reasons, f"transformers has no class ...{head.suffix} for this family")
         raise UserError(
             f"heads.{name} cannot be exported for model={model.name}: {reason}",
             "use the run with lmtool: lmtool predict, or lmtool.load in Python",

@@ -92,12 +92,12 @@ class Address:
         if isinstance(cached, str):
             return Path(cached)
         file = f"{self.typed}: {name} of {self.repository}@{revision}"
-        hint = "run the command once with network access and without offline=true, or use a local folder"
+        hint = "run the command once with network access, not offline, or use a local folder"
         if offline or constants.HF_HUB_OFFLINE:
-            raise MissingFile(f"{file}: offline=true, and not in the hub's cache", hint)
+            raise MissingFile(f"{file}: not in the hub's cache, and offline=true or HF_HUB_OFFLINE is set", hint)
         if not self._reachable:
             # Without a network, the library would retry for half a minute.
-            raise MissingFile(f"{file}: no network, and not in the hub's cache", hint)
+            raise MissingFile(f"{file}: not in the hub's cache, and no network", hint)
         try:
             return Path(huggingface_hub.hf_hub_download(self.repository, name, revision=revision))
         except errors.LocalEntryNotFoundError as problem:
@@ -204,7 +204,7 @@ class HFFolder:
         """Returns `saved_config` for a finetuned model, with the defaults of transformers for texts: special tokens in
         texts are parsed, and texts are truncated to the tokenizer's length. Raises UserError if lmtool does not support
         the task."""
-        self.require_read_head()
+        self.require_supported_head()
         problem = self._decode(lambda: refusal(self.config))
         if problem is not None:
             raise UserError(
@@ -227,7 +227,7 @@ class HFFolder:
             "max_length": min(lengths),
         }
 
-    def require_read_head(self) -> None:
+    def require_supported_head(self) -> None:
         """Raises UserError if the folder's class has a head that lmtool does not support."""
         unsupported = self._unsupported_head()
         if unsupported is not None:
@@ -238,7 +238,7 @@ class HFFolder:
 
     def _unsupported_head(self) -> str | None:
         """Returns the folder's class with the reason why lmtool does not support its head, or None."""
-        names, reasons = self.config.get("architectures"), self.family().HF_FORMAT.unlike
+        names, reasons = self.config.get("architectures"), self.family().HF_FORMAT.unsupported
         unsupported = [name for name in names if name in reasons] if isinstance(names, list) else []
         if not unsupported:
             return None

@@ -169,7 +169,7 @@ def load(checkpoint: str | Path, device: str = "cpu", offline: bool = False) -> 
     checkpoint = str(checkpoint)
     folder = hf_folder(checkpoint, offline)
     if folder is not None:
-        folder.require_read_head()
+        folder.require_supported_head()
     weights = read(checkpoint, offline)
     config = saved_config(checkpoint, offline)
     saved, tokenizer = saved_model(checkpoint, config, weights.tensors), None

@@ -289,10 +289,10 @@ def merged(weights: Weights, saved: Mapping[str, object]) -> Weights:
     if unmerged:
         more = f" and {counted(len(unmerged) - 1, 'more tensor')}" if len(unmerged) > 1 else ""
         raise UserError(
-            f"checkpoint={weights.origin}: {unmerged[0]}{more}, which its tuning method added, cannot be merged into "
+            f"checkpoint={weights.origin}: the tuning method added {unmerged[0]}{more}, which cannot be merged into "
             f"model={model.model.name}",
-            "use format=delta to export the added tensors separately from their base, or set checkpoint= to that base "
-            "or to a run whose tuning method can be merged (tuning=lora)",
+            "use format=delta to export only the added tensors, or set checkpoint= to the base model or to a run "
+            "whose tuning method can be merged (tuning=lora)",
         )
     return replace(weights, tensors={**unread_tensors, **tensors}, merged=True)
 

@@ -168,7 +168,7 @@ def test_errors_are_reported(place: Path, capsys: pytest.CaptureFixture[str]) ->
         (("export", "checkpoint=nowhere", "output=x"), "checkpoint=nowhere: no such folder"),
         (
             ("export", "checkpoint=hf://no/where", "output=x", "offline=true"),
-            "offline=true, and not in the hub's cache",
+            "not in the hub's cache, and offline=true",
         ),
         (("import", "checkpoint=runs", "output=x"), "checkpoint=runs"),
     ):

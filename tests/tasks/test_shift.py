@@ -49,5 +49,5 @@ def test_splits_domains_and_tasks(tmp_path, monkeypatch) -> None:
     assert (second.target, second.words, second.unknown, second.labels) == ("mood unlabeled texts", 1.0, 1.0, None)
     assert third.labels == pytest.approx(first.labels) and third.target == "value dev"
     assert (between.source, between.target, between.labels) == ("mood train", "value train", None)
-    monkeypatch.setattr(shift_module, "MOST", 3)
+    monkeypatch.setattr(shift_module, "MAX_ROWS", 3)
     assert next(shifts({"mood": mood})).rows == 4

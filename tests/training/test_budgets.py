@@ -17,7 +17,7 @@ from lmtool.training.budgets import (
     MEASURED_STEPS,
     MOST_STEPS,
     Budget,
-    has_row,
+    is_logged,
     steps_of_epochs,
 )
 from lmtool.training.configs import LinearConfig
@@ -148,13 +148,13 @@ def test_a_clock_says_when_a_tenth_is_over_once() -> None:
     while budget.spent(progress) is None:
         total = budget.horizon(progress)
         progress.step, progress.seconds = progress.step + 1, progress.seconds + (0.5 if progress.step < 40 else 2.5)
-        tenths += [progress.seconds] if budget.is_evaluated(progress, total) else []
+        tenths += [progress.seconds] if budget.completes_tenth(progress, total) else []
     assert tenths == [6, 12, 18, 25, 30, 37.5, 42.5, 50, 55, 60]
     resumed, total = Budget(settings(max_steps=None, max_minutes=1), FakeLoader()), budget.horizon(progress)
     progress.seconds = 13.0
     resumed.horizon(progress)
     progress.seconds = 13.5
-    assert not resumed.is_evaluated(progress, total)
+    assert not resumed.completes_tenth(progress, total)
 
 
 def test_a_horizon_of_phases_goes_on_with_the_run_and_ends_it() -> None:
@@ -234,11 +234,11 @@ def test_a_horizon_in_minutes_counts_the_phases_that_were_not_measured() -> None
     [(10, 7, 7), (10, 50, 50), (10, 120, 60), (500, 6000, 60), (997, 40_000, 80), (10, 5000, 500), (100, 1000, 50)],
 )
 def test_a_run_has_fifty_rows_or_one_of_each_step(log_every: int, steps: int, count: int) -> None:
-    logged = [step for step in range(1, steps + 1) if has_row(step, log_every, steps)]
+    logged = [step for step in range(1, steps + 1) if is_logged(step, log_every, steps)]
     assert abs(len(logged) - count) <= 1 and logged[0] == 1
     assert set(range(log_every, steps + 1, log_every)) <= {*logged}
     assert len({after - before for before, after in itertools.pairwise(logged[1:])}) <= 2  # evenly
 
 
 def test_until_the_end_is_known_rows_come_as_asked_for() -> None:
-    assert [step for step in range(1, 31) if has_row(step, 10, math.inf)] == [1, 10, 20, 30]
+    assert [step for step in range(1, 31) if is_logged(step, 10, math.inf)] == [1, 10, 20, 30]

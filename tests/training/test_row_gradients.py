@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from lmtool.nn.embeddings import Embeddings
 from lmtool.nn.positions import Position
 from lmtool.training.optimizers import gradient_norm
-from lmtool.training.step import row_gradients
+from lmtool.training.step import sparse_row_gradients
 
 BATCHES = torch.tensor([[[1, 2, 2, 5], [5, 7, 1, 1]], [[3, 3, 2, 9], [0, 9, 9, 4]], [[8, 8, 8, 8], [8, 1, 8, 8]]])
 
@@ -32,7 +32,7 @@ def trained(model: Texts, wanted: bool, clip_norm: float | None) -> list[float]:
     """Three steps of two micro-batches; the norms."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)
     norms = []
-    with row_gradients(model, optimizer, wanted):
+    with sparse_row_gradients(model, optimizer, wanted):
         for step in BATCHES:
             for ids_T in step:
                 model(ids_T).backward()
@@ -59,7 +59,7 @@ def test_others_see_a_dense_gradient() -> None:
     edited, plain = Texts(tied=False), Texts(tied=False)
     edited.embed.token.register_forward_hook(lambda *_: None)
     for model, wanted in ((edited, True), (plain, False)):
-        with row_gradients(model, torch.optim.SGD(model.parameters()), wanted):
+        with sparse_row_gradients(model, torch.optim.SGD(model.parameters()), wanted):
             model(BATCHES[0, 0]).backward()
     plain(BATCHES[0, 1]).backward()
     assert not edited.embed.token.weight.grad.is_sparse and not plain.embed.token.weight.grad.is_sparse

@@ -404,7 +404,7 @@ def test_no_class_is_forgotten(family: str) -> None:
     models -= {name for name in models if name.endswith(("TrainedModel", "PretrainedModel", "PretrainedBartModel"))}
     assert models == set(known_classes(family))
     declared = module_of(family).HF_FORMAT
-    assert {entry.name for entry in declared.classes} | set(declared.unlike) <= models
+    assert {entry.name for entry in declared.classes} | set(declared.unsupported) <= models
 
 
 HEADLESS = (
