@@ -21,7 +21,6 @@ from lmtool.data.pydocs import pydocs_rows
 from lmtool.data.sources import OnStage, held_out, in_parts, splits_of
 from lmtool.errors import UserError
 from lmtool.random_streams import Permutation
-from lmtool.system.terminal import counted
 from lmtool.tasks.configs import TaskConfig, TaskTextConfig
 from lmtool.tasks.configs.base import joined_columns
 from lmtool.tasks.configs.sequence import WindowedConfig
@@ -359,8 +358,7 @@ class TaskText:
         self._held_out = not texts["validation"]
         if len(texts["train"]) < 2:
             raise UserError(
-                f"data.task={config.task.name}: {counted(len(texts['train']), 'training row')} with text; at least two "
-                "are required",
+                f"data.task={config.task.name}: fewer than two training rows contain text",
                 "set data.task.path= to a file with more rows of text",
             )
         if self._held_out:

@@ -221,7 +221,7 @@ def test_a_read_only_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(Path, "mkdir", mkdir)
     with pytest.raises(UserError, match="read-only file system") as caught:
         open_run(tmp_path / "run")
-    assert caught.value.hint == "set run_dir= on a disk that can be written"
+    assert caught.value.hint == "put run_dir= on a disk that can be written"
     with pytest.raises(UserError, match="read-only file system"):
         select_folder(tmp_path / "runs", None, None, "x")
 
