@@ -82,7 +82,7 @@ class PromptedLearner(TextClassLearner):
     """Classification by a prompt: the score of a class is the logit of its word at the answer's position."""
 
     words: Tensor
-    scored_by = DemonstrationScorer
+    scorer_class = DemonstrationScorer
     inspector_class = PromptInspector
 
     def __init__(self, kind: Classification, backbone: Backbone, tokenizer: Tokenizer, seed: int):

@@ -271,7 +271,7 @@ class ExtractiveQaLearner(TaskLearner):
     def outputs(self, batch: Batch, step: int) -> Tensor:
         """Returns (T, 2): scores of each token as start and end."""
         rng = self.dropout_rng(batch, step)
-        return self.heads[self.term](self.pooled(self.hidden_of(batch, rng)), self.head_rng(rng, batch))
+        return self.heads[self.term](self.pool_tokens(self.hidden_of(batch, rng)), self.head_rng(rng, batch))
 
     def samples(self, batch: Batch, n: int) -> list[dict[str, object]]:
         return []  # a row spans several windows; a batch holds only some
