@@ -392,7 +392,7 @@ def test_none_beside_a_checkpoint_is_its_shape_with_random_weights(
     assert (random["tokenizer"]["name"], random["tokenizer"]["path"]) == ("folder", str(run))
     assert {key for key in random if random[key] != pretrained[key]} == {"checkpoint", "tokenizer"}
     assert cli.main([*words, f"checkpoint={run},other,none"]) == 2
-    assert "but there are 2" in capsys.readouterr().err
+    assert "but there are 2 others" in capsys.readouterr().err
 
 
 def test_a_checkpoint_with_a_name_too_long(capsys: pytest.CaptureFixture[str]) -> None:

@@ -66,12 +66,12 @@ PRETRAINED = ["pretrain", "data=text", "data.path=text.txt", "max_length=32", "d
         ),
         (
             [*ROWS, "task=custom", "task.kind=regression", "task.name=sst2", "distill=soft", _OF_SST2],
-            "its task sst2 is of kind classification, the student's of kind regression",
+            "its task sst2 is of kind classification, but the student's is of kind regression",
             "use another teacher",
         ),
         (
             [*STUDENT, "distill.teacher=runs/sst2", "task.labels=['0', good]"],
-            "its labels are negative, positive, the student's 0, good",
+            "its labels are negative, positive, but the student's are 0, good",
             "use another teacher",
         ),
         (
