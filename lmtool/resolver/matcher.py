@@ -31,7 +31,7 @@ Roles = frozenset[str] | None
 """The roles of a vocabulary's special tokens; None if they are not known yet."""
 
 
-def tokens_around(model: ModelConfig, text_format: str | None = None) -> Iterator[Requirement]:
+def text_format_needs(model: ModelConfig, text_format: str | None = None) -> Iterator[Requirement]:
     """Yields a requirement for each special token that the model adds to its texts. text_format: the name of a format
     that replaces the model's own."""
     definition, start = FORMATS.get(text_format or model.text_format), model.start_role
@@ -52,7 +52,7 @@ def missing_token(needs: Iterable[Requirement], roles: Iterable[str]) -> str | N
 def fits(learned: LearnedConfig, model: ModelConfig, roles: Roles) -> bool:
     """Whether an objective or a task is compatible with a model and with a vocabulary. roles: its special tokens; None
     if they are not known, and then not compared."""
-    if roles is not None and missing_token(tokens_around(model), roles) is not None:
+    if roles is not None and missing_token(text_format_needs(model), roles) is not None:
         return False
     return not any(True for member in learned.member_configs() for _ in unmet(member, model=model, roles=roles))
 
@@ -155,7 +155,7 @@ for _section, _command in (("task", FinetuneConfig), ("tuning", FinetuneConfig),
 @rule(RunConfig, "model", "tokenizer")
 def require_tokens_of_text_format(model: ModelConfig, tokenizer: TokenizerConfig) -> Iterator[Problem]:
     """The vocabulary has the special tokens of the model's text format."""
-    missing = None if tokenizer.roles is None else missing_token(tokens_around(model), tokenizer.roles)
+    missing = None if tokenizer.roles is None else missing_token(text_format_needs(model), tokenizer.roles)
     if missing is not None:
         yield Problem("tokenizer", f"tokenizer={tokenizer.name} {missing}", "set tokenizer=auto")
 
@@ -166,7 +166,7 @@ def require_tokens_of_objective(
 ) -> Iterator[Problem]:
     """The vocabulary has the special tokens that the objective inserts."""
     roles = tokenizer.roles
-    if roles is None or missing_token(tokens_around(model), roles) is not None:
+    if roles is None or missing_token(text_format_needs(model), roles) is not None:
         return  # reported by require_tokens_of_text_format
     if any(True for member in objective.member_configs() for _ in unmet(member, model=model)):
         return

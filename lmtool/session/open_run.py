@@ -27,7 +27,7 @@ from lmtool.reporting.console import Output
 from lmtool.reporting.trackers.base import RunMetadata
 from lmtool.reporting.trackers.tracking import Trackers
 from lmtool.resolver.decoding import with_defaults
-from lmtool.resolver.matcher import missing_token, tokens_around
+from lmtool.resolver.matcher import missing_token, text_format_needs
 from lmtool.resolver.schema.run import FinetuneConfig, PretrainConfig, RunConfig
 from lmtool.resolver.teachers import TeacherSpec, differing_tokenizer
 from lmtool.resolver.trunks import phases_ended
@@ -293,7 +293,7 @@ def require_fit(config: RunConfig, tokenizer: Tokenizer) -> None:
     parts = config.objective.member_configs() if isinstance(config, PretrainConfig) else ()
     tasks = config.task.member_configs() if isinstance(config, FinetuneConfig) else ()
     layouts: list[str | None] = [task.text_format(model) for task in tasks]
-    layout_problems = [missing_token(tokens_around(model, layout), roles) for layout in layouts or [None]]
+    layout_problems = [missing_token(text_format_needs(model, layout), roles) for layout in layouts or [None]]
     for problem in (*layout_problems, *(missing_token(part.needs(), roles) for part in parts)):
         if problem is not None:
             known_roles = ", ".join(sorted(roles)) or "none"

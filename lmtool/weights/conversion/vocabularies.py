@@ -27,7 +27,7 @@ from lmtool.learners.model import ModelWithHeads
 from lmtool.models.configs import ModelConfig
 from lmtool.models.heads.lm import LMHead
 from lmtool.reporting.console import Output
-from lmtool.resolver.matcher import missing_token, tokens_around
+from lmtool.resolver.matcher import missing_token, text_format_needs
 from lmtool.resolver.schema.run import ImportConfig, PretrainConfig
 from lmtool.resolver.schema.use import EvaluateConfig
 from lmtool.session.evaluation import text_to_score
@@ -223,7 +223,7 @@ def _require_roles(trained: Trained | None, model: ModelConfig, new: Tokenizer, 
     """Raises UserError if the new tokenizer lacks a special token that the model or its objective needs."""
     hint = "use a tokenizer with this token: `lmtool tokenizer` with the kind of the model or tokenizer.special_tokens="
     if trained is None:
-        problem = missing_token(tokens_around(model), new.roles)
+        problem = missing_token(text_format_needs(model), new.roles)
         if problem is not None:
             raise UserError(f"tokenizer={path} {problem}", hint)
         return
