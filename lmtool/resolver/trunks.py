@@ -95,7 +95,7 @@ class Trunk:
             manifest.verify([CONFIG, STATE])
         except Damaged as damage:
             raise self.refusal(damage) from damage
-        return saved.of_this_version(read_config(self.point), self.point / CONFIG)
+        return saved.require_version(read_config(self.point), self.point / CONFIG)
 
     def complete(self) -> JsonObject:
         """Returns `config` with default values for keys that are newer than the run. Raises UserError if it is not a

@@ -76,7 +76,7 @@ ERRORS: list[tuple[str, list[str]]] = [
     ("pretrain model.num_layers=100000", ["model.num_layers: given 100000", "at most 1000"]),
     ("pretrain model.vocab_size=2147483647", ["model.vocab_size: given 2147483647", "at most 10000000"]),
     ("tokenizer output=x tokenizer.vocab_size=2147483647", ["tokenizer.vocab_size: given 2147483647", "at most 1000"]),
-    (f"pretrain seed={'9' * 30}", ["seed: a number of more than 64 bits"]),
+    (f"pretrain seed={'9' * 30}", ["seed: the number has more than 64 bits"]),
     (f"pretrain seed={'9' * 5000}", ["seed: the value is too long for a number"]),
     ("pretrain name=latest", ["runs/latest is a link to the newest run", "lmtool resume runs/latest"]),
     ("pretrain run_dir=/dev/null", ["run_dir=/dev/null: /dev/null is a file, but a run needs a folder"]),
@@ -159,7 +159,7 @@ ERRORS: list[tuple[str, list[str]]] = [
     ("pretrain optimizer=null", ["missing required value: optimizer"]),
     ("pretrain ~seed", ["~seed: a value cannot be removed"]),
     ("pretrain objective=[mlm,clm]", ["takes one objective", "-m objective=mlm,clm"]),
-    ("pretrain optimizer.lr=1e-3,1e-4", ["several values for one run", "-m"]),
+    ("pretrain optimizer.lr=1e-3,1e-4", ["has several values, but a run takes one", "-m"]),
     (
         "pretrain model=gpt_tiny objective=mlm",
         ["objective=mlm trains an encoder; model=gpt", "objective=clm or model=bert"],
