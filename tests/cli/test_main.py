@@ -94,7 +94,7 @@ ERRORS: list[tuple[str, list[str]]] = [
     ("predict text=a checkpoint=hf://a/b@../../c", ["../../c is not a branch, tag or commit"]),
     (
         "pretrain --plugin ./my.py",
-        ["--plugin ./my.py: a path", "--plugin my, which Python can import"],
+        ["--plugin ./my.py is a path", "--plugin my, which Python can import"],
     ),
     ("pretrain --plugin mine/my.py", ["--plugin mine.my, which Python can import from this folder"]),
     ("pretrain --plugin /mine/my.py", ["PYTHONPATH=/mine lmtool ... --plugin my"]),

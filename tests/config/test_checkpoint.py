@@ -121,7 +121,7 @@ def test_where_the_newest_is_damaged_the_pointer_names_the_best(run: Path) -> No
 @pytest.mark.parametrize("step", ["x", -1, 10**100, 1.5, [5]])
 def test_a_best_step_that_is_none(tmp_path: Path, step: Any) -> None:
     checkpoint(tmp_path / "b", 5, best_step=step)
-    with pytest.raises(UserError, match="the best checkpoint of .* is not there"):
+    with pytest.raises(UserError, match="the best checkpoint of .* does not exist"):
         find(tmp_path / "b")
 
 

@@ -37,7 +37,7 @@ def test_null_takes_a_choice_away() -> None:
     [
         ("model=brt", "model=brt is not one of bert, gpt", "model=bert"),
         ("model=[bert,gpt]", "takes one model", "-m model=bert,gpt"),
-        ("task=sst2,cola", "several choices", "-m task=sst2,cola"),
+        ("task=sst2,cola", "has several values, but a run takes one", "-m task=sst2,cola"),
         ("seed=1,2", "several values", "-m sweeps over them"),
         (
             "data.path=a.txt,b.txt",
