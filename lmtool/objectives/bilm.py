@@ -1,10 +1,10 @@
 """Bidirectional language modeling: predicts each word from the preceding words, and again from the following words.
 
-Peters, Neumann, Iyyer, Gardner, Clark, Lee, Zettlemoyer, "Deep Contextualized Word Representations", 2018, section 3.1:
-the two directions have separate LSTMs, and share the word vectors and the softmax. The model reads every word by its
+Peters, Neumann, Iyyer, Gardner, Clark, Lee, Zettlemoyer, "Deep Contextualized Word Representations", 2018, section 3.1.
+The two directions have separate LSTMs, and share the word vectors and the softmax. The model reads every word by its
 characters; as a target, a word that is not in the vocabulary is the unknown word.
 
-Shape letters: T tokens, M predicting positions, P width of the states of one direction.
+Shape letters: T tokens, H hidden width, M predicting positions, P width of the states of one direction.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ class DirectionsScorer(TermScorer):
 
 class BidirectionalLanguageModel(BaseLearner):
     """Bidirectional language modeling, with the terms `forward` and `backward`, each of weight 1/2. The first half of a
-    word's hidden state predicts the next word, the second half predicts the previous word."""
+    word's hidden state predicts the next word; the second half predicts the previous word."""
 
     backbone: Elmo
 
     def __init__(self, config: BilmConfig, backbone: Elmo, tokenizer: Tokenizer, seed: int):
         super().__init__(config, backbone, tokenizer, seed)
         self.weights = dict.fromkeys(_TERMS, 0.5)
-        half = backbone.hidden_size // 2
-        self.add_head("lm", SampledLMHead(half, backbone.config.vocab_size, config.negatives))
+        direction_width = backbone.hidden_size // 2
+        self.add_head("lm", SampledLMHead(direction_width, backbone.config.vocab_size, config.negatives))
 
     def examples(self, data: SplitData, max_length: int) -> WordWindows:
         reader = self.backbone.reader
@@ -69,10 +69,10 @@ class BidirectionalLanguageModel(BaseLearner):
 
     def predictors(self, train: SplitData, examples: WordWindows) -> dict[str, ConstantPredictor]:
         """Returns the unigram predictor of the words in the training text, the same for both directions."""
-        words = self.tokenizer.vocab_size
-        continuations = set(range(words)) - set(examples.begins_V.nonzero()[0].tolist())
+        vocab_size = self.tokenizer.vocab_size
+        continuations = set(range(vocab_size)) - set(examples.begins_V.nonzero()[0].tolist())
         never = (continuations | self.tokenizer.special_ids) - {self.tokenizer.role("eos"), examples.unknown}
-        predictor = ConstantPredictor.of_counts("unigram", examples.counts(words), never)
+        predictor = ConstantPredictor.of_counts("unigram", examples.counts(vocab_size), never)
         return dict.fromkeys(_TERMS, predictor)
 
     def counts(self, batch: Batch) -> dict[str, float]:

@@ -34,7 +34,7 @@ from lmtool.types import Batch, Packed, Scores, StepOutput
 # Shape letters: T tokens, N examples, M predicted positions, H hidden width, V vocabulary, W width of the token table.
 
 
-# The name of the head for each term over segment pairs.
+# The name of the head that predicts each term over segment pairs.
 _PAIR_HEADS = {"nsp": "next_sentence", "sop": "sentence_order"}
 # The term that each head predicts.
 _TERMS = {
@@ -45,8 +45,8 @@ _TERMS = {
 
 class MaskedLanguageModel(MaskFiller):
     """Masked language modeling. The loss is the sum of the term `mlm` and, with pairs=nsp or pairs=sop, of the term
-    `nsp` or `sop`. Class 1 of `nsp` means that the second segment is random, class 1 of `sop` that the segments are
-    swapped."""
+    `nsp` or `sop`. Class 1 of `nsp` means that the second segment is random; class 1 of `sop` means that the segments
+    are swapped."""
 
     config: PairsConfig
 
@@ -67,8 +67,8 @@ class MaskedLanguageModel(MaskFiller):
         return kind(self, examples, max_length)
 
     def predictors(self, train: SplitData, examples: MaskedExamples) -> dict[str, ConstantPredictor]:
-        """Returns the unigram predictor of the training text, without special tokens, which are never predicted; and
-        the frequencies of the two classes of pairs."""
+        """Returns the unigram predictor of the training text, without special tokens, which are never predicted. For
+        pairs, returns in addition the predictor of the frequencies of the two classes."""
         predictors = {"mlm": unigram(train, self.tokenizer)}
         if self.config.pairs != "none":
             classes = np.bincount(examples.plan(0).rows["label"], minlength=2)
@@ -83,7 +83,7 @@ class MaskedLanguageModel(MaskFiller):
         return StepOutput(self.sums(hidden, batch), self.weights)
 
     def read_indices(self, batch: Batch) -> dict[str, Tensor]:
-        """Returns, for each term, the flat indices of the tokens whose hidden states it reads."""
+        """Returns, for each term, the flat indices of the tokens whose hidden states the term reads."""
         indices = {"mlm": indices_of(batch, "mlm")}
         if self.config.pairs != "none":
             reads_last = self.backbone.config.summary == "pooled_last"
@@ -94,8 +94,8 @@ class MaskedLanguageModel(MaskFiller):
         """Returns the sum of each term's losses. hidden: the hidden states that each term reads."""
         sums = {"mlm": self.masked_lm.loss_sum(hidden["mlm"], self.table_VW, labels_of(batch, "mlm"))}
         if self.config.pairs != "none":
-            logits_NC = self._pair_logits(hidden)
-            sums[self.config.pairs] = loss_sum(logits_NC, labels_of(batch, self.config.pairs))
+            logits_N2 = self._pair_logits(hidden)
+            sums[self.config.pairs] = loss_sum(logits_N2, labels_of(batch, self.config.pairs))
         return sums
 
     def predicted(self, head: str, logits: Tensor | TokenLogits, batch: Batch) -> tuple[str, Predicted] | None:
@@ -109,12 +109,12 @@ class MaskedLanguageModel(MaskFiller):
     def scores(self, hidden: dict[str, Tensor], batch: Batch) -> dict[str, Scores]:
         """Returns the scores of each term. hidden: the hidden states that each term reads."""
         indices, labels = indices_of(batch, "mlm"), labels_of(batch, "mlm")
-        each, best = self.masked_lm.scores(hidden["mlm"], self.table_VW, labels)
-        scores = {"mlm": Scores(each, labels, best, batch.inputs.documents[indices])}
+        mlm_losses, best = self.masked_lm.scores(hidden["mlm"], self.table_VW, labels)
+        scores = {"mlm": Scores(mlm_losses, labels, best, batch.inputs.documents[indices])}
         if self.config.pairs != "none":
-            logits_NC, labels = self._pair_logits(hidden), labels_of(batch, self.config.pairs)
+            logits_N2, labels = self._pair_logits(hidden), labels_of(batch, self.config.pairs)
             documents = torch.arange(len(labels), device=labels.device)
-            scores[self.config.pairs] = Scores(losses(logits_NC, labels), labels, logits_NC.argmax(-1), documents)
+            scores[self.config.pairs] = Scores(losses(logits_N2, labels), labels, logits_N2.argmax(-1), documents)
         return scores
 
     @property
@@ -148,9 +148,9 @@ def _masked_lm_name(config: PairsConfig) -> str:
     return "enhanced_masked_lm" if config.enhanced_decoder else "masked_lm"
 
 
-# Masked language modeling over spans, with the span boundary objective.
-# Joshi, Chen, Liu, Weld, Zettlemoyer, Levy, "SpanBERT: Improving Pre-training by Representing and Predicting Spans",
-# TACL 2020: L = L_MLM + L_SBO, each the mean over its own tokens.
+# Masked language modeling over spans, with the span boundary objective (Joshi, Chen, Liu, Weld, Zettlemoyer, Levy,
+# "SpanBERT: Improving Pre-training by Representing and Predicting Spans", TACL 2020). The loss is L_MLM + L_SBO, where
+# each term is the mean over its own targets.
 # Shape letters: T tokens, M predicted positions, H hidden width.
 
 
@@ -183,8 +183,7 @@ class SpanLanguageModel(MaskedLanguageModel):
         return predictors | {"sbo": predictors["mlm"]} if self.config.boundary else predictors
 
     def read_indices(self, batch: Batch) -> dict[str, Tensor]:
-        """Returns the indices as in masked language modeling; for the term `sbo`, the indices (M, 2) of the two tokens
-        next to each target's span."""
+        """Adds the term `sbo`, with the flat indices (M, 2) of the two tokens next to each target's span."""
         indices = super().read_indices(batch)
         return indices | {"sbo": self._boundaries(batch)} if self.config.boundary else indices
 
@@ -198,9 +197,9 @@ class SpanLanguageModel(MaskedLanguageModel):
     def scores(self, hidden: dict[str, Tensor], batch: Batch) -> dict[str, Scores]:
         scores = super().scores(hidden, batch)
         if self.config.boundary:
-            at, labels = indices_of(batch, "sbo"), labels_of(batch, "sbo")
-            each, best = self._boundary.scores(self._features(hidden, batch), self.table_VW, labels)
-            scores["sbo"] = Scores(each, labels, best, batch.inputs.documents[at])
+            indices, labels = indices_of(batch, "sbo"), labels_of(batch, "sbo")
+            sbo_losses, best = self._boundary.scores(self._features(hidden, batch), self.table_VW, labels)
+            scores["sbo"] = Scores(sbo_losses, labels, best, batch.inputs.documents[indices])
         return scores
 
     @property
@@ -209,7 +208,8 @@ class SpanLanguageModel(MaskedLanguageModel):
 
     def _features(self, hidden: dict[str, Tensor], batch: Batch) -> Tensor:
         """Returns the inputs of the span boundary head for each target of `sbo`."""
-        return self._boundary.features(hidden["sbo"], indices_of(batch, "sbo") - self._boundaries(batch)[:, 0] - 1)
+        position_in_span_M = indices_of(batch, "sbo") - self._boundaries(batch)[:, 0] - 1
+        return self._boundary.features(hidden["sbo"], position_in_span_M)
 
     @staticmethod
     def _boundaries(batch: Batch) -> Tensor:

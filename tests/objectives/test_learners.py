@@ -319,10 +319,10 @@ def test_a_prefix_is_seen_as_a_whole_and_nothing_behind_it(tokenizers):
 
 def test_span_corruption_needs_sentinels(tokenizers):
     learner = build(SpanCorruptionConfig(), backbone("t5"), tokenizers["gpt"], 0)
-    with pytest.raises(UserError, match="2 sentinel tokens at max_length=32; the tokenizer has 0"):
+    with pytest.raises(UserError, match="2 sentinel tokens at max_length=32, but the tokenizer has 0"):
         learner.examples(split(store(tokenizers["gpt"]), "joined", "train"), 32)
     learner = build(SpanCorruptionConfig(density=0.5, mean_length=1.0), backbone("t5"), tokenizers["t5"], 0)
-    with pytest.raises(UserError, match="sentinel tokens at max_length=60; the tokenizer has 12"):
+    with pytest.raises(UserError, match="sentinel tokens at max_length=60, but the tokenizer has 12"):
         learner.examples(split(store(tokenizers["t5"]), "joined", "train"), 60)
 
 

@@ -16,7 +16,7 @@ from lmtool.learners.model import labels_of
 from lmtool.objectives.checks.language import StreamInspector, without_special_tokens
 from lmtool.objectives.corruption.masking import PackedTexts, budget
 from lmtool.objectives.corruption.noises import (
-    Corrupted,
+    CorruptedTexts,
     infill,
     mask_each,
     noise_counts,
@@ -226,7 +226,7 @@ class CorruptedSpansInspector(StreamInspector):
         )
 
 
-def _restores(corrupted: Corrupted, sentinels: np.ndarray, text: np.ndarray) -> bool:
+def _restores(corrupted: CorruptedTexts, sentinels: np.ndarray, text: np.ndarray) -> bool:
     """Returns whether inputs and targets together restore the text. They do not if the numbers of sentinels differ."""
     try:
         return np.array_equal(restore(corrupted, sentinels), text)

@@ -15,10 +15,10 @@ from lmtool.learners.inspection import Inspector, RunningStatistics, SampledBatc
 from lmtool.learners.model import indices_of
 from lmtool.objectives.checks.language import StreamInspector
 from lmtool.objectives.configs import MaskingConfig, TokenMaskingConfig
-from lmtool.objectives.corruption.masking import Masked, Vocabulary, budget
+from lmtool.objectives.corruption.masking import MaskedTexts, Vocabulary, budget
 from lmtool.objectives.examples.masked import MaskedExamples
 
-# Masked tokens: how many there are, what replaces them, and that no other token changes.
+# Masked tokens: how many tokens are masked, what replaces them, and that no other token changes.
 # Shape letters: N examples of a batch, T their tokens, M predicting positions.
 
 
@@ -27,15 +27,15 @@ class Masks:
     """The masks of a batch.
 
     Attributes:
-        masked: The masks, sampled once more from the same random numbers.
+        masked: The masked texts, computed once more from the same random numbers.
         tokens: (T,) the original tokens.
         inputs: (T,) the input tokens of the batch.
-        text: (T,) bool, which tokens may be masked.
-        eligible: (N,) how many tokens of each example may be masked.
-        selected: (N,) how many tokens of each example are masked.
+        text: (T,) whether each token may be masked.
+        eligible: (N,) the number of tokens of each example that may be masked.
+        selected: (N,) the number of tokens of each example that are masked.
     """
 
-    masked: Masked
+    masked: MaskedTexts
     tokens: np.ndarray
     inputs: np.ndarray
     text: np.ndarray
@@ -72,7 +72,7 @@ class MaskingInspector(Inspector):
 
     def check(self, stats: RunningStatistics, sample: SampledBatch) -> None:
         original = self.examples.assemble(sample.rows)
-        masked = self.examples.masked(original, sample.numbers, sample.epoch)
+        masked = self.examples.mask(original, sample.numbers, sample.epoch)
         inputs, at = sample.batch.inputs.tokens.numpy(), masked.at
         documents = np.repeat(np.arange(len(original.lengths)), original.lengths)
         text = ~self.vocabulary.special[original.tokens]
@@ -92,8 +92,8 @@ class MaskingInspector(Inspector):
         check_branches(stats, config, vocabulary, masks.inputs[indices], masks.masked.labels)
         if config.whole_word:
             stats.report("predicted fraction of text", len(indices), text.sum())
-            opens = text & (vocabulary.starts_word[masks.tokens] | ~np.append(False, text[:-1]))
-            word = np.cumsum(opens)[text]
+            starts_word = text & (vocabulary.starts_word[masks.tokens] | ~np.append(False, text[:-1]))
+            word = np.cumsum(starts_word)[text]
             predicted = np.isin(np.flatnonzero(text), indices)
             fraction = np.bincount(word, predicted) / np.maximum(np.bincount(word), 1)
             stats.never("words partly predicted", ((fraction > 0) & (fraction < 1)).sum())
@@ -129,9 +129,9 @@ def check_budget(
 
     Args:
         stats: The statistics to add to.
-        selected_N: How many tokens of each example are predicted.
-        budget_N: How many tokens of each example must be predicted.
-        eligible_N: How many tokens of each example may be predicted.
+        selected_N: The number of tokens of each example that are predicted.
+        budget_N: The number of tokens of each example that must be predicted.
+        eligible_N: The number of tokens of each example that may be predicted.
     """
     stats.exact("predicted fraction of text", selected_N.sum(), budget_N.sum(), eligible_N.sum())
     stats.never("examples with a wrong number of predicted tokens", (selected_N != budget_N).sum())
@@ -149,11 +149,11 @@ def check_branches(
         visible_M: The input token at each predicted position.
         labels_M: The original token at each predicted position.
     """
-    mask, random, regular = config.mask, config.random, len(vocabulary.regular)
+    mask, random, regular_count = config.mask, config.random, len(vocabulary.regular)
     is_mask, unchanged = visible_M == vocabulary.mask, visible_M == labels_M
     stats.fraction(BRANCHES[0], is_mask.sum(), len(labels_M), mask)
-    stats.fraction(BRANCHES[1], (~is_mask & ~unchanged).sum(), len(labels_M), random * (1 - 1 / regular))
-    stats.fraction(BRANCHES[2], (~is_mask & unchanged).sum(), len(labels_M), 1 - mask - random + random / regular)
+    stats.fraction(BRANCHES[1], (~is_mask & ~unchanged).sum(), len(labels_M), random * (1 - 1 / regular_count))
+    stats.fraction(BRANCHES[2], (~is_mask & unchanged).sum(), len(labels_M), 1 - mask - random + random / regular_count)
 
 
 # Segment pairs: their classes, the documents that their segments come from, and truncation.
@@ -226,8 +226,8 @@ class MaskedPairsInspector(MaskingInspector):
 
 
 class GeneratorInspector(MaskedWindowsInspector):
-    """Inspects the examples of a learner with a generator, which needs its weights. The learner's methods `sampled` and
-    `original` return the text that the model reads, and the original text."""
+    """Inspects the examples of a learner with a generator, whose weights must be loaded. The learner's method
+    `generator_samples` returns the text that the model reads; its method `original` returns the original text."""
 
     def fact(self, stats: RunningStatistics) -> str:
         fraction = stats.measured("replaced fraction of tokens")
@@ -240,14 +240,14 @@ class GeneratorInspector(MaskedWindowsInspector):
         """Adds `filled`, the text that the model reads. If the model detects replaced tokens, the targets are the
         replaced tokens."""
         batch, host = sample.batch, torch.device("cpu")
-        filled = self.learner.sampled(batch.to(self.learner.device), sample.epoch).filled.to(host)
+        filled = self.learner.generator_samples(batch.to(self.learner.device), sample.epoch).filled.to(host)
         replaced_T = filled.tokens != self.learner.original(batch)
-        made_in_step = [term for term, target in batch.targets.items() if target.labels is None]
+        detection_terms = [term for term, target in batch.targets.items() if target.labels is None]
         for number, entry in enumerate(super().entries(sample)):
             start = batch.inputs.starts[number]
             replaced = (replaced_T & (batch.inputs.documents == number)).nonzero()[:, 0]
             positions = [{"position": int(index) - start, "label": "replaced"} for index in replaced]
-            targets = entry.pop("targets") | dict.fromkeys(made_in_step, positions)
+            targets = entry.pop("targets") | dict.fromkeys(detection_terms, positions)
             yield {**entry, "filled": self.side(filled, range(number, number + 1)), "targets": targets}
 
     def check(self, stats: RunningStatistics, sample: SampledBatch) -> None:
@@ -257,17 +257,17 @@ class GeneratorInspector(MaskedWindowsInspector):
         )
         stats.remarks["negative log-probability of a sample, nats"] = "entropy of the generator's probabilities"
         batch = sample.batch.to(self.learner.device)
-        sampled = self.learner.sampled(batch, sample.epoch)
-        replaced = (sampled.filled.tokens != self.learner.original(batch)).cpu().numpy()
+        samples = self.learner.generator_samples(batch, sample.epoch)
+        replaced = (samples.filled.tokens != self.learner.original(batch)).cpu().numpy()
         indices = indices_of(batch, "mlm").cpu().numpy()
-        probabilities = sampled.other_M.cpu().numpy()
+        probabilities = samples.replaced_probability_M.cpu().numpy()
         variance = (probabilities * (1 - probabilities)).sum()
         stats.mean("replaced fraction of tokens", replaced.sum(), len(replaced), probabilities.sum(), variance, 1.0)
         stats.report("samples that are the original token", (~replaced[indices]).sum(), len(indices), is_fraction=True)
         stats.never("replaced tokens that were not masked", replaced.sum() - replaced[indices].sum())
         surprise, entropy, variance = (
-            float(values.sum()) for values in (sampled.surprise_M, sampled.entropy_M, sampled.variance_M)
+            float(values.sum()) for values in (samples.surprise_M, samples.entropy_M, samples.variance_M)
         )
         stats.mean(
-            "negative log-probability of a sample, nats", surprise, len(indices), entropy, variance, sampled.bound
+            "negative log-probability of a sample, nats", surprise, len(indices), entropy, variance, samples.bound
         )
