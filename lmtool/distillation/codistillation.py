@@ -1,9 +1,9 @@
 """distill=codistillation: several models train on the same data and learn from each other's predictions.
 
 Anil, Pereyra, Passos, Ormandi, Dahl, Hinton, "Large scale distributed neural network training through online
-distillation", ICLR 2018, algorithm 1: after a burn-in, the loss of each model is its own loss plus the divergence from
-the mean prediction of the other models, or of older copies of them. Without burn-in and copies this is deep mutual
-learning (Zhang, Xiang, Hospedales, Lu, "Deep Mutual Learning", CVPR 2018).
+distillation", ICLR 2018, algorithm 1. After a burn-in, the loss of each model is its own loss plus its divergence from
+the mean prediction of the other models, or of older copies of these models. Without burn-in and copies, the method is
+deep mutual learning (Zhang, Xiang, Hospedales, Lu, "Deep Mutual Learning", CVPR 2018).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from lmtool.learners.base import BaseLearner
 from lmtool.models.heads.predicted import Averaged
 from lmtool.types import Batch, ParameterGroup, StepOutput
 
-_COPIES, _COPY_OF_STUDENT = "copies", "student"
+_COPIES, _STUDENT_COPY = "copies", "student"
 """The name of the copies in `distill`, and the name of the student's copy among them."""
 
 
@@ -32,7 +32,7 @@ class Codistillation(Distilled):
     """Trains the run's model, the student, together with its peers on the sum of their losses.
 
     Gradients are clipped by their norm over all models together. In a checkpoint, the names of a peer's tensors start
-    with `distill.peer_N.`, and those of the copies' tensors with `distill.copies.`.
+    with `distill.peer_N.`, and the names of the copies' tensors start with `distill.copies.`.
     """
 
     config: CodistillationConfig
@@ -49,7 +49,7 @@ class Codistillation(Distilled):
                 self.weights[self._mutual_name(name, part)] = config.weight * scale
         self.step = 0
         if config.refresh_steps is not None:
-            copies = {name or _COPY_OF_STUDENT: _frozen_copy(learner) for name, learner in self.learners.items()}
+            copies = {name or _STUDENT_COPY: _frozen_copy(learner) for name, learner in self.learners.items()}
             self.distill[_COPIES] = nn.ModuleDict(copies)
 
     @property
@@ -82,7 +82,7 @@ class Codistillation(Distilled):
     def _copies(self) -> dict[str, BaseLearner]:
         """The older copy of each learner, by the learner's name."""
         copies = cast(nn.ModuleDict, self.distill[_COPIES])
-        return {name: cast(BaseLearner, copies[name or _COPY_OF_STUDENT]) for name in self.learners}
+        return {name: cast(BaseLearner, copies[name or _STUDENT_COPY]) for name in self.learners}
 
     def train(self, mode: bool = True) -> Codistillation:
         super().train(mode)
@@ -110,7 +110,7 @@ class Codistillation(Distilled):
         teachers = recorded
         if self.config.refresh_steps is not None:
             with torch.no_grad():
-                teachers = {name: record(copied, batch, step, losses=False) for name, copied in self._copies.items()}
+                teachers = {name: record(learner, batch, step, losses=False) for name, learner in self._copies.items()}
         for name, outputs in recorded.items():
             peers = [teacher.predicted for teacher_name, teacher in teachers.items() if teacher_name != name]
             for term, predicted in outputs.predicted.items():

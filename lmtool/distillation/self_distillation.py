@@ -1,7 +1,7 @@
 """distill=self: a model whose early exits learn from its last layer.
 
 An early exit predicts with heads after a layer below the last. Zhang, Song, Gao, Chen, Bao, Ma, "Be Your Own Teacher:
-Improve the Performance of Convolutional Neural Networks via Self Distillation", ICCV 2019, section 3: the loss of an
+Improve the Performance of Convolutional Neural Networks via Self Distillation", ICCV 2019, section 3. The loss of an
 exit is (1 - a) times its loss on the labels, plus a times its divergence from the predictions of the last layer, plus b
 times the squared difference between its features and those of the last layer. The last layer learns from the labels
 only. Here a is distill.soft and b is distill.states. The features are the hidden states of all tokens after the final
@@ -29,7 +29,7 @@ from lmtool.types import Batch, StepOutput
 
 
 class SelfDistillation(Distilled):
-    """Trains all exits in one forward pass: the heads of each exit read the hidden states at its depth."""
+    """Trains all exits in one forward pass, in which the heads of each exit read the hidden states after its layer."""
 
     config: SelfConfig
 
@@ -38,7 +38,7 @@ class SelfDistillation(Distilled):
         if any(isinstance(head, LayerFeatures) for head in student.heads.values()) or student.backbone.states_read > 1:
             raise UserError(
                 "distill=self adds exits whose heads read one layer each, but with this tuning method the heads read "
-                "several",
+                "several layers",
                 "set tuning.layers=last, another tuning=, or distill=none",
             )
         self.exits = exits_of(student)
@@ -57,11 +57,11 @@ class SelfDistillation(Distilled):
         return f"exit_{depth}_soft_{part}" if several else f"exit_{depth}_soft"
 
     def counts(self, batch: Batch) -> dict[str, float]:
-        task_counts, soft = self.student.counts(batch), self.soft.counts(batch)
+        task_counts, soft_counts = self.student.counts(batch), self.soft.counts(batch)
         counts = dict(task_counts)
         for depth in self.exits:
             counts |= {f"exit_{depth}_{term}": count for term, count in task_counts.items()}
-            counts |= {self._soft_name(depth, part): count for part, count in soft.items()}
+            counts |= {self._soft_name(depth, part): count for part, count in soft_counts.items()}
             counts[f"exit_{depth}_states"] = float(sum(batch.inputs.lengths))
         return counts
 

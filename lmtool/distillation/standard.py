@@ -37,8 +37,8 @@ def start_from(student: BaseLearner, teacher: BaseLearner, origin: str, layers: 
         student: The learner to initialize.
         teacher: The trained learner.
         origin: The teacher's checkpoint, for messages.
-        layers: For each stack, by the side of the batch that it reads, the teacher layer to copy to each student layer,
-            counted from 1.
+        layers: For each stack, named by the side of the batch that it reads, the teacher layer to copy to each student
+            layer, counted from 1.
 
     Returns:
         A description for the first screen.
@@ -60,11 +60,11 @@ def start_from(student: BaseLearner, teacher: BaseLearner, origin: str, layers: 
     tensors |= {name: source_tensors[source] for name, source in sources.items() if source in source_tensors}
     tensors |= {name: tensor for name, tensor in source_tensors.items() if name.startswith("heads.")}
     report = load_into(student, tensors, origin)
-    copies = [
+    copied_layers = [
         ", ".join(f"{layer} = {source}" for layer, source in enumerate(numbers, 1)) for numbers in layers.values()
     ]
     heads = ", ".join(name for name in report.loaded if name != "backbone")
-    return f"embeddings; layers {'; '.join(copies)}" + (f"; {heads}" if heads else "")
+    return f"embeddings; layers {'; '.join(copied_layers)}" + (f"; {heads}" if heads else "")
 
 
 def _layer_prefixes(
@@ -105,7 +105,7 @@ class Standard(Distilled):
                 members=teachers, weights=config.weight_by_teacher, average=config.average,
             )  # fmt: skip
         self._require_common_teacher()
-        self.started = self._start()
+        self.initialization = self._initialize_student()
         self.layers: LayerMap | None = None
         if config.compares_layers:
             self.layers = config.layer_map(student.backbone.config, self.teacher.learner.backbone.config)
@@ -117,16 +117,16 @@ class Standard(Distilled):
             for part, scale in term.scales(student.weights).items():
                 self.weights[self._loss_name(name, part)] = term.config.weight * scale
 
-    def _start(self) -> str | None:
+    def _initialize_student(self) -> str | None:
         """Copies layers of the teacher if distill.initialize says so. Returns a description for the first screen.
 
-        In a resumed run the checkpoint is loaded afterwards and replaces these weights. Raises UserError if the
-        tokenizers differ.
+        In a resumed run, the checkpoint is loaded afterwards, and its weights replace the copied ones. Raises UserError
+        if the tokenizers differ.
         """
         if self.config.starts_from_teacher and not self.teacher.reads_batches:
             raise UserError(
-                f"distill.initialize: the embeddings of distill.teacher={self.teacher.origin} belong to other tokens, "
-                "because its tokenizer differs from the student's",
+                f"distill.initialize cannot copy the embeddings of distill.teacher={self.teacher.origin}, because the "
+                "teacher's tokenizer differs from the student's",
                 f"{DROP_INITIALIZATION}, or tokenizer=auto",
             )
         learner = self.teacher.learner
@@ -140,7 +140,8 @@ class Standard(Distilled):
         return self._teachers
 
     def _require_common_teacher(self) -> None:
-        """Raises UserError if a term needs a single teacher for all of the student's tasks, and there is none."""
+        """Raises UserError if a term needs a single teacher for all of the student's tasks, and there is no such
+        teacher."""
         members = _members_of(self.student)
         untaught = [name for name in members if name not in _members_of(self.teacher.learner)]
         names = [name for name, term in self.config.terms.items() if not term.supports_average]
@@ -193,10 +194,10 @@ class Standard(Distilled):
         layers = {} if self.layers is None else {"layers": self.layers.screen_text()}
         untaught = [term for term in self.student.weights if term not in self.teacher.terms_taught]
         gold_only = {"gold only": ", ".join(untaught)} if untaught else {}
-        started = {} if self.started is None else {"started from": self.started}
+        started_from = {} if self.initialization is None else {"started from": self.initialization}
         heads = {} if self.config.teaches_heads else {"heads": "are not trained, so metrics mean nothing"}
         origins = ", ".join(teacher.origin for teacher in self._teachers or (self.teacher,))
-        return {"teacher": origins, **gold_only, **layers, **started, **heads}
+        return {"teacher": origins, **gold_only, **layers, **started_from, **heads}
 
 
 def _members_of(learner: BaseLearner) -> list[str]:

@@ -381,7 +381,7 @@ def test_a_mask_decoder_changes_the_masked_words_alone(tokenizers):
     assert all(torch.equal(tensor, enhanced.state_dict()[name]) for name, tensor in plain.state_dict().items())
     batch = rows_of(plain.examples(split(store(tokens)), 32), 8)
     assert not torch.allclose(plain(batch, 1).sums["mlm"], enhanced(batch, 1).sums["mlm"])
-    filled = plain.filled(batch, plain._generator_hidden(batch, None), 0)
+    filled = plain.fill_masks(batch, plain._generator_hidden(batch, None), 0)
     assert torch.equal(
         plain.model_forward(batch, filled, None).hidden_MH, enhanced.model_forward(batch, filled, None).hidden_MH
     )
