@@ -203,8 +203,8 @@ class StoredTeacher(Teacher):
         without_targets = sorted(predicted.keys() - batch_terms(batch).keys())
         if without_targets:
             raise UserError(
-                f"the teacher's predictions of {without_targets[0]} cannot be stored, because the data lack the targets "
-                "of this term",
+                f"the teacher's predictions of {without_targets[0]} cannot be stored, because the data lack "
+                "the targets of this term",
                 "set distill.store=null, so that the teacher runs alongside the student",
             )
         for term, part in parts:

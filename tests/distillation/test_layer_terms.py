@@ -189,7 +189,7 @@ def test_empty_texts_and_an_unread_side():
         ({"attention": {}}, {}, {}, {"layers": {0: 0, 1: 1}}, "layer 0 of distill.layers is the embeddings"),
         (
             {"relations": {"relations": ["values"], "relation_heads": 5}}, {}, {"hidden_size": 24}, {},
-            "relation_heads=5 does not divide both widths, 16 and 24",
+            "the widths 16 and 24 cannot both be split into 5 relation heads",
         ),
         ({"hidden": {}}, {}, {}, {"layers": {3: 1}}, "the student has 2 layers, the teacher 2"),
     ],

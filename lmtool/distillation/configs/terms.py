@@ -196,7 +196,7 @@ class RelationsConfig(AttentionTermConfig):
 
         def describe_widths(pair: ModelPair) -> str:
             student_width, teacher_width = _total_head_widths(pair)
-            return f"relation_heads={heads} does not divide both widths, {student_width} and {teacher_width}"
+            return f"the widths {student_width} and {teacher_width} cannot both be split into {heads} relation heads"
 
         divisible = _pair_offer(
             lambda pair: not any(width % heads for width in _total_head_widths(pair)), describe_widths
