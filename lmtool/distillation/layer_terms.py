@@ -24,7 +24,7 @@ from lmtool.nn.tiled import AttentionInputs, TileScores
 from lmtool.types import Batch, Packed
 
 PointPair = tuple[TapPoint, TapPoint]
-"""A tap point in the student, and the tap point in the teacher that it learns from."""
+"""A tap point in the student, and the tap point in the teacher whose states it learns."""
 
 
 class LayerTerm(Term):

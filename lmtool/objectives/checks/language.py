@@ -14,7 +14,7 @@ from lmtool.data.formats import FormatTemplate, ragged_ranges
 from lmtool.learners.inspection import Inspector, RunningStatistics, SampledBatch
 from lmtool.learners.model import indices_of, labels_of
 from lmtool.models.characters import FILL, TEXT_BEGINS, TEXT_ENDS, WORD_BEGINS, WORD_ENDS
-from lmtool.objectives.examples.words import BACKWARD, FORWARD, Pairs
+from lmtool.objectives.examples.words import BACKWARD, FORWARD, SampledPairs
 from lmtool.types import Packed
 
 # Windows of a document stream: the text of each window, and whether the windows cover all tokens.
@@ -349,7 +349,7 @@ class WordPairsInspector(StreamInspector):
         self._check_pairs(stats, pairs)
         self._check_negatives(stats, pairs.negatives.reshape(-1))
 
-    def _check_pairs(self, stats: RunningStatistics, pairs: Pairs) -> None:
+    def _check_pairs(self, stats: RunningStatistics, pairs: SampledPairs) -> None:
         """Checks that the pairs are exactly all pairs of words within the sampled windows."""
         row_K = np.repeat(np.arange(len(pairs.lengths)), pairs.lengths)
         position_K = np.arange(len(row_K)) - np.repeat(np.cumsum(pairs.lengths) - pairs.lengths, pairs.lengths)

@@ -273,8 +273,8 @@ def mask_spans(config: SpanConfig, vocabulary: Vocabulary, texts: PackedTexts) -
     # token.
     branch_keys = text.indices[first][span_of] if config.replace == "span" else indices
 
-    def uniform(draw: int, indices: np.ndarray) -> np.ndarray:
-        return texts.uniform(texts.owners[indices], _REPLACEMENT_OFFSET + texts.positions[indices] * _SPAN_DRAWS + draw)
+    def uniform(draw: int, keys: np.ndarray) -> np.ndarray:
+        return texts.uniform(texts.owners[keys], _REPLACEMENT_OFFSET + texts.positions[keys] * _SPAN_DRAWS + draw)
 
     branch_M, uniform_M = uniform(_SPAN_BRANCH, branch_keys), uniform(_SPAN_RANDOM, indices)
     tokens = replace_tokens(config, vocabulary, tokens_T, indices, branch_M, uniform_M)

@@ -1,5 +1,4 @@
-"""Corruption of texts, as pure, vectorized functions: BART's noises, T5's span corruption, and random prefix
-lengths."""
+"""Corruption of texts, as pure, vectorized functions: BART's noises, T5's span corruption, and random prefixes."""
 
 from __future__ import annotations
 
@@ -192,11 +191,12 @@ def delete(texts: PackedTexts, fraction: float) -> PackedTexts:
 def rotate(texts: PackedTexts, probability: float) -> PackedTexts:
     """Rotates some texts, so that they begin with a random token (document rotation). probability: the probability that
     a text is rotated."""
-    numbers = np.arange(len(texts.lengths))
-    is_rotated = texts.uniform(numbers, np.full(len(numbers), _ROTATE)) < probability
-    offset_N = (texts.uniform(numbers, np.full(len(numbers), _ROTATE + 1)) * texts.lengths).astype(
-        np.int64
-    ) * is_rotated
+    owners_N = np.arange(len(texts.lengths))
+    rotate_uniform, offset_uniform = (
+        texts.uniform(owners_N, np.full(len(owners_N), _ROTATE + draw)) for draw in (0, 1)
+    )
+    is_rotated = rotate_uniform < probability
+    offset_N = (offset_uniform * texts.lengths).astype(np.int64) * is_rotated
     owners = texts.owners
     source = texts.starts[owners] + (texts.positions + offset_N[owners]) % texts.lengths[owners]
     return texts.with_tokens(texts.tokens[source], texts.lengths)
@@ -301,8 +301,8 @@ def text_length(max_length: int, special_count: int, config: SpanCorruptionConfi
 
 
 def corrupt_spans(config: SpanCorruptionConfig, sentinels: np.ndarray, texts: PackedTexts) -> CorruptedTexts:
-    """Applies span corruption to texts of at least two tokens. sentinels: the ids of sentinels. The first span of each
-    text gets the first one, and so on."""
+    """Applies span corruption to texts of at least two tokens. sentinels: the ids of the sentinels, in the order in
+    which they replace the spans of a text."""
     tokens_T, lengths_N = texts.tokens, texts.lengths
     noise_N, spans_N = noise_counts(lengths_N, config)
     rest_S = _split_randomly(texts, lengths_N - noise_N, spans_N, _REST)
@@ -312,9 +312,9 @@ def corrupt_spans(config: SpanCorruptionConfig, sentinels: np.ndarray, texts: Pa
     sentinels_S = np.asarray(sentinels, dtype=np.int64)[_index_in_group(spans_N)]
     input_lengths, target_lengths = lengths_N - noise_N + spans_N, noise_N + spans_N
     # In the inputs, a sentinel follows the piece before its span; in the targets, it precedes the tokens of its span.
-    at_S = np.cumsum(rest_S + 1) - 1
-    inputs = _with_sentinels(tokens_T[~is_noise_T], at_S, sentinels_S)
-    targets = _with_sentinels(tokens_T[is_noise_T], np.cumsum(noise_S + 1) - noise_S - 1, sentinels_S)
+    input_at_S, target_at_S = np.cumsum(rest_S + 1) - 1, np.cumsum(noise_S + 1) - noise_S - 1
+    inputs = _with_sentinels(tokens_T[~is_noise_T], input_at_S, sentinels_S)
+    targets = _with_sentinels(tokens_T[is_noise_T], target_at_S, sentinels_S)
     return CorruptedTexts(inputs, input_lengths, targets, target_lengths, is_noise_T)
 
 

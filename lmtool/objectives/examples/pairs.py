@@ -103,11 +103,11 @@ def sentence_pairs(
     planner = _PairPlanner(sentence_offsets, starts, ends, limit, short_probability, seed, epoch, kind, sentences)
     # A round needs about 25 arrays with an element per document, so only a block of documents is processed at a time.
     blocks = deque(planner.pairs(first, min(first + _BLOCK, len(starts))) for first in range(0, len(starts), _BLOCK))
-    pairs, filled = np.empty(sum(map(len, blocks)), dtype=PAIR), 0
+    pairs, count = np.empty(sum(map(len, blocks)), dtype=PAIR), 0
     while blocks:  # block by block, so that there are never two copies of all pairs in memory
         block = blocks.popleft()
-        pairs[filled : filled + len(block)] = block
-        filled += len(block)
+        pairs[count : count + len(block)] = block
+        count += len(block)
     if documents is not None:
         pairs["document"] = documents[pairs["document"]]  # the planner counts only documents with text
     return pairs

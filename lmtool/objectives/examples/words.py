@@ -35,7 +35,8 @@ class WordWindows(FixedPlan):
     """Windows of whole words over a stream of documents that end with the end-of-text token.
 
     Consecutive windows share a word. The forward direction predicts every word once, except the first word of each
-    document (separate) or of the stream (joined); the backward direction predicts every word once, except the last.
+    document (separate) or of the stream (joined); the backward direction predicts every word once, except the last word
+    of each document or of the stream.
 
     Attributes:
         begins_V: Whether an entry of the vocabulary begins a word.
@@ -71,11 +72,11 @@ class WordWindows(FixedPlan):
         each text, which also counts as the first token of a word. Returns the index (W,) of each word's first token,
         and the id (W,) of each word: that of the unknown word if the word has several tokens."""
         begins_T = self.begins_V[tokens_T]
-        is_word_T = begins_T.copy()
-        is_word_T[starts_N] = True
-        first_W = np.flatnonzero(is_word_T)
-        single_W = (np.diff(first_W, append=len(tokens_T)) == 1) & begins_T[first_W]
-        return first_W, np.where(single_W, tokens_T[first_W], self.unknown)
+        starts_word_T = begins_T.copy()
+        starts_word_T[starts_N] = True
+        first_W = np.flatnonzero(starts_word_T)
+        is_single_W = (np.diff(first_W, append=len(tokens_T)) == 1) & begins_T[first_W]
+        return first_W, np.where(is_single_W, tokens_T[first_W], self.unknown)
 
     def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:
         lengths = rows["length"].astype(np.int64)
@@ -221,7 +222,7 @@ class WordCounts:
 
 
 @dataclass(frozen=True)
-class Pairs:
+class SampledPairs:
     """The sampled pairs of a batch.
 
     Attributes:
@@ -277,7 +278,7 @@ class WordPairs(FixedPlan):
             self._distributions = self.counts.counts, self.counts.retention, cumulative_V / cumulative_V[-1]
         return self._distributions[1:]
 
-    def pairs(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Pairs:
+    def pairs(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> SampledPairs:
         """Samples the pairs of examples. Each position of the text has its own random numbers: one decides whether the
         word is retained, one is for its reach, and there is one for each negative of each of its possible pairs."""
         window, negatives = self.config.window, self.config.negatives
@@ -303,7 +304,9 @@ class WordPairs(FixedPlan):
         negative_uniform = uniform(np.repeat(example_K[center_M], negatives), draw_MJ.reshape(-1))
         negatives_MJ = np.searchsorted(cumulative_V, negative_uniform, side="right").reshape(-1, negatives)
         retained_N = np.bincount(row_K, minlength=len(rows))
-        return Pairs(tokens_T, retained_T, retained_N, reach_K, center_M, other_K2W[center_M, slot_M], negatives_MJ)
+        return SampledPairs(
+            tokens_T, retained_T, retained_N, reach_K, center_M, other_K2W[center_M, slot_M], negatives_MJ
+        )
 
     def batch(self, rows: np.ndarray, examples: np.ndarray, epoch: int) -> Batch:
         pairs = self.pairs(rows, examples, epoch)
