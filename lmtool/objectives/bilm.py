@@ -53,8 +53,8 @@ class BidirectionalLanguageModel(BaseLearner):
     def __init__(self, config: BilmConfig, backbone: Elmo, tokenizer: Tokenizer, seed: int):
         super().__init__(config, backbone, tokenizer, seed)
         self.weights = dict.fromkeys(_TERMS, 0.5)
-        direction_width = backbone.hidden_size // 2
-        self.add_head("lm", SampledLMHead(direction_width, backbone.config.vocab_size, config.negatives))
+        half = backbone.hidden_size // 2
+        self.add_head("lm", SampledLMHead(half, backbone.config.vocab_size, config.negatives))
 
     def examples(self, data: SplitData, max_length: int) -> WordWindows:
         reader = self.backbone.reader

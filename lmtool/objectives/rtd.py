@@ -75,7 +75,7 @@ class GeneratedTextLearner(MaskFiller):
 
     @abstractmethod
     def predicting_indices(self, batch: Batch) -> Tensor:
-        """Returns the flat indices (M,) of the tokens at which the model predicts."""
+        """Returns the flat indices (M,) of the positions at which the model predicts."""
 
     @abstractmethod
     def predictor(self, unigrams: ConstantPredictor) -> ConstantPredictor | BestConstant:

@@ -217,7 +217,8 @@ class EncodedPrefixesInspector(PrefixesInspector):
         stats.never("batches from which the text cannot be restored", not equal)
 
 
-# Windows of words, which the model reads by their characters, and predicts in both directions.
+# Windows of words. The model reads words by their characters, and predicts words in both directions.
+# Shape letters: W words of a batch, U distinct words, L symbols of a word, M predicting positions.
 
 
 # How the special symbols of the character vocabulary are shown.
@@ -236,10 +237,9 @@ class WordInspector(StreamInspector):
         inputs = sample.batch.inputs
         tokens, starts = inputs.tokens.numpy(), np.array(inputs.starts)
         first_W, ids_W = self.examples.words(tokens, starts)
-        unknown = self.examples.unknown
-        texts = len(inputs.lengths)
+        text_count = len(inputs.lengths)
         stats.report("tokens per word", len(tokens), len(first_W))
-        stats.report("fraction of words predicted as unknown", (ids_W == unknown).sum(), len(first_W))
+        stats.report("fraction of words predicted as unknown", (ids_W == self.examples.unknown).sum(), len(first_W))
         reader = self.learner.backbone.reader
         bytes_W = np.add.reduceat(reader.entry_lengths()[tokens], first_W)
         stats.report(
@@ -252,7 +252,9 @@ class WordInspector(StreamInspector):
                 f"{term} labels that are not the next word in this direction",
                 (ids_W[word_M + ahead] != labels).sum(),
             )
-            stats.never(f"words without a {term} prediction", len(first_W) - texts - len(np.unique(word_M + ahead)))
+            stats.never(
+                f"words without a {term} prediction", len(first_W) - text_count - len(np.unique(word_M + ahead))
+            )
 
     def entries(self, sample: SampledBatch) -> Iterator[JsonObject]:
         """Adds a `drawing` of the words of each example: the characters of each word, and the words that the two

@@ -30,17 +30,17 @@ class Masks:
         masked: The masked texts, computed once more from the same random numbers.
         tokens: (T,) the original tokens.
         inputs: (T,) the input tokens of the batch.
-        text: (T,) whether each token may be masked.
-        eligible: (N,) the number of tokens of each example that may be masked.
-        selected: (N,) the number of tokens of each example that are masked.
+        is_text_T: Whether each token may be masked.
+        eligible_N: The number of tokens of each example that may be masked.
+        selected_N: The number of tokens of each example that are masked.
     """
 
     masked: MaskedTexts
     tokens: np.ndarray
     inputs: np.ndarray
-    text: np.ndarray
-    eligible: np.ndarray
-    selected: np.ndarray
+    is_text_T: np.ndarray
+    eligible_N: np.ndarray
+    selected_N: np.ndarray
 
 
 # The names of the statistics that count the replacements of predicted tokens.
@@ -75,32 +75,33 @@ class MaskingInspector(Inspector):
         masked = self.examples.mask(original, sample.numbers, sample.epoch)
         inputs, at = sample.batch.inputs.tokens.numpy(), masked.at
         documents = np.repeat(np.arange(len(original.lengths)), original.lengths)
-        text = ~self.vocabulary.special[original.tokens]
-        eligible, selected = (
-            np.bincount(documents[indices], minlength=len(sample.rows)) for indices in (np.flatnonzero(text), at)
+        is_text_T = ~self.vocabulary.special[original.tokens]
+        eligible_N, selected_N = (
+            np.bincount(documents[indices], minlength=len(sample.rows)) for indices in (np.flatnonzero(is_text_T), at)
         )
-        stats.never("special tokens predicted", (~text[at]).sum())
+        stats.never("special tokens predicted", (~is_text_T[at]).sum())
         stats.never("labels that differ from the original tokens", (masked.labels != original.tokens[at]).sum())
         changed_indices = np.flatnonzero(inputs != original.tokens)
         stats.never("tokens changed but not predicted", (~np.isin(changed_indices, at)).sum())
-        self.check_masks(stats, Masks(masked, original.tokens, inputs, text, eligible, selected))
+        self.check_masks(stats, Masks(masked, original.tokens, inputs, is_text_T, eligible_N, selected_N))
 
     def check_masks(self, stats: RunningStatistics, masks: Masks) -> None:
         """Checks which tokens are masked, and which tokens replace them."""
         config, vocabulary = cast(TokenMaskingConfig, self.config), self.vocabulary
-        indices, text = masks.masked.at, masks.text
+        indices, is_text_T = masks.masked.at, masks.is_text_T
         check_branches(stats, config, vocabulary, masks.inputs[indices], masks.masked.labels)
         if config.whole_word:
-            stats.report("predicted fraction of text", len(indices), text.sum())
-            starts_word = text & (vocabulary.starts_word[masks.tokens] | ~np.append(False, text[:-1]))
-            word = np.cumsum(starts_word)[text]
-            predicted = np.isin(np.flatnonzero(text), indices)
+            stats.report("predicted fraction of text", len(indices), is_text_T.sum())
+            starts_word_T = is_text_T & (vocabulary.starts_word[masks.tokens] | ~np.append(False, is_text_T[:-1]))
+            word = np.cumsum(starts_word_T)[is_text_T]
+            predicted = np.isin(np.flatnonzero(is_text_T), indices)
             fraction = np.bincount(word, predicted) / np.maximum(np.bincount(word), 1)
             stats.never("words partly predicted", ((fraction > 0) & (fraction < 1)).sum())
         elif config.select == "bernoulli":
-            stats.fraction("predicted fraction of text", len(indices), text.sum(), config.probability)
+            stats.fraction("predicted fraction of text", len(indices), is_text_T.sum(), config.probability)
         else:
-            check_budget(stats, masks.selected, budget(masks.eligible, config.probability), masks.eligible)
+            budget_N = budget(masks.eligible_N, config.probability)
+            check_budget(stats, masks.selected_N, budget_N, masks.eligible_N)
 
 
 class MaskedWindowsInspector(MaskingInspector, StreamInspector):

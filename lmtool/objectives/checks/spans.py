@@ -42,10 +42,10 @@ class SpanInspector(MaskingInspector):
         first_tokens = spans.labels[np.searchsorted(spans.at, spans.spans[:, 0])]
         starts_word = self.vocabulary.starts_word[first_tokens]
         # A window may begin within a word. If so, a span at the start of the window begins within the word too.
-        within_word = ~starts_word & masks.text[spans.spans[:, 0] - 1]
+        within_word = ~starts_word & masks.is_text_T[spans.spans[:, 0] - 1]
         stats.never("spans that begin within a word", within_word.sum())
-        expected = np.ceil(masks.eligible * self.config.probability - 1e-9)
-        check_budget(stats, masks.selected, expected, masks.eligible)
+        budget_N = np.ceil(masks.eligible_N * self.config.probability - 1e-9)
+        check_budget(stats, masks.selected_N, budget_N, masks.eligible_N)
 
     def _check_branches(self, stats: RunningStatistics, spans: MaskedSpans, visible_M: np.ndarray) -> None:
         """Checks the replacements, which are chosen per token or per span. visible_M: the input token at each masked

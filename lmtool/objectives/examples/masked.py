@@ -112,7 +112,7 @@ class MaskedExamples(ABC):
     """The base class of masked examples.
 
     Attributes:
-        texts: The number of texts in an example: 1 for windows, 2 for pairs.
+        text_count: The number of texts in an example, 1 for windows and 2 for pairs.
         masks: The object that masks the examples.
 
     Args:
@@ -125,7 +125,7 @@ class MaskedExamples(ABC):
         masks: The class that masks the examples.
     """
 
-    texts: ClassVar[int]
+    text_count: ClassVar[int]
 
     def __init__(
         self, config: MaskingConfig | PlmConfig, tokenizer: Tokenizer, format_name: str, data: SplitData,
@@ -133,8 +133,8 @@ class MaskedExamples(ABC):
     ):  # fmt: skip
         self.config, self.store, self.split, self.seed = config, data.text, data.split, seed
         self.masks = masks(config, Vocabulary.from_tokenizer(tokenizer))
-        self.template = FormatTemplate.of(text_format(format_name, tokenizer), self.texts)
-        self.capacity = text_capacity(max_length, self.template.special_count, self.texts)
+        self.template = FormatTemplate.of(text_format(format_name, tokenizer), self.text_count)
+        self.capacity = text_capacity(max_length, self.template.special_count, self.text_count)
         self._plans: dict[int, Plan] = {}
 
     def plan(self, epoch: int) -> Plan:
@@ -220,7 +220,7 @@ class MaskedWindows(MaskedExamples):
     windows of each epoch are sampled anew.
     """
 
-    texts = 1
+    text_count = 1
 
     def __init__(
         self, config: MaskingConfig | PlmConfig, tokenizer: Tokenizer, format_name: str, data: SplitData,

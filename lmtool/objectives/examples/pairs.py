@@ -255,7 +255,7 @@ class MaskedPairs(MaskedExamples):
     pairs. The class of a pair is a target, unless pairs=unscored."""
 
     config: PairsConfig | PlmConfig
-    texts = 2
+    text_count = 2
 
     def new_plan(self, epoch: int) -> Plan:
         self._require_choices()

@@ -19,20 +19,20 @@ from lmtool.types import Batch, Lanes, Target
 # Shape letters: E windows of a text, N windows of a batch, T tokens of a batch.
 
 
-def text_capacity(max_length: int, special_count: int, texts: int) -> int:
+def text_capacity(max_length: int, special_count: int, text_count: int) -> int:
     """Returns how many tokens of text fit into an example. Raises UserError if fewer than two fit per text.
 
     Args:
         max_length: Maximum tokens of an example.
         special_count: The number of special tokens in an example.
-        texts: The number of texts in an example.
+        text_count: The number of texts in an example.
     """
     capacity = max_length - special_count
-    if capacity < 2 * texts:
+    if capacity < 2 * text_count:
         raise UserError(
             f"max_length={max_length} is too short: with {special_count} special tokens, only {max(capacity, 0)} "
             "tokens of text fit",
-            f"set max_length={special_count + 2 * texts} or more",
+            f"set max_length={special_count + 2 * text_count} or more",
         )
     return capacity
 
@@ -146,9 +146,9 @@ class Stream:
         lengths_N: the number of tokens of each part."""
         positions = ragged_ranges(starts_N, lengths_N)
         document = np.searchsorted(self.boundaries, positions, side="right") - 1
-        first, within = self.offsets[document], positions - self.boundaries[document]
-        is_separator = within == self.offsets[document + 1] - first
-        ids = np.asarray(self.tokens[first + np.where(is_separator, 0, within)], dtype=np.int64)
+        first, position_in_document = self.offsets[document], positions - self.boundaries[document]
+        is_separator = position_in_document == self.offsets[document + 1] - first
+        ids = np.asarray(self.tokens[first + np.where(is_separator, 0, position_in_document)], dtype=np.int64)
         return ids if self.separator is None else np.where(is_separator, self.separator, ids)
 
 
