@@ -211,7 +211,7 @@ def _bytes_of_learner(config: TrainingConfig, trained: bool) -> int:
     weights = VALUE_BYTES * sum(parameter.numel() for parameter in learner.parameters())
     weights += sum(buffer.nbytes for buffer in learner.buffers())
     tuned_by = config.tuned_by
-    if tuned_by is not None and tuned_by.needs_start:
+    if tuned_by is not None and tuned_by.needs_initial_weights:
         # Such a method keeps the starting values of the trainable weights.
         weights += VALUE_BYTES * sum(tensor.numel() for tensor in learner.backbone.parameters() if tensor.requires_grad)
     if not trained:

@@ -21,7 +21,7 @@ from lmtool.distillation.distilled import Distilled, with_prefixes
 from lmtool.distillation.output_terms import Soft
 from lmtool.distillation.recording import LearnerPair, StudentData, record
 from lmtool.learners.base import BaseLearner
-from lmtool.models.heads.predicted import Averaged
+from lmtool.models.heads.predicted import AveragePrediction
 from lmtool.types import Batch, ParameterGroup, StepOutput
 
 _COPIES, _COPY_OF_STUDENT = "copies", "student"
@@ -114,7 +114,7 @@ class Codistillation(Distilled):
         for name, outputs in recorded.items():
             peers = [teacher.predicted for teacher_name, teacher in teachers.items() if teacher_name != name]
             for term, predicted in outputs.predicted.items():
-                mean = Averaged.of([(1.0, predictions[term]) for predictions in peers], "probabilities")
+                mean = AveragePrediction.of([(1.0, predictions[term]) for predictions in peers], "probabilities")
                 sums[self._mutual_name(name, term)] = self.soft.target_losses(predicted, mean)
         return StepOutput(sums, self.weights)
 

@@ -35,7 +35,10 @@ class SelfDistillation(Distilled):
 
     def __init__(self, config: SelfConfig, student: BaseLearner, teachers: Sequence[object] = ()):
         super().__init__(config, student)
-        if any(isinstance(head, LayerFeatures) for head in student.heads.values()) or student.backbone.states_read > 1:
+        if (
+            any(isinstance(head, LayerFeatures) for head in student.heads.values())
+            or student.backbone.concatenated_layers > 1
+        ):
             raise UserError(
                 "distill=self adds exits whose heads read one layer each, but with this tuning method the heads read "
                 "several",

@@ -16,7 +16,15 @@ from lmtool.config.auto import with_member_values
 from lmtool.config.needs import Component, Offer, Requirement
 from lmtool.config.tables import Choice, build, component, names
 from lmtool.data.configs import FORMATS
-from lmtool.models.configs import CONTEXT, PREFIXES, QUERY_STREAM, SINGLE_TOKENS, ModelConfig, architecture, kinds
+from lmtool.models.configs import (
+    CONTEXT,
+    PREFIXES,
+    QUERY_STREAM,
+    SINGLE_TOKENS,
+    ModelConfig,
+    architecture,
+    describe_architectures,
+)
 from lmtool.nn.configs import Side
 
 
@@ -214,7 +222,9 @@ class ObjectiveConfig(LearnedConfig):
 
     def needs(self) -> Iterator[Requirement]:
         subject = f"objective={self.name} trains"
-        yield Requirement(architecture(*self.architectures), "objective", f"{subject} {kinds(self.architectures)}")
+        yield Requirement(
+            architecture(*self.architectures), "objective", f"{subject} {describe_architectures(self.architectures)}"
+        )
         if self.contextual:
             yield Requirement(CONTEXT, "objective", f"{subject} models that read context")
         else:

@@ -40,7 +40,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from lmtool.config.saved import JsonObject
-from lmtool.models.base import VocabularyHead, new, positions_of
+from lmtool.models.base import VocabularyHead, new_model, positions_of
 from lmtool.models.configs import ModelConfig, TransformerConfig
 from lmtool.models.encoder_decoder import DecoderStack, EncoderDecoder, post_norm_layers
 from lmtool.models.encoder_decoder_configs import BartConfig, PostNormConfig
@@ -77,7 +77,7 @@ class Bart(EncoderDecoder):
 
 def build(config: BartConfig, seed: int) -> Bart:
     """Returns a new encoder-decoder on the default device."""
-    return new(Bart, config, seed)
+    return new_model(Bart, config, seed)
 
 
 def post_norm_pairs() -> list[tuple[str, str]]:

@@ -38,7 +38,7 @@ class SpellingVocabulary(Protocol):
     @property
     def starts_word(self) -> np.ndarray: ...
 
-    def spelled(self, ids: Iterable[int]) -> list[bytes]: ...
+    def spellings(self, ids: Iterable[int]) -> list[bytes]: ...
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Backbone(nn.Module):
     config: ModelConfig
     hidden_size: int
     embed: Embeddings
-    states_read: int = 1
+    concatenated_layers: int = 1
     """The number of layers whose states are concatenated for the heads of tasks. A tuning method may change it."""
     vocabulary_head: VocabularyHead = VocabularyHead()
     head_activation: Activation = "gelu"
@@ -97,7 +97,7 @@ class Backbone(nn.Module):
     @property
     def feature_size(self) -> int:
         """The width of the vectors that the heads of tasks read."""
-        return self.hidden_size * self.states_read
+        return self.hidden_size * self.concatenated_layers
 
     @property
     def state_widths(self) -> tuple[int, ...]:

@@ -28,7 +28,7 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from lmtool.models.base import Encoder, new, positions_of
+from lmtool.models.base import Encoder, new_model, positions_of
 from lmtool.models.configs import BertConfig, SegmentedConfig, TransformerConfig
 from lmtool.models.family import (
     ENCODER_ALLOWED,
@@ -82,7 +82,7 @@ class Bert(BertLike):
 
 def build(config: BertConfig, seed: int) -> Bert:
     """Returns a new encoder on the default device."""
-    return new(Bert, config, seed)
+    return new_model(Bert, config, seed)
 
 
 KEYS = KeyMap(

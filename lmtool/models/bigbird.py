@@ -31,7 +31,7 @@ from dataclasses import replace
 
 from torch import nn
 
-from lmtool.models.base import new, positions_of
+from lmtool.models.base import new_model, positions_of
 from lmtool.models.bert import BertLike, post_norm_layer
 from lmtool.models.encoder_configs import BigbirdConfig
 from lmtool.models.family import (
@@ -82,7 +82,7 @@ class Bigbird(BertLike):
 
 def build(config: BigbirdConfig, seed: int) -> Bigbird:
     """Returns a new encoder on the default device."""
-    return new(Bigbird, config, seed)
+    return new_model(Bigbird, config, seed)
 
 
 KEYS = KeyMap(

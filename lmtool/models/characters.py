@@ -42,7 +42,7 @@ class VocabularyBytes:
     def of(cls, vocabulary: SpellingVocabulary, longest: int) -> VocabularyBytes:
         """Reads the bytes of a tokenizer's entries. longest: the maximum number of bytes per entry. The tokens that
         start and end a text have special symbols; other special tokens are read as they are written."""
-        byte_strings, roles = vocabulary.spelled(range(vocabulary.vocab_size)), vocabulary.roles
+        byte_strings, roles = vocabulary.spellings(range(vocabulary.vocab_size)), vocabulary.roles
         return cls.of_bytes(byte_strings, ~vocabulary.starts_word, longest, roles.get("bos"), roles.get("eos"))
 
     @classmethod

@@ -28,7 +28,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lmtool.models.base import Encoder, new
+from lmtool.models.base import Encoder, new_model
 from lmtool.models.pretransformer_configs import CnnConfig
 from lmtool.nn.context import Context
 from lmtool.nn.embeddings import Embeddings
@@ -112,4 +112,4 @@ class Cnn(Encoder):
 
 def build(config: CnnConfig, seed: int) -> Cnn:
     """Returns a new encoder on the default device."""
-    return new(Cnn, config, seed)
+    return new_model(Cnn, config, seed)

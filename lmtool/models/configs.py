@@ -116,7 +116,7 @@ class ModelConfig(Component):
         return 0
 
     @property
-    def learned_output(self) -> bool:
+    def untied_output(self) -> bool:
         """Whether the language model's output layer is untied from the token embedding."""
         return False
 
@@ -131,7 +131,7 @@ class ModelConfig(Component):
         return 0
 
     @property
-    def table_of_positions(self) -> bool:
+    def has_limited_positions(self) -> bool:
         """Whether the number of positions is limited, so that virtual tokens use some of them."""
         return False
 
@@ -151,7 +151,7 @@ class ModelConfig(Component):
         return False
 
     @property
-    def remembers(self) -> int:
+    def max_memory_length(self) -> int:
         """Maximum number of tokens of earlier segments that a token attends to."""
         return 0
 
@@ -252,7 +252,7 @@ class TransformerConfig(ModelConfig):
         return self.num_heads
 
     @property
-    def table_of_positions(self) -> bool:
+    def has_limited_positions(self) -> bool:
         return self.positions.ends
 
     @property
@@ -262,7 +262,7 @@ class TransformerConfig(ModelConfig):
     def metadata(self) -> dict[str, int]:
         return {**super().metadata(), "heads": self.num_heads}
 
-    def with_heads(self, heads: int) -> dict[str, int]:
+    def fields_for_heads(self, heads: int) -> dict[str, int]:
         """Other fields that change with this number of heads."""
         return {}
 
@@ -274,7 +274,7 @@ class TransformerConfig(ModelConfig):
         head_size = max(head_size + (head_size % 2 if self.positions.even_heads else 0), -(-4 // heads))
         sizes = {
             "num_heads": heads,
-            **self.with_heads(heads),
+            **self.fields_for_heads(heads),
             "hidden_size": heads * head_size,
             "feedforward_size": max(4, round(self.feedforward_size * width)),
             "num_layers": max(1, round(self.num_layers * depth)),
@@ -297,7 +297,7 @@ class SegmentedConfig(TransformerConfig):
 # Properties of a model that objectives, tasks, tuning methods and distillation may require.
 
 
-def kinds(architectures: Iterable[str]) -> str:
+def describe_architectures(architectures: Iterable[str]) -> str:
     """Architectures in words: "a decoder or an encoder-decoder"."""
     articles = (f"{'an' if kind.startswith('enc') else 'a'} {kind.replace('_', '-')}" for kind in architectures)
     return " or ".join(articles) or "no known architecture"
@@ -307,11 +307,11 @@ def architecture(*architectures: str) -> Offer[ModelConfig]:
     return Offer(
         "model",
         lambda model: model.architecture in architectures,
-        lambda model: f"model={model.name} is {kinds([model.architecture])}",
+        lambda model: f"model={model.name} is {describe_architectures([model.architecture])}",
     )
 
 
-def number_of_layers(layers: int) -> Offer[ModelConfig]:
+def minimum_layers(layers: int) -> Offer[ModelConfig]:
     """Returns the requirement of at least this many layers in both stacks together."""
     return Offer(
         "model",

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.errors import UserError
-from lmtool.models.base import new
+from lmtool.models.base import new_model
 from lmtool.models.configs import ModelConfig, TransformerConfig
 from lmtool.models.disentangled import Disentangled, DisentangledAttention, RelativeTable
 from lmtool.models.encoder_configs import DebertaConfig, DisentangledConfig
@@ -62,7 +62,7 @@ class Deberta(Disentangled):
 
 def build(config: DebertaConfig, seed: int) -> Deberta:
     """Returns a new encoder on the default device."""
-    return new(Deberta, config, seed)
+    return new_model(Deberta, config, seed)
 
 
 _LAYER, _HF = "backbone.layers.*.", "deberta.encoder.layer.*."

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from lmtool.config.saved import JsonObject
-from lmtool.models.base import new
+from lmtool.models.base import new_model
 from lmtool.models.deberta import (
     ALLOWED,
     CONSTANT,
@@ -50,7 +50,7 @@ class DebertaV3(Disentangled):
 
 def build(config: DebertaV3Config, seed: int) -> DebertaV3:
     """Returns a new encoder on the default device."""
-    return new(DebertaV3, config, seed)
+    return new_model(DebertaV3, config, seed)
 
 
 _LAYER, _HF = "backbone.layers.*.self_attn.", "deberta.encoder.layer.*.attention.self."

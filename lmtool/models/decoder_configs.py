@@ -70,10 +70,10 @@ class LlamaConfig(TransformerConfig):
         return True
 
     @property
-    def learned_output(self) -> bool:
+    def untied_output(self) -> bool:
         return not self.tied
 
-    def with_heads(self, heads: int) -> dict[str, int]:
+    def fields_for_heads(self, heads: int) -> dict[str, int]:
         scaled = max(heads * self.num_key_value_heads // self.num_heads, 1)
         return {"num_key_value_heads": next(number for number in range(scaled, 0, -1) if heads % number == 0)}
 
@@ -166,18 +166,18 @@ class TransformerXlConfig(TransformerConfig):
 
     @property
     def carries_state(self) -> bool:
-        return self.remembers > 0
+        return self.max_memory_length > 0
 
     @property
     def memory_states(self) -> int:
         return self.memory_length
 
     @property
-    def remembers(self) -> int:
-        return max(self.memory_length, self.evaluated_memory)
+    def max_memory_length(self) -> int:
+        return max(self.memory_length, self.evaluation_memory)
 
     @property
-    def evaluated_memory(self) -> int:
+    def evaluation_memory(self) -> int:
         """Length of the memory in evaluation."""
         return self.memory_length if self.evaluation_memory_length is None else self.evaluation_memory_length
 

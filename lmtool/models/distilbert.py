@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from lmtool.models.base import new, positions_of
+from lmtool.models.base import new_model, positions_of
 from lmtool.models.bert import BertLike, post_norm_layer
 from lmtool.models.encoder_configs import DistilbertConfig
 from lmtool.models.family import HFClass, HFFormat, multiple_choice, question_answering, token_classifier
@@ -36,7 +36,7 @@ class Distilbert(BertLike):
 
 def build(config: DistilbertConfig, seed: int) -> Distilbert:
     """Returns a new encoder on the default device."""
-    return new(Distilbert, config, seed)
+    return new_model(Distilbert, config, seed)
 
 
 _LAYER = "backbone.layers.*."

@@ -35,7 +35,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from lmtool.models.base import Encoder, SpellingVocabulary, new
+from lmtool.models.base import Encoder, SpellingVocabulary, new_model
 from lmtool.models.characters import Highway, VocabularyBytes, WordCharacters
 from lmtool.models.pretransformer_configs import ElmoConfig
 from lmtool.nn.attention import only
@@ -134,4 +134,4 @@ def _by_size(tensor: Tensor, generator: torch.Generator) -> None:
 
 def build(config: ElmoConfig, seed: int) -> Elmo:
     """Returns a new model on the default device."""
-    return new(Elmo, config, seed)
+    return new_model(Elmo, config, seed)

@@ -285,12 +285,12 @@ class XlnetConfig(TransformerConfig):
 
     @property
     def carries_state(self) -> bool:
-        return self.remembers > 0
+        return self.max_memory_length > 0
 
     @property
     def memory_states(self) -> int:
         return self.memory_length
 
     @property
-    def remembers(self) -> int:
+    def max_memory_length(self) -> int:
         return self.memory_length

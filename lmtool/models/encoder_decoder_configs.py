@@ -102,7 +102,7 @@ class T5Config(TwoTransformersConfig):
         return self.feedforward == "gated_gelu"
 
     @property
-    def learned_output(self) -> bool:
+    def untied_output(self) -> bool:
         return not self.tied
 
 

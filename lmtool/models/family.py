@@ -18,7 +18,7 @@ from lmtool.config.tables import lookup
 from lmtool.errors import UserError
 from lmtool.models.configs import ModelConfig, TransformerConfig
 from lmtool.models.keymap import EMPTY, KeyMap, Tied, join_projections, split_projections
-from lmtool.models.published import expect, require_positions, sizes
+from lmtool.models.published import expect, require_positions, section_fields
 from lmtool.types import part_of
 
 
@@ -181,7 +181,7 @@ class HFFormat:
     def from_hf_config(self, data: Mapping[str, object]) -> JsonObject:
         """Returns the `model` section for a config.json. Raises UserError if lmtool does not support the variant."""
         allowed = {**{key: (value,) for key, value in self.constant.items()}, **self.allowed}
-        section = sizes(data, self.fields, self.defaults)
+        section = section_fields(data, self.fields, self.defaults)
         for key, other in self.repeats.items():
             allowed[key] = (section[self.fields[other]],)
         expect(data, self.model, **allowed)

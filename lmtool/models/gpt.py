@@ -30,7 +30,7 @@ from collections.abc import Mapping
 from torch import nn
 
 from lmtool.config.saved import JsonObject
-from lmtool.models.base import Decoder, new, positions_of
+from lmtool.models.base import Decoder, new_model, positions_of
 from lmtool.models.configs import GptConfig
 from lmtool.models.family import (
     DECODER_DEFAULTS,
@@ -84,7 +84,7 @@ class Gpt(Decoder):
 
 def build(config: GptConfig, seed: int) -> Gpt:
     """Returns a new decoder on the default device."""
-    return new(Gpt, config, seed)
+    return new_model(Gpt, config, seed)
 
 
 _LAYER = "backbone.layers.*."

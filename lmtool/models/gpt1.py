@@ -28,7 +28,7 @@ from collections.abc import Mapping
 
 from lmtool.config.saved import JsonObject
 from lmtool.errors import UserError
-from lmtool.models.base import Decoder, new, positions_of
+from lmtool.models.base import Decoder, new_model, positions_of
 from lmtool.models.bert import post_norm_layer
 from lmtool.models.configs import Gpt1Config
 from lmtool.models.family import DECODER_DEFAULTS, DECODER_FIELDS, HFClass, JointProjectionFormat
@@ -50,7 +50,7 @@ class Gpt1(Decoder):
 
 def build(config: Gpt1Config, seed: int) -> Gpt1:
     """Returns a new decoder on the default device."""
-    return new(Gpt1, config, seed)
+    return new_model(Gpt1, config, seed)
 
 
 _LAYER = "backbone.layers.*."

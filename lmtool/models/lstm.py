@@ -23,7 +23,7 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 
-from lmtool.models.base import Decoder, VocabularyHead, new
+from lmtool.models.base import Decoder, VocabularyHead, new_model
 from lmtool.models.pretransformer_configs import LstmConfig
 from lmtool.nn.cache import Cache, Carried
 from lmtool.nn.dropout import DropoutRng
@@ -104,4 +104,4 @@ class LstmDecoder(Decoder):
 
 def build(config: LstmConfig, seed: int) -> LstmDecoder:
     """Returns a new decoder on the default device."""
-    return new(LstmDecoder, config, seed)
+    return new_model(LstmDecoder, config, seed)

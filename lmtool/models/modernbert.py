@@ -38,7 +38,7 @@ import torch
 from torch import Tensor, nn
 
 from lmtool.config.saved import JsonMapping, JsonObject
-from lmtool.models.base import Encoder, new, positions_of
+from lmtool.models.base import Encoder, new_model, positions_of
 from lmtool.models.configs import ModelConfig, TransformerConfig
 from lmtool.models.encoder_configs import ModernbertConfig
 from lmtool.models.family import HFClass, HFFormat, multiple_choice, question_answering, token_classifier
@@ -128,7 +128,7 @@ class Modernbert(Encoder):
 
 def build(config: ModernbertConfig, seed: int) -> Modernbert:
     """Returns a new encoder on the default device."""
-    return new(Modernbert, config, seed)
+    return new_model(Modernbert, config, seed)
 
 
 _LAYER, _HF = "backbone.layers.*.", "model.layers.*."

@@ -36,7 +36,7 @@ class LstmConfig(ModelConfig):
     )
 
     @property
-    def learned_output(self) -> bool:
+    def untied_output(self) -> bool:
         return True
 
     @property
@@ -78,7 +78,7 @@ class RnnAttentionConfig(EncoderDecoderConfig):
     )
 
     @property
-    def learned_output(self) -> bool:
+    def untied_output(self) -> bool:
         return True
 
     @property

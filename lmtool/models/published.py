@@ -51,7 +51,7 @@ class HFConfig(dict[str, Any]):
         return tuple(sorted(set(self) - self._read - NEUTRAL))
 
 
-def unnamed(number: int) -> str:
+def default_label(number: int) -> str:
     """Returns transformers' name for an unnamed class."""
     return f"LABEL_{number}"
 
@@ -87,7 +87,7 @@ def require_half_split(positions: RotaryPositionsConfig, title: str) -> None:
         )
 
 
-def sizes(data: Mapping[str, object], names: Mapping[str, str], defaults: Mapping[str, object]) -> JsonObject:
+def section_fields(data: Mapping[str, object], names: Mapping[str, str], defaults: Mapping[str, object]) -> JsonObject:
     """Returns the fields of a `model` section.
 
     Args:

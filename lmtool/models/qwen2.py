@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from lmtool.config.saved import JsonObject
-from lmtool.models.base import new
+from lmtool.models.base import new_model
 from lmtool.models.decoder_configs import LlamaConfig, Qwen2Config
 from lmtool.models.llama import FIELDS, KEYS, TIED, Llama, LlamaFormat, classes
 from lmtool.nn.attention import SelfAttention
@@ -31,7 +31,7 @@ class Qwen2(Llama):
 
 def build(config: Qwen2Config, seed: int) -> Qwen2:
     """Returns a new decoder on the default device."""
-    return new(Qwen2, config, seed)
+    return new_model(Qwen2, config, seed)
 
 
 @dataclass(frozen=True)

@@ -110,7 +110,7 @@ def recipe_of(family: type[Config], width: int) -> JsonObject:
     return nested
 
 
-def of_tuning(method: type[Config], name: str) -> dict[str, Section]:
+def tuning_recipe(method: type[Config], name: str) -> dict[str, Section]:
     """Returns the sections `optimizer` and `schedule` of a tuning method's recipe, `tuning/NAME.yaml` next to those of
     the families, the same at every width. Raises UserError for an invalid recipe."""
     path = tuning_file(method, name)

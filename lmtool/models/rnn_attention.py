@@ -26,7 +26,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lmtool.models.base import VocabularyHead, new
+from lmtool.models.base import VocabularyHead, new_model
 from lmtool.models.encoder_decoder import DecoderStack, EncoderDecoder
 from lmtool.models.pretransformer_configs import RnnAttentionConfig
 from lmtool.nn.attention import only
@@ -232,4 +232,4 @@ class RnnAttention(EncoderDecoder):
 
 def build(config: RnnAttentionConfig, seed: int) -> RnnAttention:
     """Returns a new encoder-decoder on the default device."""
-    return new(RnnAttention, config, seed)
+    return new_model(RnnAttention, config, seed)

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 
 from lmtool.config.saved import JsonObject
-from lmtool.models.base import new, positions_of
+from lmtool.models.base import new_model, positions_of
 from lmtool.models.bert import BertLike, post_norm_layer
 from lmtool.models.encoder_configs import RobertaConfig
 from lmtool.models.family import (
@@ -52,7 +52,7 @@ class Roberta(BertLike):
 
 def build(config: RobertaConfig, seed: int) -> Roberta:
     """Returns a new encoder on the default device."""
-    return new(Roberta, config, seed)
+    return new_model(Roberta, config, seed)
 
 
 KEYS = KeyMap(

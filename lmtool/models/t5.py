@@ -41,13 +41,13 @@ from torch import Tensor, nn
 
 from lmtool.config.saved import JsonObject
 from lmtool.errors import UserError
-from lmtool.models.base import VocabularyHead, new, positions_of
+from lmtool.models.base import VocabularyHead, new_model, positions_of
 from lmtool.models.configs import ModelConfig
 from lmtool.models.encoder_decoder import DecoderStack, EncoderDecoder
 from lmtool.models.encoder_decoder_configs import T5Config
 from lmtool.models.family import HFClass, HFFormat, question_answering
 from lmtool.models.keymap import EMPTY, KeyMap, Tied
-from lmtool.models.published import expect, sizes
+from lmtool.models.published import expect, section_fields
 from lmtool.nn.attention import CrossAttention, SelfAttention
 from lmtool.nn.blocks import PreNormCrossLayer, PreNormLayer
 from lmtool.nn.embeddings import Embeddings, StackInput
@@ -108,7 +108,7 @@ class T5(EncoderDecoder):
 
 def build(config: T5Config, seed: int) -> T5:
     """Returns a new encoder-decoder on the default device."""
-    return new(T5, config, seed)
+    return new_model(T5, config, seed)
 
 
 # Of a classifier; its other tensors start with `transformer.`
@@ -233,7 +233,7 @@ def from_hf_config(data: Mapping[str, object]) -> JsonObject:
     gated = data.get("feed_forward_proj", "relu") == "gated-gelu"
     # These keys repeat feed_forward_proj.
     expect(data, "t5", is_gated_act=(gated,), dense_act_fn=("gelu_new",) if gated else ("relu",))
-    buckets = sizes(data, _BUCKETS, dict(zip(_BUCKETS, (32, 128), strict=True)))
+    buckets = section_fields(data, _BUCKETS, dict(zip(_BUCKETS, (32, 128), strict=True)))
     return {
         **section,
         "attention_dropout": section["dropout"],

@@ -42,7 +42,7 @@ from lmtool.config.saved import JsonObject
 from lmtool.errors import UserError
 from lmtool.models import bart
 from lmtool.models.bart import post_norm_pairs
-from lmtool.models.base import new, positions_of
+from lmtool.models.base import new_model, positions_of
 from lmtool.models.configs import ModelConfig
 from lmtool.models.encoder_decoder import DecoderStack, EncoderDecoder, post_norm_layers
 from lmtool.models.encoder_decoder_configs import Transformer2017Config
@@ -84,7 +84,7 @@ class Transformer(EncoderDecoder):
 
 def build(config: Transformer2017Config, seed: int) -> Transformer:
     """Returns a new encoder-decoder on the default device."""
-    return new(Transformer, config, seed)
+    return new_model(Transformer, config, seed)
 
 
 KEYS = KeyMap(tuple(pair for pair in post_norm_pairs() if pair[0] != "heads.lm.bias"))

@@ -32,7 +32,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from lmtool.models.base import Decoder, VocabularyHead, new, positions_of
+from lmtool.models.base import Decoder, VocabularyHead, new_model, positions_of
 from lmtool.models.decoder_configs import TransformerXlConfig
 from lmtool.nn.blocks import PostNormLayer
 from lmtool.nn.cache import Cache, Carried, State
@@ -82,7 +82,7 @@ class TransformerXl(Decoder):
     @property
     def memory_length(self) -> int:
         """F, the length of the memory, which differs between training and evaluation."""
-        return self.config.memory_length if self.training else self.config.evaluated_memory
+        return self.config.memory_length if self.training else self.config.evaluation_memory
 
     def set_memory_length(self, tokens: int) -> None:
         self.config = self.config.model_copy(update={"evaluation_memory_length": tokens})
@@ -156,4 +156,4 @@ class MemoryRecorder(Tap):
 
 def build(config: TransformerXlConfig, seed: int) -> TransformerXl:
     """Returns a new decoder on the default device."""
-    return new(TransformerXl, config, seed)
+    return new_model(TransformerXl, config, seed)

@@ -33,7 +33,7 @@ from torch import Tensor, nn
 
 from lmtool.config.saved import JsonObject
 from lmtool.errors import UserError
-from lmtool.models.base import Encoder, VocabularyHead, new, positions_of
+from lmtool.models.base import Encoder, VocabularyHead, new_model, positions_of
 from lmtool.models.configs import ModelConfig, TransformerConfig
 from lmtool.models.encoder_configs import XlnetConfig
 from lmtool.models.family import HFClass, HFFormat, multiple_choice, question_answering, token_classifier
@@ -182,7 +182,7 @@ class ReuseRecorder(MemoryRecorder):
 
 def build(config: XlnetConfig, seed: int) -> Xlnet:
     """Returns a new model on the default device."""
-    return new(Xlnet, config, seed)
+    return new_model(Xlnet, config, seed)
 
 
 _LAYER, _HF = "backbone.layers.*.", "transformer.layer.*."

@@ -21,7 +21,14 @@ from lmtool.learners.baseline import BestConstant, ConstantPredictor
 from lmtool.learners.metrics import Metric
 from lmtool.learners.model import indices_of, labels_of
 from lmtool.models.base import Backbone
-from lmtool.models.heads.lm import CopyGate, MaskedLMHead, ReplacedTokenHead, copy_best, copy_losses, masked_lm_head
+from lmtool.models.heads.lm import (
+    CopyGate,
+    MaskedLMHead,
+    ReplacedTokenHead,
+    copy_losses,
+    copy_predictions,
+    masked_lm_head,
+)
 from lmtool.nn.dropout import DropoutRng, rng_at
 from lmtool.objectives.checks.masking import GeneratorInspector
 from lmtool.objectives.clm import unigram
@@ -352,7 +359,7 @@ class AllTokensRestoration(ReplacedTokenRestoration):
 
     def score_targets(self, forward: ModelForward) -> tuple[Tensor, Tensor, Tensor]:
         gate_M = self.heads["copy"](forward.hidden_MH)
-        best = copy_best(self.head, gate_M, forward.hidden_MH, self.table_VW, forward.filled[forward.at])
+        best = copy_predictions(self.head, gate_M, forward.hidden_MH, self.table_VW, forward.filled[forward.at])
         return self._losses(forward), forward.original[forward.at], best
 
 

@@ -330,7 +330,7 @@ def start_weights(
         try:
             weights = merged(read(origin, config.offline), saved_config(origin, config.offline))
         except UserError:
-            if resumed_from is None or (isinstance(config, FinetuneConfig) and config.tuning.needs_start):
+            if resumed_from is None or (isinstance(config, FinetuneConfig) and config.tuning.needs_initial_weights):
                 raise
             return None
     for task, head in (heads or {}).items():
@@ -367,7 +367,7 @@ def prior_weights(config: FinetuneConfig) -> list[Weights]:
 
     A resumed run does not need them: its own checkpoints contain a copy.
     """
-    return [read(path, config.offline) for path in config.tuning.builds_on]
+    return [read(path, config.offline) for path in config.tuning.earlier_runs]
 
 
 def _versions(plugins: tuple[str, ...] = ()) -> dict[str, str]:

@@ -13,7 +13,7 @@ from lmtool.models.base import Backbone
 from lmtool.nn.feedforward import AdapterSlot, BottleneckAdapter, FusedAdapters, StackedAdapters
 from lmtool.nn.initialization import Draw, initialize_each, materialize, normal, truncated_normal
 from lmtool.tuning.base import BACKBONE, TuningMethod, freeze, layers, norms, replace_module
-from lmtool.tuning.configs.adapter import HF_FORMAT, AdapterConfig, AdapterFusionConfig, TrainedAdapter
+from lmtool.tuning.configs.adapter import PUBLISHED_SETTINGS, AdapterConfig, AdapterFusionConfig, TrainedAdapter
 
 
 class AdapterTuning(TuningMethod):
@@ -34,14 +34,14 @@ class AdapterTuning(TuningMethod):
             below = [empty_adapter(trained) for trained in config.stack_on]
             return StackedAdapters(below, top) if below else top
 
-        for name in slots(learner.backbone, published.slots):
+        for name in empty_slots(learner.backbone, published.slots):
             with torch.device(learner.device):
                 module = materialize(new_adapter)
             initialize_each(module, seed, self._initializer, f"{name}.")
             if isinstance(module, StackedAdapters):
                 module.below.requires_grad_(False)
             replace_module(learner, name, module)
-        if config.tunes_norms:
+        if config.trains_norms:
             for norm in norms(learner.backbone):
                 norm.requires_grad_(True)
 
@@ -74,11 +74,11 @@ class AdapterTuning(TuningMethod):
 def empty_adapter(trained: TrainedAdapter) -> BottleneckAdapter:
     """Builds a module with the shape of an earlier run's adapter; `load_adapters` fills in the trained weights."""
     scale = None if trained.scale == "learned" else trained.scale
-    reads = HF_FORMAT[trained.placement].reads
+    reads = PUBLISHED_SETTINGS[trained.placement].reads
     return BottleneckAdapter(trained.hidden_size, trained.bottleneck, trained.activation, reads, scale)
 
 
-def slots(backbone: Backbone, names: Collection[str]) -> Iterator[str]:
+def empty_slots(backbone: Backbone, names: Collection[str]) -> Iterator[str]:
     """Yields the checkpoint name of each empty adapter slot, layer by layer. backbone: the backbone that receives
     adapters. names: attributes of a layer that hold an `AdapterSlot`, such as "ffn_adapter". Raises UserError if a
     layer has no slot of this name, or if the slot already holds an adapter."""
@@ -153,7 +153,7 @@ class AdapterFusionTuning(TuningMethod):
         def fused() -> FusedAdapters:
             return FusedAdapters(size, [empty_adapter(adapter) for adapter in trained])
 
-        for name in slots(learner.backbone, HF_FORMAT[trained[0].placement].slots):
+        for name in empty_slots(learner.backbone, PUBLISHED_SETTINGS[trained[0].placement].slots):
             with torch.device(learner.device):
                 module = materialize(fused)
             initialize_each(module, seed, _fusion_initializer, f"{name}.")

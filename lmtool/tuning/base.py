@@ -142,7 +142,7 @@ class TuningMethod(ABC):
     def build_on(  # noqa: B027 most methods do not build on earlier runs
         self, learner: BaseLearner, earlier: Sequence[tuple[str, Mapping[str, Tensor]]]
     ) -> None:
-        """Loads the parameters that earlier runs (`builds_on` in the configuration) added to the model.
+        """Loads the parameters that earlier runs (`earlier_runs` in the configuration) added to the model.
 
         Called once, before training. A learner that is rebuilt from a checkpoint gets these parameters from the
         checkpoint. learner: the edited learner. earlier: the name of each earlier run for messages, and all its

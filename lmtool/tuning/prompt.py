@@ -71,7 +71,7 @@ class PromptTuning(TuningMethod):
     def parameter_groups(self, learner: BaseLearner) -> list[ParameterGroup]:
         """Returns a group for the prompt, whose learning rate is scaled by the size of the token vectors, and the
         groups of the heads, whose learning rate is scaled by `head_scale`."""
-        groups, scale = decayed_groups(learner), vector_size(learner.backbone)
+        groups, scale = decayed_groups(learner), token_vector_rms(learner.backbone)
         prompt = [pair for group in groups for pair in group.parameters if pair[0].startswith(NAME)]
         for group in groups:
             group.parameters = [pair for pair in group.parameters if not pair[0].startswith(NAME)]
@@ -85,7 +85,7 @@ def tokens_before_prompt(backbone: Backbone) -> int:
     return 1 if backbone.config.architecture == "encoder" else 0
 
 
-def vector_size(backbone: Backbone) -> float:
+def token_vector_rms(backbone: Backbone) -> float:
     """Returns the root mean square of the token vectors, at most 1, as a factor of the prompt's learning rate.
 
     The published learning rate is for T5, whose root mean square is above 1. BERT's is about twenty times smaller: with

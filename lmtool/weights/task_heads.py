@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from lmtool.config.saved import JsonMapping, JsonObject
 from lmtool.errors import UserError
-from lmtool.models.published import unnamed
+from lmtool.models.published import default_label
 from lmtool.system.terminal import counted
 
 CLASSIFIER, QUESTION_ANSWERING, WORDS = "classifier", "question_answering", "token_classifier"
@@ -140,7 +140,7 @@ def label_names(config: JsonMapping) -> list[str]:
     names = config.get("id2label")
     if not names:
         count = config.get("num_labels")
-        return [unnamed(number) for number in range(2 if count is None else count)]
+        return [default_label(number) for number in range(2 if count is None else count)]
     numbers = {str(number) for number in names} if isinstance(names, Mapping) else set()
     if not numbers or numbers != {str(number) for number in range(len(numbers))}:
         raise UserError(f"config.json: id2label={names!r} does not number the labels 0, 1, ...", "copy the file again")
@@ -152,7 +152,7 @@ def labels_of(task: JsonMapping) -> JsonObject:
     """Returns the keys of config.json for the labels or choices in a `task` section."""
     if task.get("kind") == "multiple_choice":
         return {NUM_CHOICES: task["choices"]}
-    names = task.get("labels") or [task.get("label") or unnamed(0)]
+    names = task.get("labels") or [task.get("label") or default_label(0)]
     if task.get("kind") == "token_classification":
         return _label_keys(names)
     kind = _CLASSIFICATION if task.get("labels") else _REGRESSION

@@ -153,4 +153,4 @@ def test_the_sample_is_log_uniform_without_replacement():
     expected = sum(sample.log_expected(torch.arange(words)).exp().numpy() for sample in samples)
     assert np.abs(counts - expected).max() < 6 * np.sqrt(expected.max()) and counts[0] > 5 * counts[-1] > 0
     assert torch.equal(log_uniform(words, size, 3, 4).ids_K, log_uniform(words, size, 3, 4).ids_K)
-    assert SampledLMHead(4, 30, 30).sampled is None and SampledLMHead(4, 30, None).computed == 30
+    assert SampledLMHead(4, 30, 30).sampled is None and SampledLMHead(4, 30, None).logits_per_target == 30

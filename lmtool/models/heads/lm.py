@@ -331,7 +331,7 @@ def copy_losses(
 
 
 @torch.no_grad()
-def copy_best(head: MaskedLMHead, gate_M: Tensor, hidden_MH: Tensor, table_VW: Tensor, read_M: Tensor) -> Tensor:
+def copy_predictions(head: MaskedLMHead, gate_M: Tensor, hidden_MH: Tensor, table_VW: Tensor, read_M: Tensor) -> Tensor:
     """Returns (M,): the most probable tokens of a head with a copy gate. The arguments are those of `copy_losses`."""
     best = [read_M.new_zeros(0)]
     for gate, hidden, read in zip(*(tensor.split(_ROWS) for tensor in (gate_M, hidden_MH, read_M)), strict=True):

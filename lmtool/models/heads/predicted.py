@@ -232,7 +232,7 @@ class _LinearDivergenceSum(ForwardGradient):
 
 
 @dataclass(frozen=True)
-class Averaged(TargetProbabilities):
+class AveragePrediction(TargetProbabilities):
     """The average of several predictions. parts: the predictions. weights: sum to 1. average: the average of
     probabilities at the requested temperature, or of logits, which only models have."""
 
@@ -243,7 +243,7 @@ class Averaged(TargetProbabilities):
     @classmethod
     def of(
         cls, weighted: Sequence[tuple[float, TargetProbabilities]], average: Literal["probabilities", "logits"]
-    ) -> Averaged:
+    ) -> AveragePrediction:
         """Returns the average of pairs (weight, prediction), with any positive weights."""
         total = sum(weight for weight, _ in weighted)
         return cls([part for _, part in weighted], [weight / total for weight, _ in weighted], average)

@@ -87,7 +87,7 @@ class SampledLMHead(LMHead):
         return self.output.weight
 
     @property
-    def computed(self) -> int:
+    def logits_per_target(self) -> int:
         """Number of logits per target in training."""
         return len(self.output_table) if self.sampled is None else self.sampled + 1
 

@@ -119,7 +119,7 @@ class PermutationInspector(Inspector):
 
     def entries(self, sample: SampledBatch) -> Iterator[JsonObject]:
         """Adds a `drawing` of the first tokens: the random order, and the attention masks of both streams."""
-        memory = self.learner.backbone.config.remembers
+        memory = self.learner.backbone.config.max_memory_length
         memory_line = f"up to {memory} reused tokens of the previous windows, to which all tokens attend"
         for entry in super().entries(sample):
             side = entry["input"]

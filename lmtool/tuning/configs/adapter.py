@@ -19,7 +19,7 @@ from lmtool.learners.configs import WHOLE_WEIGHTS
 from lmtool.models.configs import ModelConfig
 from lmtool.nn.configs import Activation, AdapterReads
 from lmtool.system.terminal import counted
-from lmtool.tuning.configs.base import ByDepthConfig, TuningConfig
+from lmtool.tuning.configs.base import TuningConfig, UnfreezableConfig
 
 _USE_ADAPTER_RUN = "use a run of lmtool finetune tuning=adapter"
 Placement = Literal["houlsby", "pfeiffer", "parallel"]
@@ -49,7 +49,7 @@ class PlacementSettings:
     trains_norms: bool = False
 
 
-HF_FORMAT: dict[Placement, PlacementSettings] = {
+PUBLISHED_SETTINGS: dict[Placement, PlacementSettings] = {
     # Section 2.1, with the middle of the published widths; activation and norms as in
     # github.com/google-research/adapter-bert.
     "houlsby": PlacementSettings(("attn_adapter", "ffn_adapter"), "output", "gelu", bottleneck=64, trains_norms=True),
@@ -97,7 +97,7 @@ def _read_fields(path: str) -> JsonObject:
             f"{path}: the adapters of this run are stacked on those of {trained.stack_on[0].path}",
             "use a run whose adapters are not stacked",
         )
-    if trained.tunes_norms:
+    if trained.trains_norms:
         raise UserError(
             f"{path}: the layers' norms were trained together with the adapters, so the adapters do not fit the "
             "checkpoint from which the run started",
@@ -148,7 +148,7 @@ def _other_placements(key: str, trained: tuple[TrainedAdapter, ...], placement: 
 
 
 @component("tuning", "adapter", builder="lmtool.tuning.adapter:AdapterTuning")
-class AdapterConfig(ByDepthConfig):
+class AdapterConfig(UnfreezableConfig):
     """Adapters: small modules after or parallel to the sublayers are trained with the head (Houlsby et al. 2019)."""
 
     name: Literal["adapter"] = Field("adapter", description="Adapters and the head are trained; the model is frozen.")
@@ -193,7 +193,7 @@ class AdapterConfig(ByDepthConfig):
     @property
     def published(self) -> PlacementSettings:
         """The published settings of the placement."""
-        return HF_FORMAT[self.placement]
+        return PUBLISHED_SETTINGS[self.placement]
 
     @property
     def activation_used(self) -> Activation:
@@ -206,7 +206,7 @@ class AdapterConfig(ByDepthConfig):
         return self.published.scale if self.scale is None else self.scale
 
     @property
-    def tunes_norms(self) -> bool:
+    def trains_norms(self) -> bool:
         """Whether the norms of the layers are trained."""
         return self.published.trains_norms if self.train_norms is None else self.train_norms
 
@@ -215,7 +215,7 @@ class AdapterConfig(ByDepthConfig):
         return f"{self.name}_{self.placement}"
 
     @property
-    def builds_on(self) -> tuple[str, ...]:
+    def earlier_runs(self) -> tuple[str, ...]:
         return tuple(adapter.path for adapter in self.stack_on)
 
     def width_at(self, hidden_size: int) -> int:
@@ -260,7 +260,7 @@ class AdapterFusionConfig(TuningConfig):
     min_adapters: ClassVar[int] = 2
 
     @property
-    def builds_on(self) -> tuple[str, ...]:
+    def earlier_runs(self) -> tuple[str, ...]:
         return tuple(adapter.path for adapter in self.adapters)
 
     def needs(self) -> Iterator[Requirement]:

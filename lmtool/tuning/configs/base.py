@@ -35,7 +35,7 @@ class TuningConfig(Component):
     name: str = Field(description="Tuning method.")
 
     @property
-    def builds_on(self) -> tuple[str, ...]:
+    def earlier_runs(self) -> tuple[str, ...]:
         """Paths of the earlier runs whose added parameters the method loads and freezes; none by default."""
         return ()
 
@@ -47,7 +47,7 @@ class TuningConfig(Component):
 
     def recipe(self) -> JsonObject:
         """Returns the sections for `optimizer=auto` and `schedule=auto`; {} if there is no YAML file."""
-        return recipes.of_tuning(type(self), self.recipe_name)
+        return recipes.tuning_recipe(type(self), self.recipe_name)
 
     @property
     def positions(self) -> int:
@@ -57,7 +57,7 @@ class TuningConfig(Component):
     def reserved_positions(self, model: ModelConfig) -> int:
         """Returns by how many tokens the method shortens texts in this model; 0 if the model has no table of positions,
         and so no limit."""
-        return self.positions if model.table_of_positions else 0
+        return self.positions if model.has_limited_positions else 0
 
     def warnings(self, optimizer: OptimizerConfig, model: ModelConfig) -> list[str]:
         """Returns warnings for training this model with this optimizer."""
@@ -69,7 +69,7 @@ class TuningConfig(Component):
         return ()
 
     @property
-    def needs_start(self) -> bool:
+    def needs_initial_weights(self) -> bool:
         """Whether training needs the initial weights in every step, so that a resumed run has to load them."""
         return False
 
@@ -109,14 +109,14 @@ class HeadInput:
         return min(depths[side] for side in self.sides)
 
     @property
-    def frozen_table(self) -> bool:
+    def has_only_frozen_heads(self) -> bool:
         """Whether all answers come from an output layer that is tied to the frozen token embedding, so that no head can
         be trained. An encoder's masked language modeling head has further layers."""
         generates_text = all(member.writes_text for member in self.task.member_configs())
-        return generates_text and self.model.architecture != "encoder" and not self.model.learned_output
+        return generates_text and self.model.architecture != "encoder" and not self.model.untied_output
 
 
-def offered(model: ModelConfig, task: LearnedConfig | None) -> dict[str, object]:
+def components_by_section(model: ModelConfig, task: LearnedConfig | None) -> dict[str, object]:
     """Returns, by section, the objects that must meet the requirements of a tuning method. `task` is None if it is
     unknown."""
     head = None if task is None else HeadInput(model, task)
@@ -130,7 +130,7 @@ ONE_STACK: Offer[HeadInput] = Offer(
 )
 
 
-def depth_of(layers: int) -> Offer[HeadInput]:
+def minimum_depth(layers: int) -> Offer[HeadInput]:
     """Returns the requirement that the head reads a stack of at least this many layers."""
     return Offer(
         "head_input",
@@ -146,7 +146,7 @@ class SchemeConfig(Config):
     name: str = Field(description="Name of the scheme.")
 
     @property
-    def needs_start(self) -> bool:
+    def needs_initial_weights(self) -> bool:
         """Whether the scheme needs the initial weights in every step."""
         return False
 
@@ -158,7 +158,7 @@ class UnfreezingConfig(SchemeConfig):
 
 
 @component("tuning/schedule", "none", builder="lmtool.tuning.schemes:Scheme")
-class AtOnceConfig(UnfreezingConfig):
+class NoUnfreezingConfig(UnfreezingConfig):
     """Everything is trained from the first step."""
 
     name: Literal["none"] = Field("none", description="Everything is trained from the first step.")
@@ -182,7 +182,7 @@ class RegularizationConfig(SchemeConfig):
     name: str = Field(description="Name of the regularization.")
 
     @property
-    def needs_start(self) -> bool:
+    def needs_initial_weights(self) -> bool:
         return self.name != "none"
 
 
@@ -219,11 +219,11 @@ class MixoutConfig(RegularizationConfig):
     )
 
 
-class ByDepthConfig(TuningConfig):
+class UnfreezableConfig(TuningConfig):
     """Base class of methods that train parameters in every layer, so that layers can be unfrozen one after another."""
 
     schedule: Annotated[UnfreezingConfig, Choice("tuning/schedule")] = Field(
-        AtOnceConfig(), description="when each layer starts training; `lmtool list tuning/schedule`"
+        NoUnfreezingConfig(), description="when each layer starts training; `lmtool list tuning/schedule`"
     )
 
     @property
@@ -237,7 +237,7 @@ class ByDepthConfig(TuningConfig):
         yield from super().needs()
 
 
-class OfPretrainedConfig(TuningConfig):
+class RegularizableConfig(TuningConfig):
     """Base class of methods that train pretrained weights, which can be regularized towards their initial values."""
 
     regularization: Annotated[RegularizationConfig, Choice("tuning/regularization")] = Field(
@@ -250,5 +250,5 @@ class OfPretrainedConfig(TuningConfig):
         return (*super().schemes, self.regularization)
 
     @property
-    def needs_start(self) -> bool:
-        return super().needs_start or self.regularization.needs_start
+    def needs_initial_weights(self) -> bool:
+        return super().needs_initial_weights or self.regularization.needs_initial_weights

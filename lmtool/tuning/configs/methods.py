@@ -19,14 +19,21 @@ from lmtool.models.configs import (
     TRANSFORMER,
     ModelConfig,
     TransformerConfig,
-    number_of_layers,
+    minimum_layers,
 )
 from lmtool.training.configs import OptimizerConfig
-from lmtool.tuning.configs.base import ONE_STACK, ByDepthConfig, HeadInput, OfPretrainedConfig, TuningConfig, depth_of
+from lmtool.tuning.configs.base import (
+    ONE_STACK,
+    HeadInput,
+    RegularizableConfig,
+    TuningConfig,
+    UnfreezableConfig,
+    minimum_depth,
+)
 
 
 @component("tuning", "full", builder="lmtool.tuning.partial:FullTuning")
-class FullConfig(ByDepthConfig, OfPretrainedConfig):
+class FullConfig(UnfreezableConfig, RegularizableConfig):
     """Full finetuning: every parameter is trained, except in the lower layers that `freeze_layers` excludes."""
 
     requires_transformer: ClassVar[bool] = False
@@ -45,7 +52,7 @@ class FullConfig(ByDepthConfig, OfPretrainedConfig):
             reason = f"{key}={self.freeze_layers} freezes layers of a transformer"
             yield Requirement(LAYERS_OF_EACH_DEPTH, key, reason, "set tuning.freeze_layers=0")
             yield Requirement(TRANSFORMER, key, reason, "set tuning.freeze_layers=0")
-            yield Requirement(number_of_layers(self.freeze_layers), key, reason, _fewer_layers)
+            yield Requirement(minimum_layers(self.freeze_layers), key, reason, _fewer_layers)
         yield from super().needs()
 
 
@@ -86,12 +93,12 @@ class HeadConfig(TuningConfig):
         yield Requirement(_NO_LM_HEAD, key, setting, hint)
         yield Requirement(ONE_STACK, key, f"{setting} reads one stack", hint)
         if self.layers == "concat_last_4":
-            yield Requirement(depth_of(_CONCATENATED_LAYERS), key, setting, "set tuning.layers=scalar_mix")
+            yield Requirement(minimum_depth(_CONCATENATED_LAYERS), key, setting, "set tuning.layers=scalar_mix")
 
 
 _TRAINABLE_HEAD: Offer[HeadInput] = Offer(
     "head_input",
-    lambda head: not head.frozen_table,
+    lambda head: not head.has_only_frozen_heads,
     lambda head: (
         f"the answers of task={head.task.name} come from the language model's head, which is the frozen token table "
         f"of model={head.model.name}: nothing would be trained"
@@ -118,7 +125,7 @@ _NO_LM_HEAD: Offer[LearnedConfig] = Offer(
 
 
 @component("tuning", "last_n", builder="lmtool.tuning.partial:LastLayersTuning")
-class LastLayersConfig(ByDepthConfig, OfPretrainedConfig):
+class LastLayersConfig(UnfreezableConfig, RegularizableConfig):
     """The top layers and the head are trained; the layers below are frozen."""
 
     requires_transformer: ClassVar[bool] = False
@@ -143,7 +150,9 @@ class LastLayersConfig(ByDepthConfig, OfPretrainedConfig):
         yield Requirement(LAYERS_OF_EACH_DEPTH, "tuning", "tuning=last_n trains the top layers", hint)
         yield Requirement(ONE_STACK, "tuning", "tuning=last_n trains one stack", "set tuning=full or tuning=lora")
         if self.layers is not None:
-            yield Requirement(depth_of(self.layers), "tuning.layers", f"tuning.layers={self.layers}", _fewer_top_layers)
+            yield Requirement(
+                minimum_depth(self.layers), "tuning.layers", f"tuning.layers={self.layers}", _fewer_top_layers
+            )
 
 
 def _fewer_top_layers(head: HeadInput) -> str:
@@ -152,7 +161,7 @@ def _fewer_top_layers(head: HeadInput) -> str:
 
 
 @component("tuning", "bitfit", builder="lmtool.tuning.partial:BitFitTuning")
-class BitFitConfig(ByDepthConfig):
+class BitFitConfig(UnfreezableConfig):
     """BitFit: only biases and the head are trained (Ben Zaken et al. 2022)."""
 
     name: Literal["bitfit"] = Field("bitfit", description="The biases of all maps and norms are trained.")
@@ -167,7 +176,7 @@ Projection = Literal["q_proj", "k_proj", "v_proj", "out_proj", "fc_in", "fc_gate
 
 
 @component("tuning", "lora", builder="lmtool.tuning.lora:LoraTuning")
-class LoraConfig(ByDepthConfig):
+class LoraConfig(UnfreezableConfig):
     """Low-rank adaptation (Hu et al. 2021): linear maps compute W0 x + (alpha / rank) B A x, and A and B are
     trained."""
 
@@ -233,7 +242,7 @@ class LoraConfig(ByDepthConfig):
 
 
 @component("tuning", "ia3", builder="lmtool.tuning.lora:Ia3Tuning")
-class Ia3Config(ByDepthConfig):
+class Ia3Config(UnfreezableConfig):
     """(IA)3: learned vectors rescale keys, values and feed-forward activations (Liu et al. 2022)."""
 
     name: Literal["ia3"] = Field(

@@ -13,7 +13,7 @@ from lmtool.config.saved import JsonObject
 from lmtool.config.tables import Choice, builder_module, entry_of
 from lmtool.errors import CheckFailed, UserError
 from lmtool.models.configs import ModelConfig
-from lmtool.models.published import HFConfig, unnamed
+from lmtool.models.published import HFConfig, default_label
 from lmtool.reporting.console import Output
 from lmtool.reporting.text import count
 from lmtool.resolver.schema.run import ImportConfig
@@ -173,10 +173,10 @@ def _with_labels(
     labeled = replace(base_folder, config=HFConfig({**base_folder.config, **adapter.labels}))
     rows = tensors.get(f"heads.{head.name}.output.weight")
     if rows is not None and len(labeled.label_names()) != len(rows):
-        labels_by_id = {str(number): unnamed(number) for number in range(len(rows))}
+        labels_by_id = {str(number): default_label(number) for number in range(len(rows))}
         labeled = replace(labeled, config=HFConfig({**labeled.config, "id2label": labels_by_id}))
     names = labeled.label_names()
-    return labeled, names != [unnamed(number) for number in range(len(names))]
+    return labeled, names != [default_label(number) for number in range(len(names))]
 
 
 def _require_heads(

@@ -40,7 +40,7 @@ POSITION, SEGMENT, TABLE = "backbone.embed.position.weight", "backbone.embed.seg
 _RESIZED = frozenset({"name", "segments"})
 # Attributes of modules that may differ, because they do not change the formula: direction, recomputation, table sizes.
 _MAY_DIFFER = frozenset(
-    {"training", "causal", "side", "recomputes", "offset", "max_positions", "num_embeddings", "states_read"}
+    {"training", "causal", "side", "recomputes", "offset", "max_positions", "num_embeddings", "concatenated_layers"}
 )
 # Methods of a backbone that must be the same functions in both families.
 _SAME_METHODS = ("position", "depth", "leave", "run", "read")
