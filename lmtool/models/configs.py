@@ -16,17 +16,18 @@ from lmtool.system.terminal import counted
 
 Pooling = Literal["first", "last", "mean", "max"]
 Summary = Literal["pooled_first", "pooled_last", "pooled_mean", "first", "last", "mean", "max"]
-"""Pooling of a text's hidden states; pooled: followed by the pooler."""
+"""How a text's hidden states are pooled. With `pooled_`, the pooler follows."""
 FormFields = dict[str, Any]
+"""Values of fields of `SequenceForm`."""
 
 
 @dataclass(frozen=True)
 class SequenceForm:
-    """How a head predicts a class or a value of a text.
+    """How a head predicts a class or a value for a text.
 
     Attributes:
-        text_format: Special tokens around texts, a name in `lmtool.data.formats`.
-        pooling: The first or last token's hidden state, or the mean or maximum over all.
+        text_format: Name in `lmtool.data.formats` of the special tokens around texts.
+        pooling: Hidden state of the first or last token, or mean or maximum over all tokens.
         pooled: Whether the pooler, a dense layer with an activation, precedes the head.
         bias: Whether the output layer has a bias.
         dense: Whether the head has a dense layer before its output layer.
@@ -39,7 +40,7 @@ class SequenceForm:
     dense: bool = False
 
 
-# Upper bounds catch typing errors and prevent overflow of products. The deepest transformer has 1,000 layers (Wang et
+# Upper bounds catch typing errors and keep products from overflowing. The deepest transformer has 1,000 layers (Wang et
 # al. 2022, DeepNet), the largest vocabulary a million entries (Liang et al. 2023, XLM-V).
 Vocabulary = Annotated[
     int, Field(ge=8, le=10_000_000, description="rows of the token embedding; at least the tokenizer's vocabulary size")
@@ -64,36 +65,37 @@ SegmentTypes = Annotated[int, Field(ge=1, le=1_000_000)]
 
 
 class ModelConfig(Component):
-    """Base class of all families with their common sizes; `conf/recipe/` has a paper's values for other sections."""
+    """Base class of all families, with their common fields. The published settings of other sections are in
+    `conf/recipe/`."""
 
     group: ClassVar[str] = "model"
     hf_model_type: ClassVar[str | None] = None
     """`model_type` of the family in transformers' config.json; None if transformers lacks it."""
     architecture: ClassVar[Literal["encoder", "decoder", "encoder_decoder", "bidirectional_lm"]] = "encoder"
     text_format: ClassVar[str] = "bert"
-    """Special tokens around a text or a pair: a name in `lmtool.data.formats`."""
+    """Name in `lmtool.data.formats` of the special tokens around a text or a pair of texts."""
     sequence_format: ClassVar[str | None] = None
-    """The same for text classification, if it differs."""
+    """Name of the special tokens for text classification; None for `text_format`."""
     summary: ClassVar[Summary] = "pooled_first"
-    """Pooling of a text for classification."""
+    """How a text is pooled for classification."""
     contextual: ClassVar[bool] = True
     """Whether the hidden state of a token depends on other tokens."""
     transformers_form: ClassVar[FormFields | None] = None
-    """Fields of `SequenceForm` that differ in transformers' class for classification; None if it has no such class."""
+    """Fields of `SequenceForm` that differ in transformers' text classifier; None if transformers has none."""
     token_states: ClassVar[Literal["inputs", "outputs"] | None] = "inputs"
-    """Side of a batch whose states are used for token classification; None if the family does not support it."""
+    """Side of a batch whose states token classification uses; None if the family does not support this task."""
     supports_prefix_attention: ClassVar[bool] = True
-    """Whether the first tokens of a text may attend to each other in a decoder; false for recurrent models."""
+    """Whether the first tokens of a text can attend to each other in a decoder; false for recurrent models."""
     query_stream: ClassVar[bool] = False
-    """Whether it has a query stream, which predicts tokens without attending to them, for permutation LM."""
+    """Whether the model has a query stream for permutation LM, which predicts tokens without attending to them."""
     shares_layers: ClassVar[bool] = False
     """Whether all layers have the same parameters."""
     has_biases: ClassVar[bool] = True
-    """Whether its linear layers and norms have biases."""
+    """Whether linear layers and norms have biases."""
     start_role: ClassVar[str | None] = None
     """Role of the decoder's start token in an encoder-decoder."""
     adjustable_fields: ClassVar[tuple[str, ...]] = ("dropout", "initializer_std")
-    """Fields that may differ from a checkpoint's, because they do not change shapes."""
+    """Fields that may differ from those of the loaded checkpoint, because they do not change shapes."""
 
     name: str = Field(description="Model family.")
     vocab_size: Vocabulary = 30522
@@ -107,7 +109,7 @@ class ModelConfig(Component):
 
     @property
     def text_summary(self) -> Summary:
-        """`summary`, unless the configuration changes it."""
+        """How a text is pooled for classification: `summary`, unless a field of the configuration changes it."""
         return self.summary
 
     @property
@@ -132,7 +134,7 @@ class ModelConfig(Component):
 
     @property
     def has_limited_positions(self) -> bool:
-        """Whether the number of positions is limited, so that virtual tokens use some of them."""
+        """Whether the positions have a maximum number, of which virtual tokens use some."""
         return False
 
     @property
@@ -147,7 +149,7 @@ class ModelConfig(Component):
 
     @property
     def carries_state(self) -> bool:
-        """Whether it carries state between segments of joined text, see `models.base.StatefulBackbone`."""
+        """Whether the model carries state between segments of joined text; see `models.base.StatefulBackbone`."""
         return False
 
     @property
@@ -162,8 +164,8 @@ class ModelConfig(Component):
 
     @property
     def depths(self) -> dict[Side, int]:
-        """Number of layers by side of a batch, for comparisons with another model's layers; empty if the model is not a
-        stack of layers."""
+        """Number of layers of the stack that reads each side of a batch, to compare layers of two models; empty if the
+        model is not a stack of layers."""
         return {}
 
     def metadata(self) -> dict[str, int]:
@@ -171,11 +173,12 @@ class ModelConfig(Component):
         return {"layers": self.num_layers, "width": self.hidden_size}
 
     def remark(self, max_length: int) -> str | None:
-        """Returns a remark on a run with this maximum length that may not do what the user expects, or None."""
+        """Returns a remark if a run with this maximum length may not do what the user expects, or None."""
         return None
 
     def scaled(self, width: float, depth: float) -> Self:
-        """Returns the same family with a fraction of its width and layers: ELECTRA's generator."""
+        """Returns a smaller model of the same family, for ELECTRA's generator. width, depth: fractions of the hidden
+        size and of the number of layers."""
         sizes = {
             "hidden_size": max(4, round(self.hidden_size * width)),
             "num_layers": max(1, round(self.num_layers * depth)),
@@ -188,35 +191,36 @@ class ModelConfig(Component):
         """Returns the form of a task's head over texts.
 
         Args:
-            head: "transformers", "text_to_text" or "prompt" (the format of any text), or the paper's head.
-            pooling: "first", "mean", "max" or "last"; "auto" or None: the family's.
-            head_layers: 1 or 2; None: the family's.
+            head: "transformers" for the head in transformers; "text_to_text" or "prompt" for the format of texts
+                without a head; all other values and None for the paper's head.
+            pooling: "first", "mean", "max" or "last"; "auto" or None for the family's.
+            head_layers: 1 or 2; None for the family's.
 
         Raises:
             ValueError: If transformers has no classifier of this family.
         """
         default, pooled = self.text_summary.removeprefix("pooled_"), self.text_summary.startswith("pooled_")
-        as_text = head in ("text_to_text", "prompt")
-        layout = self.text_format if as_text else self.sequence_format or self.text_format
-        form = SequenceForm(layout, cast(Pooling, default), pooled)
+        headless = head in ("text_to_text", "prompt")
+        text_format = self.text_format if headless else self.sequence_format or self.text_format
+        form = SequenceForm(text_format, cast(Pooling, default), pooled)
         if head == "transformers":
             if self.transformers_form is None:
-                raise ValueError(f"transformers has no text classifier of model={self.name}")
+                raise ValueError(f"transformers has no text classifier for model={self.name}")
             form = replace(form, **self.transformers_form)
         if pooling not in (None, "auto", form.pooling):
-            # The pooler was trained on the family's pooling.
+            # The pooler was trained on the family's pooling, so it does not fit another one.
             form = replace(form, pooling=cast(Pooling, pooling), pooled=False)
         if head_layers == 1:
             return replace(form, pooled=False)
         return replace(form, dense=head_layers == 2 and not form.pooled)
 
     def recipe(self) -> dict[str, Any]:
-        """Returns the sections that `auto` resolves to: `recipes.recipe_of`."""
+        """Returns the sections that `auto` stands for, as `recipes.recipe_of`."""
         return recipes.recipe_of(type(self), self.hidden_size)
 
 
 class TransformerConfig(ModelConfig):
-    """Base class of transformers: with attention heads, feed-forward layers, positions and norms."""
+    """Base class of transformers, which have attention heads, feed-forward layers, positions and norms."""
 
     adjustable_fields: ClassVar[tuple[str, ...]] = (*ModelConfig.adjustable_fields, "attention_dropout", "norm_epsilon")
     position_kinds: ClassVar[tuple[str, ...] | None] = None
@@ -248,7 +252,7 @@ class TransformerConfig(ModelConfig):
 
     @property
     def key_value_heads(self) -> int:
-        """Number of heads of keys and values."""
+        """Number of key heads, which is also that of value heads."""
         return self.num_heads
 
     @property
@@ -263,14 +267,15 @@ class TransformerConfig(ModelConfig):
         return {**super().metadata(), "heads": self.num_heads}
 
     def fields_for_heads(self, heads: int) -> dict[str, int]:
-        """Other fields that change with this number of heads."""
+        """Returns the other fields that have to change with this number of heads, by name."""
         return {}
 
     def scaled(self, width: float, depth: float) -> Self:
-        """Returns the same family with a fraction of its widths, heads and layers: ELECTRA's generator. Vocabulary,
-        positions and embedding width are unchanged."""
+        """Returns a smaller model of the same family, for ELECTRA's generator. Vocabulary, positions and embedding
+        width are unchanged. width: the fraction of widths and heads. depth: the fraction of layers."""
         heads = max(1, round(self.num_heads * width))
         head_size = max(1, round(self.hidden_size * width / heads))
+        # Some positions need heads of even width. All widths are at least 4 (`Width`).
         head_size = max(head_size + (head_size % 2 if self.positions.even_heads else 0), -(-4 // heads))
         sizes = {
             "num_heads": heads,
@@ -298,12 +303,13 @@ class SegmentedConfig(TransformerConfig):
 
 
 def describe_architectures(architectures: Iterable[str]) -> str:
-    """Architectures in words: "a decoder or an encoder-decoder"."""
+    """Returns architectures in words, such as "a decoder or an encoder-decoder"."""
     articles = (f"{'an' if kind.startswith('enc') else 'a'} {kind.replace('_', '-')}" for kind in architectures)
     return " or ".join(articles) or "no known architecture"
 
 
 def architecture(*architectures: str) -> Offer[ModelConfig]:
+    """Returns the requirement of one of these architectures."""
     return Offer(
         "model",
         lambda model: model.architecture in architectures,
@@ -312,7 +318,7 @@ def architecture(*architectures: str) -> Offer[ModelConfig]:
 
 
 def minimum_layers(layers: int) -> Offer[ModelConfig]:
-    """Returns the requirement of at least this many layers in both stacks together."""
+    """Returns the requirement of at least this many layers, in an encoder-decoder in both stacks together."""
     return Offer(
         "model",
         lambda model: layers <= model.num_layers + model.layers_of_decoder,
@@ -342,7 +348,7 @@ WORD_STATES: Offer[ModelConfig] = Offer(
 TRANSFORMERS_CLASSIFIER: Offer[ModelConfig] = Offer(
     "model",
     lambda model: model.transformers_form is not None,
-    lambda model: f"transformers has no text classifier of model={model.name}",
+    lambda model: f"transformers has no text classifier for model={model.name}",
     wording="{reason}: {lacking}",
 )
 

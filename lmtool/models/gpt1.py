@@ -87,7 +87,7 @@ HF_FORMAT = JointProjectionFormat(
     defaults={**DECODER_DEFAULTS, "vocab_size": 40478, "n_positions": 512},
     constant={"afn": "gelu"},
     allowed={"tie_word_embeddings": (True, False)},
-    repeats={"embd_pdrop": "resid_pdrop"},  # embd_pdrop gets the value of resid_pdrop
+    repeats={"embd_pdrop": "resid_pdrop"},
 )
 to_hf, from_hf = HF_FORMAT.to_hf, HF_FORMAT.from_hf
 
@@ -97,7 +97,7 @@ def to_hf_config(config: Gpt1Config) -> JsonObject:
     if config.feedforward_size != 4 * config.hidden_size:
         raise UserError(
             f"model.feedforward_size={config.feedforward_size}: GPT in transformers always has 4 * hidden_size",
-            f"use the run with lmtool, or train one with model.feedforward_size={4 * config.hidden_size}",
+            f"use the run with lmtool, or train a new run with model.feedforward_size={4 * config.hidden_size}",
         )
     return HF_FORMAT.to_hf_config(config)
 

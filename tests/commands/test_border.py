@@ -322,7 +322,7 @@ def test_heads_as_in_the_paper_and_as_in_transformers(
     require_equal("folder", predicted("runs/run", pairs, "sentence"), pairs, False)
     run("inspect", "finetune", "task=sst2", "task.path=rows", "checkpoint=folder", "n=1", "tokens=500")
     finetune("none", "model=transformer_tiny", "checkpoint=none", *TINY, "task.head=transformers", status=2)
-    assert "transformers has no text classifier of model=transformer" in capsys.readouterr().err
+    assert "transformers has no text classifier for model=transformer" in capsys.readouterr().err
 
 
 def test_what_is_no_classifier_is_refused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
