@@ -96,9 +96,9 @@ HF_FORMAT = HFFormat(
         "max_position_embeddings": 512, "dropout": 0.1, "attention_dropout": 0.1, "initializer_range": 0.02,
     },
     constant={"activation": "gelu"},
-    # Files store sinusoidal positions like learned ones.
+    # Sinusoidal positions are stored in the same way as learned ones.
     allowed={"sinusoidal_pos_embds": (False, True), "tie_word_embeddings": (True, False)},
-    # Epsilon of the norms.
+    # Hard-coded in transformers.
     fixed={"norm_epsilon": 1e-12},
 )  # fmt: skip
 to_hf, from_hf = HF_FORMAT.to_hf, HF_FORMAT.from_hf

@@ -138,6 +138,6 @@ to_hf_config = HF_FORMAT.to_hf_config
 
 
 def from_hf_config(data: Mapping[str, object]) -> JsonObject:
-    """Returns the `model` section for a config.json, in which `n_inner` is optional."""
+    """Returns the `model` section for the content of a config.json, in which `n_inner` is optional."""
     section = HF_FORMAT.from_hf_config(data)
     return {"feedforward_size": 4 * section["hidden_size"], **section}

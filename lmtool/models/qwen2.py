@@ -24,8 +24,8 @@ class Qwen2(Llama):
     def attention(self, config: LlamaConfig) -> SelfAttention:
         attention = super().attention(config)
         for name in ("q_proj", "k_proj", "v_proj"):
-            plain: Any = getattr(attention, name)
-            setattr(attention, name, nn.Linear(plain.in_features, plain.out_features))
+            without_bias: Any = getattr(attention, name)
+            setattr(attention, name, nn.Linear(without_bias.in_features, without_bias.out_features))
         return attention
 
 
@@ -41,7 +41,7 @@ class _Qwen2Format(LlamaFormat):
 
     def from_hf_config(self, data: Mapping[str, object]) -> JsonObject:
         for key in ("sliding_window", "max_window_layers"):
-            data.get(key)  # without effect: use_sliding_window is refused
+            data.get(key)  # marks the key as read: it has no effect, because use_sliding_window must be false
         return super().from_hf_config(data)
 
 

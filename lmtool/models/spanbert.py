@@ -1,8 +1,8 @@
 """SpanBERT: Joshi, Chen, Liu, Weld, Zettlemoyer, Levy, "SpanBERT: Improving Pre-training by Representing and Predicting
 Spans", TACL 2020.
 
-The architecture, its drawing and its format in transformers are BERT's (bert.py), with a cased vocabulary; only the
-objective is new.
+The architecture and the format in transformers are those of BERT (bert.py), with a cased vocabulary. Only the objective
+differs.
 """
 
 from __future__ import annotations
