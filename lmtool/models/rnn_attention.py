@@ -19,8 +19,8 @@ Encoder and decoder share the token embedding; the output layer is untied. The o
 step (section 3.1, equation 4).
 
 Shape letters: T tokens of the decoder, M selected tokens, N documents, R documents at a step, S tokens of the encoder,
-K encoder tokens of a document, E width of the token vectors, C state width, V value width, A attention width, G width of
-the three gates together, O output width.
+K encoder tokens of a document, E width of the token vectors, C state width, V value width, A attention width, G width
+of the three gates together, O output width.
 """
 
 from __future__ import annotations

@@ -30,10 +30,10 @@ class TokenLogits:
 
 
 class HeadObserver:
-    """Observes the predictions of heads in a forward pass. only: whether only the predictions are needed, so that heads
-    that compute the loss in chunks return 0 instead."""
+    """Observes the predictions of heads in a forward pass. predictions_only: whether only the predictions are needed, so
+    that heads that compute the loss in chunks return 0 as the loss."""
 
-    only: bool = False
+    predictions_only: bool = False
 
     def __call__(self, head: PredictingHead, logits: Tensor | TokenLogits) -> None:
         """Called with (M, C) or (M,) logits, or with logits over a vocabulary that are not computed yet."""

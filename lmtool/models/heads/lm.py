@@ -68,7 +68,7 @@ class LMHead(PredictingHead):
         table_VH, hidden_MH = self.table(table_VH), self.transform(hidden_MH)
         if self.tap is not None:
             self.tap(self, TokenLogits(hidden_MH, table_VH, self.bias))
-            if self.tap.only:
+            if self.tap.predictions_only:
                 return hidden_MH.new_zeros(())
         return linear_loss_sum(hidden_MH, table_VH, self.bias, labels_M, label_smoothing)
 
@@ -150,7 +150,7 @@ class AdaptiveLMHead(LMHead):
         cluster are computed."""
         if self.tap is not None:
             self.observe(self(hidden_MH, table_VH))
-            if self.tap.only:
+            if self.tap.predictions_only:
                 return hidden_MH.new_zeros(())
         if label_smoothing:
             return loss_sum(self(hidden_MH, table_VH), labels_M, label_smoothing)
