@@ -309,7 +309,7 @@ class FixedLabels(TargetProbabilities):
     def __len__(self) -> int:
         return len(self.labels)
 
-    def probabilities(self, temperature: float = 1.0, first: int = 0, last: int | None = None) -> Tensor:
+    def probabilities(self, temperature: float = 1.0, first: int = 0, end: int | None = None) -> Tensor:
         raise TypeError("hard labels have no probabilities")
 
     def best(self) -> Tensor:

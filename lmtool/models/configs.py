@@ -18,7 +18,6 @@ Pooling = Literal["first", "last", "mean", "max"]
 Summary = Literal["pooled_first", "pooled_last", "pooled_mean", "first", "last", "mean", "max"]
 """How a text's hidden states are pooled. With `pooled_`, the pooler follows."""
 FormFields = dict[str, Any]
-"""Values of fields of `SequenceForm`."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +64,7 @@ SegmentTypes = Annotated[int, Field(ge=1, le=1_000_000)]
 
 
 class ModelConfig(Component):
-    """Base class of all families, with their common fields. The published settings of other sections are in
-    `conf/recipe/`."""
+    """Base class of all families with their common fields. Published values of other sections: `conf/recipe/`."""
 
     group: ClassVar[str] = "model"
     hf_model_type: ClassVar[str | None] = None
@@ -164,8 +162,7 @@ class ModelConfig(Component):
 
     @property
     def depths(self) -> dict[Side, int]:
-        """Number of layers of the stack that reads each side of a batch, to compare layers of two models; empty if the
-        model is not a stack of layers."""
+        """Number of layers of the stack that reads each side of a batch; empty if the model is no stack of layers."""
         return {}
 
     def metadata(self) -> dict[str, int]:
@@ -177,8 +174,7 @@ class ModelConfig(Component):
         return None
 
     def scaled(self, width: float, depth: float) -> Self:
-        """Returns a smaller model of the same family, for ELECTRA's generator. width, depth: fractions of the hidden
-        size and of the number of layers."""
+        """Returns a smaller model of the family, for ELECTRA's generator. width, depth: fractions of the sizes."""
         sizes = {
             "hidden_size": max(4, round(self.hidden_size * width)),
             "num_layers": max(1, round(self.num_layers * depth)),
@@ -191,8 +187,7 @@ class ModelConfig(Component):
         """Returns the form of a task's head over texts.
 
         Args:
-            head: "transformers" for the head in transformers; "text_to_text" or "prompt" for the format of texts
-                without a head; all other values and None for the paper's head.
+            head: "transformers"; "text_to_text" or "prompt", which add no head; otherwise the paper's head.
             pooling: "first", "mean", "max" or "last"; "auto" or None for the family's.
             head_layers: 1 or 2; None for the family's.
 
@@ -275,7 +270,7 @@ class TransformerConfig(ModelConfig):
         width are unchanged. width: the fraction of widths and heads. depth: the fraction of layers."""
         heads = max(1, round(self.num_heads * width))
         head_size = max(1, round(self.hidden_size * width / heads))
-        # Some positions need heads of even width. All widths are at least 4 (`Width`).
+        # Some positions need heads of even width; hidden_size is at least 4.
         head_size = max(head_size + (head_size % 2 if self.positions.even_heads else 0), -(-4 // heads))
         sizes = {
             "num_heads": heads,
@@ -318,7 +313,7 @@ def architecture(*architectures: str) -> Offer[ModelConfig]:
 
 
 def minimum_layers(layers: int) -> Offer[ModelConfig]:
-    """Returns the requirement of at least this many layers, in an encoder-decoder in both stacks together."""
+    """Returns the requirement of at least this many layers, in both stacks of an encoder-decoder together."""
     return Offer(
         "model",
         lambda model: layers <= model.num_layers + model.layers_of_decoder,

@@ -16,7 +16,7 @@ from lmtool.tasks.configs import ClassificationConfig
 from lmtool.training.optimizers import levels, training_groups
 from lmtool.tuning.configs import AdapterConfig, BitFitConfig, FullConfig, Ia3Config, LastLayersConfig, LoraConfig
 from lmtool.tuning.configs.base import GradualUnfreezingConfig, L2SpConfig, MixoutConfig
-from lmtool.tuning.schemes import MixedLinear, mixed
+from lmtool.tuning.schemes import MixedLinear, mix_weights
 from tests.tasks.task_fixtures import SIZES, backbone
 
 HEADS = frozenset({"heads.sst2", "heads.pooler"})
@@ -144,14 +144,14 @@ def test_l2_sp_is_the_distance_from_the_start():
 def test_mixout_at_its_limits_and_in_the_mean():
     torch.manual_seed(0)
     weight, start = torch.randn(64, 36), torch.randn(64, 36)
-    assert torch.equal(mixed(weight, start, 0.0, 7), weight)
-    assert torch.equal(mixed(weight, start, 1.0, 7), start)
-    draws = torch.stack([mixed(weight, start, 0.7, draw) for draw in range(2000)])
+    assert torch.equal(mix_weights(weight, start, 0.0, 7), weight)
+    assert torch.equal(mix_weights(weight, start, 1.0, 7), start)
+    draws = torch.stack([mix_weights(weight, start, 0.7, draw) for draw in range(2000)])
     # Each draw is the start, or so far from it that the mean is the weight: a deviation of 1.53 times the distance.
     assert ((draws - start).abs() < 1e-6).float().mean().item() == pytest.approx(0.7, abs=0.002)
     z = (draws.mean(0) - weight) / ((weight - start).abs() * (0.7 / 0.3) ** 0.5 / 2000**0.5)
     assert z.abs().max() < 5 and z.square().mean().item() == pytest.approx(1.0, abs=0.1)
-    assert torch.equal(draws[3], mixed(weight, start, 0.7, 3)) and not torch.equal(draws[3], draws[4])
+    assert torch.equal(draws[3], mix_weights(weight, start, 0.7, 3)) and not torch.equal(draws[3], draws[4])
     assert not torch.equal(matrix_factors(weight, 3, 0.7)[0], matrix_factors(weight, 3, 0.7)[1])
 
 

@@ -1,4 +1,4 @@
-"""Configuration base classes of tuning methods and training schemes. Imports no torch."""
+"""Base classes of the configuration of tuning methods, and the training schemes. Imports no torch."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from lmtool.learners.configs import WHOLE_WEIGHTS, LearnedConfig
 from lmtool.models import recipes
 from lmtool.models.configs import LAYERS_OF_EACH_DEPTH, STACK, TRANSFORMER, ModelConfig
 from lmtool.nn.configs import Side
+from lmtool.system.terminal import counted
 from lmtool.training.configs import OptimizerConfig
 
 
 class TuningConfig(Component):
     """Base class of the configuration of tuning methods.
 
-    The published settings of a method, above all its learning rate, are in `conf/recipe/tuning/NAME.yaml`. The recipe
-    of the model applies to a method without such a file.
+    The published settings of a method, above all the learning rate, are in `conf/recipe/tuning/NAME.yaml`. A method
+    without such a file uses the recipe of the model.
     """
 
     group: ClassVar[str] = "tuning"
@@ -36,7 +37,7 @@ class TuningConfig(Component):
 
     @property
     def earlier_runs(self) -> tuple[str, ...]:
-        """Paths of the earlier runs whose added parameters the method loads and freezes; none by default."""
+        """Paths of the earlier runs whose added parameters the method loads and freezes; () by default."""
         return ()
 
     @property
@@ -55,8 +56,8 @@ class TuningConfig(Component):
         return 0
 
     def reserved_positions(self, model: ModelConfig) -> int:
-        """Returns by how many tokens the method shortens texts in this model; 0 if the model has no table of positions,
-        and so no limit."""
+        """Returns by how many tokens the method shortens texts in this model; 0 if the model's positions are
+        unlimited."""
         return self.positions if model.has_limited_positions else 0
 
     def warnings(self, optimizer: OptimizerConfig, model: ModelConfig) -> list[str]:
@@ -65,7 +66,7 @@ class TuningConfig(Component):
 
     @property
     def schemes(self) -> tuple[SchemeConfig, ...]:
-        """The training schemes of the run: the order of unfreezing, and the regularization."""
+        """The training schemes of the run: the order of unfreezing and the regularization, if the method has them."""
         return ()
 
     @property
@@ -83,26 +84,27 @@ class TuningConfig(Component):
             yield Requirement(STACK, "tuning", reason, "set tuning=full or tuning=head")
         for scheme in self.schemes:
             if scheme.name != "none":
-                reason = f"tuning with {scheme.name} tracks single weights from step to step"
-                yield Requirement(WHOLE_WEIGHTS, "tuning", reason, "use none instead")
+                group = "tuning/schedule" if isinstance(scheme, UnfreezingConfig) else "tuning/regularization"
+                reason = f"{group}={scheme.name} tracks single weights from step to step"
+                yield Requirement(WHOLE_WEIGHTS, "tuning", reason, f"set {group}=none")
 
 
 @dataclass(frozen=True)
 class HeadInput:
-    """A model and a task, from which methods derive the hidden states that the task's heads read."""
+    """A model and a task, which determine the hidden states that the task's heads read."""
 
     model: ModelConfig
     task: LearnedConfig
 
     @property
     def sides(self) -> set[Side]:
-        """The stacks whose hidden states the heads read: "inputs" (encoder, or the only stack) or "outputs"
-        (decoder)."""
+        """The stacks whose hidden states the heads read: "inputs" for the encoder or the only stack, "outputs" for the
+        decoder of an encoder-decoder."""
         return {member.states_read(self.model) for member in self.task.member_configs()}
 
     @property
     def depth(self) -> int:
-        """The number of layers of the stack that the heads read; the smaller number if they read both stacks."""
+        """The number of layers of the stack that the heads read, or the smaller number if they read both stacks."""
         if self.model.architecture != "encoder_decoder":
             return self.model.num_layers
         depths = {"inputs": self.model.num_layers, "outputs": self.model.layers_of_decoder}
@@ -110,14 +112,14 @@ class HeadInput:
 
     @property
     def has_only_frozen_heads(self) -> bool:
-        """Whether all answers come from an output layer that is tied to the frozen token embedding, so that no head can
-        be trained. An encoder's masked language modeling head has further layers."""
+        """Whether no head can be trained, because all answers come from an output layer that is tied to the frozen
+        token embedding. This is never so in an encoder, whose masked language model head has more layers."""
         generates_text = all(member.writes_text for member in self.task.member_configs())
         return generates_text and self.model.architecture != "encoder" and not self.model.untied_output
 
 
 def components_by_section(model: ModelConfig, task: LearnedConfig | None) -> dict[str, object]:
-    """Returns, by section, the objects that must meet the requirements of a tuning method. `task` is None if it is
+    """Returns the objects with which the requirements of a tuning method are compared, by section. task: None if it is
     unknown."""
     head = None if task is None else HeadInput(model, task)
     return {"model": model, "task": task, "head_input": head}
@@ -135,13 +137,13 @@ def minimum_depth(layers: int) -> Offer[HeadInput]:
     return Offer(
         "head_input",
         lambda head: head.depth >= layers,
-        lambda head: f"model={head.model.name} has {head.depth} layers before the head",
+        lambda head: f"model={head.model.name} has {counted(head.depth, 'layer')} before the head",
         wording="{reason}: {lacking}",
     )
 
 
 class SchemeConfig(Config):
-    """The base of training schemes."""
+    """Base class of the configuration of training schemes."""
 
     name: str = Field(description="Name of the scheme.")
 
@@ -152,7 +154,7 @@ class SchemeConfig(Config):
 
 
 class UnfreezingConfig(SchemeConfig):
-    """When each trainable part starts training."""
+    """Base class of the orders in which trainable parts start training."""
 
     name: str = Field(description="Name of the order.")
 
@@ -177,7 +179,7 @@ class GradualUnfreezingConfig(UnfreezingConfig):
 
 
 class RegularizationConfig(SchemeConfig):
-    """Regularization towards the pretrained weights."""
+    """Base class of regularizations towards the pretrained weights."""
 
     name: str = Field(description="Name of the regularization.")
 

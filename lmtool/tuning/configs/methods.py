@@ -57,7 +57,7 @@ class FullConfig(UnfreezableConfig, RegularizableConfig):
 
 
 def _fewer_layers(model: ModelConfig) -> str:
-    """Returns the hint for a model with fewer layers than are to be frozen."""
+    """Returns the hint if the model has fewer layers than should be frozen."""
     return f"set tuning.freeze_layers={model.num_layers + model.layers_of_decoder} at most"
 
 
@@ -100,15 +100,15 @@ _TRAINABLE_HEAD: Offer[HeadInput] = Offer(
     "head_input",
     lambda head: not head.has_only_frozen_heads,
     lambda head: (
-        f"the answers of task={head.task.name} come from the language model's head, which is the frozen token table "
-        f"of model={head.model.name}: nothing would be trained"
+        f"the answers of task={head.task.name} come from the language model's head, which is the frozen token "
+        f"embedding of model={head.model.name}, so nothing would be trained"
     ),
 )
 
 
 def _member_with_lm_head(task: LearnedConfig) -> LearnedConfig | None:
-    """Returns the first member of a task (the task itself unless it is a mixture) that uses the language model's head,
-    or None."""
+    """Returns the first member of a task that uses the language model's head, or None. A task that is no
+    mixture is its own only member."""
     return next(
         (member for member in task.member_configs() if member.writes_text or member.language_model_weight), None
     )
@@ -156,7 +156,7 @@ class LastLayersConfig(UnfreezableConfig, RegularizableConfig):
 
 
 def _fewer_top_layers(head: HeadInput) -> str:
-    """Returns the hint for a stack with fewer layers than are to be trained."""
+    """Returns the hint if the stack has fewer layers than should be trained."""
     return f"set tuning.layers={head.depth} or less, or tuning=full"
 
 
@@ -221,7 +221,8 @@ class LoraConfig(UnfreezableConfig):
             yield Requirement(GATE, "tuning.projections", "tuning.projections names fc_gate", hint)
 
     def warnings(self, optimizer: OptimizerConfig, model: ModelConfig) -> list[str]:
-        """Warns if the rank exceeds the smaller dimension of an edited map, which limits the rank of its update."""
+        """Returns a warning if the rank exceeds the smaller dimension of an edited map, which limits the rank of the
+        update."""
         model = cast(TransformerConfig, model)
         heads = {"k_proj": model.key_value_heads, "v_proj": model.key_value_heads}
         # Every map has one dimension of the hidden size; this is the other dimension.
@@ -251,7 +252,8 @@ class Ia3Config(UnfreezableConfig):
 
 
 SMALL_RATE = 1e-2
-"""Learning rate below which soft prompts hardly change, which is warned about. The published rate is 0.3."""
+"""A warning is given for learning rates below this one, with which soft prompts hardly change. The published rate is
+0.3."""
 
 
 @component("tuning", "prompt", builder="lmtool.tuning.prompt:PromptTuning")
@@ -259,7 +261,7 @@ class SoftPromptConfig(TuningConfig):
     """Soft prompts (Lester et al. 2021): trainable vectors that act as tokens in every text; the model is frozen.
 
     The method was published for T5. In encoder-decoders and decoders, the soft prompt precedes the text, as published.
-    In an encoder, it follows the first token: the classifier reads the state of this token, which so keeps the position
+    In an encoder, it follows the first token, whose state the classifier reads, so that this token keeps the position
     that it had in pretraining. If the root mean square of the token vectors is below 1 (T5's is above 1), the learning
     rate is multiplied by it.
     """
@@ -302,8 +304,8 @@ class SoftPromptConfig(TuningConfig):
 
 @component("tuning", "prefix", builder="lmtool.tuning.prompt:PrefixTuning")
 class PrefixConfig(TuningConfig):
-    """Prefix tuning (Li and Liang 2021): in the attention of each layer, trainable keys and values precede those of
-    every text, in an encoder-decoder also in cross-attention; the model is frozen.
+    """Prefix tuning (Li and Liang 2021): in each layer's attention, cross-attention included, trainable keys and values
+    precede those of every text; the model is frozen.
 
     A prefix acts like the cached keys and values of earlier tokens, so it takes up the first positions.
     """
