@@ -266,8 +266,7 @@ class TransformerConfig(ModelConfig):
         return {}
 
     def scaled(self, width: float, depth: float) -> Self:
-        """Returns a smaller model of the same family, for ELECTRA's generator. Vocabulary, positions and embedding
-        width are unchanged. width: the fraction of widths and heads. depth: the fraction of layers."""
+        """As in the base class. Heads are scaled too; vocabulary, positions and embedding width are unchanged."""
         heads = max(1, round(self.num_heads * width))
         head_size = max(1, round(self.hidden_size * width / heads))
         # Some positions need heads of even width; hidden_size is at least 4.
@@ -322,20 +321,22 @@ def minimum_layers(layers: int) -> Offer[ModelConfig]:
 
 
 CONTEXT: Offer[ModelConfig] = Offer("model", lambda model: model.contextual, "reads each word by itself")
-SINGLE_TOKENS: Offer[ModelConfig] = Offer("model", lambda model: not model.contextual, "reads the tokens around each")
+SINGLE_TOKENS: Offer[ModelConfig] = Offer("model", lambda model: not model.contextual, "reads their context")
 PREFIXES: Offer[ModelConfig] = Offer(
-    "model", lambda model: model.architecture != "decoder" or model.supports_prefix_attention, "reads in turn"
+    "model", lambda model: model.architecture != "decoder" or model.supports_prefix_attention, "reads tokens in turn"
 )
-QUERY_STREAM: Offer[ModelConfig] = Offer("model", lambda model: model.query_stream, "has none")
-STACK: Offer[ModelConfig] = Offer("model", lambda model: bool(model.depths), "has none")
-TRANSFORMER: Offer[ModelConfig] = Offer("model", lambda model: isinstance(model, TransformerConfig), "is none")
+QUERY_STREAM: Offer[ModelConfig] = Offer("model", lambda model: model.query_stream, "has no query stream")
+STACK: Offer[ModelConfig] = Offer("model", lambda model: bool(model.depths), "has no stack of layers")
+TRANSFORMER: Offer[ModelConfig] = Offer(
+    "model", lambda model: isinstance(model, TransformerConfig), "is not a transformer"
+)
 LAYERS_OF_EACH_DEPTH: Offer[ModelConfig] = Offer(
     "model", lambda model: not model.shares_layers, "has one layer, applied at every depth"
 )
 STATES_OF_ONE_WIDTH: Offer[ModelConfig] = Offer(
     "model", lambda model: model.has_uniform_width, "has states of several widths"
 )
-BIASES: Offer[ModelConfig] = Offer("model", lambda model: model.has_biases, "has none")
+BIASES: Offer[ModelConfig] = Offer("model", lambda model: model.has_biases, "has no biases")
 GATE: Offer[ModelConfig] = Offer("model", lambda model: model.gated, "has no gate in its feed-forward part")
 WORD_STATES: Offer[ModelConfig] = Offer(
     "model", lambda model: model.token_states is not None, "has no hidden state for each token"
@@ -353,7 +354,6 @@ class BertConfig(SegmentedConfig):
     """BERT (Devlin et al. 2019): post-norm encoder with learned positions and segments. Defaults: base, uncased."""
 
     hf_model_type: ClassVar[str | None] = "bert"
-
     adjustable_fields: ClassVar[tuple[str, ...]] = (*SegmentedConfig.adjustable_fields, "lowercase")
 
     name: Literal["bert"] = Field("bert", description="BERT.")
@@ -388,7 +388,6 @@ class Gpt1Config(TransformerConfig):
     """GPT (Radford et al. 2018): post-norm decoder with learned positions."""
 
     hf_model_type: ClassVar[str | None] = "openai-gpt"
-
     architecture: ClassVar[Literal["encoder", "decoder", "encoder_decoder"]] = "decoder"
     text_format: ClassVar[str] = "gpt"
     sequence_format: ClassVar[str | None] = "gpt1"

@@ -189,7 +189,7 @@ def test_what_does_not_fit_is_refused() -> None:
     other, again = (TRAINED.model_copy(update={"path": path}) for path in ("runs/other", f"./{TRAINED.path}/"))
     for name, fields, said in (
         ("adapter", {"reduction": 100.0}, "hidden_size=16 is smaller, so an adapter would have no width"),
-        ("adapter", {"stack_on": [TRAINED]}, "placement=parallel, not pfeiffer"),
+        ("adapter", {"stack_on": [TRAINED]}, "placement=parallel instead of pfeiffer"),
         ("adapter_fusion", {}, "names 0 runs; a fusion mixes 2 or more"),
         ("adapter_fusion", {"adapters": [TRAINED]}, "names 1 run;"),
         ("adapter_fusion", {"adapters": [wide, other]}, "hidden_size=32, but this model has 16"),
