@@ -193,7 +193,7 @@ def test_what_does_not_fit_is_refused() -> None:
         ("adapter_fusion", {}, "names 0 runs; a fusion mixes 2 or more"),
         ("adapter_fusion", {"adapters": [TRAINED]}, "names 1 run;"),
         ("adapter_fusion", {"adapters": [wide, other]}, "hidden_size=32, but this model has 16"),
-        ("adapter_fusion", {"adapters": [TRAINED, other, again]}, f"a run more than once: {TRAINED.path}, ./"),
+        ("adapter_fusion", {"adapters": [TRAINED, other, again]}, f"a run more than once ({TRAINED.path}, ./"),
     ):
         data = {
             key: [part.model_dump() for part in value] if isinstance(value, list) else value

@@ -412,7 +412,7 @@ HEADLESS = (
 )  # fmt: skip
 REFUSED = {
     **{name: f"names {name}, whose head lmtool does not support" for name in HEADLESS},
-    "T5EncoderModel": "the weights contain no decoder: T5EncoderModel",
+    "T5EncoderModel": "the weights contain no decoder; T5EncoderModel",
     "BartForCausalLM": "is_decoder=True",
     "MarianForCausalLM": "is_decoder=True",
 }

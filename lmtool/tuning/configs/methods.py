@@ -281,7 +281,7 @@ class SoftPromptConfig(TuningConfig):
         "the mean embedding of each label's words, then the vocabulary; random: uniform in [-0.5, 0.5]",
     )
     head_scale: float = Field(
-        0.01, gt=0, description="learning rate of the heads as a multiple of the prompts' (published: none)"
+        0.01, gt=0, description="learning rate of the heads as a multiple of that of the prompt (not published)"
     )
 
     @property
@@ -312,7 +312,7 @@ class PrefixConfig(TuningConfig):
 
     name: Literal["prefix"] = Field("prefix", description="Trainable keys and values before every text, in each layer.")
     length: int = Field(
-        10, ge=1, le=100_000, description="prefix length in positions; section 5.3: 10; 200 for summaries; adapters: 30"
+        10, ge=1, le=100_000, description="prefix length in positions; published: 10, for summaries 200; AdapterHub: 30"
     )
     reparametrize: bool = Field(
         True,
