@@ -87,7 +87,7 @@ class OutputTerm(Term):
 
     def __init__(self, config: TermConfig, pair: LearnerPair):
         super().__init__(config, pair)
-        terms, teacher = pair.student.weights.keys(), pair.teacher
+        terms, teacher = pair.student.loss_weights.keys(), pair.teacher
         self.parts = frozenset(terms) if teacher is None else teacher.terms_taught & terms
         self._counts_of_student = pair.student.counts
 

@@ -101,7 +101,7 @@ class BaseLearner(ModelWithHeads, ABC):
 
     Attributes:
         seed: The seed of the run, which initializes new heads and determines dropout.
-        weights: The coefficient of each term in the loss. A term is one summand of the loss, such as `mlm` or `nsp`.
+        loss_weights: The coefficient of each term in the loss. A term is one summand of the loss, such as `mlm` or `nsp`.
         metric: The metric that selects the best checkpoint. Objectives use `loss`, or the loss of one term, TERM_loss.
         reads: The names of the columns that `respond` reads.
         predicts_rows: Whether the scorer stores a prediction for each row.
@@ -118,7 +118,7 @@ class BaseLearner(ModelWithHeads, ABC):
         objective: Additional trainable networks.
     """
 
-    weights: dict[str, float]
+    loss_weights: dict[str, float]
     metric: Metric = LOSS
     reads: tuple[str, ...] = ("text",)
     predicts_rows: bool = False
@@ -234,8 +234,8 @@ class BaseLearner(ModelWithHeads, ABC):
         Returns:
             The term that the head predicts, and its predictions; None if no other model can learn from them.
         """
-        term = head if head in self.weights or len(self.weights) > 1 else next(iter(self.weights))
-        if term not in self.weights:
+        term = head if head in self.loss_weights or len(self.loss_weights) > 1 else next(iter(self.loss_weights))
+        if term not in self.loss_weights:
             return None
         if isinstance(logits, TokenLogits):
             return term, PredictedWords(logits)
@@ -288,11 +288,11 @@ class BaseLearner(ModelWithHeads, ABC):
     def headline(self) -> dict[str, float]:
         """The terms whose losses the metric sums, with their coefficients."""
         term = self.metric.name.removesuffix("_loss")
-        return {term: 1.0} if term in self.weights else self.weights
+        return {term: 1.0} if term in self.loss_weights else self.loss_weights
 
     def baseline_loss(self, batches: Iterable[Batch], predictors: Mapping[str, Predictor]) -> float:
         """Returns the weighted loss of the constant predictors on batches."""
-        return sum(self.weights[term] * loss for term, loss in mean_losses(predictors, batches).items())
+        return sum(self.loss_weights[term] * loss for term, loss in mean_losses(predictors, batches).items())
 
     # Inference.
 

@@ -58,10 +58,10 @@ class Mixture(BaseLearner):
         super().__init__(cast(Config, config), backbone, tokenizer, seed)
         learners = {member.title: member.learner(backbone, tokenizer, seed) for member in config.member_configs()}
         self.fractions = dict(zip(learners, config.fractions(), strict=True))
-        self.weights = {
+        self.loss_weights = {
             term_of(name, term): self.fractions[name] * weight
             for name, member in learners.items()
-            for term, weight in member.weights.items()
+            for term, weight in member.loss_weights.items()
         }
         for name, member in learners.items():
             self._share_heads(name, member, learners)
@@ -160,7 +160,7 @@ class Mixture(BaseLearner):
             for name, member, member_batch in self.members_in(batch)
             for term, total in member(member_batch, step).sums.items()
         }
-        return StepOutput(sums, self.weights)
+        return StepOutput(sums, self.loss_weights)
 
     def score(self, batch: Batch) -> dict[str, Scores]:
         # Documents are counted over the batches of all members.
@@ -177,10 +177,10 @@ class Mixture(BaseLearner):
         for name, member in self.named_members():
             if name not in examples.members:
                 continue
-            names = {term: term_of(name, term) for term in member.weights}
+            names = {term: term_of(name, term) for term in member.loss_weights}
             own_predictors = {term: predictors[mixed] for term, mixed in names.items() if mixed in predictors}
             scorers[name] = scorer_of(member, data, examples.members[name], own_predictors)
-        return self.scorer_class(scorers, self.weights)
+        return self.scorer_class(scorers, self.loss_weights)
 
     def samples(self, batch: Batch, n: int) -> list[dict[str, object]]:
         """Returns n examples as plain data, about equally many of each member, see `BaseLearner.samples`."""
@@ -207,11 +207,11 @@ class Mixture(BaseLearner):
 
 class MixedScorer(Scorer):
     """Scores the batch of each member in a mixed batch, and combines the evaluations of the members. members: the
-    scorer of each member, by name. weights: the weight of each term of the mixture, by the name that `term_of`
+    scorer of each member, by name. loss_weights: the weight of each term of the mixture, by the name that `term_of`
     returns."""
 
-    def __init__(self, members: Mapping[str, Scorer], weights: Mapping[str, float]):
-        self.members, self.weights = members, weights
+    def __init__(self, members: Mapping[str, Scorer], loss_weights: Mapping[str, float]):
+        self.members, self.loss_weights = members, loss_weights
 
     def outputs(self, batch: Batch) -> list[object]:
         return [scorer.outputs(member_batch) for scorer, member_batch in self._member_batches(batch)]
@@ -247,7 +247,7 @@ class MixedScorer(Scorer):
             for score, value in evaluation.scores.items()
         }
         warnings = tuple(f"{name}: {text}" for name, evaluation in evaluations.items() for text in evaluation.warnings)
-        return Evaluation(terms, {term: float(self.weights[term]) for term in terms}, scores, warnings)
+        return Evaluation(terms, {term: float(self.loss_weights[term]) for term in terms}, scores, warnings)
 
 
 def _without_members(module: nn.Module, state: dict[str, object], prefix: str, metadata: object) -> None:

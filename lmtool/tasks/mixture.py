@@ -197,7 +197,7 @@ class MixedTaskScorer(MixedScorer):
         }
         first = {AVERAGE.name: average(scores)} if scores else {}
         first |= {f"{name}_{metric}": values[metric] for name, (metric, values) in scores.items()}
-        return MixedEvaluation(merged.terms, merged.weights, {**first, **merged.scores}, merged.warnings, {}, entry)
+        return MixedEvaluation(merged.terms, merged.loss_weights, {**first, **merged.scores}, merged.warnings, {}, entry)
 
 
 @dataclass(frozen=True)

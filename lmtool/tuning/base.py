@@ -199,4 +199,4 @@ def learn_biases(learner: BaseLearner, modules: Collection[str] | None = None) -
 
 def _is_trained_head(part: str, learner: BaseLearner) -> bool:
     """Whether a part is an early exit, or the head of one of the learner's loss terms."""
-    return is_exit(part) or part.removeprefix("heads.") in learner.weights
+    return is_exit(part) or part.removeprefix("heads.") in learner.loss_weights

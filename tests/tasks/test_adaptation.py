@@ -51,7 +51,7 @@ def test_one_loss_more(tmp_path, name, kind, labels) -> None:
     learner.eval()
     sums = learner(batch, 5).sums
     term = f"{kind}_domain"
-    assert set(sums) == {kind, term} == set(learner.weights)
+    assert set(sums) == {kind, term} == set(learner.loss_weights)
     source = dict(batch.members)[kind]
     assert sums[kind].item() == pytest.approx(learner(source, 5).sums[kind].item(), rel=1e-6)
     counts = total_counts(learner, [batch])

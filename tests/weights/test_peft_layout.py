@@ -28,7 +28,7 @@ def tuned(folder: Path, **fields: Any) -> tuple[Any, TunedModel]:
     """A published folder as lmtool reads it, with LoRA that does something; and that for PEFT."""
     loaded = load(str(folder))
     config, parts = lookup("tuning", "lora").config.model_validate_json(json.dumps(fields)), loaded.model.parts
-    parts.weights = {}
+    parts.loss_weights = {}
     parts.tune(build(config))
     torch.manual_seed(3)
     with torch.no_grad():

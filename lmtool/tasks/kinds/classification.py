@@ -95,7 +95,7 @@ class PromptedLearner(TextClassLearner):
         self.pretrained = ("masked_lm",) if self.fills else ("lm",)
         self.add_head(self.pretrained[0], masked_lm_head(backbone) if self.fills else lm_head(backbone))
         if config.auxiliary_mlm:
-            self.weights = {self.term: 1.0 - config.auxiliary_mlm, TERM: config.auxiliary_mlm}
+            self.loss_weights = {self.term: 1.0 - config.auxiliary_mlm, TERM: config.auxiliary_mlm}
         self.set_loss(config.loss)
         tokens = [0] * len(config.words)
         if tokenizer is not None:  # parameter counting passes no tokenizer
@@ -144,11 +144,11 @@ class PromptedLearner(TextClassLearner):
         hidden = hidden_at(self.backbone, batch, indices, None if self.extracts else self.dropout_rng(batch, step))
         of_text = self._lm.loss_sum(hidden[TERM], self._table, labels_of(batch, TERM))
         total = self.training_loss(self._of_words(hidden[self.term]), batch)
-        return StepOutput({self.term: total, TERM: of_text}, self.weights)
+        return StepOutput({self.term: total, TERM: of_text}, self.loss_weights)
 
     def baseline_loss(self, batches: Iterable[Batch], predictors: Mapping[str, Predictor]) -> float:
         """Adds the auxiliary language modeling loss of a uniform prediction."""
-        of_text = self.weights.get(TERM, 0.0) * math.log(self.backbone.config.vocab_size)
+        of_text = self.loss_weights.get(TERM, 0.0) * math.log(self.backbone.config.vocab_size)
         return super().baseline_loss(batches, predictors) + of_text
 
     def predicted(self, head: str, logits: Tensor | TokenLogits, batch: Batch) -> tuple[str, Predicted] | None:

@@ -200,7 +200,7 @@ class TaskLearner(BaseLearner):
     def __init__(self, kind: TaskKind, backbone: Backbone, tokenizer: Tokenizer, seed: int):
         super().__init__(kind.config, backbone, tokenizer, seed)
         self.kind, self.term = kind, kind.config.name
-        self.weights = {self.term: 1.0}
+        self.loss_weights = {self.term: 1.0}
         self.metric, self.reads = kind.metric, tuple(kind.config.reads)
 
     # Heads.
@@ -276,7 +276,7 @@ class TaskLearner(BaseLearner):
         return {self.term: self.target_count(batch)}
 
     def forward(self, batch: Batch, step: int) -> StepOutput:
-        return StepOutput({self.term: self.training_loss(self.outputs(batch, step), batch)}, self.weights)
+        return StepOutput({self.term: self.training_loss(self.outputs(batch, step), batch)}, self.loss_weights)
 
     def score(self, batch: Batch) -> dict[str, Scores]:
         return {self.term: self.scores(self.outputs(batch, 0), batch)}

@@ -253,7 +253,7 @@ def _measure_loss(config: ImportConfig, before: Trained, after: Trained) -> Text
         )
         data, title = text_to_score(request, trained, trained.config)
         learner, length = trained.learner(), trained.config.max_length
-        terms = [name for name in learner.weights if name not in trained.tasks]
+        terms = [name for name in learner.loss_weights if name not in trained.tasks]
         if not terms:
             return "its objective predicts no tokens of text"
         term = terms[0]
