@@ -54,7 +54,7 @@ def run(config: PredictConfig) -> None:
         inference = Inference(trained.longest, config.batch_tokens, trained.precision, warn, progress)
         answers = learner.answers(rows, inference)
     scores = ", ".join(f"{name} {number(value)}" for name, value in answers.scores.items())
-    scores_suffix = f"; {scores} on {counted(answers.labeled, 'labeled row')}" if scores else ""
+    scores_suffix = f"; {scores} on {counted(answers.labeled_count, 'labeled row')}" if scores else ""
     if scores and settings is not None and _trained_on(settings, str(config.input)):
         warn(f"the model was trained on rows of {config.input}; lmtool evaluate scores the held-out rows")
     if config.output is None:

@@ -78,12 +78,12 @@ class Answers:
     Attributes:
         records: The prediction of each row, as plain data.
         scores: The score of each metric, over the rows with labels.
-        labeled: The number of rows with labels.
+        labeled_count: The number of rows with labels.
     """
 
     records: Iterator[dict[str, object]]
     scores: Mapping[str, float] = field(default_factory=dict)
-    labeled: int = 0
+    labeled_count: int = 0
 
 
 def decayed_groups(learner: nn.Module) -> list[ParameterGroup]:
@@ -101,7 +101,7 @@ class BaseLearner(ModelWithHeads, ABC):
 
     Attributes:
         seed: The seed of the run, which initializes new heads and determines dropout.
-        loss_weights: The coefficient of each term in the loss. A term is one summand of the loss, such as `mlm` or `nsp`.
+        loss_weights: The weight of each term of the loss. A term is one summand of the loss, such as `mlm` or `nsp`.
         metric: The metric that selects the best checkpoint. Objectives use `loss`, or the loss of one term, TERM_loss.
         reads: The names of the columns that `respond` reads.
         predicts_rows: Whether the scorer stores a prediction for each row.
@@ -207,7 +207,7 @@ class BaseLearner(ModelWithHeads, ABC):
 
     # Data.
 
-    def is_in(self, data: SplitData) -> bool:
+    def has_data_in(self, data: SplitData) -> bool:
         """Returns whether a split has data for this learner."""
         return True
 
@@ -327,7 +327,7 @@ class BaseLearner(ModelWithHeads, ABC):
             "use a checkpoint of a decoder or an encoder-decoder; or use lmtool predict for labels and filled masks",
         )
 
-    def writes(self) -> GenerationConfig:
+    def generation_settings(self) -> GenerationConfig:
         """Returns the settings for generating a text per row. Raises UserError if the model cannot."""
         raise UserError(
             f"a model trained on {self.config.name} cannot generate a text per row", "choose a task= or head that can"

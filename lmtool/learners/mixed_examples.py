@@ -68,7 +68,7 @@ def mixed_plan(text: Plan, plans: Sequence[Plan], counts: Sequence[int], seed: i
     """Builds the plan of an epoch from a random sample of each member's examples.
 
     Args:
-        text: The plan whose cache stores the result.
+        text: The plan whose cache stores the result, as `cached_plan` passes it.
         plans: The plan of each member.
         counts: The number of examples to sample from each plan. Examples repeat only if the count is larger than the
             plan.
@@ -99,7 +99,7 @@ class MixedExamples:
     """
 
     renumbers_repeats: ClassVar[bool] = False
-    """Whether each repetition of an example in an epoch has its own number, and so its own random choices."""
+    """Whether each repetition of an example in an epoch has its own number, and therefore its own random choices."""
     nesting: tuple[int, int] = (1, 0)
     """If these examples are one of several members of another mixture: how many members that mixture has, and the index
     of these examples among them. Their example numbers then differ from the numbers of the other members."""
@@ -202,20 +202,20 @@ class MixedInspector(Inspector):
         super().__init__(learner, examples, max_length)
         self.members = members
 
-    def fact(self, stats: RunningStatistics) -> str:
+    def main_finding(self, stats: RunningStatistics) -> str:
         return " · ".join(f"{stats.measured(f'fraction of {name}') or 0:.0%} {name}" for name in self.members)
 
-    def described(self, n: int) -> Iterator[dict[str, object]]:
+    def describe(self, n: int) -> Iterator[dict[str, object]]:
         """Yields the first n examples of each member, with the name of the `member`."""
         for name, member in self.members.items():
-            for entry in member.described(n):
+            for entry in member.describe(n):
                 yield {"member": name, **entry}
 
-    def measured(self, tokens: int) -> RunningStatistics:
+    def measure(self, tokens: int) -> RunningStatistics:
         stats, examples = RunningStatistics(), self.examples
         counts = np.bincount(examples.plan(0).rows["member"], minlength=len(self.members))
         for (name, member), count, fraction in zip(self.members.items(), counts, examples.fractions, strict=True):
-            measured = member.measured(max(tokens // len(counts), 1))
+            measured = member.measure(max(tokens // len(counts), 1))
             for statistic in measured.statistics.values():
                 title = f"{name}: {statistic.name}"
                 stats.statistics[title] = replace(statistic, name=title)

@@ -49,7 +49,7 @@ class MixedSources(MixedExamples):
         return MixedSources(self.members, self.fractions, self.seed, held_out=True)
 
     def combine(self, member_batches: Sequence[tuple[str, Batch]]) -> Batch:
-        """Concatenates the batches of texts to an ordinary batch of the learner."""
+        """Concatenates the batches of texts into an ordinary batch of the learner."""
         return concatenate([batch for _, batch in member_batches])
 
     def members_of(self, batch: Batch) -> np.ndarray:
@@ -135,7 +135,7 @@ def predictors_of(learner: BaseLearner, train: SplitData, examples: object) -> M
 
 
 def _mean(predictors: Sequence[Predictor], fractions: Sequence[float]) -> Predictor:
-    """Returns the predictor of the weighted mean of several distributions."""
+    """Returns the predictor whose distribution is the weighted mean of the predictors' distributions."""
     constant = [predictor for predictor in predictors if isinstance(predictor, ConstantPredictor)]
     if len(constant) < len(predictors):
         return predictors[0]  # depends on the configuration only, so the predictors of all texts are equal
@@ -168,7 +168,7 @@ def scorer_of(learner: BaseLearner, data: SplitData, examples: object, predictor
 
 
 def _merged_store(data: SplitData) -> TokenStore:
-    """Returns a store without tokens, which has the metadata of all texts together, as scorers need them."""
+    """Returns a store that has the metadata of all texts together, but no tokens: scorers read only the metadata."""
     metadata = [member.text.metadata for member in data.members.values()]
     sums: dict[str, object] = {
         name: sum(text[name] for text in metadata) for name in ("tokens", "words", "bytes", "documents", "characters")
@@ -197,14 +197,14 @@ class SourcesScorer(Scorer):
     def take(self, batch: Batch, outputs: Mapping[str, Scores]) -> None:
         member_N = self.examples.members_of(batch)
         batches_by_title = {
-            title: (documents, member_N == number)
+            title: (selected_batch, member_N == number)
             for number, title in enumerate(self.members)
-            if (documents := _select_documents(batch, member_N == number)) is not None
+            if (selected_batch := _select_documents(batch, member_N == number)) is not None
         }
         for term, scores in outputs.items():
             self.whole.add_term(term, batch, scores)
-            for title, (documents, selected_N) in batches_by_title.items():
-                self.members[title].add_term(term, documents, _select_scores(scores, selected_N))
+            for title, (selected_batch, selected_N) in batches_by_title.items():
+                self.members[title].add_term(term, selected_batch, _select_scores(scores, selected_N))
 
     def result(self) -> Evaluation:
         """Returns the evaluation of all texts, with the loss and the scores of each text added as TITLE_NAME."""

@@ -118,7 +118,9 @@ class Mixture(BaseLearner):
     def examples(self, data: SplitData, max_length: int) -> MixedExamples:
         """Returns the mixed examples of all members that have data in the split."""
         examples = {
-            name: examples_of(member, data, max_length) for name, member in self.named_members() if member.is_in(data)
+            name: examples_of(member, data, max_length)
+            for name, member in self.named_members()
+            if member.has_data_in(data)
         }
         for number, member_examples in enumerate(examples.values()):
             if isinstance(member_examples, MixedSources):

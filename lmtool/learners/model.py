@@ -1,6 +1,6 @@
 """A backbone with heads, edited by an optional tuning method: the part of a learner that a checkpoint contains.
 
-Shape letters: T tokens, M selected tokens, F width of the states that heads read.
+Shape letters: T tokens, M selected tokens, H hidden width, F width of the states that heads read.
 """
 
 from __future__ import annotations
@@ -87,7 +87,8 @@ class Tuning(Protocol):
         ...
 
     def fold(self, learner: Any) -> Any:
-        """Replaces parameters that only training needs by their result. Returns the configuration of the new model."""
+        """Replaces modules that only training needs (such as the MLP that computes a prefix) by what they compute.
+        Returns the configuration of the new model."""
 
 
 class TuningScheme(Protocol):
@@ -208,7 +209,7 @@ class ModelWithHeads(nn.Module):
 # McDanel, Kung, "BranchyNet", ICPR 2016; Xin et al., "DeeBERT", ACL 2020). In a checkpoint, the heads after layer N are
 # `heads.exit_N.NAME`, with the names of the heads after the last layer.
 #
-# Shape letters: T tokens, N documents, H hidden width.
+# Shape letters: T tokens, N documents, H hidden width, M targets, C classes.
 
 _EXIT = "exit_"
 AnyLearner = TypeVar("AnyLearner", bound=ModelWithHeads)

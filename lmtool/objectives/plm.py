@@ -63,7 +63,8 @@ class PermutationLanguageModel(MaskFiller, LanguageModelLearner):
 
     def forward(self, batch: Batch, step: int) -> StepOutput:
         hidden_MH = self._states(batch, self.dropout_rng(batch, step))
-        return StepOutput({"plm": self.lm.loss_sum(hidden_MH, self.table_VH, labels_of(batch, "plm"))}, self.loss_weights)
+        total = self.lm.loss_sum(hidden_MH, self.table_VH, labels_of(batch, "plm"))
+        return StepOutput({"plm": total}, self.loss_weights)
 
     @torch.no_grad()
     def score(self, batch: Batch) -> dict[str, Scores]:

@@ -35,7 +35,7 @@ class InspectionScreen:
     """The inspection of one configuration, or of one phase of a run.
 
     fact: a line about the outcome, such as the measured fractions of masked tokens; may be empty. examples: from
-    `Inspector.described`. statistics: rows under `_HEADER`. broken: indices of statistics whose measured value
+    `Inspector.describe`. statistics: rows under `_HEADER`. broken: indices of statistics whose measured value
     contradicts the expected one. summary: a line about all checks. checks: this line with the names of the checks.
     definitions: the definitions of the expected values in words, without numbers.
     """

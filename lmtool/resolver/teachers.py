@@ -128,7 +128,7 @@ class TeacherSpec:
     def without_auxiliaries(self, task: TaskConfig) -> TaskConfig:
         """Returns the student's task without the auxiliary losses that the teacher was not trained with."""
         section, changes = self.section_for(task) or {}, dict[str, Any]()
-        if task.adapts is not None:
+        if task.domain_adaptation is not None:
             changes["domain"] = None
         if task.language_model_weight and not section.get("auxiliary_lm"):
             changes["auxiliary_lm"] = 0.0

@@ -68,7 +68,7 @@ def test_evaluation_keeps_the_terms_apart(case):
     assert sum(len(term.sums_E) > 0 for term in evaluation.terms.values()) == len(learner.loss_weights)
     assert len(learner.samples(rows_of(examples, 4), 2)) == 2
     assert loader.metadata()["examples"] == len(examples.plan(0))
-    assert not learner.inspector(examples, 32).measured(3000).broken()
+    assert not learner.inspector(examples, 32).measure(3000).broken()
 
 
 def test_names_weights_and_heads():
@@ -100,7 +100,7 @@ def test_errors():
         ({"members": ("mlm", "mlm")}, "each objective once"),
         ({"members": ("mlm", "nothing")}, "nothing is not one of .*clm, "),
         ({"members": ({"name": "mlm", "probability": 2},)}, "probability"),
-        ({"members": ("mlm", "span"), "weights": (1.0,)}, "must have a number above 0 for each of the 2"),
+        ({"members": ("mlm", "span"), "weights": (1.0,)}, "must have one number above 0 for each member: mlm, span"),
     ):
         with pytest.raises(ValidationError, match=message):
             MixtureConfig(**fields)

@@ -111,7 +111,7 @@ def test_statistics_at_a_million_tokens(words):
     documents = np.split(draws.choice(np.arange(4, 20), 60_000, p=fractions / fractions.sum()), range(37, 60_000, 53))
     learner = learner_of(words, window=2, negatives=1, subsample=0.01)
     examples = learner.examples(split(of_tokens(documents)), 64)
-    stats = learner.inspector(examples, 64).measured(1_000_000)
+    stats = learner.inspector(examples, 64).measure(1_000_000)
     assert not stats.broken()
     kept = stats.statistics["retained words"]
     assert kept.count >= 1_000_000 and 0.2 < kept.measured < 0.9

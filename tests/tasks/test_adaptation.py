@@ -108,7 +108,7 @@ def test_pairs_of_texts(tmp_path) -> None:
     assert not set(source.examples.tolist()) & set(target.examples.tolist()) and not target.targets
     steps = list(PackedLoader(examples, 0, batch_examples=4).epoch_batches())
     assert sum(len(part.members[0][1].inputs.lengths) for part in steps) == own
-    assert learner.inspector(examples, 32).measured(200).broken() == []
+    assert learner.inspector(examples, 32).measure(200).broken() == []
 
 
 def test_refusals(tmp_path) -> None:

@@ -131,7 +131,10 @@ def test_names_are_a_heads_alone(sections, tokenizers):
     with pytest.raises(UserError, match="task.name=pooler is the name of an existing head"):
         named("pooler")
     for members, message in (
-        ([*sections, sections[0]], r"\[mood, score, mood\]: name each objective once, tasks by their own names"),
+        (
+            [*sections, sections[0]],
+            r"\[mood, score, mood\] repeats a name or has a mixture: name each objective once, ",
+        ),
         ([{"name": "task", "task": {"kind": "regresion"}}], "members: task: kind=regresion is not known"),
         ([{"name": "task", "task": sections[0]["task"] | {"pat": "x"}}], "members: task.pat: unknown key"),
         (["task"], "members: task: missing required value"),

@@ -247,9 +247,9 @@ def test_auxiliary_masks_are_of_the_rows_without_labels(tokenizers, tmp_path):
         "mlm"
         not in examples_of(learner, data.train, 40, "dev").batch(examples.plan(0).rows[:2], np.arange(2), 0).targets
     )
-    stats = learner.inspector(examples, 40).measured(200)
+    stats = learner.inspector(examples, 40).measure(200)
     assert not stats.broken()
-    assert next(learner.inspector(examples, 40).described(1))["targets"]["sst2"] == "positive: great"
+    assert next(learner.inspector(examples, 40).describe(1))["targets"]["sst2"] == "positive: great"
 
 
 @pytest.mark.parametrize(

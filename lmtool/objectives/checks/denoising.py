@@ -30,7 +30,7 @@ from lmtool.types import Packed
 class NoisyInspector(StreamInspector):
     """Inspects `NoisyWindows`."""
 
-    def fact(self, stats: RunningStatistics) -> str:
+    def main_finding(self, stats: RunningStatistics) -> str:
         """Describes each noise, in the order in which the noises are applied."""
         fractions = {
             "masked fraction of words": "of the words are masked, with one mask per span",
@@ -171,7 +171,7 @@ class CorruptedSpansInspector(StreamInspector):
 
     drops_single_tokens = True
 
-    def fact(self, stats: RunningStatistics) -> str:
+    def main_finding(self, stats: RunningStatistics) -> str:
         fraction, length = stats.measured("corrupted fraction of text"), stats.measured("tokens of a span")
         if fraction is None or length is None:
             return ""

@@ -42,7 +42,7 @@ class TaskInspector(Inspector):
         rows = [[values[number] for values in columns] for number in numbers]
         return [[" ".join(cell) if _is_words(cell) else str(cell) for cell in row] for row in rows]
 
-    def fact(self, stats: RunningStatistics) -> str:
+    def main_finding(self, stats: RunningStatistics) -> str:
         """Returns a sentence with the mean length of the examples and the fraction of truncated ones."""
         length, truncated = stats.measured("tokens per example"), stats.measured("truncated fraction")
         if length is None:
@@ -296,7 +296,7 @@ class TaskLearner(BaseLearner):
 
     # Data.
 
-    def is_in(self, data: SplitData) -> bool:
+    def has_data_in(self, data: SplitData) -> bool:
         return self.config.name in data.rows
 
     def rows(self, data: SplitData) -> Rows:
