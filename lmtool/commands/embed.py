@@ -25,7 +25,7 @@ from lmtool.system.terminal import counted
 from lmtool.training.precision import select_device, select_precision
 from lmtool.weights.padded_model import LoadedCheckpoint, load
 from lmtool.weights.reading import notes
-from lmtool.weights.saved_model import section
+from lmtool.weights.saved_model import decode_section
 
 # Texts in a row group of a .parquet file.
 _GROUP = 256
@@ -152,7 +152,7 @@ def run(config: EmbedConfig) -> None:
 def _rows(config: EmbedConfig, loaded: LoadedCheckpoint) -> Rows:
     """Returns the texts or pairs to embed: the columns that the checkpoint's task reads, otherwise `text` and
     `pair`."""
-    task = section(config.checkpoint, loaded.saved, Choice("task", key="kind", optional=True))
+    task = decode_section(config.checkpoint, loaded.saved, Choice("task", key="kind", optional=True))
     table = requested_table(config, task)
     if table is None:
         texts, origin = requested_texts(config)

@@ -32,14 +32,14 @@ from lmtool.weights.comparing import (
     compare_tokenizers,
     tied_names,
 )
-from lmtool.weights.conversion.parity import Parity, compare_texts, layout_of, parity, tokenizer_settings
+from lmtool.weights.conversion.parity import Parity, compare_texts, exported_format, parity, tokenizer_settings
 from lmtool.weights.conversion.tuned import export_tuned, head_to_export
 from lmtool.weights.conversion.word_vectors import export_vectors
 from lmtool.weights.exporting import Export, export_of, write_export
 from lmtool.weights.folders import HFFolder, hf_folder
 from lmtool.weights.padded_model import load
 from lmtool.weights.reading import Weights, notes, read
-from lmtool.weights.saved_model import merged, saved_config, saved_model
+from lmtool.weights.saved_model import merge_tuned, saved_config, saved_model
 from lmtool.weights.sentence_encoders import sentence_encoder
 
 _WRITERS = ("LMHeadModel", "ForCausalLM", "ForConditionalGeneration", "MTModel")
@@ -58,7 +58,7 @@ def run(config: ExportConfig) -> None:
     if loaded.tokenizer is None:
         raise UserError(f"checkpoint={config.checkpoint} has no tokenizer", "use a checkpoint of lmtool")
     saved = saved_config(config.checkpoint, config.offline)
-    weights = merged(read(config.checkpoint, config.offline), saved)
+    weights = merge_tuned(read(config.checkpoint, config.offline), saved)
     if weights.merged:
         saved = {key: value for key, value in saved.items() if key != "tuning"}
     published = hf_folder(config.checkpoint, config.offline)
@@ -70,7 +70,7 @@ def run(config: ExportConfig) -> None:
         tokenizer = trained.tokenizer.with_padding()  # otherwise a decoder's classifier cannot read batches
     export = export_of(loaded.config, weights.tensors, task, tokenizer)
     require_published_tensors(weights, loaded.config, export)
-    layout = layout_of(loaded.config, task, tokenizer)
+    layout = exported_format(loaded.config, task, tokenizer)
     tokenizer = tokenizer if layout is None else with_format(tokenizer, layout)
     folder = Path(config.output).expanduser()
     card = model_card(config.checkpoint, weights, saved, export) + usage(export.architecture, loaded.config, folder)

@@ -26,7 +26,7 @@ from lmtool.tasks.configs import GlueConfig, TaskConfig, TaskTextConfig, tasks_o
 from lmtool.tasks.files import read_hub
 from lmtool.tokenizers.configs import FolderConfig
 from lmtool.weights.base import saved_base
-from lmtool.weights.folders import TOKENIZER, fetched, hf_folder, tokenizer_folder, weight_file
+from lmtool.weights.folders import TOKENIZER, fetch_file, hf_folder, tokenizer_folder, weight_file
 from lmtool.weights.reading import shards_of_index
 from lmtool.weights.sentence_encoders import Dense, dense_file, sentence_encoder
 
@@ -59,7 +59,7 @@ def files_of(checkpoint: str, offline: bool) -> list[Path]:
     files = [weight_file(published, offline)]
     if files[0].name.endswith(".index.json"):
         shards = sorted(set(shards_of_index(files[0]).values()))
-        files += [path for name in shards if (path := fetched(published, name, offline)) is not None]
+        files += [path for name in shards if (path := fetch_file(published, name, offline)) is not None]
     encoder = sentence_encoder(published, offline)
     further = () if encoder is None else encoder.modules
     files += [dense_file(published, module, offline) for module in further if isinstance(module, Dense)]

@@ -18,7 +18,7 @@ from lmtool.weights.exporting import ImportedModel, write_import
 from lmtool.weights.folders import hf_folder, weight_file
 from lmtool.weights.padded_model import load
 from lmtool.weights.peft.adapter import adapter_folder
-from lmtool.weights.reading import our_names, read, read_hf, their_names, wide
+from lmtool.weights.reading import read, read_hf, to_fp32, to_hf_names, to_lmtool_names
 
 
 def run(config: ImportConfig) -> None:
@@ -61,10 +61,10 @@ def run(config: ImportConfig) -> None:
     write_import(ImportedModel(state, loaded.config, loaded.tokenizer, source, saved), folder)
 
     reloaded = load(str(folder), offline=True)
-    published_rows = wide(read_hf(published, config.offline))
+    published_rows = to_fp32(read_hf(published, config.offline))
     # Compared under the published names: the tensors of the folder, and those of the checkpoint converted back.
-    back = their_names(reloaded.config, reloaded.model.parts.state_dict())
-    mapped = their_names(reloaded.config, our_names(published, published_rows))
+    back = to_hf_names(reloaded.config, reloaded.model.parts.state_dict())
+    mapped = to_hf_names(reloaded.config, to_lmtool_names(published, published_rows))
     other_tensors = {name: tensor for name, tensor in mapped.items() if not name.startswith(("heads.", "backbone."))}
     unused = sorted(name for name in other_tensors if name not in back)
     comparison = compare_tensors({name: tensor for name, tensor in other_tensors.items() if name in back}, back, unused)

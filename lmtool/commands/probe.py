@@ -23,7 +23,7 @@ from lmtool.learners.representations.layers import (
     LabeledStates,
     TokenTargets,
     collect_states,
-    frequent_types,
+    frequency_classes,
     majority,
     score_layers,
     windows_of,
@@ -154,7 +154,7 @@ class _Probed:
         order = Permutation(len(windows), config.seed, "sample", _HOLD_OUT)(np.arange(len(windows)))
         third = len(windows) // 3
         held_out, train = windows[np.sort(order[:third])], windows[np.sort(order[third:])]
-        classes_V = frequent_types(store, train, tokenizer, config.classes)
+        classes_V = frequency_classes(store, train, tokenizer, config.classes)
         train_and_held_out = [
             TokenTargets(store, side, tokenizer, template, OFFSETS[str(config.target)], classes_V)
             for side in (train, held_out)

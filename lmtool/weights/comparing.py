@@ -39,10 +39,10 @@ ADVERSARIAL = (
 """Strings on which tokenizers are known to differ."""
 
 
-ROUNDING = 1e-5
+ROUNDING_TOLERANCE = 1e-5
 """Tolerance between two computations by lmtool. They may round differently, because the last layer computes only the
-tokens whose states are needed."""
-OTHER_CODE = 1e-3
+tokens whose states are read."""
+LIBRARY_TOLERANCE = 1e-3
 """Tolerance, relative to the largest value, for outputs of another library, which computes in another order."""
 
 
@@ -77,10 +77,13 @@ class CheckpointComparison:
 
     @property
     def same(self) -> bool:
-        """Whether tensors, hidden states, logits and token ids are equal, and predictions equal within `ROUNDING`."""
+        """Whether tensors, hidden states, logits and token ids are equal, and predictions equal within
+        `ROUNDING_TOLERANCE`."""
         numbers = [*self.tensors.values(), *self.layers.values(), self.logits or 0.0, self.pair_logits or 0.0]
         # NaN counts as a difference.
-        equal = all(number == 0.0 for number in numbers) and all(number < ROUNDING for number in self.texts.values())
+        equal = all(number == 0.0 for number in numbers) and all(
+            number < ROUNDING_TOLERANCE for number in self.texts.values()
+        )
         return equal and not self.missing and not self.strings
 
     def rows(self) -> list[tuple[str, str]]:
@@ -127,28 +130,28 @@ def compare_tensors(
 
 @torch.no_grad()
 def compare_outputs(comparison: CheckpointComparison, original: CheckpointModel, copy: CheckpointModel) -> None:
-    """Computes both models on a sample of random tokens, with two segments if the model has segments, and records the
-    differences of the hidden states of each layer and of the logits in `comparison`."""
+    """Runs both models on a sample of random tokens, with two segments if the model has segments. Records the
+    differences of each layer's hidden states and of the logits in `comparison`."""
     backbone = original.backbone
-    rows, longest = backbone.config.vocab_size, min(backbone.config.max_positions, 24)
+    vocab_size, longest = backbone.config.vocab_size, min(backbone.config.max_positions, 24)
     # Multiples of a prime, so that tokens are spread over the vocabulary; two documents of different length.
-    tokens = torch.arange(2 * longest - 5, dtype=torch.int64) * 7919 % rows
-    pairs = backbone.config.segment_types > 1
-    columns = {"segment": torch.arange(len(tokens)) % longest // (longest // 2 + 1)} if pairs else {}
+    tokens = torch.arange(2 * longest - 5, dtype=torch.int64) * 7919 % vocab_size
+    has_segments = backbone.config.segment_types > 1
+    columns = {"segment": torch.arange(len(tokens)) % longest // (longest // 2 + 1)} if has_segments else {}
     sample = Packed(tokens, (longest, longest - 5), columns)
     outputs = Packed(tokens.flip(0), sample.lengths) if isinstance(backbone, EncoderDecoder) else None
-    last_stack = sample if outputs is None else outputs
+    read_by_heads = sample if outputs is None else outputs
     results: list[tuple[dict[str, Tensor], Tensor | None, Tensor | None]] = []
     for model in (original.eval(), copy.eval()):
-        layers = _Layers()
+        layers = _LayerStates()
         hidden_TH = model.hidden(sample, outputs, tap=layers)
-        logits = model.logits(hidden_TH, last_stack), model.pair_logits(hidden_TH, last_stack)
+        logits = model.logits(hidden_TH, read_by_heads), model.pair_logits(hidden_TH, read_by_heads)
         results.append((layers.states | {"hidden": hidden_TH}, *logits))
-    (states, *logits_before), (copied_states, *logits_after) = results
+    (states, *original_logits), (copied_states, *copied_logits) = results
     comparison.layers = {name: difference(tensor, copied_states[name]) for name, tensor in states.items()}
     comparison.logits, comparison.pair_logits = (
-        difference(before, after) if before is not None and after is not None else None
-        for before, after in zip(logits_before, logits_after, strict=True)
+        difference(logits, copied) if logits is not None and copied is not None else None
+        for logits, copied in zip(original_logits, copied_logits, strict=True)
     )
 
 
@@ -168,7 +171,7 @@ def different_ids(original: Tokenizer, copy: Tokenizer) -> list[str]:
     return [
         text
         for number, text in enumerate(ADVERSARIAL)
-        if any(before[number].tolist() != after[number].tolist() for before, after in zip(*ids, strict=True))
+        if any(expected[number].tolist() != actual[number].tolist() for expected, actual in zip(*ids, strict=True))
     ]
 
 
@@ -187,7 +190,7 @@ def tied_names(model: CheckpointModel) -> list[str]:
     return tied
 
 
-class _Layers(Tap):
+class _LayerStates(Tap):
     """Records the hidden states (T, H) after the embedding and after each layer, by name."""
 
     def __init__(self) -> None:
@@ -213,7 +216,7 @@ def relative_difference(tensor: Tensor, other: Tensor) -> float:
 
 
 def same_tensors(expected: Mapping[str, Tensor], actual: Mapping[str, Tensor]) -> bool:
-    """Whether two checkpoints have equal tensors under the same names."""
+    """Returns whether two checkpoints have equal tensors under the same names."""
     return expected.keys() == actual.keys() and all(tensor.equal(actual[name]) for name, tensor in expected.items())
 
 
@@ -235,7 +238,9 @@ def quiet_transformers() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def tokenized(folder: Path, texts: Sequence[str], pairs: Sequence[str] | None = None) -> dict[str, Tensor]:
+def tokenize_as_transformers(
+    folder: Path, texts: Sequence[str], pairs: Sequence[str] | None = None
+) -> dict[str, Tensor]:
     """Encodes texts as transformers does, without importing transformers.
 
     The result is that of `AutoTokenizer.from_pretrained(folder)(texts, pairs, padding=True, truncation=True,
@@ -272,7 +277,7 @@ def compare_autotokenizer(folder: Path, tokenizer: Tokenizer) -> str:
     from transformers import AutoTokenizer
 
     try:
-        with quiet_transformers():  # which warns if a text exceeds the model's length
+        with quiet_transformers():  # transformers warns if a text exceeds the model's length
             reference = AutoTokenizer.from_pretrained(folder, local_files_only=True)
             special = tokenizer.pieces(sorted(tokenizer.special_ids))
             texts = [*ADVERSARIAL, *(f"a {token} b{token}c  {token}" for token in special)]
@@ -280,7 +285,7 @@ def compare_autotokenizer(folder: Path, tokenizer: Tokenizer) -> str:
             ids = [row.tolist() for row in tokenizer.with_parsing(parses_special).encode_batch(texts)]
             results = {"strings": (ids, reference(texts, add_special_tokens=False)["input_ids"])}
             for kind, columns in (("texts", (texts,)), ("pairs", (texts, texts[::-1]))):
-                rows = tokenized(folder, *columns)
+                rows = tokenize_as_transformers(folder, *columns)
                 real = rows["attention_mask"].bool()
                 for name, expected in reference(*columns, truncation=True).items():
                     actual = [row[mask].tolist() for row, mask in zip(rows[name], real, strict=True)]

@@ -281,7 +281,7 @@ def weight_file(folder: HFFolder, offline: bool = False) -> Path:
     """Returns the path of the weight file, or of the index of several weight files, after downloading it if necessary.
     Raises UserError if there is none."""
     for name in WEIGHTS:
-        path = fetched(folder, name, offline, required=False)
+        path = fetch_file(folder, name, offline, required=False)
         if path is not None:
             return path
     raise UserError(
@@ -295,7 +295,7 @@ def _location(folder: HFFolder, offline: bool) -> str:
     return "the hub's cache (offline=true)" if folder.revision is not None and offline else str(folder.path)
 
 
-def fetched(folder: HFFolder, name: str, offline: bool, required: bool = True) -> Path | None:
+def fetch_file(folder: HFFolder, name: str, offline: bool, required: bool = True) -> Path | None:
     """Returns the path of a file in a folder or in one of its subfolders. Downloads the file if necessary.
 
     Args:

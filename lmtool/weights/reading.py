@@ -32,13 +32,13 @@ from lmtool.weights.folders import (
     TOKENIZER,
     WEIGHTS,
     HFFolder,
-    fetched,
+    fetch_file,
     hf_folder,
     read_object,
     read_settings,
     weight_file,
 )
-from lmtool.weights.sentence_encoders import MODULES, PROMPTS, TOKENIZING_FILES
+from lmtool.weights.sentence_encoders import MODULES, PROMPTS, TRANSFORMER_FILES
 from lmtool.weights.task_heads import CLASSIFIER, head_of_class, is_multi_label
 
 
@@ -100,7 +100,7 @@ _GENERATION_DEFAULTS: JsonObject = {
 """Defaults of transformers' GenerationConfig. Older folders have these keys in config.json. `lmtool generate` has
 separate settings."""
 _FILES = (
-    CONFIG, GENERATION, *TOKENIZER, *WEIGHTS, MODULES, PROMPTS, *TOKENIZING_FILES,
+    CONFIG, GENERATION, *TOKENIZER, *WEIGHTS, MODULES, PROMPTS, *TRANSFORMER_FILES,
     # Weights in other formats.
     "*.safetensors", "pytorch_model*.bin", "tf_model.h5", "flax_model.msgpack", "rust_model.ot", "*.gguf", "*.onnx",
     "onnx", "openvino", "coreml", "original",
@@ -223,7 +223,7 @@ class Weights:
     merged: bool = False
 
 
-def by_part(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+def group_by_part(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
     """Groups tensors by the part of the model to which they belong. The order of the tensors does not change."""
     parts: dict[str, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
@@ -255,7 +255,7 @@ def read(checkpoint: str, offline: bool = False, tuned: tuple[Path, ...] = ()) -
         return Weights({**base.base_tensors(base_weights.tensors, tensors), **tensors}, folder, checkpoint)
     section = hugging_face.model_section()  # raises for unsupported variants, and marks its keys as read
     try:
-        tensors = our_names(hugging_face, read_hf(hugging_face, offline))
+        tensors = to_lmtool_names(hugging_face, read_hf(hugging_face, offline))
     except UserError as error:
         raise UserError(f"checkpoint={checkpoint}: {error.message}", error.hint) from error
     output = tensors.get(f"heads.{CLASSIFIER}.output.weight")
@@ -265,7 +265,7 @@ def read(checkpoint: str, offline: bool = False, tuned: tuple[Path, ...] = ()) -
     entry = lookup("model", section["name"])
     encoder = entry is None or not issubclass(entry.config, ModelConfig) or entry.config.architecture == "encoder"
     ignored = ignored_keys(hugging_face, not encoder and head_of_class(hugging_face.config) is None)
-    return Weights(wide(tensors), hugging_face.path, checkpoint, ignored, hugging_face.revision)
+    return Weights(to_fp32(tensors), hugging_face.path, checkpoint, ignored, hugging_face.revision)
 
 
 def read_base(
@@ -315,14 +315,14 @@ def base_of_weights(address: str, weights: Weights, names: Collection[str], toke
     return Base(address, path, weights.revision, parts, sha256, fingerprint, frozenset(names))
 
 
-def our_names(folder: HFFolder, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def to_lmtool_names(folder: HFFolder, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Renames the tensors of a Hugging Face folder to lmtool's names. Tensors that the family does not know keep their
     names."""
     renamed: dict[str, Tensor] = folder.family().from_hf(tensors, folder.config)
     return renamed
 
 
-def their_names(config: ModelConfig, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def to_hf_names(config: ModelConfig, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Renames lmtool's tensors to transformers' names. Tensors that transformers does not have keep their names."""
     renamed: dict[str, Tensor] = builder_module(entry_of(config)).to_hf(tensors, config)
     return renamed
@@ -336,7 +336,7 @@ def read_hf(folder: HFFolder, offline: bool = False) -> dict[str, Tensor]:
     names = shards_of_index(first)
     tensors: dict[str, Tensor] = {}
     for shard in sorted(set(names.values())):
-        path = fetched(folder, shard, offline)
+        path = fetch_file(folder, shard, offline)
         assert path is not None
         tensors.update(read_file(path))
     missing = sorted(set(names) - set(tensors))
@@ -365,7 +365,7 @@ def read_file(path: Path) -> dict[str, Tensor]:
         ) from error
 
 
-def wide(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def to_fp32(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Converts tensors in half precision to fp32, the precision of weights in training."""
     return {
         name: tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor

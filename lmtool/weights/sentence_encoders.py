@@ -11,10 +11,10 @@ from typing import Any
 
 from lmtool.config.saved import JsonObject
 from lmtool.errors import UserError
-from lmtool.weights.folders import HFFolder, fetched, read_json_file, read_object, read_settings, tokenizer_length
+from lmtool.weights.folders import HFFolder, fetch_file, read_json_file, read_object, read_settings, tokenizer_length
 
 MODULES, PROMPTS = "modules.json", "config_sentence_transformers.json"
-TOKENIZING_FILES = tuple(
+TRANSFORMER_FILES = tuple(
     f"sentence_{name}_config.json" for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlnet")
 )
 """Names of the file with the Transformer module's settings, the current name first."""
@@ -141,20 +141,20 @@ class _Settings(JsonObject):
     missing file is an error."""
 
     def __init__(self, folder: HFFolder, name: str, offline: bool, required: bool = False):
-        self.path = fetched(folder, name, offline, required)
+        self.path = fetch_file(folder, name, offline, required)
         super().__init__({} if self.path is None else read_object(folder.checkpoint, self.path))
         self.folder, self.name = folder, name
 
-    def refused(self, key: str) -> UserError:
+    def unsupported_value(self, key: str) -> UserError:
         """Returns the error for the value of a key that lmtool does not support."""
-        return refused(self.folder, f"{self.name} has {key}={self[key]!r}")
+        return unsupported_error(self.folder, f"{self.name} has {key}={self[key]!r}")
 
     def require(self, neutral: Collection[str], **values: object) -> None:
         """Raises UserError if a key has a value that lmtool does not support. neutral: keys that may have any value.
         values: the only supported value of each other key, apart from null."""
         for key, value in self.items():
             if key not in neutral and (key not in values or value not in (values[key], None)):
-                raise self.refused(key)
+                raise self.unsupported_value(key)
 
     def typed(self, key: str, kind: type, default: Any = None) -> Any:
         """Returns the value of a key, or the default if it is missing or null. Raises UserError if it has another
@@ -190,13 +190,13 @@ def sentence_encoder(folder: HFFolder, offline: bool) -> SentenceEncoder | None:
     prompts.require((*_NEUTRAL, "prompts", "default_prompt_name", "truncate_dim"), model_type="SentenceTransformer")
     texts, default = prompts.typed("prompts", dict, {}), prompts.typed("default_prompt_name", str)
     if not all(isinstance(text, str) for text in texts.values()) or (default is not None and default not in texts):
-        raise prompts.refused("prompts" if default is None else "default_prompt_name")
+        raise prompts.unsupported_value("prompts" if default is None else "default_prompt_name")
     prompt = "" if default is None else texts[default]
     if prompt and not pooling.typed("include_prompt", bool, True):
-        raise pooling.refused("include_prompt")
-    files = (_Settings(folder, name, offline) for name in TOKENIZING_FILES)
+        raise pooling.unsupported_value("include_prompt")
+    files = (_Settings(folder, name, offline) for name in TRANSFORMER_FILES)
     reading = next((file for file in files if file.path is not None), None)
-    reading = reading or _Settings(folder, TOKENIZING_FILES[0], offline)
+    reading = reading or _Settings(folder, TRANSFORMER_FILES[0], offline)
     reading.require((*_NEUTRAL, "max_seq_length", "do_lower_case"), **_SUPPORTED)
     return SentenceEncoder(
         pooling.name,
@@ -212,13 +212,13 @@ def sentence_encoder(folder: HFFolder, offline: bool) -> SentenceEncoder | None:
 
 def dense_file(folder: HFFolder, module: Dense, offline: bool) -> Path:
     """Returns the path of the weight file of a Dense module. Raises UserError if there is none."""
-    path = fetched(folder, f"{module.folder}/model.safetensors", offline, required=False)
-    path = path or fetched(folder, f"{module.folder}/pytorch_model.bin", offline)
+    path = fetch_file(folder, f"{module.folder}/model.safetensors", offline, required=False)
+    path = path or fetch_file(folder, f"{module.folder}/pytorch_model.bin", offline)
     assert path is not None
     return path
 
 
-def refused(folder: HFFolder, problem: str) -> UserError:
+def unsupported_error(folder: HFFolder, problem: str) -> UserError:
     """Returns the error for a setting of a sentence encoder that lmtool does not support."""
     return UserError(
         f"checkpoint={folder.checkpoint}: {problem}, which lmtool does not support",
@@ -232,7 +232,7 @@ def _modules(folder: HFFolder, offline: bool) -> list[tuple[str, str]] | None:
     The list is empty if there is only a Transformer. None means that the folder has no modules.json. Raises UserError
     if lmtool does not support a module.
     """
-    path = fetched(folder, MODULES, offline, required=False)
+    path = fetch_file(folder, MODULES, offline, required=False)
     if path is None:
         return None
     modules = read_json_file(folder.checkpoint, path)
@@ -246,10 +246,10 @@ def _modules(folder: HFFolder, offline: bool) -> list[tuple[str, str]] | None:
         kind = class_name.rpartition(".")[2] if class_name.startswith("sentence_transformers.") else class_name
         if kind not in (("Transformer",), ("Pooling",), ("Dense", "Normalize"))[min(number, 2)] or module.get("kwargs"):
             supported = "supported: Transformer, Pooling, then any of Dense and Normalize"
-            raise refused(folder, f"{MODULES} has {class_name} as module {number} ({supported})")
+            raise unsupported_error(folder, f"{MODULES} has {class_name} as module {number} ({supported})")
         pairs.append((kind, subfolder))
     if pairs and pairs[0][1] not in ("", "."):
-        raise refused(folder, f"{MODULES} has the model in {pairs[0][1]}")
+        raise unsupported_error(folder, f"{MODULES} has the model in {pairs[0][1]}")
     return pairs[1:]
 
 
@@ -259,7 +259,7 @@ def _modes(pooling: _Settings) -> tuple[str, ...]:
     modes = pooling.get("pooling_mode", [mode for flag, mode in flags.items() if pooling.typed(flag, bool, False)])
     modes = [modes] if isinstance(modes, str) else modes or ["mean"]
     if not isinstance(modes, list) or not all(isinstance(mode, str) and mode in MODES for mode in modes):
-        raise pooling.refused("pooling_mode")
+        raise pooling.unsupported_value("pooling_mode")
     pooling.require((*flags, "pooling_mode", "include_prompt", "word_embedding_dimension", "embedding_dimension"))
     return tuple(modes)
 
@@ -274,7 +274,7 @@ def _module(folder: HFFolder, kind: str, subfolder: str, offline: bool) -> Dense
     settings.require(("in_features", "out_features", "bias", "activation_function", "use_residual"), **names)
     activation = settings.typed("activation_function", str, "torch.nn.modules.activation.Tanh")
     if activation not in _ACTIVATIONS:
-        raise settings.refused("activation_function")
+        raise settings.unsupported_value("activation_function")
     inputs, outputs = settings.size("in_features"), settings.size("out_features")
     if inputs is None or outputs is None:
         raise UserError(f"{settings.path}: in_features or out_features is missing", "copy the file again")

@@ -16,7 +16,7 @@ from lmtool.weights.padded_model import load
 from lmtool.weights.peft import adapter
 from lmtool.weights.peft.maps import HFBase, TunedModel, hf_linears
 from lmtool.weights.peft.settings import settings_of
-from lmtool.weights.reading import their_names
+from lmtool.weights.reading import to_hf_names
 from tests.weights.published_folders import FAMILIES, logits_of, make, sample
 
 peft = pytest.importorskip("peft")
@@ -37,7 +37,7 @@ def tuned(folder: Path, **fields: Any) -> tuple[Any, TunedModel]:
                 parameter.normal_(0, 0.3)
     added = {name: tensor for name, tensor in parts.state_dict().items() if name in parts.added}
     ours = {name: tensor for name, tensor in parts.state_dict().items() if name not in parts.added}
-    base = HFBase(loaded.config, ours, their_names(loaded.config, ours), hf_linears(loaded.config, ours))
+    base = HFBase(loaded.config, ours, to_hf_names(loaded.config, ours), hf_linears(loaded.config, ours))
     return loaded, TunedModel(json.loads(config.model_dump_json()), added, base, None)
 
 

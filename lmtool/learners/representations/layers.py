@@ -108,7 +108,7 @@ def windows_of(store: TokenStore, max_tokens: int) -> np.ndarray:
     return windows(Stream.from_store(store, None), max_tokens, joined=False)
 
 
-def frequent_types(store: TokenStore, windows_D: np.ndarray, tokenizer: Tokenizer, count: int) -> np.ndarray:
+def frequency_classes(store: TokenStore, windows_D: np.ndarray, tokenizer: Tokenizer, count: int) -> np.ndarray:
     """Returns the class (V,) of each token, int64: its rank by frequency, from 0.
 
     Args:
@@ -137,7 +137,7 @@ class TokenTargets:
         tokenizer: The tokenizer.
         template: The text format.
         offset: The offset from a position to the token that is predicted there, see OFFSETS.
-        classes_V: The class of each token, see `frequent_types`.
+        classes_V: The class of each token, see `frequency_classes`.
     """
 
     def __init__(

@@ -27,8 +27,8 @@ from lmtool.weights.padded_model import load
 from lmtool.weights.peft.adapter import TASK_TYPES, Adapter, read_adapter
 from lmtool.weights.peft.maps import HFBase, hf_linears
 from lmtool.weights.peft.settings import CONFIG, MERGE, TargetedSettings
-from lmtool.weights.reading import Weights, base_of_weights, our_names, read, their_names
-from lmtool.weights.saved_model import form_of, merged, saved_config, section
+from lmtool.weights.reading import Weights, base_of_weights, read, to_hf_names, to_lmtool_names
+from lmtool.weights.saved_model import decode_section, merge_tuned, saved_config, sequence_form_of
 from lmtool.weights.task_heads import HEADS, TaskHead, head_of_class
 
 _TOKENS = "backbone.embed.token.weight"
@@ -41,13 +41,13 @@ def import_adapter(config: ImportConfig, folder: Path) -> None:
     adapter = read_adapter(folder)
     address = _base_address(adapter)
     saved = saved_config(address, config.offline)
-    start = merged(read(address, config.offline), saved)
-    model = section(address, saved, Choice("model"))
+    start = merge_tuned(read(address, config.offline), saved)
+    model = decode_section(address, saved, Choice("model"))
     base_folder, head = _base_folder(adapter, address, start, model, config.offline)
     base = _hf_base(adapter, base_folder, start, model)
     restored = adapter.restore(base)
     tensors = {**restored.added, **_changed_tensors(adapter, base_folder, base, start, restored.changed)}
-    tuning = json.loads(section(str(folder), {"tuning": restored.section}, Choice("tuning")).model_dump_json())
+    tuning = json.loads(decode_section(str(folder), {"tuning": restored.section}, Choice("tuning")).model_dump_json())
     base_tensors = _base_tensors(start, tensors, head)
     all_tensors = {**base_tensors, **tensors}
     settings: JsonObject = {"generation": saved["generation"]} if "generation" in saved else {}
@@ -114,9 +114,9 @@ def _base_folder(
 def _hf_base(adapter: Adapter, base_folder: HFFolder, start: Weights, model: ModelConfig) -> HFBase:
     """Returns the base with the names that the class for which the adapter was trained uses. Classes with a head put a
     prefix before the names of the backbone; the prefix is removed if the adapter's names do not have it."""
-    renamed = our_names(_mark_as_tied(base_folder), adapter.saved)
+    renamed = to_lmtool_names(_mark_as_tied(base_folder), adapter.saved)
     tensors = {**start.tensors, **{name: tensor for name, tensor in renamed.items() if name.startswith("heads.")}}
-    base = HFBase(model, tensors, their_names(model, tensors), hf_linears(model, tensors))
+    base = HFBase(model, tensors, to_hf_names(model, tensors), hf_linears(model, tensors))
     prefix = base_folder.family().HF_FORMAT.prefix
     edits = isinstance(adapter.settings, TargetedSettings)
     return (
@@ -137,7 +137,7 @@ def _changed_tensors(
     names. start: the base's weights. changed_tensors: the adapter's tensors, under transformers' names. Returns the
     changed tensors, under lmtool's names. Raises UserError if lmtool's model has no such tensor, or if only one of two
     tied tensors was trained."""
-    renamed = our_names(_mark_as_tied(base_folder), {**base.tensors, **changed_tensors})
+    renamed = to_lmtool_names(_mark_as_tied(base_folder), {**base.tensors, **changed_tensors})
     before = start.tensors
     changes = {name: tensor for name, tensor in renamed.items() if name not in before or not tensor.equal(before[name])}
     for name, tensor in changes.items():
@@ -183,7 +183,9 @@ def _require_heads(
     adapter: Adapter, model: ModelConfig, task: Mapping[str, object], tensors: Mapping[str, Tensor], head: TaskHead
 ) -> None:
     """Raises UserError if neither the adapter nor its base has the task's head."""
-    expected = [f"heads.{head.name}"] + (["heads.pooler"] if not head.tokens and form_of(model, task).pooled else [])
+    expected = [f"heads.{head.name}"] + (
+        ["heads.pooler"] if not head.tokens and sequence_form_of(model, task).pooled else []
+    )
     missing = [part for part in expected if not any(part_of(name) == part for name in tensors)]
     if missing:
         raise UserError(

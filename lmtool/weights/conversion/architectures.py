@@ -28,7 +28,7 @@ from lmtool.resolver.schema.run import ImportConfig
 from lmtool.session.trained import classifies
 from lmtool.system.secrets import masked
 from lmtool.types import Packed
-from lmtool.weights.comparing import ROUNDING, difference, same_tensors
+from lmtool.weights.comparing import ROUNDING_TOLERANCE, difference, same_tensors
 from lmtool.weights.exporting import ImportedModel, require_new, write_import
 from lmtool.weights.folders import hf_folder
 from lmtool.weights.padded_model import load
@@ -287,7 +287,7 @@ def import_architecture(config: ImportConfig, name: str) -> None:
     _report(folder, loaded.config.name, conversion, difference)
     if not same_tensors(tensors, reloaded):
         raise CheckFailed(f"{folder} differs from what was written", "check the disk, and keep the checkpoint")
-    if not difference < ROUNDING:
+    if not difference < ROUNDING_TOLERANCE:
         message = f"the hidden states of model={name} differ from the checkpoint's by {difference:.3g}"
         raise CheckFailed(message, f"keep the checkpoint, and do not use {folder}")
 

@@ -24,14 +24,19 @@ from lmtool.tasks.kinds.learner import TaskLearner
 from lmtool.tasks.kinds.texts import InputFormat, SequenceExamples
 from lmtool.tokenizers.tokenizer import Tokenizer
 from lmtool.types import Batch
-from lmtool.weights.comparing import CheckpointComparison, quiet_transformers, relative_difference, tokenized
+from lmtool.weights.comparing import (
+    CheckpointComparison,
+    quiet_transformers,
+    relative_difference,
+    tokenize_as_transformers,
+)
 from lmtool.weights.exporting import TokenizerSettings
 from lmtool.weights.folders import read_settings
 from lmtool.weights.padded_model import LoadedCheckpoint, PaddedModel
-from lmtool.weights.saved_model import CheckpointModel, format_of
-from lmtool.weights.task_heads import CHOICES, head_of_class
+from lmtool.weights.saved_model import CheckpointModel, task_text_format
+from lmtool.weights.task_heads import MULTIPLE_CHOICE, head_of_class
 
-PARITY = 1e-4
+PARITY_TOLERANCE = 1e-4
 """Tolerance between the implementations, relative to the largest value, or to 1 if that is larger."""
 _LONGEST, _SHORTEST, _DECODER = 24, 4, 7
 """Lengths of the sample in tokens: of its longest and its shortest row, and of the decoder's input."""
@@ -58,7 +63,7 @@ class Parity:
     @property
     def same(self) -> bool:
         """Whether no difference was found. This is also true if nothing was compared."""
-        return not self.errors and all(number < PARITY for number in self.differences.values())
+        return not self.errors and all(number < PARITY_TOLERANCE for number in self.differences.values())
 
     def row(self) -> tuple[str, str]:
         """Returns a label and a value for the screen."""
@@ -147,7 +152,7 @@ def _outputs(reference: nn.Module, architecture: str, rows: Mapping[str, Tensor]
     """Computes the outputs of a transformers model, by the names that `Parity` uses. For multiple choice, every row is
     the only choice of a question."""
     head = head_of_class({"architectures": [architecture]})
-    if head is not None and head.name == CHOICES:
+    if head is not None and head.name == MULTIPLE_CHOICE:
         return {"logits": reference(**{name: values[:, None] for name, values in rows.items()}).logits}
     output = dict(reference(**rows))
     if "start_logits" in output:
@@ -177,12 +182,12 @@ _TEXTS = (
 )
 
 
-def layout_of(model: ModelConfig, task: Mapping[str, object] | None, tokenizer: Tokenizer) -> str | None:
+def exported_format(model: ModelConfig, task: Mapping[str, object] | None, tokenizer: Tokenizer) -> str | None:
     """Returns the name of the exported model's text format. None means that no special tokens are added: for a decoder
     without a task, or because the vocabulary lacks the special tokens of the format."""
     if task is None and model.architecture == "decoder":
         return None
-    name = model.text_format if task is None else format_of(model, task)
+    name = model.text_format if task is None else task_text_format(model, task)
     return name if set(FORMATS[name].roles) <= set(tokenizer.roles) else None
 
 
@@ -258,7 +263,7 @@ def _text_difference(
         examples = SequenceExamples(rows, InputFormat(tokenizer, layout, longest), "sample", "sample")
     plan = examples.plan(0)
     batch = examples.batch(plan.rows, plan.rows["row"].copy(), 0)
-    inputs = tokenized(folder, *columns)
+    inputs = tokenize_as_transformers(folder, *columns)
     real = inputs["attention_mask"].bool()
     zeros = torch.zeros_like(inputs["input_ids"])
     segments = zeros[real]

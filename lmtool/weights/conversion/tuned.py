@@ -27,21 +27,21 @@ from lmtool.system.secrets import masked
 from lmtool.weights.assemble import assemble
 from lmtool.weights.base import Base, saved_base
 from lmtool.weights.comparing import (
-    OTHER_CODE,
-    ROUNDING,
+    LIBRARY_TOLERANCE,
+    ROUNDING_TOLERANCE,
     CheckpointComparison,
     compare_outputs,
     difference,
     relative_difference,
-    tokenized,
+    tokenize_as_transformers,
 )
-from lmtool.weights.conversion.parity import layout_of, tokenizer_settings
+from lmtool.weights.conversion.parity import exported_format, tokenizer_settings
 from lmtool.weights.exporting import Export, export_of, write_delta, write_reading
 from lmtool.weights.folders import hf_folder
 from lmtool.weights.padded_model import LoadedCheckpoint, load
 from lmtool.weights.peft.adapter import LABEL_KEYS, peft_logits, read_adapter, task_type_of, write_adapter, writer_of
 from lmtool.weights.peft.maps import HFBase, TunedModel, hf_linears
-from lmtool.weights.reading import Weights, read, read_base, their_names
+from lmtool.weights.reading import Weights, read, read_base, to_hf_names
 from lmtool.weights.saved_model import fold_checkpoint, saved_config, saved_model
 
 # Texts on which PEFT and lmtool are compared.
@@ -107,7 +107,7 @@ def _export_adapter(config: ExportConfig, tuned: Path, base: Base, folder: Path)
     # `_hf_names` converts only names that depend on the family. The names of heads also depend on the class.
     changed += [name for name, tensor in export.tensors.items() if id(tensor) in trained and name not in changed]
     tuned_model = TunedModel(section, added_tensors, hf_base, task_type_of(export.architecture), changed)
-    layout = layout_of(loaded.config, task, tokenizer)
+    layout = exported_format(loaded.config, task, tokenizer)
     tokenizer = tokenizer if layout is None else with_format(tokenizer, layout)
     reading = tokenizer_settings(loaded.config, loaded.saved, task, tokenizer)
     labels = {key: export.config[key] for key in LABEL_KEYS if key in export.config}
@@ -143,7 +143,7 @@ def _hf_names(model: ModelConfig, export: Export, names: Collection[str]) -> lis
         name: (torch.ones_like if name in names else torch.zeros_like)(tensor)
         for name, tensor in export.exported.items()
     }
-    renamed = their_names(model, marks)
+    renamed = to_hf_names(model, marks)
     return [name for name, mark in renamed.items() if name in export.tensors and bool(mark.any())]
 
 
@@ -176,7 +176,7 @@ def _require_same(
     compare_outputs(comparison, parts, copy)
     differences = [*comparison.layers.values(), comparison.logits or 0.0]
     differences += [difference(tensor, base.tensors[name]) for name, tensor in restored.changed.items()]
-    if not max(differences) <= ROUNDING:  # also true for NaN
+    if not max(differences) <= ROUNDING_TOLERANCE:  # also true for NaN
         raise CheckFailed(
             f"{folder} differs from the checkpoint: outputs differ by {max(differences):.3g}", "keep the checkpoint"
         )
@@ -192,14 +192,14 @@ def _open_with_peft(loaded: LoadedCheckpoint, folder: Path, export: Export, base
     if not all(find_spec(package) for package in ("peft", "transformers")):
         Output().line("not compared with PEFT, which is not installed: pip install peft")
         return
-    rows = tokenized(folder, SAMPLE)
+    rows = tokenize_as_transformers(folder, SAMPLE)
     if loaded.config.architecture == "encoder_decoder" and loaded.model.parts.task is None:
         rows["decoder_input_ids"] = rows["input_ids"][:, :2]
     with torch.no_grad():
         lmtool_outputs = loaded.model(**rows)
     expected = lmtool_outputs.hidden if lmtool_outputs.logits is None else lmtool_outputs.logits
     try:
-        hf_tensors = their_names(loaded.config, base.tensors)
+        hf_tensors = to_hf_names(loaded.config, base.tensors)
         logits = peft_logits(folder, export.architecture, export.config, hf_tensors, rows)
     except Exception as error:  # versions of PEFT raise many kinds of errors
         problem = str(error).strip().partition("\n")[0]
@@ -210,7 +210,7 @@ def _open_with_peft(loaded: LoadedCheckpoint, folder: Path, export: Export, base
     real = rows["attention_mask"].bool() if expected.ndim == 3 and "decoder_input_ids" not in rows else slice(None)
     largest = relative_difference(expected[real], logits[real])
     Output().line(f"opened with PEFT: logits differ by {largest:.3g} of the largest, on {len(SAMPLE)} texts")
-    if not largest <= OTHER_CODE:
+    if not largest <= LIBRARY_TOLERANCE:
         raise CheckFailed(f"PEFT computes other logits from {folder}", "keep the checkpoint")
 
 

@@ -21,7 +21,7 @@ from lmtool.errors import UserError
 from lmtool.models.configs import ModelConfig
 from lmtool.tuning.configs.methods import Projection
 from lmtool.weights.peft.settings import MERGE
-from lmtool.weights.reading import their_names
+from lmtool.weights.reading import to_hf_names
 
 _WEIGHT = ".weight"
 _EDITED = tuple(f".{name}.weight" for name in get_args(Projection))
@@ -78,9 +78,9 @@ def hf_linears(config: ModelConfig, tensors: Mapping[str, Tensor]) -> list[HFLin
         first[name] = total
         total += outputs
     other_tensors = {name: tensor.float() for name, tensor in tensors.items()}
-    by_column = their_names(config, {**other_tensors, **columns})
+    by_column = to_hf_names(config, {**other_tensors, **columns})
     maps = []
-    for path, hf_rows in their_names(config, {**other_tensors, **rows}).items():
+    for path, hf_rows in to_hf_names(config, {**other_tensors, **rows}).items():
         if hf_rows.dtype != torch.float64 or hf_rows.ndim != 2:
             continue
         hf_columns = by_column[path]
