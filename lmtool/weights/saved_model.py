@@ -75,7 +75,7 @@ class CheckpointModel(ModelWithHeads):
         self.sequence_form = sequence_form_of(backbone.config, task or {})
         name = str((task or {}).get("name"))
         task_head = self._task_head(task)
-        head_name, self.scores_tokens = name if name in self.heads else task_head.name, task_head.tokens
+        head_name, self.scores_tokens = name if name in self.heads else task_head.name, task_head.scores_tokens
         self.reads_inputs = task_head.name == TOKEN_CLASSIFIER and backbone.config.token_states == "inputs"
         self.applies_pooler = backbone.pooler_on_tokens if self.scores_tokens else self.sequence_form.pooled
         has_heads = head_name in self.heads and (not self.applies_pooler or "pooler" in self.heads)

@@ -156,7 +156,7 @@ class _Settings(JsonObject):
             if key not in neutral and (key not in values or value not in (values[key], None)):
                 raise self.unsupported_value(key)
 
-    def typed(self, key: str, kind: type, default: Any = None) -> Any:
+    def get_typed(self, key: str, kind: type, default: Any = None) -> Any:
         """Returns the value of a key, or the default if it is missing or null. Raises UserError if it has another
         type."""
         value = self.get(key)
@@ -166,9 +166,9 @@ class _Settings(JsonObject):
             raise UserError(f"{self.path}: {key}={value!r} is not of type {kind.__name__}", "copy the file again")
         return value
 
-    def size(self, key: str) -> int | None:
+    def get_positive(self, key: str) -> int | None:
         """Returns a positive integer, or None if it is missing or null. Raises UserError for any other value."""
-        value = self.typed(key, int)
+        value = self.get_typed(key, int)
         if value is not None and (isinstance(value, bool) or value < 1):
             raise UserError(f"{self.path}: {key}={value!r} is not a positive integer", "copy the file again")
         return value
@@ -188,25 +188,25 @@ def sentence_encoder(folder: HFFolder, offline: bool) -> SentenceEncoder | None:
     pooling = _Settings(folder, f"{pooling_folder}/config.json", offline, required=True)
     modes, prompts = _modes(pooling), _Settings(folder, PROMPTS, offline)
     prompts.require((*_NEUTRAL, "prompts", "default_prompt_name", "truncate_dim"), model_type="SentenceTransformer")
-    texts, default = prompts.typed("prompts", dict, {}), prompts.typed("default_prompt_name", str)
+    texts, default = prompts.get_typed("prompts", dict, {}), prompts.get_typed("default_prompt_name", str)
     if not all(isinstance(text, str) for text in texts.values()) or (default is not None and default not in texts):
         raise prompts.unsupported_value("prompts" if default is None else "default_prompt_name")
     prompt = "" if default is None else texts[default]
-    if prompt and not pooling.typed("include_prompt", bool, True):
+    if prompt and not pooling.get_typed("include_prompt", bool, True):
         raise pooling.unsupported_value("include_prompt")
     files = (_Settings(folder, name, offline) for name in TRANSFORMER_FILES)
-    reading = next((file for file in files if file.path is not None), None)
-    reading = reading or _Settings(folder, TRANSFORMER_FILES[0], offline)
-    reading.require((*_NEUTRAL, "max_seq_length", "do_lower_case"), **_SUPPORTED)
+    transformer = next((file for file in files if file.path is not None), None)
+    transformer = transformer or _Settings(folder, TRANSFORMER_FILES[0], offline)
+    transformer.require((*_NEUTRAL, "max_seq_length", "do_lower_case"), **_SUPPORTED)
     return SentenceEncoder(
         pooling.name,
         modes,
         tuple(_module(folder, kind, subfolder, offline) for kind, subfolder in rest),
         prompt,
         tuple(name for name, text in texts.items() if text and name != default),
-        reading.size("max_seq_length") or tokenizer_length(read_settings(folder.path)),
-        prompts.size("truncate_dim"),
-        reading.typed("do_lower_case", bool, False),
+        transformer.get_positive("max_seq_length") or tokenizer_length(read_settings(folder.path)),
+        prompts.get_positive("truncate_dim"),
+        transformer.get_typed("do_lower_case", bool, False),
     )
 
 
@@ -227,7 +227,7 @@ def unsupported_error(folder: HFFolder, problem: str) -> UserError:
 
 
 def _modules(folder: HFFolder, offline: bool) -> list[tuple[str, str]] | None:
-    """Returns the kind and the subfolder of each module after the Transformer; the first is the pooling.
+    """Returns the kind and the subfolder of each module after the Transformer; the first of these is the Pooling.
 
     The list is empty if there is only a Transformer. None means that the folder has no modules.json. Raises UserError
     if lmtool does not support a module.
@@ -237,14 +237,15 @@ def _modules(folder: HFFolder, offline: bool) -> list[tuple[str, str]] | None:
         return None
     modules = read_json_file(folder.checkpoint, path)
     if not isinstance(modules, list):
-        raise UserError(f"{path}: not a JSON list", "copy the folder again")
+        raise UserError(f"{path} is not a JSON list", "copy the folder again")
     pairs: list[tuple[str, str]] = []
     for number, module in enumerate(modules):
         class_name, subfolder = (module.get(key) if isinstance(module, dict) else None for key in ("type", "path"))
         if not isinstance(class_name, str) or not isinstance(subfolder, str):
-            raise UserError(f"{path}: module {number} has no type and path", "copy the folder again")
+            raise UserError(f"{path}: module {number} has no type or no path", "copy the folder again")
         kind = class_name.rpartition(".")[2] if class_name.startswith("sentence_transformers.") else class_name
-        if kind not in (("Transformer",), ("Pooling",), ("Dense", "Normalize"))[min(number, 2)] or module.get("kwargs"):
+        allowed_kinds = (("Transformer",), ("Pooling",), ("Dense", "Normalize"))[min(number, 2)]
+        if kind not in allowed_kinds or module.get("kwargs"):
             supported = "supported: Transformer, Pooling, then any of Dense and Normalize"
             raise unsupported_error(folder, f"{MODULES} has {class_name} as module {number} ({supported})")
         pairs.append((kind, subfolder))
@@ -256,7 +257,7 @@ def _modules(folder: HFFolder, offline: bool) -> list[tuple[str, str]] | None:
 def _modes(pooling: _Settings) -> tuple[str, ...]:
     """Returns the pooling modes that the settings of a Pooling module select."""
     flags = {f"pooling_mode_{flag}": mode for flag, mode in _FLAGS.items()}
-    modes = pooling.get("pooling_mode", [mode for flag, mode in flags.items() if pooling.typed(flag, bool, False)])
+    modes = pooling.get("pooling_mode", [mode for flag, mode in flags.items() if pooling.get_typed(flag, bool, False)])
     modes = [modes] if isinstance(modes, str) else modes or ["mean"]
     if not isinstance(modes, list) or not all(isinstance(mode, str) and mode in MODES for mode in modes):
         raise pooling.unsupported_value("pooling_mode")
@@ -272,11 +273,11 @@ def _module(folder: HFFolder, kind: str, subfolder: str, offline: bool) -> Dense
         settings.require((), **names)
         return Normalize(subfolder)
     settings.require(("in_features", "out_features", "bias", "activation_function", "use_residual"), **names)
-    activation = settings.typed("activation_function", str, "torch.nn.modules.activation.Tanh")
+    activation = settings.get_typed("activation_function", str, "torch.nn.modules.activation.Tanh")
     if activation not in _ACTIVATIONS:
         raise settings.unsupported_value("activation_function")
-    inputs, outputs = settings.size("in_features"), settings.size("out_features")
+    inputs, outputs = settings.get_positive("in_features"), settings.get_positive("out_features")
     if inputs is None or outputs is None:
         raise UserError(f"{settings.path}: in_features or out_features is missing", "copy the file again")
-    bias, residual = settings.typed("bias", bool, True), settings.typed("use_residual", bool, False)
+    bias, residual = settings.get_typed("bias", bool, True), settings.get_typed("use_residual", bool, False)
     return Dense(subfolder, inputs, outputs, bias, _ACTIVATIONS[activation], residual)

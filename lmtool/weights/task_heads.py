@@ -29,21 +29,21 @@ class TaskHead:
         name: Name of the head in lmtool's tensors, if the checkpoint has no `task` section with another name.
         suffix: Suffix of the transformers class. XLNet's class for question answering appends "Simple".
         kinds: Kinds of tasks whose heads are exported as this head.
-        tokens: Whether the head scores each token, and not the whole text.
+        scores_tokens: Whether the head scores each token, and not the whole text.
     """
 
     name: str
     suffix: str
     kinds: tuple[str, ...]
-    tokens: bool = False
+    scores_tokens: bool = False
 
 
 HEADS: dict[str, TaskHead] = {
     head.name: head
     for head in (
         TaskHead(CLASSIFIER, "ForSequenceClassification", ("classification", "multi_label", "regression")),
-        TaskHead(QUESTION_ANSWERING, "ForQuestionAnswering", ("extractive_qa",), tokens=True),
-        TaskHead(TOKEN_CLASSIFIER, "ForTokenClassification", ("token_classification",), tokens=True),
+        TaskHead(QUESTION_ANSWERING, "ForQuestionAnswering", ("extractive_qa",), scores_tokens=True),
+        TaskHead(TOKEN_CLASSIFIER, "ForTokenClassification", ("token_classification",), scores_tokens=True),
         TaskHead(MULTIPLE_CHOICE, "ForMultipleChoice", ("multiple_choice",)),
     )
 }
@@ -100,10 +100,10 @@ def task_of(config: JsonMapping) -> JsonObject | None:
         }  # fmt: skip
     names = label_names(config)
     if head is not None and head.name == TOKEN_CLASSIFIER:
-        section = {"kind": "token_classification", "name": TOKEN_CLASSIFIER, "labels": names}
+        token_section = {"kind": "token_classification", "name": TOKEN_CLASSIFIER, "labels": names}
         if all(name == "O" or name[:2] in ("B-", "I-") for name in names):
-            return {**section, "scheme": "bio"}
-        return {**section, "scheme": "none", "metrics": ["accuracy"], "metric": "accuracy"}
+            return {**token_section, "scheme": "bio"}
+        return {**token_section, "scheme": "none", "metrics": ["accuracy"], "metric": "accuracy"}
     section = {"name": CLASSIFIER, "head": "transformers"}
     if config.get("problem_type") == _MULTI_LABEL:
         return {"kind": "multi_label", **section, "labels": names, "thresholds": None}
@@ -130,7 +130,7 @@ def refusal(config: JsonMapping) -> str | None:
 
 
 def is_multi_label(config: JsonMapping) -> bool:
-    """Whether config.json describes a classifier that may assign several classes to a text."""
+    """Returns whether config.json describes a classifier that may assign several classes to a text."""
     head = head_of_class(config)
     return head is not None and head.name == CLASSIFIER and config.get("problem_type") == _MULTI_LABEL
 

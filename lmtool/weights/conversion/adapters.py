@@ -69,8 +69,8 @@ def import_adapter(config: ImportConfig, folder: Path) -> None:
     merged_names = sorted(name for name in restored.changed if name not in adapter.saved)
     if merged_names:
         Output().line(f"merged, since tuning={tuning['name']} does not edit them: {listing(merged_names, 3)}")
-    if adapter.settings.unread:
-        Output().line(f"not read in {CONFIG}: {', '.join(adapter.settings.unread)}")
+    if adapter.settings.unread_keys:
+        Output().line(f"not read in {CONFIG}: {', '.join(adapter.settings.unread_keys)}")
     if not has_label_names and (labels := settings.get("task", {}).get("labels")):
         Output().line(f"the adapter has no label names; they are assumed to be {', '.join(map(str, labels))}")
 
@@ -184,7 +184,7 @@ def _require_heads(
 ) -> None:
     """Raises UserError if neither the adapter nor its base has the task's head."""
     expected = [f"heads.{head.name}"] + (
-        ["heads.pooler"] if not head.tokens and sequence_form_of(model, task).pooled else []
+        ["heads.pooler"] if not head.scores_tokens and sequence_form_of(model, task).pooled else []
     )
     missing = [part for part in expected if not any(part_of(name) == part for name in tensors)]
     if missing:

@@ -68,8 +68,8 @@ def vocabulary_tensors(
                 if isinstance(module, LMHead) and module.output is None and f"{name}.output.weight" in saved:
                     module.untie(blueprint.model.vocab_size, 1)
             shapes.append({name: tensor.shape for name, tensor in learner.state_dict().items()})
-    first, second = shapes
-    return [name for name, shape in first.items() if name in second and shape != second[name]]
+    smaller_shapes, larger_shapes = shapes
+    return [name for name, shape in smaller_shapes.items() if name in larger_shapes and shape != larger_shapes[name]]
 
 
 def with_vocabulary(model: ModelConfig, size: int) -> ModelConfig:
@@ -94,12 +94,12 @@ def replaced_rows(tensors: Mapping[str, Tensor], names: Sequence[str], replaceme
     """
     entries = replacement.old_size
     return {
-        name: torch.cat([_rows(tensor[:entries], replacement), tensor[entries:]]) if name in names else tensor
+        name: torch.cat([_new_rows(tensor[:entries], replacement), tensor[entries:]]) if name in names else tensor
         for name, tensor in tensors.items()
     }
 
 
-def _rows(table: Tensor, replacement: Replacement) -> Tensor:
+def _new_rows(table: Tensor, replacement: Replacement) -> Tensor:
     """Returns the rows of the new entries, (N, ...), as copies or means of rows of the old table, (V, ...)."""
     counts = np.array([len(ids) for ids in replacement.sources])
     ids_P = torch.from_numpy(np.concatenate([*replacement.sources, np.empty(0, dtype=np.int64)]))
@@ -120,9 +120,9 @@ _NORMALIZATION_SAMPLE = "A  b\n\tÉ"
 
 @dataclass(frozen=True)
 class TextLoss:
-    """The loss with the old and the new vocabulary. term: name of the loss term. text: Title of the text on which the
-    loss was measured. before: Bits per byte with the old vocabulary. If the objective predicts only some tokens, all
-    tokens of the text count with the mean loss of the predicted ones. after: bits per byte with the new vocabulary."""
+    """The loss with the old and the new vocabulary. term: name of the loss term. text: title of the text on which the
+    loss was measured. before: bits per byte with the old vocabulary. If the objective predicts only some tokens, the
+    others count with the mean loss of the predicted tokens. after: bits per byte with the new vocabulary."""
 
     term: str
     text: str
@@ -142,9 +142,9 @@ def replace_tokenizer(config: ImportConfig, tokenizer_path: str) -> None:
     _require_pretrained(config, hugging_face, saved, weights)
     parses = bool((saved.get("tokenizer") or {}).get("parse_special_tokens"))
     old = Tokenizer.load(weights.folder, parses)
-    new = _tokenizer(FolderConfig(path=tokenizer_path, parse_special_tokens=parses), config.offline)
+    new = _load_tokenizer(FolderConfig(path=tokenizer_path, parse_special_tokens=parses), config.offline)
 
-    trained = _with_head(config, saved, weights)
+    trained = _read_with_head(config, saved, weights)
     blueprint: SavedModel | PretrainConfig = saved_model(config.checkpoint, saved, weights.tensors)
     if trained is not None and "objective" in saved:
         blueprint = cast(PretrainConfig, trained.config)  # with the heads of the objective
@@ -154,15 +154,15 @@ def replace_tokenizer(config: ImportConfig, tokenizer_path: str) -> None:
         hint = "copy the tokenizer with which the checkpoint was trained into its folder"
         raise UserError(f"checkpoint={config.checkpoint}: {message}", hint)
     mapping = replacement(old, new)
-    rows = new.vocab_size + model.vocab_size - old.vocab_size
-    _require_roles(trained, with_vocabulary(model, rows), new, tokenizer_path)
+    row_count = new.vocab_size + model.vocab_size - old.vocab_size
+    _require_roles(trained, with_vocabulary(model, row_count), new, tokenizer_path)
     larger = _resize(blueprint, model.vocab_size + 1)
     names = vocabulary_tensors(blueprint, larger, weights.tensors.keys())
     names = [name for name in names if name in weights.tensors]
     tensors = replaced_rows(weights.tensors, names, mapping)
     loss: TextLoss | str = "the checkpoint has no head that predicts tokens"
     if trained is not None:
-        resized = _resize(cast(PretrainConfig, trained.config), rows)
+        resized = _resize(cast(PretrainConfig, trained.config), row_count)
         new_model = replace(trained, config=resized, tokenizer=new, weights=replace(weights, tensors=tensors))
         loss = _measure_loss(config, trained, new_model)
 
@@ -176,7 +176,7 @@ def replace_tokenizer(config: ImportConfig, tokenizer_path: str) -> None:
     }
     section = {"name": "folder", "path": masked(str(folder)), "parse_special_tokens": parses}
     new_config = _new_config(config, hugging_face, saved, weights)
-    new_config |= {"model": {**new_config["model"], "vocab_size": rows}, "tokenizer": section}
+    new_config |= {"model": {**new_config["model"], "vocab_size": row_count}, "tokenizer": section}
     write_checkpoint(new_config, tensors, new, folder, {REPORT: report})
     if not same_tensors(tensors, read(str(folder), offline=True).tensors):
         raise CheckFailed(f"{folder} differs from what was written", "check the disk, and keep the checkpoint")
@@ -199,7 +199,7 @@ def _require_pretrained(
         )
 
 
-def _tokenizer(config: FolderConfig, offline: bool) -> Tokenizer:
+def _load_tokenizer(config: FolderConfig, offline: bool) -> Tokenizer:
     """Loads the new tokenizer. Error messages name the key of the command, `tokenizer=`."""
     try:
         tokenizer: Tokenizer = hub_tokenizer(config, offline) or build(config, (), 0)
@@ -208,9 +208,9 @@ def _tokenizer(config: FolderConfig, offline: bool) -> Tokenizer:
         raise UserError(error.message.replace("tokenizer.path=", "tokenizer="), error.hint) from error
 
 
-def _with_head(config: ImportConfig, saved: Mapping[str, object], weights: Weights) -> Trained | None:
-    """Reads the checkpoint with its pretraining head, which the loss needs; None for a Hugging Face encoder without
-    such a head."""
+def _read_with_head(config: ImportConfig, saved: Mapping[str, object], weights: Weights) -> Trained | None:
+    """Reads the checkpoint with its pretraining head, which the loss needs. Returns None for a Hugging Face encoder
+    without such a head."""
     model = saved_model(config.checkpoint, saved, weights.tensors).model
     encoder = model.architecture == "encoder" and "objective" not in saved
     if encoder and not any(name.startswith("heads.masked_lm.") for name in weights.tensors):
@@ -255,7 +255,7 @@ def _measure_loss(config: ImportConfig, before: Trained, after: Trained) -> Text
         learner, length = trained.learner(), trained.config.max_length
         terms = [name for name in learner.loss_weights if name not in trained.tasks]
         if not terms:
-            return "its objective predicts no tokens of text"
+            return "the checkpoint's objective predicts no tokens of text"
         term = terms[0]
         budget = max(EVALUATION_TOKENS, length)
         try:

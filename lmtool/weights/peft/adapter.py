@@ -113,8 +113,8 @@ def prompt_from_peft(settings: PromptSettings, tensors: Mapping[str, Tensor], ba
     expected = (count, 2 * depth * width if name == _PREFIX else width)
     if tensors[PROMPT_TENSOR].shape != expected:
         raise UserError(
-            f"{CONFIG}: {PROMPT_TENSOR} has the shape {tuple(tensors[PROMPT_TENSOR].shape)}; num_virtual_tokens={count} "
-            f"and the base require {expected}",
+            f"{CONFIG}: {PROMPT_TENSOR} has the shape {tuple(tensors[PROMPT_TENSOR].shape)}; "
+            f"num_virtual_tokens={count} and the base require {expected}",
             DISAGREE,
         )
     section = {"name": "prompt", "length": count, "init": "random"}
