@@ -136,7 +136,7 @@ def _hf_head(model: ModelConfig, task: Mapping[str, object], declared: HFFormat)
             f"heads.{name} cannot be exported for model={model.name}: {reason}",
             "use the run with lmtool: lmtool predict, or lmtool.load in Python",
         )
-    if head.tokens:
+    if head.scores_tokens:
         return head
     hf_form = model.sequence_form("transformers")
     if form != hf_form:
