@@ -326,9 +326,11 @@ def failed_checks(config: FinetuneConfig, folder: Path, cell: Cell) -> Iterator[
     before = {name: tensor.clone() for name, tensor in learner.state_dict().items()}
     yield from train(config, learner, splits)
     after = learner.state_dict()
-    frozen = {name for name in after if name not in learner.learning and name in dict(learner.named_parameters())}
+    frozen = {
+        name for name in after if name not in learner.trainable_names and name in dict(learner.named_parameters())
+    }
     yield from (f"{name} is frozen but changed" for name in frozen if not torch.equal(before[name], after[name]))
-    if not any(not torch.equal(before[name], after[name]) for name in learner.learning):
+    if not any(not torch.equal(before[name], after[name]) for name in learner.trainable_names):
         yield "no trainable parameter changed"
     evaluation = held_out.score(FP32_CPU, calibrates=True)
     rows = next(iter(data.validation.values()))
@@ -374,7 +376,7 @@ def train(config: FinetuneConfig, learner: TaskLearner, splits: Mapping[str, Spl
             if parameter.grad is not None and name not in named:
                 yield f"{name} is frozen but has a gradient"
         apply_gradients(optimizer, None, list(named.values()), config.optimizer.clip_norm)
-    if any(name.partition(".")[2] not in learner.learning for name in state_tensors(optimizer, named)):
+    if any(name.partition(".")[2] not in learner.trainable_names for name in state_tensors(optimizer, named)):
         yield "the optimizer has a state for a frozen parameter"
 
 

@@ -133,7 +133,7 @@ def trainable_by_role(learner: ModelWithHeads) -> dict[str, dict[str, int]]:
         role = "method" if name in learner.added else "head" if part.startswith("heads.") else part
         counts = by_role.setdefault(role, {"trainable": 0, "total": 0})
         counts["total"] += parameter.numel()
-        counts["trainable"] += parameter.numel() * (name in learner.learning)
+        counts["trainable"] += parameter.numel() * (name in learner.trainable_names)
     return by_role
 
 

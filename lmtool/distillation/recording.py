@@ -101,7 +101,7 @@ class _PredictionRecorder(HeadObserver):
         self.predicted: dict[str, Predicted] = {}
 
     def __call__(self, head: PredictingHead, logits: Tensor | TokenLogits) -> None:
-        prediction = self.learner.predicted(self.names[head], logits, self.batch)
+        prediction = self.learner.interpret_logits(self.names[head], logits, self.batch)
         if prediction is not None:
             term, predicted = prediction
             self.predicted[term] = predicted

@@ -107,8 +107,8 @@ class BaseLearner(ModelWithHeads, ABC):
         predicts_rows: Whether the scorer stores a prediction for each row.
         makes_inputs: Whether the model generates part of its own inputs, so that inspecting them needs its weights.
         scores_part: Whether evaluations during training score only a fraction of the rows.
-        slides: Whether the learner can be scored over overlapping windows, see `SplitData.stride`.
-        pretrained: The names of heads that are useless unless a checkpoint provides their weights.
+        supports_stride: Whether the learner can be scored over overlapping windows, see `SplitData.stride`.
+        pretrained_heads: The names of heads that are useless unless a checkpoint provides their weights.
         reads_text: Whether the examples are made from the text of a split.
         fills_masks: Whether the learner responds to a text by filling its masks.
         query_stream: Whether the learner predicts with a second stream of hidden states, the query stream of XLNet.
@@ -124,13 +124,13 @@ class BaseLearner(ModelWithHeads, ABC):
     predicts_rows: bool = False
     makes_inputs: bool = False
     scores_part: bool = False
-    slides: bool = False
+    supports_stride: bool = False
     reads_text: bool = True
     fills_masks: bool = False
     query_stream: bool = False
     scores_tokens: bool = True
     extra_training_targets: str = ""
-    pretrained: tuple[str, ...] = ()
+    pretrained_heads: tuple[str, ...] = ()
 
     def __init__(self, config: Config, backbone: Backbone, tokenizer: Tokenizer | None, seed: int):
         super().__init__(backbone, seed)
@@ -223,7 +223,7 @@ class BaseLearner(ModelWithHeads, ABC):
 
     # Distillation.
 
-    def predicted(self, head: str, logits: Tensor | TokenLogits, batch: Batch) -> tuple[str, Predicted] | None:
+    def interpret_logits(self, head: str, logits: Tensor | TokenLogits, batch: Batch) -> tuple[str, Predicted] | None:
         """Interprets the logits of a head, so that another model can learn from them.
 
         Args:

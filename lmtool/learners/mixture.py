@@ -74,11 +74,13 @@ class Mixture(BaseLearner):
                     )
                 self.objective = member.objective
         self.makes_inputs = any(member.makes_inputs for member in learners.values())
-        self.pretrained = tuple(dict.fromkeys(name for member in learners.values() for name in member.pretrained))
-        # Assigned after the backbone and the heads, because PyTorch names a shared tensor after its first occurrence.
+        self.pretrained_heads = tuple(
+            dict.fromkeys(name for member in learners.values() for name in member.pretrained_heads)
+        )
+        # PyTorch names a shared tensor after its first occurrence, so `members` comes after the backbone and the heads.
         self.members = nn.ModuleDict(learners)
-        self.register_state_dict_post_hook(_without_members)
-        self.register_load_state_dict_pre_hook(_with_members)
+        self.register_state_dict_post_hook(_remove_member_tensors)
+        self.register_load_state_dict_pre_hook(_add_member_tensors)
 
     def _share_heads(self, name: str, member: BaseLearner, learners: Mapping[str, BaseLearner]) -> None:
         """Adds the heads of a member to the mixture. If there already is a head of the same name, the member uses this
@@ -146,7 +148,7 @@ class Mixture(BaseLearner):
     def members_in(self, batch: Batch) -> Iterator[tuple[str, BaseLearner, Batch]]:
         """Yields the name, the learner and the batch of each member that has examples in a mixed batch."""
         if not isinstance(batch, MixedBatch):
-            raise TypeError("a mixture needs a MixedBatch, as its own examples make")
+            raise TypeError("a mixture needs a MixedBatch, which its own examples return")
         yield from ((name, cast(BaseLearner, self.members[name]), member_batch) for name, member_batch in batch.members)
 
     def counts(self, batch: Batch) -> dict[str, float]:
@@ -179,9 +181,9 @@ class Mixture(BaseLearner):
         for name, member in self.named_members():
             if name not in examples.members:
                 continue
-            names = {term: term_of(name, term) for term in member.loss_weights}
-            own_predictors = {term: predictors[mixed] for term, mixed in names.items() if mixed in predictors}
-            scorers[name] = scorer_of(member, data, examples.members[name], own_predictors)
+            mixed_terms = {term: term_of(name, term) for term in member.loss_weights}
+            member_predictors = {term: predictors[mixed] for term, mixed in mixed_terms.items() if mixed in predictors}
+            scorers[name] = scorer_of(member, data, examples.members[name], member_predictors)
         return self.scorer_class(scorers, self.loss_weights)
 
     def samples(self, batch: Batch, n: int) -> list[dict[str, object]]:
@@ -193,17 +195,17 @@ class Mixture(BaseLearner):
 
     def respond(self, rows: Rows, inference: Inference) -> Iterator[dict[str, object]]:
         """Yields the predictions of the first member."""
-        return self._first.respond(rows, inference)
+        return self._first_member.respond(rows, inference)
 
     def writer(self) -> Writer:
         """Returns the writer of the first member."""
-        return self._first.writer()
+        return self._first_member.writer()
 
     def line(self, record: dict[str, object]) -> str:
-        return self._first.line(record)
+        return self._first_member.line(record)
 
     @property
-    def _first(self) -> BaseLearner:
+    def _first_member(self) -> BaseLearner:
         return next(member for _, member in self.named_members())
 
 
@@ -225,7 +227,7 @@ class MixedScorer(Scorer):
     def _member_batches(self, batch: Batch) -> Iterator[tuple[Scorer, Batch]]:
         """Yields the scorer and the batch of each member that has examples in a mixed batch."""
         if not isinstance(batch, MixedBatch):
-            raise TypeError("a mixture needs a MixedBatch, as its own examples make")
+            raise TypeError("a mixture needs a MixedBatch, which its own examples return")
         for name, member_batch in batch.members:
             self.members[name].selects = self.selects
             yield self.members[name], member_batch
@@ -252,7 +254,7 @@ class MixedScorer(Scorer):
         return Evaluation(terms, {term: float(self.loss_weights[term]) for term in terms}, scores, warnings)
 
 
-def _without_members(module: nn.Module, state: dict[str, object], prefix: str, metadata: object) -> None:
+def _remove_member_tensors(module: nn.Module, state: dict[str, object], prefix: str, metadata: object) -> None:
     """Removes the members' shared tensors from a state dict, which also has them as tensors of the mixture; a hook of
     `state_dict`."""
     for name in [name for name in state if name.startswith(prefix + _MEMBERS)]:
@@ -261,7 +263,7 @@ def _without_members(module: nn.Module, state: dict[str, object], prefix: str, m
             del state[name]
 
 
-def _with_members(module: nn.Module, state: dict[str, object], prefix: str, *_: object) -> None:
+def _add_member_tensors(module: nn.Module, state: dict[str, object], prefix: str, *_: object) -> None:
     """Adds the members' tensors to a state dict, from their names in the checkpoint; a hook of `load_state_dict`."""
     for name, member in cast(Mixture, module).members.items():
         for member_name in member.state_dict():

@@ -120,7 +120,7 @@ class ModelWithHeads(nn.Module):
         self.tuning: Tuning | None = None
         self.schemes: tuple[TuningScheme, ...] = ()
         self.added: frozenset[str] = frozenset()  # names of the parameters that the tuning method adds
-        self.learning: frozenset[str] = frozenset()  # names of parameters that train at some step
+        self.trainable_names: frozenset[str] = frozenset()  # names of parameters that train at some step
 
     @property
     def device(self) -> torch.device:
@@ -133,7 +133,7 @@ class ModelWithHeads(nn.Module):
         return "outputs" if isinstance(self.backbone, EncoderDecoder) else "inputs"
 
     @property
-    def extracts(self) -> bool:
+    def is_feature_extractor(self) -> bool:
         """Whether the backbone only extracts features, because all of its parameters are frozen."""
         parameters = [*self.backbone.parameters(), *(table.weight for table in self.backbone.embed.further)]
         return not any(parameter.requires_grad for parameter in parameters)
@@ -160,9 +160,9 @@ class ModelWithHeads(nn.Module):
         """
         features = next((head for head in self.heads.values() if isinstance(head, LayerFeatures)), None)
         recorder = None if features is None else LayerRecorder(features, self.head_side, read_M, tap)
-        tap, extracts = tap if recorder is None else recorder, self.extracts
-        rng = None if extracts else rng
-        with torch.no_grad() if extracts else nullcontext():
+        tap, is_frozen = tap if recorder is None else recorder, self.is_feature_extractor
+        rng = None if is_frozen else rng
+        with torch.no_grad() if is_frozen else nullcontext():
             if outputs is not None:
                 states = self.backbone(inputs, rng, outputs, read_M=read_M, tap=tap)
             elif isinstance(self.backbone, EncoderDecoder):
@@ -197,7 +197,7 @@ class ModelWithHeads(nn.Module):
         before = {name for name, _ in self.named_parameters()}
         tuning.edit(self, self.seed, new)
         self.added = frozenset(name for name, _ in self.named_parameters()) - before
-        self.learning = frozenset(name for name, parameter in self.named_parameters() if parameter.requires_grad)
+        self.trainable_names = frozenset(name for name, parameter in self.named_parameters() if parameter.requires_grad)
         self.tuning, self.schemes = tuning, tuple(schemes)
         for scheme in self.schemes:
             scheme.attach(self, new)
@@ -259,21 +259,21 @@ class Segment(Tap):
     same texts, and records the states after a deeper layer.
 
     Args:
-        first: The number of the layer that computed `states`; 0 for the embedding.
+        start_layer: The number of the layer that computed `states`; 0 for the embedding.
         states: The states (T, H) to start from; None to start from the embedding of the inputs.
-        last: The number of the layer whose output becomes `recorded`, (T, H), before the final norm; None to record
-            nothing.
+        end_layer: The number of the layer whose output becomes `recorded`, (T, H), before the final norm; None to
+            record nothing.
     """
 
-    def __init__(self, first: int, states: Tensor | None, last: int | None):
-        self.first, self.states, self.last = first, states, last
+    def __init__(self, start_layer: int, states: Tensor | None, end_layer: int | None):
+        self.start_layer, self.states, self.end_layer = start_layer, states, end_layer
         self.recorded: Tensor | None = None
 
     def begin(self, side: Side) -> tuple[int, Tensor] | None:
-        return None if self.states is None else (self.first, self.states)
+        return None if self.states is None else (self.start_layer, self.states)
 
     def wants(self, place: TapPoint) -> bool:
-        return place.layer == self.last
+        return place.layer == self.end_layer
 
     def __call__(self, place: TapPoint, x_TH: Tensor) -> Tensor:
         self.recorded = x_TH

@@ -90,7 +90,7 @@ class CausalLanguageModel(TextObjective):
 
     backbone: Decoder
     term = "clm"
-    slides = True
+    supports_stride = True
 
     def __init__(self, config: NextTokenConfig, backbone: Decoder, tokenizer: Tokenizer, seed: int):
         super().__init__(config, backbone, tokenizer, seed)

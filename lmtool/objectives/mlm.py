@@ -98,8 +98,8 @@ class MaskedLanguageModel(MaskFiller):
             sums[self.config.pairs] = loss_sum(logits_NC, labels_of(batch, self.config.pairs))
         return sums
 
-    def predicted(self, head: str, logits: Tensor | TokenLogits, batch: Batch) -> tuple[str, Predicted] | None:
-        return super().predicted(_TERMS.get(head, head), logits, batch)
+    def interpret_logits(self, head: str, logits: Tensor | TokenLogits, batch: Batch) -> tuple[str, Predicted] | None:
+        return super().interpret_logits(_TERMS.get(head, head), logits, batch)
 
     @torch.no_grad()
     def score(self, batch: Batch) -> dict[str, Scores]:

@@ -76,7 +76,7 @@ class L2Sp(Scheme):
         if new is None:
             return
         for name, parameter in learner.named_parameters():
-            if name not in learner.learning:
+            if name not in learner.trainable_names:
                 continue
             if part_of(name) in new or name in learner.added:
                 self._new.append(parameter)
@@ -172,7 +172,7 @@ class Mixout(Scheme):
         lm_output_ids = {id(head.output) for head in learner.modules() if isinstance(head, LMHead)}
         for name, module in list(learner.named_modules()):
             pretrained = type(module) is nn.Linear and part_of(name) not in new and id(module) not in lm_output_ids
-            if pretrained and f"{name}.weight" in learner.learning:
+            if pretrained and f"{name}.weight" in learner.trainable_names:
                 mixed_module = MixedLinear(module, self.config.probability)
                 replace_module(learner, name, mixed_module)
                 self._mixed[zlib.crc32(name.encode())] = mixed_module
@@ -206,7 +206,7 @@ class GradualUnfreezing(Scheme):
 
     def attach(self, learner: BaseLearner, new: Collection[str] | None) -> None:
         named = dict(learner.named_parameters())
-        trainable = {name: tensor for name, tensor in named.items() if name in learner.learning}
+        trainable = {name: tensor for name, tensor in named.items() if name in learner.trainable_names}
         by_level = [{name: trainable[name] for name in names if name in trainable} for names in levels(named).values()]
         self._levels = [parameters for parameters in by_level if parameters]
 

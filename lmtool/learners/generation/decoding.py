@@ -77,7 +77,7 @@ class ContinuationDecoding(Decoding):
         vocab_size: See `Decoding`.
         prompts: The token ids of each prompt.
         capacity: Maximum tokens of a prompt together with its continuation.
-        prefix: Whether attention within the prompt is bidirectional.
+        bidirectional_prompt: Whether attention within the prompt is bidirectional.
     """
 
     def __init__(
@@ -87,15 +87,15 @@ class ContinuationDecoding(Decoding):
         vocab_size: int,
         prompts: Sequence[Sequence[int]],
         capacity: int,
-        prefix: bool = False,
+        bidirectional_prompt: bool = False,
     ):
         super().__init__(backbone, head, vocab_size)
-        self.prompts, self.prefix = prompts, prefix
+        self.prompts, self.bidirectional_prompt = prompts, bidirectional_prompt
         self.cache = backbone.new_cache(len(prompts), capacity)
 
     def begin(self) -> Tensor:
         lengths = tuple(map(len, self.prompts))
-        packed = self.pack(self.prompts, lengths if self.prefix else ())
+        packed = self.pack(self.prompts, lengths if self.bidirectional_prompt else ())
         last_N = torch.tensor([start + length - 1 for start, length in zip(packed.starts, lengths, strict=True)])
         return self.logits(self.backbone(packed, cache=self.cache, read_M=send(last_N, self.device)))
 

@@ -45,7 +45,7 @@ class GenerativeModel:
         ends: The tokens that end a text; they are not part of the text.
         start: The first token of an encoder-decoder's answer; None for a decoder.
         vocab_size: The number of rows of the token table that are tokens; None means all rows.
-        prefix: Whether a decoder's attention within the prompt is bidirectional, as in a prefix language model.
+        bidirectional_prompt: Whether a decoder's attention within the prompt is bidirectional (prefix LM).
     """
 
     backbone: Backbone
@@ -53,7 +53,7 @@ class GenerativeModel:
     ends: Collection[int] = ()
     start: int | None = None
     vocab_size: int | None = None
-    prefix: bool = False
+    bidirectional_prompt: bool = False
 
     def limit(self, length: int, max_new_tokens: int) -> int:
         """Returns how many new tokens, at most `max_new_tokens`, fit after a prompt of `length` tokens."""
@@ -126,7 +126,7 @@ class GenerativeModel:
             return EncoderDecoderDecoding(self.backbone, self.head, vocab_size, prompts, self.start, limit)
         assert isinstance(self.backbone, Decoder)
         capacity = min(max(map(len, prompts)) + limit, self.backbone.longest_text)
-        return ContinuationDecoding(self.backbone, self.head, vocab_size, prompts, capacity, self.prefix)
+        return ContinuationDecoding(self.backbone, self.head, vocab_size, prompts, capacity, self.bidirectional_prompt)
 
 
 @contextmanager

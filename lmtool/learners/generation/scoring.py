@@ -36,14 +36,14 @@ class CandidateScorer:
         backbone: The model, a decoder or an encoder-decoder.
         head: The language-model head.
         start: The first token of an encoder-decoder's answer; None for a decoder.
-        prefix: Whether a decoder's attention within the prompt is bidirectional.
+        bidirectional_prompt: Whether a decoder's attention within the prompt is bidirectional.
         batch_tokens: Approximate number of tokens of a forward, and of tokens in the cache.
     """
 
     backbone: Backbone
     head: LMHead
     start: int | None = None
-    prefix: bool = False
+    bidirectional_prompt: bool = False
     batch_tokens: int = 8192
 
     @torch.no_grad()
@@ -60,7 +60,7 @@ class CandidateScorer:
         if isinstance(self.backbone, EncoderDecoder):
             return self._answers(self.backbone, [[*shared, *prompt] for prompt in prompts], candidates)
         assert isinstance(self.backbone, Decoder)
-        if self.prefix or not all(map(len, prompts)):
+        if self.bidirectional_prompt or not all(map(len, prompts)):
             # With bidirectional attention, the states of the shared tokens depend on the prompt. If a prompt is empty,
             # the last shared token predicts the first token of its candidates.
             shared, prompts = (), [[*shared, *prompt] for prompt in prompts]
@@ -85,7 +85,7 @@ class CandidateScorer:
                 cache = backbone.new_cache(len(group), max(sizes[number] for number in group))
             else:
                 cache = _branch(prefix_cache, [0] * len(group))
-            packed = self._pack(group_prompts, lengths if self.prefix else ())
+            packed = self._pack(group_prompts, lengths if self.bidirectional_prompt else ())
             hidden_NH = backbone(packed, cache=cache, read_M=self._index(np.cumsum(lengths) - 1))
             self._add_first_tokens(hidden_NH, group, candidates, scores)
             pairs = _multi_token_candidates(group, candidates)
