@@ -330,7 +330,8 @@ class BaseLearner(ModelWithHeads, ABC):
     def generation_settings(self) -> GenerationConfig:
         """Returns the settings for generating a text per row. Raises UserError if the model cannot."""
         raise UserError(
-            f"a model trained on {self.config.name} cannot generate a text per row", "choose a task= or head that can"
+            f"a model trained on {self.config.name} cannot generate a text per row",
+            "set task.head=text_to_text, or use a task with task.kind=seq2seq",
         )
 
     def label_of(self, text: str) -> object:

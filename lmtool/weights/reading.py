@@ -144,7 +144,7 @@ def layout_warnings(tokenizer: Tokenizer, model: ModelConfig) -> tuple[str, ...]
 
 def notes(checkpoint: str, ignored: Sequence[str]) -> list[str]:
     """Returns a warning that lists the ignored keys and files of a checkpoint, if there are any."""
-    return [f"checkpoint={checkpoint}: not read: {'; '.join(ignored)}"] if ignored else []
+    return [f"checkpoint={checkpoint} has parts that lmtool does not read: {'; '.join(ignored)}"] if ignored else []
 
 
 def _ignored_tokenizer_keys(settings: Mapping[str, object]) -> list[str]:

@@ -221,7 +221,7 @@ def _read_with_head(config: ImportConfig, saved: Mapping[str, object], weights: 
 
 def _require_roles(trained: Trained | None, model: ModelConfig, new: Tokenizer, path: str) -> None:
     """Raises UserError if the new tokenizer lacks a special token that the model or its objective needs."""
-    hint = "use a tokenizer with this token: `lmtool tokenizer` with the kind of the model or tokenizer.special_tokens="
+    hint = "use a tokenizer that has this token; lmtool tokenizer trains one, see tokenizer.special_tokens="
     if trained is None:
         problem = missing_token(tokens_around(model), new.roles)
         if problem is not None:
