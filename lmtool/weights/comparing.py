@@ -51,64 +51,72 @@ class CheckpointComparison:
     """Differences between an original checkpoint and a copy.
 
     Attributes:
-        tensors: Largest difference of each tensor that both checkpoints have, by name.
+        tensor_differences: Largest difference of each tensor that both checkpoints have, by name.
         missing: Names of the original's tensors that the copy does not have.
         unused: Names of tensors in the copy's file that were not read.
         tied: Names of tensors that are shared, as "name = other name".
-        layers: Largest difference of the hidden states after each layer, on a sample of random tokens.
-        logits: Largest difference of the logits on this sample, or None without logits.
-        pair_logits: Largest difference of the logits of a head over text pairs, or None without such a head.
-        texts: Largest relative difference of the predictions for "texts" and for "pairs"; infinite if a text is encoded
-            to other tokens or segments.
-        strings: The strings of `ADVERSARIAL` that are encoded to other token ids.
+        layer_differences: Largest difference of the hidden states after each layer, on a sample of random tokens.
+        logits_difference: Largest difference of the logits on this sample, or None without logits.
+        pair_logits_difference: Largest difference of the logits of a head over text pairs, or None without such a head.
+        prediction_differences: Largest relative difference of the predictions for "texts" and for "pairs"; infinite if
+            a text is encoded to other tokens or segments.
+        differing_strings: The strings of `ADVERSARIAL` that are encoded to other token ids.
         strings_compared: Number of strings that were compared.
     """
 
-    tensors: dict[str, float]
+    tensor_differences: dict[str, float]
     missing: list[str]
     unused: list[str]
     tied: list[str] = field(default_factory=list)
-    layers: dict[str, float] = field(default_factory=dict)
-    logits: float | None = None
-    pair_logits: float | None = None
-    texts: dict[str, float] = field(default_factory=dict)
-    strings: list[str] = field(default_factory=list)
+    layer_differences: dict[str, float] = field(default_factory=dict)
+    logits_difference: float | None = None
+    pair_logits_difference: float | None = None
+    prediction_differences: dict[str, float] = field(default_factory=dict)
+    differing_strings: list[str] = field(default_factory=list)
     strings_compared: int = 0
 
     @property
     def same(self) -> bool:
         """Whether tensors, hidden states, logits and token ids are equal, and predictions equal within
         `ROUNDING_TOLERANCE`."""
-        numbers = [*self.tensors.values(), *self.layers.values(), self.logits or 0.0, self.pair_logits or 0.0]
+        numbers = [
+            *self.tensor_differences.values(),
+            *self.layer_differences.values(),
+            self.logits_difference or 0.0,
+            self.pair_logits_difference or 0.0,
+        ]
         # NaN counts as a difference.
         equal = all(number == 0.0 for number in numbers) and all(
-            number < ROUNDING_TOLERANCE for number in self.texts.values()
+            number < ROUNDING_TOLERANCE for number in self.prediction_differences.values()
         )
-        return equal and not self.missing and not self.strings
+        return equal and not self.missing and not self.differing_strings
 
     def rows(self) -> list[tuple[str, str]]:
         """Returns labels and values for the screen."""
-        worst = sorted(self.tensors.items(), key=lambda item: -item[1])[:3]
+        largest = max(self.tensor_differences.values(), default=0.0)
+        worst = sorted(self.tensor_differences.items(), key=lambda item: -item[1])[:3]
         changed = [f"{name} {value:.2g}" for name, value in worst if value > 0]
         rows = [
-            ("tensors", f"{len(self.tensors)} · largest difference {max(self.tensors.values(), default=0.0):.3g}"),
+            ("tensors", f"{len(self.tensor_differences)} · largest difference {largest:.3g}"),
             *(("changed", change) for change in changed),
             ("missing keys", _count_and_names(self.missing)),
             ("unused keys", _count_and_names(self.unused)),
             ("tied weights", _count_and_names(self.tied)),
         ]
-        if self.layers:
-            differences = " · ".join(f"{name} {value:.3g}" for name, value in self.layers.items())
+        if self.layer_differences:
+            differences = " · ".join(f"{name} {value:.3g}" for name, value in self.layer_differences.items())
             rows.append(("layers", f"largest differences on a sample: {differences}"))
-        rows.append(("logits", "none" if self.logits is None else f"largest difference {self.logits:.3g}"))
-        if self.pair_logits is not None:
-            rows.append(("pair logits", f"largest difference {self.pair_logits:.3g}"))
-        if self.texts:
-            differences = " · ".join(f"{kind} {value:.3g}" for kind, value in self.texts.items())
+        rows.append(
+            ("logits", "none" if self.logits_difference is None else f"largest difference {self.logits_difference:.3g}")
+        )
+        if self.pair_logits_difference is not None:
+            rows.append(("pair logits", f"largest difference {self.pair_logits_difference:.3g}"))
+        if self.prediction_differences:
+            differences = " · ".join(f"{kind} {value:.3g}" for kind, value in self.prediction_differences.items())
             rows.append(("as read", f"largest differences, tokenized by the folder's files: {differences}"))
         if self.strings_compared:
-            text = f"{len(self.strings)} of {self.strings_compared} adversarial strings get other ids"
-            rows.append(("tokenizer", text + (f": {self.strings[0]!r}" if self.strings else "")))
+            text = f"{len(self.differing_strings)} of {self.strings_compared} adversarial strings get other ids"
+            rows.append(("tokenizer", text + (f": {self.differing_strings[0]!r}" if self.differing_strings else "")))
         return rows
 
 
@@ -148,8 +156,8 @@ def compare_outputs(comparison: CheckpointComparison, original: CheckpointModel,
         logits = model.logits(hidden_TH, read_by_heads), model.pair_logits(hidden_TH, read_by_heads)
         results.append((layers.states | {"hidden": hidden_TH}, *logits))
     (states, *original_logits), (copied_states, *copied_logits) = results
-    comparison.layers = {name: difference(tensor, copied_states[name]) for name, tensor in states.items()}
-    comparison.logits, comparison.pair_logits = (
+    comparison.layer_differences = {name: difference(tensor, copied_states[name]) for name, tensor in states.items()}
+    comparison.logits_difference, comparison.pair_logits_difference = (
         difference(logits, copied) if logits is not None and copied is not None else None
         for logits, copied in zip(original_logits, copied_logits, strict=True)
     )
@@ -157,7 +165,7 @@ def compare_outputs(comparison: CheckpointComparison, original: CheckpointModel,
 
 def compare_tokenizers(comparison: CheckpointComparison, original: Tokenizer, copy: Tokenizer) -> None:
     """Records in `comparison` which strings of `ADVERSARIAL` the two tokenizers encode differently."""
-    comparison.strings = different_ids(original, copy)
+    comparison.differing_strings = different_ids(original, copy)
     comparison.strings_compared = len(ADVERSARIAL)
 
 

@@ -237,7 +237,7 @@ def compare_texts(
                 continue
             fitting = [row for row in fitting if _is_complete(original, row, longest)]
         if fitting:
-            comparison.texts[kind] = _text_difference(
+            comparison.prediction_differences[kind] = _text_difference(
                 original, reloaded, folder, format_name, tokenizer, fitting, longest
             )
 

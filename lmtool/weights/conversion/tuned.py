@@ -178,7 +178,7 @@ def _require_same(
     copy, _ = assemble(saved_model(checkpoint, saved, weights.tensors), loaded.tokenizer, trained=weights)
     comparison = CheckpointComparison({}, [], [])
     compare_outputs(comparison, parts, copy)
-    differences = [*comparison.layers.values(), comparison.logits or 0.0]
+    differences = [*comparison.layer_differences.values(), comparison.logits_difference or 0.0]
     differences += [difference(tensor, base.tensors[name]) for name, tensor in restored.changed.items()]
     if not max(differences) <= ROUNDING_TOLERANCE:  # also true for NaN
         raise CheckFailed(
