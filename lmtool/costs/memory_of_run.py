@@ -130,7 +130,7 @@ def trainable_by_role(learner: ModelWithHeads) -> dict[str, dict[str, int]]:
     by_role = {role: {"trainable": 0, "total": 0} for role in ("backbone", "method", "head")}
     for name, parameter in learner.named_parameters():
         part = part_of(name)
-        role = "method" if name in learner.added else "head" if part.startswith("heads.") else part
+        role = "method" if name in learner.added_names else "head" if part.startswith("heads.") else part
         counts = by_role.setdefault(role, {"trainable": 0, "total": 0})
         counts["total"] += parameter.numel()
         counts["trainable"] += parameter.numel() * (name in learner.trainable_names)

@@ -47,7 +47,7 @@ def start_from(student: BaseLearner, teacher: BaseLearner, origin: str, layers: 
         UserError: The layers of the two models have different types, or the teacher has parameters that a tuning
             method added, which cannot be copied.
     """
-    if teacher.added:
+    if teacher.added_names:
         raise UserError(
             f"distill.initialize cannot copy the parameters that a tuning method added to distill.teacher={origin}",
             f"export it, which merges them, and set distill.teacher= to the exported folder; or {DROP_INITIALIZATION}",

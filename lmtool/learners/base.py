@@ -198,8 +198,8 @@ class BaseLearner(ModelWithHeads, ABC):
                 return TokenRng(keys_T)
             output_keys_T = token_keys(self.seed, step, batch.examples, batch.parts, batch.outputs, outputs=True)
             return TokenRng(keys_T, output_keys_T)
-        first = (int(batch.examples[0]), int(batch.parts[0])) if len(batch.examples) else ()
-        return DeviceRng(key(self.seed, "dropout", step, *first), device)
+        first_example = (int(batch.examples[0]), int(batch.parts[0])) if len(batch.examples) else ()
+        return DeviceRng(key(self.seed, "dropout", step, *first_example), device)
 
     def hidden_of(self, batch: Batch, rng: DropoutRng | None, read_M: Tensor | None = None) -> Tensor:
         """Returns the hidden states of a batch that the heads read, see `hidden`."""

@@ -382,9 +382,9 @@ def _padding(batch: Batch, pad: int | None) -> int:
     """Counts padding tokens, and tokens that belong to no document. The first output token does not count, because
     some families use the padding token as the start token. pad: the id of the padding token."""
     positions = 0
-    for side, first in ((batch.inputs, 0), (batch.outputs, 1)):
+    for side, first_position in ((batch.inputs, 0), (batch.outputs, 1)):
         if side is not None:
             ids = side.tokens.numpy()
-            within = side.positions.numpy()[: sum(side.lengths)] >= first
+            within = side.positions.numpy()[: sum(side.lengths)] >= first_position
             positions += len(ids) - len(within) + int((ids[: len(within)][within] == pad).sum())
     return positions

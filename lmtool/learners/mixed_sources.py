@@ -81,11 +81,11 @@ def concatenate(batches: Sequence[Batch]) -> Batch:
 
 def _concatenate_targets(targets: Sequence[Target], starts: np.ndarray) -> Target:
     """Concatenates the targets of one term. starts: the index of each batch's first token after concatenation."""
-    at, spans = [], []
+    indices, spans = [], []
     for target, start in zip(targets, starts.tolist(), strict=False):
-        at.append(None if target.at is None else target.at + start)
+        indices.append(None if target.at is None else target.at + start)
         spans.append(None if target.span is None else target.span + start)
-    return Target(_cat([target.labels for target in targets]), _cat(at), _cat(spans), targets[0].side)
+    return Target(_cat([target.labels for target in targets]), _cat(indices), _cat(spans), targets[0].side)
 
 
 def _cat(tensors: Sequence[torch.Tensor | None]) -> torch.Tensor | None:

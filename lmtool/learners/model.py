@@ -57,10 +57,10 @@ def hidden_at(
     Returns:
         The states (..., H) by term.
     """
-    read_M, at = torch.cat([index.flatten() for index in indices.values()]).unique(return_inverse=True)
+    read_M, inverse = torch.cat([index.flatten() for index in indices.values()]).unique(return_inverse=True)
     device = batch.inputs.tokens.device
     hidden_MH = read(batch.inputs, rng, read_M=send(read_M, device))
-    rows_by_term = send(at, device).split([index.numel() for index in indices.values()])
+    rows_by_term = send(inverse, device).split([index.numel() for index in indices.values()])
     return {
         term: hidden_MH.index_select(0, rows).view(*index.shape, hidden_MH.shape[-1])
         for (term, index), rows in zip(indices.items(), rows_by_term, strict=True)
@@ -119,7 +119,7 @@ class ModelWithHeads(nn.Module):
         self.heads = nn.ModuleDict()
         self.tuning: Tuning | None = None
         self.schemes: tuple[TuningScheme, ...] = ()
-        self.added: frozenset[str] = frozenset()  # names of the parameters that the tuning method adds
+        self.added_names: frozenset[str] = frozenset()  # names of the parameters that the tuning method adds
         self.trainable_names: frozenset[str] = frozenset()  # names of parameters that train at some step
 
     @property
@@ -194,9 +194,9 @@ class ModelWithHeads(nn.Module):
             new: Names of the submodules that were not loaded from a checkpoint; None if unknown.
             schemes: The tuning schemes.
         """
-        before = {name for name, _ in self.named_parameters()}
+        names_before = {name for name, _ in self.named_parameters()}
         tuning.edit(self, self.seed, new)
-        self.added = frozenset(name for name, _ in self.named_parameters()) - before
+        self.added_names = frozenset(name for name, _ in self.named_parameters()) - names_before
         self.trainable_names = frozenset(name for name, parameter in self.named_parameters() if parameter.requires_grad)
         self.tuning, self.schemes = tuning, tuple(schemes)
         for scheme in self.schemes:

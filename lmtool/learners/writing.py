@@ -243,12 +243,12 @@ class AnswerWriter(Writer):
         if self.is_streamable(prompt):
             return self.text(prompt, new_ids)
         fillings: dict[int, list[int]] = {}
-        current: list[int] = []
+        filling: list[int] = []
         for token in new_ids:
             if token in self.tokenizer.sentinels:
-                current = fillings.setdefault(token, [])
+                filling = fillings.setdefault(token, [])
             else:
-                current.append(token)
+                filling.append(token)
         filled = {piece: self._decode(fillings.get(number, ())) for piece, number in self.gap_id_by_text.items()}
         return "".join(
             f"[{filled[part].strip()}]" if part in self.gap_id_by_text else part

@@ -172,7 +172,7 @@ class TuningMethod(ABC):
     def delta(self, learner: BaseLearner) -> set[str]:
         """Returns the names of the tensors that distinguish the tuned learner from its base: trained or added
         tensors."""
-        return {*learner.trainable_names, *learner.added}
+        return {*learner.trainable_names, *learner.added_names}
 
 
 def freeze(learner: BaseLearner, new: Collection[str] | None) -> None:

@@ -78,7 +78,7 @@ class L2Sp(Scheme):
         for name, parameter in learner.named_parameters():
             if name not in learner.trainable_names:
                 continue
-            if part_of(name) in new or name in learner.added:
+            if part_of(name) in new or name in learner.added_names:
                 self._new.append(parameter)
             else:
                 self._pretrained.append(parameter)

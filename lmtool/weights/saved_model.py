@@ -276,7 +276,7 @@ def merge_tuned(weights: Weights, saved: Mapping[str, object]) -> Weights:
         return weights
     with torch.device("meta"):
         planned, _ = assemble(model, None)
-    if not planned.added:
+    if not planned.added_names:
         # There is nothing to merge, but the method may still raise an error.
         _merge(planned, weights.origin)
         return weights
@@ -285,7 +285,7 @@ def merge_tuned(weights: Weights, saved: Mapping[str, object]) -> Weights:
     unread_tensors = {name: tensor for name, tensor in weights.tensors.items() if name not in parts.state_dict()}
     _merge(parts, weights.origin)
     tensors = {name: tensor.detach() for name, tensor in parts.state_dict().items()}
-    unmerged = [name for name in tensors if name in planned.added]
+    unmerged = [name for name in tensors if name in planned.added_names]
     if unmerged:
         others = f" and {counted(len(unmerged) - 1, 'more tensor')}" if len(unmerged) > 1 else ""
         raise UserError(
@@ -324,10 +324,10 @@ def fold_checkpoint(
         return None
     parts, _ = assemble(model, None, trained=weights)
     assert parts.tuning is not None
-    added_before, config = parts.added, parts.tuning.fold(parts)
+    added_before, config = parts.added_names, parts.tuning.fold(parts)
     if config == model.tuned_by:
         return None
     state = parts.state_dict()
     tensors = {name: tensor for name, tensor in checkpoint_tensors.items() if name not in added_before}
-    tensors |= {name: state[name] for name in sorted(parts.added)}
+    tensors |= {name: state[name] for name in sorted(parts.added_names)}
     return FoldedCheckpoint(tensors, {**saved, "tuning": config.model_dump(mode="json")})

@@ -35,8 +35,8 @@ def tuned(folder: Path, **fields: Any) -> tuple[Any, TunedModel]:
         for name, parameter in parts.named_parameters():
             if name.endswith("lora_b"):
                 parameter.normal_(0, 0.3)
-    added = {name: tensor for name, tensor in parts.state_dict().items() if name in parts.added}
-    ours = {name: tensor for name, tensor in parts.state_dict().items() if name not in parts.added}
+    added = {name: tensor for name, tensor in parts.state_dict().items() if name in parts.added_names}
+    ours = {name: tensor for name, tensor in parts.state_dict().items() if name not in parts.added_names}
     base = HFBase(loaded.config, ours, to_hf_names(loaded.config, ours), hf_linears(loaded.config, ours))
     return loaded, TunedModel(json.loads(config.model_dump_json()), added, base, None)
 
@@ -67,10 +67,10 @@ def test_every_family_there_and_back(family: str, tmp_path: Path) -> None:
     restored = adapter.read_adapter(tmp_path / "adapter").restore(ours.base)
     # Queries, keys and values that are one map there come back with more ranks.
     joined = len(ours.base.linears[0].parts)
-    assert restored.section["rank"] == (3 * joined - 3 if joined == 3 else 3) and not restored.changed
+    assert restored.section["rank"] == (3 * joined - 3 if joined == 3 else 3) and not restored.changed_tensors
     again, _ = tuned(tmp_path / "published", **restored.section)
-    assert again.model.parts.added == restored.added.keys()
-    again.model.parts.load_state_dict(restored.added, strict=False)
+    assert again.model.parts.added_names == restored.added_tensors.keys()
+    again.model.parts.load_state_dict(restored.added_tensors, strict=False)
     with torch.no_grad():
         assert close(again.model(ids, mask, decoder).logits[real], expected[real])
 

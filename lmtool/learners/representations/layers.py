@@ -295,8 +295,8 @@ def score_layers(
 def majority(train: LabeledStates, held_out: LabeledStates, classes: int) -> dict[str, float]:
     """Returns the `accuracy` and the `standard_error` of always predicting the most frequent class of the training
     data."""
-    best = torch.bincount(train.labels_N, minlength=classes).argmax()
-    accuracy, error = _accuracy(held_out.labels_N == best, held_out.groups_N)
+    majority_class = torch.bincount(train.labels_N, minlength=classes).argmax()
+    accuracy, error = _accuracy(held_out.labels_N == majority_class, held_out.groups_N)
     return {"accuracy": accuracy, "standard_error": error}
 
 

@@ -46,7 +46,10 @@ def import_adapter(config: ImportConfig, folder: Path) -> None:
     base_folder, head = _base_folder(adapter, address, start, model, config.offline)
     base = _hf_base(adapter, base_folder, start, model)
     restored = adapter.restore(base)
-    tensors = {**restored.added, **_changed_tensors(adapter, base_folder, base, start, restored.changed)}
+    tensors = {
+        **restored.added_tensors,
+        **_changed_tensors(adapter, base_folder, base, start, restored.changed_tensors),
+    }
     tuning = json.loads(decode_section(str(folder), {"tuning": restored.section}, Choice("tuning")).model_dump_json())
     base_tensors = _base_tensors(start, tensors, head)
     all_tensors = {**base_tensors, **tensors}
@@ -66,7 +69,7 @@ def import_adapter(config: ImportConfig, folder: Path) -> None:
     _require_same(load(str(output), offline=True).model.parts.state_dict(), all_tensors, output)
     values = count(sum(tensor.numel() for tensor in tensors.values()))
     Output().line(f"{output} · model={model.name} · tuning={tuning['name']} · {values} values on top of {address}")
-    merged_names = sorted(name for name in restored.changed if name not in adapter.saved)
+    merged_names = sorted(name for name in restored.changed_tensors if name not in adapter.saved)
     if merged_names:
         Output().line(f"merged, since tuning={tuning['name']} does not edit them: {listing(merged_names, 3)}")
     if adapter.settings.unread_keys:

@@ -258,8 +258,8 @@ def _positions(source: CheckpointModel, model: CheckpointModel, tensors: Mapping
         changes.append("the first segment's vector is added")
     if old.offset != new.offset:
         changes.append(f"position 0 is in row {new.offset}, was in row {old.offset}")
-    first = old.weight[: new.offset] if old.offset == new.offset else values.new_zeros(new.offset, values.shape[1])
-    return torch.cat([first, values]), "; ".join(changes)
+    first_rows = old.weight[: new.offset] if old.offset == new.offset else values.new_zeros(new.offset, values.shape[1])
+    return torch.cat([first_rows, values]), "; ".join(changes)
 
 
 REPORT = "crossed.json"

@@ -225,9 +225,9 @@ def compare_texts(
         tokenizer: The checkpoint's tokenizer.
     """
     settings = read_settings(folder)
-    longest, split = settings["model_max_length"], bool(settings.get("split_special_tokens"))
+    longest, splits_special = settings["model_max_length"], bool(settings.get("split_special_tokens"))
     texts = list(_TEXTS)
-    if split:
+    if splits_special:
         texts += [(f"so {token} it", f"is {token}") for token in tokenizer.pieces(tokenizer.roles.values())]
     for kind, rows in (("texts", [(first,) for first, _ in texts]), ("pairs", texts)):
         overhead = FormatTemplate.of(text_format(format_name, tokenizer), len(rows[0])).special_count

@@ -95,8 +95,8 @@ def _export_adapter(config: ExportConfig, tuned: Path, base: Base, folder: Path)
     section = json.loads(parts.tuning.fold(parts).model_dump_json())
     writer_of(section["name"])
     state, tuned_names = parts.state_dict(), tensor_names(tuned)
-    base_tensors = {name: tensor for name, tensor in state.items() if name not in parts.added}
-    added_tensors = {name: tensor for name, tensor in state.items() if name in parts.added}
+    base_tensors = {name: tensor for name, tensor in state.items() if name not in parts.added_names}
+    added_tensors = {name: tensor for name, tensor in state.items() if name in parts.added_names}
     task = head_to_export(loaded.saved, base_tensors)
     tokenizer = tokenizer if task is None else tokenizer.with_padding()
     export = export_of(loaded.config, base_tensors, task, tokenizer)
@@ -174,12 +174,12 @@ def _require_same(
     parts = loaded.model.parts
     base_tensors = {name: tensor for name, tensor in parts.state_dict().items() if name not in added_tensors}
     saved = {**loaded.saved, "tuning": restored.section}
-    weights = Weights({**base_tensors, **restored.added}, folder, checkpoint)
+    weights = Weights({**base_tensors, **restored.added_tensors}, folder, checkpoint)
     copy, _ = assemble(saved_model(checkpoint, saved, weights.tensors), loaded.tokenizer, trained=weights)
     comparison = CheckpointComparison({}, [], [])
     compare_outputs(comparison, parts, copy)
     differences = [*comparison.layer_differences.values(), comparison.logits_difference or 0.0]
-    differences += [difference(tensor, base.tensors[name]) for name, tensor in restored.changed.items()]
+    differences += [difference(tensor, base.tensors[name]) for name, tensor in restored.changed_tensors.items()]
     if not max(differences) <= ROUNDING_TOLERANCE:  # also true for NaN
         raise CheckFailed(
             f"{folder} differs from the checkpoint: outputs differ by {max(differences):.3g}", "keep the checkpoint"

@@ -141,21 +141,23 @@ def replace_tokenizer(config: ImportConfig, tokenizer_path: str) -> None:
     saved, weights = saved_config(config.checkpoint, config.offline), read(config.checkpoint, config.offline)
     _require_pretrained(config, hugging_face, saved, weights)
     parses = bool((saved.get("tokenizer") or {}).get("parse_special_tokens"))
-    old = Tokenizer.load(weights.folder, parses)
-    new = _load_tokenizer(FolderConfig(path=tokenizer_path, parse_special_tokens=parses), config.offline)
+    old_tokenizer = Tokenizer.load(weights.folder, parses)
+    new_tokenizer = _load_tokenizer(FolderConfig(path=tokenizer_path, parse_special_tokens=parses), config.offline)
 
     trained = _read_with_head(config, saved, weights)
     blueprint: SavedModel | PretrainConfig = saved_model(config.checkpoint, saved, weights.tensors)
     if trained is not None and "objective" in saved:
         blueprint = cast(PretrainConfig, trained.config)  # with the heads of the objective
     model = blueprint.model
-    if old.vocab_size > model.vocab_size:
-        message = f"the tokenizer has {old.vocab_size:,} tokens, but the embedding has {model.vocab_size:,} rows"
+    if old_tokenizer.vocab_size > model.vocab_size:
+        message = (
+            f"the tokenizer has {old_tokenizer.vocab_size:,} tokens, but the embedding has {model.vocab_size:,} rows"
+        )
         hint = "copy the tokenizer with which the checkpoint was trained into its folder"
         raise UserError(f"checkpoint={config.checkpoint}: {message}", hint)
-    mapping = replacement(old, new)
-    row_count = new.vocab_size + model.vocab_size - old.vocab_size
-    _require_roles(trained, with_vocabulary(model, row_count), new, tokenizer_path)
+    mapping = replacement(old_tokenizer, new_tokenizer)
+    row_count = new_tokenizer.vocab_size + model.vocab_size - old_tokenizer.vocab_size
+    _require_roles(trained, with_vocabulary(model, row_count), new_tokenizer, tokenizer_path)
     larger = _resize(blueprint, model.vocab_size + 1)
     names = vocabulary_tensors(blueprint, larger, weights.tensors.keys())
     names = [name for name in names if name in weights.tensors]
@@ -163,24 +165,24 @@ def replace_tokenizer(config: ImportConfig, tokenizer_path: str) -> None:
     loss: TextLoss | str = "the checkpoint has no head that predicts tokens"
     if trained is not None:
         resized = _resize(cast(PretrainConfig, trained.config), row_count)
-        new_model = replace(trained, config=resized, tokenizer=new, weights=replace(weights, tensors=tensors))
+        new_model = replace(trained, config=resized, tokenizer=new_tokenizer, weights=replace(weights, tensors=tensors))
         loss = _measure_loss(config, trained, new_model)
 
     report = {
         "checkpoint": masked(config.checkpoint),
         "tokenizer": masked(tokenizer_path),
         **mapping.counts,
-        "rows_without_entry": model.vocab_size - old.vocab_size,
+        "rows_without_entry": model.vocab_size - old_tokenizer.vocab_size,
         "tensors": names,
         "bits_per_byte": None if isinstance(loss, str) else asdict(loss),
     }
     section = {"name": "folder", "path": masked(str(folder)), "parse_special_tokens": parses}
     new_config = _new_config(config, hugging_face, saved, weights)
     new_config |= {"model": {**new_config["model"], "vocab_size": row_count}, "tokenizer": section}
-    write_checkpoint(new_config, tensors, new, folder, {REPORT: report})
+    write_checkpoint(new_config, tensors, new_tokenizer, folder, {REPORT: report})
     if not same_tensors(tensors, read(str(folder), offline=True).tensors):
         raise CheckFailed(f"{folder} differs from what was written", "check the disk, and keep the checkpoint")
-    _report(folder, mapping, report, loss, old, new)
+    _report(folder, mapping, report, loss, old_tokenizer, new_tokenizer)
 
 
 def _require_pretrained(
@@ -219,16 +221,16 @@ def _read_with_head(config: ImportConfig, saved: Mapping[str, object], weights: 
     return read_trained(config.checkpoint, config.offline, precision)
 
 
-def _require_roles(trained: Trained | None, model: ModelConfig, new: Tokenizer, path: str) -> None:
+def _require_roles(trained: Trained | None, model: ModelConfig, new_tokenizer: Tokenizer, path: str) -> None:
     """Raises UserError if the new tokenizer lacks a special token that the model or its objective needs."""
     hint = "use a tokenizer that has this token; lmtool tokenizer trains one, see tokenizer.special_tokens="
     if trained is None:
-        problem = missing_token(tokens_around(model), new.roles)
+        problem = missing_token(tokens_around(model), new_tokenizer.roles)
         if problem is not None:
             raise UserError(f"tokenizer={path} {problem}", hint)
         return
     try:
-        require_fit(_resize(cast(PretrainConfig, trained.config), model.vocab_size), new)
+        require_fit(_resize(cast(PretrainConfig, trained.config), model.vocab_size), new_tokenizer)
     except UserError as error:
         raise UserError(f"tokenizer={path}: {error.message}", hint) from error
 
@@ -289,7 +291,12 @@ def _new_config(
 
 
 def _report(
-    folder: Path, mapping: Replacement, report: JsonMapping, loss: TextLoss | str, old: Tokenizer, new: Tokenizer
+    folder: Path,
+    mapping: Replacement,
+    report: JsonMapping,
+    loss: TextLoss | str,
+    old_tokenizer: Tokenizer,
+    new_tokenizer: Tokenizer,
 ) -> None:
     """Prints what changed: vocabulary entries, rows, tensors and the loss."""
     counts = mapping.counts
@@ -304,10 +311,13 @@ def _report(
         rows.append(("bits per byte", f"not measured: {loss}"))
     else:
         rows.append(("bits per byte", f"{loss.before:.4f} before · {loss.after:.4f} after · {loss.term}, {loss.text}"))
-        if old.decode(old.encode(_NORMALIZATION_SAMPLE)) != new.decode(new.encode(_NORMALIZATION_SAMPLE)):
+        old_text, new_text = (
+            tokenizer.decode(tokenizer.encode(_NORMALIZATION_SAMPLE)) for tokenizer in (old_tokenizer, new_tokenizer)
+        )
+        if old_text != new_text:
             rows.append(
                 ("", "not comparable: the tokenizers remove different characters, which add nothing to the loss")
             )
     output = Output()
-    output.line(f"{folder} · {new.vocab_size:,} tokens instead of {old.vocab_size:,}")
+    output.line(f"{folder} · {new_tokenizer.vocab_size:,} tokens instead of {old_tokenizer.vocab_size:,}")
     output.rows(rows)

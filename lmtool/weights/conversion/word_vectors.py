@@ -58,7 +58,7 @@ class WordFile:
 
 
 def is_word_file(path: str | Path) -> bool:
-    """Whether a path is an existing file with the extension of a file of word vectors."""
+    """Returns whether a path is an existing file with the extension of a file of word vectors."""
     return str(path).lower().endswith(SUFFIXES) and Path(path).expanduser().is_file()
 
 
@@ -255,6 +255,6 @@ def import_as_embedding(config: ImportConfig, family: str) -> None:
 
 
 def holds_vectors(config: ImportConfig) -> bool:
-    """Whether the model of a checkpoint consists of word vectors only."""
+    """Returns whether the model of a checkpoint consists of word vectors only."""
     kind = chosen_class(saved_config(config.checkpoint, config.offline).get("model"), Choice("model"))
     return kind is not None and issubclass(kind, ModelConfig) and not kind.contextual

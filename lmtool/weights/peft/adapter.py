@@ -262,7 +262,7 @@ def _saved_modules(tuned: TunedModel) -> tuple[list[str], list[str]]:
 
 
 def _is_within(module: str, suffixes: Sequence[str]) -> bool:
-    """Whether the path of a module, or the path of a module that contains it, ends with one of these suffixes."""
+    """Returns whether the path of a module, or of a module that contains it, ends with one of these suffixes."""
     parts = module.split(".")
     return any(".".join(parts[: depth + 1]).endswith(tuple(suffixes)) for depth in range(len(parts)))
 
@@ -309,7 +309,7 @@ class Adapter:
             restored = READERS[self.settings.peft_type](self.settings, self.updates, base)
         except UserError as error:
             raise UserError(f"{self.folder}: {error.message}", error.hint) from error
-        return RestoredAdapter(restored.section, restored.added, {**self.saved, **restored.changed})
+        return RestoredAdapter(restored.section, restored.added_tensors, {**self.saved, **restored.changed_tensors})
 
 
 def read_adapter(folder: Path) -> Adapter:

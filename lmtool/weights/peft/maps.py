@@ -126,14 +126,14 @@ class RestoredAdapter:
 
     Attributes:
         section: The `tuning` section.
-        added: The tensors that the tuning method adds, under lmtool's names.
-        changed: Tensors of the base, under transformers' names, into which updates were merged because lmtool's method
-            has no counterpart for them.
+        added_tensors: The tensors that the tuning method adds, under lmtool's names.
+        changed_tensors: Tensors of the base, under transformers' names, into which updates were merged because
+            lmtool's method has no counterpart for them.
     """
 
     section: JsonObject
-    added: dict[str, Tensor]
-    changed: dict[str, Tensor]
+    added_tensors: dict[str, Tensor]
+    changed_tensors: dict[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ class HFBase:
         return {linear.module: linear for linear in self.linears}
 
     def has_separate_bias(self, linear: HFLinear) -> bool:
-        """Whether transformers adds the bias of a layer outside of its linear module (DeBERTa)."""
+        """Returns whether transformers adds the bias of a layer outside of its linear module (DeBERTa)."""
         return f"{linear.module}.bias" not in self.tensors and any(
             f"{part.name}.bias" in self.lmtool_tensors for part in linear.parts
         )

@@ -214,8 +214,8 @@ def settings_of(path: Path, content: Mapping[str, object]) -> AdapterSettings:
 
 
 def _is_listed(names: Sequence[str] | str, module: str) -> bool:
-    """Whether a list of names contains the path of a module or a suffix of the path, or whether a regular expression
-    matches the whole path."""
+    """Returns whether a list of names contains the path of a module or a suffix of the path. Instead of a list, the
+    names may be a regular expression, which must match the whole path."""
     if isinstance(names, str):
         return _match(names, module, complete=True)
     return module in names or module.endswith(tuple(f".{name}" for name in names))
@@ -227,7 +227,7 @@ def _pattern_value(pattern: Mapping[str, Value], module: str, default: Value) ->
 
 
 def _match(pattern: str, module: str, complete: bool = False) -> bool:
-    """Whether a regular expression matches the start of a module's path, or with `complete` the whole path."""
+    """Returns whether a regular expression matches the start of a module's path, or with `complete` the whole path."""
     compiled = _compile(pattern)
     return (compiled.fullmatch if complete else compiled.match)(module) is not None
 
