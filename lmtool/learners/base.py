@@ -286,7 +286,7 @@ class BaseLearner(ModelWithHeads, ABC):
 
     @property
     def headline(self) -> dict[str, float]:
-        """The terms whose losses the metric sums, with their coefficients."""
+        """The terms whose losses the metric sums, with their weights."""
         term = self.metric.name.removesuffix("_loss")
         return {term: 1.0} if term in self.loss_weights else self.loss_weights
 

@@ -93,7 +93,7 @@ class MixedExamples:
         members: The examples of each member, by name.
         fractions: The fraction of an epoch's examples that belong to each member.
         seed: The seed of the run.
-        whole: Whether an epoch has all examples of every member, as in evaluation, instead of the fractions.
+        takes_all: Whether an epoch has all examples of every member, as in evaluation, instead of the fractions.
         repeats: Whether an epoch has as many examples as all members together, so that a member with a large fraction
             repeats examples. Otherwise, an epoch ends before a member would repeat an example.
     """
@@ -109,11 +109,11 @@ class MixedExamples:
         members: dict[str, Examples],
         fractions: Sequence[float],
         seed: int,
-        whole: bool = False,
+        takes_all: bool = False,
         repeats: bool = False,
     ):
         self.members, self.fractions, self.seed = members, tuple(fractions), seed
-        self.whole, self.repeats = whole, repeats
+        self.takes_all, self.repeats = takes_all, repeats
         self._plans: dict[int, Plan] = {}
 
     def plan(self, epoch: int) -> Plan:
@@ -149,12 +149,12 @@ class MixedExamples:
 
     def complete(self) -> MixedExamples:
         """Returns the same mixture with all examples of every member."""
-        return MixedExamples(self.members, self.fractions, self.seed, whole=True)
+        return MixedExamples(self.members, self.fractions, self.seed, takes_all=True)
 
     def _counts(self, plans: Sequence[Plan]) -> list[int]:
         """Returns the number of examples of each member in an epoch. plans: the plan of each member."""
         sizes = [len(plan) for plan in plans]
-        if self.whole:
+        if self.takes_all:
             return sizes
         if self.repeats:
             return [max(1, round(sum(sizes) * fraction)) for fraction in self.fractions]
@@ -181,7 +181,7 @@ class MixedExamples:
             },
             **{f"{name}_examples": int(metadata["examples"]) for name, metadata in by_member.items()},
         }
-        if self.whole:
+        if self.takes_all:
             return metadata
         return {**metadata, **{f"{name}_in_an_epoch": count for name, count in counts.items()}}
 

@@ -43,7 +43,7 @@ class MixedSources(MixedExamples):
     def __init__(self, members: dict[str, Examples], fractions: Sequence[float] | None, seed: int, held_out: bool):
         sizes = [len(member.plan(0)) for member in members.values()]
         fractions = fractions or [size / sum(sizes) for size in sizes]
-        super().__init__(members, fractions, seed, whole=held_out, repeats=True)
+        super().__init__(members, fractions, seed, takes_all=held_out, repeats=True)
 
     def complete(self) -> MixedSources:
         return MixedSources(self.members, self.fractions, self.seed, held_out=True)
@@ -183,16 +183,16 @@ class SourcesScorer(Scorer):
     """Runs the learner once per batch, and adds the losses to the scores of all texts and to the scores of each text.
 
     Args:
-        whole: The scorer of all texts together.
+        scorer_of_all: The scorer of all texts together.
         members: The scorer of each text, by title.
         examples: The examples of the split.
     """
 
-    def __init__(self, whole: TermScorer, members: Mapping[str, TermScorer], examples: MixedSources):
-        self.whole, self.members, self.examples = whole, members, examples
+    def __init__(self, scorer_of_all: TermScorer, members: Mapping[str, TermScorer], examples: MixedSources):
+        self.scorer_of_all, self.members, self.examples = scorer_of_all, members, examples
 
     def outputs(self, batch: Batch) -> dict[str, Scores]:
-        return self.whole.outputs(batch)
+        return self.scorer_of_all.outputs(batch)
 
     def take(self, batch: Batch, outputs: Mapping[str, Scores]) -> None:
         member_N = self.examples.members_of(batch)
@@ -202,20 +202,20 @@ class SourcesScorer(Scorer):
             if (selected_batch := _select_documents(batch, member_N == number)) is not None
         }
         for term, scores in outputs.items():
-            self.whole.add_term(term, batch, scores)
+            self.scorer_of_all.add_term(term, batch, scores)
             for title, (selected_batch, selected_N) in batches_by_title.items():
                 self.members[title].add_term(term, selected_batch, _select_scores(scores, selected_N))
 
     def result(self) -> Evaluation:
         """Returns the evaluation of all texts, with the loss and the scores of each text added as TITLE_NAME."""
-        whole = self.whole.result()
+        evaluation_of_all = self.scorer_of_all.result()
         by_title = {title: scorer.result() for title, scorer in self.members.items() if scorer.sums}
         scores = {
             f"{title}_{name}": value
             for title, evaluation in by_title.items()
             for name, value in {"loss": evaluation.loss, **evaluation.scores}.items()
         }
-        return replace(whole, scores={**whole.scores, **scores})
+        return replace(evaluation_of_all, scores={**evaluation_of_all.scores, **scores})
 
 
 def _select_documents(batch: Batch, selected_N: np.ndarray) -> Batch | None:

@@ -64,7 +64,7 @@ class Mixture(BaseLearner):
             for term, weight in member.loss_weights.items()
         }
         for name, member in learners.items():
-            self._share_heads(name, member, learners)
+            self._share_heads(member, learners)
             if member.objective is not None:
                 if self.objective is not None:
                     raise UserError(
@@ -82,10 +82,10 @@ class Mixture(BaseLearner):
         self.register_state_dict_post_hook(_remove_member_tensors)
         self.register_load_state_dict_pre_hook(_add_member_tensors)
 
-    def _share_heads(self, name: str, member: BaseLearner, learners: Mapping[str, BaseLearner]) -> None:
+    def _share_heads(self, member: BaseLearner, learners: Mapping[str, BaseLearner]) -> None:
         """Adds the heads of a member to the mixture. If there already is a head of the same name, the member uses this
-        head instead of its own. name: the name of the member. member: the learner of the member. learners: the learners
-        of all members, by name. Raises UserError if a task has the name of another member's head."""
+        head instead of its own. member: the learner of the member. learners: the learners of all members, by name.
+        Raises UserError if a task has the name of another member's head."""
         for head in list(member.heads):
             if head in self.heads and head in learners:
                 raise UserError(
@@ -128,7 +128,9 @@ class Mixture(BaseLearner):
             if isinstance(member_examples, MixedSources):
                 member_examples.nesting = len(examples), number
         fractions = [self.fractions[name] for name in examples]
-        return MixedExamples(examples, fractions, self.seed, data.split != "train", self.config.repeats)
+        return MixedExamples(
+            examples, fractions, self.seed, takes_all=data.split != "train", repeats=self.config.repeats
+        )
 
     def inspector(self, examples: MixedExamples, max_length: int) -> MixedInspector:
         """Returns an inspector that combines the inspectors of all members."""

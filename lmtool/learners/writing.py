@@ -238,8 +238,8 @@ class AnswerWriter(Writer):
         return self._decode(new_ids)
 
     def full_text(self, prompt_text: str, prompt: Sequence[int], new_ids: Sequence[int]) -> str:
-        """Returns the answer; for a prompt with sentinels, the prompt in which each gap is replaced by [its
-        filling]."""
+        """Returns the answer; for a prompt with sentinels, the prompt, with [the filling] of each gap in its
+        place."""
         if self.is_streamable(prompt):
             return self.text(prompt, new_ids)
         fillings: dict[int, list[int]] = {}
