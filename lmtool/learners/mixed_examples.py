@@ -64,11 +64,11 @@ def combine(member_batches: Sequence[tuple[str, Batch]]) -> MixedBatch:
     return MixedBatch(inputs, targets, examples_N, parts_N, members=tuple(member_batches))
 
 
-def mixed_plan(text: Plan, plans: Sequence[Plan], counts: Sequence[int], seed: int, epoch: int) -> Plan:
+def mixed_plan(shared_plan: Plan, plans: Sequence[Plan], counts: Sequence[int], seed: int, epoch: int) -> Plan:
     """Builds the plan of an epoch from a random sample of each member's examples.
 
     Args:
-        text: The plan whose cache stores the result, as `cached_plan` passes it.
+        shared_plan: The plan whose cache stores the result. `cached_plan` passes it, and this function ignores it.
         plans: The plan of each member.
         counts: The number of examples to sample from each plan. Examples repeat only if the count is larger than the
             plan.
@@ -101,8 +101,8 @@ class MixedExamples:
     renumbers_repeats: ClassVar[bool] = False
     """Whether each repetition of an example in an epoch has its own number, and therefore its own random choices."""
     nesting: tuple[int, int] = (1, 0)
-    """If these examples are one of several members of another mixture: how many members that mixture has, and the index
-    of these examples among them. Their example numbers then differ from the numbers of the other members."""
+    """The number of members of the mixture that has these examples as a member, and the index of this member; (1, 0)
+    without such a mixture. Both enter the numbers of the examples, so that no two members have equal numbers."""
 
     def __init__(
         self,
@@ -121,11 +121,11 @@ class MixedExamples:
             plans = [member.plan(epoch) for member in self.members.values()]
             # Plans of text are stored in a file that all processes share; plans of tasks are small, and every process
             # has a copy. The mixed plan is stored with the plan that most processes share.
-            text = max(plans, key=lambda plan: plan.cache.processes)
+            shared_plan = max(plans, key=lambda plan: plan.cache.processes)
             # The previous plan stays in memory, because a prefetching loader reads from two epochs at their boundary.
             previous = dict([*self._plans.items()][-1:])
             self._plans = previous | {
-                epoch: cached_plan(mixed_plan, text, plans, self._counts(plans), self.seed, epoch)
+                epoch: cached_plan(mixed_plan, shared_plan, plans, self._counts(plans), self.seed, epoch)
             }
         return self._plans[epoch]
 
@@ -139,7 +139,8 @@ class MixedExamples:
                 # Random choices are keyed by the number of an example, so members must not have equal numbers.
                 repetition = member_rows["again"] * len(plan) * self.renumbers_repeats
                 numbers = (selected + repetition) * len(self.members) + number
-                numbers = numbers * self.nesting[0] + self.nesting[1]
+                mixture_size, index_in_mixture = self.nesting
+                numbers = numbers * mixture_size + index_in_mixture
                 member_batches.append((name, member.batch(plan.rows[selected], numbers, epoch)))
         return self.combine(member_batches)
 
