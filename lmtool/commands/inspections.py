@@ -19,7 +19,7 @@ from lmtool.data.formats import text_format
 from lmtool.data.sources import open_source
 from lmtool.data.vocabulary import trained_tokenizer
 from lmtool.errors import UserError
-from lmtool.learners.representations.attention import Head, attention_of, heads_of, position_scores
+from lmtool.learners.representations.attention import HeadPattern, attention_of, heads_of, position_scores
 from lmtool.learners.representations.reading import max_length_of, text_format_of, tokenizer_of
 from lmtool.learners.representations.vectors import HiddenStates, compare_word
 from lmtool.models.configs import TransformerConfig
@@ -126,7 +126,7 @@ def attention(config: InspectAttentionConfig) -> list[JsonObject]:
     return [{"layer": head.layer, "head": head.number, "mostly": head.pattern, **head.fractions} for head in heads]
 
 
-def _clearest(heads: list[Head]) -> list[Head]:
+def _clearest(heads: list[HeadPattern]) -> list[HeadPattern]:
     """Returns the heads with a pattern: first the clearest head of each pattern, then the second clearest, and so
     on."""
     ranked = sorted((head for head in heads if head.pattern), key=lambda head: -head.fractions[head.pattern])
