@@ -300,7 +300,7 @@ def main(words: Sequence[str]) -> int:
         close = nearest(words[0], tuple(SCRIPTS)) if words else None
         raise UserError(
             f"{' '.join(['completion', *words])}: give one of {', '.join(SCRIPTS)}",
-            f"lmtool completion {close or 'bash'}; its first lines say where to put it",
+            f"run `lmtool completion {close or 'bash'}`; the script says in its first lines where to put it",
         )
     say(SCRIPTS[words[0]].removesuffix("\n"))
     return 0

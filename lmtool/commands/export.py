@@ -81,9 +81,11 @@ def run(config: ExportConfig) -> None:
     reloaded = load(str(folder), offline=True)
     copy = read(str(folder), offline=True)
     unused = [name for name in copy.tensors if name not in reloaded.model.parts.state_dict()]
-    comparison = compare_tensors(export.exported, copy.tensors, unused)
-    exported = replace(weights, tensors=export.exported)
-    original, _ = assemble(saved_model(config.checkpoint, saved, export.exported), loaded.tokenizer, trained=exported)
+    comparison = compare_tensors(export.lmtool_tensors, copy.tensors, unused)
+    exported = replace(weights, tensors=export.lmtool_tensors)
+    original, _ = assemble(
+        saved_model(config.checkpoint, saved, export.lmtool_tensors), loaded.tokenizer, trained=exported
+    )
     compare_outputs(comparison, original, reloaded.model.parts)
     if reloaded.tokenizer is not None:
         compare_tokenizers(comparison, loaded.tokenizer, reloaded.tokenizer)
@@ -102,7 +104,9 @@ def run(config: ExportConfig) -> None:
 
 def require_published_tensors(weights: Weights, model: ModelConfig, export: Export) -> None:
     """Raises UserError if the backbone has tensors that published models lack."""
-    unpublished = [name for name in weights.tensors if name.startswith("backbone.") and name not in export.exported]
+    unpublished = [
+        name for name in weights.tensors if name.startswith("backbone.") and name not in export.lmtool_tensors
+    ]
     if unpublished:
         more = f" and {counted(len(unpublished) - 1, 'more tensor')} have" if len(unpublished) > 1 else " has"
         raise UserError(
@@ -145,7 +149,7 @@ def model_card(checkpoint: str, weights: Weights, saved: JsonMapping, export: Ex
     title = weights.folder.parent.parent.name if step else weights.folder.name
     metadata = {
         "architecture": f"{export.architecture} ({saved['model']['name']})",
-        "parameters": f"{sum(tensor.numel() for tensor in export.tensors.values()):,}",
+        "parameters": f"{sum(tensor.numel() for tensor in export.hf_tensors.values()):,}",
         "made by": command_line("export", f"checkpoint={checkpoint}") + f" (lmtool {lmtool.__version__})",
         "checkpoint": weights.folder.name,
         "sha256 of its weights": sha256(path) if path.is_file() else None,

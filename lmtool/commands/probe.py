@@ -148,7 +148,7 @@ class _Probed:
         windows = windows_of(store, capacity)
         if len(windows) < 3:
             raise UserError(
-                f"the validation text has {len(windows)} windows of {capacity} tokens; a probe needs 3",
+                f"the validation text has {len(windows)} windows of {capacity} tokens; a probe needs at least 3",
                 "use more text, or a smaller max_length=",
             )
         order = Permutation(len(windows), config.seed, "sample", _HOLD_OUT)(np.arange(len(windows)))

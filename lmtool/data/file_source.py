@@ -280,7 +280,7 @@ class FileSource(ABC, Generic[AnyConfig]):
             kind = kind_of(path.name) if isinstance(self.config, FileConfig) else None
             if kind not in (None, "text", self.config.name):
                 error = UserError(
-                    error.message, f"use data={kind}, which reads files of this name; otherwise {error.hint}"
+                    error.message, f"use data={kind}, which reads files with this ending; or {error.hint}"
                 )
             refuse(error)
             if started:

@@ -67,8 +67,7 @@ def serves(kernel: Kernel, layout: Layout) -> bool:
         return window == Full.window or layout.ends_together
     if window == Causal.window:  # torch aligns this mask at the first key, so queries and keys need the same lengths
         return layout.ends_together and layout.query.lengths == layout.key.lengths
-    # A nested tensor cannot contain an empty document. Such a document can be left out only if it has neither queries nor
-    # keys.
+    # A nested tensor cannot contain an empty document, which can be left out only if it has neither queries nor keys.
     return layout.paired
 
 

@@ -36,7 +36,7 @@ from lmtool.weights.comparing import (
     tokenized,
 )
 from lmtool.weights.conversion.parity import layout_of, tokenizer_settings
-from lmtool.weights.exporting import Export, export_of, write_delta, write_reading
+from lmtool.weights.exporting import Export, export_of, write_delta, write_tokenizer_files
 from lmtool.weights.folders import hf_folder
 from lmtool.weights.padded_model import LoadedCheckpoint, load
 from lmtool.weights.peft.adapter import LABEL_KEYS, peft_logits, read_adapter, task_type_of, write_adapter, writer_of
@@ -100,19 +100,23 @@ def _export_adapter(config: ExportConfig, tuned: Path, base: Base, folder: Path)
     task = head_to_export(loaded.saved, plain)
     tokenizer = tokenizer if task is None else tokenizer.with_padding()
     export = export_of(loaded.config, plain, task, tokenizer)
-    hf_base = HFBase(loaded.config, export.exported, export.tensors, hf_linears(loaded.config, export.exported))
+    hf_base = HFBase(
+        loaded.config, export.lmtool_tensors, export.hf_tensors, hf_linears(loaded.config, export.lmtool_tensors)
+    )
     trained = {id(tensor) for name, tensor in plain.items() if name in tuned_names}
     _require_readable_base(loaded, export.architecture, base, config.offline)
-    changed = _hf_names(loaded.config, export, {n for n, tensor in export.exported.items() if id(tensor) in trained})
+    changed = _hf_names(
+        loaded.config, export, {n for n, tensor in export.lmtool_tensors.items() if id(tensor) in trained}
+    )
     # `_hf_names` converts only names that depend on the family. The names of heads also depend on the class.
-    changed += [name for name, tensor in export.tensors.items() if id(tensor) in trained and name not in changed]
+    changed += [name for name, tensor in export.hf_tensors.items() if id(tensor) in trained and name not in changed]
     tuned_model = TunedModel(section, added_tensors, hf_base, task_type_of(export.architecture), changed)
     layout = layout_of(loaded.config, task, tokenizer)
     tokenizer = tokenizer if layout is None else with_format(tokenizer, layout)
     reading = tokenizer_settings(loaded.config, loaded.saved, task, tokenizer)
     labels = {key: export.config[key] for key in LABEL_KEYS if key in export.config}
     card = _card(checkpoint, base, export, folder, section["name"])
-    write_files = partial(write_reading, tokenizer=tokenizer, reading=reading, card=card)
+    write_files = partial(write_tokenizer_files, tokenizer=tokenizer, tokenizer_settings=reading, card=card)
     write_adapter(tuned_model, *_hub_name(base), labels, folder, write_files)
     _require_same(loaded, folder, added_tensors, hf_base, checkpoint)
     _open_with_peft(loaded, folder, export, read_base(base, tuned_names, checkpoint, config.offline))
@@ -141,10 +145,10 @@ def _hf_names(model: ModelConfig, export: Export, names: Collection[str]) -> lis
     # A tensor of transformers may join several of lmtool's: it contains a named tensor if it has any 1.
     marks = {
         name: (torch.ones_like if name in names else torch.zeros_like)(tensor)
-        for name, tensor in export.exported.items()
+        for name, tensor in export.lmtool_tensors.items()
     }
     renamed = their_names(model, marks)
-    return [name for name, mark in renamed.items() if name in export.tensors and bool(mark.any())]
+    return [name for name, mark in renamed.items() if name in export.hf_tensors and bool(mark.any())]
 
 
 def _base_export_command(base: Base) -> str | None:

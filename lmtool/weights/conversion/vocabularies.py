@@ -195,7 +195,7 @@ def _require_pretrained(
     if not has_tokenizer(weights.folder):
         raise UserError(
             f"tokenizer={config.tokenizer}: checkpoint={config.checkpoint} has no tokenizer to replace",
-            "copy the tokenizer's files into the checkpoint's folder",
+            "copy the files of the tokenizer that the checkpoint was trained with into its folder",
         )
 
 
@@ -221,7 +221,7 @@ def _with_head(config: ImportConfig, saved: Mapping[str, object], weights: Weigh
 
 def _require_roles(trained: Trained | None, model: ModelConfig, new: Tokenizer, path: str) -> None:
     """Raises UserError if the new tokenizer lacks a special token that the model or its objective needs."""
-    hint = "use a tokenizer with this token: `lmtool tokenizer` with the kind of the model or tokenizer.special_tokens="
+    hint = "train a tokenizer that has this token: `lmtool tokenizer`, with tokenizer.special_tokens= if necessary"
     if trained is None:
         problem = missing_token(tokens_around(model), new.roles)
         if problem is not None:

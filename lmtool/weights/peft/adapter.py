@@ -239,10 +239,11 @@ def _require_linears(tuned: TunedModel) -> None:
         name for name in modules - linears if name.rpartition(".")[2].endswith(("_proj", "_in", "_out", "_gate"))
     )
     if missing:
+        more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
         raise UserError(
-            f"PEFT cannot adapt {missing[0].removeprefix('backbone.')} and {len(missing) - 1} other tuned layers of "
-            "this model: they are not linear modules in transformers",
-            f"{DELTA}; tuning.projections=[fc_in,fc_out] tunes layers that PEFT can edit",
+            f"PEFT cannot adapt the tuned layer {missing[0].removeprefix('backbone.')}{more}, which is not a linear "
+            "module in Hugging Face transformers",
+            f"{DELTA}; for PEFT, finetune again with tuning.projections=[fc_in,fc_out]",
         )
 
 
