@@ -29,15 +29,15 @@ from lmtool.nn.positions import Learned, Position, PositionSizes
 from lmtool.reporting.console import Output
 from lmtool.reporting.looks import (
     PositionMaps,
-    Similar,
     Tokenization,
+    WordSimilarity,
     print_heads,
     print_position_maps,
-    print_similar,
+    print_similarities,
     print_tokenizations,
     write_heads,
     write_position_maps,
-    write_similar,
+    write_similarities,
     write_tokenizations,
 )
 from lmtool.resolver.schema.use import (
@@ -216,10 +216,12 @@ def word(config: InspectWordConfig) -> list[JsonObject]:
         tokenizer = tokenizer_of(loaded, checkpoint)
         similarity = compare_word(states, tokenizer, text_format_of(loaded), sentences, config.word)
         same_word, other_words = similarity.same_W.tolist(), similarity.others_W.tolist()
-        similarities.append(Similar(checkpoint, similarity.layers, same_word, other_words, similarity.similarity_WSS))
-    print_similar(output, config.word, sentences, similarities)
+        similarities.append(
+            WordSimilarity(checkpoint, similarity.layers, same_word, other_words, similarity.similarity_WSS)
+        )
+    print_similarities(output, config.word, sentences, similarities)
     path = Path(config.output).expanduser()
-    write_similar(path, config.word, sentences, similarities)
+    write_similarities(path, config.word, sentences, similarities)
     output.line(f"page: {path}")
     return [
         {"checkpoint": checkpoint_similarities.name, "layer": layer, "same": same, "others": other}

@@ -208,7 +208,7 @@ def inspection_html(screen: InspectionScreen) -> str:
         f"<p><b>{html.escape(screen.fact)}</b></p>" if screen.fact else "",
         *examples,
         html.paragraph(words) if words else "",
-        html.wide(html.table([*_HEADER, ""], _statistics_rows(screen))),
+        html.scrolling_table(html.table([*_HEADER, ""], _statistics_rows(screen))),
         *map(html.paragraph, checks),
     ])  # fmt: skip
 

@@ -131,7 +131,7 @@ def test_the_loop_never_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         trackers.on_evaluation(ROWS[0])
         trackers.on_checkpoint(3, "x")
         assert thread.dropped == 2
-    assert any("2 rows were dropped" in line for line in said)
+    assert any("2 rows dropped" in line for line in said)
 
 
 def test_no_process_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
