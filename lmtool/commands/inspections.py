@@ -29,8 +29,8 @@ from lmtool.nn.positions import Learned, Position, PositionSizes
 from lmtool.reporting.console import Output
 from lmtool.reporting.looks import (
     PositionMaps,
+    SimilarityByLayer,
     Tokenization,
-    WordSimilarity,
     print_heads,
     print_position_maps,
     print_similarities,
@@ -217,7 +217,7 @@ def word(config: InspectWordConfig) -> list[JsonObject]:
         similarity = compare_word(states, tokenizer, text_format_of(loaded), sentences, config.word)
         same_word, other_words = similarity.same_W.tolist(), similarity.others_W.tolist()
         similarities.append(
-            WordSimilarity(checkpoint, similarity.layers, same_word, other_words, similarity.similarity_WSS)
+            SimilarityByLayer(checkpoint, similarity.layers, same_word, other_words, similarity.similarity_WSS)
         )
     print_similarities(output, config.word, sentences, similarities)
     path = Path(config.output).expanduser()

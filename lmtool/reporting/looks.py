@@ -148,7 +148,7 @@ def write_position_maps(path: Path, maps: Sequence[PositionMaps]) -> None:
 
 
 @dataclass(frozen=True)
-class WordSimilarity:
+class SimilarityByLayer:
     """The similarity of a word's vectors in several sentences, in one checkpoint.
 
     same: mean cosine of the word's vectors, by layer. other_words: mean cosine of different words, by layer. pairs:
@@ -163,7 +163,7 @@ class WordSimilarity:
 
 
 def print_similarities(
-    output: Output, word: str, sentences: Sequence[str], similarities: Sequence[WordSimilarity]
+    output: Output, word: str, sentences: Sequence[str], similarities: Sequence[SimilarityByLayer]
 ) -> None:
     """Prints a row per checkpoint and layer."""
     rows = [
@@ -177,7 +177,9 @@ def print_similarities(
     print_table(output, ["checkpoint", "layer", "the same word", "different words"], rows, heading)
 
 
-def write_similarities(path: Path, word: str, sentences: Sequence[str], similarities: Sequence[WordSimilarity]) -> None:
+def write_similarities(
+    path: Path, word: str, sentences: Sequence[str], similarities: Sequence[SimilarityByLayer]
+) -> None:
     """Writes the page. Raises UserError if that fails."""
     from lmtool.reporting import drawing, heat_maps, plots
 

@@ -266,8 +266,8 @@ def terms_figure(run: RunFiles, width: float = WIDE) -> Figure | None:
     return figure
 
 
-class _WordSimilarity(Protocol):
-    """The fields of `looks.WordSimilarity` that are drawn."""
+class _SimilarityByLayer(Protocol):
+    """The fields of `looks.SimilarityByLayer` that are drawn."""
 
     @property
     def name(self) -> str: ...
@@ -279,7 +279,7 @@ class _WordSimilarity(Protocol):
     def other_words(self) -> list[float]: ...
 
 
-def similarity_figure(similarities: Sequence[_WordSimilarity]) -> Figure:
+def similarity_figure(similarities: Sequence[_SimilarityByLayer]) -> Figure:
     """Draws mean cosines by layer: of the same word in different sentences (lines), and of different words (dots)."""
     with matplotlib.rc_context(STYLE):
         figure, axes = single_plot(7.2, 3.2)
