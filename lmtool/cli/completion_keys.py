@@ -45,8 +45,8 @@ KeyNodes: TypeAlias = dict[str, KeyNode]
 
 
 class CompletionTable(TypedDict):
-    """All keys and choices. verbs: keys by command. components: keys by group and component. options: the component that
-    an option configures, by group and option. own: the names of the additional keys of commands about a run."""
+    """All keys and choices. verbs: keys by command. components: keys by group and component. options: the component
+    that an option configures, by group and option. own: the names of the additional keys of commands about a run."""
 
     verbs: dict[str, KeyNodes]
     components: dict[str, dict[str, KeyNodes]]
