@@ -90,7 +90,7 @@ class RunPlan:
         """The budget that ends the run, and the budgets that would end it later."""
         others = [f"{key}={count(value)}" for key, value in self.budgets.items() if key != self.ends_by]
         estimated = ", estimated" if others and "max_minutes" in self.budgets else ""
-        later_budgets = f"{estimated} later_budgets {', '.join(others)}" if others else ""
+        later_budgets = f"{estimated} before {', '.join(others)}" if others else ""
         amount = self.budgets[self.ends_by]
         unit = _UNITS.get(self.ends_by)
         amount_text = flops(amount) if unit is None else f"{count(amount)} {plural(amount, unit)}"
